@@ -1,7 +1,8 @@
-"""Capture: recording what a program's kernels get and give, without disturbing it.
+"""Capture records the inputs and outputs of a program's kernels without changing what the program does.
 
-`capturing` and `record` are the Python interface; `gdnbench.capture.launch` is behind the command. Names are
-imported when first used: every Python process of a captured command imports this package at its start.
+`capturing` and `record` are the Python interface; `gdnbench.capture.launch` runs the command `gdnbench
+capture`. Names are imported on first use, because every Python process of a captured command imports this
+package at start-up.
 """
 
 from __future__ import annotations

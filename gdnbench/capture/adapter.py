@@ -1,8 +1,8 @@
-"""What an adapter is: a table of a framework's functions, and how a call of one reads in a contract's terms.
+"""The adapter protocol: which functions of a framework are captured, and how a call maps to a contract.
 
-An adapter is one small file. It is found among `gdnbench.capture.adapters` or behind an entry point of the
-group `gdnbench.adapters` that names an `Adapter` object. It is loaded at the start of every captured Python
-process, so it imports its framework, and torch, only inside its methods.
+An adapter is one small file in `gdnbench.capture.adapters`, or an `Adapter` object named by an entry point of
+the group `gdnbench.adapters`. Every captured Python process loads all adapters at start-up, so an adapter
+imports torch and its framework only inside its methods.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 
 class NotCaptured(Exception):
-    """A call that the adapter knows and leaves alone: no failure. The message is a reason without figures of
-    the call, as the summary counts calls by it."""
+    """An adapter raises it for a call that it recognises and does not record. It is no failure.
+
+    The summary counts these calls by message, so the message must not contain figures of the call.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A function to wrap: a name of a module, or `Class.method` in one."""
+    """A function to wrap: a module-level name, or `Class.method`."""
 
     module: str
     function: str
@@ -35,11 +37,11 @@ class Target:
 
 
 class Seen(NamedTuple):
-    """A tensor of a call: its elements, the contract's shape of them, and the tensor as the caller holds it.
+    """A tensor of a call, with the contract's shape and the tensor that the caller passed.
 
-    `shape` holds the same elements in row-major order, so that flattening [B, T, ...] into [B*T, ...] is free
-    even where torch would have to copy; None: the shape of `tensor`. `caller`: None where it is `tensor`
-    itself.
+    `tensor` holds the elements. `shape` (default: the shape of `tensor`) holds the same elements in row-major
+    order; storing the shape makes flattening [B, T, ...] into [B*T, ...] free even where torch would copy.
+    `caller` is None where it is `tensor` itself.
     """
 
     tensor: Tensor
@@ -48,8 +50,8 @@ class Seen(NamedTuple):
 
 
 Finish = Callable[["dict[str, Tensor]"], "tuple[dict[str, Tensor], dict[str, Any]]"]
-"""Gets the CPU copies of the inputs by contract name; may make some smaller, leave out what is no tensor of
-the operation, and add to `dispatch`. May raise `NotCaptured`."""
+"""A function of the CPU copies of the inputs, by contract name. It returns the tensors to store (it may
+shrink or drop some) and additions to `dispatch`. It may raise `NotCaptured`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,9 @@ class Observation:
     scalars: Mapping[str, Scalar]
     conventions: Mapping[str, str]
     dispatch: Mapping[str, Any] = field(default_factory=dict)
-    # Pools of which the call touches every row: spares asking the operation.
+    # Pools whose rows the call touches all; capture need not ask the operation for rows.
     whole_pools: frozenset[str] = frozenset()
-    finish: Finish | None = None  # off the hot path where the tensors are on a GPU
+    finish: Finish | None = None  # for tensors on a GPU, the writing thread calls it
 
 
 class Adapter(Protocol):
@@ -76,25 +78,29 @@ class Adapter(Protocol):
 
     @property
     def scopes(self) -> tuple[Target, ...]:
-        """Methods of modules inside whose calls a target belongs to that module, the layer."""
+        """Forward methods of layer modules. A captured call belongs to the module whose scope it runs in."""
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
-        """The call in the contract's terms.
+        """Map the call to the contract.
 
-        `arguments` holds what was passed, by parameter name, and defaults of the rest; `layer` is the module
-        of the innermost scope. `NotCaptured` leaves this call uncaptured for its reason; anything else raised
-        does too, and is counted as a failure.
+        `arguments` holds the passed arguments and the defaults of the others, by parameter name; `layer` is
+        the module of the innermost scope. Raises `NotCaptured` to leave the call unrecorded for a known
+        reason. Capture counts any other exception as a failure and does not record the call.
         """
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
         """Outputs, and mutated tensors as the call left them."""
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
-        """What runs below the wrapped `function`, as `module.qualname`, if that can be told; asked once."""
+        """The function that runs below the wrapped `function`, as `module.qualname`; None if unknown. Called
+        once."""
 
 
 def operations_of(adapter: Adapter, target: Target) -> frozenset[str] | None:
-    """Operations that calls of `target` can be recorded as; None where the adapter does not say, for which it
-    may have a method `operations(target)`. With it, `--op` spares it calls that are not kept."""
+    """The operations that calls of `target` can be recorded as; None if the adapter does not declare them.
+
+    An adapter declares them with an optional method `operations(target)`. `--op` then rejects calls without
+    calling `before`.
+    """
     ask = getattr(adapter, "operations", None)
     return None if ask is None else frozenset(ask(target))

@@ -1,11 +1,11 @@
-"""Adapters from a file: tables of paged callers, in TOML or JSON.
+"""Adapters from a TOML or JSON file: tables of callers of paged attention.
 
     [[paged]]
     function = "engine.attention:sparse_decode"
     q = "q"
     ...
 
-The keys are the fields of `Paged`. Every file is read in every captured process, at its start.
+The keys are the fields of `Paged`. Every captured process reads every file at start-up.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ KIND = "paged"
 
 
 def read_tables(path: str | Path) -> list[Paged]:
-    """The adapters in a file: JSON if its name ends in .json, else TOML. BadInputError of one line, naming
-    file, table and key, for whatever is wrong with it."""
+    """The adapters in a file: JSON if its name ends in .json, else TOML.
+
+    BadInputError, one line that names file, table and key, if the file is invalid.
+    """
     path = Path(path)
     document = _document(path)
     if not isinstance(document, dict) or set(document) != {KIND} or not isinstance(document[KIND], list):
@@ -35,7 +37,7 @@ def read_tables(path: str | Path) -> list[Paged]:
 
 
 def _document(path: Path) -> Any:
-    if path.exists() and not path.is_file():  # a pipe is read once, a device for ever; processes are many
+    if path.exists() and not path.is_file():  # several processes read it: a pipe gives its text to one only
         raise BadInputError(f"table {path} is no file; write the tables into one")
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,8 +1,7 @@
-"""Capture without a change to the program: imported at interpreter start when `GDNBENCH_CAPTURE` is set.
+"""Starts capture at interpreter start when `GDNBENCH_CAPTURE` is set, without a change to the program.
 
-The start-up line is `gdnbench_capture.pth`. Importing this module installs the import hook and nothing else:
-no torch, no numpy, no zarr. It never raises, and prints at most one line on stderr, when an option is broken
-and the capture therefore off.
+`gdnbench_capture.pth` imports this module. The import installs the import hook and nothing else: no torch, no
+numpy, no zarr. It never raises. If an option is invalid it prints one line on stderr and leaves capture off.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from gdnbench.capture.hook import AfterImport, CaptureFinder, install
 
 
 def _load() -> Mapping[str, AfterImport]:
-    """The hooks of this process, made at its first import from outside the standard library."""
+    """Load the hooks of this process, at its first import from outside the standard library."""
     try:
         from gdnbench.capture.runtime import start_from_environment
 
@@ -29,10 +28,10 @@ def _load() -> Mapping[str, AfterImport]:
 
 
 def _fix_store() -> None:
-    """A relative path means the folder that the program starts in, for it and for all that it starts."""
+    """Make a relative store path absolute, so that child processes in other folders use the same store."""
     address = os.environ["GDNBENCH_CAPTURE"]
     scheme, colon, _ = address.partition(":/")
-    if colon and "/" not in scheme:  # a URL, or what will be refused as half of one
+    if colon and "/" not in scheme:  # a URL, or a malformed one that is refused later
         return
     with contextlib.suppress(OSError):
         os.environ["GDNBENCH_CAPTURE"] = os.path.abspath(address)

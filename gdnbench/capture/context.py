@@ -1,4 +1,4 @@
-"""Capture from Python, for the length of a `with` block."""
+"""Capture from Python, within a `with` block."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gdnbench.store.address import Address, checked_url, is_url
 
 @contextmanager
 def capturing(store: Address, options: CaptureOptions | None = None) -> Iterator[Counts]:
-    """Capture what known functions, and functions decorated with `record`, do inside the block.
+    """Capture the calls of known functions and of functions decorated with `record` inside the block.
 
-    Yields the counts of this process as they grow. When the block ends, everything recorded is in the store.
-    Models may be built, and their modules imported, before or inside the block. Raises what `check_store`
-    raises, for a URL what `check_objects` raises, and at the end what `seal_segment` raises.
+    Yields the counts of this process, which grow while the block runs. When the block ends, all records are
+    in the store. Models may be built, and their modules imported, before or inside the block. Raises what
+    `check_store` raises; for a URL, what `check_objects` raises; and at the end what `seal_segment` raises.
     """
     options = options or CaptureOptions()
     if is_url(store):

@@ -1,7 +1,7 @@
-"""Whether calls are recorded at this time: switched by a control file or a signal while the program runs.
+"""Switches recording on and off while the program runs, by a control file or a signal.
 
-The calls themselves only read an attribute. A thread of ours looks at the file; a signal's handler sets what
-it has to and takes no lock, for it may have interrupted whoever holds one.
+Calls only read an attribute. A thread polls the file. The signal handler takes no lock, because it may have
+interrupted a thread that holds one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.05
 _NEXT = re.compile(r"next\s+([1-9][0-9]{0,8})")
-_LONGEST = 64  # bytes of a control file
+_LONGEST = 64  # bytes of a control file that are read
 
 
 class Switch:
@@ -34,7 +34,7 @@ class Switch:
 
     def __init__(self, paused: bool = False) -> None:
         self.off = paused
-        self._limit: tuple[object, int] | None = None  # a period of its own, and what is left of each layer
+        self._limit: tuple[object, int] | None = None  # an identity for the period, and its calls per layer
 
     def on(self) -> None:
         self._limit = None
@@ -54,7 +54,7 @@ class Switch:
             self.pause()
 
     def obey(self, text: str) -> bool:
-        """Do what a control file says: on, off, once, next N. False: that is none of these."""
+        """Execute the text of a control file: on, off, once, next N. False for any other text."""
         word = " ".join(text.split())
         if word == "on":
             self.on()
@@ -69,7 +69,7 @@ class Switch:
         return True
 
     def takes(self, layer: Layer) -> bool:
-        """Whether this call of `layer` is recorded; counts it if so. One thread at a time."""
+        """Whether this call of `layer` is recorded; counts it if so. Not thread safe."""
         limit = self._limit
         if self.off or limit is None:
             return not self.off
@@ -80,18 +80,21 @@ class Switch:
         return layer.of_period <= calls
 
     def spent(self, layer: Layer) -> bool:
-        """Whether it is on for so many calls of each layer, and `layer` has had them."""
+        """Whether recording is on for N calls of each layer and `layer` has had them."""
         limit = self._limit
         return limit is not None and layer.period is limit[0] and layer.of_period >= limit[1]
 
 
 class _Handler:
-    """What we put before a program's handler. One that calls ours in its turn would have us toggle twice, and
-    call it again for ever: of ours, which then are several, the outermost alone toggles."""
+    """The signal handler that toggles the switch and then calls the program's handler.
+
+    A program's handler may call ours, which would toggle twice and recurse for ever. So of several handlers
+    of ours only the outermost toggles.
+    """
 
     def __init__(self, switch: Switch, earlier: Any) -> None:
         self._switch = switch
-        self.earlier = earlier  # what the program does at the signal
+        self.earlier = earlier  # the program's handler
         self.toggles = True
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -102,11 +105,12 @@ class _Handler:
 
 
 class Remote:
-    """What switches a `Switch` from outside, in this process: it begins anew in a forked child."""
+    """Controls a `Switch` from outside: watches the control file and handles the signal. Restarts in a forked
+    child."""
 
     def __init__(self, switch: Switch, options: CaptureOptions, report: Report) -> None:
         self.switch = switch
-        # The program may go to another folder.
+        # Absolute, because the program may change its folder.
         self._file = None if options.control is None else Path(options.control).absolute()
         self._signal = None if options.signal is None else signal_number(options.signal)
         self._report = report
@@ -115,20 +119,20 @@ class Remote:
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._handler: _Handler | None = None
-        self._told: int | None = None  # process that has said that it may be sent the signal
+        self._told: int | None = None  # pid that has reported that it handles the signal
         self.started = self._file is None and self._signal is None
         self._look()
         self.arm()
 
     def start(self) -> None:
-        """At the first call in a process: by now the program has put up its own handlers."""
+        """Start at the first call in a process, by when the program has installed its own handlers."""
         with self._lock:
             if self.started:
                 return
             self.started = True
         self.arm()
         if self._signal is not None and not self._is_armed():
-            # Of the commonest servers the main thread waits, and makes no call.
+            # In common servers the main thread waits and makes no call.
             self._problem(
                 f"signal {signal.Signals(self._signal).name} does not switch process {os.getpid()}: its"
                 " handler is another, and from the thread of the first captured call ours cannot be put up;"
@@ -141,13 +145,13 @@ class Remote:
             watch.start()
 
     def arm(self) -> None:
-        """Put our handler before the program's. Python runs handlers on the main thread, which alone may set
-        them."""
+        """Install our handler before the program's. Python lets only the main thread install and run
+        handlers."""
         if self._signal is None or threading.current_thread() is not threading.main_thread():
             return
         if not self._is_armed():
             if self._handler is not None:
-                self._handler.toggles = False  # the program's may call it
+                self._handler.toggles = False  # the program's handler may call it
             self._handler = _Handler(self.switch, signal.getsignal(self._signal))
             signal.signal(self._signal, self._handler)
         self._tell()
@@ -156,13 +160,14 @@ class Remote:
         return self._handler is not None and signal.getsignal(self._signal or 0) is self._handler
 
     def _tell(self) -> None:
-        """Whom a launcher may send the signal: it ends a process that has no handler."""
+        """Report that this process handles the signal, so that the launcher may send it; it ends other
+        processes."""
         if self._told != os.getpid():
             self._told = os.getpid()
             self._report.note("switchable", start=start_of(self._told))
 
     def after_fork(self) -> None:
-        # Whoever held these is not here.
+        # The threads that held these do not exist in the child.
         self._ended, self._lock = threading.Event(), threading.Lock()
         if self._file is not None or self._signal is not None:
             self.started = False
@@ -170,14 +175,14 @@ class Remote:
             self._tell()
 
     def close(self) -> None:
-        """The program's handler is back, if nobody has put another before ours."""
+        """Stop watching, and restore the program's handler unless another was installed after ours."""
         self._ended.set()
         if self._handler is None or threading.current_thread() is not threading.main_thread():
             return
         self._handler.toggles = False
         if self._is_armed():
             earlier = self._handler.earlier
-            # By then the signal may be on its way: where nothing was to handle it, it would end the process.
+            # The signal may be on its way: with the default action it would end the process.
             signal.signal(self._signal or 0, earlier if callable(earlier) else signal.SIG_IGN)
 
     def _watch(self, ended: threading.Event) -> None:
@@ -185,8 +190,10 @@ class Remote:
             self._look()
 
     def _look(self) -> None:
-        """Obey the file if it is another than at the last look. One that is not there says nothing; what
-        cannot be read is told once."""
+        """Execute the control file if it changed since the last look.
+
+        A missing file changes nothing. A file that cannot be read is reported once for each reason.
+        """
         if self._file is None:
             return
         try:
@@ -204,14 +211,15 @@ class Remote:
             self._problem(f"{self._file} says {text!r}; on, off, once, next N do")
 
     def _changed_text(self, path: Path) -> str | None:
-        """What the file says; None if it is the one of the last look."""
+        """The file's text; None if it is the same file as at the last look."""
         found = path.stat()
         if _identity(found) == self._seen:
             return None
         if not stat.S_ISREG(found.st_mode):
-            # Of a pipe, whose other end nobody may ever open, the program would wait at its start.
+            # Opening a pipe whose other end nobody opens would block the program's start.
             raise OSError(errno.EINVAL, "it is no file")
-        # What is opened may be another, put there since: it is told apart by itself, lest it is obeyed twice.
+        # The opened file may be newer than the one of stat(): identify it by fstat, so that it is not
+        # executed twice.
         opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             seen = _identity(os.fstat(opened))
@@ -230,13 +238,13 @@ def _identity(found: os.stat_result) -> tuple[int, ...]:
 
 
 def signal_number(name: str) -> int:
-    """Of `USR2` or `SIGUSR2`. KeyError if there is no such signal."""
+    """The number of `USR2` or `SIGUSR2`. KeyError if there is no such signal."""
     return int(signal.Signals[name if name.startswith("SIG") else f"SIG{name}"])
 
 
 def start_of(pid: int) -> str | None:
-    """When a process began, in ticks since the machine did; None if that cannot be told. A pid may be given
-    to another process, a pid and this are not."""
+    """The start time of a process in ticks since boot; None if unknown. Tells a process from a later one with
+    the same pid."""
     try:
         found = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -245,8 +253,10 @@ def start_of(pid: int) -> str | None:
 
 
 def outlives(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal or ignores it. One that was ready for it is so no more if
-    it runs another program now (`exec`), or has given the signal up."""
+    """Whether a process handles or ignores a signal now.
+
+    A process that reported a handler loses it if it runs another program (`exec`) or resets it.
+    """
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -256,7 +266,7 @@ def outlives(pid: int, number: int) -> bool:
 
 
 def send(number: int, notes: list[dict[str, Any]], kill: Callable[[int, int], None] = os.kill) -> int:
-    """Send a signal to all processes that said they handle it and still do; how many got it."""
+    """Send a signal to all processes that reported a handler and still have it; returns how many got it."""
     sent = 0
     for pid, start in {(note["pid"], note.get("start")) for note in notes if note["event"] == "switchable"}:
         if start is not None and start_of(pid) == start and outlives(pid, number):

@@ -1,4 +1,4 @@
-"""Where this machine writes a capture to: the store itself, or the spool of one in an object store."""
+"""Where capture writes on this machine: the store itself, or a local spool of a store in an object store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from gdnbench.store.address import Address, checked_url, folder_to_write, is_url
 
 
 def local_store(address: Address) -> Path:
-    """The folder to write to; for a URL that of a new spool. Errors as of `checked_url` and `Spool.make`."""
+    """The folder to write to; for a URL, the folder of a new spool. Raises what `checked_url` and
+    `Spool.make` raise."""
     if not is_url(address):
         return folder_to_write(address).absolute()
     from gdnbench.store.spool import Spool
@@ -21,8 +22,9 @@ def local_store(address: Address) -> Path:
 
 
 def check_objects(url: str, options: CaptureOptions) -> None:
-    """Begin a capture at `url`, so that nothing that is wrong with it comes out when the command has run for
-    an hour. BadInputError for options that do not go with one, errors as of `begin`.
+    """Check, before the command runs, that a capture can be written to `url`, and begin it there.
+
+    BadInputError for options that an object store does not support; raises what `begin` raises.
     """
     if options.when_over == "drop-oldest":
         raise BadInputError(

@@ -1,10 +1,10 @@
-"""A call's tensors as they were at one moment: those of the CPU copied, those of a device on their way.
+"""Snapshots of a call's tensors at one moment: CPU tensors are copied; device tensors are copied on the
+device first.
 
-On a device they are copied into memory of ours by the caller's own stream, and from there to the host on a
-side stream, at the bidding of the thread that writes the record. The first copy is needed for every role:
-inputs are buffers that the next step fills, states are written in place by the call itself, and outputs may
-be worked on in place by whoever gets them. It runs at the speed of the device's memory; the way to the host,
-which takes tens of times as long, is then no one's.
+The caller's own stream copies device tensors into memory of capture. A side stream copies that to the host
+when the thread that writes the record asks for it. Tensors of every role need the first copy: the next step
+overwrites input buffers, the call writes states in place, and the caller may modify outputs in place. It runs
+at the speed of device memory; the device-to-host copy, which takes tens of times as long, then blocks nobody.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from gdnbench.capture.streams import Streams, Way
 from gdnbench.pools import row_sums
 from gdnbench_kernels.contract import Call, Operation, Role
 
-_ROWS, _SUMS = "/rows", "/sums"  # no tensor's name has a slash
+_ROWS, _SUMS = "/rows", "/sums"  # tensor names have no slash
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePool:
-    """Rows of a pool on a device, copied before anyone on the host knows which the call touches.
+    """Rows of a device pool, gathered before the host knows which rows the call touches.
 
-    All rows that an index tensor names are gathered, those of padding from wherever the clamped number falls;
-    the host picks the touched ones when the numbers have arrived. Of a pool that is written to, every row's
-    sum for the checksum goes along: 8 bytes a row.
+    All rows that an index tensor names are gathered; indices of padding are clamped into the pool. The host
+    picks the touched rows when the indices have arrived. For a pool that the call writes, the sum of every
+    row is copied too, for the checksum: 8 bytes a row.
     """
 
     shape: tuple[int, ...]
-    inside: Tensor  # int64 [N], on the device: the rows gathered, ascending
-    named: Tensor | None  # int64 [N]: their numbers before clamping; None where the host knew `rows`
+    inside: Tensor  # int64 [N] on the device: the gathered rows, ascending
+    named: Tensor | None  # int64 [N]: the indices before clamping; None if the host knew `rows`
     rows: Tensor | None
     written: bool
 
     def fills(self, name: str, pool: Tensor) -> dict[str, Fill]:
-        """What to pack of `pool`, and beside it under names of our own."""
+        """What to pack for `pool`: the gathered rows, their indices and, if written, the row sums."""
         words = pool.view(torch.uint8) if pool.element_size() == 1 else pool  # fp8 has no index_select
         inside = self.inside
 
@@ -61,17 +61,17 @@ class DevicePool:
 
 
 Named = dict[tuple[Any, ...], tuple[Tensor, Tensor]]
-"""Rows that index tensors name, ascending, clamped to the pool and as they are."""
+"""By call and pool: the row indices of the index tensors, ascending, clamped to the pool and unclamped."""
 
 
 def pool_on_device(
     contract: Operation, name: str, call: Call, streams: Streams, known: Named | None = None
 ) -> DevicePool:
-    """The rows of pool `name` that the call names. Waits for the device only if the operation cannot say them
-    without. ValueError if the host knows the rows and one is not there.
+    """The rows of pool `name` that the call names.
 
-    `known` spares calls that share index tensors from sorting them again; nothing of the program's may run
-    between such calls.
+    Waits for the device only if the operation cannot derive the rows from index tensors on the device.
+    ValueError if the host knows the rows and one is out of range. `known` saves calls that share index
+    tensors from sorting them again; no code of the program may run between such calls.
     """
     pool = call.tensors[name]
     slots, written = pool.shape[0], contract.spec(name).role is Role.MUTATED
@@ -84,7 +84,7 @@ def pool_on_device(
         key = (contract.name, name, slots, *((i.data_ptr(), i.dtype, i.shape, i.stride()) for i in indices))
         if key not in known:
             ascending = naming.of(call)[name].long().sort().values
-            # A bad number is the call's to stumble over. Ours would be counted as the program's fault.
+            # Clamp: an index out of range is the kernel's error to report, and must not fail here.
             known[key] = ascending.clamp(0, max(slots - 1, 0)), ascending
         return DevicePool(tuple(pool.shape), *known[key], None, written)
     rows = contract.touched(call)[name].long()
@@ -93,23 +93,24 @@ def pool_on_device(
 
 
 def check_rows(name: str, rows: Tensor, slots: int) -> None:
-    """ValueError if one of `rows`, ascending on the CPU, is not there: a GPU would stop the program at it."""
+    """ValueError if one of `rows`, ascending on the CPU, is out of range; on a GPU that would end the
+    program."""
     if len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < slots:
         raise ValueError(f"the call names row {int(rows[0])} to {int(rows[-1])} of {name}; it has {slots}")
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """`here` is complete; what `fills` says is to be packed, by whoever has seen that there is room."""
+    """A snapshot before packing: `here` is complete on the CPU; `fills` is packed once there is room."""
 
     here: Mapping[str, Copied]
     forms: Mapping[str, Form]
-    pools: frozenset[str]  # of which rows are packed
+    pools: frozenset[str]  # pools of which rows are packed
     fills: Mapping[str, Fill]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of ours on the device."""
+        """Bytes that packing takes on the device."""
         return packed_bytes(self.fills)
 
     def pack(self) -> Packed:
@@ -125,7 +126,7 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of ours on the device."""
+        """Bytes of capture's copies on the device."""
         return sum(bundle.memory.nbytes for bundle in self.bundles)
 
     def clone(self) -> Packed:
@@ -133,7 +134,7 @@ class Packed:
         return Packed(self.here, self.forms, self.pools, [bundle.clone() for bundle in self.bundles])
 
     def send(self, streams: Streams) -> Arriving:
-        """The way to the host, behind what the current stream has been given so far."""
+        """Start the device-to-host copies, ordered behind the work queued on the current stream so far."""
         sent = [Parcel(streams.to_host(bundle.memory), bundle, self) for bundle in self.bundles]
         return Arriving(dict(self.here), {}, sent)
 
@@ -146,12 +147,12 @@ class Parcel:
 
     @property
     def nbytes(self) -> int:
-        """Of the elements of tensors."""
+        """Bytes of the tensors' elements."""
         parts = ((name, part) for name, part in self.bundle.parts.items() if name in self.packed.forms)
         return sum(part.dtype.itemsize * math.prod(part.shape) for _, part in parts)
 
     def open(self, found: Arriving) -> None:
-        """Wait for the copy and put what is in it into `found`."""
+        """Wait for the copy and add its tensors to `found`."""
         forms = self.packed.forms
         for name, data in self.bundle.views(self.way.arrived()).items():
             if name not in forms:
@@ -164,7 +165,7 @@ class Parcel:
 
 @dataclass(slots=True)
 class Arriving:
-    """Tensors that are here or on their way. `beside`: rows' numbers and sums."""
+    """Tensors on the host or being copied to it. `beside`: indices and sums of pool rows."""
 
     tensors: dict[str, Copied] = field(default_factory=dict)
     beside: dict[str, Tensor] = field(default_factory=dict)
@@ -172,7 +173,7 @@ class Arriving:
 
     @property
     def nbytes(self) -> int:
-        """Of the elements of tensors, here or not."""
+        """Bytes of the tensors' elements, including those not yet arrived."""
         here = sum(copied.data.nbytes for copied in self.tensors.values())
         return here + sum(parcel.nbytes for parcel in self.coming)
 
@@ -187,7 +188,7 @@ class Arriving:
             parcel.way.begin()
 
     def arrive(self) -> None:
-        """Wait on the host until all are here."""
+        """Wait on the host until all copies are complete."""
         for parcel in self.coming:
             parcel.open(self)
         self.coming = []
@@ -200,13 +201,13 @@ class Arriving:
 
 
 def moment(seen: Mapping[str, Seen], pools: Mapping[str, DevicePool], streams: Streams) -> Moment:
-    """What is to be copied of `seen`. TypeError for tensors whose elements are not here."""
+    """A snapshot of `seen`. TypeError for tensors whose elements are not in this process."""
     here: dict[str, Copied] = {}
     forms: dict[str, Form] = {}
     fills: dict[str, Fill] = {}
     for name, one in seen.items():
         if not streams.holds(one.tensor):
-            # The record is written behind the device's, when the caller may long have used it again.
+            # Copy: the record is written after the device copies, when the caller may have reused the tensor.
             here[name] = snapshot(one, reused=True)
             continue
         tensor, forms[name] = elements(one.tensor), Form.of(one)

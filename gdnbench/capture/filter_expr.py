@@ -1,8 +1,8 @@
-"""`--when`: an expression over a call's scalars and shapes, which nothing can be done with but compute.
+"""`--when`: a side-effect-free filter expression over a call's scalars and shapes.
 
-Names are `op`, `layer`, `layer_index`, `step`, `call`, `rank`, scalars, conventions, sizes of axes (`T`,
-`Hv`) and tensors, of which there is `q.shape`, `q.dtype` and `q.ndim`. A tensor's name alone says whether the
-call has it. What a call has not compares as false with everything.
+Names are `op`, `layer`, `layer_index`, `step`, `call`, `rank`, scalars, conventions, axis sizes (`T`, `Hv`),
+and tensors with `q.shape`, `q.dtype` and `q.ndim`. A tensor's name alone is true if the call has the tensor.
+A name that the call lacks compares as false with everything.
 
 Standard library only: every Python process below a captured command reads its options at start-up.
 """
@@ -44,7 +44,7 @@ _NODES = (
     ast.Subscript,
     ast.Slice,
     ast.expr_context,
-    # No power: 9**9**9 would take the program with it.
+    # No power: 9**9**9 would exhaust the program's memory.
     ast.Add,
     ast.Sub,
     ast.Mult,
@@ -55,11 +55,11 @@ _NODES = (
 
 
 _SHOWN = 160
-"""Characters of an expression in a message."""
+"""Maximum characters of an expression in a message."""
 
 
 class TensorForm(NamedTuple):
-    """A tensor without its elements."""
+    """A tensor's shape and dtype."""
 
     shape: tuple[int, ...]  # the contract's
     dtype: str  # torch's name without the prefix
@@ -73,8 +73,10 @@ class TensorForm(NamedTuple):
 
 
 class _Absent:
-    """Stands for what this call has not: false, and equal to, below and above nothing; so is what is made
-    of it."""
+    """The value of a name that the call lacks: false, and every comparison with it is false.
+
+    Arithmetic with it, indexing it and its attributes give it again.
+    """
 
     def __bool__(self) -> bool:
         return False
@@ -112,21 +114,21 @@ def _shown(text: str) -> str:
 
 def _times(a: Any, b: Any) -> Any:
     if isinstance(a, str | tuple | list) or isinstance(b, str | tuple | list):
-        raise TypeError("a product of numbers is wanted")  # 'a' * 10**12 would take the program with it
+        raise TypeError("a product of numbers is wanted")  # 'a' * 10**12 would exhaust the program's memory
     return a * b
 
 
 def _modulo(a: Any, b: Any) -> Any:
     if isinstance(a, str):
-        raise TypeError("a remainder of numbers is wanted")  # so would '%999999999999d' % 1
+        raise TypeError("a remainder of numbers is wanted")  # as would '%999999999999d' % 1
     return a % b
 
 
-_NUMERIC = {"<times>": _times, "<modulo>": _modulo}  # names that no text can have
+_NUMERIC = {"<times>": _times, "<modulo>": _modulo}  # no expression can contain these names
 
 
 class _OfNumbers(ast.NodeTransformer):
-    """Products and remainders by the functions above: of what a name stands for nothing is known before."""
+    """Replaces products and remainders by the checked functions above, since a name may stand for text."""
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
@@ -138,7 +140,7 @@ class _OfNumbers(ast.NodeTransformer):
 
 
 def _multiplies_text(node: ast.AST) -> bool:
-    """Whether text or a list that is written down is an operand of a product or a remainder."""
+    """Whether a literal string, list or tuple is an operand of a product or a remainder."""
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult | ast.Mod):
         return False
     return any(
@@ -149,13 +151,13 @@ def _multiplies_text(node: ast.AST) -> bool:
 
 
 class When:
-    """Raises BadInputError, in a line, for text that is no such expression."""
+    """A compiled `--when` expression. BadInputError, one line, for text that is not allowed."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self._shown = _shown(text)
         try:
-            # Options are read when every process starts, whose stderr is not for Python to write on.
+            # Options are read at start-up, when Python must not print warnings on the program's stderr.
             with warnings.catch_warnings(action="ignore"):
                 tree = ast.parse(text.strip(), mode="eval")
                 nodes = list(ast.walk(tree))
@@ -201,8 +203,8 @@ class When:
         return BadInputError(f"--when {self._shown}: {_shown(part)} is refused: {why}")
 
     def check_names(self, known: Collection[str], tensors: Collection[str] | None = None) -> None:
-        """BadInputError for a name that no operation has, and for one that is asked for its shape and is not
-        one of `tensors`."""
+        """BadInputError for a name that no operation has, and for a shape of a name that is not in
+        `tensors`."""
         strange = sorted(self.names - set(known) - set(CALL_NAMES))
         if strange:
             raise BadInputError(
@@ -215,8 +217,11 @@ class When:
             )
 
     def holds(self, names: Mapping[str, Any]) -> bool:
-        """Whether the expression is true; `names` has what the call has. An error of the expression's own
-        (TypeError, ZeroDivisionError, IndexError) is raised; one for want of a name is false."""
+        """Whether the expression is true for `names`, the values that the call has.
+
+        Raises an error of the expression itself (TypeError, ZeroDivisionError, IndexError); returns False for
+        an error caused by a missing name.
+        """
         known = {name: names.get(name, ABSENT) for name in self.names}
         try:
             return bool(eval(self._code, {"__builtins__": FUNCTIONS, **_NUMERIC}, known))

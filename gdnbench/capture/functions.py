@@ -1,4 +1,4 @@
-"""Capturing a function of one's own: the decorator, and the adapter behind it."""
+"""Captures the user's own functions: the decorator `record` and its adapter."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class FunctionAdapter:
-    """A function that takes the contract's tensors and scalars, each under a parameter of its own.
+    """Adapter for a function that takes each tensor and scalar of the contract as one parameter.
 
-    Outputs are buffers that it fills, or what it returns: one tensor, a tuple in the contract's order, or a
+    Outputs are buffers that it fills, or its return value: one tensor, a tuple in the contract's order, or a
     mapping by contract name. Mutated tensors are written in place.
     """
 
@@ -68,7 +68,7 @@ class FunctionAdapter:
         return (self.op,)
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
-        return None  # the function is what was decorated, and the record names it
+        return None  # the decorated function itself, which the record already names
 
     def _by_contract_name(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {self.names.get(name, name): value for name, value in arguments.items()}
@@ -77,11 +77,11 @@ class FunctionAdapter:
 def record(
     op: str, *, names: Mapping[str, str] | None = None, conventions: Mapping[str, str] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Have the calls of a function recorded whenever a capture is running; without one it is called as it is.
+    """Record the calls of a function while a capture is running. Without a capture, the function runs
+    unchanged.
 
-    `names` maps its parameters to the contract's tensors and scalars where they are called otherwise;
-    `conventions` says where it differs from the operation's defaults. BadInputError if there is no such
-    operation.
+    `names` maps parameter names to the contract's names where they differ; `conventions` holds those that
+    differ from the operation's defaults. BadInputError if the operation does not exist.
     """
     contract = operation(op)
 

@@ -1,14 +1,14 @@
-"""Calls that were captured into a CUDA graph, and the replays of it that are recorded.
+"""Records replays of CUDA graphs that contain captured calls.
 
-A replay runs no Python and reuses the memory of what is between its kernels, so what a record needs must be
-part of the graph: copies of a call's inputs in front of it, of its outputs behind it, into memory that lives
-as long as the graph does. Behind a replay that the selection keeps, these are copied once more, on the
-device: the way to the host begins there, and the next replay overwrites the graph's own without a wait. So
-it must be behind this one's copies, as it is on the same stream or one that waits for it.
+A replay runs no Python and reuses the memory of intermediates. So capture adds copy nodes to the graph: a
+call's inputs before it and its outputs after it, into memory that lives as long as the graph. After a replay
+that the selection keeps, capture copies these once more on the device; the device-to-host copy starts from
+there, and the next replay may overwrite the graph's copies. That replay must be ordered after those copies:
+on the same stream, or on one that waits for it.
 
-Rows of a pool are too large to be copied by every replay. They are gathered in front of the graph and behind
-it, by the index tensor as it is then; the copy of that tensor in the graph shows whether the call saw the
-same. So a pool must be where it was before the graph was captured, and one call alone may write it.
+Pool rows are too large to be copied by every replay. They are gathered before and after the replay, by the
+index tensor as it is then. The graph's copy of the index tensor shows whether the call used the same rows. So
+a pool must exist before the graph is captured, and only one call of the graph may write it.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from gdnbench_kernels.contract import Role
 
 _PLANS = "_gdnbench_plans"  # attribute of a graph
 GRAPH_BYTES = 1 << 30
-"""Device memory for copies in the graphs of a process: an engine keeps dozens of graphs."""
+"""Device memory for copies in all graphs of a process: an engine keeps dozens of graphs."""
 
 
 class Host(Protocol):
-    """The session."""
+    """What `Graphs` needs of the session."""
 
     counts: Counts
     active: bool
@@ -76,7 +76,8 @@ class Host(Protocol):
 
 @dataclass(slots=True)
 class GraphCall:
-    """A call in a graph. `outputs` is None until it came back, and for good if it cannot be recorded."""
+    """A call in a graph. `outputs` is None until the call returned, and stays None if it cannot be
+    recorded."""
 
     target: str
     implementation: str | None
@@ -85,7 +86,7 @@ class GraphCall:
     inputs: Packed | None = None
     outputs: Packed | None = None
     static: dict[str, Seen] = field(default_factory=dict)  # pools whose rows are gathered outside the graph
-    indices: dict[str, Seen] = field(default_factory=dict)  # tensors that name them
+    indices: dict[str, Seen] = field(default_factory=dict)  # index tensors that name the rows
     whole: dict[str, int] = field(default_factory=dict)  # slots of pools that are copied whole
     forms: dict[str, TensorForm] = field(default_factory=dict)  # of the inputs, for triggers
 
@@ -100,7 +101,7 @@ class GraphCall:
 
 @dataclass(slots=True, weakref_slot=True)
 class Plan:
-    """What a graph holds of ours. It goes with the graph, or with a capture that failed."""
+    """Capture's data for one graph. Freed with the graph, or when the graph's capture fails."""
 
     calls: list[GraphCall] = field(default_factory=list)
 
@@ -108,14 +109,14 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class _Capturing:
     graph: Graph
-    plan: Plan | None  # None: this graph is left alone
+    plan: Plan | None  # None: this graph is not recorded
     thread: int
-    quiet: Recorder | None  # whose thread is kept from the device
+    quiet: Recorder | None  # its thread must not use the device meanwhile
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A call of a replay that is recorded."""
+    """A call of a replay that is being recorded."""
 
     call: GraphCall
     observation: Observation
@@ -124,13 +125,13 @@ class _Kept:
     name: CallName
     pools: dict[str, DevicePool]
     reserved: int
-    rows: Moment  # of pools, in front of the replay
-    reason: str | None  # why it is kept, where a trigger said so
+    rows: Moment  # pool rows before the replay
+    reason: str | None  # why it is kept, if a trigger held for it
     pools_before: Arriving = field(default_factory=Arriving)
 
 
 class Graphs:
-    """Sees graphs being captured and replayed, by the methods of their class."""
+    """Hooks the capture and replay methods of the graph class."""
 
     def __init__(
         self, host: Host, streams: Streams, graph_class: type[Any], *, full_pools: bool, enabled: bool
@@ -142,9 +143,9 @@ class Graphs:
         self._enabled = enabled
         self._open: list[_Capturing] = []
         self._bytes = 0
-        self._returned: deque[int] = deque()  # bytes of plans that are gone: a finalizer may take no lock
+        self._returned: deque[int] = deque()  # bytes of freed plans; finalizers add without a lock
         self._lock = threading.Lock()
-        self._patched: dict[str, tuple[Any, Any]] = {}  # by name: what was there, what is now
+        self._patched: dict[str, tuple[Any, Any]] = {}  # by name: the original and our replacement
 
     def install(self) -> None:
         for name, around in (
@@ -158,7 +159,8 @@ class Graphs:
             setattr(self._class, name, patched)
 
     def remove(self) -> None:
-        """Where someone else has patched a method since, ours stays below and passes calls on."""
+        """Restore the methods. Where other code has patched a method since, ours stays below and passes calls
+        on."""
         for name, (before, patched) in self._patched.items():
             if self._class.__dict__.get(name) is patched:
                 if before is None:
@@ -228,7 +230,7 @@ class Graphs:
             return None
 
     def _end(self, opened: _Capturing | None, graph: Graph | None) -> None:
-        """`graph`: as it was captured; None if that failed."""
+        """End the capture of a graph. `graph` is None if it failed."""
         if opened is None:
             return
         try:
@@ -245,7 +247,8 @@ class Graphs:
             self._host.counts.fail(error)
 
     def _refuse_pools_of_the_graph(self, graph: Graph, plan: Plan) -> None:
-        """A pool that the graph itself makes is not there before it, nor perhaps behind it."""
+        """Refuse pools that the graph itself allocates: they do not exist before the replay, and perhaps not
+        after it."""
         memory = self._streams.graph_memory(graph) if any(call.static for call in plan.calls) else []
         for call in plan.calls:
             for name, seen in call.static.items():
@@ -255,13 +258,13 @@ class Graphs:
                     self._host.counts.fail(ValueError(f"{name} is made by the CUDA graph that works on it"))
 
     def before(self, target: str, layer: Layer, site: Any, arguments: Any, module: Any) -> GraphCall | None:
-        """Put copies of a call's inputs into the graph that is being captured. None: it is left alone."""
+        """Add copies of a call's inputs to the graph being captured. None: the call is not recorded."""
         plan = self._plan_here()
         if plan is None:
             self._host.counts.skip(target, self._why_left_alone())
             return None
         call = GraphCall(target, site.implementation, layer)
-        plan.calls.append(call)  # its steps count, whatever becomes of it
+        plan.calls.append(call)  # counts its steps even if it cannot be recorded
         observation: Observation = site.adapter.before(site.target, arguments, module)
         if not self._host.selection.passes(observation.op, layer):
             return None
@@ -300,10 +303,10 @@ class Graphs:
         return "torch.compile makes their CUDA graph (mode reduce-overhead), and hands its memory on"
 
     def after(self, call: GraphCall, site: Any, arguments: Any, result: Any) -> None:
-        """The same for the outputs."""
+        """Add copies of a call's outputs to the graph being captured."""
         observation = call.observation
         assert observation is not None
-        # What is between a graph's kernels is the graph's to use again: nothing of it may be held.
+        # The graph reuses the memory of intermediates: hold no reference to them.
         call.observation = replace(observation, tensors={})
         seen = site.adapter.after(observation, arguments, result)
         for name, before in call.static.items():
@@ -335,13 +338,15 @@ class Graphs:
         return found.pack()
 
     def _plan_here(self) -> Plan | None:
-        """Of the graph that this thread captures; of the only one there is, on a thread of autograd."""
+        """The plan of the graph that this thread captures, or of the only graph being captured (autograd
+        threads)."""
         with self._lock:
             mine = [one for one in self._open if one.thread == threading.get_ident()] or self._open
             return mine[-1].plan if len(mine) == 1 else None
 
     def _before_replay(self, plan: Plan) -> list[_Kept]:
-        """Count the calls of a replay that is about to start, and copy the rows of those that are kept."""
+        """Count the calls of a replay that is about to start, and copy the pool rows of those that are
+        kept."""
         kept: list[_Kept] = []
         try:
             if not self._host.active:
@@ -349,7 +354,7 @@ class Graphs:
             named = [(call, name) for call in plan.calls if (name := self._counted(call)) is not None]
             rows: Named = {}
             found = [one for call, name in named if (one := self._opened(call, name, rows)) is not None]
-            # At once: what calls of this replay hold is not given back before it, however long one waits.
+            # Reserve for all calls at once: none of them releases room before the replay.
             room = sum(one.reserved for one in found)
             if not found or not self._host.recorder_here().reserve(room, len(found)):
                 return []
@@ -365,7 +370,7 @@ class Graphs:
         return kept
 
     def _counted(self, call: GraphCall) -> CallName | None:
-        """Every call is counted; the name is of one that is kept."""
+        """Count a call of the replay; returns its name if it is kept."""
         selection = self._host.selection
         step, number = selection.step(call.layer), self._host.next_number()
         if selection.full or call.outputs is None or call.observation is None:
@@ -378,7 +383,7 @@ class Graphs:
         return CallName(call.target, call.implementation, call.layer, number, step)
 
     def _opened(self, call: GraphCall, name: CallName, named: Named) -> _Kept | None:
-        """What is to be copied of a call; None if that cannot be said."""
+        """The copies to make for a call; None if they cannot be determined."""
         assert call.observation is not None
         assert call.inputs is not None
         assert call.outputs is not None
@@ -402,7 +407,7 @@ class Graphs:
         return _Kept(call, call.observation, call.inputs, call.outputs, name, pools, reserved, rows, reason)
 
     def _after_replay(self, kept: list[_Kept]) -> None:
-        """Send what the graph has copied, and the rows once more."""
+        """Send the graph's copies and the pool rows after the replay."""
         for one in kept:
             try:
                 pending, rows = self._pending(one)

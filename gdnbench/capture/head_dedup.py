@@ -1,4 +1,4 @@
-"""Repeated key heads: found by their bits, kept once."""
+"""Deduplication of repeated key heads: finds runs of heads with equal bits and keeps one head of each run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def collapse_repeated_heads(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """q and k [..., heads, K] with each run of equal heads kept once; `repeated` is the length of a run.
+    """Keep one head of each run of equal heads of q and k [..., heads, K].
 
-    The ratio is the largest one under which every run of heads of both tensors is equal bit for bit: value
-    head `hv` then still finds its key at `hv // ratio`.
+    Returns the tensors and `{"repeated": ratio}`. The ratio is the largest one under which every run of heads
+    of both tensors is equal bit for bit, so that value head `hv` still finds its key at `hv // ratio`.
     """
     q, k = tensors["q"], tensors["k"]
     ratio = next((r for r in _divisors(q.shape[-2]) if _repeats(q, r) and _repeats(k, r)), 1)
@@ -32,8 +32,8 @@ def _repeats(tensor: Tensor, ratio: int) -> bool:
     """Whether heads [c*ratio, (c+1)*ratio) hold the same bits for every c. `tensor` is contiguous."""
     if tensor.numel() == 0:
         return False
-    # As words: NaN equals itself and -0.0 differs from 0.0.
+    # Compare integers: NaN equals itself and -0.0 differs from 0.0.
     heads, width = tensor.shape[-2:]
     runs = tensor.view(_WORDS[tensor.element_size()]).view(-1, heads // ratio, ratio, width)
-    # One token refuses almost every wrong ratio at the price of a few hundred bytes.
+    # Check the last token first: it rejects almost every wrong ratio and costs a few hundred bytes.
     return all(torch.equal(some[:, :, :1].expand_as(some), some) for some in (runs[-1:], runs))

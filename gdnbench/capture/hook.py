@@ -1,6 +1,6 @@
-"""Wrapping named functions of modules, whenever those modules are imported.
+"""The import hook: wraps named functions of modules when the program imports those modules.
 
-Standard library only, and nothing of it that costs: this runs at the start of every captured Python process.
+Uses only cheap parts of the standard library, because it runs at the start of every captured Python process.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ _LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 
 
 class CaptureFinder:
-    """A meta-path finder that has a function called on each named module once it was executed (and reloaded).
+    """A meta-path finder that calls a function on each named module after each execution (import or reload).
 
-    `load` gives the modules and their functions. It is asked at the program's first import from outside the
-    standard library, so that a process that only does a shell's work pays for nothing. It must not raise.
+    `load` returns the functions by module name. The finder calls it at the program's first import from
+    outside the standard library, so that a process which only does a shell's work pays nothing. `load` must
+    not raise.
     """
 
     def __init__(self, load: Callable[[], Mapping[str, AfterImport]]) -> None:
@@ -58,8 +59,8 @@ class CaptureFinder:
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
     ) -> ModuleSpec | None:
         for finder in list(sys.meta_path):
-            # Finders of a kind that the import system still knows but for which there is no `find_spec` come
-            # last: without us it would ask them in turn, and it still does if no other finder has the module.
+            # A finder without `find_spec` is skipped. If no other finder has the module, the import system
+            # still asks it after us.
             find_spec = getattr(finder, "find_spec", None)
             if finder is not self and find_spec is not None:
                 spec: ModuleSpec | None = find_spec(fullname, path, target)
@@ -69,18 +70,18 @@ class CaptureFinder:
 
 
 def _of_loaded(module: ModuleType) -> ModuleSpec:
-    """For a module that loading our functions imported while the program's own import of it had begun.
+    """A spec for a module that `load` imported while the program's own import of it was under way.
 
-    To run it again would make a second module of it, with classes and state of its own.
+    Executing it again would make a second module, with classes and state of its own.
     """
     spec = ModuleSpec(module.__name__, _AlreadyLoaded(module))  # type: ignore[arg-type]
-    # The import system takes the spec that it finds on the module before the one that it is given.
+    # The import system prefers the spec on the module to the one that a finder returns.
     module.__spec__ = spec
     return spec
 
 
 class _AlreadyLoaded:
-    """Loads a module by doing nothing, and gives its spec back."""
+    """A loader that returns an already loaded module and restores its spec."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
@@ -94,8 +95,11 @@ class _AlreadyLoaded:
 
 
 def _not_the_programs() -> bool:
-    """Whether the interpreter is still starting, as other packages have start-up lines too, or a module of
-    the standard library is half imported: `copy`, which `dataclasses` imports, tries one of Jython's."""
+    """Whether the current import is not the program's own.
+
+    True while the interpreter starts (other packages have .pth files too), and while a module of the standard
+    library is half imported: `copy`, which `dataclasses` imports, tries to import a Jython module.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__")
@@ -108,15 +112,19 @@ def _not_the_programs() -> bool:
 
 
 def _of_library(module: str, frame: FrameType) -> bool:
-    """By its place too: a program may have a `calendar` or a `profile` of its own."""
+    """Whether `module` is the standard library's: by name and by file, since a program may have its own
+    `calendar`."""
     known = module.partition(".")[0] in sys.stdlib_module_names
     return known and frame.f_code.co_filename.startswith((_LIBRARY, "<frozen "))
 
 
 def _call_after_exec(spec: ModuleSpec, after_import: AfterImport) -> None:
-    """The loader stays the very object that the import system made: others look at its type and methods.
+    """Call `after_import` after the loader executes the module, by replacing `exec_module` on the loader
+    object.
 
-    One that cannot be made to tell us is left alone; so are, by their name, other modules that share it.
+    The loader stays the object that the import system made, because other code looks at its type and methods.
+    A loader that does not allow the replacement is left alone. Other modules that share the loader are told
+    apart by name.
     """
     loader, name = spec.loader, spec.name
     exec_module = getattr(loader, "exec_module", None)
@@ -133,7 +141,7 @@ def _call_after_exec(spec: ModuleSpec, after_import: AfterImport) -> None:
 
 
 def install(finder: CaptureFinder) -> None:
-    # First: other finders that hand out their own loaders must not hide a target.
+    # First, because other finders that return their own loaders must not hide a target.
     sys.meta_path.insert(0, finder)
 
 

@@ -1,4 +1,4 @@
-"""A call while it is being recorded: inputs copied before it, outputs after it, a record made of both."""
+"""A record in the making: inputs copied before the call, outputs after it, then one record of both."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from gdnbench.pools import checksum, digits, mixed, untouched_rows
 from gdnbench.record import Pool, RecordDraft, RecordInfo, Status, TensorDraft
 from gdnbench_kernels.contract import Call, Operation, Role
 
-# The copy that was kept of a tensor when a layer last left it, if it still has the very same bytes.
+# (layer, tensor name, tensor) -> the copy kept from the layer's last call, if its bytes are the same.
 Carried = Callable[[str, str, Tensor], Tensor | None]
 
 
 @dataclass(slots=True)
 class PoolRows:
-    """Rows of a pool that the call can touch; `rows` is None where the whole pool is kept."""
+    """Rows of a pool that the call can touch; `rows` is None if the whole pool is kept."""
 
     slots: int
     numbers: tuple[int, ...]
     rows: Tensor | None = None
-    untouched: Tensor | None = None  # of a pool that is written to; a cache that is only read may be huge
-    before: Tensor | None = None  # checksums of the untouched rows, on their way like all else
+    untouched: Tensor | None = None  # rows whose checksum is kept, of a pool that the call writes
+    before: Tensor | None = None  # checksums of the untouched rows; may be in flight
     after: Tensor | None = None
 
     def recorded(self) -> Pool:
@@ -41,12 +41,12 @@ class PoolRows:
 
 @dataclass(slots=True)
 class OnDevice:
-    """What of a record is still on its way from a device."""
+    """The parts of a record that are in flight from a device."""
 
     pools: Mapping[str, DevicePool]
     before: Arriving
     after: Arriving = field(default_factory=Arriving)
-    reserved: int = 0  # bytes that the recorder holds free for it
+    reserved: int = 0  # bytes that the recorder has reserved for it
 
 
 @dataclass(slots=True)
@@ -57,27 +57,27 @@ class PendingRecord:
     pools: dict[str, PoolRows]
     before: dict[str, Copied]
     after: dict[str, Copied]
-    token: int | None = None  # of the journal's entry, once the inputs are in it
+    token: int | None = None  # of the journal entry, once the inputs are in it
     begun: bool = False
     device: OnDevice | None = None
     layer: Layer = field(kw_only=True)
-    reason: str | None = None  # why it is kept, once a trigger has said so
-    flags: list[Any] = field(default_factory=list)  # what a trigger asked of the device
+    reason: str | None = None  # why it is kept, if a trigger held for it
+    flags: list[Any] = field(default_factory=list)  # non-finite checks in flight from the device
 
     @property
     def held_bytes(self) -> int:
-        """Memory of ours that it holds."""
+        """Bytes of memory that the record occupies."""
         return self.device.reserved if self.device is not None and self.device.reserved else self.nbytes
 
     @property
     def nbytes(self) -> int:
-        """Of the elements; of those on their way as many as are coming."""
+        """Bytes of the tensors' elements, including those in flight."""
         here = sum(copied.data.nbytes for some in (self.before, self.after) for copied in some.values())
         return here if self.device is None else here + self.device.before.nbytes + self.device.after.nbytes
 
     def close(self, seen: Mapping[str, Seen], *, waits: bool = False) -> None:
-        """Copy outputs and mutated tensors of a call whose tensors are on the CPU. `waits`: the record is
-        written later than the caller gets them."""
+        """Copy outputs and mutated tensors of a call on the CPU. `waits`: the record is written after the
+        caller gets them."""
         for name, tensor in seen.items():
             rows = self.pools.get(name)
             if rows is None:
@@ -88,9 +88,9 @@ class PendingRecord:
             self.observation = replace(self.observation, tensors={})
 
     def outputs(self, seen: Mapping[str, Seen], streams: Streams) -> Moment:
-        """What is to be copied of a call on a device that came back."""
+        """The snapshot to take of the outputs of a call on a device."""
         assert self.device is not None
-        # Memory of the caller's that we hold on to is memory that it has to allocate again.
+        # Drop references to the caller's tensors, so that their memory can be reused.
         self.observation = replace(self.observation, tensors={})
         return moment(seen, self.device.pools, streams)
 
@@ -99,8 +99,10 @@ class PendingRecord:
         self.info = replace(self.info, status=Status.UNFINISHED, dispatch=dispatch)
 
     def arrive(self) -> None:
-        """Wait on the host for what is on its way so far, and pick the rows that the call touches. ValueError
-        if it names rows that are not there."""
+        """Wait on the host for the copies in flight, and pick the rows that the call touches.
+
+        ValueError if the call names rows that are out of range.
+        """
         if self.device is None:
             return
         before, after = self.device.before, self.device.after
@@ -124,17 +126,18 @@ class PendingRecord:
                 touched.after = _outside(after.sums(name), touched.rows)
                 copied = _picked(copied, before.named(name), touched.rows)
             self.after[name] = copied
-        numbers = before.beside  # the rows' numbers are asked for again after the call
+        numbers = before.beside  # the row indices are needed again after the call
         self.device.before, self.device.after = Arriving(beside=numbers), Arriving()
 
     def finish_info(self) -> RecordInfo:
-        """What is known of the call by now; copies must be complete."""
+        """The call's info with pool checksums; the copies must be complete."""
         if len(self.info.pools) == len(self.pools) and all(r.before is None for r in self.pools.values()):
-            return self.info  # whole pools have no checksums to add
+            return self.info  # whole pools have no checksums
         return replace(self.info, pools={name: rows.recorded() for name, rows in self.pools.items()})
 
     def finish_inputs(self) -> dict[str, TensorDraft]:
-        """The inputs as they are stored; their copies must be complete. May add to the info."""
+        """The inputs as they are stored; their copies must be complete. The adapter's `finish` may add to the
+        info."""
         finish = self.observation.finish
         if finish is None:
             return {name: copied.draft(self.axes[name]) for name, copied in self.before.items()}
@@ -152,7 +155,7 @@ class PendingRecord:
 
 @dataclass(frozen=True, slots=True)
 class CallName:
-    """Which call it is: the function, what ran below it, the layer, and its numbers."""
+    """Identifies a call: the function, its implementation, the layer, and its numbers."""
 
     target: str
     implementation: str | None
@@ -164,8 +167,8 @@ class CallName:
 def open_record(
     observation: Observation, name: CallName, full_pools: bool, carried: Carried
 ) -> PendingRecord:
-    """Copy the inputs of a call on the CPU that is about to start, but for states that the layer's last call
-    left."""
+    """Copy the inputs of a call on the CPU that is about to start, except states that equal the layer's last
+    copy."""
     contract = operation(observation.op)
     pools = _touched(contract, observation, full_pools)
     before = {}
@@ -210,7 +213,8 @@ def pending_record(
 def inputs_on_device(
     observation: Observation, full_pools: bool, streams: Streams
 ) -> tuple[Moment, dict[str, PoolRows], dict[str, DevicePool]]:
-    """What is to be copied of a call's inputs; its whole pools, and the pools whose rows are picked later."""
+    """The snapshot to take of a call's inputs; the pools kept whole; and the pools whose rows are picked
+    later."""
     contract = operation(observation.op)
     whole: dict[str, PoolRows] = {}
     some: dict[str, DevicePool] = {}
@@ -241,8 +245,10 @@ def as_call(observation: Observation) -> Call:
 
 
 def touched_rows(info: RecordInfo, pools: Mapping[str, DevicePool], before: Arriving) -> dict[str, Tensor]:
-    """The rows of each pool that a call touches, now that its index tensors have arrived. ValueError if one
-    is not there, or if others were copied."""
+    """The rows of each pool that a call touches, from its index tensors, which have arrived.
+
+    ValueError if a row is out of range, or if other rows were copied.
+    """
     found = {name: pool.rows for name, pool in pools.items() if pool.rows is not None}
     if len(found) == len(pools):
         return found
@@ -251,13 +257,13 @@ def touched_rows(info: RecordInfo, pools: Mapping[str, DevicePool], before: Arri
     if known is None:
         known = _rows_of_call(info, pools, before)
         if len(_rows_known) >= _ROWS_KNOWN:
-            _rows_known.clear()  # of all captures of the process: another's thread may be in here too
+            _rows_known.clear()  # not pop(): threads of other captures use it too
         _rows_known[key] = known
     for name in pools.keys() - found.keys():
         arrived, (touched, named) = before.named(name), known[name]
         assert arrived is not None
         if not torch.equal(named, arrived):
-            # In a CUDA graph alone: rows are copied in front of it, index tensors where the call is.
+            # Only in a CUDA graph: rows are copied before its replay, index tensors at the call.
             raise ValueError(f"the graph changes the rows of {name} that the call names before it gets there")
         check_rows(name, touched, pools[name].shape[0])
         found[name] = touched
@@ -266,12 +272,14 @@ def touched_rows(info: RecordInfo, pools: Mapping[str, DevicePool], before: Arri
 
 _ROWS_KNOWN = 64
 _rows_known: dict[tuple[Any, ...], dict[str, tuple[Tensor, Tensor]]] = {}
-"""Touched rows and named ones, ascending, by pool: a step's layers have the same, and while they are worked
-out in Python the program's thread cannot run."""
+"""Touched and named rows, ascending, by pool, for recent index tensors.
+
+All layers of a step share them, and computing them in Python blocks the program's thread.
+"""
 
 
 def _numbers_of(info: RecordInfo, pools: Mapping[str, DevicePool], before: Arriving) -> tuple[Any, ...]:
-    """All that the rows of a call can depend on: numbers are integers, beside them shapes count."""
+    """Everything that the rows of a call can depend on: integer tensors, shapes, scalars and conventions."""
     tensors = (
         (name, one.data.shape, one.data.dtype, one.data.numpy().tobytes() if _is_integer(one.data) else b"")
         for name, one in before.tensors.items()
@@ -306,7 +314,7 @@ def _rows_of_call(
 
 
 def _picked(copied: Copied, named: Tensor | None, rows: Tensor) -> Copied:
-    """Of the rows copied, numbered `named`, those in `rows`; both ascending."""
+    """From copied rows with indices `named`, those in `rows`; both ascending."""
     if named is None or torch.equal(named, rows):
         return copied
     places = torch.searchsorted(named, rows)
@@ -318,7 +326,7 @@ def _picked(copied: Copied, named: Tensor | None, rows: Tensor) -> Copied:
 
 
 def _outside(sums: Tensor | None, rows: Tensor) -> Tensor | None:
-    """The checksum of all rows but `rows`, from the sums of each."""
+    """The checksum of all rows except `rows`, from the sums of all rows."""
     if sums is None:
         return None
     others = untouched_rows(len(sums), rows)
@@ -363,13 +371,13 @@ def _touched(contract: Operation, observation: Observation, full_pools: bool) ->
 
 
 def _copy_rows(seen: Seen, pool: PoolRows, *, reused: bool) -> tuple[Copied, Tensor | None]:
-    """The kept rows of a pool, and a checksum of the others if it is written to."""
+    """The kept rows of a pool, and a checksum of the others if the call writes the pool."""
     if pool.rows is None:
         return snapshot(seen, reused=reused), None
     tensor = seen.tensor.detach()
     words = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor  # fp8 has no index_select
     some = torch.index_select(words, 0, pool.rows).view(tensor.dtype)
-    # The gather is a copy already.
+    # The gather already made a copy.
     copied = snapshot(Seen(some, None, seen.caller if seen.caller is not None else seen.tensor), reused=False)
     if pool.untouched is None:
         return copied, None

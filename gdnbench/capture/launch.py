@@ -1,4 +1,4 @@
-"""`gdnbench capture STORE -- CMD`: runs the command, captured, and says on stderr what came of it."""
+"""Runs `gdnbench capture STORE -- CMD`: starts the command captured and prints the result on stderr."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def run_captured(
     options: CaptureOptions,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> int:
-    """Run `command` with its calls captured into `store`; the exit status for this command.
+    """Run `command` and capture its calls into `store`; returns the exit status.
 
-    The status is the child's own if that is not 0 (128 + N if signal N ended it), else 3 if not everything
-    has reached the object store that it goes to, else 1 if nothing was captured, else 0. Standard streams are
-    the child's; ours is stderr alone. `on_progress`: by default a line on stderr where that is a terminal.
+    The status is the child's own if that is not 0 (128 + N if signal N ended it), else 3 if some data has not
+    reached the object store, else 1 if nothing was captured, else 0. The child inherits the standard streams;
+    capture writes to stderr only. `on_progress` defaults to a progress line on stderr if that is a terminal.
 
-    Raises BadInputError before anything runs: no command, command not found, a `--target` that names nothing,
-    a path that cannot become a store; StoreError for a store of another kind or a newer format; for a URL
-    what `check_objects` raises.
+    Raises, before anything runs: BadInputError for a missing or unknown command, a `--target` that names
+    nothing, a path that cannot become a store; StoreError for a store of another kind or a newer format; for
+    a URL, what `check_objects` raises.
     """
     if not command:
         raise BadInputError(
@@ -68,7 +68,8 @@ def run_captured(
     with tempfile.TemporaryDirectory(prefix="gdnbench-") as folder:
         report = Path(folder) / "report"
         sealing = SealingThread(place, report, on_progress or line.show)
-        # Who switches does not know when the command ends.
+        # The switching signal stays handled until sealing ends: its sender does not know when the command
+        # ended.
         with _switching(options.signal, report), uploading(place) as upload:
             with _forwarding() as forward_to:
                 child = _start(command, _environment(place, replace(options, report=str(report))))
@@ -81,7 +82,7 @@ def run_captured(
     if upload is not None:
         outcome = replace(outcome, not_arrived=upload.not_arrived())
     if outcome.unsealed:
-        # A process that outlives the command goes on recording.
+        # A process that outlives the command goes on recording, and needs a sealer.
         start_sealer(place)
     for text in outcome.summary(place if url is None or outcome.not_arrived else url):
         print(f"gdnbench: {text}", file=sys.stderr)
@@ -95,7 +96,7 @@ def _check_names(when: When) -> None:
 
 
 def check_store(store: Path) -> None:
-    """Refuse now what could not be written to later, when the command has run for an hour."""
+    """Check, before the command runs, that `store` can be written to. BadInputError if not."""
     if store.is_dir() and not os.access(store, os.R_OK | os.W_OK | os.X_OK):
         raise BadInputError(f"{store} cannot be written; capture into another path")
     if (store / METADATA).is_file():
@@ -133,10 +134,10 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
 
 @contextmanager
 def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Pass signals on to the child and live on to seal what it recorded.
+    """Forward signals to the child, and survive them to seal what it recorded.
 
-    Yields what is to be told the child once it runs; a signal that comes before is passed on then. What we
-    were started to ignore (nohup), the child was too, and it stays so.
+    Yields a function to call with the child once it runs; earlier signals are forwarded then. Signals that
+    this process ignores (nohup) stay ignored, as the child inherits that.
     """
     children: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
@@ -145,7 +146,7 @@ def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
         if not children:
             early.append(number)
         elif number != signal.SIGINT or not _terminal_signals_us():
-            children[0].send_signal(number)  # else a Ctrl-C, which reaches the child without our help
+            children[0].send_signal(number)  # a Ctrl-C in the terminal already reaches the child
 
     def forward_to(child: subprocess.Popen[bytes]) -> None:
         children.append(child)
@@ -169,8 +170,8 @@ def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
 
 @contextmanager
 def _switching(name: str | None, report: Path) -> Iterator[None]:
-    """Pass the signal that switches capture on to every captured process that handles it; to no other, which
-    it would end."""
+    """Forward the switching signal to every captured process that handles it. It would end any other
+    process."""
     if name is None or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -187,7 +188,7 @@ def _switching(name: str | None, report: Path) -> Iterator[None]:
 
 
 def _terminal_signals_us() -> bool:
-    """Whether we, and so the child, are in the foreground of a terminal."""
+    """Whether this process and its child are in the foreground of a terminal."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:

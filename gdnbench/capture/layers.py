@@ -1,4 +1,5 @@
-"""Which layer of the model a call belongs to: its index and its name, such as model.layers.0.linear_attn."""
+"""Finds the layer of the model that a call belongs to: its index and its name, such as
+model.layers.0.linear_attn."""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ from torch import nn
 
 @dataclass(slots=True)
 class Layer:
-    """A layer and how often it was called. Two models in one process may have layers of the same name."""
+    """A layer and its call counts. Two models in one process may have layers of the same name."""
 
     name: str
     index: int | None
-    calls: int = 0  # all calls of captured functions: numbers the records' steps
-    eligible: int = 0  # those that pass every filter but `--first` and `--every`
-    kept: int = 0  # those that `--first` counts: kept, or with a trigger those that it held for
-    period: object = None  # the last one in which calls were recorded by number, and how many were
+    calls: int = 0  # all calls of captured functions: gives the records' step numbers
+    eligible: int = 0  # calls that pass every filter but `--first` and `--every`
+    kept: int = 0  # calls that `--first` counts: kept calls; with a trigger, calls that it held for
+    period: object = None  # the latest `next N` period in which the layer was recorded, and how often
     of_period: int = 0
-    named: bool | None = None  # whether `--layer` names it, once asked
+    named: bool | None = None  # whether `--layer` names it; None until first computed
 
 
 class LayerNames:
-    """Layers of the modules that were inside a scope. Weak: a model that is deleted goes."""
+    """Layers of the modules whose scopes were entered, held weakly: a deleted model frees its layers."""
 
     def __init__(self) -> None:
         self._layers: weakref.WeakKeyDictionary[nn.Module, Layer] = weakref.WeakKeyDictionary()
@@ -38,7 +39,7 @@ class LayerNames:
             with self._lock:
                 if module not in self._layers:
                     self._learn(type(module))
-                # Frozen objects (`gc.freeze()`) are on no list that could be searched.
+                # The heap search does not find objects frozen with `gc.freeze()`.
                 layer = self._layers.get(module) or self._add(module, "")
         return layer
 
@@ -46,7 +47,7 @@ class LayerNames:
         self._lock = threading.Lock()
 
     def _learn(self, kind: type[nn.Module]) -> None:
-        """Name every module of this type that there is, so that a model's layers cost one search."""
+        """Name all modules of this type at once, so that a model's layers cost one search of the heap."""
         for module, name in qualified_names(kind).items():
             if module not in self._layers:
                 self._add(module, name)
@@ -63,13 +64,13 @@ def _class_and_index(module: nn.Module, index: int | None) -> str:
 
 
 def qualified_names(kind: type[nn.Module]) -> dict[nn.Module, str]:
-    """The dotted path of every module of type `kind` from the outermost module that holds it; "" if none
-    does.
+    """The dotted path of every module of type `kind` from its outermost parent; "" for a module without a
+    parent.
 
-    Modules do not know their parents, and may have been built before anything was hooked, so the heap is
-    searched: some 50 ms for a million objects.
+    Modules do not know their parents and may have been built before any hook, so this searches the heap:
+    about 50 ms for a million objects.
     """
-    # By type: isinstance() would ask proxies for their class, which can run anybody's code.
+    # type(), because isinstance() reads __class__ of proxies, which can run arbitrary code.
     modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
     parents: dict[int, tuple[nn.Module, str]] = {}
     for parent in modules:
@@ -82,7 +83,7 @@ def qualified_names(kind: type[nn.Module]) -> dict[nn.Module, str]:
 def _path(module: nn.Module, parents: Mapping[int, tuple[nn.Module, str]]) -> str:
     path: list[str] = []
     passed = set()
-    while id(module) in parents and id(module) not in passed:  # a module may hold itself further down
+    while id(module) in parents and id(module) not in passed:  # a cycle: a module may contain itself
         passed.add(id(module))
         module, name = parents[id(module)]
         path.append(name)
@@ -90,7 +91,8 @@ def _path(module: nn.Module, parents: Mapping[int, tuple[nn.Module, str]]) -> st
 
 
 class _Inside:
-    """A module's place on a stack; a generator's context manager would cost a call some microseconds."""
+    """Pushes a module on a stack and pops it. A context manager made of a generator would cost some
+    microseconds a call."""
 
     __slots__ = ("_module", "_modules")
 
@@ -106,7 +108,7 @@ class _Inside:
 
 
 class ScopeStack(threading.local):
-    """The layer modules whose scopes this thread is inside of, and whether a captured call is running."""
+    """The layer modules whose scopes this thread is in, and whether a captured call is running."""
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []

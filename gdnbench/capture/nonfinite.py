@@ -1,12 +1,13 @@
-"""Whether a NaN or an infinity is in what a call got or gave.
+"""Detects NaN and infinity in the inputs, outputs and states of a call.
 
-First the least and the largest value of each tensor: a NaN is both, and on a device they take a reduction and
-16 bytes on their way to the host. Where they say that something is there, the elements are looked at on the
-host, and only rows that count: not those of padding sequences, of which nothing is promised, nor slots that
-the call does not touch.
+The first test is the minimum and maximum of each tensor: both are NaN if any element is. On a device this
+takes one reduction and sends 16 bytes to the host. If the minimum or maximum is not finite, the host looks at
+the elements of rows that count: not rows of padding sequences, whose content is undefined, nor slots that the
+call does not touch.
 
--inf is no such value where the contract says so: gates in log space, sinks, the logarithm of an empty sum.
-Pools that are only read are not looked at, since pages hold stale rows: what is attended to comes out in o.
+-inf is legal where the contract allows it: gates in log space, attention sinks, the logarithm of an empty
+sum. Pools that are only read are not checked: pages hold stale rows, and non-finite rows that are attended to
+show in o.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from gdnbench_kernels.contract import Call, Operation, Role, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Extremes on their way from a device: float64 [n, 2] for n tensors."""
+    """Minima and maxima on their way from a device: float64 [n, 2] for n tensors."""
 
     specs: tuple[TensorSpec, ...]
     way: Way
 
     def raised(self) -> bool:
-        """Wait for them, and say whether one is not finite."""
+        """Wait for them; whether one is not finite."""
         found = self.way.arrived().view(torch.float64).view(-1, 2).tolist()
         return any(_odd(spec, *pair) for spec, pair in zip(self.specs, found, strict=True))
 
 
 def flags_on_device(record: PendingRecord, streams: Streams) -> list[Flags]:
-    """Queue the extremes of what is on its way from a device, from our own copies, on the current stream."""
+    """Queue, on the current stream, the minima and maxima of capture's own copies of a record's tensors."""
     assert record.device is not None
     contract = operation(record.info.op)
     parcels = (*record.device.before.coming, *record.device.after.coming)
@@ -58,8 +59,11 @@ def _of_parcel(contract: Operation, parcel: Parcel, streams: Streams) -> Flags |
 
 
 def nonfinite(record: PendingRecord, flags: Iterable[Flags]) -> tuple[str, ...]:
-    """Names of the tensors with such a value, in the contract's order. Has a record on a device arrive if its
-    `flags` are raised; ValueError as then. NotCaptured if that is what becomes of the record."""
+    """Names of the tensors with NaN or infinity, in the contract's order.
+
+    If the `flags` of a record on a device are raised, this waits for its copies and raises ValueError as
+    `PendingRecord.arrive` does. NotCaptured if the adapter's `finish` refuses the record.
+    """
     device = record.device
     if device is None:
         raised = any(_raised(record.info.op, some) for some in (record.before, record.after))
@@ -81,7 +85,7 @@ def nonfinite(record: PendingRecord, flags: Iterable[Flags]) -> tuple[str, ...]:
 
 
 def _settled(record: PendingRecord) -> dict[str, Tensor]:
-    """The inputs, index tensors as they are stored: a slot that stands for none in an engine is padding."""
+    """The inputs, with index tensors as they will be stored: an engine's null slot becomes padding."""
     given = {name: copied.data for name, copied in record.before.items()}
     finish = record.observation.finish
     if finish is None:
@@ -100,7 +104,7 @@ def _raised(op: str, some: Mapping[str, Copied]) -> bool:
 
 
 def _spec(contract: Operation, name: str, data: Tensor) -> TensorSpec | None:
-    """Of a tensor that is looked at."""
+    """The tensor's spec if the tensor is checked; else None."""
     if not data.is_floating_point() or not data.numel():
         return None
     return _looked_at(contract.name).get(name)
@@ -113,19 +117,19 @@ def _looked_at(op: str) -> dict[str, TensorSpec]:
 
 
 def _extremes(data: Tensor) -> Tensor:
-    """float64 [2], the least and the largest of a contiguous tensor; a NaN is both."""
+    """float64 [2]: minimum and maximum of a contiguous tensor; both NaN if any element is."""
     least, most = _wide(data).aminmax()
     return torch.stack((least, most)).double()
 
 
 def _has_odd(spec: TensorSpec, data: Tensor) -> bool:
-    """Of a tensor on the CPU."""
+    """Whether a CPU tensor has a value that is not finite and not legal."""
     least, most = _wide(data).aminmax()
     return _odd(spec, least.item(), most.item())
 
 
 def _wide(data: Tensor) -> Tensor:
-    return data.float() if data.element_size() == 1 else data  # fp8 can be copied and little else
+    return data.float() if data.element_size() == 1 else data  # torch has no aminmax for fp8
 
 
 def _odd(spec: TensorSpec, least: float, most: float) -> bool:

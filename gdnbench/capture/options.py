@@ -1,6 +1,6 @@
-"""What to capture and how: the options of `gdnbench capture`, and their form in the environment.
+"""The options of `gdnbench capture`, and their JSON form in the environment.
 
-Standard library only: every Python process below a captured command reads these at start-up.
+Standard library only: every Python process below a captured command reads them at start-up.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES
 STORE_VARIABLE = "GDNBENCH_CAPTURE"
 OPTIONS_VARIABLE = "GDNBENCH_CAPTURE_OPTIONS"
 
-# As swa_decode has them in a module that imports torch, which this one must not.
+# The layouts of swa_decode, whose module imports torch; this one must not.
 CACHE_LAYOUTS = ("per_token_scale", "fp8_ds_mla", "bfloat16")
 
-# Signals that mean nothing of their own to a process.
+# Signals without a default meaning that capture could break.
 _SWITCHING = ("SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGURG")
 
 _LISTS = ("target", "op", "layer", "table")
@@ -31,7 +31,7 @@ _FLAGS = ("full_pools", "sync", "graphs", "on_nonfinite", "paused", "break_graph
 class CaptureOptions:
     """Selection and behaviour of a capture; the defaults keep every call of every known function.
 
-    Raises BadInputError, naming option and value, when one has the wrong type or range.
+    BadInputError, naming option and value, if one has the wrong type or range.
     """
 
     target: tuple[
@@ -43,24 +43,24 @@ class CaptureOptions:
     first: int | None = None  # of each layer, at most this many calls
     every: int = 1  # of each layer, every N-th call, beginning with the first
     max_bytes: int | None = None  # of one process
-    when_over: Literal["stop", "drop-oldest"] = "stop"  # at the first record that `max_bytes` has no room for
+    when_over: Literal["stop", "drop-oldest"] = "stop"  # at the first record beyond `max_bytes`
     full_pools: bool = False  # keep whole state pools, not only the rows that a call can touch
-    sync: bool = False  # inputs are on disk before the call starts
-    graphs: bool = True  # CUDA graphs get copies of what is captured into them, so that replays are recorded
-    break_graphs: bool = False  # torch.compile leaves captured functions to Python
-    when_full: Literal["block", "drop"] = "block"  # when `queue_bytes` wait to be sealed
+    sync: bool = False  # write inputs to disk before the call starts
+    graphs: bool = True  # add copies to CUDA graphs, so that their replays are recorded
+    break_graphs: bool = False  # have torch.compile leave captured functions to Python
+    when_full: Literal["block", "drop"] = "block"  # what happens when `queue_bytes` wait to be sealed
     queue_bytes: int = 4 << 30
-    cache_layout: str = "bfloat16"  # that rows of a cache which is not paged are kept in
-    block_size: int = 64  # tokens of a page that such rows are laid into
+    cache_layout: str = "bfloat16"  # layout in which rows of a cache without pages are stored
+    block_size: int = 64  # page size in tokens for such rows
     zstd: int | None = 1  # level, 1 to 9; None stores elements as they are
     on_nonfinite: bool = False  # keep calls with a NaN or infinity in an input or output
     when: str | None = None  # keep calls for which this expression over scalars and shapes holds
     around: int = 0  # of each layer, calls to keep before and after one that a trigger held for
-    ring_bytes: int = 256 << 20  # that the calls before it may take while they wait
-    paused: bool = False  # begin without recording, until switched on
-    control: str | None = None  # file that says on, off, once, next N while the program runs
-    signal: str | None = None  # that switches between on and off, such as USR2
-    report: str | None = None  # file of the launcher that processes report to; set by the launcher alone
+    ring_bytes: int = 256 << 20  # memory for calls that wait for a trigger
+    paused: bool = False  # start paused, until switched on
+    control: str | None = None  # file with on, off, once or next N, read while the program runs
+    signal: str | None = None  # signal that toggles recording, such as USR2
+    report: str | None = None  # file for events to the launcher; only the launcher sets it
 
     def __post_init__(self) -> None:
         for name in _LISTS:
@@ -138,7 +138,8 @@ class CaptureOptions:
         return self.on_nonfinite or self.when is not None
 
     def check_switch(self) -> None:
-        """BadInputError where a capture is to begin without recording and nobody could switch it on."""
+        """BadInputError if a capture starts paused and neither a control file nor a signal could switch it
+        on."""
         if self.paused and self.control is None and self.signal is None:
             raise BadInputError(
                 "capture option 'paused' begins without recording, and nothing switches it on; give control"
@@ -150,7 +151,7 @@ class CaptureOptions:
 
     @classmethod
     def from_json(cls, text: str) -> CaptureOptions:
-        """The options in `text`, an object of option names; those left out keep their defaults."""
+        """The options in `text`, a JSON object of option names; missing options keep their defaults."""
         try:
             given = json.loads(text)
         except ValueError as error:

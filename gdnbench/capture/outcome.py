@@ -1,4 +1,4 @@
-"""What came of a captured command: its exit status and the summary on stderr."""
+"""The result of a captured command: its exit status and the summary on stderr."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _module(target: str) -> str:
 
 
 def _by_module(targets: Iterable[str]) -> tuple[str, ...]:
-    """`module (function, function)` for each module; a target that names no function as it is."""
+    """`module (function, function)` for each module; a target without a function as it is."""
     functions: dict[str, list[str]] = {}
     for target in targets:
         module, _, function = target.partition(":")
@@ -37,24 +37,24 @@ def _total_by_reason(closed: Iterable[Mapping[str, Any]], counts: str) -> dict[s
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    child_status: int  # as a shell gives it
+    child_status: int  # as a shell reports it
     records: int
     bytes: int
     dropped: int
-    recovered: int  # records that other processes had left in the store's journal
-    unsealed: tuple[str, ...]  # segments of processes that live on
+    recovered: int  # records of other processes that were in the store's journal
+    unsealed: tuple[str, ...]  # segments of processes that outlive the command
     never_imported: tuple[str, ...]  # modules of selected targets, with the functions
     never_called: tuple[str, ...]  # selected targets that were wrapped
     called: tuple[str, ...]
     processes: int  # Python processes in which capture started
     failures: int
-    skipped: Mapping[str, int]  # calls in graphs that are left alone, by function and reason
+    skipped: Mapping[str, int]  # calls in graphs that were not recorded, by function and reason
     graph_calls: int  # captured into CUDA graphs
     graph_replays: int  # replays that were recorded
-    passed_over: Mapping[str, int]  # calls by the reason why their adapter left them alone
+    passed_over: Mapping[str, int]  # calls that adapters did not record, by reason
     reached_max_bytes: bool
-    dropped_oldest: int  # sealed records that later ones took the place of
-    looked_at: int  # calls about which a trigger decided
+    dropped_oldest: int  # sealed records deleted for later ones
+    looked_at: int  # calls that a trigger evaluated
     triggered: int
     ring_short: int  # calls that --around asked for and --ring-bytes had no room for
     problems: tuple[str, ...]
@@ -70,9 +70,10 @@ class Outcome:
         notes: Sequence[Mapping[str, Any]],
         sealer_error: str | None,
     ) -> Outcome:
-        """From the child's return code, the sealer's last figures and the processes' notes.
+        """Build the outcome from the child's return code, the sealer's last figures and the processes'
+        events.
 
-        A journal may have been sealed in part by the sealer of another command: the store knows its records.
+        The sealer of another command may have sealed part of a journal, so record counts come from the store.
         """
 
         def noted(event: str) -> list[Mapping[str, Any]]:
@@ -169,7 +170,7 @@ class Outcome:
     def _captured(self, store: Path | str) -> str:
         dropped = f", {self.dropped} dropped" if self.dropped else ""
         status = f"; the command ended with status {self.child_status}" if self.child_status else ""
-        # What was dropped again is among the bytes that were recorded.
+        # The byte count includes records that were deleted again.
         size = "" if self.dropped_oldest else f", {human_bytes(self.bytes)}"
         return f"{counted(self.records, 'record')}{size} in {store}{dropped}{status}"
 

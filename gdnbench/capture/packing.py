@@ -1,4 +1,4 @@
-"""Tensors packed into one stretch of memory on their device, so that one copy takes them all to the host."""
+"""Packs tensors of a device into one block of memory, so that a single copy moves them all to the host."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_ALIGNMENT = 256  # what the allocator gives a tensor of its own: no copy kernel takes a slower path
+_ALIGNMENT = 256  # the allocator's own alignment, which keeps copy kernels on their fast path
 
 
 class Fill(NamedTuple):
-    """A tensor that is about to be packed: its form, and what writes it into a contiguous view so formed."""
+    """A tensor to pack: dtype, shape and device, and the function that writes it into a contiguous view of
+    that shape."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -48,7 +49,7 @@ class Bundle:
         return Bundle(self.memory.clone(), self.parts)
 
     def views(self, memory: Tensor) -> dict[str, Tensor]:
-        """The tensors in a copy of `memory`: contiguous views of it, by a call of torch each."""
+        """The tensors in a copy of `memory`, as contiguous views: one torch call per tensor."""
         words = {dtype: memory.view(dtype) for dtype in {part.dtype for part in self.parts.values()}}
         return {
             name: words[part.dtype].as_strided(
@@ -60,7 +61,7 @@ class Bundle:
 
 @lru_cache(maxsize=1024)
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides; of an axis of size 0 or 1 as torch has them."""
+    """Row-major strides; for axes of size 0 or 1 the same as torch's."""
     strides = [1]
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * max(size, 1))
@@ -68,7 +69,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def pack(fills: Mapping[str, Fill]) -> list[Bundle]:
-    """Queue the copies on the current streams: a bundle for each device."""
+    """Queue the copies on the current streams; returns one bundle for each device."""
     parts: dict[torch.device, dict[str, _Part]] = {}
     for name, fill in fills.items():
         there = parts.setdefault(fill.device, {})
@@ -77,7 +78,7 @@ def pack(fills: Mapping[str, Fill]) -> list[Bundle]:
         there[name] = _Part(fill.dtype, fill.shape, start, start + fill.nbytes)
     bundles = []
     for device, there in parts.items():
-        size = _aligned(next(reversed(there.values())).stop)  # so that it divides into elements
+        size = _aligned(next(reversed(there.values())).stop)  # a multiple of every element size
         bundle = Bundle(torch.empty(size, dtype=torch.uint8, device=device), there)
         for name, view in bundle.views(bundle.memory).items():
             if view.numel():
@@ -87,7 +88,7 @@ def pack(fills: Mapping[str, Fill]) -> list[Bundle]:
 
 
 def packed_bytes(fills: Mapping[str, Fill]) -> int:
-    """What `pack` takes, at most."""
+    """An upper limit of the bytes that `pack` allocates."""
     return sum(_aligned(fill.nbytes) for fill in fills.values())
 
 

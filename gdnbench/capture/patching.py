@@ -1,4 +1,4 @@
-"""Replacing functions in modules and classes by wrappers, and taking them back."""
+"""Replaces functions in modules and classes by wrappers, and restores them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Wrap = Callable[[Adapter, Target, Callable[..., Any]], Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A function to replace and what makes its wrapper."""
+    """A function to replace, and the factory of its wrapper."""
 
     adapter: Adapter
     target: Target
@@ -31,10 +31,10 @@ class _Replaced:
 
 
 class Patcher:
-    """Applies patches to modules as they are imported, and tells `imported` their names.
+    """Applies patches to modules as they are imported, and calls `imported` with each module's name.
 
-    `failed` gets a line for whatever cannot be patched; nothing raises. A name that a release of the
-    framework does not have, or holds None, is no failure.
+    Calls `failed` with one line for each function that cannot be patched; raises nothing. A name that a
+    release of the framework lacks, or that is None, is no failure.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class Patcher:
 
     @property
     def after_import(self) -> dict[str, Callable[[ModuleType], None]]:
-        """By module: what to call on it after its import."""
+        """By module name: the function to call after the module's import."""
         return dict.fromkeys(self._by_module, self.patch_module)
 
     def patch_loaded(self) -> None:
-        """Patch those modules that were imported before."""
+        """Patch the target modules that are already imported."""
         for name in self._by_module:
             module = sys.modules.get(name)
             if module is not None:
@@ -84,7 +84,7 @@ class Patcher:
         self._replaced.append(_Replaced(holder, name, original, wrapper))
 
     def restore(self) -> None:
-        """Put the originals back where our wrappers still are."""
+        """Put the originals back, except where other code has replaced our wrapper since."""
         for replaced in reversed(self._replaced):
             if vars(replaced.holder).get(replaced.name) is replaced.wrapper:
                 setattr(replaced.holder, replaced.name, replaced.original)

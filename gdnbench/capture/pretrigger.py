@@ -1,7 +1,8 @@
-"""Copies of calls that wait for a trigger: of each layer the last few, within a bound of bytes.
+"""The pre-trigger buffer: holds copies of the last few calls of each layer until a trigger decides about
+them.
 
-When a trigger holds for a call of any layer, what waits of every layer is let out in the order of the calls,
-then the call, and after it as many of each layer as may wait.
+When a trigger holds for a call of any layer, the buffer releases the waiting calls of all layers in call
+order, then the call itself, and after it the next `around` calls of each layer.
 """
 
 from __future__ import annotations
@@ -15,26 +16,29 @@ from gdnbench.capture.layers import Layer
 
 
 class Ring:
-    """`around` calls of each layer, and no more than `limit_bytes`. Thread safe."""
+    """Holds up to `around` calls of each layer, at most `limit_bytes` in total. Thread safe."""
 
     def __init__(self, around: int, limit_bytes: int) -> None:
         self._around = around
         self._limit = limit_bytes
         self._lock = threading.Lock()
-        self._waiting: dict[int, tuple[PendingRecord, int]] = {}  # by serial, ascending; with their bytes
+        self._waiting: dict[int, tuple[PendingRecord, int]] = {}  # by serial, ascending; with its bytes
         self._of_layer: dict[int, deque[int]] = {}  # serials; a layer lives as long as it has records here
         self._serial = 0
         self._bytes = 0
-        self._after: dict[int, tuple[Layer, int]] = {}  # records that a layer has had since the last trigger
-        self._last: str | None = None  # the call that it held for
-        self.short = 0  # records that went before their time, for want of bytes
+        self._after: dict[int, tuple[Layer, int]] = {}  # records released by layer since the last trigger
+        self._last: str | None = None  # the dispatch text that names the call of the last trigger
+        self.short = 0  # records dropped early because `limit_bytes` was reached
 
     @property
     def nbytes(self) -> int:
         return self._bytes
 
     def offer(self, record: PendingRecord, reason: str | None) -> list[PendingRecord]:
-        """What is to be written now that a trigger has decided about `record`: `reason` is why it is kept."""
+        """Add `record`; return the records to write now.
+
+        `reason` is why a trigger keeps the record; None if no trigger held for it.
+        """
         with self._lock:
             if reason is not None:
                 found = [one for one, _ in self._waiting.values()]

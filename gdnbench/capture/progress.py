@@ -1,4 +1,4 @@
-"""The line on stderr that shows a capture at work."""
+"""The progress line that a capture prints on stderr."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECONDS_BETWEEN = 0.5
 
 
 class ProgressLine:
-    """Rewrites one line of a terminal, at most twice a second; a file or pipe gets nothing."""
+    """Rewrites one line of a terminal, at most twice a second. Writes nothing to a file or pipe."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

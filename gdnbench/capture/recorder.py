@@ -1,4 +1,4 @@
-"""The journal of one process, and what is counted on the way to it."""
+"""Writes the records of one process into its journal, and counts them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HANDLER_RAISED = "a signal handler of the program raised an error while they wer
 
 @dataclass(slots=True)
 class Counts:
-    """What happened in this process. Failures are ours: hooks, adapters, journal."""
+    """What happened in this process. Failures are errors of capture: hooks, adapters, journal."""
 
     records: int = 0
     unfinished: int = 0
@@ -38,19 +38,21 @@ class Counts:
     dropped: int = 0
     failures: int = 0
     first_failure: str | None = None
-    skipped_compiling: int = 0  # calls compiled into a graph, or captured into a CUDA graph and left alone
+    skipped_compiling: int = 0  # calls compiled into a graph, or in a CUDA graph that is not recorded
     skipped: dict[str, int] = field(default_factory=dict)  # the same, by function and reason
-    graph_calls: int = 0  # calls captured into CUDA graphs, with what it takes to record them in replays
-    graph_replays: int = 0  # replays of which something was recorded
-    passed_over: dict[str, int] = field(default_factory=dict)  # calls that adapters left alone, by reason
+    graph_calls: int = 0  # calls in CUDA graphs whose replays can be recorded
+    graph_replays: int = 0  # replays of which at least one call was recorded
+    passed_over: dict[str, int] = field(default_factory=dict)  # calls that adapters did not record, by reason
     reached_max_bytes: bool = False
-    looked_at: int = 0  # calls about which a trigger decided
-    triggered: int = 0  # calls that one held for
-    ring_short: int = 0  # calls that --around would have kept, had there been room for them
+    looked_at: int = 0  # calls that a trigger evaluated
+    triggered: int = 0  # calls that a trigger held for
+    ring_short: int = 0  # calls that --around asked for and --ring-bytes had no room for
 
     def fail(self, error: BaseException) -> None:
-        """Count a call that was not recorded. Raises `error` if it is the program's own, which a handler of a
-        signal raised in the midst of ours."""
+        """Count a call that was not recorded.
+
+        Raises `error` again if a signal handler of the program raised it while capture was running.
+        """
         if isinstance(error, NotCaptured):
             self._pass_over(str(error))
             return
@@ -65,7 +67,7 @@ class Counts:
         self.passed_over[reason] = self.passed_over.get(reason, 0) + 1
 
     def skip(self, target: str, reason: str) -> None:
-        """Count a call in a graph that is left alone."""
+        """Count a call in a graph that is not recorded."""
         self.skipped_compiling += 1
         name = f"{target}: {reason}"
         self.skipped[name] = self.skipped.get(name, 0) + 1
@@ -75,14 +77,15 @@ class Counts:
 
 
 def _one_line(error: BaseException) -> str:
-    """The error and the innermost place it came from."""
+    """The error, and the file and line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return " ".join(f"{type(error).__name__}: {error}{place}".split())
 
 
 class Recorder:
-    """Brings records to the journal: at once from the CPU, behind the stream from a GPU. Thread safe."""
+    """Writes records to the journal: CPU records at once, GPU records after their copies have arrived. Thread
+    safe."""
 
     def __init__(
         self,
@@ -117,18 +120,20 @@ class Recorder:
         return self._journal.segment
 
     def carried(self, layer: str, name: str, tensor: Tensor) -> Tensor | None:
-        """The journal's copy of `tensor`, if `layer`'s last call left exactly it; `tensor` is on the CPU."""
+        """The journal's copy of the CPU tensor `tensor`, if the last call of `layer` left exactly those
+        bytes."""
         return self._journal.carried(layer, name, tensor)
 
     def reserve(self, nbytes: int, calls: int = 1) -> bool:
-        """Room for copies on a device of the inputs of so many calls; may wait. False: they are dropped."""
+        """Reserve room for device copies of the inputs of `calls` calls; may wait. False: the calls are
+        dropped."""
         if self._transfers.reserve(nbytes):
             return True
         self._count(dropped=calls)
         return False
 
     def abandon(self, reserved: int) -> None:
-        """Of calls that will not be recorded."""
+        """Release the room reserved for calls that will not be recorded."""
         self._transfers.release(reserved)
 
     def begin_graph(self) -> None:
@@ -138,7 +143,7 @@ class Recorder:
         self._transfers.end_quiet()
 
     def begin(self, pending: PendingRecord) -> None:
-        """Have the inputs on disk before the call starts."""
+        """Write the inputs to disk before the call starts."""
         pending.arrive()
         before = pending.finish_inputs()
         nbytes = pending.nbytes
@@ -153,7 +158,7 @@ class Recorder:
         pending.before.clear()
 
     def finish(self, pending: PendingRecord) -> None:
-        """Record a call that ended; its tensors may still be on their way from a GPU."""
+        """Record a call that ended; its tensors may still be in flight from a GPU."""
         if pending.begun:
             if pending.token is not None:
                 pending.arrive()
@@ -171,7 +176,7 @@ class Recorder:
                 self._write_or_count(record)
 
     def finish_on_device(self, pending: PendingRecord, outputs: Moment, streams: Streams) -> None:
-        """Record a call on a device that ended: `outputs` are copied, and sent after the inputs."""
+        """Record a call on a device that ended: copy `outputs` and send them after the inputs."""
         assert pending.device is not None
         pending.device.reserved += outputs.nbytes
         self._transfers.reserve_more(outputs.nbytes)
@@ -184,13 +189,13 @@ class Recorder:
             raise
 
     def let_go(self, pending: PendingRecord) -> None:
-        """Release what is reserved for a call that will not be written. Idempotent."""
+        """Release the room reserved for a call that will not be written. Idempotent."""
         if pending.device is not None:
             self._transfers.release(pending.device.reserved)
             pending.device.reserved = 0
 
     def _decided(self, pending: PendingRecord) -> list[PendingRecord]:
-        """The records to write now that `pending` is whole: it alone where no trigger decides."""
+        """The records to write now that `pending` is complete: only `pending` if there is no trigger."""
         if not self._triggers.any:
             return [pending]
         reason = self._triggers.after(pending)
@@ -198,11 +203,11 @@ class Recorder:
             reason = None
         found = self._ring.offer(pending, reason)
         self._count(looked_at=1, triggered=reason is not None)
-        # Where `--max-bytes` ends, the call itself is worth more than those before it, and of them the last.
+        # If `--max-bytes` ends here, keep the triggering call first, then the latest calls before it.
         return [record for record in reversed(found) if self._room_for(record.nbytes)][::-1]
 
     def _arrive(self, pending: PendingRecord) -> list[PendingRecord]:
-        """Wait for what is on its way of the records to write; those that have arrived."""
+        """Wait for the copies of the records to write; returns the records that have arrived."""
         arrived = []
         for record in self._decided(pending):
             try:
@@ -213,7 +218,7 @@ class Recorder:
         return arrived
 
     def _write_or_count(self, pending: PendingRecord) -> None:
-        """A record that cannot be written takes none of the others with it."""
+        """Write a record, or count the failure, so that later records are still written."""
         try:
             self._write(pending)
         except Exception as error:
@@ -247,11 +252,11 @@ class Recorder:
             self._counts.fail(error)
 
     def settle(self) -> None:
-        """Wait until what is on its way from a device is in the journal."""
+        """Wait until records in flight from a device are in the journal."""
         self._transfers.settle()
 
     def close(self) -> None:
-        """Finish what is on its way, then end the journal with the summary."""
+        """Write the records in flight, then end the journal with the summary."""
         self._transfers.close()
         self._counts.ring_short = self._ring.short
         error = self._journal.stats.error

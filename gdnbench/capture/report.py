@@ -1,7 +1,8 @@
-"""How captured processes tell the launcher what happened: JSON lines in one file that it reads at the end.
+"""Captured processes report events to the launcher, as JSON lines in one file that the launcher reads at the
+end.
 
-A line is one `write` to a file opened for appending, so that lines of several processes never mix and those
-of a process that dies without a word are there.
+Each line is one `write` to a file opened for appending: lines of several processes never mix, and a process
+that is killed leaves all lines that it wrote.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Any
 
 
 class Report:
-    """Notes for the launcher; without one (capture by environment alone, Python API) they go nowhere."""
+    """Writes events for the launcher; with path None (capture by environment alone, Python API) it writes
+    nothing."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
 
     def note(self, event: str, **fields: Any) -> None:
-        """Write one line. Never raises: a lost note costs a sentence in the summary."""
+        """Write one line. Never raises: a lost line costs a sentence in the summary."""
         if self._path is None:
             return
         try:
@@ -35,7 +37,8 @@ class Report:
 
 
 def read_report(path: Path) -> list[dict[str, Any]]:
-    """The notes in `path`, oldest first; none if nobody wrote. What a full disk cut short is passed over."""
+    """The events in `path`, oldest first; [] if the file does not exist. Skips lines that a full disk cut
+    short."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError:
@@ -52,7 +55,8 @@ def _note(line: bytes) -> dict[str, Any] | None:
 
 
 def segments_in(notes: Sequence[Mapping[str, Any]]) -> frozenset[str] | None:
-    """The segments that the noted processes record into; None if no process got to write a note."""
+    """The segments that the reporting processes record into; None if no process has reported that it
+    started."""
     if not any(note["event"] == "started" for note in notes):
         return None
     return frozenset(str(note.get("segment")) for note in notes if note["event"] == "recording")

@@ -28,7 +28,7 @@ _SEALER_START_SECONDS = 10.0
 class Capture:
     """Options, wrapped functions and, from the first import of a target on, the session that records.
 
-    The session needs torch, so it is made only when something that can be captured is there.
+    The session needs torch, so it is created only when a captured module is imported.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Capture:
         return self._session
 
     def selects(self, adapter: Adapter, target: Target) -> bool:
-        """Whether `--target` names this function, which the adapters' tables do not hold."""
+        """Whether `--target` names this decorated function, which no adapter's table holds."""
         patterns = self._options.target
         return not patterns or any(adapters.names_target(p, adapter.framework, target) for p in patterns)
 
@@ -90,19 +90,20 @@ class Capture:
         return self.session.wrap_scope(adapter, target, function)
 
 
-# Captures that are running, the innermost last.
+# Running captures, innermost last.
 running: list[Capture] = []
 
 
 def innermost() -> Capture | None:
-    """The capture that calls of decorated functions belong to."""
+    """The capture that records calls of decorated functions."""
     return running[-1] if running else None
 
 
 def start_from_environment(environment: Mapping[str, str]) -> Mapping[str, AfterImport]:
-    """Start the capture that the environment asks for; what to call after which import.
+    """Start the capture that the environment requests; returns the functions to call after imports, by module
+    name.
 
-    Raises BadInputError for a broken option, URL or path.
+    BadInputError for an invalid option, URL or path.
     """
     options = CaptureOptions.from_environment(environment)
     report = Report(options.report)
@@ -117,26 +118,27 @@ def start_from_environment(environment: Mapping[str, str]) -> Mapping[str, After
         on_first_record=start_sealer if options.report is None else _if_alone(Path(options.report)),
     )
     running.append(capture)
-    capture.patcher.patch_loaded()  # what a start-up line of another package imported
+    capture.patcher.patch_loaded()  # modules that another package's .pth file imported
     return capture.patcher.after_import
 
 
 def _if_alone(report: Path) -> Callable[[Path], None]:
-    """Starts a sealer where the launcher, who keeps the file `report`, seals nothing: it has ended, or runs
-    on another host."""
+    """A function that starts a sealer if the launcher seals nothing: it has ended or runs on another host.
+
+    `report` is the file that the launcher keeps while it runs.
+    """
 
     def start(store: Path) -> None:
-        if not os.path.exists(report):  # also if it is another user's
+        if not os.path.exists(report):  # also True for another user's file
             start_sealer(store)
 
     return start
 
 
 def start_sealer(store: Path) -> None:
-    """Start the process that moves journals into `store`; it leaves by itself once they are closed and
-    sealed.
+    """Start the process that moves journals into `store`; it ends once they are closed and sealed.
 
-    A shell between us and it, waited for here: the program must never find a child that it did not start.
+    A shell starts it and is waited for here, so that the program never finds a child that it did not start.
     """
     environment = {
         name: value for name, value in os.environ.items() if name not in (STORE_VARIABLE, OPTIONS_VARIABLE)

@@ -1,4 +1,5 @@
-"""Sealing what captured processes write: beside them, at low priority, and to the end once they are done."""
+"""Seals the journals of captured processes: in a low-priority thread while they run, and completely once they
+end."""
 
 from __future__ import annotations
 
@@ -14,16 +15,16 @@ from gdnbench.store.spool import Spool
 from gdnbench.store.upload import upload_spool
 
 _NICENESS = 19
-# Processes that the command left behind are mostly about to end too.
+# Processes that outlive the command usually end soon after it.
 _GRACE_SECONDS = 5.0
 
 
 def seal_segment(store: Path, segment: str) -> None:
-    """Return once the journal of `segment`, whose writer is closed, is sealed: by us or by who works on it;
-    and, where `store` is a spool's, has arrived.
+    """Wait until the journal of `segment`, whose writer is closed, is sealed by us or by another sealer.
 
-    StoreError if the store cannot be written; the journal is then still there. CannotRunError if the object
-    store cannot be reached; the spool then keeps what has not arrived.
+    If `store` is a spool, also wait until the object store has everything. StoreError if the store cannot be
+    written; the journal is kept. CannotRunError if the object store cannot be reached; the spool then keeps
+    what is not uploaded.
     """
     sealer = Sealer(store)
     try:
@@ -37,10 +38,10 @@ def seal_segment(store: Path, segment: str) -> None:
 
 
 class SealingThread(threading.Thread):
-    """Seals all journals in `store` beside the captured command, whose processes write notes to `report`.
+    """Seals all journals in `store` beside the captured command, whose processes write events to `report`.
 
-    A store may be captured into by several commands at once: whose sealer takes a journal does not matter.
-    On Linux, niceness is of a thread and those that it starts.
+    Several commands may capture into one store at once; any of their sealers may take a journal. On Linux,
+    niceness belongs to a thread and the threads that it starts.
     """
 
     def __init__(self, store: Path, report: Path, on_progress: Callable[[Progress], None]) -> None:
@@ -61,7 +62,7 @@ class SealingThread(threading.Thread):
             self.error = " ".join(f"{type(error).__name__}: {error}".split())
 
     def _may_stop(self) -> bool:
-        """The command ended, and with it, or within the grace, whatever it started."""
+        """Whether the command and the processes that it left have ended, or the grace period is over."""
         if not self._command_ended.is_set():
             return False
         if self._waits_until is None:
@@ -77,6 +78,6 @@ class SealingThread(threading.Thread):
         self._on_progress(progress)
 
     def finish(self) -> None:
-        """No more will come: return when everything is sealed."""
+        """Tell the thread that the command has ended, and wait until everything is sealed."""
         self._command_ended.set()
         self.join()

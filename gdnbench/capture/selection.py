@@ -1,4 +1,4 @@
-"""Which calls are kept."""
+"""The selection filters: which calls are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _INDEX = re.compile(r"\d+(-\d+)?")
 
 
 def layer_matches(pattern: str, layer: Layer) -> bool:
-    """`pattern` is an index ("3"), a range of indices ("0-3", both ends in) or a glob of the layer's name."""
+    """Whether `pattern` names `layer`: an index ("3"), an inclusive range of indices ("0-3") or a glob of its
+    name."""
     if _INDEX.fullmatch(pattern):
         low, _, high = pattern.partition("-")
         return layer.index is not None and int(low) <= layer.index <= int(high or low)
@@ -23,17 +24,17 @@ def layer_matches(pattern: str, layer: Layer) -> bool:
 
 
 class Selection:
-    """`--op`, `--layer`, `--first`, `--every`, `--max-bytes`, and whether capture is paused. Thread safe.
+    """Applies `--op`, `--layer`, `--first`, `--every`, `--max-bytes` and the pause switch. Thread safe.
 
-    `--first` and `--every` count the calls of each layer that pass the other filters, so that a step that is
-    kept has every layer. Beside a trigger `--first` counts those that it held for. `--max-bytes` ends the
-    capture of this process at the first record that does not fit.
+    `--first` and `--every` count, for each layer, the calls that pass the other filters, so that every layer
+    keeps the same steps. With a trigger, `--first` counts the calls that the trigger held for. `--max-bytes`
+    ends the capture of this process at the first record that does not fit.
     """
 
     def __init__(self, options: CaptureOptions, switch: Switch | None = None) -> None:
         self.switch = Switch(options.paused) if switch is None else switch
         self._triggered = options.triggered
-        self._waits = options.around > 0  # calls of a layer that has its own may be kept for another's
+        self._waits = options.around > 0  # `--around` may keep calls of a layer past its own `--first`
         self._ops = frozenset(options.op)
         self._layers = tuple(part for pattern in options.layer for part in pattern.split(",") if part)
         if options.layer and not self._layers:
@@ -48,17 +49,18 @@ class Selection:
         self._lock = threading.Lock()
 
     def step(self, layer: Layer) -> int:
-        """Count a call of `layer`; the number of those before it."""
+        """Count a call of `layer`; returns the number of its earlier calls."""
         with self._lock:
             layer.calls += 1
             return layer.calls - 1
 
     def step_if_due(self, layer: Layer, operations: frozenset[str] | None) -> int | None:
-        """Count a call of `layer` before anyone looks at it; its step, or None if it is not kept, whatever it
-        is. `operations`: what it can be, None if that is not known.
+        """Count a call of `layer` before its adapter inspects it; its step, or None if the call is not kept
+        in any case.
 
-        For `--every`, a call between those that are due counts here. One that is due counts in `keeps`: if it
-        cannot be recorded, the next one is due.
+        `operations`: the operations that the call can be; None if unknown. A call between two that `--every`
+        keeps is counted as eligible here. A call that is due is counted in `keeps`: if it cannot be recorded,
+        the next call is due.
         """
         with self._lock:
             step = layer.calls
@@ -75,24 +77,26 @@ class Selection:
             if not self._waits and self._has_first(layer):
                 return None
             if self._ops and (operations is None or not operations <= self._ops):
-                return step  # whether it counts can only be told from the call
+                return step  # only its arguments tell whether it counts
             if layer.eligible % self._every or self.switch.spent(layer):
                 layer.eligible += 1
                 return None
             return step
 
     def passes(self, op: str, layer: Layer) -> bool:
-        """Whether calls of `op` by `layer` are kept at all."""
+        """Whether `--op` and `--layer` keep calls of `op` by `layer`."""
         return (not self._ops or op in self._ops) and self._keeps_layer(layer)
 
     def pass_by(self, layer: Layer) -> None:
-        """Count a call while capture is paused, as one that passes: when it goes on in the middle of a step,
-        the layers behind it must not be a call ahead of the others."""
+        """Count a call while capture is paused, as one that passes the filters.
+
+        If capture resumes in the middle of a step, later layers must not be one call ahead of the others.
+        """
         with self._lock:
             layer.eligible += 1
 
     def keeps(self, op: str, layer: Layer) -> bool:
-        """Count a call that passes; whether this one is kept, or looked at where a trigger decides."""
+        """Count a call that passes the filters; whether it is kept or, with a trigger, evaluated."""
         if not self.passes(op, layer):
             return False
         with self._lock:
@@ -126,7 +130,7 @@ class Selection:
         return layer.named
 
     def has_room(self, nbytes: int) -> bool:
-        """Take `nbytes` from what `--max-bytes` allows."""
+        """Subtract `nbytes` from the budget of `--max-bytes`; False, and `full` set, if they do not fit."""
         if self._bytes_left is None:
             return True
         with self._lock:

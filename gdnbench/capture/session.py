@@ -1,7 +1,7 @@
-"""The hot path: what happens around a call of a captured function.
+"""The hot path: what runs around each call of a captured function.
 
-Nothing here may change what the program computes, prints or returns, nor how it ends: whatever fails on our
-side is counted, the first failure is kept for the summary, and the call goes on uncaptured.
+Nothing here may change what the program computes, prints or returns, or how it ends. If capture itself fails,
+it counts the failure, keeps the first for the summary, and the call goes on uncaptured.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ from gdnbench.provenance import BackgroundProvenance, parallel_of, process_info
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_compiled: list[str] = []  # the target of each call that was traced into a graph
+_compiled: list[str] = []  # the target of each call that torch.compile traced into a graph
 COMPILED = "torch.compile traced them into a graph, which runs no Python; try --break-graphs"
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def count_compiled(target: str) -> bool:
-    """Runs while a graph is traced and leaves nothing in it, neither a graph break nor a guard."""
+    """Count a call when torch.compile traces it; adds neither a graph break nor a guard."""
     _compiled.append(target)
     return True
 
 
 def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that torch.compile leaves to Python: what calls it is compiled in parts."""
+    """A function that torch.compile does not trace: its callers are compiled in parts."""
     left: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
     return left
 
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """A wrapped function, how its arguments are named, and what its calls can be (None: not known)."""
+    """A wrapped function, its parameter names, and the operations that its calls can be (None: unknown)."""
 
     adapter: Adapter
     target: Target
@@ -88,12 +88,12 @@ class CallSite:
         )
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        # What does not fit the signature is the function's to complain about.
+        # The function itself reports arguments that do not fit its signature.
         return {**self.defaults, **dict(zip(self.positional, args, strict=False)), **kwargs}
 
 
 class Session:
-    """One capture in this process: selects calls, copies their tensors, hands them to the recorder."""
+    """One capture in this process: selects calls, copies their tensors, passes them to the recorder."""
 
     def __init__(
         self,
@@ -115,12 +115,12 @@ class Session:
         self.selection = Selection(options, self._switch)
         self.triggers = Triggers(options)
         self._layers = LayerNames()
-        self._no_layer: dict[str, Layer] = {}  # of functions called outside any scope, by target
+        self._no_layer: dict[str, Layer] = {}  # for functions called outside any scope, by target
         self._scopes = ScopeStack()
         self._numbers = itertools.count()
         self._called: set[str] = set()
         self.recorder: Recorder | None = None
-        self._adapter: Adapter | None = None  # of the latest call
+        self._adapter: Adapter | None = None  # adapter of the latest recorded call
         self._lock = threading.Lock()
         self._provenance = BackgroundProvenance()
         self.counts = Counts()
@@ -161,7 +161,7 @@ class Session:
         return scoped
 
     def call(self, site: CallSite, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call the function, and record the call if it is selected and the outermost of the captured ones."""
+        """Call the function; record the call if it is selected and not nested in another captured call."""
         scopes = self._scopes
         if scopes.capturing or not self.active:
             return site.function(*args, **kwargs)
@@ -182,8 +182,10 @@ class Session:
     def _before(
         self, site: CallSite, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[PendingRecord | GraphCall, Mapping[str, Any]] | None:
-        """What is recorded of a call that is about to run, and its arguments. Most calls are not selected:
-        nothing is asked of their arguments, nor of the adapter."""
+        """Start recording a call that is about to run; returns the pending record and the call's arguments.
+
+        Most calls are not selected: for those, neither the arguments nor the adapter are touched.
+        """
         try:
             target = site.target.name
             if target not in self._called:
@@ -194,7 +196,7 @@ class Session:
             module = self._scopes.module
             layer = self._layers.of(module) if module is not None else self._layer_without_scope(site)
             pending: PendingRecord | GraphCall | None
-            if self._streams.capturing():  # a step is a replay's
+            if self._streams.capturing():  # each replay, not this call, is a step
                 arguments = site.arguments(args, kwargs)
                 pending = self._graphs.before(target, layer, site, arguments, module)
             else:
@@ -229,7 +231,8 @@ class Session:
         if any(self._streams.holds(seen.tensor) for seen in observation.tensors.values()):
             pending = self._open_on_device(recorder, observation, name)
         else:
-            # What is lent belongs to the record that is written next.
+            # With a trigger, records may be written in another order; a carried copy belongs to the next
+            # record.
             carried = _nothing_carried if self.triggers.any else recorder.carried
             pending = open_record(observation, name, self._options.full_pools, carried)
         if pending is not None:
@@ -241,7 +244,7 @@ class Session:
     def _open_on_device(
         self, recorder: Recorder, observation: Observation, name: CallName
     ) -> PendingRecord | None:
-        """Send copies of the inputs; None if there is no room for them."""
+        """Queue copies of the inputs; None if there is no room for them."""
         inputs, whole, some = inputs_on_device(observation, self._options.full_pools, self._streams)
         if not recorder.reserve(inputs.nbytes):
             return None
@@ -278,7 +281,7 @@ class Session:
             self.recorder_here().finish_on_device(pending, outputs, self._streams)
 
     def _raised(self, pending: PendingRecord, error: BaseException) -> None:
-        """The call did not come back: its inputs are worth keeping all the more."""
+        """Record a call that raised, with its inputs only."""
         try:
             pending.close_unfinished(error)
             self.recorder_here().finish(pending)
@@ -316,13 +319,14 @@ class Session:
         return self.recorder
 
     def _close_with_multiprocessing(self) -> None:
-        """A process forked by multiprocessing leaves without its exit handlers, but runs these."""
+        """Close in processes forked by multiprocessing, which skip atexit handlers and run these
+        finalizers."""
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
             util.Finalize(None, self.close, exitpriority=0)
 
     def after_fork(self) -> None:
-        """In a forked child: the journal is the parent's, and threads that hold locks are not here."""
+        """In a forked child: forget the parent's journal, and renew locks whose holders do not exist here."""
         self.recorder = None
         self._lock = threading.Lock()
         self._layers.after_fork()
@@ -335,11 +339,11 @@ class Session:
 
     @property
     def segment(self) -> str | None:
-        """Where this process records in the store; None before the first record."""
+        """The segment of the store that this process records into; None before the first record."""
         return self.recorder.segment if self.recorder is not None else None
 
     def close(self) -> None:
-        """Write what is on its way and end the journal in order. Idempotent; never raises."""
+        """Write the records in flight and end the journal in order. Idempotent; never raises."""
         if not self.active:
             return
         self.active = False

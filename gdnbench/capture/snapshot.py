@@ -1,4 +1,4 @@
-"""Copies of a call's tensors that later writes to them cannot reach, with their description."""
+"""Copies of a call's tensors that later writes cannot change, with their metadata."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from gdnbench.capture.adapter import Seen
 from gdnbench.record import TensorDraft, TensorMeta
 
-# Others (fake, distributed, quantised tensors) answer for elements that they do not hold in this process.
+# Fake, distributed and quantised tensors do not hold their elements in this process.
 _PLAIN = (Tensor, torch.nn.Parameter)
 _SHARED_FROM = 64 << 10
 _WORTH_SHARING = 4 << 20
 
 
 class Copied(NamedTuple):
-    """A tensor on its way to the journal. From a GPU, `data` is filled once the copy has been made."""
+    """A tensor for the journal. From a GPU, `data` is filled once the copy has been made."""
 
     data: Tensor  # contiguous, CPU, in the contract's shape
     caller_shape: torch.Size
@@ -28,13 +28,13 @@ class Copied(NamedTuple):
     device: str
 
     def draft(self, axes: tuple[str, ...], data: Tensor | None = None) -> TensorDraft:
-        """`data`: the elements to store instead, where some were dropped since."""
+        """The tensor to store; `data` replaces the elements where `Finish` dropped some."""
         data = self.data if data is None else data
         return TensorDraft(data, _meta(data.dtype, data.shape, axes, *self[1:]))
 
 
 class Form(NamedTuple):
-    """What is known of a tensor without its elements."""
+    """A tensor's shape, strides and device, without its elements."""
 
     shape: tuple[int, ...]  # the contract's
     caller_shape: torch.Size
@@ -62,7 +62,7 @@ class Form(NamedTuple):
         return Copied(data, *self[1:])
 
 
-@lru_cache(maxsize=1024)  # a layer's tensors look alike from step to step
+@lru_cache(maxsize=1024)  # a layer's tensors repeat their metadata from step to step
 def _meta(
     dtype: torch.dtype,
     shape: torch.Size,
@@ -86,8 +86,8 @@ def _meta(
 def _copy(tensor: Tensor) -> Tensor:
     """A contiguous copy of a tensor on the CPU.
 
-    From 128 KiB on, torch divides the work among its threads and waits for all of them, which takes
-    milliseconds where one has to be scheduled first; it pays where there are megabytes to copy.
+    For larger tensors torch divides a copy among its threads. Waiting until they are scheduled takes
+    milliseconds, so copies of 64 KiB to 4 MiB use memmove in this thread.
     """
     if not _SHARED_FROM <= tensor.nbytes <= _WORTH_SHARING or not tensor.is_contiguous():
         return tensor.clone(memory_format=torch.contiguous_format)
@@ -102,8 +102,10 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def elements(tensor: Tensor) -> Tensor:
-    """The tensor off its autograd graph: a copy must not hang on to that, nor become part of it. TypeError
-    for tensors whose elements are not here in plain strided form."""
+    """The tensor detached from its autograd graph, so that a copy neither keeps the graph alive nor joins it.
+
+    TypeError for tensors whose elements are not in this process in strided form.
+    """
     if not is_plain(tensor):
         raise TypeError(f"a {type(tensor).__name__} of layout {tensor.layout} cannot be copied bit for bit")
     return tensor.detach() if tensor.requires_grad else tensor
@@ -112,9 +114,9 @@ def elements(tensor: Tensor) -> Tensor:
 def snapshot(seen: Seen, *, reused: bool, kept: Tensor | None = None) -> Copied:
     """Copy the elements of a tensor on the CPU. TypeError as for `elements`.
 
-    `reused`: the caller may write to the tensor before the copy has been dealt with. An output of a CPU call
-    is journalled before the caller sees it, so it is not copied if it is contiguous. `kept` is a copy that
-    there is already.
+    `reused`: the caller may write to the tensor before the copy is stored. An output of a CPU call is
+    journalled before the caller sees it, so a contiguous one is not copied. `kept` is an existing copy to
+    use.
     """
     tensor = elements(seen.tensor)
     if kept is None:

@@ -1,9 +1,9 @@
-"""What capture asks of a device whose work is queued: a second stream for the way to the host, and graphs.
+"""Device operations that capture needs: a side stream for device-to-host copies, and CUDA graphs.
 
-The caller's stream is never waited for, nor the device. Capture puts on it copies into memory of ours on the
-same device, which cost a fraction of what the way to the host would, and an event behind them. All else that
-the way takes (pinned memory, which the driver takes milliseconds to make, the copy, the wait) is asked for by
-the thread that writes the record.
+Capture never waits for the caller's stream or the device. On the caller's stream it queues copies into device
+memory of its own, which take a fraction of the time of a device-to-host copy, and an event behind them. The
+thread that writes the record does the rest: it allocates pinned memory, which takes the driver milliseconds,
+queues the copy to the host and waits for it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 
 _TREES = "torch._inductor.cudagraph_trees"
-_FRAMES = 12  # between it and `capture_begin`: a context manager or two
+_FRAMES = 12  # stack frames between the tree and `capture_begin`: a context manager or two
 
 
 class Way(Protocol):
-    """Memory on its way to the host."""
+    """A device-to-host copy."""
 
     def begin(self) -> None:
-        """Queue the copy, if nobody has."""
+        """Queue the copy, unless it is queued already."""
 
     def arrived(self) -> Tensor:
-        """Begin, and wait on the host until the copy has been made."""
+        """Queue the copy, wait on the host until it is complete, and return the host tensor."""
 
 
 class Graph(Protocol):
-    """A `torch.cuda.CUDAGraph`, or what stands in for one. Its attributes are where our copies live."""
+    """A `torch.cuda.CUDAGraph` or a stand-in. Capture stores its copies as attributes of the graph."""
 
     def capture_begin(self) -> None: ...
     def capture_end(self) -> None: ...
@@ -38,41 +38,41 @@ class Graph(Protocol):
 
 class Streams(Protocol):
     def holds(self, tensor: Tensor) -> bool:
-        """Whether the tensor's elements are written by queued work."""
+        """Whether queued work writes the tensor's elements (the tensor is on the device)."""
 
     def capturing(self) -> bool:
         """Whether the current stream is being captured into a graph."""
 
     def to_host(self, memory: Tensor) -> Way:
-        """The way of `memory` (uint8 [n]) as the current stream has written it by now.
+        """Start a device-to-host copy of `memory` (uint8 [n]) as the current stream has written it by now.
 
-        It is the way's alone from here on: nobody overwrites it before it has arrived.
+        The copy owns `memory` until it has arrived; nobody else may write to it.
         """
 
     def to_device(self, numbers: Tensor, device: torch.device) -> Tensor:
-        """Queue a copy of a small tensor of the host on the current stream."""
+        """Queue a copy of a small host tensor on the current stream."""
 
     def graph_memory(self, graph: Graph) -> list[tuple[int, int]]:
-        """Addresses [start, stop) of the memory in which a captured graph has its intermediates."""
+        """Address ranges [start, stop) of the memory that holds a captured graph's intermediates."""
 
 
 class CudaWay:
-    """A copy on `side` behind `written`. One thread at a time."""
+    """A copy on stream `side`, behind event `written`. Not thread safe."""
 
     def __init__(self, memory: Tensor, written: torch.cuda.Event, side: torch.cuda.Stream) -> None:
         self._memory: Tensor | None = memory
         self._written = written
         self._side = side
         self._host: Tensor | None = None
-        # Whoever waits for it sleeps; otherwise a thread of ours would take a core from the program.
+        # A blocking event lets the waiting thread sleep; spinning would take a core from the program.
         self._done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         memory = self._memory
         if memory is None or self._host is not None:
             return
-        with torch.cuda.stream(self._side):  # and its device, which this thread may not have been on
-            # Torch keeps freed pinned blocks and hands them out once the copies into them are done.
+        with torch.cuda.stream(self._side):  # also makes its device current in this thread
+            # Torch reuses freed pinned blocks once the copies into them are done.
             host = torch.empty(memory.shape, dtype=memory.dtype, device="cpu", pin_memory=True)
             self._side.wait_event(self._written)
             host.copy_(memory, non_blocking=True)
@@ -83,14 +83,14 @@ class CudaWay:
         self.begin()
         assert self._host is not None
         self._done.synchronize()
-        # Not before: the allocator hands it out again in the order of the caller's stream, which does not
-        # know of the other.
+        # Free the device memory only now: the allocator reuses it in the order of the caller's stream, which
+        # is not ordered with the side stream.
         self._memory = None
         return self._host
 
 
 class CudaStreams:
-    """Streams of CUDA: one side stream for each device, made at the first use."""
+    """CUDA streams: one side stream for each device, created on first use."""
 
     def __init__(self) -> None:
         self._sides: dict[torch.device, torch.cuda.Stream] = {}
@@ -109,7 +109,7 @@ class CudaStreams:
         return CudaWay(memory, torch.cuda.current_stream(device).record_event(), self._sides[device])
 
     def to_device(self, numbers: Tensor, device: torch.device) -> Tensor:
-        return numbers.pin_memory().to(device, non_blocking=True)  # from other memory the copy would wait
+        return numbers.pin_memory().to(device, non_blocking=True)  # a copy from pageable memory would wait
 
     def graph_memory(self, graph: Graph) -> list[tuple[int, int]]:
         pool = tuple(graph.pool())  # type: ignore[attr-defined]
@@ -124,8 +124,11 @@ CUDA = CudaStreams()
 
 
 def called_by_graph_trees() -> bool:
-    """Whether torch.compile's trees of graphs are capturing. They give the memory of one graph to the next as
-    their own bookkeeping says, which does not know of tensors that we keep there."""
+    """Whether torch.compile's cudagraph trees are capturing.
+
+    They reuse the memory of one graph for the next, by bookkeeping that does not know of tensors that capture
+    keeps there.
+    """
     frame = sys._getframe(1)
     for _ in range(_FRAMES):
         if frame.f_globals.get("__name__") == _TREES:

@@ -1,4 +1,4 @@
-"""Records whose tensors are still being copied from a GPU: a thread waits for the copies, not the program."""
+"""A background thread waits for the device-to-host copies of records, so that the program does not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 from gdnbench.capture.inflight import PendingRecord
 
-# On the device, which the program may need to the last, and pinned, which is taken from the whole machine.
+# Of device memory, which the program needs too, and of pinned host memory, which the whole machine shares.
 LIMIT_BYTES = 1 << 30
 
 
@@ -19,12 +19,11 @@ def arrive_alone(record: PendingRecord) -> Sequence[PendingRecord]:
 
 
 class Transfers:
-    """Hands records to `write` in order, each once the copies of its tensors have arrived.
+    """Passes records to `write` in order, each after the copies of its tensors have arrived.
 
-    `arrive` waits for a record, and says which are to be written: others that waited for it perhaps, or none.
-
-    At most `LIMIT_BYTES` are on their way, with outputs of calls that have begun on top; beyond that
-    `reserve` waits ("block") or refuses ("drop"). A single record that is larger goes alone.
+    `arrive` waits for a record and returns the records to write, which may be none or include earlier ones.
+    At most `LIMIT_BYTES` are in flight; outputs of calls that have begun come on top. Beyond the limit
+    `reserve` waits ("block") or refuses ("drop"). A single larger record is transferred alone.
     """
 
     def __init__(
@@ -41,15 +40,15 @@ class Transfers:
         self._blocks = when_full == "block"
         self._queue: queue.SimpleQueue[PendingRecord | None] = queue.SimpleQueue()
         self._bytes = 0
-        self._waiting = 0  # records put whose copies have not been waited for
-        self._pending = 0  # records put that have not been written
+        self._waiting = 0  # queued records whose copies have not been waited for
+        self._pending = 0  # queued records that have not been written
         self._captures = 0  # graphs that are being captured
         self._closing = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def reserve(self, nbytes: int) -> bool:
-        """Room for the inputs of a call. False: there is none, and `when_full` is "drop"."""
+        """Reserve room for the inputs of a call. False if there is none and `when_full` is "drop"."""
         with self._changed:
             if self._bytes and self._bytes + nbytes > LIMIT_BYTES:
                 if not self._blocks:
@@ -59,8 +58,11 @@ class Transfers:
         return True
 
     def reserve_more(self, nbytes: int) -> None:
-        """Room for the outputs of a call that has room for its inputs: never refused, for it would be lost,
-        nor waited for, as two calls that hold what the other needs would wait for ever."""
+        """Reserve room for the outputs of a call that has room for its inputs.
+
+        Never refuses, because the call would be lost, and never waits, because two calls that each hold what
+        the other needs would deadlock.
+        """
         with self._changed:
             self._bytes += nbytes
 
@@ -80,8 +82,10 @@ class Transfers:
         self._queue.put(record)
 
     def begin_quiet(self) -> None:
-        """No event is waited for from here on: while a graph is captured, a call into CUDA from another
-        thread may end the capture with an error. What was put is waited for first."""
+        """Stop waiting for events until `end_quiet`; first wait for all queued records.
+
+        While a graph is being captured, a CUDA call from another thread may end that capture with an error.
+        """
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting)
             self._captures += 1
@@ -92,12 +96,12 @@ class Transfers:
             self._changed.notify_all()
 
     def settle(self) -> None:
-        """Wait until everything that was put so far has been written."""
+        """Wait until all records queued so far have been written."""
         with self._changed:
             self._changed.wait_for(lambda: not self._pending)
 
     def close(self) -> None:
-        """Wait until everything that was put has been written."""
+        """Wait until all queued records have been written, and end the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

@@ -1,7 +1,7 @@
-"""Which of the selected calls are kept, where a trigger decides, and why.
+"""Triggers decide which of the selected calls are kept, and record why.
 
-A call is kept if any trigger holds for it: `--when`, which is asked before the call, or `--on-nonfinite`,
-whose answer is there when the copies are. A call that raised is kept too.
+A call is kept if any trigger holds for it: `--when`, evaluated before the call, or `--on-nonfinite`,
+evaluated on the copies. A call that raised is kept too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WHEN = "when"
 
 
 class Triggers:
-    """The triggers that the options name. BadInputError for an expression with a name that is none."""
+    """The triggers that the options name. BadInputError for an expression that uses an unknown name."""
 
     def __init__(self, options: CaptureOptions) -> None:
         self.any = options.triggered
@@ -31,18 +31,19 @@ class Triggers:
         self._when = None if options.when is None else When(options.when)
         if self._when is not None:
             self._when.check_names(known_names(), tensor_names())
-        # Whether calls that no trigger held for before they ran are copied all the same.
+        # Whether to copy calls for which no trigger held before they ran.
         self.copies = options.on_nonfinite or options.around > 0
         self._rank: tuple[int | None] | None = None
 
     def before(self, forms: Mapping[str, TensorForm], observation: Observation, name: CallName) -> str | None:
-        """Why a call that is about to run is kept, if that can be said already."""
+        """Why a call that is about to run is kept; None if no trigger decides that before the call."""
         if self._when is None:
             return None
         return WHEN if self._when.holds(self._names(forms, observation, name)) else None
 
     def flags(self, record: PendingRecord, streams: Streams) -> list[Flags]:
-        """What is to be asked of the device, queued on the current stream behind the record's copies."""
+        """Queue the non-finite checks of a record on the current stream, behind its copies; returns their
+        results in flight."""
         if not self._on_nonfinite or record.reason is not None:
             return []
         return flags_on_device(record, streams)
@@ -60,7 +61,7 @@ class Triggers:
         self._rank = None
 
     def forms(self, observation: Observation) -> dict[str, TensorForm]:
-        """What `--when` may ask of the tensors; nothing where there is no such option."""
+        """The shapes and dtypes that `--when` may use; {} without that option."""
         if self._when is None:
             return {}
         return {
@@ -74,7 +75,7 @@ class Triggers:
     def _names(
         self, forms: Mapping[str, TensorForm], observation: Observation, name: CallName
     ) -> dict[str, Any]:
-        """What the call has of the names in the expression."""
+        """The values of those names of the expression that the call has."""
         assert self._when is not None
         places = (forms, observation.scalars, observation.conventions)
         found: dict[str, Any] = {}
@@ -105,7 +106,7 @@ _OF_CALL: Mapping[str, Callable[[Observation, CallName], Any]] = {
 
 
 def _size(axis: str, forms: Mapping[str, TensorForm], observation: Observation) -> int | None:
-    """Of an axis, as the first of the call's tensors that has it shows."""
+    """The size of an axis, from the first of the call's tensors that has it."""
     for tensor, axes in axes_of(operation(observation.op), observation.conventions).items():
         if axis in axes and tensor in forms:
             return forms[tensor].shape[axes.index(axis)]
@@ -113,12 +114,12 @@ def _size(axis: str, forms: Mapping[str, TensorForm], observation: Observation) 
 
 
 def tensor_names() -> frozenset[str]:
-    """Of all operations."""
+    """Names of the tensors of all operations."""
     return frozenset(spec.name for contract in operations().values() for spec in contract.tensors)
 
 
 def known_names() -> frozenset[str]:
-    """Scalars, conventions, tensors and axes of all operations."""
+    """Names of the scalars, conventions, tensors and axes of all operations."""
     found: set[str] = set()
     for contract in operations().values():
         for named in (contract.scalars, contract.conventions, contract.tensors):

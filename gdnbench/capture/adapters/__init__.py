@@ -1,5 +1,5 @@
-"""The adapters there are: this package's, those behind entry points of the group `gdnbench.adapters`, and
-tables that the options name."""
+"""Finds the adapters: those of this package, of entry points of the group `gdnbench.adapters`, and `--table`
+files."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ GROUP = "gdnbench.adapters"
 
 
 def load(options: CaptureOptions | None = None) -> tuple[list[Adapter], list[str]]:
-    """All adapters, and one line for each entry point that does not load: it must not stop the others.
+    """All adapters, and one line for each entry point that fails to load; the others load all the same.
 
-    BadInputError for a table of the options that cannot be read: it was asked for.
+    BadInputError if a table file named by the options cannot be read.
     """
     options = options or CaptureOptions()
     adapters: list[Adapter] = [
@@ -51,7 +51,8 @@ def load(options: CaptureOptions | None = None) -> tuple[list[Adapter], list[str
 
 
 def _checked(adapter: Adapter) -> Adapter:
-    """`adapter` if its tables can be read; TypeError, or what reading them raises, if not."""
+    """`adapter`, after reading its tables once. TypeError, or what reading them raises, if they are
+    invalid."""
     if not isinstance(adapter.framework, str):
         raise TypeError(f"its framework is {adapter.framework!r}, not a name")
     if not all(isinstance(target, Target) for target in (*adapter.targets, *adapter.scopes)):
@@ -66,9 +67,11 @@ def names_target(pattern: str, framework: str, target: Target) -> bool:
 
 
 def select(adapters: list[Adapter], patterns: tuple[str, ...]) -> list[tuple[Adapter, Target]]:
-    """The functions that `patterns` name; all without any. BadInputError for a pattern that names none.
+    """The functions that `patterns` name; all of them without patterns. BadInputError for a pattern that
+    names none.
 
-    A pattern `module:function` may also name a function that the program decorates, unknown until it runs.
+    A pattern `module:function` may also name a function decorated with `record`, unknown until the program
+    runs.
     """
     known = [(adapter, target) for adapter in adapters for target in adapter.targets]
     for pattern in unknown(adapters, patterns):
@@ -86,6 +89,6 @@ def select(adapters: list[Adapter], patterns: tuple[str, ...]) -> list[tuple[Ada
 
 
 def unknown(adapters: list[Adapter], patterns: tuple[str, ...]) -> list[str]:
-    """Those of `patterns` that name no function of any adapter."""
+    """The patterns that name no function of any adapter."""
     known = [(adapter.framework, target) for adapter in adapters for target in adapter.targets]
     return [p for p in patterns if not any(names_target(p, framework, target) for framework, target in known)]

@@ -1,17 +1,17 @@
-"""Hugging Face transformers: the sliding-window layers of DeepSeek-V4, recorded as swa_decode.
+"""Adapter for Hugging Face transformers: sliding-window layers of DeepSeek-V4, recorded as swa_decode.
 
-The model is eager alone: its layers find `eager_attention_forward` in their module at every call. One row is
-recorded for each query token (b, s), in that order; a prefill is B*S rows whose windows overlap. Which keys a
-row attends to is what its mask leaves of them: the last W = 128 positions up to the last one that counts, -1
-where the mask excludes one (left padding, a hole).
+The model has an eager implementation only: its layers look up `eager_attention_forward` in their module at
+every call. The record has one row for each query token (b, s), in that order; a prefill gives B*S rows with
+overlapping windows. A row attends to the keys that its mask allows among the W = 128 positions that end at
+the last allowed one; the index is -1 where the mask excludes a position (left padding, a gap).
 
-transformers keeps no pages. The L latent rows of sequence b are laid into pages b*n to (b+1)*n - 1, n =
-ceil(L / block_size), the rest of the last page zero. In `bfloat16` the rows have the model's bits, and its
-output is recorded; packed into an FP8 layout they do not, so what the model computed is not the output of
-the recorded inputs: such records have no outputs.
+transformers has no pages. The L latent rows of sequence b are stored as pages b*n to (b+1)*n - 1, n = ceil(L
+/ block_size); the rest of the last page is zero. In layout `bfloat16` the rows keep the model's bits, and its
+output is recorded. Packing into an FP8 layout rounds, so the model's output does not belong to the recorded
+inputs: such records have no outputs.
 
-Nothing here waits for a GPU: rows whose mask cannot be said in indices are marked on it and refused once the
-copies are on the host.
+Nothing here waits for a GPU: rows whose mask cannot be expressed as indices are marked on the device, and the
+call is refused once the copies are on the host.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class DeepseekV4Adapter:
-    """`cache_layout`, `block_size`: the pages that the model's latent rows are laid into."""
+    """`cache_layout`, `block_size`: the page format that the model's latent rows are stored in."""
 
     cache_layout: str = "bfloat16"
     block_size: int = 64
@@ -113,9 +113,9 @@ class DeepseekV4Adapter:
 def window_indices(
     mask: Tensor | None, batch: int, tokens: int, keys: int, block_size: int, device: Any
 ) -> tuple[Tensor, Tensor]:
-    """(swa_indices int32 [B*S, 128], swa_lens int32 [B*S]) of a mask [B or 1, 1, S or 1, L] added to scores.
+    """swa_indices int32 [B*S, 128] and swa_lens int32 [B*S] of an additive mask [B or 1, 1, S or 1, L].
 
-    None: every query attends to every key. A length may be one of `REASONS` instead.
+    Mask None: every query attends to every key. A length may be one of `REASONS` instead.
     """
     import torch
 
@@ -133,7 +133,7 @@ def window_indices(
     last = torch.where(allowed, position, -1).amax(1)
     first = torch.where(allowed, position, keys).amin(1)
     start = (last - MAX_WINDOW + 1).clamp(min=0)
-    # Column j of a row is key start + j; the last column that counts is key `last`.
+    # Column j of a row is key start + j; the last column in use is key `last`.
     chosen = start.unsqueeze(1) + torch.arange(MAX_WINDOW, dtype=torch.int32, device=device)
     inside = chosen.clamp(max=keys - 1).long()
     counts = (chosen <= last.unsqueeze(1)) & allowed.gather(1, inside)

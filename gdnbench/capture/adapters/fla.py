@@ -1,15 +1,13 @@
-"""flash-linear-attention: its chunk and its recurrent form of the gated delta rule.
+"""Adapter for flash-linear-attention: the chunk and recurrent functions of the gated delta rule.
 
-| function | tokens a sequence | recorded as |
-|---|---|---|
-| `chunk_gated_delta_rule` | any | gdn_prefill |
-| `fused_recurrent_gated_delta_rule` | 1, no cu_seqlens, an fp32 state in and out | gdn_decode |
-| the same | more, or packed, or without a state | gdn_prefill |
+| function | tokens per sequence | recorded as | |---|---|---| | `chunk_gated_delta_rule` | any | gdn_prefill
+| | `fused_recurrent_gated_delta_rule` | 1, no cu_seqlens, an fp32 state in and out | gdn_decode | | the same
+| more, or packed, or without a state | gdn_prefill |
 
-Tensors are q, k [B, T, H, K], v [B, T, Hv, V], g, beta [B, T, Hv], states [N, Hv, K, V], or
-[N, Hv, V, K] by `state_v_first`; g is a log gate. Decoding with raw gates (`use_gate_in_kernel` with
-`use_beta_sigmoid_in_kernel`) is recorded with them. gdn_prefill has no raw gates: what the functions make of
-them, g = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b), is made in fp32 for the record.
+Tensors are q, k [B, T, H, K], v [B, T, Hv, V], g, beta [B, T, Hv], states [N, Hv, K, V], or [N, Hv, V, K] by
+`state_v_first`; g is a log gate. Decoding with raw gates (`use_gate_in_kernel` with
+`use_beta_sigmoid_in_kernel`) is recorded with raw gates. gdn_prefill has no raw gates: for it, capture
+computes the functions' formulas in fp32, g = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b).
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ class _Gates(NamedTuple):
     form: str  # value of the convention gate
     beta_max: float
     tensors: dict[str, Seen]  # g and beta [B, T, Hv]; A_log and dt_bias [Hv] where raw
-    made: tuple[str, ...]  # which of g and beta the function makes itself, and capture made too
+    made: tuple[str, ...]  # which of g and beta capture computed, as the function does internally
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class FlaAdapter:
         state, cu_seqlens = arguments.get("initial_state"), arguments.get("cu_seqlens")
         keep_state = bool(arguments.get("output_final_state"))
         one_each = name == RECURRENT and q.shape[1] == 1 and cu_seqlens is None
-        # Final states are fp32 whatever the initial ones are: those of another dtype are no pool.
+        # Final states are always fp32, so an initial state of another dtype is not updated in place: no pool.
         updates = state is not None and state.itemsize == 4 and keep_state
         gates = _gates(arguments, v, layer, raw=one_each and updates)
         scale = arguments.get("scale")
@@ -155,8 +153,10 @@ def _refuse(q: Tensor, k: Tensor, v: Tensor, arguments: Mapping[str, Any]) -> No
 
 
 def _gates(arguments: Mapping[str, Any], v: Tensor, layer: object | None, *, raw: bool) -> _Gates:
-    """g and beta of v [B, T, Hv, V]. `raw`: as they were passed if both are raw; else the functions' formulas
-    in fp32."""
+    """g and beta of v [B, T, Hv, V].
+
+    `raw`: as passed, if both are raw; otherwise computed by the functions' formulas in fp32.
+    """
     import torch
 
     from gdnbench_kernels.gdn_decode.gates import Gates
@@ -164,7 +164,7 @@ def _gates(arguments: Mapping[str, Any], v: Tensor, layer: object | None, *, raw
     g, beta = arguments.get("g"), arguments.get("beta")
     raw_gate = bool(arguments.get("use_gate_in_kernel"))
     raw_beta = bool(arguments.get("use_beta_sigmoid_in_kernel"))
-    # Layers of releases before 0.5.1 double the sigmoid themselves, and say so in an attribute.
+    # Before 0.5.1 the layer, not the function, doubles the sigmoid; an attribute of the layer says so.
     doubled = arguments.get("allow_neg_eigval") if raw_beta else getattr(layer, "allow_neg_eigval", False)
     beta_max = 2.0 if doubled else 1.0
     heads, tensors, made = v.shape[2], {}, []

@@ -1,4 +1,4 @@
-"""flash-linear-attention's functions of the gated delta rule, as adapters/fla.py knows them."""
+"""Signatures of flash-linear-attention's gated delta rule, as adapters/fla.py expects them."""
 
 from __future__ import annotations
 

@@ -1,20 +1,18 @@
-"""FlashInfer: its prefill and its decode of the gated delta rule.
+"""Adapter for FlashInfer: prefill and decode of the gated delta rule.
 
-| function | states | operation, gate |
-|---|---|---|
-| `chunk_gated_delta_rule` | [N, Hv, V, K], or rows of a pool by `state_indices` | gdn_prefill, linear |
-| `gated_delta_rule_decode` | [B, Hv, K, V] in place, one of each sequence | gdn_decode, raw |
-| `gated_delta_rule_decode_pretranspose` | [B, Hv, V, K] in place, or a pool by indices | gdn_decode, raw |
-| `gated_delta_rule_mtp` | a pool by indices | gdn_decode, raw |
+| function | states | operation, gate | |---|---|---| | `chunk_gated_delta_rule` | [N, Hv, V, K], or rows of a
+pool by `state_indices` | gdn_prefill, linear | | `gated_delta_rule_decode` | [B, Hv, K, V] in place, one per
+sequence | gdn_decode, raw | | `gated_delta_rule_decode_pretranspose` | [B, Hv, V, K] in place, or a pool by
+indices | gdn_decode, raw | | `gated_delta_rule_mtp` | a pool by indices | gdn_decode, raw |
 
-Which slots a decode call writes, S tokens a sequence:
+The slots that a decode call with S tokens per sequence writes:
 
-    ssm_state_indices [B, S]          each token's own
+    ssm_state_indices [B, S]          one slot per token
     no update of states               none
-    otherwise                         after the last token, output_state_indices, or the slot that was read
+    otherwise                         after the last token: output_state_indices, or the slot that was read
 
-States that `intermediate_states_buffer` or `state_checkpoints` get are no output of the operations: such
-calls are recorded without them, and `dispatch.not_recorded` says so.
+The operations have no output for states in `intermediate_states_buffer` or `state_checkpoints`: the record
+lacks them, and `dispatch.not_recorded` lists them.
 """
 
 from __future__ import annotations
@@ -120,7 +118,7 @@ def _prefill(arguments: Mapping[str, Any]) -> Observation:
         op="gdn_prefill",
         tensors=tensors,
         scalars={
-            "scale": _scale(arguments["scale"] or None, q),  # 0 is none to it
+            "scale": _scale(arguments["scale"] or None, q),  # FlashInfer takes 0 for none
             "chunk_size": 64,
             "output_final_state": bool(arguments["output_final_state"]),
             "final_state_dtype": "float32" if final is None else dtype_name(final.dtype),
@@ -172,20 +170,20 @@ def _has_pool(arguments: Mapping[str, Any]) -> bool:
 
 
 def _pool(arguments: Mapping[str, Any]) -> Tensor:
-    """What is updated in place."""
+    """The states that the call updates in place."""
     pool: Tensor = arguments["initial_state"] if _has_pool(arguments) else arguments["state"]
     return pool
 
 
 def _slots(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
-    """state_indices [B, S], and read_indices [B] where they do not say what is read. On one device; views of
-    the caller's where they can be."""
+    """state_indices [B, S], and read_indices [B] where other slots are read. On one device; views of the
+    caller's if possible."""
     batch, steps = arguments["q"].shape[:2]
     read = arguments["initial_state_indices"] if _has_pool(arguments) else own_slots(batch).flatten()
     written = arguments.get("output_state_indices")
     each = arguments.get("ssm_state_indices")
     still = arguments.get("disable_state_update", False)
-    if still is None:  # of gated_delta_rule_mtp, where it stands for True
+    if still is None:  # gated_delta_rule_mtp takes None for True
         still = True
     last = (read if written is None else written).unsqueeze(1)
     if each is not None:
@@ -202,7 +200,7 @@ def _slots(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _after_the_last(slots: Tensor, steps: int) -> Tensor:
-    """[B, S]: tokens before the last, whose states are written nowhere, and the last, to `slots` [B, 1]."""
+    """[B, S]: -1 (not written) for all tokens but the last, whose state goes to `slots` [B, 1]."""
     import torch
 
     refuse_in_graph(slots)

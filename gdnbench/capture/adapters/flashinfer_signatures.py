@@ -1,4 +1,4 @@
-"""FlashInfer's functions of the gated delta rule, as adapters/flashinfer.py knows them."""
+"""Signatures of FlashInfer's gated delta rule, as adapters/flashinfer.py expects them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What adapters of the two Gated DeltaNet operations share: how a batch [B, T, ...] reads in their terms."""
+"""Shared by the Gated DeltaNet adapters: maps a batch [B, T, ...] to the tensors of the two operations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def flat(tensor: Tensor, caller: Tensor | None = None) -> Seen:
 
 @cache
 def own_slots(batch: int) -> Tensor:
-    """int32 [B, 1] on the CPU: the states of the batch are the whole pool, and sequence i owns slot i."""
+    """int32 [B, 1] on the CPU: sequence i owns slot i, as the batch's states are the whole pool."""
     import torch
 
     return torch.arange(batch, dtype=torch.int32, device="cpu").unsqueeze(1)
@@ -39,7 +39,7 @@ def offsets(q: Tensor, cu_seqlens: Tensor | None) -> Seen:
 
 
 def decode_tensors(tensors: Mapping[str, Tensor], state: Tensor) -> dict[str, Seen]:
-    """Of gdn_decode, where `state` [B, ...] has one state of each sequence."""
+    """Tensors of gdn_decode, where `state` [B, ...] holds one state per sequence."""
     seen = {name: Seen(tensor) for name, tensor in tensors.items()}
     return seen | {"state": Seen(state), "state_indices": Seen(own_slots(state.shape[0]))}
 
@@ -47,7 +47,7 @@ def decode_tensors(tensors: Mapping[str, Tensor], state: Tensor) -> dict[str, Se
 def prefill_tensors(
     tensors: Mapping[str, Tensor], state: Tensor | None, cu_seqlens: Tensor | None
 ) -> dict[str, Seen]:
-    """Of gdn_prefill; `tensors` are [B, T, ...]."""
+    """Tensors of gdn_prefill; `tensors` are [B, T, ...]."""
     seen = {name: flat(tensor) for name, tensor in tensors.items()}
     seen["cu_seqlens"] = offsets(tensors["q"], cu_seqlens)
     if state is not None:

@@ -1,6 +1,6 @@
-"""Any caller of sliding-window decode attention over a paged cache, described by a small table.
+"""Adapter for any caller of sliding-window decode attention over a paged cache, described by a small table.
 
-A serving engine's author names a function and says where in its arguments each tensor of swa_decode is:
+The table names a function and where its arguments hold each tensor of swa_decode:
 
     ADAPTER = Paged(
         function="engine.attention:sparse_decode",
@@ -10,12 +10,13 @@ A serving engine's author names a function and says where in its arguments each 
     )
 
 A place is a parameter, or `return`, followed by attributes, keys and indices: `metadata.decode.indices`,
-`kv_caches[0]`, `return.out`. A parameter that holds a buffer to be filled is a place for an output.
+`kv_caches[0]`, `return.out`. An output that the function writes into a buffer is at the parameter of that
+buffer.
 
-Tensors are recorded as views of what the caller holds: q and o [..., H, 512] with any leading axes; indices
-[T, W], [T, 1, W], [1, T, W] or [B, S, W]; the cache [blocks, block_size, row] with further axes of size 1
-anywhere, [slots, 512], or [blocks, bytes] of fp8_ds_mla pages (the last two need `block_size`), its pages as
-far apart as they are; inv_scale in any shape that views as [slots].
+Tensors are recorded as views of the caller's: q and o [..., H, 512] with any leading axes; indices [T, W],
+[T, 1, W], [1, T, W] or [B, S, W]; the cache [blocks, block_size, row] with additional axes of size 1, or
+[slots, 512], or [blocks, bytes] of fp8_ds_mla pages (these two need `block_size`), with the caller's page
+stride; inv_scale in any shape that can be viewed as [slots].
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ _STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(-?\d+)\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paged:
-    """The table; itself an adapter. BadInputError, in one line, for one that cannot be meant.
+    """The table, which is also the adapter. BadInputError, one line, for an invalid table.
 
     `function` and `layers` are written `module:function` and `module:Class.forward`. `inv_scale` belongs to
-    per_token_scale alone. `scale` is a place or a number, 512 ** -0.5 if left out. `lse` is the natural log
-    of the sum without the sink: leave it out where the caller means another.
+    per_token_scale only. `scale` is a place or a number, by default 512 ** -0.5. `lse` is the natural log of
+    the sum without the sink: omit it if the caller's lse is defined otherwise.
     """
 
     function: str
@@ -67,10 +68,10 @@ class Paged:
     attn_sink: str | None = None
     scale: str | float | None = None
     lse: str | None = None
-    block_size: int | None = None  # where the cache's shape does not say it
-    index_shape: str | None = None  # where the shape of swa_indices does not say it: [1, 1, W]
+    block_size: int | None = None  # required if the cache's shape does not show it
+    index_shape: str | None = None  # required if the shape of swa_indices is ambiguous: [1, 1, W]
     layers: tuple[str, ...] = ()
-    framework: str = "paged"  # what --target calls it
+    framework: str = "paged"  # its name for --target
 
     def __post_init__(self) -> None:
         for name in ("function", "framework", "cache_layout"):
@@ -155,7 +156,7 @@ class Paged:
         lse = self._tensor("lse", places)
         if lse is not None:
             if lse.ndim > 2 and lse.shape[-1] == 1:
-                lse = lse.squeeze(-1)  # [B, H, 1 token], as FlashMLA has it
+                lse = lse.squeeze(-1)  # FlashMLA's lse is [B, H, 1 token]
             outputs["lse"] = Seen(lse, _expected("lse", lse, shape[:2]))
         return outputs
 
@@ -167,8 +168,11 @@ class Paged:
         return f"{module}.{name}" if module and name else None
 
     def _tensor(self, name: str, places: Mapping[str, Any]) -> Tensor | None:
-        """What is at the place of `name`; None where the table has none, or attn_sink is not given. A caller
-        that sometimes gives no lse needs a table without it: before the call it is said to be an output."""
+        """The tensor at the place of `name`; None if the table has no place for it, or attn_sink is None.
+
+        A caller that gives an lse only sometimes needs a table without one: outputs are declared before the
+        call.
+        """
         import torch
 
         place = getattr(self, name)
@@ -186,7 +190,8 @@ class Paged:
         return None if value is None else float(value)
 
     def _indices(self, indices: Tensor) -> tuple[str, Seen]:
-        """The convention of the indices' shape, and them in it; [B, S, W] is [B*S, W]."""
+        """The name of the shape convention of the indices, and the indices in it; [B, S, W] becomes [B*S,
+        W]."""
         shape = indices.shape
         if self.index_shape is not None:
             return self.index_shape, Seen(indices)
@@ -196,14 +201,14 @@ class Paged:
 
 
 def shown(value: object) -> str:
-    """`value` as a line has room for it."""
+    """`value`, shortened to fit a one-line message."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def at_place(place: str, values: Mapping[str, Any]) -> Any:
-    """What is at `place`, beginning among `values` by name. LookupError or AttributeError, naming it, if
-    nothing is there."""
+    """The value at `place`, starting from `values` by name. LookupError or AttributeError, naming the place,
+    if missing."""
     root = _root(place)
     if root not in values:
         raise LookupError(f"{place}: the call has no argument {root!r}; it has {', '.join(values)}")
@@ -219,7 +224,7 @@ def at_place(place: str, values: Mapping[str, Any]) -> Any:
 
 
 def pages(cache: Tensor, layout: str, block_size: int | None) -> Tensor:
-    """`cache` as the contract has it, [blocks, block_size, row]: a view. ValueError if there is none."""
+    """A view of `cache` in the contract's shape [blocks, block_size, row]. ValueError if there is none."""
     import torch
 
     from gdnbench_kernels.swa_decode.layouts import CacheLayout
@@ -265,7 +270,7 @@ def _target(name: str) -> Target:
 
 
 def _leading(tensor: Tensor, last: int) -> int:
-    """How many elements the axes before the `last` ones have."""
+    """The number of elements of all axes but the last `last`."""
     return tensor.shape[: tensor.ndim - last].numel()
 
 
@@ -279,7 +284,7 @@ def _flat(name: str, tensor: Tensor) -> Tensor:
 
 
 def _expected(name: str, tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """`shape` if `tensor` has it, its first axis perhaps in parts; ValueError if not."""
+    """`shape`, if `tensor` has it, with its first axis possibly split in several; ValueError if not."""
     rest = shape[1:]
     if tensor.shape[-len(rest) :] != rest or _leading(tensor, len(rest)) != shape[0]:
         raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}")
@@ -292,14 +297,14 @@ Form = tuple[str, tuple[int, ...], tuple[int, ...], "torch.dtype"]
 def _form(seen: Seen) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
     if seen.shape is None:
         return tuple(seen.tensor.shape), seen.tensor.stride(), seen.tensor.dtype
-    return seen.shape, (), seen.tensor.dtype  # strides of what is a view of it do not matter
+    return seen.shape, (), seen.tensor.dtype  # a view of it: its strides do not matter
 
 
-@lru_cache(maxsize=256)  # a layer's calls look alike from step to step
+@lru_cache(maxsize=256)  # a layer's calls repeat their shapes from step to step
 def _validate(conventions: tuple[tuple[str, str], ...], forms: tuple[Form, ...]) -> None:
-    """ContractError for shapes, strides or dtypes that the contract does not have.
+    """ContractError for shapes, strides or dtypes that violate the contract.
 
-    No element is looked at, which on a GPU would have to be waited for: the lengths stand as zeros here.
+    Reads no element, because that would wait for the GPU: the lengths are taken as zeros.
     """
     import torch
 

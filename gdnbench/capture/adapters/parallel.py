@@ -1,4 +1,4 @@
-"""Ranks of this process in the groups that a serving engine has set up."""
+"""Reads a process's ranks in the parallel groups of a serving engine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Iterable, Mapping
 
 
 def ranks(module: str, kinds: Iterable[str]) -> Mapping[str, tuple[int, int]]:
-    """Rank and size of this process in each kind of parallelism (tp, pp, dp) whose group `module` holds, as
-    `_TP` and the like; {} where it is not imported."""
+    """Rank and size of this process for each kind of parallelism (tp, pp, dp) whose group `module` holds
+    (`_TP`, ...).
+
+    {} if `module` is not imported.
+    """
     state = sys.modules.get(module)
     groups = {kind: getattr(state, f"_{kind.upper()}", None) for kind in kinds}
     return {

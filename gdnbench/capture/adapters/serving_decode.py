@@ -1,13 +1,12 @@
-"""What adapters of serving engines share where sequences own slots of a pool of states.
+"""Shared by adapters of serving engines whose sequences own slots of a state pool.
 
-An engine decodes a batch as packed tokens [T, ...], sequence n being rows query_start_loc[n] up to
-query_start_loc[n + 1], with slots [N] or [N, S]; gdn_decode has [B, S, ...]. Where T = N S, one is a view of
-the other, which is checked once the offsets are on the host. Batches whose sequences differ in tokens, a
-speculative step in which not every draft is there, are laid into [N, S] with zeros behind each sequence:
-such a token has slot -1 and leaves no trace.
+An engine decodes a batch of packed tokens [T, ...]: sequence n has rows query_start_loc[n] up to
+query_start_loc[n + 1], and slots [N] or [N, S]. gdn_decode takes [B, S, ...]. If T = N S the packed tensor
+can be viewed so; capture checks this when the offsets are on the host. If sequences have different numbers of
+tokens (a speculative step with fewer drafts), the tokens are copied into [N, S] with zeros after each
+sequence; padded tokens have slot -1 and so have no effect.
 
-Engines have slots that stand for none (vLLM: 0, SGLang: those below 0), where gdn_decode has -1. That too is
-settled on the host.
+Engines use null slots (vLLM: 0, SGLang: below 0), where gdn_decode uses -1. They are replaced on the host.
 """
 
 from __future__ import annotations
@@ -23,20 +22,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BESIDE = "beside."
-"""Before the name of a tensor that no operation has: `told` takes it from the record and puts its values into
-`dispatch`, under "metadata"."""
+"""Name prefix of a tensor that no operation has: `move_beside_to_dispatch` removes it from the record and
+puts its values into `dispatch` under "metadata"."""
 OFFSETS = "query_start_loc"
 BIAS_DTYPES = ("float32", "bfloat16")
 NO_TOKENS = "a decode call has no tokens"
 
 
 def beside(tensors: Mapping[str, Tensor | None]) -> dict[str, Seen]:
-    """Tensors of a step's metadata, copied along with the inputs of a call."""
+    """Tensors of a step's metadata, to be copied along with a call's inputs."""
     return {f"{BESIDE}{name}": Seen(tensor) for name, tensor in tensors.items() if tensor is not None}
 
 
 def told(tensors: dict[str, Tensor], known: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors without those of `beside`, and these by value beside what is `known`, for `dispatch`."""
+    """Remove the `beside` tensors; returns the others, and `dispatch` entries with `known` and the removed
+    tensors' values."""
     named = [name for name in tensors if name.startswith(BESIDE)]
     values = {name.removeprefix(BESIDE): tensors[name].tolist() for name in named}
     rest = {name: tensor for name, tensor in tensors.items() if name not in named}
@@ -45,12 +45,13 @@ def told(tensors: dict[str, Tensor], known: Mapping[str, Any]) -> tuple[dict[str
 
 
 def telling(known: Mapping[str, Any]) -> Finish:
-    """What finishes a call that needs nothing else done on the host."""
+    """A `Finish` that only moves metadata to `dispatch`."""
     return lambda tensors: told(tensors, known)
 
 
 def telling_prefill(known: Mapping[str, Any]) -> Finish:
-    """The same of a prefill; NotCaptured for tokens of no sequence, which gdn_prefill does not have."""
+    """A `Finish` for a prefill: moves metadata to `dispatch`; NotCaptured if some tokens belong to no
+    sequence."""
 
     def settle(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         bounds = tensors["cu_seqlens"]
@@ -70,8 +71,8 @@ class Packed(NamedTuple):
 
 
 def split_features(mixed: Tensor, state: Tensor) -> Packed:
-    """Views of mixed [T, 2 H K + Hv V], a row of which is q, k and v of a token; `state` [slots, Hv, V, K]
-    says the sizes."""
+    """Views of mixed [T, 2 H K + Hv V], whose rows are q, k and v of one token; `state` [slots, Hv, V, K]
+    gives the sizes."""
     heads, value_dim, key_dim = state.shape[1:]
     width = (mixed.shape[-1] - heads * value_dim) // 2
     tokens = mixed.detach().unsqueeze(0)
@@ -87,7 +88,7 @@ def split_features(mixed: Tensor, state: Tensor) -> Packed:
 
 
 def gate_parameters(A_log: Tensor, dt_bias: Tensor) -> dict[str, Seen]:
-    """[Hv] each, of raw gates, in the dtypes that the operations take."""
+    """A_log and dt_bias, [Hv] each, of raw gates, in the dtypes that the operations take."""
     from gdnbench_kernels.validate import dtype_name
 
     kept = dtype_name(dt_bias.dtype) in BIAS_DTYPES
@@ -104,9 +105,9 @@ def refuse_states(state: Tensor | None) -> None:
 
 
 class Batch:
-    """How the packed tokens of a decode call are sequences.
+    """Maps the packed tokens of a decode call to sequences.
 
-    `tokens`: T of all. `slots` [N'] or [N', S] with N' >= N; `accepted` [N'] as the engine has it.
+    `tokens`: total number T. `slots` [N'] or [N', S] with N' >= N; `accepted` [N'] as the engine passes it.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Batch:
         return Seen(laid.masked_fill(absent, 0), None, packed)
 
     def indices(self) -> dict[str, Seen]:
-        """state_indices, and which slot is read where that is not the first one of a sequence."""
+        """state_indices, and read_indices if a sequence does not read its first slot."""
         import torch
 
         if not self.ragged:
@@ -164,7 +165,7 @@ class Batch:
         }
 
     def _places(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Row of the packed tokens [N, S] that each token is, and whether there is such a token."""
+        """For each token of [N, S], its row of the packed tokens and whether the token exists."""
         import torch
 
         assert self.offsets is not None
@@ -174,7 +175,8 @@ class Batch:
         return (offsets[:-1].unsqueeze(1) + column).clamp(0, max(tokens - 1, 0)), inside
 
     def finish(self, known: Mapping[str, Any]) -> Finish:
-        """Null slots become -1; NotCaptured for a batch that is all padding, or is no [N, S] after all."""
+        """A `Finish` that replaces null slots by -1; NotCaptured for a batch of padding only, or one that is
+        not [N, S]."""
         null, steps, ragged = self.null, self.steps, self.ragged
 
         def settle(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -194,7 +196,8 @@ class Batch:
 
 
 def _settle_tokens(given: dict[str, Tensor], offsets: Tensor | None, steps: int, ragged: bool) -> None:
-    """A sequence without tokens is padding; NotCaptured where others do not have `steps` in order."""
+    """Turn a sequence without tokens into padding; NotCaptured if another does not have `steps` tokens in
+    order."""
     import torch
 
     if offsets is None:

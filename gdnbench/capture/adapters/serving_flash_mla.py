@@ -1,8 +1,7 @@
-"""What adapters of serving engines share where DeepSeek-V4 decodes by FlashMLA's `flash_mla_with_kvcache`.
+"""Shared by adapters of serving engines that decode DeepSeek-V4 by FlashMLA's `flash_mla_with_kvcache`.
 
-q [T, 1, H, 512], pages [blocks, block_size, 1, 584] that may lie further apart than they are long, indices
-[T, 1, W] and their lengths [T]. FlashMLA's lse is no output of the record: for a row that attends to nothing
-it is +inf, and the operation's is -inf.
+q [T, 1, H, 512], pages [blocks, block_size, 1, 584] with any page stride, indices [T, 1, W] and their lengths
+[T]. The record has no lse: for a row that attends to nothing FlashMLA's is +inf, and the operation's is -inf.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ ROW_BYTES = 584
 
 @cache
 def table(function: str, framework: str) -> Paged:
-    """Of `function`, `module:name`. Not at the start of every process."""
+    """The `Paged` table of `function`, written `module:name`. Built on first use, not at the start of every
+    process."""
     from gdnbench.capture.adapters.paged import Paged
 
     return Paged(

@@ -1,16 +1,14 @@
-"""SGLang: Gated DeltaNet in every kernel backend of its prefill, decode and speculative verification.
+"""Adapter for SGLang: Gated DeltaNet in every kernel backend of prefill, decode and speculative verification.
 
-| function | recorded as |
-|---|---|
-| `extend` of a backend's kernels: Triton, FlashInfer, CuTe DSL | gdn_prefill, states from and to the pool |
-| `packed_decode` of Triton's | gdn_decode, raw gates, q, k, v of one tensor |
-| `decode` of a backend's kernels | gdn_decode, raw gates |
-| `target_verify` of a backend's kernels | gdn_decode, raw gates, S tokens, the pool as it was |
-| Triton's own functions, where something else calls them | the same |
+| function | recorded as | |---|---| | `extend` of a backend's kernels: Triton, FlashInfer, CuTe DSL |
+gdn_prefill, states from and to the pool | | `packed_decode` of Triton's | gdn_decode, raw gates, q, k, v as
+views of one tensor | | `decode` of a backend's kernels | gdn_decode, raw gates | | `target_verify` of a
+backend's kernels | gdn_decode, raw gates, S tokens, pool not updated | | Triton's own functions, if other
+code calls them | the same |
 
-States are [slots, Hv, V, K]; a slot below 0 stands for none. Verification writes no slot: the states after
-each draft go to a buffer of the engine's that no operation has, and `dispatch.not_recorded` says so. A
-prefill gets no chunk tables: each backend makes its own. The layer is the `RadixLinearAttention` that runs.
+States are [slots, Hv, V, K]; a slot below 0 is null. Verification writes no slot: the states after each draft
+go to a buffer that no operation has, listed in `dispatch.not_recorded`. A prefill record has no chunk tables,
+because each backend makes its own. The layer is the running `RadixLinearAttention`.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
 KERNELS = "sglang.srt.layers.attention.linear.kernels"
 RADIX = "sglang.srt.layers.radix_linear_attention"
 FLA = ("sglang.kernels.ops.attention.fla", "sglang.srt.layers.attention.fla")
-"""Where the functions taken from flash-linear-attention are: since 0.5.16 at the latest, and before."""
+"""Modules of the functions taken from flash-linear-attention: since 0.5.16 at the latest, and before."""
 SIGMOID_SINCE = "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent"
 BACKENDS = {names.TRITON: "triton", names.FLASHINFER: "flashinfer", names.CUTEDSL: "cutedsl"}
 MODULES = {
@@ -156,7 +154,8 @@ def _prefill(backend: str, arguments: Mapping[str, Any]) -> Observation:
 
 
 def _settled(finish: Finish) -> Finish:
-    """NotCaptured for padding: a backend reads and writes one slot or another for it, or none."""
+    """A `Finish` that also refuses padding (NotCaptured): backends differ in which slot they use for it, if
+    any."""
 
     def settle(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         slots = tensors.get(f"{BESIDE}{SLOTS_BESIDE}")
@@ -222,7 +221,7 @@ def _batch(arguments: Mapping[str, Any]) -> Batch:
 
 
 def _verifies(arguments: Mapping[str, Any]) -> bool:
-    """Whether the pool stays as it was."""
+    """Whether the call leaves the pool as it is."""
     return bool(arguments.get("disable_state_update", "retrieve_parent_token" in arguments))
 
 
@@ -246,10 +245,10 @@ def _refuse_decode(arguments: Mapping[str, Any]) -> None:
 
 
 def _pool(arguments: Mapping[str, Any]) -> Any:
-    """[slots, Hv, V, K], updated in place; None where a call has none."""
+    """States [slots, Hv, V, K], updated in place; None if the call has none."""
     return _first(arguments, POOLS)
 
 
 def _first(arguments: Mapping[str, Any], given: tuple[str, ...]) -> Any:
-    """The first of these that the call has: methods and functions name them differently."""
+    """The first of the parameters `given` that the call has: methods and functions use different names."""
     return next((arguments[name] for name in given if arguments.get(name) is not None), None)

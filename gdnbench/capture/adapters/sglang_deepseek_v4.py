@@ -1,10 +1,12 @@
-"""SGLang: the pure sliding-window layers of DeepSeek-V4 over their fp8_ds_mla pages, as swa_decode.
+"""Adapter for SGLang: pure sliding-window layers of DeepSeek-V4 over fp8_ds_mla pages, recorded as
+swa_decode.
 
-The backend of attention calls FlashMLA's `flash_mla_with_kvcache` (see serving_flash_mla.py) for decoding,
-for verification of drafts, and for prefills that it does not gather pages for: each query token is a row.
-Before 0.5.23 the function is sgl_kernel's, which other models call as well.
-Rows beyond the step's own, of a batch that was filled up, attend to one row of page 0. H is what the kernel
-wants: heads that the model does not have are zeros. The layer is the `MQALayer` that runs.
+The attention backend calls FlashMLA's `flash_mla_with_kvcache` (see serving_flash_mla.py) for decoding, for
+verification of drafts, and for prefills whose pages it does not gather: each query token is a row. Before
+0.5.23 the function is sgl_kernel's, which other models call as well.
+
+In a padded batch, rows beyond the step's own attend to one row of page 0. H is the kernel's head count: heads
+that the model does not have are zeros. The layer is the running `MQALayer`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ INTERFACE = "sglang.kernels.ops.attention.flash_mla_interface"
 KERNEL = "sgl_kernel.flash_mla"  # before 0.5.23
 CONTEXT = "sglang.srt.model_executor.forward_context"
 METADATA = {"seq_lens": "seq_lens_casual", "positions": "positions_casual"}
-"""Tensors of `DSV4AttnMetadata`, [T] each: of every row."""
+"""Per-row tensors of `DSV4AttnMetadata`, [T] each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class SglangDeepseekV4Adapter:
 
 
 def _step() -> Any:
-    """The metadata of the running step; None where the function is called by hand."""
+    """The metadata of the running step; None if the function is called directly."""
     context = sys.modules.get(CONTEXT)
     if context is None or not context.has_forward_context():
         return None

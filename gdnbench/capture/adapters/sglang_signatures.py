@@ -1,5 +1,5 @@
-"""SGLang's functions of the gated delta rule and of sparse attention, as adapters/sglang.py and
-adapters/sglang_deepseek_v4.py know them."""
+"""Signatures of SGLang's gated delta rule and sparse attention, as adapters/sglang.py and
+sglang_deepseek_v4.py expect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CHECKPOINTS = ("state_checkpoint_cu_starts", "num_state_checkpoints", "state_ch
 
 
 def _extend(more: str = "", also: str = "") -> Signature:
-    """`also`: what this backend ignores in `**kwargs`, and another names."""
+    """`also`: parameters that this backend ignores in `**kwargs` and another backend names."""
     given = "output layer_id extend_prefix_lens track_state track_chunk_idx"
     return Signature(_EXTEND + more, needs=f"q k v g beta {_POOL}", others=f"{given} {also}")
 

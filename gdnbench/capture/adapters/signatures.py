@@ -1,8 +1,8 @@
-"""What was known of a framework's functions when their adapter was written, and what is done if they differ.
+"""Compares the functions of the installed framework with the signatures that the adapter was written for.
 
-A function that lacks a parameter which the adapter needs, or cannot be called without one that it does not
-know, is left alone. So is a call that gives a parameter which the adapter does not know another value than
-its default: what it would mean for the record is not known either. Both are said in the summary, by reason.
+A function is not captured if it lacks a parameter that the adapter needs, or requires one that the adapter
+does not know. A call is not recorded if it gives an unknown parameter a value other than its default, whose
+effect on the call is unknown. The summary states both, by reason.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ _MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """`parameters`: names in order, with their defaults, as the newest version read has them. `needs`: those
-    without which a call cannot be told. `others`: what is passed by `**kwargs`, or was a parameter before."""
+    """`parameters`: names in order, with defaults, of the newest version read. `needs`: the parameters
+    without which a call cannot be recorded. `others`: names passed through `**kwargs`, and former
+    parameters."""
 
     parameters: str
     needs: str
@@ -35,7 +36,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A function as it is here: why it is left alone, and defaults of parameters that are not known."""
+    """An installed function: why it is not captured, and the defaults of its unknown parameters."""
 
     reason: str | None
     defaults: Mapping[str, Any]
@@ -43,8 +44,11 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class Signatures:
-    """Of a framework's functions, by name. `versions`: the oldest and the newest of `distribution` that they
-    were compared with, on the day `read`."""
+    """Signatures of a framework's functions, by name.
+
+    `versions`: the oldest and newest version of `distribution` that they were compared with, on the day
+    `read`.
+    """
 
     distribution: str
     versions: tuple[str, str]
@@ -54,11 +58,11 @@ class Signatures:
     _found: dict[str, _Found] = field(default_factory=dict, repr=False)
 
     def anew(self) -> Signatures:
-        """The same, of which no function has been looked at."""
+        """A copy in which no function has been compared yet."""
         return Signatures(self.distribution, self.versions, self.read, self.functions)
 
     def look_at(self, name: str, function: Callable[..., Any]) -> None:
-        """Compare what is known of `name` with the function that is to be wrapped."""
+        """Compare the signature known as `name` with the function to be wrapped."""
         signature = self.functions[name]
         here = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind not in _MANY}
         unknown = [p for one, p in here.items() if one not in signature.names]
@@ -73,9 +77,9 @@ class Signatures:
         self._found[name] = _Found(reason, {p.name: p.default for p in unknown})
 
     def check(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """NotCaptured for a call that the adapter may not understand."""
+        """NotCaptured for a call that the adapter may misread."""
         found = self._found.get(name)
-        if found is None:  # a function of another name stands there, such as a wrapper that hides it
+        if found is None:  # the function was not compared: a wrapper hides it
             hidden = [one for one in self.functions[name].needs.split() if one not in arguments]
             if hidden:
                 raise NotCaptured(f"{name} is called without naming {', '.join(hidden)}: {self._versions()}")
@@ -101,12 +105,12 @@ class Signatures:
 
 
 def qualified(function: Callable[..., Any]) -> str:
-    """As the record's `implementation` names it."""
+    """The function's name as the record's `implementation` writes it."""
     return f"{function.__module__}.{function.__qualname__}"
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Whether nothing but the default was given; tensors are not looked into."""
+    """Whether `value` is the default; tensors are not compared by elements."""
     if isinstance(value, bool | int | float | str) and type(value) is type(default):
         return bool(value == default)
     return value is default

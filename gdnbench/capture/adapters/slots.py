@@ -1,4 +1,4 @@
-"""Slots of a pool of states as the Gated DeltaNet operations have them, made from those of a call."""
+"""Converts a call's pool slots to those of the Gated DeltaNet operations."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PADDING = -1
 
 
 def gathered(states: Tensor, slots: Tensor | None) -> Tensor:
-    """The states of a batch, [N, Hv, V, K]. A slot that is not there is the function's to stumble over."""
+    """The states of a batch, [N, Hv, V, K]. A slot out of range is the function's error to report."""
     if slots is None:
         return states
     return states.detach().index_select(0, slots.long().clamp(0, max(len(states) - 1, 0)))
 
 
 def int32_slots(indices: Tensor) -> Tensor:
-    """As read_indices has to be."""
+    """Slots as int32, as read_indices requires."""
     import torch
 
     if indices.dtype == torch.int32:
@@ -42,7 +42,8 @@ def nowhere(batch: int, steps: int, device: torch.device) -> Tensor:
 
 
 def refuse_in_graph(indices: Tensor) -> None:
-    """Rows of a pool are gathered in front of a replay, where what the graph makes of indices is not yet."""
+    """NotCaptured for indices computed inside a CUDA graph: pool rows are gathered before the replay, when
+    they do not exist."""
     import torch
 
     if indices.is_cuda and torch.cuda.is_current_stream_capturing():

@@ -1,16 +1,12 @@
-"""Hugging Face transformers: the chunk and the recurrent path of its Gated DeltaNet layers.
+"""Adapter for Hugging Face transformers: the chunk and recurrent paths of its Gated DeltaNet layers.
 
-| functions | tokens a sequence | recorded as |
-|---|---|---|
-| `CHUNK` | any | gdn_prefill |
-| `RECURRENT` | 1, with a state in and out | gdn_decode |
-| `RECURRENT` | more, or without a state | gdn_prefill |
+| functions | tokens per sequence | recorded as | |---|---|---| | `CHUNK` | any | gdn_prefill | | `RECURRENT`
+| 1, with a state in and out | gdn_decode | | `RECURRENT` | more, or without a state | gdn_prefill |
 
-From 5.17 on, a layer calls the torch_* name and whichever implementation transformers picked sits below it.
-Earlier releases bind either flash-linear-attention's function or their own when a layer is built; both names
-are wrapped. Tensors are q, k [B, T, H, K], v [B, T, Hv, V], g, beta [B, T, Hv], states [B, Hv, K, V]; g is a
-log gate. Releases before 5.23 repeat q and k to Hv heads before the call: repeats equal bit for bit are
-recorded once.
+From 5.17 on, a layer calls the torch_* name, which calls the implementation that transformers picked. Earlier
+releases bind flash-linear-attention's function or their own when a layer is built; both names are wrapped.
+Tensors are q, k [B, T, H, K], v [B, T, Hv, V], g, beta [B, T, Hv], states [B, Hv, K, V]; g is a log gate.
+Releases before 5.23 repeat q and k to Hv heads before the call; repeats with equal bits are recorded once.
 """
 
 from __future__ import annotations
@@ -65,7 +61,7 @@ class TransformersAdapter:
             scalars |= {
                 "chunk_size": int(arguments.get("chunk_size") or 64),
                 "output_final_state": keep_state,
-                "final_state_dtype": "float32",  # of every implementation, whatever the initial state's is
+                "final_state_dtype": "float32",  # of every implementation, for any dtype of the initial state
             }
         return Observation(
             op=op,
@@ -90,7 +86,7 @@ class TransformersAdapter:
         return ("gdn_prefill",) if target.function in CHUNK else ("gdn_prefill", "gdn_decode")
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
-        """The function that transformers' fallback wrapper closes over; else the function itself."""
+        """The function that transformers' fallback wrapper closes over; otherwise the function itself."""
         code = getattr(function, "__code__", None)
         chosen: Any = function
         if code is not None and "implementation" in code.co_freevars:
@@ -101,7 +97,8 @@ class TransformersAdapter:
 
 
 def _either(arguments: Mapping[str, Any], *names: str) -> Tensor:
-    """transformers says `query`, flash-linear-attention `q`."""
+    """The argument under the first of `names` that is present: transformers has `query`,
+    flash-linear-attention `q`."""
     for name in names:
         if name in arguments:
             tensor: Tensor = arguments[name]
@@ -111,7 +108,7 @@ def _either(arguments: Mapping[str, Any], *names: str) -> Tensor:
 
 def _collapse_if_repeated(q: Tensor, k: Tensor, v: Tensor) -> Finish | None:
     if q.shape[2] != v.shape[2] or k.shape[2] != q.shape[2] or q.shape[2] == 1:
-        return None  # grouped heads reach the function as they are
+        return None  # grouped heads are passed without repeats
     from gdnbench.capture.head_dedup import collapse_repeated_heads
 
     return collapse_repeated_heads

@@ -1,16 +1,14 @@
-"""vLLM: Gated DeltaNet in every backend of its prefill, its recurrent decode, and its speculative decode.
+"""Adapter for vLLM: Gated DeltaNet in every backend of prefill, recurrent decode and speculative decode.
 
-| function | recorded as |
-|---|---|
-| `ChunkGatedDeltaRule.forward_*`, and what these call: FlashInfer, Triton, CuTe DSL, AITER | gdn_prefill |
-| `fused_recurrent_gated_delta_rule_packed_decode` | gdn_decode, raw gates, q, k, v of one tensor |
-| `fused_sigmoid_gating_delta_rule_update` | gdn_decode, raw gates |
-| `fused_recurrent_gated_delta_rule` | gdn_decode, log gates |
-| `fused_gdn_decode_post_conv_mtp` | gdn_decode, raw gates, without o: it comes out normalised and gated |
+| function | recorded as | |---|---| | `ChunkGatedDeltaRule.forward_*`, and what these call: FlashInfer,
+Triton, CuTe DSL, AITER | gdn_prefill | | `fused_recurrent_gated_delta_rule_packed_decode` | gdn_decode, raw
+gates, q, k, v of one tensor | | `fused_sigmoid_gating_delta_rule_update` | gdn_decode, raw gates | |
+`fused_recurrent_gated_delta_rule` | gdn_decode, log gates | | `fused_gdn_decode_post_conv_mtp` | gdn_decode,
+raw gates, without o: the function normalises and gates it |
 
-States are [slots, Hv, V, K], slot 0 standing for none. The layer is the module whose custom op
-(`qwen_gdn_attention_core`) is running: the op ends in its `_forward_core`. What the layer was told of the
-step, `GDNAttentionMetadata`, goes into `dispatch`: counts as they are, tensors by value once on the host.
+States are [slots, Hv, V, K]; slot 0 is null. The layer is the module whose custom op
+(`qwen_gdn_attention_core`) is running: the op calls its `_forward_core`. The step metadata of the layer,
+`GDNAttentionMetadata`, goes into `dispatch`: counts as they are, tensors by value once they are on the host.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ GDN = "vllm.model_executor.layers.mamba.gdn"
 QWEN, OLMO = f"{GDN}.qwen_gdn_linear_attn", f"{GDN}.olmo_gdn_linear_attn"
 CUTEDSL = "vllm.model_executor.layers.mamba.ops.gdn_chunk_cutedsl"
 FLA = ("vllm.third_party.flash_linear_attention.ops", "vllm.model_executor.layers.fla.ops")
-"""Where the functions taken from flash-linear-attention are: since 0.28.0 at the latest, and before."""
+"""Modules of the functions taken from flash-linear-attention: since 0.28.0 at the latest, and before."""
 BACKENDS = {
     "forward_cuda": "flashinfer",
     "forward_native": "triton",
@@ -64,7 +62,7 @@ PREFILLS = {
     names.CHUNK_CUTEDSL: "cutedsl",
 }
 FP32_FINAL = ("flashinfer", "triton")
-"""Backends whose final states are fp32 whatever the initial ones are; the others keep their dtype."""
+"""Backends whose final states are always fp32; those of the others have the dtype of the initial states."""
 MODULES = {
     QWEN: (
         *(f"ChunkGatedDeltaRule.{method}" for method in BACKENDS),
@@ -154,16 +152,16 @@ class VllmAdapter:
 
 
 def step_of(layer: object | None, prefix: str | None) -> Any:
-    """The metadata of the running step for the layer, or its cache, of that name; None outside a layer.
+    """The metadata of the running step for the layer, or for the cache named `prefix`; None outside a layer.
 
-    NotCaptured where vLLM runs the layer without any: to measure memory, or to have kernels compiled.
+    NotCaptured if vLLM runs the layer without metadata, to measure memory or to compile kernels.
     """
     context = sys.modules.get("vllm.forward_context")
     if layer is None or context is None:
         return None
     try:
         found = context.get_forward_context().attn_metadata
-    except AssertionError:  # the layer is called by hand
+    except AssertionError:  # no forward context: the layer is called directly
         return None
     step = found.get(prefix) if isinstance(found, dict) else None
     if step is None:
@@ -172,7 +170,7 @@ def step_of(layer: object | None, prefix: str | None) -> Any:
 
 
 def known_of(step: Any, counts: tuple[str, ...]) -> dict[str, Any]:
-    """Those of the step's counts that there are."""
+    """Those of the step's counts that exist."""
     return {name: int(value) for name in counts if (value := getattr(step, name, None)) is not None}
 
 
@@ -260,13 +258,13 @@ def _batch(arguments: Mapping[str, Any]) -> Batch:
 
 
 def _pool(arguments: Mapping[str, Any]) -> Tensor:
-    """What is updated in place."""
+    """The states that the call updates in place."""
     pool: Tensor = arguments["state" if "state" in arguments else "initial_state"]
     return pool
 
 
 def _scalars(scale: float | None, key_dim: int, layer: object | None) -> dict[str, Scalar]:
-    """Layers that allow negative eigenvalues double the sigmoid before they call."""
+    """Scalars of gdn_decode; layers that allow negative eigenvalues double the sigmoid before the call."""
     return {
         "scale": float(scale) if scale is not None else float(key_dim) ** -0.5,
         "beta_max": 2.0 if getattr(layer, "allow_neg_eigval", False) else 1.0,
@@ -289,6 +287,6 @@ def _refuse_decode(name: str, arguments: Mapping[str, Any]) -> None:
 
 
 def _first(step: Any, *attributes: str) -> Tensor | None:
-    """The first of these that the step has: older releases have the latter."""
+    """The first of these attributes that the step has: older releases have the latter."""
     found = (getattr(step, name, None) for name in attributes)
     return next((tensor for tensor in found if tensor is not None), None)

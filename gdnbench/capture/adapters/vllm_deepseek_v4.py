@@ -1,10 +1,11 @@
-"""vLLM: decoding of the pure sliding-window layers of DeepSeek-V4 over their fp8_ds_mla pages, as swa_decode.
+"""Adapter for vLLM: decoding of pure sliding-window layers of DeepSeek-V4 over fp8_ds_mla pages, as
+swa_decode.
 
 The layer calls FlashMLA's `flash_mla_with_kvcache` with q [T, 1, H, 512], pages [blocks, block_size, 1, 584]
-that may lie further apart than they are long, indices [T, 1, W] and their lengths [T]. H is what the kernel
-wants, 64 or 128: heads that the model does not have are zeros. Layers that attend to compressed keys as well
-are left alone, as are prefills, which gather their pages first. FlashMLA's lse is no output of the record:
-for a row that attends to nothing it is +inf, and the operation's is -inf.
+of any page stride, indices [T, 1, W] and their lengths [T]. H is the kernel's head count, 64 or 128: heads
+that the model does not have are zeros. Not recorded: layers that attend to compressed keys as well, and
+prefills, which gather their pages first. The record has no lse: for a row that attends to nothing FlashMLA's
+is +inf, and the operation's is -inf.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class VllmDeepseekV4Adapter:
         return ("swa_decode",)
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
-        if function.__name__ == FLASH_MLA:  # another stands there where FlashMLA is not built
+        if function.__name__ == FLASH_MLA:  # without FlashMLA in the build, another function has the name
             self.signatures.look_at(FLASH_MLA, function)
         return qualified(function)
 

@@ -1,5 +1,5 @@
-"""vLLM's functions of the gated delta rule and of sparse attention, as adapters/vllm.py and
-adapters/vllm_deepseek_v4.py know them."""
+"""Signatures of vLLM's gated delta rule and sparse attention, as adapters/vllm.py and vllm_deepseek_v4.py
+expect them."""
 
 from __future__ import annotations
 
