@@ -16,7 +16,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from gdnbench.capture.adapters.paged import Paged, shown
+from gdnbench.capture.adapters.paged import Paged, short_repr
 from gdnbench.errors import BadInputError
 
 KIND = "paged"
@@ -53,12 +53,12 @@ def _document(path: Path) -> Any:
 
 def _adapter(table: Any, where: str) -> Paged:
     if not isinstance(table, dict):
-        raise BadInputError(f"{where} is {shown(table)}; it must be a table")
+        raise BadInputError(f"{where} is {short_repr(table)}; it must be a table")
     known = {field.name: field for field in fields(Paged)}
     for key in table:
         if key not in known:
             raise BadInputError(
-                f"{where} has a key {shown(key)}, which there is not; keys are {', '.join(known)}"
+                f"{where} has a key {short_repr(key)}, which there is not; keys are {', '.join(known)}"
             )
     missing = [name for name, field in known.items() if field.default is MISSING and name not in table]
     if missing:

@@ -164,7 +164,7 @@ class Remote:
         processes."""
         if self._told != os.getpid():
             self._told = os.getpid()
-            self._report.note("switchable", start=start_of(self._told))
+            self._report.note("switchable", start=process_start_ticks(self._told))
 
     def after_fork(self) -> None:
         # The threads that held these do not exist in the child.
@@ -242,7 +242,7 @@ def signal_number(name: str) -> int:
     return int(signal.Signals[name if name.startswith("SIG") else f"SIG{name}"])
 
 
-def start_of(pid: int) -> str | None:
+def process_start_ticks(pid: int) -> str | None:
     """The start time of a process in ticks since boot; None if unknown. Tells a process from a later one with
     the same pid."""
     try:
@@ -252,7 +252,7 @@ def start_of(pid: int) -> str | None:
     return found.rpartition(")")[2].split()[19]
 
 
-def outlives(pid: int, number: int) -> bool:
+def handles_signal(pid: int, number: int) -> bool:
     """Whether a process handles or ignores a signal now.
 
     A process that reported a handler loses it if it runs another program (`exec`) or resets it.
@@ -265,11 +265,13 @@ def outlives(pid: int, number: int) -> bool:
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 
-def send(number: int, notes: list[dict[str, Any]], kill: Callable[[int, int], None] = os.kill) -> int:
+def send_to_switchable(
+    number: int, notes: list[dict[str, Any]], kill: Callable[[int, int], None] = os.kill
+) -> int:
     """Send a signal to all processes that reported a handler and still have it; returns how many got it."""
     sent = 0
     for pid, start in {(note["pid"], note.get("start")) for note in notes if note["event"] == "switchable"}:
-        if start is not None and start_of(pid) == start and outlives(pid, number):
+        if start is not None and process_start_ticks(pid) == start and handles_signal(pid, number):
             with contextlib.suppress(OSError):
                 kill(pid, number)
                 sent += 1

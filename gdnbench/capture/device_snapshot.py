@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from gdnbench.capture.adapter import Seen
-from gdnbench.capture.packing import Bundle, Fill, copied, pack, packed_bytes
+from gdnbench.capture.packing import Bundle, Fill, copy_fill, pack, packed_bytes
 from gdnbench.capture.snapshot import Copied, Form, elements, snapshot
-from gdnbench.capture.streams import Streams, Way
+from gdnbench.capture.streams import HostCopy, Streams
 from gdnbench.pools import row_sums
 from gdnbench_kernels.contract import Call, Operation, Role
 
@@ -53,7 +53,7 @@ class DevicePool:
         shape = (inside.numel(), *pool.shape[1:])
         found = {name: Fill(pool.dtype, shape, pool.device, gather)}
         if self.named is not None:
-            found[name + _ROWS] = copied(self.named)
+            found[name + _ROWS] = copy_fill(self.named)
         if self.written:
             shape = (pool.shape[0],)
             found[name + _SUMS] = Fill(torch.int64, shape, pool.device, lambda view: row_sums(pool, view))
@@ -100,7 +100,7 @@ def check_rows(name: str, rows: Tensor, slots: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class DeviceSnapshot:
     """A snapshot before packing: `here` is complete on the CPU; `fills` is packed once there is room."""
 
     here: Mapping[str, Copied]
@@ -141,7 +141,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    way: Way
+    way: HostCopy
     bundle: Bundle
     packed: Packed
 
@@ -200,7 +200,9 @@ class Arriving:
         return self.beside.get(pool + _SUMS)
 
 
-def moment(seen: Mapping[str, Seen], pools: Mapping[str, DevicePool], streams: Streams) -> Moment:
+def snapshot_on_device(
+    seen: Mapping[str, Seen], pools: Mapping[str, DevicePool], streams: Streams
+) -> DeviceSnapshot:
     """A snapshot of `seen`. TypeError for tensors whose elements are not in this process."""
     here: dict[str, Copied] = {}
     forms: dict[str, Form] = {}
@@ -210,6 +212,6 @@ def moment(seen: Mapping[str, Seen], pools: Mapping[str, DevicePool], streams: S
             # Copy: the record is written after the device copies, when the caller may have reused the tensor.
             here[name] = snapshot(one, reused=True)
             continue
-        tensor, forms[name] = elements(one.tensor), Form.of(one)
-        fills |= pools[name].fills(name, tensor) if name in pools else {name: copied(tensor)}
-    return Moment(here, forms, frozenset(pools), fills)
+        tensor, forms[name] = elements(one.tensor), Form.from_seen(one)
+        fills |= pools[name].fills(name, tensor) if name in pools else {name: copy_fill(tensor)}
+    return DeviceSnapshot(here, forms, frozenset(pools), fills)

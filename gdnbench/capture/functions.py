@@ -90,7 +90,7 @@ def record(
         adapter = FunctionAdapter(
             op, dict(names or {}), {**contract.default_conventions, **(conventions or {})}, (target,)
         )
-        site = CallSite.of(adapter, target, function)
+        site = CallSite.from_function(adapter, target, function)
 
         name = target.name
 

@@ -25,11 +25,11 @@ from gdnbench.capture.adapter import NotCaptured, Observation, Seen
 from gdnbench.capture.device_snapshot import (
     Arriving,
     DevicePool,
-    Moment,
+    DeviceSnapshot,
     Named,
     Packed,
-    moment,
     pool_on_device,
+    snapshot_on_device,
 )
 from gdnbench.capture.filter_expr import TensorForm
 from gdnbench.capture.inflight import (
@@ -125,7 +125,7 @@ class _Kept:
     name: CallName
     pools: dict[str, DevicePool]
     reserved: int
-    rows: Moment  # pool rows before the replay
+    rows: DeviceSnapshot  # pool rows before the replay
     reason: str | None  # why it is kept, if a trigger held for it
     pools_before: Arriving = field(default_factory=Arriving)
 
@@ -325,7 +325,7 @@ class Graphs:
         self._host.counts.graph_calls += 1
 
     def _packed(self, seen: dict[str, Seen], plan: Plan) -> Packed:
-        found = moment(seen, {}, self._streams)
+        found = snapshot_on_device(seen, {}, self._streams)
         with self._lock:
             while self._returned:
                 self._bytes -= self._returned.popleft()
@@ -399,7 +399,7 @@ class Graphs:
                 for pool in call.static
                 if pool not in call.whole
             }
-            rows = moment(call.static, pools, self._streams)
+            rows = snapshot_on_device(call.static, pools, self._streams)
         except Exception as error:
             self._host.counts.fail(error)
             return None
@@ -421,11 +421,11 @@ class Graphs:
                 self._host.counts.fail(error)
         self._host.counts.graph_replays += bool(kept)
 
-    def _pending(self, one: _Kept) -> tuple[PendingRecord, Moment]:
+    def _pending(self, one: _Kept) -> tuple[PendingRecord, DeviceSnapshot]:
         before, after = (packed.clone().send(self._streams) for packed in (one.inputs, one.outputs))
         before.join(one.pools_before)
         written = {name: seen for name, seen in one.call.static.items() if self._is_written(one, name)}
-        rows = moment(written, one.pools, self._streams)
+        rows = snapshot_on_device(written, one.pools, self._streams)
         device = OnDevice(one.pools, before, after, one.reserved)
         whole = {name: PoolRows(slots, tuple(range(slots))) for name, slots in one.call.whole.items()}
         pending = pending_record(one.observation, one.name, whole, {}, device)

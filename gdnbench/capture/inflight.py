@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from gdnbench.capture.adapter import Observation, Seen
-from gdnbench.capture.device_snapshot import Arriving, DevicePool, Moment, check_rows, moment, pool_on_device
+from gdnbench.capture.device_snapshot import (
+    Arriving,
+    DevicePool,
+    DeviceSnapshot,
+    check_rows,
+    pool_on_device,
+    snapshot_on_device,
+)
 from gdnbench.capture.layers import Layer
 from gdnbench.capture.snapshot import Copied, is_plain, snapshot
 from gdnbench.capture.streams import Streams
@@ -87,12 +94,12 @@ class PendingRecord:
         if waits:
             self.observation = replace(self.observation, tensors={})
 
-    def outputs(self, seen: Mapping[str, Seen], streams: Streams) -> Moment:
+    def outputs(self, seen: Mapping[str, Seen], streams: Streams) -> DeviceSnapshot:
         """The snapshot to take of the outputs of a call on a device."""
         assert self.device is not None
         # Drop references to the caller's tensors, so that their memory can be reused.
         self.observation = replace(self.observation, tensors={})
-        return moment(seen, self.device.pools, streams)
+        return snapshot_on_device(seen, self.device.pools, streams)
 
     def close_unfinished(self, error: BaseException) -> None:
         dispatch = {**self.info.dispatch, "raised": type(error).__name__}
@@ -212,7 +219,7 @@ def pending_record(
 
 def inputs_on_device(
     observation: Observation, full_pools: bool, streams: Streams
-) -> tuple[Moment, dict[str, PoolRows], dict[str, DevicePool]]:
+) -> tuple[DeviceSnapshot, dict[str, PoolRows], dict[str, DevicePool]]:
     """The snapshot to take of a call's inputs; the pools kept whole; and the pools whose rows are picked
     later."""
     contract = operation(observation.op)
@@ -224,7 +231,7 @@ def inputs_on_device(
             whole[name] = whole_pool(observation.tensors[name])
         else:
             some[name] = pool_on_device(contract, name, call, streams)
-    return moment(observation.tensors, some, streams), whole, some
+    return snapshot_on_device(observation.tensors, some, streams), whole, some
 
 
 def whole_pool(seen: Seen) -> PoolRows:

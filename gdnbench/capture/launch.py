@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from gdnbench.capture import adapters
-from gdnbench.capture.control import send, signal_number
+from gdnbench.capture.control import send_to_switchable, signal_number
 from gdnbench.capture.destination import check_objects, local_store
 from gdnbench.capture.filter_expr import When
 from gdnbench.capture.options import OPTIONS_VARIABLE, STORE_VARIABLE, CaptureOptions
@@ -61,9 +61,9 @@ def run_captured(
     check_store(place)
     if options.when is not None:
         _check_names(When(options.when))
-    known, _ = adapters.load(options)
-    targets = [target.name for _, target in adapters.select(known, options.target)]
-    targets += adapters.unknown(known, options.target)
+    known, _ = adapters.load_adapters(options)
+    targets = [target.name for _, target in adapters.select_targets(known, options.target)]
+    targets += adapters.unknown_targets(known, options.target)
     line = ProgressLine(sys.stderr)
     with tempfile.TemporaryDirectory(prefix="gdnbench-") as folder:
         report = Path(folder) / "report"
@@ -78,7 +78,9 @@ def run_captured(
                 status = child.wait()
             sealing.finish()
             line.clear()
-            outcome = Outcome.of(place, status, sealing.progress, targets, read_report(report), sealing.error)
+            outcome = Outcome.from_notes(
+                place, status, sealing.progress, targets, read_report(report), sealing.error
+            )
     if upload is not None:
         outcome = replace(outcome, not_arrived=upload.not_arrived())
     if outcome.unsealed:
@@ -177,7 +179,7 @@ def _switching(name: str | None, report: Path) -> Iterator[None]:
         return
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        send(number, read_report(report))
+        send_to_switchable(number, read_report(report))
 
     number = signal_number(name)
     previous = signal.signal(number, pass_on)

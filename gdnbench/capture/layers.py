@@ -33,7 +33,7 @@ class LayerNames:
         self._layers: weakref.WeakKeyDictionary[nn.Module, Layer] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def of(self, module: nn.Module) -> Layer:
+    def layer_of(self, module: nn.Module) -> Layer:
         layer = self._layers.get(module)
         if layer is None:
             with self._lock:

@@ -23,7 +23,7 @@ from torch import Tensor
 from gdnbench.capture.device_snapshot import Parcel
 from gdnbench.capture.inflight import PendingRecord
 from gdnbench.capture.snapshot import Copied
-from gdnbench.capture.streams import Streams, Way
+from gdnbench.capture.streams import HostCopy, Streams
 from gdnbench.ops import operation
 from gdnbench_kernels.contract import Call, Operation, Role, TensorSpec
 
@@ -33,7 +33,7 @@ class Flags:
     """Minima and maxima on their way from a device: float64 [n, 2] for n tensors."""
 
     specs: tuple[TensorSpec, ...]
-    way: Way
+    way: HostCopy
 
     def raised(self) -> bool:
         """Wait for them; whether one is not finite."""

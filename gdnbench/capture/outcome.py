@@ -61,7 +61,7 @@ class Outcome:
     not_arrived: str | None = None  # what has not reached the object store, why, and what to do
 
     @classmethod
-    def of(
+    def from_notes(
         cls,
         store: Path,
         returncode: int,

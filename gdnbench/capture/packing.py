@@ -28,7 +28,7 @@ class Fill(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def copied(tensor: Tensor) -> Fill:
+def copy_fill(tensor: Tensor) -> Fill:
     return Fill(tensor.dtype, tuple(tensor.shape), tensor.device, lambda view: view.copy_(tensor))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from gdnbench.capture.adapter import NotCaptured
-from gdnbench.capture.device_snapshot import Moment
+from gdnbench.capture.device_snapshot import DeviceSnapshot
 from gdnbench.capture.inflight import PendingRecord
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.pretrigger import Ring
@@ -168,14 +168,14 @@ class Recorder:
         elif self._selection.full or not (self._triggers.any or self._room_for(pending.nbytes)):
             self.let_go(pending)
         elif pending.device is not None:
-            self._transfers.put(pending)
+            self._transfers.enqueue(pending)
         elif not self._triggers.any:
             self._write(pending)
         else:
             for record in self._decided(pending):
                 self._write_or_count(record)
 
-    def finish_on_device(self, pending: PendingRecord, outputs: Moment, streams: Streams) -> None:
+    def finish_on_device(self, pending: PendingRecord, outputs: DeviceSnapshot, streams: Streams) -> None:
         """Record a call on a device that ended: copy `outputs` and send them after the inputs."""
         assert pending.device is not None
         pending.device.reserved += outputs.nbytes
@@ -251,9 +251,9 @@ class Recorder:
         with self._lock:
             self._counts.fail(error)
 
-    def settle(self) -> None:
+    def wait_until_written(self) -> None:
         """Wait until records in flight from a device are in the journal."""
-        self._transfers.settle()
+        self._transfers.wait_until_written()
 
     def close(self) -> None:
         """Write the records in flight, then end the journal with the summary."""

@@ -45,10 +45,10 @@ class Capture:
         self._on_first_record = on_first_record
         self._session: Session | None = None
         self._remote = Remote(Switch(options.paused), options, report)
-        found, problems = adapters.load(options)
+        found, problems = adapters.load_adapters(options)
         for problem in problems:
             report.note("problem", text=problem)
-        selected = adapters.select(found, options.target)
+        selected = adapters.select_targets(found, options.target)
         chosen = {adapter.framework for adapter, _ in selected}
         scopes = [(adapter, s) for adapter in found if adapter.framework in chosen for s in adapter.scopes]
         self.patcher = Patcher(

@@ -74,7 +74,7 @@ class CallSite:
     operations: frozenset[str] | None
 
     @classmethod
-    def of(cls, adapter: Adapter, target: Target, function: Callable[..., Any]) -> CallSite:
+    def from_function(cls, adapter: Adapter, target: Target, function: Callable[..., Any]) -> CallSite:
         parameters = inspect.signature(function).parameters.values()
         named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         return cls(
@@ -136,7 +136,7 @@ class Session:
     def wrap_target(
         self, adapter: Adapter, target: Target, function: Callable[..., Any]
     ) -> Callable[..., Any]:
-        site = CallSite.of(adapter, target, function)
+        site = CallSite.from_function(adapter, target, function)
         name = target.name
 
         @functools.wraps(function)
@@ -194,7 +194,7 @@ class Session:
             if not self._remote.started:
                 self._remote.start()
             module = self._scopes.module
-            layer = self._layers.of(module) if module is not None else self._layer_without_scope(site)
+            layer = self._layers.layer_of(module) if module is not None else self._layer_without_scope(site)
             pending: PendingRecord | GraphCall | None
             if self._streams.capturing():  # each replay, not this call, is a step
                 arguments = site.arguments(args, kwargs)

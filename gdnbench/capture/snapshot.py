@@ -43,7 +43,7 @@ class Form(NamedTuple):
     device: str
 
     @classmethod
-    def of(cls, seen: Seen) -> Form:
+    def from_seen(cls, seen: Seen) -> Form:
         caller = seen.tensor if seen.caller is None else seen.caller
         return cls(
             shape=tuple(seen.tensor.shape) if seen.shape is None else seen.shape,
@@ -121,4 +121,4 @@ def snapshot(seen: Seen, *, reused: bool, kept: Tensor | None = None) -> Copied:
     tensor = elements(seen.tensor)
     if kept is None:
         kept = _copy(tensor) if reused else tensor.contiguous()
-    return Form.of(seen).copied(kept)
+    return Form.from_seen(seen).copied(kept)

@@ -18,7 +18,7 @@ _TREES = "torch._inductor.cudagraph_trees"
 _FRAMES = 12  # stack frames between the tree and `capture_begin`: a context manager or two
 
 
-class Way(Protocol):
+class HostCopy(Protocol):
     """A device-to-host copy."""
 
     def begin(self) -> None:
@@ -43,7 +43,7 @@ class Streams(Protocol):
     def capturing(self) -> bool:
         """Whether the current stream is being captured into a graph."""
 
-    def to_host(self, memory: Tensor) -> Way:
+    def to_host(self, memory: Tensor) -> HostCopy:
         """Start a device-to-host copy of `memory` (uint8 [n]) as the current stream has written it by now.
 
         The copy owns `memory` until it has arrived; nobody else may write to it.
@@ -56,7 +56,7 @@ class Streams(Protocol):
         """Address ranges [start, stop) of the memory that holds a captured graph's intermediates."""
 
 
-class CudaWay:
+class CudaHostCopy:
     """A copy on stream `side`, behind event `written`. Not thread safe."""
 
     def __init__(self, memory: Tensor, written: torch.cuda.Event, side: torch.cuda.Stream) -> None:
@@ -102,11 +102,11 @@ class CudaStreams:
         started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         return started and torch.cuda.is_current_stream_capturing()
 
-    def to_host(self, memory: Tensor) -> CudaWay:
+    def to_host(self, memory: Tensor) -> CudaHostCopy:
         device = memory.device
         if device not in self._sides:
             self._sides[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        return CudaWay(memory, torch.cuda.current_stream(device).record_event(), self._sides[device])
+        return CudaHostCopy(memory, torch.cuda.current_stream(device).record_event(), self._sides[device])
 
     def to_device(self, numbers: Tensor, device: torch.device) -> Tensor:
         return numbers.pin_memory().to(device, non_blocking=True)  # a copy from pageable memory would wait

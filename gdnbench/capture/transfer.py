@@ -71,7 +71,7 @@ class Transfers:
             self._bytes -= nbytes
             self._changed.notify_all()
 
-    def put(self, record: PendingRecord) -> None:
+    def enqueue(self, record: PendingRecord) -> None:
         """Write `record` once it has arrived, and release what is reserved for it."""
         with self._changed:
             self._waiting += 1
@@ -95,7 +95,7 @@ class Transfers:
             self._captures -= 1
             self._changed.notify_all()
 
-    def settle(self) -> None:
+    def wait_until_written(self) -> None:
         """Wait until all records queued so far have been written."""
         with self._changed:
             self._changed.wait_for(lambda: not self._pending)

@@ -123,7 +123,7 @@ class Capturing:
     def leave(self) -> int:
         self.capture.patcher.restore()
         if self.capture.session.recorder is not None:
-            self.capture.session.recorder.settle()
+            self.capture.session.recorder.wait_until_written()
         self._sealer.check()
         if self._counts.failures or self._counts.dropped or self._counts.passed_over:
             raise SystemExit(f"not everything was recorded: {self._counts.summary()}")

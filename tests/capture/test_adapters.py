@@ -12,7 +12,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 from gdnbench.capture import CaptureOptions, capturing, record
 from gdnbench.capture.adapter import Target
-from gdnbench.capture.adapters import load, select
+from gdnbench.capture.adapters import load_adapters, select_targets
 from gdnbench.capture.adapters.transformers import ADAPTER
 from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
@@ -114,11 +114,11 @@ def test_grouped_heads_are_not_searched_for_repeats() -> None:
 
 
 def test_targets_by_framework_family_function_and_glob() -> None:
-    adapters, problems = load()
+    adapters, problems = load_adapters()
     assert problems == []
 
     def chosen(*patterns: str) -> set[str]:
-        return {target.name for _, target in select(adapters, patterns)}
+        return {target.name for _, target in select_targets(adapters, patterns)}
 
     frameworks = ("transformers", "fla", "flashinfer", "vllm", "sglang")
     # The copies of flash-linear-attention that vLLM and SGLang have lie in folders called fla too.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.capture import CaptureOptions, capturing, record
-from gdnbench.capture.streams import CudaWay
+from gdnbench.capture.streams import CudaHostCopy
 from gdnbench.store.reader import Store
 
 pytestmark = [
@@ -164,13 +164,13 @@ def test_replays_wait_for_no_way_to_the_host(tmp_path: Path, monkeypatch: pytest
     """While the device is busy with something in front, kept replays are queued one behind the other; pinned
     memory and copies to the host are asked for by the thread that writes."""
     threads = set()
-    begin = CudaWay.begin
+    begin = CudaHostCopy.begin
 
-    def spied_begin(way: CudaWay) -> None:
+    def spied_begin(way: CudaHostCopy) -> None:
         threads.add(threading.current_thread().name)
         begin(way)
 
-    monkeypatch.setattr(CudaWay, "begin", spied_begin)
+    monkeypatch.setattr(CudaHostCopy, "begin", spied_begin)
     buffers, graph = Buffers(layers=2), torch.cuda.CUDAGraph()
     with capturing(tmp_path / "run.zarr") as counts:
         with torch.cuda.graph(graph):

@@ -367,7 +367,7 @@ def settle() -> None:
     capture = runtime.innermost()
     assert capture is not None
     assert capture.session.recorder is not None
-    capture.session.recorder.settle()
+    capture.session.recorder.wait_until_written()
 
 
 @pytest.mark.timeout(60)

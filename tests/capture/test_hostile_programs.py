@@ -269,7 +269,7 @@ def test_a_frozen_layer_is_named_by_its_class_and_index() -> None:
     layer.layer_idx = 4  # type: ignore[assignment]
     gc.freeze()
     try:
-        assert LayerNames().of(layer).name == "Linear.4"
+        assert LayerNames().layer_of(layer).name == "Linear.4"
     finally:
         gc.unfreeze()
 

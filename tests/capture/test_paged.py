@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.capture import CaptureOptions, capturing
-from gdnbench.capture.adapters import load
+from gdnbench.capture.adapters import load_adapters
 from gdnbench.capture.adapters.paged import at_place, pages
 from gdnbench.ops import operation
 from gdnbench.replay import bind
@@ -381,7 +381,7 @@ def test_an_entry_point_may_name_a_table(engine: Any, monkeypatch: pytest.Monkey
     (metadata / "entry_points.txt").write_text(
         "[gdnbench.adapters]\nmine = engine_tables:GOOD\nbad = engine_tables:BAD\n"
     )
-    found, problems = load()
+    found, problems = load_adapters()
     assert [one.targets[0].name for one in found if one.framework == "mine"] == ["swa_engine:decode"]
     (problem,) = problems
     assert "cache_layout is 'int4'; it must be one of per_token_scale, fp8_ds_mla, bfloat16" in problem

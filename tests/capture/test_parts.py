@@ -69,11 +69,11 @@ def test_a_layer_is_named_by_its_path_and_without_parents_by_its_class() -> None
     model = nn.Sequential()
     model.add_module("layers", nn.ModuleList([Block(5), Block(6)]))
     names = LayerNames()
-    layer = names.of(model.layers[1])  # type: ignore[index]
+    layer = names.layer_of(model.layers[1])  # type: ignore[index]
     assert (layer.name, layer.index) == ("layers.1", 6)
-    assert names.of(model.layers[1]) is layer  # type: ignore[index]
+    assert names.layer_of(model.layers[1]) is layer  # type: ignore[index]
     alone = Block(7)
-    assert (names.of(alone).name, names.of(alone).index) == ("Block.7", 7)
+    assert (names.layer_of(alone).name, names.layer_of(alone).index) == ("Block.7", 7)
 
 
 def heads(tokens: int, count: int, width: int, seed: int) -> torch.Tensor:

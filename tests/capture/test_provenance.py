@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gdnbench import provenance
-from gdnbench.capture.adapters import load
+from gdnbench.capture.adapters import load_adapters
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -62,7 +62,7 @@ def test_versions_and_machine() -> None:
 
 
 def test_every_framework_with_an_adapter_has_its_version_recorded() -> None:
-    held = [one.signatures.distribution for one in load()[0] if hasattr(one, "signatures")]
+    held = [one.signatures.distribution for one in load_adapters()[0] if hasattr(one, "signatures")]
     assert set(held) >= {"flash-linear-attention", "flashinfer-python", "vllm", "sglang"}
     assert {"transformers", *held} <= set(provenance.PACKAGES)
 

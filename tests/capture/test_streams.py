@@ -12,7 +12,7 @@ import torch
 
 from gdnbench.capture import streams
 from gdnbench.capture.inflight import PendingRecord
-from gdnbench.capture.packing import copied, pack
+from gdnbench.capture.packing import copy_fill, pack
 from gdnbench.capture.transfer import LIMIT_BYTES, Transfers
 
 
@@ -93,7 +93,7 @@ def test_a_bundle_gives_back_every_bit() -> None:
         for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.uint8)
     }
     tensors |= {"scalar": torch.tensor(7), "empty": torch.empty(0, 3), "flag": torch.tensor([True, False])}
-    (bundle,) = pack({name: copied(tensor) for name, tensor in tensors.items()})
+    (bundle,) = pack({name: copy_fill(tensor) for name, tensor in tensors.items()})
     views = bundle.views(bundle.memory.clone())
     for name, tensor in tensors.items():
         assert (views[name].dtype, views[name].shape) == (tensor.dtype, tensor.shape)
@@ -118,7 +118,7 @@ class FakeRecord:
 
 def put(transfers: Transfers, record: FakeRecord) -> None:
     assert transfers.reserve(record.device.reserved)
-    transfers.put(cast(PendingRecord, record))
+    transfers.enqueue(cast(PendingRecord, record))
 
 
 def test_while_a_graph_is_captured_no_event_is_waited_for() -> None:
@@ -139,7 +139,7 @@ def test_while_a_graph_is_captured_no_event_is_waited_for() -> None:
     assert not second.asked.wait(0.05)
     transfers.end_quiet()
     assert second.asked.wait(60)
-    transfers.settle()
+    transfers.wait_until_written()
     assert written == [first, second]
     transfers.close()
 

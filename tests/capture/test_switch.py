@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gdnbench.capture.control import Remote, Switch, send, start_of
+from gdnbench.capture.control import Remote, Switch, process_start_ticks, send_to_switchable
 from gdnbench.capture.launch import run_captured
 from gdnbench.capture.layers import Layer
 from gdnbench.capture.options import OPTIONS_VARIABLE, CaptureOptions
@@ -239,9 +239,9 @@ def test_only_living_processes_that_said_so_are_sent_a_signal(usr2: int, tmp_pat
     # A process that ended, and whose number was given to another.
     notes += [{"event": "switchable", "pid": os.getppid(), "start": "1"}]
     notes += [{"event": "switchable", "pid": 1 << 30, "start": "1"}]
-    assert send(usr2, notes, lambda pid, number: sent.append((pid, number))) == 1
+    assert send_to_switchable(usr2, notes, lambda pid, number: sent.append((pid, number))) == 1
     assert sent == [(os.getpid(), usr2)]
-    assert start_of(1 << 30) is None
+    assert process_start_ticks(1 << 30) is None
     remote.close()
     assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
 
@@ -391,9 +391,9 @@ def test_a_program_that_gave_the_signal_up_is_not_ended_by_it(usr2: int, tmp_pat
     child = subprocess.Popen([sys.executable, "-c", line], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.readline()
-    notes = [{"event": "switchable", "pid": child.pid, "start": start_of(child.pid)}]
+    notes = [{"event": "switchable", "pid": child.pid, "start": process_start_ticks(child.pid)}]
     child.stdout.readline()  # the shell runs
-    assert send(usr2, notes) == 0
+    assert send_to_switchable(usr2, notes) == 0
     child.communicate(b"\n")
     assert child.returncode == 7
 

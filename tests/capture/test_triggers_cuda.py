@@ -10,7 +10,7 @@ import torch
 
 from gdnbench.capture import CaptureOptions, capturing
 from gdnbench.capture.nonfinite import _extremes, _odd
-from gdnbench.capture.streams import CudaWay
+from gdnbench.capture.streams import CudaHostCopy
 from gdnbench.ops import operation
 from gdnbench.store.reader import Store
 from tests.capture.test_cuda import Buffers, no_wait
@@ -64,14 +64,14 @@ def test_a_nan_is_found_without_a_wait_and_kept_with_what_was_before(tmp_path: P
 
 def test_what_is_finite_stays_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
-    begin = CudaWay.begin
+    begin = CudaHostCopy.begin
 
-    def spied_begin(way: CudaWay) -> None:
+    def spied_begin(way: CudaHostCopy) -> None:
         if way._host is None and way._memory is not None:
             sent.append(way._memory.nbytes)
         begin(way)
 
-    monkeypatch.setattr(CudaWay, "begin", spied_begin)
+    monkeypatch.setattr(CudaHostCopy, "begin", spied_begin)
     buffers = Buffers()
     with capturing(tmp_path / "run.zarr", CaptureOptions(on_nonfinite=True, around=3)) as counts:
         for _ in range(5):

@@ -21,7 +21,7 @@ from gdnbench.errors import BadInputError
 GROUP = "gdnbench.adapters"
 
 
-def load(options: CaptureOptions | None = None) -> tuple[list[Adapter], list[str]]:
+def load_adapters(options: CaptureOptions | None = None) -> tuple[list[Adapter], list[str]]:
     """All adapters, and one line for each entry point that fails to load; the others load all the same.
 
     BadInputError if a table file named by the options cannot be read.
@@ -66,7 +66,7 @@ def names_target(pattern: str, framework: str, target: Target) -> bool:
     return any(fnmatchcase(name, pattern) for name in names)
 
 
-def select(adapters: list[Adapter], patterns: tuple[str, ...]) -> list[tuple[Adapter, Target]]:
+def select_targets(adapters: list[Adapter], patterns: tuple[str, ...]) -> list[tuple[Adapter, Target]]:
     """The functions that `patterns` name; all of them without patterns. BadInputError for a pattern that
     names none.
 
@@ -74,7 +74,7 @@ def select(adapters: list[Adapter], patterns: tuple[str, ...]) -> list[tuple[Ada
     runs.
     """
     known = [(adapter, target) for adapter in adapters for target in adapter.targets]
-    for pattern in unknown(adapters, patterns):
+    for pattern in unknown_targets(adapters, patterns):
         if ":" not in pattern:
             frameworks = ", ".join(sorted({adapter.framework for adapter in adapters}))
             raise BadInputError(
@@ -88,7 +88,7 @@ def select(adapters: list[Adapter], patterns: tuple[str, ...]) -> list[tuple[Ada
     ]
 
 
-def unknown(adapters: list[Adapter], patterns: tuple[str, ...]) -> list[str]:
+def unknown_targets(adapters: list[Adapter], patterns: tuple[str, ...]) -> list[str]:
     """The patterns that name no function of any adapter."""
     known = [(adapter.framework, target) for adapter in adapters for target in adapter.targets]
     return [p for p in patterns if not any(names_target(p, framework, target) for framework, target in known)]

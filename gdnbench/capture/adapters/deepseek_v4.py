@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
-from gdnbench.capture.adapters.signatures import qualified
+from gdnbench.capture.adapters.signatures import qualified_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MODULE = "transformers.models.deepseek_v4.modeling_deepseek_v4"
 SLIDING = "sliding_attention"
 BIASED, SPREAD = -1, -2
-"""In place of a row's length: its mask holds other values than 0 and the least; it spans more than W keys."""
+"""Stored as a row's length: its mask has values other than 0 and the minimum; it spans more than W keys."""
 REASONS = {
     BIASED: "the attention mask adds other values than 0 and the least of its dtype",
     SPREAD: "a query attends to keys further apart than the window of 128",
@@ -88,7 +88,7 @@ class DeepseekV4Adapter:
         return ("swa_decode",)
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
-        return qualified(function)
+        return qualified_name(function)
 
     @property
     def _exact(self) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
 from gdnbench.capture.adapters.fla_signatures import CHUNK, RECURRENT, SIGNATURES
 from gdnbench.capture.adapters.gdn import decode_tensors, flat, offsets
-from gdnbench.capture.adapters.signatures import Signatures, qualified
+from gdnbench.capture.adapters.signatures import Signatures, qualified_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -134,7 +134,7 @@ class FlaAdapter:
         known = NAMES.get(function.__name__)
         if known is not None:
             self.signatures.look_at(known, function)
-        return qualified(function)
+        return qualified_name(function)
 
 
 def _refuse(q: Tensor, k: Tensor, v: Tensor, arguments: Mapping[str, Any]) -> None:

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
 from gdnbench.capture.adapters.flashinfer_signatures import CHUNK, DECODE, MTP, PRETRANSPOSE, SIGNATURES
 from gdnbench.capture.adapters.gdn import STATE_DTYPES, own_slots
-from gdnbench.capture.adapters.signatures import Signatures, qualified
-from gdnbench.capture.adapters.slots import gathered, int32_slots, nowhere, refuse_in_graph
+from gdnbench.capture.adapters.signatures import Signatures, qualified_name
+from gdnbench.capture.adapters.slots import gather_states, int32_slots, refuse_in_graph, unwritten_slots
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +61,7 @@ class FlashinferAdapter:
         if seen.op == "gdn_decode":
             found["state"] = Seen(_pool(arguments))
         elif seen.scalars["output_final_state"]:
-            found["final_state"] = Seen(gathered(result[1], arguments.get("state_indices")))
+            found["final_state"] = Seen(gather_states(result[1], arguments.get("state_indices")))
         return found
 
     def operations(self, target: Target) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ class FlashinferAdapter:
     def implementation(self, function: Callable[..., Any]) -> str | None:
         if function.__name__ in SIGNATURES.functions:
             self.signatures.look_at(function.__name__, function)
-        return qualified(function)
+        return qualified_name(function)
 
 
 def _refuse(arguments: Mapping[str, Any]) -> None:
@@ -112,7 +112,7 @@ def _prefill(arguments: Mapping[str, Any]) -> Observation:
     rows = arguments.get("state_indices")
     state, final = arguments["initial_state"], arguments["output_state"]
     if state is not None:
-        tensors["initial_state"] = Seen(gathered(state, rows), None, state)
+        tensors["initial_state"] = Seen(gather_states(state, rows), None, state)
     every = arguments.get("checkpoint_every_n_tokens")
     return Observation(
         op="gdn_prefill",
@@ -189,7 +189,7 @@ def _slots(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
     if each is not None:
         slots = each
     elif still:
-        slots = nowhere(batch, steps, read.device)
+        slots = unwritten_slots(batch, steps, read.device)
     elif steps > 1:
         slots = _after_the_last(last, steps)
     elif written is None:
@@ -205,7 +205,7 @@ def _after_the_last(slots: Tensor, steps: int) -> Tensor:
 
     refuse_in_graph(slots)
     batch = slots.shape[0]
-    return torch.cat([nowhere(batch, steps - 1, slots.device).to(slots.dtype), slots], dim=1)
+    return torch.cat([unwritten_slots(batch, steps - 1, slots.device).to(slots.dtype), slots], dim=1)
 
 
 def _scale(scale: float | None, q: Tensor) -> float:

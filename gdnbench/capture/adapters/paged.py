@@ -76,27 +76,33 @@ class Paged:
     def __post_init__(self) -> None:
         for name in ("function", "framework", "cache_layout"):
             if not isinstance(getattr(self, name), str):
-                raise BadInputError(f"{name} is {shown(getattr(self, name))}; it must be text")
+                raise BadInputError(f"{name} is {short_repr(getattr(self, name))}; it must be text")
         if not re.fullmatch(r"[\w.-]+", self.framework):
-            raise BadInputError(f"framework is {shown(self.framework)}; it must be a name without blanks")
+            raise BadInputError(
+                f"framework is {short_repr(self.framework)}; it must be a name without blanks"
+            )
         if not isinstance(self.layers, tuple):
-            raise BadInputError(f"layers is {shown(self.layers)}; it must be a list of module:Class.forward")
+            raise BadInputError(
+                f"layers is {short_repr(self.layers)}; it must be a list of module:Class.forward"
+            )
         for name, texts in (("function", (self.function,)), ("layers", self.layers)):
             for text in texts:
                 if not isinstance(text, str) or not _FUNCTION.fullmatch(text):
-                    raise BadInputError(f"{name} {shown(text)} is no function; write it as module:function")
+                    raise BadInputError(
+                        f"{name} {short_repr(text)} is no function; write it as module:function"
+                    )
         for name in (*_INPUTS, *_OUTPUTS):
             self._check_place(name, getattr(self, name))
         self._check_scale()
         for name, known in (("cache_layout", CACHE_LAYOUTS), ("index_shape", (*INDEX_SHAPES, None))):
             if getattr(self, name) not in known:
                 words = ", ".join(word for word in known if word is not None)
-                raise BadInputError(f"{name} is {shown(getattr(self, name))}; it must be one of {words}")
+                raise BadInputError(f"{name} is {short_repr(getattr(self, name))}; it must be one of {words}")
         if self.block_size is not None and (
             type(self.block_size) is not int or self.block_size not in BLOCK_SIZES
         ):
             sizes = ", ".join(map(str, BLOCK_SIZES))
-            raise BadInputError(f"block_size is {shown(self.block_size)}; it must be one of {sizes}")
+            raise BadInputError(f"block_size is {short_repr(self.block_size)}; it must be one of {sizes}")
         if (self.inv_scale is not None) != (self.cache_layout == "per_token_scale"):
             what = "missing" if self.inv_scale is None else "given"
             raise BadInputError(
@@ -108,7 +114,7 @@ class Paged:
             return
         if not isinstance(place, str) or not _PLACE.fullmatch(place):
             raise BadInputError(
-                f"{name} is {shown(place)}; it must be a place such as q, metadata.indices, caches[0] or"
+                f"{name} is {short_repr(place)}; it must be a place such as q, metadata.indices, caches[0] or"
                 " return[0]"
             )
         if _root(place) == RETURN and name not in _OUTPUTS:
@@ -118,9 +124,9 @@ class Paged:
         if isinstance(self.scale, str):
             self._check_place("scale", self.scale)
         elif self.scale is not None and type(self.scale) not in (int, float):
-            raise BadInputError(f"scale is {shown(self.scale)}; it must be a number or a place")
+            raise BadInputError(f"scale is {short_repr(self.scale)}; it must be a number or a place")
         elif self.scale is not None and not abs(self.scale) <= _LARGEST_SCALE:
-            raise BadInputError(f"scale is {shown(self.scale)}; it must be finite, in float32 too")
+            raise BadInputError(f"scale is {short_repr(self.scale)}; it must be finite, in float32 too")
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -200,7 +206,7 @@ class Paged:
         return "TW", Seen(indices, (_leading(indices, 1), shape[-1]))
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """`value`, shortened to fit a one-line message."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -34,7 +34,9 @@ def beside(tensors: Mapping[str, Tensor | None]) -> dict[str, Seen]:
     return {f"{BESIDE}{name}": Seen(tensor) for name, tensor in tensors.items() if tensor is not None}
 
 
-def told(tensors: dict[str, Tensor], known: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def move_beside_to_dispatch(
+    tensors: dict[str, Tensor], known: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Remove the `beside` tensors; returns the others, and `dispatch` entries with `known` and the removed
     tensors' values."""
     named = [name for name in tensors if name.startswith(BESIDE)]
@@ -44,22 +46,22 @@ def told(tensors: dict[str, Tensor], known: Mapping[str, Any]) -> tuple[dict[str
     return rest, {"metadata": metadata} if metadata else {}
 
 
-def telling(known: Mapping[str, Any]) -> Finish:
+def finish_with_metadata(known: Mapping[str, Any]) -> Finish:
     """A `Finish` that only moves metadata to `dispatch`."""
-    return lambda tensors: told(tensors, known)
+    return lambda tensors: move_beside_to_dispatch(tensors, known)
 
 
-def telling_prefill(known: Mapping[str, Any]) -> Finish:
+def finish_prefill_with_metadata(known: Mapping[str, Any]) -> Finish:
     """A `Finish` for a prefill: moves metadata to `dispatch`; NotCaptured if some tokens belong to no
     sequence."""
 
-    def settle(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def finish(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         bounds = tensors["cu_seqlens"]
         if len(bounds) and int(bounds[-1]) < len(tensors["q"]):
             raise NotCaptured("tokens of a prefill lie behind its last sequence: padding of the engine")
-        return told(tensors, known)
+        return move_beside_to_dispatch(tensors, known)
 
-    return settle
+    return finish
 
 
 class Packed(NamedTuple):
@@ -179,8 +181,8 @@ class Batch:
         not [N, S]."""
         null, steps, ragged = self.null, self.steps, self.ragged
 
-        def settle(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-            given, dispatch = told(tensors, known)
+        def finish(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+            given, dispatch = move_beside_to_dispatch(tensors, known)
             offsets = tensors.get(f"{BESIDE}{OFFSETS}")
             for name in ("state_indices", "read_indices"):
                 if name in given:
@@ -192,7 +194,7 @@ class Batch:
                 dispatch["laid_out_by_capture"] = "sequences of fewer tokens, zeros behind them"
             return given, dispatch
 
-        return settle
+        return finish
 
 
 def _settle_tokens(given: dict[str, Tensor], offsets: Tensor | None, steps: int, ragged: bool) -> None:

@@ -19,7 +19,7 @@ ROW_BYTES = 584
 
 
 @cache
-def table(function: str, framework: str) -> Paged:
+def flash_mla_table(function: str, framework: str) -> Paged:
     """The `Paged` table of `function`, written `module:name`. Built on first use, not at the start of every
     process."""
     from gdnbench.capture.adapters.paged import Paged
@@ -38,7 +38,7 @@ def table(function: str, framework: str) -> Paged:
     )
 
 
-def refuse(arguments: Mapping[str, Any]) -> None:
+def refuse_unsupported_call(arguments: Mapping[str, Any]) -> None:
     """NotCaptured for a call that swa_decode does not describe."""
     from gdnbench_kernels.swa_decode.sizes import HEAD_DIM, MAX_WINDOW
 

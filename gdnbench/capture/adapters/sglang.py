@@ -27,13 +27,13 @@ from gdnbench.capture.adapters.serving_decode import (
     OFFSETS,
     Batch,
     beside,
+    finish_prefill_with_metadata,
     gate_parameters,
     refuse_states,
     split_features,
-    telling_prefill,
 )
-from gdnbench.capture.adapters.signatures import Signatures, qualified
-from gdnbench.capture.adapters.slots import gathered, int32_slots, nowhere, refuse_in_graph
+from gdnbench.capture.adapters.signatures import Signatures, qualified_name
+from gdnbench.capture.adapters.slots import gather_states, int32_slots, refuse_in_graph, unwritten_slots
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,7 +92,7 @@ class SglangAdapter:
         if seen.op == "gdn_prefill":
             outputs = {"o": flat(result[0])}
             if seen.scalars["output_final_state"]:
-                final = gathered(_pool(arguments), _first(arguments, SLOTS))
+                final = gather_states(_pool(arguments), _first(arguments, SLOTS))
                 outputs["final_state"] = Seen(final)
             return outputs
         o = result[0] if isinstance(result, tuple) else result
@@ -105,7 +105,7 @@ class SglangAdapter:
     def implementation(self, function: Callable[..., Any]) -> str | None:
         if function.__qualname__ in names.SIGNATURES.functions:
             self.signatures.look_at(function.__qualname__, function)
-        return qualified(function)
+        return qualified_name(function)
 
     def parallel(self) -> Mapping[str, tuple[int, int]]:
         return parallel()
@@ -123,7 +123,7 @@ def _prefill(backend: str, arguments: Mapping[str, Any]) -> Observation:
     if pool is not None:
         if slots is not None:
             refuse_in_graph(slots)
-        seen["initial_state"] = Seen(gathered(pool, slots), None, pool)
+        seen["initial_state"] = Seen(gather_states(pool, slots), None, pool)
     seen |= beside({SLOTS_BESIDE: slots, "extend_prefix_lens": arguments.get("extend_prefix_lens")})
     scale = arguments.get("scale")
     tracked = arguments.get("track_state") is not None or arguments.get("num_state_checkpoints")
@@ -149,21 +149,21 @@ def _prefill(backend: str, arguments: Mapping[str, Any]) -> Observation:
             **({} if slots is None else {"states": "gathered by state_indices"}),
             **({"not_recorded": "states on the way, for the prefix cache"} if tracked else {}),
         },
-        finish=_settled(telling_prefill({})),
+        finish=_refusing_padding(finish_prefill_with_metadata({})),
     )
 
 
-def _settled(finish: Finish) -> Finish:
+def _refusing_padding(finish: Finish) -> Finish:
     """A `Finish` that also refuses padding (NotCaptured): backends differ in which slot they use for it, if
     any."""
 
-    def settle(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def refuse_padding(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         slots = tensors.get(f"{BESIDE}{SLOTS_BESIDE}")
         if slots is not None and bool((slots < 0).any()):
             raise NotCaptured("a sequence of a prefill has no slot: padding of the engine")
         return finish(tensors)
 
-    return settle
+    return refuse_padding
 
 
 def _decode(name: str, backend: str, arguments: Mapping[str, Any]) -> Observation:
@@ -216,7 +216,7 @@ def _batch(arguments: Mapping[str, Any]) -> Batch:
             raise NotCaptured(NO_TOKENS)
         if len(slots) < sequences or tokens % sequences:
             raise NotCaptured("requests that are verified differ in drafts, or have fewer slots")
-        slots = nowhere(sequences, tokens // sequences, slots.device)
+        slots = unwritten_slots(sequences, tokens // sequences, slots.device)
     return Batch(tokens, slots, bounds, None, null=NULL_SLOT)
 
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
-from gdnbench.capture.adapters.serving_decode import beside, telling
-from gdnbench.capture.adapters.serving_flash_mla import refuse, table
+from gdnbench.capture.adapters.serving_decode import beside, finish_with_metadata
+from gdnbench.capture.adapters.serving_flash_mla import flash_mla_table, refuse_unsupported_call
 from gdnbench.capture.adapters.sglang import parallel
 from gdnbench.capture.adapters.sglang_signatures import FLASH_MLA, KERNEL_SIGNATURES, SIGNATURES
-from gdnbench.capture.adapters.signatures import Signatures, qualified
+from gdnbench.capture.adapters.signatures import Signatures, qualified_name
 
 INTERFACE = "sglang.kernels.ops.attention.flash_mla_interface"
 KERNEL = "sgl_kernel.flash_mla"  # before 0.5.23
@@ -40,30 +40,30 @@ class SglangDeepseekV4Adapter:
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         self._signatures_of(target.module).check(FLASH_MLA, arguments)
-        refuse(arguments)
+        refuse_unsupported_call(arguments)
         if not arguments.get("use_legacy", True) or arguments.get("kv_format") is not None:
             raise NotCaptured("pages whose scales lie among the rows; fp8_ds_mla has them behind")
         if arguments.get("descale_q") is not None or arguments.get("descale_k") is not None:
             raise NotCaptured("queries or keys with a scale of a tensor, which swa_decode does not have")
-        seen = table(target.name, self.framework).before(target, arguments, layer)
+        seen = flash_mla_table(target.name, self.framework).before(target, arguments, layer)
         step = _step()
         metadata = {name: getattr(step, held, None) for name, held in METADATA.items()}
         return replace(
             seen,
             tensors={**seen.tensors, **beside(metadata)},
             dispatch={**seen.dispatch, "path": "decode", "backend": "flashmla"},
-            finish=telling({}),
+            finish=finish_with_metadata({}),
         )
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
-        return table(f"{INTERFACE}:{FLASH_MLA}", self.framework).after(seen, arguments, result)
+        return flash_mla_table(f"{INTERFACE}:{FLASH_MLA}", self.framework).after(seen, arguments, result)
 
     def operations(self, target: Target) -> tuple[str, ...]:
         return ("swa_decode",)
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
         self._signatures_of(function.__module__).look_at(FLASH_MLA, function)
-        return qualified(function)
+        return qualified_name(function)
 
     def _signatures_of(self, module: str) -> Signatures:
         return self.kernel_signatures if module == KERNEL else self.signatures

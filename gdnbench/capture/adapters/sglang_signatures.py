@@ -109,4 +109,4 @@ KERNEL_SIGNATURES = Signatures(
         )
     },
 )
-"""Of the package sgl_kernel that SGLang 0.5.16 and 0.5.20 ask for: its pages have their scales behind."""
+"""The package sgl_kernel that SGLang 0.5.16 and 0.5.20 require: its pages end with their scales."""

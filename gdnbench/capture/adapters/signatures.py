@@ -72,7 +72,7 @@ class Signatures:
         differs += [f"asks for a parameter {one} that is not known" for one in forced]
         reason = None
         if differs:
-            reason = f"{qualified(function)} {' and '.join(differs)}: {self._versions()}"
+            reason = f"{qualified_name(function)} {' and '.join(differs)}: {self._versions()}"
         self._names[name] = signature.names
         self._found[name] = _Found(reason, {p.name: p.default for p in unknown})
 
@@ -104,7 +104,7 @@ class Signatures:
             return "of an unknown version"
 
 
-def qualified(function: Callable[..., Any]) -> str:
+def qualified_name(function: Callable[..., Any]) -> str:
     """The function's name as the record's `implementation` writes it."""
     return f"{function.__module__}.{function.__qualname__}"
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 PADDING = -1
 
 
-def gathered(states: Tensor, slots: Tensor | None) -> Tensor:
+def gather_states(states: Tensor, slots: Tensor | None) -> Tensor:
     """The states of a batch, [N, Hv, V, K]. A slot out of range is the function's error to report."""
     if slots is None:
         return states
@@ -32,7 +32,7 @@ def int32_slots(indices: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def nowhere(batch: int, steps: int, device: torch.device) -> Tensor:
+def unwritten_slots(batch: int, steps: int, device: torch.device) -> Tensor:
     """int32 [B, S]: no token's state is written."""
     import torch
 

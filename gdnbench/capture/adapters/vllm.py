@@ -26,12 +26,12 @@ from gdnbench.capture.adapters.serving_decode import (
     OFFSETS,
     Batch,
     beside,
+    finish_prefill_with_metadata,
     gate_parameters,
     refuse_states,
     split_features,
-    telling_prefill,
 )
-from gdnbench.capture.adapters.signatures import Signatures, qualified
+from gdnbench.capture.adapters.signatures import Signatures, qualified_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,7 +145,7 @@ class VllmAdapter:
         known = BOUND.get(function.__qualname__)
         if known is not None:
             self.signatures.look_at(known, function)
-        return qualified(function)
+        return qualified_name(function)
 
     def parallel(self) -> Mapping[str, tuple[int, int]]:
         return parallel()
@@ -211,7 +211,7 @@ def _prefill(backend: str, arguments: Mapping[str, Any], layer: object | None, s
             "backend": backend,
             **({"not_recorded": "state_checkpoints"} if arguments.get("checkpoint_every_n_tokens") else {}),
         },
-        finish=telling_prefill(known_of(step, COUNTS)),
+        finish=finish_prefill_with_metadata(known_of(step, COUNTS)),
     )
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gdnbench.capture.adapter import Observation, Seen, Target
-from gdnbench.capture.adapters.serving_decode import beside, telling
-from gdnbench.capture.adapters.serving_flash_mla import refuse, table
-from gdnbench.capture.adapters.signatures import Signatures, qualified
+from gdnbench.capture.adapters.serving_decode import beside, finish_with_metadata
+from gdnbench.capture.adapters.serving_flash_mla import flash_mla_table, refuse_unsupported_call
+from gdnbench.capture.adapters.signatures import Signatures, qualified_name
 from gdnbench.capture.adapters.vllm import known_of, parallel, step_of
 from gdnbench.capture.adapters.vllm_signatures import FLASH_MLA, SIGNATURES
 
@@ -38,19 +38,19 @@ class VllmDeepseekV4Adapter:
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         self.signatures.check(FLASH_MLA, arguments)
-        refuse(arguments)
+        refuse_unsupported_call(arguments)
         step = step_of(layer, getattr(getattr(layer, "swa_cache_layer", None), "prefix", None))
-        seen = table(FUNCTION, self.framework).before(target, arguments, layer)
+        seen = flash_mla_table(FUNCTION, self.framework).before(target, arguments, layer)
         metadata = {name: getattr(step, name, None) for name in ("seq_lens", "query_start_loc")}
         return replace(
             seen,
             tensors={**seen.tensors, **beside(metadata)},
             dispatch={**seen.dispatch, "path": "decode", "backend": "flashmla"},
-            finish=telling(known_of(step, COUNTS)),
+            finish=finish_with_metadata(known_of(step, COUNTS)),
         )
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
-        return table(FUNCTION, self.framework).after(seen, arguments, result)
+        return flash_mla_table(FUNCTION, self.framework).after(seen, arguments, result)
 
     def operations(self, target: Target) -> tuple[str, ...]:
         return ("swa_decode",)
@@ -58,7 +58,7 @@ class VllmDeepseekV4Adapter:
     def implementation(self, function: Callable[..., Any]) -> str | None:
         if function.__name__ == FLASH_MLA:  # without FlashMLA in the build, another function has the name
             self.signatures.look_at(FLASH_MLA, function)
-        return qualified(function)
+        return qualified_name(function)
 
     def parallel(self) -> Mapping[str, tuple[int, int]]:
         return parallel()

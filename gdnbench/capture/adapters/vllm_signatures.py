@@ -87,6 +87,6 @@ SIGNATURES = Signatures(
         ),
     },
 )
-"""The last is of the FlashMLA that vLLM builds with it: not in vLLM's own source, where its callers are.
+"""The last function is FlashMLA's, which vLLM builds from a separate source; only its callers are in vLLM's.
 Between 0.24.0 and 0.28.0 vllm.model_executor.layers.fla became vllm.third_party.flash_linear_attention, and
 the fused speculative decode came."""
