@@ -1,7 +1,7 @@
-"""Made calls that a prefill kernel must get right, each for a way in which one has gone wrong.
+"""Synthetic calls that a prefill kernel must compute correctly; each covers a mistake that a kernel has made.
 
-The options are those of `synth`. Head counts are small and have every ratio that is served; a kernel that is
-right for one head of a group is right for the next, being given nothing but an index.
+The options are those of `synth`. Head counts are small and have every ratio of the served models. More groups
+add nothing: a head enters the kernel only as an index.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 from gdnbench_kernels.cases import Case
 
 LENGTHS = (1, 63, 64, 65, 127, 129, 500)
-"""One token, a chunk but one, a chunk, a chunk and one, and the same of two; and many chunks."""
+"""One token; a chunk less one token, a chunk, a chunk and one token; the same for two chunks; many chunks."""
 HEADS = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (2, 6))
 """(H, Hv) with each ratio of the served models, 1 to 4, and with more than one group."""
 STATE_DTYPES = ("float32", "bfloat16")
 CORRELATIONS = (0.0, 0.9, 0.99, 1.0)
 BETAS: Mapping[str, Any] = {"1": 1.0, "to 1": (0.0, 1.0), "2": 2.0, "to 2": (0.0, 2.0)}
 SPANS = (0.06, 100.0, 1e4, 1e5)
-"""Expected sums of |g| over a chunk: 0.06 is a gate of 1e-3 a token, 1e5 more than any model is known for."""
+"""Expected sums of |g| over a chunk: 0.06 is a gate of 1e-3 per token, 1e5 is beyond any known model."""
 RAGGED = (65, 1, 129, 0, 63)
 MANY = tuple(13 * i % 71 for i in range(257))
-"""Of 0 to 70 tokens each, four of them empty."""
+"""Sequences of 0 to 70 tokens, four of them empty."""
 
 
 def _case(name: str, *, quick: bool = False, refused: bool = False, **options: Any) -> Case:
@@ -30,7 +30,7 @@ def _case(name: str, *, quick: bool = False, refused: bool = False, **options: A
 
 
 def cases() -> Iterator[Case]:
-    """All of them, of (H, Hv) = (1, 2) where nothing is said."""
+    """All cases; (H, Hv) = (1, 2) unless a case says otherwise."""
     yield from _shapes()
     yield from _values()
     yield _case("K 64", seqlens=(65,), head_dim=(64, 128), quick=True, refused=True)
@@ -70,7 +70,7 @@ def _values() -> Iterator[Case]:
         yield _case(f"gate span {span:g}", seqlens=(500, 65), gate_span=span, initial_state=True)
     spans = (SPANS[0], SPANS[-1])
     yield _case("gate spans by head", seqlens=RAGGED, heads=(1, 4), gate_span=spans, key_correlation=0.9)
-    # What follows a spike in its chunk has exponents that are differences of sums of 1e5.
+    # After a spike the exponents of its chunk are differences of sums of 1e5.
     spike: dict[str, Any] = {"gate_spike": SPANS[-1], "key_correlation": 0.9}
     yield _case("one gate of 1e5 in a chunk", seqlens=(129, 65), quick=True, **spike)
     # Tokens 65 and 194 are the first after a tail of one token, 258 the last of all.

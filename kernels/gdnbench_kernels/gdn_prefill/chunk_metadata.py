@@ -6,14 +6,14 @@ Cuts each sequence into chunks of C = 64 tokens, on the device:
     chunk_indices[c]  = (n, c - chunk_offsets[n])        n the sequence that chunk c belongs to
     total_chunks[0]   = chunk_offsets[N]
 
-There are no products. One CTA walks over strips of as many sequences as it has threads:
+There are no products. One CTA processes strips of as many sequences as it has threads:
 
-    1. each thread counts the chunks of one sequence; the counts are scanned over the warp, the warps' sums
-       over the CTA, and the chunks of earlier strips added: chunk_offsets of the strip, in shared memory too
-    2. the threads take the strip's chunks in turn, whoever they belong to, and look up each one's sequence:
-       the last n with chunk_offsets[n] <= c, which passes over sequences without tokens
+    1. each thread counts the chunks of one sequence; a scan over the warp, a scan of the warps' sums over the
+       CTA and the count of earlier strips give chunk_offsets of the strip, also in shared memory
+    2. the threads take the strip's chunks in turn and search each chunk's sequence: the last n with
+       chunk_offsets[n] <= c, which skips sequences without tokens
 
-so that a batch of one long sequence is written by all threads, as one of many short ones is.
+So all threads write, for one long sequence as for many short ones.
 
     SMEM       shape  dtype  layout
     s_offsets  1024   int32  contiguous: chunk_offsets of the strip
@@ -28,10 +28,10 @@ so that a batch of one long sequence is written by all threads, as one of many s
 
 1024 threads, 4224 bytes of SMEM, 0 columns of TMEM, 1 CTA an SM
 
-Limits: N < 2^31 - 1024 sequences, zero-length ones and N = 0 among them; cu_seqlens int32, not decreasing.
-chunk_indices has at least total_chunks rows; rows past that are not written. Offsets that make more chunks
-than it has rows, as none from 0 to T do, are cut off there, in all three tables. The sums are integers:
-nothing depends on the order of threads.
+Limits: N < 2^31 - 1024 sequences, including zero-length ones and N = 0; cu_seqlens int32, not decreasing.
+chunk_indices has at least total_chunks rows; rows past that are not written. Invalid offsets, with more
+chunks than rows, are truncated there in all three tables. The sums are integers, so the result does not
+depend on the order of threads.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ PLAN = KernelPlan(
 
 
 class ChunkMetadata:
-    """Fills the tables that every other kernel of the operation finds its chunks by."""
+    """Fills the chunk tables that the operation's other kernels read."""
 
     @cute.jit
     def __call__(
@@ -129,7 +129,7 @@ class ChunkMetadata:
 
     @cute.jit
     def scan(self, count: cutlass.Int32, s_sums: cute.Tensor) -> tuple[cutlass.Int32, cutlass.Int32]:
-        """(sum of the counts of all threads before this one, sum of all), by every thread of the CTA."""
+        """(sum of the counts of all threads before this one, sum of all), in every thread of the CTA."""
         lane = cute.arch.lane_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         through = self.scan_warp(count, lane)
@@ -137,13 +137,13 @@ class ChunkMetadata:
             s_sums[warp] = through
         cute.arch.sync_threads()
         sums = self.scan_warp(s_sums[lane], lane)
-        # The sum of this warp's own counts lies between the sums through it and before it.
+        # sum before this warp = sum through it - the warp's own
         warps_before = cute.arch.shuffle_sync(sums, warp) - cute.arch.shuffle_sync(through, WARP - 1)
         return warps_before + through - count, cute.arch.shuffle_sync(sums, WARP - 1)
 
     @cute.jit
     def scan_warp(self, value: cutlass.Int32, lane: cutlass.Int32) -> cutlass.Int32:
-        """The sum of the values of this lane and those below it."""
+        """The sum of the values of this lane and the lanes below it."""
         for step in cutlass.range_constexpr(WARP.bit_length() - 1):
             below = cute.arch.shuffle_sync_up(value, 1 << step)
             value += cutlass.select_(lane >= 1 << step, below, cutlass.Int32(0))
@@ -158,10 +158,10 @@ class ChunkMetadata:
         s_offsets: cute.Tensor,
         chunk_indices: cute.Tensor,
     ) -> None:
-        """Rows [start, stop) of chunk_indices: the chunks of the strip of sequences that begins at
+        """Write rows [start, stop) of chunk_indices: the chunks of the strip of sequences that begins at
         `first`."""
         for chunk in cutlass.range(start + cute.arch.thread_idx()[0], stop, PLAN.threads, unroll=1):
-            # Bisection: offsets through `place` are at most `chunk`; the strip's first one always is.
+            # Bisection invariant: offsets through `place` are at most `chunk`, as the strip's first one is.
             place = cutlass.Int32(0)
             for bit in cutlass.range_constexpr(PLAN.threads.bit_length() - 2, -1, -1):
                 further = place + (1 << bit)

@@ -6,10 +6,11 @@ Computes o from the state before the chunk and the updates within it:
     P          = lower(Q K^T Gamma)                     diagonal kept, rounded to bf16
     o          = scale (exp(g_cu) Q S^T + P V_new)      S = state before the chunk, h its rounding
 
-A work tile (item) is a chunk of one value head, number chunk Hv + head; CTA b of `ctas` takes items b, b +
-ctas, ... below total_chunks Hv, a number read on the device. With C = 64 tokens, K = V = 128, for each item:
+A work tile (item) is a chunk of one value head, number chunk Hv + head. CTA b of `ctas` processes items b, b
++ ctas, ... below total_chunks Hv, which it reads on the device. With C = 64 tokens, K = V = 128, for each
+item:
 
-    1. QK = Q K^T        M, N, K = C, C, K       one item ahead of the others
+    1. QK = Q K^T        M, N, K = C, C, K       one item ahead of 2 and 3
     2. QS = Q h^T        M, N, K = C, V, K
     3. PV = P V_new      M, N, K = C, V, C       V_new read MN-major
 
@@ -66,16 +67,16 @@ ctas, ... below total_chunks Hv, a number read on the device. With C = 64 tokens
 
 352 threads, 230644 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
 
-A chunk of fewer than 64 tokens: rows of Q and K past its end belong to the next sequence and may be NaN.
-Such a row of Q makes the same row of QK, QS, PV, and no other; such a row of K makes a column of QK that is
-above the diagonal for every row below the chunk's end, where P is replaced by 0, not multiplied. Rows past
-the end are not stored: TMA stores full chunks alone, vector stores the rows of shorter ones. V_new's rows
-past the end must be finite, since P's zeros meet them: chunk_state writes zeros.
+A chunk of fewer than 64 tokens: rows of Q and K past its end belong to the next sequence and may be NaN. Such
+a row of Q affects only the same row of QK, QS and PV. Such a row of K affects a column of QK that is above
+the diagonal in every row of the chunk, where P is replaced by 0, not multiplied. Rows past the end are not
+stored: TMA stores full chunks, vector stores write the rows of shorter ones. V_new's rows past the end must
+be finite, since P's zeros multiply them; chunk_state writes zeros there.
 
-Limits: K = V = 128, bf16 but for g_cu in f32, which is finite or NaN and falls within a chunk; Hv a multiple
-of H; T Hv, UB Hv < 2^31; tensors contiguous, aligned to 16 bytes. Rows of v_new and h past total_chunks are
-not read. NaN in a token of a chunk may reach all of the sequence's outputs in that chunk, and no other
-sequence. An item's bits depend on its own chunk and head alone; sums have one order.
+Limits: K = V = 128, bf16 except g_cu in f32, which is finite or NaN and does not increase within a chunk; Hv
+a multiple of H; T Hv, UB Hv < 2^31; tensors contiguous, aligned to 16 bytes. Rows of v_new and h past
+total_chunks are not read. NaN in a token may reach all outputs of its sequence in its chunk, and no other
+sequence. An item's bits depend only on its chunk and head; sums have a fixed order.
 """
 
 from __future__ import annotations
@@ -223,7 +224,7 @@ class TileScheduler:
 
 
 class ChunkOutput:
-    """The kernel for `heads` key heads and `value_heads` value heads, a multiple of them."""
+    """The kernel for `heads` key heads and `value_heads` value heads, a multiple of `heads`."""
 
     def __init__(self, heads: int, value_heads: int) -> None:
         self.heads = heads
@@ -306,7 +307,7 @@ class ChunkOutput:
         tma_h: blackwell.Tma,
         tma_v: blackwell.Tma,
     ) -> None:
-        """Q and K first: their product can be masked before the state has come."""
+        """Load Q and K first: MASK can process their product before the state arrives."""
         qk, hv = pipelines.qk.producer_state(), pipelines.hv.producer_state()
         for turn in cutlass.range(scheduler.count, unroll=1):
             chunk, value_head, head = scheduler.work_tile(turn)
@@ -328,13 +329,13 @@ class ChunkOutput:
     def gate(
         self, pipelines: Pipelines, scheduler: TileScheduler, g_cu: cute.Tensor, s_g: cute.Tensor
     ) -> None:
-        """Rows past the chunk's end get the last token's: no exponent is positive there either."""
+        """Rows past the chunk's end get the last token's g_cu, so no exponent is positive there either."""
         lane = cute.arch.lane_idx()
         g = pipelines.g.producer_state()
         for turn in cutlass.range(scheduler.count, unroll=1):
             chunk, value_head, _ = scheduler.work_tile(turn)
             start, length = scheduler.tokens(chunk)
-            # Read before the stage is free: the latency of three dependent loads lies under that wait.
+            # Read before the stage is free: that wait hides the latency of three dependent loads.
             low = g_cu[start + cutlass.min(lane, length - 1), value_head]
             high = g_cu[start + cutlass.min(lane + WARP, length - 1), value_head]
             pipelines.g.producer_acquire(g)
@@ -346,7 +347,8 @@ class ChunkOutput:
 
     @cute.jit
     def mma(self, pipelines: Pipelines, scheduler: TileScheduler, tiles: Tiles, base: cute.Pointer) -> None:
-        """QK an item ahead of QS and PV, so that it is being masked while the item before is multiplied."""
+        """Issue QK one item ahead of QS and PV, so that MASK processes it while the previous item is
+        multiplied."""
         qk, qs, pv = qk_mma(), qs_mma(), pv_mma()
         r_q, r_k = blackwell.operands(qk, tiles.q, tiles.k, (CHUNK, CHUNK, HEAD_DIM))
         r_qs, r_h = blackwell.operands(qs, tiles.q, tiles.h, (CHUNK, HEAD_DIM, HEAD_DIM))
@@ -397,7 +399,7 @@ class ChunkOutput:
         s_g: cute.Tensor,
         s_p: cute.Tensor,
     ) -> None:
-        """P = lower(QK Gamma). Above the diagonal QK is replaced, not multiplied, by 0: it may be NaN."""
+        """P = lower(QK Gamma). Above the diagonal QK may be NaN, so it is replaced by 0, not multiplied."""
         part = PLAN.accumulator("t_qk")
         tmem_copy = blackwell.TmemCopy.create(qk_mma(), part.shape, base, cute.arch.thread_idx()[0])
         g, scores, p = (
@@ -415,7 +417,7 @@ class ChunkOutput:
                 r_decay[i] = s_g[row, g.index] - s_g[column, g.index]
             pipelines.g.consumer_release(g)
             for i in cutlass.range_constexpr(cute.size(r_decay)):
-                # Above the diagonal the difference is positive. NaN stays.
+                # Above the diagonal the difference is positive: clamp it. NaN stays.
                 r_decay[i] = decay(cute.arch.fmin(r_decay[i], 0.0, nan=True))
             tmem_copy.load_and_release(pipelines.scores, scores, part, r_qk)
             for i in cutlass.range_constexpr(cute.size(r_qk)):
@@ -443,7 +445,7 @@ class ChunkOutput:
         o: cute.Tensor,
         scale: cutlass.Float32,
     ) -> None:
-        """o, scaled and rounded, through s_o to memory: a full chunk by TMA, a shorter one row by row."""
+        """Scale and round o and store it through s_o: a full chunk by TMA, a shorter one row by row."""
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         threads = PLAN.threads_of(Role.EPILOGUE)
         thread = cute.arch.thread_idx()[0] - WARP * Role.EPILOGUE
@@ -482,7 +484,7 @@ class ChunkOutput:
         s_o: cute.Tensor,
         scale: cutlass.Float32,
     ) -> None:
-        """o = scale (exp(g_cu) QS + PV) into s_o, half of the columns at a time."""
+        """Write o = scale (exp(g_cu) QS + PV) to s_o, half of the columns at a time."""
         r_decay, r_qs, r_pv = (
             cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32) for _ in range(3)
         )
@@ -515,8 +517,8 @@ class ChunkOutput:
         value_head: cutlass.Int32,
         thread: cutlass.Int32,
     ) -> None:
-        """Rows below `length`, 16 bytes a thread: the row after them is the next sequence's first."""
-        # In 64 bits: T Hv 128 may pass 2^31.
+        """Store rows below `length`, 16 bytes per thread. The row after them belongs to the next sequence."""
+        # In 64 bits: T Hv 128 may exceed 2^31.
         stride = self.value_heads * HEAD_DIM
         first = cutlass.Int64(start) * stride + value_head * HEAD_DIM
         g_o = cute.make_tensor((o.iterator + first).align(16), cute.make_layout(TOKENS, stride=(stride, 1)))

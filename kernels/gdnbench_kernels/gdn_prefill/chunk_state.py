@@ -5,17 +5,17 @@ Writes h, the state before each chunk, and V_new, the updates within it:
     V_new = U - W S^T                                     S = state before the chunk, h its rounding
     S     = decay(g_last) S + (V_new exp(g_last - g_cu))^T K
 
-The rows of S are independent: a CTA carries TILE = 64 of the 128 rows of one value head through one sequence,
-CTA ((n Hv + head) 2 + tile), chunk after chunk. S stays in registers, unrounded. With C = 64 tokens, K = 128,
+The rows of S are independent. CTA ((n Hv + head) 2 + tile) updates TILE = 64 of the 128 rows of one value
+head through one sequence, chunk after chunk. S stays in registers, unrounded. With C = 64 tokens, K = 128,
 for each chunk:
 
     1. D1 = h W^T                            M, N, K = TILE, C, K
     2. D2 = (V_new exp(g_last - g_cu))^T K   M, N, K = TILE, K, C       K read N-major
 
-A thread of STATE has the same elements of S, h and D2, and the same of U^T, D1 and V_new^T, in the order that
-tcgen05.ld 16x256b, stmatrix and ldmatrix share: everything between the products is done in registers, without
-exchange between threads. The left operand of product 2 would fit into tensor memory too, but only into the
-lanes of its result; in shared memory both products find theirs alike.
+A thread of STATE has the same elements of S, h and D2, and the same elements of U^T, D1 and V_new^T, in the
+order that tcgen05.ld 16x256b, stmatrix and ldmatrix share. So all work between the products is in registers,
+without exchange between threads. The left operand of product 2 would also fit in tensor memory, but only in
+the lanes of its result; in shared memory both products read their left operands in the same way.
 
     tensor         shape            dtype     rows
     k              T, H, K          bfloat16  value head hv reads head hv // (Hv // H)
@@ -76,17 +76,17 @@ lanes of its result; in shared memory both products find theirs alike.
 
 256 threads, 115436 bytes of SMEM, 128 columns of TMEM, 2 CTAs an SM
 
-Two CTAs an SM: while one waits for a product the other rounds, subtracts and adds.
+With two CTAs per SM one computes in registers while the other waits for a product.
 
-A last chunk of fewer than 64 tokens: U and W hold zeros past its end, K gets them when it is loaded, the gate
-is the last token's. V_new's rows there are 0 while S is finite. A sequence without tokens has no chunks: its
-final state is its initial one.
+A last chunk of fewer than 64 tokens: past its end U and W are zero, LOAD sets K to zero, and the gate is the
+last token's. V_new's rows there are 0 while S is finite. A sequence without tokens has no chunks: its final
+state is its initial one.
 
-Limits: K = V = 128, bf16 but for g_cu in f32, which is finite or NaN and falls within a chunk, so that no
-exponent is positive; states in f32 or bf16, each of the two or none, the initial then 0; Hv a multiple of H;
-N >= 1; T Hv, N Hv V K < 2^31; tensors contiguous, aligned to 16 bytes. Rows of u, w past the last chunk are
-not read, those of h, v_new not written. NaN in a sequence stays in its own h, V_new and final state. A
-sequence's bits depend on its own data alone; sums have one order.
+Limits: K = V = 128, bf16 except g_cu in f32, which is finite or NaN and does not increase within a chunk, so
+that no exponent is positive. Initial and final states are f32, bf16 or absent; an absent initial state is 0.
+Hv a multiple of H; N >= 1; T Hv, N Hv V K < 2^31; tensors contiguous, aligned to 16 bytes. Rows of u and w
+past the last chunk are not read, those of h and v_new not written. NaN in a sequence stays in its own h,
+V_new and final state. A sequence's bits depend only on its own data; sums have a fixed order.
 """
 
 from __future__ import annotations
@@ -107,18 +107,19 @@ from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Pipelin
 
 BF16 = cutlass.BFloat16
 TILE = 64
-"""Rows of S that a CTA carries."""
+"""Rows of S that a CTA updates."""
 TILES = HEAD_DIM // TILE
 AHEAD = 2
-"""Chunks of operands and gates in shared memory: the one at work and the one after."""
+"""Chunks of operands and gates in shared memory: the current one and the next."""
 STATE_REGISTERS, OTHER_REGISTERS = 168, 88
-"""Of a thread, after the warps that have little to do have given theirs up: 128 of them at launch."""
+"""Registers per thread after setmaxnreg; 128 at launch."""
 ALL_SHARED = 100
-"""Percent of the SM's memory that may be shared: with less a second CTA would not fit."""
+"""Shared-memory carveout in percent: with less a second CTA would not fit."""
 
 
 class Role(IntEnum):
-    """First warp of each role. STATE is one warpgroup, all others another: setmaxnreg is by warpgroup."""
+    """First warp of each role. STATE is one warpgroup, all others another, because setmaxnreg applies to
+    warpgroups."""
 
     STATE = 0
     LOAD = 4
@@ -229,7 +230,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Tma:
-    """The tensors in global memory that those tiles are copied from and to."""
+    """The tensors in global memory from and to which TMA copies those tiles."""
 
     w: blackwell.Tma
     u: blackwell.Tma
@@ -240,12 +241,12 @@ class Tma:
 
 @dataclass(frozen=True)
 class WorkTile:
-    """What a CTA goes through: the chunks of a sequence, for a tile of rows of one value head's state."""
+    """The work of a CTA: the chunks of a sequence, for a tile of rows of one value head's state."""
 
     sequence: cutlass.Int32
     head: cutlass.Int32
     tile: cutlass.Int32
-    chunk: cutlass.Int32  # the first
+    chunk: cutlass.Int32  # the first chunk
     chunks: cutlass.Int32
     start: cutlass.Int32  # the first token
     stop: cutlass.Int32
@@ -257,7 +258,7 @@ class WorkTile:
 
 
 class ChunkState:
-    """The kernel for `heads` key heads and `value_heads` value heads, a multiple of them."""
+    """The kernel for `heads` key heads and `value_heads` value heads, a multiple of `heads`."""
 
     def __init__(self, heads: int, value_heads: int) -> None:
         self.heads, self.value_heads = heads, value_heads
@@ -295,7 +296,7 @@ class ChunkState:
         )
 
     def _by_tile(self, x: cute.Tensor) -> cute.Tensor:
-        """(tokens, features of a tile, heads, tiles) of a tensor (tokens, heads, features)."""
+        """View a tensor (tokens, heads, features) as (tokens, features of a tile, heads, tiles)."""
         tiled = cute.flatten(cute.logical_divide(x.layout, (None, None, TILE)))
         return blackwell.reordered(cute.make_tensor(x.iterator, tiled), 0, 2, 1, 3)
 
@@ -332,7 +333,8 @@ class ChunkState:
         tmem.free(base)
 
     def work_tile(self, tables: tuple[cute.Tensor, cute.Tensor]) -> WorkTile:
-        """Tiles of a head, heads of a sequence, sequences: CTAs that read the same K and W are neighbours."""
+        """Order: tiles of a head, heads of a sequence, sequences. So CTAs that read the same K and W are
+        neighbours."""
         cu_seqlens, chunk_offsets = tables
         block = cute.arch.block_idx()[0]
         row = block // TILES
@@ -343,8 +345,8 @@ class ChunkState:
 
     @cute.jit
     def load(self, work: WorkTile, pipelines: Pipelines, shared: Shared, tma: Tma) -> None:
-        """W, U and K of each chunk, in the order of their use. U and W have rows of zeros behind the end of
-        the sequence; K goes on with the next sequence there, and gets them here."""
+        """Load W, U and K of each chunk, in the order of their use. Past the end of the sequence U and W have
+        zero rows; K has the next sequence there, so LOAD overwrites those rows with zeros."""
         key_head = work.head // (self.value_heads // self.heads)
         w, u, k = pipelines.w.producer_state(), pipelines.u.producer_state(), pipelines.k.producer_state()
         tail, landed = pipelines.tail.producer_state(), pipelines.tail.consumer_state()
@@ -377,14 +379,15 @@ class ChunkState:
 
     @cute.jit
     def gate(self, work: WorkTile, pipelines: Pipelines, shared: Shared, g_cu: cute.Tensor) -> None:
-        """What each token's update and the state before it have decayed by at the chunk's end."""
+        """Compute the decay of each token's update, and of the state before the chunk, up to the chunk's
+        end."""
         lane = cute.arch.lane_idx()
         gate = pipelines.gate.producer_state()
         for i in cutlass.range(work.chunks, unroll=1):
             first = work.start + CHUNK * i
             last = cutlass.min(first + CHUNK, work.stop) - 1
-            # Read before the stage is free: the latency lies under that wait. Behind the end of the sequence
-            # stands its last token's gate, a decay of 1 for rows of zeros.
+            # Read before the stage is free: that wait hides the latency. Past the end of the sequence the
+            # gate is its last token's, a decay of 1 for rows of zeros.
             g_last = g_cu[last, work.head]
             low = g_cu[cutlass.min(first + lane, last), work.head]
             high = g_cu[cutlass.min(first + lane + WARP, last), work.head]
@@ -400,7 +403,7 @@ class ChunkState:
 
     @cute.jit
     def mma(self, work: WorkTile, pipelines: Pipelines, shared: Shared, base: cute.Pointer) -> None:
-        """D1 and D2 of each chunk; each waits for STATE, so that nothing is to be gained by going ahead."""
+        """Issue D1 and D2 of each chunk. Both wait for STATE, so issuing ahead would gain nothing."""
         d1_mma, d2_mma = tiled_mmas()
         r_h, r_w = blackwell.operands(d1_mma, shared.h, shared.w, (TILE, CHUNK, HEAD_DIM))
         r_vs, r_k = blackwell.operands(d2_mma, shared.vs, shared.k, (TILE, HEAD_DIM, CHUNK))
@@ -437,7 +440,7 @@ class ChunkState:
 
     @cute.jit
     def store(self, work: WorkTile, pipelines: Pipelines, shared: Shared, tma: Tma) -> None:
-        """One lane copies, commits and waits: bulk groups belong to the thread that committed them."""
+        """One lane copies, commits and waits, because bulk groups belong to the committing thread."""
         h, v_new = pipelines.h.consumer_state(), pipelines.v_new.consumer_state()
         for chunk in cutlass.range(work.chunk, work.chunk + work.chunks, unroll=1):
             pipelines.h.consumer_wait(h)
@@ -468,8 +471,8 @@ class ChunkState:
         initial_state: cute.Tensor | None,
         final_state: cute.Tensor | None,
     ) -> None:
-        """The state from the initial to the final one. What product 1 need not be waited for is done before
-        that wait, and V_new is packed for global memory under product 2."""
+        """Compute the states from the initial to the final one. Work that does not need product 1 is done
+        before the wait for it; V_new is packed for global memory during product 2."""
         thread = cute.arch.thread_idx()[0]
         d1_mma, d2_mma = tiled_mmas()
         v_copy = blackwell.TmemCopy.create(d1_mma, (TILE, CHUNK), base, thread)
@@ -492,7 +495,7 @@ class ChunkState:
 
             pipelines.u.consumer_wait(u)
             v_copy.ldmatrix(blackwell.reordered(shared.u[None, None, u.index], 1, 0), r_u, transpose=True)
-            # This thread reads through the generic proxy, TMA writes next through the async one: order them.
+            # Order this thread's generic-proxy reads before TMA's next async-proxy writes.
             cute.arch.fence_proxy("async.shared", space="cta")
             pipelines.u.consumer_release(u)
             pipelines.gate.consumer_wait(gate)
@@ -553,7 +556,7 @@ class ChunkState:
 
     @cute.jit
     def store_h(self, s_copy: blackwell.TmemCopy, r_s: cute.Tensor, s_h: cute.Tensor) -> None:
-        """h, for product 1 and for global memory."""
+        """Write h to s_h, for product 1 and for the TMA store."""
         r_h = cute.make_rmem_tensor_like(r_s, BF16)
         r_h.store(r_s.load().to(BF16))
         s_copy.stmatrix(r_h, s_h)
@@ -563,7 +566,8 @@ class ChunkState:
     def form_v_new(
         self, v_copy: blackwell.TmemCopy, r_u: cute.Tensor, r_decay: cute.Tensor, s_vs: cute.Tensor
     ) -> cute.Tensor:
-        """V_new = U - D1, returned, and its decayed form in s_vs: both rounded from the same difference."""
+        """Return V_new = U - D1 and write its decayed form to s_vs; both are rounded from the same
+        difference."""
         r_d1 = cute.make_rmem_tensor_like(r_decay)
         blackwell.after_thread_sync()
         v_copy.load(PLAN.accumulator("t_d1"), 0, 0, r_d1)
@@ -589,7 +593,7 @@ class ChunkState:
 
 
 def tiled_mmas() -> tuple[cute.TiledMma, cute.TiledMma]:
-    """1 and 2: the right operand is K-major, then N-major."""
+    """Products 1 and 2: the right operand is K-major, then N-major."""
     return (
         blackwell.make_tiled_mma(OperandMajorMode.K, TILE, CHUNK),
         blackwell.make_tiled_mma(OperandMajorMode.MN, TILE, HEAD_DIM),

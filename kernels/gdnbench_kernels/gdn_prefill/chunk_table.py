@@ -1,4 +1,4 @@
-"""Where a chunk lies, read on the device from the tables that `chunk_metadata` writes. CuTe DSL."""
+"""Looks up a chunk on the device in the tables that `chunk_metadata` writes. CuTe DSL."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ head hv, with key head hv // (Hv / H) and K = V = 128:
     2. U     64  128  64   s_aib, K-major    s_v, MN-major     t_u
     3. W     64  128  64   s_aibg, K-major   s_k, MN-major     t_w
 
-A work tile (item) is a (chunk, value head), number chunk x Hv + hv of total_chunks x Hv; CTA b takes b, b +
-ctas, ... KKT of an item is issued before U and W of the item before, so that it is ready when the inverse is
-done. Rows of K and V behind the end of a sequence, which are the next one's, are overwritten with zeros
-before an MMA reads them, and g and beta count as 0 there: rows of U and W past the end are 0.
+A work tile (item) is a (chunk, value head), number chunk x Hv + hv of total_chunks x Hv; CTA b processes b,
+b + ctas, ... KKT of an item is issued before U and W of the previous item, so it is ready when that item's
+inverse is done. Rows of K and V past the end of a sequence belong to the next sequence. LOAD overwrites them
+with zeros before an MMA reads them, and g and beta are 0 there, so rows of U and W past the end are 0.
 
     tensor         shape            dtype     rows
     k              T, H, K          bfloat16  value head hv reads head hv // (Hv // H)
@@ -79,15 +79,15 @@ before an MMA reads them, and g and beta count as 0 there: rows of U and W past 
 
 352 threads, 179668 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
 
-The build for beta beyond 1, `split`, inverts with operands of two fp16 numbers: s_blocks has 2 stages there,
-187860 bytes of SMEM in all.
+The build for beta above 1, `split`, represents operands of the inverse by two fp16 numbers: s_blocks has 2
+stages there, 187860 bytes of SMEM in all.
 
 Limits: beta up to 1, with `split` up to 2. K = V = 128, C = 64, Hv a multiple of H, bf16 tensors, f32 gates;
-at most 2^31 - 1 items and 2^31 - 1 elements of g. Keys of norm about 1, since operands of the inverse are
-fp16 (inverse.py). g is at most 0: the sums never rise, also where fp64 rounded, hence no exponent is
-positive. g = -inf counts as -128, a finite g below -2^100 as that, +inf as NaN. A NaN reaches its own chunk
-and no other. A and Ai are f32 in registers and reach memory only in the builds that `Tap` names. An item's
-bits depend on its own inputs alone, not on ctas or on who else is in the batch.
+at most 2^31 - 1 items and 2^31 - 1 elements of g. Keys have norms of about 1, since operands of the inverse
+are fp16 (inverse.py). g is at most 0. The sums never increase, even where fp64 rounded, so no exponent is
+positive. g = -inf is replaced by -128, a finite g below -2^100 by -2^100, +inf by NaN. A NaN reaches only its
+own chunk. A and Ai are f32 in registers and reach memory only in the builds that `Tap` names. An item's bits
+depend only on its own inputs, not on ctas or on other items of the batch.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Tma:
-    """The tensors in global memory that those tiles are copied from and to."""
+    """The tensors in global memory from and to which TMA copies those tiles."""
 
     k: blackwell.Tma
     v: blackwell.Tma
@@ -242,13 +242,14 @@ def kkt_mma() -> cute.TiledMma:
 
 
 def uw_mma() -> cute.TiledMma:
-    """A is Ai's operand, B the K or V tile, whose tokens are summed over."""
+    """A is Ai's operand, B the K or V tile; the MMA sums over tokens."""
     return blackwell.make_tiled_mma(OperandMajorMode.MN, CHUNK, HEAD_DIM)
 
 
 @dataclass(frozen=True)
 class ChunkUW:
-    """The kernel for `heads` key heads and `value_heads` value heads; beta is at most 1, with `split` 2."""
+    """The kernel for `heads` key heads and `value_heads` value heads; beta is at most 1, with `split` at most
+    2."""
 
     heads: int
     value_heads: int
@@ -277,8 +278,9 @@ class ChunkUW:
         ctas: cutlass.Int32,
         stream: cuda.CUstream,
     ) -> None:
-        """k [T, H, 128] and v [T, Hv, 128] bf16, g and beta [T, Hv] f32, the tables of chunk_metadata; out:
-        g_cu [T, Hv] f32, u and w [UB * 64, Hv, 128] bf16. a and ai [UB, Hv, 64, 64] f32, as `tap` says."""
+        """Inputs: k [T, H, 128] and v [T, Hv, 128] bf16, g and beta [T, Hv] f32, the tables of
+        chunk_metadata. Outputs: g_cu [T, Hv] f32, u and w [UB * 64, Hv, 128] bf16. `tap` decides the use of a
+        and ai [UB, Hv, 64, 64] f32."""
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         tma = Tma(
             *(blackwell.Tma.create(load, blackwell.by_head(x), TILE) for x in (k, v)),
@@ -330,7 +332,7 @@ class ChunkUW:
         shared: Shared,
         tma: Tma,
     ) -> None:
-        """K and V of each item; where the sequence ends within the chunk, zeros behind its end."""
+        """Load K and V of each item, with zeros past the end of the sequence."""
         cu_seqlens, chunk_indices = chunks
         state, tail = pipelines.tiles.producer_state(), pipelines.tail.producer_state()
         landed = pipelines.tail.consumer_state()
@@ -403,7 +405,7 @@ class ChunkUW:
         base: cute.Pointer,
         shared: Shared,
     ) -> None:
-        """KKT of the next item goes ahead of U and W, which wait for this item's inverse."""
+        """Issue KKT of the next item before U and W, which wait for this item's inverse."""
         kkt, uw = kkt_mma(), uw_mma()
         r_rows, r_columns = blackwell.operands(kkt, shared.k, shared.k, (CHUNK, CHUNK, HEAD_DIM))
         r_aib, r_v = blackwell.operands(uw, shared.aib, shared.v, (CHUNK, HEAD_DIM, CHUNK))
@@ -415,7 +417,7 @@ class ChunkUW:
             pipelines.uw.producer_state(),
         )
         first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
-        # One turn more than there are items: each multiplies KKT of its item and U, W of the one before.
+        # One turn more than items: each turn issues KKT of its item and U, W of the previous one.
         for item in cutlass.range(first, items + step, step, unroll=1):
             if item < items:
                 pipelines.tiles.consumer_wait(ahead)
@@ -498,7 +500,7 @@ class ChunkUW:
         warp: cutlass.Int32,
         lane: cutlass.Int32,
     ) -> None:
-        """r_a, KKT, becomes Ai; with a tap, `at` (chunk, head) of A and Ai in global memory is used."""
+        """Replace KKT in r_a by Ai. With a tap, `at` is the (chunk, head) of A and Ai in global memory."""
         together = pipeline.NamedBarrier(barrier_id=Barrier.INVERT, num_threads=PLAN.threads_of(Role.INVERT))
         r_square = triangle.fragment(r_a)
         g_a, g_ai = (
@@ -522,7 +524,7 @@ class ChunkUW:
     def store_uw(
         self, pipelines: Pipelines, items: cutlass.Int32, base: cute.Pointer, shared: Shared, tma: Tma
     ) -> None:
-        """Each warp stores its own 16 rows, so that no two warps wait for each other."""
+        """Each warp stores its own 16 rows, so no warp waits for another."""
         thread, lane = cute.arch.thread_idx()[0] - WARP * Role.EPILOGUE, cute.arch.lane_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - Role.EPILOGUE
         tmem_copy = blackwell.TmemCopy.create(kkt_mma(), (CHUNK, CHUNK), base, thread)
@@ -540,7 +542,8 @@ class ChunkUW:
             blackwell.after_thread_sync()
             for i in cutlass.range_constexpr(2):
                 part, s_rows, tma_rows = outputs[i]
-                # Stores of U and W take turns: with one pending at most, this one's last has read its rows.
+                # Stores of U and W alternate: with at most one pending, the last store of this buffer has
+                # read its rows.
                 cute.arch.cp_async_bulk_wait_group(1, read=True)
                 cute.arch.sync_warp()
                 for half in cutlass.range_constexpr(2):

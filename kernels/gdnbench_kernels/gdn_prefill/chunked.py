@@ -1,4 +1,4 @@
-"""The chunked form of the gated delta rule in a given arithmetic: a step for each published kernel.
+"""The chunked form of the gated delta rule in a given arithmetic, with one step per published kernel.
 
     g_cu      = cumsum(g) inside the chunk
     Gamma[i,j]= exp(g_cu[i] - g_cu[j])                  i >= j only: the exponent is never positive
@@ -11,10 +11,10 @@
     P         = lower(Q K^T Gamma)
     O         = scale (exp(g_cu) Q S^T + P V_new)       3. form_p, read_out
 
-Stored, hence rounded: A, Ai, Ai beta, Ai beta exp(g), U, W, h, V_new, V_new exp(g_last - g_cu), P, O. V_new
-and its scaled form are both rounded from the same unrounded difference. The state itself is carried
-unrounded. The inverse is exact: a triangular solve in fp64 of A as it is stored, then rounded, so that a
-kernel's own method of inversion is judged against the error of storage alone.
+These are stored and therefore rounded: A, Ai, Ai beta, Ai beta exp(g), U, W, h, V_new, V_new exp(g_last -
+g_cu), P, O. V_new and its scaled form are both rounded from the same unrounded difference. The state itself
+is not rounded between chunks. The inverse is a triangular solve in fp64 of the stored A, then rounded. So the
+error of a kernel's inversion is compared with the error of storage alone.
 
 Shapes: c chunks of C tokens; q, k [c, H, C, K], v [c, Hv, C, V], gates [c, Hv, C], states [.., Hv, V, K].
 """
@@ -31,28 +31,28 @@ from gdnbench_kernels.gdn import log_decay, normalised, per_value_head
 from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, gather_chunks, scatter_chunks
 from gdnbench_kernels.rounding import Arithmetic
 
-# Chunks worked on at once where chunks are independent: 64 of them with 32 heads keep an fp32 [C, C]
-# intermediate at 32 MiB.
+# Independent chunks processed at once: with 64 chunks and 32 heads an fp32 [C, C] intermediate takes 32 MiB.
 CHUNKS_AT_ONCE = 64
 
-# exp(-128) is 0 in fp32, as exp(-inf) is, and lost beside any other term in fp64; but -128 - -128 is 0 where
-# -inf - -inf is NaN.
+# exp(-128) is 0 in fp32, like exp(-inf), and negligible beside any other term in fp64; but -128 - -128 is 0,
+# while -inf - -inf is NaN.
 CLOSED_GATE = -128.0
 
-# What a lower finite gate counts as: exp of either is 0, and the sum of a chunk of these is finite in fp32.
+# Lower finite gates are replaced by this: exp of either is 0, and the sum of a chunk of these is finite in
+# fp32.
 LEAST_GATE = -(2.0**100)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillInputs:
-    """A prefill call as the contract has it, its conventions still the caller's."""
+    """The tensors of a prefill call in the caller's conventions."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     g: Tensor
     beta: Tensor
-    initial_state: Tensor | None  # [N, Hv, V, K]: a view where the caller's layout is the other one
+    initial_state: Tensor | None  # [N, Hv, V, K]: a view if the caller's layout is KV
     plan: ChunkPlan
     scale: float
     gate: str = "log"
@@ -60,29 +60,29 @@ class PrefillInputs:
 
 
 def causal_decay(g_cu: Tensor) -> Tensor:
-    """Gamma [c, Hv, C, C]: exp(g_cu[i] - g_cu[j]) for i >= j, 0 above; never exp of a positive number."""
+    """Gamma [c, Hv, C, C]: exp(g_cu[i] - g_cu[j]) for i >= j, 0 above; no exponent is positive."""
     size = g_cu.shape[-1]
     above = torch.ones(size, size, dtype=torch.bool, device=g_cu.device).triu(1)
     return (g_cu.unsqueeze(-1) - g_cu.unsqueeze(-2)).masked_fill(above, -torch.inf).exp()
 
 
 def chunk_cumsum(g: Tensor) -> Tensor:
-    """g_cu [c, Hv, C] of log-space gates. A gate of -inf (alpha = 0) counts as `CLOSED_GATE`, a finite one
-    below `LEAST_GATE` as that, and one of +inf, which is no decay, as NaN."""
+    """g_cu [c, Hv, C] of log-space gates. A gate of -inf (alpha = 0) is replaced by `CLOSED_GATE`, a finite
+    one below `LEAST_GATE` by that, and +inf, which is no decay, by NaN."""
     counted = g.clamp(min=LEAST_GATE).masked_fill(g.isneginf(), CLOSED_GATE)
     return counted.masked_fill(g.isposinf(), torch.nan).cumsum(-1)
 
 
 def form_a(k: Tensor, g_cu: Tensor, beta: Tensor, arithmetic: Arithmetic) -> Tensor:
-    """A [c, Hv, C, C], stored."""
+    """A [c, Hv, C, C], rounded to the stored dtype."""
     k = arithmetic.load(k)
     products = per_value_head(k @ k.mT, g_cu.shape[1], axis=1)
-    # tril after the product: the decay above the diagonal is 0, and 0 * NaN would be NaN there.
+    # tril after the product: above the diagonal the decay is 0, and 0 * NaN is NaN.
     return arithmetic.store((beta.unsqueeze(-1) * products * causal_decay(g_cu)).tril(-1))
 
 
 def invert(a: Tensor, arithmetic: Arithmetic) -> Tensor:
-    """Ai = (I + A)^-1 [c, Hv, C, C], stored; exact but for its own rounding."""
+    """Ai = (I + A)^-1 [c, Hv, C, C], rounded to the stored dtype; otherwise exact."""
     a = a.double()
     identity = torch.eye(a.shape[-1], dtype=torch.float64, device=a.device).expand(a.shape)
     inverse = torch.linalg.solve_triangular(a, identity, upper=False, unitriangular=True)
@@ -93,12 +93,12 @@ def invert(a: Tensor, arithmetic: Arithmetic) -> Tensor:
 
 
 def _substitute(a: Tensor) -> Tensor:
-    """(I + A)^-1 [n, C, C] of matrices that are not all finite: element (i, j) is made of rows j .. i and
-    columns j .. i of A and of nothing else, where a solver adds 0 * NaN of the columns before j."""
+    """(I + A)^-1 [n, C, C] of matrices that are not all finite. Element (i, j) uses only rows j .. i and
+    columns j .. i of A; a solver would add 0 * NaN of the columns before j."""
     size = a.shape[-1]
     inverse = torch.eye(size, dtype=a.dtype, device=a.device).repeat(len(a), 1, 1)
     for i in range(1, size):
-        terms = (a[:, i, :i, None] * inverse[:, :i, :i]).tril()  # [n, m, j]: none for m < j
+        terms = (a[:, i, :i, None] * inverse[:, :i, :i]).tril()  # [n, m, j]: zero for m < j
         inverse[:, i, :i] = -terms.sum(1)
     return inverse
 
@@ -106,7 +106,7 @@ def _substitute(a: Tensor) -> Tensor:
 def form_uw(
     k: Tensor, v: Tensor, g_cu: Tensor, beta: Tensor, ai: Tensor, arithmetic: Arithmetic
 ) -> tuple[Tensor, Tensor]:
-    """U [c, Hv, C, V] and W [c, Hv, C, K], stored."""
+    """U [c, Hv, C, V] and W [c, Hv, C, K], rounded to the stored dtype."""
     load, store = arithmetic.load, arithmetic.store
     ai_beta = load(ai) * beta.unsqueeze(-2)
     u = load(store(ai_beta)) @ load(v)
@@ -115,7 +115,7 @@ def form_uw(
 
 
 def form_p(q: Tensor, k: Tensor, g_cu: Tensor, arithmetic: Arithmetic) -> Tensor:
-    """P [c, Hv, C, C], stored."""
+    """P [c, Hv, C, C], rounded to the stored dtype."""
     products = per_value_head(arithmetic.load(q) @ arithmetic.load(k).mT, g_cu.shape[1], axis=1)
     return arithmetic.store((products * causal_decay(g_cu)).tril())
 
@@ -123,11 +123,10 @@ def form_p(q: Tensor, k: Tensor, g_cu: Tensor, arithmetic: Arithmetic) -> Tensor
 def advance_state(
     state: Tensor, k: Tensor, u: Tensor, w: Tensor, g_cu: Tensor, arithmetic: Arithmetic
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(h, V_new, next state) of one chunk of each sequence: the first two stored, the state carried
-    unrounded.
+    """(h, V_new, next state) of one chunk of each sequence; the first two are rounded, the state is not.
 
-    state is [n, Hv, V, K] in the arithmetic's `compute`; rows past a sequence's end have U = W = 0 and g_cu
-    equal to that of the last token, hence add nothing.
+    state is [n, Hv, V, K] in the arithmetic's `compute`. Rows past a sequence's end have U = W = 0 and the
+    last token's g_cu, so they add nothing.
     """
     load, store = arithmetic.load, arithmetic.store
     h = store(state)
@@ -141,15 +140,15 @@ def advance_state(
 def read_out(
     q: Tensor, g_cu: Tensor, p: Tensor, h: Tensor, v_new: Tensor, scale: float, arithmetic: Arithmetic
 ) -> Tensor:
-    """O [c, Hv, C, V], stored."""
+    """O [c, Hv, C, V], rounded to the stored dtype."""
     load = arithmetic.load
     from_state = per_value_head(load(q), h.shape[1], axis=1) @ load(h).mT
     return arithmetic.store(scale * (g_cu.exp().unsqueeze(-1) * from_state + load(p) @ load(v_new)))
 
 
 class ChunkedPrefill:
-    """The steps over a whole call, each from what is in `stages`, where the ones before it have put theirs;
-    every stage is kept chunk by chunk, [C, Hv, ...]."""
+    """The steps over a whole call. Each step reads `stages`, to which the earlier steps have added theirs;
+    every stage is stored by chunk, [C, Hv, ...]."""
 
     def __init__(self, inputs: PrefillInputs, arithmetic: Arithmetic) -> None:
         self.inputs = inputs
@@ -176,7 +175,8 @@ class ChunkedPrefill:
         self.state = self._first_state(key_dim)
 
     def run(self) -> Tensor:
-        """o [T, Hv, V]; afterwards `stages` and `state` (the final state, unrounded) are there to be read."""
+        """Run all steps and return o [T, Hv, V]; afterwards `stages` and `state` (the final state, unrounded)
+        are set."""
         self.sum_gates()
         self.form_a()
         self.invert()
@@ -228,12 +228,12 @@ class ChunkedPrefill:
         return gather_chunks(self.inputs.beta.to(self.arithmetic.compute), *rows)
 
     def _rows(self, x: Tensor, block: slice) -> Tensor:
-        """q or k of a block of chunks, stored."""
+        """q or k of a block of chunks, rounded to the stored dtype."""
         rows = gather_chunks(x, *self.plan.part(block.start, block.stop))
         return self.arithmetic.store(normalised(rows, self.inputs.qk, self.arithmetic.compute))
 
     def scan(self) -> None:
-        """Chunk after chunk; the step takes one chunk of every sequence that still has one."""
+        """Process chunk after chunk; each step processes one chunk of every sequence that still has one."""
         stages = self.stages
         counts = self.plan.offsets.diff()
         for step in range(int(counts.max()) if len(counts) else 0):
@@ -270,8 +270,7 @@ _BY_ROW = ("U", "W", "V_new")
 
 
 def published_stages(run: ChunkedPrefill, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """The stages, or those of that name, in the shapes that the contract gives them; entries that no token
-    owns are NaN.
+    """The stages, or those in `names`, in the contract's shapes; elements that belong to no token are NaN.
 
     g_cu is [T, Hv]; U, W, V_new are [UB * C, Hv, *]; A, Ai, P, h are [UB, Hv, *, *].
     """
@@ -291,11 +290,11 @@ def published_stages(run: ChunkedPrefill, names: Iterable[str] | None = None) ->
 
 
 def put_stage(run: ChunkedPrefill, name: str, published: Tensor) -> None:
-    """Makes stage `name` what `published` has in the contract's shape, in its own dtype: the inverse of
+    """Set stage `name` from `published`, which has the contract's shape, in its own dtype: the inverse of
     `published_stages`."""
     plan, size = run.plan, run.plan.chunk_size
     if name == "g_cu":
-        # Past the end of a sequence the sum stays that of its last token.
+        # Past the end of a sequence the sum is its last token's.
         last = plan.length[:, None] - 1
         tokens = plan.start[:, None] + torch.arange(size).minimum(last)
         run.stages[name] = published[tokens.to(published.device)].movedim(2, 1)

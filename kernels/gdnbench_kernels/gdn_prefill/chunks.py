@@ -1,4 +1,4 @@
-"""How packed sequences are cut into chunks, and tokens gathered chunk by chunk."""
+"""Cuts packed sequences into chunks, and gathers tokens by chunk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """The chunks of a packed batch in order of sequence; C chunks in all, none for a sequence without tokens.
+    """The chunks of a packed batch in order of sequence; C chunks in all. A sequence without tokens has none.
 
     All tensors are int64 on the host.
     """
@@ -26,11 +26,11 @@ class ChunkPlan:
 
     @property
     def total(self) -> int:
-        """C, the number of chunks there are (`total_chunks`)."""
+        """C, the number of chunks (`total_chunks`)."""
         return len(self.sequence)
 
     def part(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Of chunks [start, stop): the token of every row [c, chunk_size], and whether there is one."""
+        """For chunks [start, stop): the token of every row [c, chunk_size], and whether the row has one."""
         rows = torch.arange(self.chunk_size)
         tokens = self.start[start:stop, None] + rows
         valid = rows < self.length[start:stop, None]
@@ -61,8 +61,8 @@ def plan_chunks(cu_seqlens: Tensor, chunk_size: int) -> ChunkPlan:
 def gather_chunks(x: Tensor, tokens: Tensor, valid: Tensor) -> Tensor:
     """Rows of `x` [T, H, ...] by chunk, heads first: [c, H, chunk_size, ...].
 
-    Rows past the end of a sequence are zero: replaced, not multiplied, since the token there belongs to
-    another sequence and may be NaN.
+    Rows past the end of a sequence are set to zero, not multiplied by it: the token there belongs to another
+    sequence and may be NaN.
     """
     on_device = tokens.to(x.device)
     rows = x.index_select(0, on_device.flatten()).view(*on_device.shape, *x.shape[1:])
@@ -72,6 +72,6 @@ def gather_chunks(x: Tensor, tokens: Tensor, valid: Tensor) -> Tensor:
 
 
 def scatter_chunks(out: Tensor, chunks: Tensor, tokens: Tensor, valid: Tensor) -> None:
-    """The inverse of `gather_chunks`: writes the valid rows of `chunks` into `out`, and nothing else."""
+    """The inverse of `gather_chunks`: writes only the valid rows of `chunks` to `out`."""
     mask = valid.to(out.device)
     out[tokens.to(out.device)[mask]] = chunks.movedim(1, 2)[mask].to(out.dtype)

@@ -210,7 +210,7 @@ KERNELS = {
 
 
 def validate(call: Call) -> None:
-    """Refuses a call that breaks the contract, with a ContractError that names tensor, position and value."""
+    """Raises ContractError, with tensor, position and value, for a call that breaks the contract."""
     sizes = check_form(NAME, TENSORS, SCALARS, call)
     scalars = resolved_scalars(SCALARS, call)
     if int(scalars["chunk_size"] or 0) < 1:
@@ -245,7 +245,7 @@ def _check_cu_seqlens(cu_seqlens: Tensor, tokens: int) -> None:
 
 
 def _check_chunks(call: Call) -> None:
-    """Refuses chunk tables that do not follow from cu_seqlens and chunk_size."""
+    """Raises ContractError for chunk tables that do not match cu_seqlens and chunk_size."""
     plan = plan_of(call)
     why = f"chunks of {plan.chunk_size} over cu_seqlens"
     if call.tensors.get("chunk_offsets") is not None:
@@ -267,14 +267,14 @@ def plan_of(call: Call) -> ChunkPlan:
 
 
 def convert(call: Call, target: Mapping[str, str]) -> Call:
-    """The call in other conventions; see `CONVERSIONS`. ContractError where that is impossible."""
+    """The call in other conventions; see `CONVERSIONS`. Raises ContractError if that is impossible."""
     return convert_call(NAME, call, target, STATE_TENSORS, index_tensors(TENSORS, call))
 
 
 def convert_outputs(
     outputs: Mapping[str, Tensor], source: Mapping[str, str], target: Mapping[str, str]
 ) -> dict[str, Tensor]:
-    """Outputs in the conventions `target`: final_state is transposed where the layouts differ."""
+    """Outputs in the conventions `target`: final_state is transposed if the layouts differ."""
     return convert_states(outputs, source, target, STATE_TENSORS)
 
 
@@ -296,12 +296,12 @@ def outputs(call: Call) -> dict[str, Shaped]:
 
 
 def touched(call: Call) -> dict[str, Tensor]:
-    """No pools: states come and go as whole tensors."""
+    """Empty: the operation has no pools."""
     return {}
 
 
 def partition(call: Call, name: str) -> Partition:
-    """Who owns which rows of an output or stage; KeyError for any other name."""
+    """The owners of the rows of an output or stage. Raises KeyError for any other name."""
     plan = plan_of(call)
     if name == "final_state":
         return Partition(tuple(Region(n, n + 1, n) for n in range(len(plan.offsets) - 1)), head_axis=1)
@@ -325,7 +325,7 @@ def partition(call: Call, name: str) -> Partition:
 
 
 def work(call: Call) -> Work:
-    """What a valid call costs."""
+    """The bytes and FLOP of a valid call."""
     return work_of(call, SCALARS, outputs(call))
 
 

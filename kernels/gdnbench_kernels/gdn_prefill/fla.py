@@ -1,10 +1,10 @@
 """The kernel named `fla` of gdn_prefill: flash-linear-attention's chunk_gated_delta_rule, its Triton kernels.
 
-A launch is that call: gate sums, inverse, states and outputs, a kernel each, with q and k normalised before
-where they come raw. Before it: the chunks of cu_seqlens, which the function would count on the host, once for
-each cu_seqlens there is. So that tensor is the same one for equal calls: the function knows its chunks by
-identity. After it: final states in another dtype than its fp32. Outputs and what lies between the kernels are
-allocated in the launch, as the function does it.
+A launch is that call: a kernel each for gate sums, inverse, states and outputs, and first normalised q and k
+if they are raw. Before the launch this module computes the chunks of cu_seqlens, which the function would
+count on the host and caches by the tensor's identity; equal calls therefore share one tensor. After the
+launch it converts final states from fp32 to another dtype. The function allocates outputs and intermediates
+in the launch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _bind(
     final_state_dtype: str | None = None,
     qk: str = "normalised",
 ) -> PeerLaunch:
-    """The call of flash-linear-attention for a call of the contract, states in layout KV."""
+    """The arguments of flash-linear-attention for a call of the contract, with states in layout KV."""
     if chunk_size not in CHUNKS:
         raise NotImplementedError(
             f"flash-linear-attention takes chunks of {', '.join(map(str, CHUNKS))} tokens, not {chunk_size}"
@@ -71,7 +71,7 @@ def _bind(
 def _chunks_of(
     bounds: tuple[int, ...], dtype: torch.dtype, device: torch.device, chunk_size: int
 ) -> tuple[Tensor, Tensor]:
-    """cu_seqlens [N+1], and (sequence, chunk) [chunks, 2] as flash-linear-attention counts them."""
+    """cu_seqlens [N+1], and (sequence, chunk) [chunks, 2] in flash-linear-attention's form."""
     cu_seqlens = torch.tensor(bounds, dtype=dtype, device=device)
     indices: Tensor = fla_module("ops.utils").prepare_chunk_indices(cu_seqlens, chunk_size)
     return cu_seqlens, indices
@@ -79,8 +79,8 @@ def _chunks_of(
 
 @taking(_bind)
 def fla(**call: Any) -> dict[str, Tensor]:
-    """o [T, Hv, V] and final_state [N, Hv, K, V]; states come and go in layout KV. NotImplementedError for
-    what flash-linear-attention does not take, ImportError if it is not there."""
+    """o [T, Hv, V] and final_state [N, Hv, K, V]; states have layout KV. Raises NotImplementedError for a
+    call that flash-linear-attention does not take, ImportError if it is missing."""
     return dict(_bind(**call)())
 
 

@@ -1,10 +1,9 @@
 """The kernel named `flashinfer` of gdn_prefill: FlashInfer's chunk_gated_delta_rule.
 
-On a GPU it picks Hopper's or Blackwell's kernel, with context parallelism where there are few sequences and
-heads; the simulator runs Blackwell's plain one. A launch is that call, with q and k normalised before where
-they come raw. Before it: g and beta widened to fp32, the length of the longest sequence read from
-cu_seqlens, copies of inputs that are not contiguous. Its workspaces are allocated in the launch, as the
-function does it.
+On a GPU the function selects Hopper's or Blackwell's kernel, with context parallelism for few sequences and
+heads; the simulator runs Blackwell's plain one. A launch is that call, after normalising q and k if they are
+raw. Before the launch this module widens g and beta to fp32, reads the length of the longest sequence from
+cu_seqlens and copies inputs that are not contiguous. The function allocates its workspaces in the launch.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def _bind(
     final_state_dtype: str | None = None,
     qk: str = "normalised",
 ) -> PeerLaunch:
-    """The call of FlashInfer for a call of the contract; `g` is alpha."""
+    """The arguments of FlashInfer for a call of the contract; `g` is alpha."""
     dtype = final_dtype(initial_state, final_state_dtype)
     _refuse(q, k, v, initial_state, dtype if output_final_state else None, chunk_size, qk)
     out, final = output_of(o, v.shape, v.dtype, v.device), None
@@ -78,7 +77,7 @@ def _bind(
             max_seqlen=int(cu_seqlens.diff().max()),
         )
     else:
-        # The function above asks torch for the CUDA version before it calls this one.
+        # The function above queries torch's CUDA version before it calls this one.
         module = flashinfer_module("gdn_kernels.blackwell.gdn_prefill", q.device)
         function = module.chunk_gated_delta_rule_sm100
         call = partial(function, q, k, v, alpha, beta, out.buffer, cu_seqlens, first, state, factor)
@@ -91,8 +90,8 @@ def _bind(
 
 @taking(_bind)
 def flashinfer(**call: Any) -> dict[str, Tensor]:
-    """o [T, Hv, V] and final_state [N, Hv, V, K]. NotImplementedError for what FlashInfer does not take,
-    ImportError if it is not there."""
+    """o [T, Hv, V] and final_state [N, Hv, V, K]. Raises NotImplementedError for a call that FlashInfer does
+    not take, ImportError if it is missing."""
     return dict(_bind(**call)())
 
 
@@ -111,7 +110,7 @@ def _refuse(
     chunk_size: int,
     qk: str,
 ) -> None:
-    """NotImplementedError for what FlashInfer's kernels do not take."""
+    """Raises NotImplementedError for a call that FlashInfer's kernels do not take."""
     take_dims(NAME, k, v, HEAD_DIM)
     take_dtypes(NAME, "q, k and v", q, *HALF)
     take_dtypes(NAME, "initial_state", initial_state, *STATES)
@@ -120,7 +119,7 @@ def _refuse(
     if not len(q):
         raise NotImplementedError(f"{NAME} launches nothing for no tokens")
     if initial_state is not None and final not in (None, initial_state.dtype):
-        # Blackwell's kernel is compiled for one dtype of states, that of the initial ones.
+        # Blackwell's kernel is compiled for one dtype of states, the initial states'.
         raise NotImplementedError(f"{NAME} takes states of one dtype, before and after")
     if qk == "raw" and q.device.type != "cuda":
         raise NotImplementedError(f"{NAME} normalises q and k in a kernel of its own, not on the simulator")

@@ -1,7 +1,7 @@
-"""The kernel named `sm100_fused` of gdn_prefill: one launch, which hands nothing on through memory.
+"""The kernel named `sm100_fused` of gdn_prefill: one launch, without intermediates in global memory.
 
-`kernel_sm100_fused.py` needs no table of chunks and no workspace: every CTA walks through one sequence.
-As with `sm100`, nothing is read back from the device and no shape depends on values.
+`kernel_sm100_fused.py` needs no chunk tables and no workspace: every CTA processes one sequence. As in
+`sm100`, the host reads nothing back from the device and no shape depends on values.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def sm100_fused(
     final_state_dtype: str | None = None,
     beta_max: float = 1.0,
 ) -> dict[str, Tensor]:
-    """o [T, Hv, V] and final_state [N, Hv, V, K], written to the tensors of that name where given.
+    """o [T, Hv, V] and final_state [N, Hv, V, K], written to the tensors of that name if they are given.
 
-    As `sm100`, without stages.
+    The arguments are those of `sm100` without stages.
     """
     refuse(q, k, v, chunk_size, beta_max)
     check_inputs(q, k, v, g, beta, cu_seqlens, initial_state)
@@ -57,6 +57,6 @@ def sm100_fused(
         dtypes = (None if state is None else dtype_name(state.dtype) for state in (first, final))
         launch = compiled(v.device, fused_source, heads, value_heads, *dtypes, beta_max)
         launch(q, k, v, g, beta, cu_seqlens, first, outputs.o, final, default_scale(scale, HEAD_DIM))
-    else:  # there is no tensor map of no tokens, and nothing to add to the states
+    else:  # a tensor map needs tokens; without them the states do not change
         outputs.leave_states(first)
     return outputs.finish()

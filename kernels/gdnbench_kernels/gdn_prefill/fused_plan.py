@@ -1,4 +1,4 @@
-"""What kernel_sm100_fused.py allocates, who does what in it, and what its roles are given. CuTe DSL."""
+"""The plan of kernel_sm100_fused.py: its allocations and roles, and the data of its roles. CuTe DSL."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Pipeline, Sync
 
 HALF = HEAD_DIM // 2
-"""Rows of S that one of the two warpgroups of STATE carries."""
+"""Rows of S that one of the two warpgroups of STATE updates."""
 HALF_LANES = 16
-"""Of each 32 lanes of tensor memory, hence of each 32 rows, those of one of them."""
+"""Lanes of each 32 tensor-memory lanes, hence of each 32 rows, that belong to one warpgroup."""
 GROUP_WARPS = 4
 
 
 class Role(IntEnum):
-    """First warp of each role. STATE is two warpgroups, INVERT one, the others one: setmaxnreg is by
-    warpgroup, tensor memory is read by a warp's state in its own."""
+    """First warp of each role. STATE is two warpgroups, INVERT one, the others one: setmaxnreg applies to
+    warpgroups, and a warp reads the tensor memory of its index within a warpgroup."""
 
     STATE = 0
     INVERT = 8
@@ -55,11 +55,11 @@ UPDATE = (HEAD_DIM, CHUNK)
 SQUARE = (CHUNK, CHUNK)
 TILE_BYTES = 2 * CHUNK * HEAD_DIM
 AHEAD = 2
-"""Chunks of what is made a chunk ahead of the state."""
+"""Stages of the tiles that are computed one chunk ahead of the state."""
 KEYS = 3
-"""Chunks of K, which is used from the first product that goes ahead to the last of its chunk."""
+"""Stages of K, which is used from the first product, issued ahead, to the last one of its chunk."""
 GATES = 3
-"""Chunks of gates: of the one inverted, of the one that the state goes through, of the one read out."""
+"""Stages of gates: for the chunks in the inverse, in the state update and in the output."""
 K_MAJOR = "K-major, SW128"
 BY_TOKEN = "row = token, SW128"
 ROWS = "row r in lane r"
@@ -74,7 +74,8 @@ T_ADDED = Accumulator("t_added", STATE, 6 * CHUNK, HEAD_DIM, ROWS)
 
 
 def planned(split: bool) -> KernelPlan:
-    """The kernel's plan. With `split` the inverse exchanges twice as much, in the state of a stage of K."""
+    """The kernel's plan. With `split` the inverse exchanges twice as much and uses the memory of one stage of
+    K."""
     keys = KEYS - split
     return KernelPlan(
         name="chunk_fused",
@@ -177,7 +178,7 @@ class Shared:
 
     @staticmethod
     def allocate(plan: KernelPlan, smem: Any) -> Shared:
-        """All but the inverse's."""
+        """Allocate all buffers but the inverse's."""
         *tiles, gate = plan.smem[: -len(inverse.buffers())]
         s_tiles = [blackwell.tiles(smem, tile) for tile in tiles]
         return Shared(*s_tiles, *[blackwell.vectors(smem, gate)])
@@ -185,7 +186,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class WorkTile:
-    """What a CTA goes through: the chunks of a sequence, for one value head."""
+    """The work of a CTA: the chunks of a sequence, for one value head."""
 
     sequence: cutlass.Int32
     head: cutlass.Int32
@@ -195,8 +196,8 @@ class WorkTile:
 
 
 def rows_of_half(tile: cute.Tensor, half: Any) -> cute.Tensor:
-    """The 64 rows of a 128-row tile that a warpgroup of STATE holds: of each 32 rows the first or last 16.
-    Their tensor-memory lanes are those of an M=64 accumulator, so that its TmemCopy loads them."""
+    """The 64 rows of a 128-row tile that belong to a warpgroup of STATE: the first or last 16 of each 32
+    rows. Their tensor-memory lanes are those of an M=64 accumulator, so its TmemCopy loads them."""
     order = cute.make_layout((HALF_LANES, GROUP_WARPS, 2), stride=(1, WARP, HALF_LANES))
     columns = cute.size(tile, mode=[1])
     return cute.local_tile(

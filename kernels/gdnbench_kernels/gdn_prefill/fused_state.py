@@ -1,8 +1,8 @@
 """The STATE role of kernel_sm100_fused.py: two warpgroups, each with 64 rows of a value head's state.
 
-A warpgroup's rows of any tile or accumulator of 128 are those of its lanes of tensor memory (`rows_of_half`).
+A warpgroup has the rows of its tensor-memory lanes in every tile or accumulator of 128 rows (`rows_of_half`).
 A thread has the same elements of K S^T, Q S^T, X, V_new and o, each transposed, and of every 64 columns of S,
-in the order that tcgen05.ld 16x256b, stmatrix and ldmatrix share: no word goes from thread to thread.
+in the order that tcgen05.ld 16x256b, stmatrix and ldmatrix share. So threads exchange no data.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from gdnbench_kernels.plan import WARP
 
 BF16 = cutlass.BFloat16
 PARTS = HEAD_DIM // CHUNK
-"""Of the columns of S, each as wide as an accumulator of one chunk's tokens: one TmemCopy serves them all."""
+"""Parts of the columns of S, each as wide as an accumulator of one chunk's tokens, so one TmemCopy fits
+all."""
 
 State = list[cute.Tensor]
 """A thread's elements of each part."""
@@ -43,14 +44,14 @@ State = list[cute.Tensor]
 
 @dataclass(frozen=True)
 class Half:
-    """A warpgroup's part of all tiles, and how a thread of it reads and writes its own."""
+    """A warpgroup's part of all tiles, and the copies with which a thread reads and writes its elements."""
 
     index: cutlass.Int32
     tmem_copy: blackwell.TmemCopy
 
     @staticmethod
     def create(base: cute.Pointer, thread: cutlass.Int32) -> Half:
-        """Of the calling thread, number `thread` of its warpgroup."""
+        """For the calling thread, number `thread` of its warpgroup."""
         index = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // GROUP_WARPS
         apart = HALF_LANES * blackwell.LANE
         lanes = base + cute.assume(index * apart, divby=apart)
@@ -65,7 +66,7 @@ class Half:
         return cute.local_tile(rows_of_half(tile, self.index), (HALF, CHUNK), (0, part))
 
     def by_token(self, s_vector: cute.Tensor) -> cute.Tensor:
-        """A number of each token for each of a thread's elements of (rows, tokens)."""
+        """A per-token number for each of a thread's elements of (rows, tokens)."""
         r_values = self.registers()
         columns = cute.make_tensor(s_vector.iterator, cute.make_layout((HALF, CHUNK), stride=(0, 1)))
         cute.autovec_copy(self.tmem_copy.partition(columns), r_values)
@@ -82,8 +83,8 @@ def recurrence(
     final_state: cute.Tensor | None,
     scale: cutlass.Float32,
 ) -> None:
-    """The state from the initial to the final one. A chunk's o is formed when the state behind the chunk has
-    been handed on, while the products of the next one run."""
+    """Compute the states from the initial to the final one. A chunk's o is formed after the state is passed
+    to the next chunk, while the next chunk's products run."""
     thread = cute.arch.thread_idx()[0] % (GROUP_WARPS * WARP)
     half = Half.create(base, thread)
     r_s = [half.registers() for _ in range(PARTS)]
@@ -125,7 +126,7 @@ def recurrence(
         cute.arch.fence_proxy("async.shared", space="cta")
         pipelines.v_new.producer_commit(v_new)
 
-        # Behind the end of a sequence the sums are its last token's.
+        # Past the end of a sequence the sums are its last token's.
         update_state(own, pipelines, added, shared.gate[Row.DECAY, CHUNK - 1, gate.index], r_s)
         v.advance()
         gate.advance()
@@ -171,7 +172,7 @@ def store_final_state(half: Half, work: WorkTile, r_s: State, final_state: Any) 
 
 @cute.jit
 def store_h(half: Half, r_s: State, s_h: cute.Tensor) -> None:
-    """h, S rounded."""
+    """Write h, the rounded S, to s_h."""
     for part in cutlass.range_constexpr(PARTS):
         r_h = half.registers(BF16)
         r_h.store(r_s[part].load().to(BF16))
@@ -203,7 +204,8 @@ def form_x(
 def form_v_new(
     half: Half, pipelines: Pipelines, shared: Shared, states: tuple[Any, Any], s_vs: cute.Tensor
 ) -> cute.Tensor:
-    """V_new^T, returned, and in s_vs what is left of it at the chunk's end: both rounded from one product."""
+    """Return V_new^T and write it, decayed to the chunk's end, to s_vs; both are rounded from the same
+    product."""
     gate, update = states
     r_update, r_vs, r_v_new = half.registers(), half.registers(BF16), half.registers(BF16)
     r_rest = half.by_token(shared.gate[Row.REST, None, gate.index])
@@ -217,7 +219,7 @@ def form_v_new(
 
 @cute.jit
 def update_state(half: Half, pipelines: Pipelines, added: Any, factor: cutlass.Float32, r_s: State) -> None:
-    """S = exp(g_last) S + what the chunk adds, a part at a time: S and all of that at once are too many
+    """S = exp(g_last) S + D2, one part of the columns at a time, because both in full exceed the
     registers."""
     pipelines.added.consumer_wait(added)
     blackwell.after_thread_sync()
@@ -235,7 +237,7 @@ def update_state(half: Half, pipelines: Pipelines, added: Any, factor: cutlass.F
 def store_o(
     half: Half, pipelines: Pipelines, shared: Shared, states: tuple[Any, Any, Any], scale: cutlass.Float32
 ) -> None:
-    """o^T = scale (exp(g_cu) (Q S^T)^T + (P V_new)^T), one term after the other, as in `advance`."""
+    """o^T = scale (exp(g_cu) (Q S^T)^T + (P V_new)^T), one term after the other."""
     gate, out, o = states
     r_qs, r_pv, r_o = half.registers(), half.registers(), half.registers(BF16)
     pipelines.out.consumer_wait(out)

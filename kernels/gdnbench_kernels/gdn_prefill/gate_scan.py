@@ -1,4 +1,4 @@
-"""Gates of a chunk summed by one warp. CuTe DSL."""
+"""Sums the gates of a chunk in one warp. CuTe DSL."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ class Gate(IntEnum):
 
 
 def decay(exponent: cutlass.Float32) -> cutlass.Float32:
-    """exp of a number that is not positive, for what is rounded to bf16 next: with L = 127 the most that
-    |exponent log2 e| is where the result is normal, two roundings of it move the result by 2^-24 L ln 2 each,
-    and exp2.approx is off by 2^-22: in all less than 2^-16, where half an ULP of bf16 is 2^-9."""
+    """exp of a non-positive number, for results that are rounded to bf16 next. Where the result is normal,
+    |exponent log2 e| is at most L = 127: two roundings of it change the result by 2^-24 L ln 2 each, and
+    exp2.approx by 2^-22. The total is below 2^-16; half an ULP of bf16 is 2^-9."""
     return cute.math.exp2(exponent * LOG2_E, fastmath=True)
 
 
 DEGREE = 9
 LEAST_EXPONENT = -128.0
-"""exp of it is 2^-185: 0 in f32, whose least subnormal is 2^-149."""
+"""exp of this is 2^-185, which is 0 in f32, whose least subnormal is 2^-149."""
 
 
 @cute.jit
 def rounded_decay(exponent: cutlass.Float32) -> cutlass.Float32:
-    """exp of a number that is not positive, to 0.5 + 2^-12 ULP of f32, for what is multiplied from chunk to
-    chunk: an error here is the whole state's, and the next chunk's adds to it. NaN stays.
+    """exp of a non-positive number, to 0.5 + 2^-12 ULP of f32, for factors that are multiplied from chunk to
+    chunk: their error affects the whole state and accumulates. NaN stays.
 
-    In fp64, exp(x) = 2^n exp(r) with n = round(x log2 e) and r = x - n ln 2, |r| < 0.347. r is off by n 2^-54
-    (ln 2) and two roundings of less than 2^-46 each, n being at most 185; the series of exp(r) up to r^9 / 9!
-    by less than 0.347^10 / 10! e^0.347 < 2^-36.4, and exp(r) is at least 0.7. So the relative error before
-    the one rounding to f32 is below 2^-36, and half an ULP at least 2^-25 of what is rounded: subnormals
-    have larger ones.
+    In fp64, exp(x) = 2^n exp(r) with n = round(x log2 e) and r = x - n ln 2, |r| < 0.347. The error of r is n
+    2^-54 (from ln 2) and two roundings of less than 2^-46 each, with n at most 185. The series of exp(r) up
+    to r^9 / 9! errs by less than 0.347^10 / 10! e^0.347 < 2^-36.4, and exp(r) is at least 0.7. So the
+    relative error before the one rounding to f32 is below 2^-36; half an ULP is at least 2^-25 of the result,
+    more for subnormals.
     """
     least = cutlass.Float32(LEAST_EXPONENT)
     x = cutlass.Float64(least if exponent < least else exponent)
@@ -57,7 +57,7 @@ def rounded_decay(exponent: cutlass.Float32) -> cutlass.Float32:
 
 
 def power_of_two(n: cutlass.Int32) -> cutlass.Float64:
-    """2^n for -1022 <= n <= 1023: its exponent, biased, and no other bit."""
+    """2^n for -1022 <= n <= 1023: only the exponent bits are set."""
     return cute.arch.inline_ptx(
         "mov.b64 {$w0}, {$r0};",
         write_only_types=[cutlass.Float64],
@@ -67,10 +67,10 @@ def power_of_two(n: cutlass.Int32) -> cutlass.Float64:
 
 @cute.jit
 def scan(r_g: cute.Tensor, r_sum: cute.Tensor, lane: cutlass.Int32) -> None:
-    """r_sum = sums of r_g, none above 0, up to each value: in fp64, rounded once, never rising. Lane l has
-    values 2l and 2l + 1 of 64."""
+    """r_sum = inclusive sums of r_g, whose values are at most 0: computed in fp64, rounded once, never
+    increasing. Lane l has values 2l and 2l + 1 of 64."""
     for j in cutlass.range_constexpr(2):
-        # No decay: a sum of +inf would be taken back below, as one that rises.
+        # +inf is no decay: make it NaN here, or the clamping of increasing sums below would hide it.
         r_g[j] = math.nan if r_g[j] == math.inf else r_g[j]
         r_g[j] = LEAST_GATE if r_g[j] < LEAST_GATE and r_g[j] != -math.inf else r_g[j]
         r_g[j] = CLOSED_GATE if r_g[j] == -math.inf else r_g[j]
@@ -86,8 +86,9 @@ def scan(r_g: cute.Tensor, r_sum: cute.Tensor, lane: cutlass.Int32) -> None:
         before = cutlass.Float64(0.0)
     r_sum[0] = cutlass.Float32(before + first)
     r_sum[1] = cutlass.Float32(before + pair)
-    # No sum rises within a lane. From lane to lane one may, by a rounding, since they are summed along
-    # different trees; exp(g_cu[i] - g_cu[j]) would then exceed 1. Comparisons with NaN are false: NaN stays.
+    # No sum increases within a lane. From lane to lane a sum may increase by a rounding, because lanes sum
+    # along different trees; exp(g_cu[i] - g_cu[j]) would then exceed 1. Comparisons with NaN are false: NaN
+    # stays.
     least = r_sum[1]
     for power in cutlass.range_constexpr(5):
         earlier = cute.arch.shuffle_sync_up(least, 1 << power)

@@ -25,9 +25,9 @@ def hf(
     final_state_dtype: str | None = None,
     qk: str = "normalised",
 ) -> dict[str, Tensor]:
-    """o [T, Hv, V] in v's dtype and final_state [N, Hv, K, V]; states come and go in layout KV.
+    """o [T, Hv, V] in v's dtype and final_state [N, Hv, K, V]; states have layout KV.
 
-    A sequence without tokens, which the function does not take, leaves its state as it was.
+    The function does not take a sequence without tokens; its state stays unchanged.
     """
     chunked = transformers_function("torch_chunk_gated_delta_rule")
     check_scale(scale, k.shape[2])
@@ -44,7 +44,7 @@ def hf(
         if rows.start == rows.stop:
             finals[n] = states[n]
             continue
-        # Heads are repeated here, since releases before 5.23 leave that to their caller.
+        # Repeat heads here: releases before 5.23 expect their caller to do it.
         out, final = chunked(
             per_value_head(q[rows], value_heads, axis=1).unsqueeze(0),
             per_value_head(k[rows], value_heads, axis=1).unsqueeze(0),

@@ -9,11 +9,11 @@ Warp w owns rows 16w .. 16w+15 of A and of X, in blocks of 16x16; the block (i, 
     P[w,0..1]             = -(X[w,2] A[2,0..1] + X[w,3] A[3,0..1])          2. warps 2 and 3
     X[w,0..1]             = P[w,0..1] [X[0,0] 0; X[1,0] X[1,1]]
 
-0 is substitution: a lane has a column of X in registers and subtracts row j times A[i,j] from all rows i > j,
-j = 0 .. 14. 1 and 2 are mma.sync m16n8k16 in this order; sums in f32, operands rounded to fp16: A, X[i,j] of
-the levels before, and the left product, which goes from accumulator to operand without leaving its thread.
-With `split` an operand is the sum of two fp16 numbers, its rounding and the rounding of what that left, and a
-product is three: both roundings, and each rounding with the other's rest.
+Step 0 is substitution: a lane has a column of X in registers and subtracts row j times A[i,j] from all rows
+i > j, for j = 0 .. 14. Steps 1 and 2 are mma.sync m16n8k16 in this order, with f32 sums and operands rounded
+to fp16: A, X[i,j] of earlier steps, and the left product, which passes from accumulator to operand within its
+thread. With `split` an operand is the sum of two fp16 numbers, its rounding and the rounding of the rest; a
+product is then three: of both roundings, and of each rounding with the other operand's rest.
 
     SMEM        shape                dtype    layout
     s_blocks    64 x 64, 1 or 2      float16  rows contiguous, 128 B swizzle; a second stage with `split`
@@ -27,21 +27,22 @@ product is three: both roundings, and each rounding with the other's rest.
     X[1,0]                warp 1             block (0, 1)       warps 2, 3 in step 2         third barrier
     A of the next call    all                all of these       -                            first barrier
 
-Right operands come from s_blocks by ldmatrix.trans, left ones from registers. Block (0, 1) is free, since A
-is 0 there. The first barrier keeps a call from overwriting what warps 2 and 3 still read in the call
-before; a call reads nothing else that was written before it. Only generic accesses, hence no proxy fence.
+Right operands are loaded from s_blocks by ldmatrix.trans, left ones are in registers. Block (0, 1) is free,
+since A is 0 there. The first barrier prevents a call from overwriting data that warps 2 and 3 still read in
+the previous call; a call reads no other data of earlier calls. All accesses are generic, so no proxy fence
+is needed.
 
     in the code of        warp 0     warp 1     warp 2     warp 3     sum
     FFMA2                 64         64         64         64         256
     mma.sync m16n8k16     0          4          10         18         32
     with `split`          0          12         30         54         96
 
-Limits: |A|, |X| and |P| below 65504, fp16's largest; for keys of norm about 1 and beta <= 2 all are near 2
-at most. A grows with the square of the keys' norm and X with powers of A: with norms of 4 the bound below
-was seen broken, with norms of 6 fp16 overflown. Relative error of X in the Frobenius norm, of the whole and
-of 16x16 blocks: below 3e-3 for beta <= 1; for beta <= 2 it was seen up to 1e-1, with `split` up to 4e-5
-(docs/inverse.md: both, and why this method).
-A NaN or Inf in A makes rows of X NaN: those of its block and below, none above.
+Limits: |A|, |X| and |P| below 65504, fp16's largest; for keys of norm about 1 and beta <= 2 all are at most
+about 2. A grows with the square of the keys' norm and X with powers of A: with norms of 4 the error exceeded
+the bound below, with norms of 6 fp16 overflowed. Relative error of X in the Frobenius norm, of the whole and
+of 16x16 blocks: below 3e-3 for beta <= 1; for beta <= 2 up to 1e-1 was measured, with `split` up to 4e-5
+(docs/inverse.md has both and the reasons for this method). A NaN or Inf in A makes rows of X NaN: those of
+its block and below, none above.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ SIZE = 64
 WARPS = 4
 BLOCK = SIZE // WARPS
 VALUES = BLOCK * BLOCK // WARP
-"""Elements of a block that a lane holds: of rows lane/4 and lane/4 + 8, two columns of each half."""
+"""Elements of a block per lane: of rows lane/4 and lane/4 + 8, two columns of each half."""
 QUAD = 4
 """f32 words of one vector load."""
 PITCH = BLOCK + QUAD
@@ -68,11 +69,11 @@ PITCH = BLOCK + QUAD
 warp scatters, column 2 (lane % 4) and row lane / 4, nor 8 quads of 8 columns share a bank."""
 
 Operand = tuple[Any, ...]
-"""A block's fragment in fp16: (its rounding,), or (its rounding, the rounding of what that left)."""
+"""A block's fragment in fp16: (its rounding,), or (its rounding, the rounding of the rest)."""
 
 
 def buffers(split: bool = False) -> tuple[Buffer, ...]:
-    """The shared memory that `Scratch.allocate(smem, split)` takes, for a plan."""
+    """The shared memory of `Scratch.allocate(smem, split)`, for a plan."""
     return (
         Buffer("s_blocks", (SIZE, SIZE), "float16", "rows contiguous, 128 B swizzle", 1 + split, align=128),
         Buffer("s_diagonal", (WARPS, BLOCK, PITCH), "float32", "columns contiguous, padded", align=128),
@@ -89,7 +90,7 @@ class Scratch:
 
     @staticmethod
     def allocate(smem: Any, split: bool = False) -> Scratch:
-        """In the order of `buffers(split)`."""
+        """Allocate in the order of `buffers(split)`."""
         blocks, diagonal = buffers(split)
         s_blocks = smem.allocate_tensor(
             cutlass.Float16,
@@ -111,16 +112,16 @@ def invert(
     lane: cutlass.Int32,
     barrier: pipeline.NamedBarrier,
 ) -> None:
-    """Replaces the strictly lower A in `r_a` by X, called by four warps together; `barrier` is theirs alone.
+    """Replace the strictly lower A in `r_a` by X. Four warps call this together; only they use `barrier`.
 
-    r_a: 32 f32, the fragment of a 16x256b tensor-memory load of 64 columns by the warp that owns rows
-    16 warp_in_group and on: element 4n + {0, 1} is row lane / 4, columns 8n + 2 (lane % 4) + {0, 1},
-    element 4n + {2, 3} the same columns 8 rows below. On and above the diagonal A is 0; there X is 1 and 0.
+    r_a: 32 f32, the fragment of a 16x256b tensor-memory load of 64 columns by the warp of rows 16
+    warp_in_group and on: element 4n + {0, 1} is row lane / 4, columns 8n + 2 (lane % 4) + {0, 1}; element 4n
+    + {2, 3} has the same columns 8 rows below. On and above the diagonal A is 0; there X is 1 and 0.
     """
     r_rows = cute.make_tensor(r_a.iterator, cute.make_layout((VALUES, WARPS)))
     s_diagonal = scratch.s_diagonal[None, None, warp_in_group]
     barrier.arrive_and_wait()
-    # Registers have no index at run time: what depends on the warp's own columns is written out per warp.
+    # Registers cannot be indexed at run time, so code that depends on the warp's columns exists per warp.
     for warp in cutlass.range_constexpr(WARPS):
         if warp_in_group == warp:
             _scatter_negated(r_rows[None, warp], s_diagonal, lane)
@@ -140,8 +141,8 @@ def _scatter_negated(r_block: cute.Tensor, s_block: cute.Tensor, lane: cutlass.I
 
 @cute.jit
 def _invert_diagonal(s_block: cute.Tensor, lane: cutlass.Int32) -> cute.Tensor:
-    """The fragment of (I + B)^-1, for -B in `s_block`, strictly lower; by one warp, for itself."""
-    # Lanes 16..31 do what lanes 0..15 do and store nothing.
+    """The fragment of (I + B)^-1, for the strictly lower -B in `s_block`; each warp computes its own."""
+    # Lanes 16..31 repeat the work of lanes 0..15 and store nothing.
     mine = lane % BLOCK
     r_x = cute.make_rmem_tensor(BLOCK, cutlass.Float32)
     for i in cutlass.range_constexpr(BLOCK):
@@ -152,7 +153,7 @@ def _invert_diagonal(s_block: cute.Tensor, lane: cutlass.Int32) -> cute.Tensor:
         for quad in cutlass.range_constexpr((j + 1) // QUAD, BLOCK // QUAD):
             s_quad = cute.local_tile(s_block[None, j], (QUAD,), (quad,))
             cute.autovec_copy(s_quad, cute.local_tile(r_column, (QUAD,), (quad,)))
-        # Rows in pairs: the first may be row j itself, to which its zero of B adds nothing.
+        # Rows in pairs: the first may be row j itself, where B is 0.
         for i in cutlass.range_constexpr((j + 1) // 2 * 2, BLOCK, 2):
             r_x[i], r_x[i + 1] = cute.arch.fma_packed_f32x2(
                 (r_column[i], r_column[i + 1]), (r_x[j], r_x[j]), (r_x[i], r_x[i + 1])
@@ -182,7 +183,7 @@ def _merge(
     if cutlass.const_expr(warp < 3):
         _publish(inverse, scratch, warp, warp, lane)
     barrier.arrive_and_wait()
-    # The sign of both steps is put into the left factor of their first product, where it costs least.
+    # Negate the left factor of each step's first product, where negation costs least.
     left = [_negated(inverse)]
     if cutlass.const_expr(warp % 2 == 1):
         r_product = _product(left, [_operand(scratch, warp, warp - 1, lane)])
@@ -208,7 +209,7 @@ def _merge(
 
 
 def _place(value: int, lane: Any) -> tuple[Any, Any]:
-    """(row, column) in its block of a fragment's element."""
+    """(row, column) of a fragment's element in its block."""
     return lane // 4 + 8 * (value // 2 % 2), 2 * (lane % 4) + value % 2 + 8 * (value // 4)
 
 
@@ -238,8 +239,8 @@ def _negated(operand: Operand) -> Operand:
 
 
 def _row_of(scratch: Scratch, row: int, column: int, part: int, lane: Any) -> cute.Tensor:
-    """The 8 elements of block (row, column) whose address `lane` gives to ldmatrix or stmatrix: lanes 0..15
-    those of the left half's rows, 16..31 of the right half's."""
+    """The 8 elements of block (row, column) whose address `lane` passes to ldmatrix or stmatrix: lanes 0..15
+    address the left half's rows, 16..31 the right half's."""
     s_row = scratch.s_blocks[BLOCK * row + lane % BLOCK, None, part]
     return cute.local_tile(s_row, (VALUES,), (2 * column + lane // BLOCK,))
 
@@ -251,7 +252,7 @@ def _publish(operand: Operand, scratch: Scratch, row: int, column: int, lane: An
 
 
 def _operand(scratch: Scratch, row: int, column: int, lane: Any) -> Operand:
-    """Block (row, column) as right operand: its columns 0..7, then 8..15."""
+    """Block (row, column) as a right operand: columns 0..7, then 8..15."""
     load = cute.make_copy_atom(warp_ops.LdMatrix8x8x16bOp(True, 4), cutlass.Float16)
     parts = []
     for part in range(scratch.parts):
@@ -262,7 +263,7 @@ def _operand(scratch: Scratch, row: int, column: int, lane: Any) -> Operand:
 
 
 def _product(left: list[Operand], right: list[Operand]) -> cute.Tensor:
-    """The f32 fragment of the sum of left[i] right[i], in order; two rests are not multiplied."""
+    """The f32 fragment of the sum of left[i] right[i], in order; products of two rests are left out."""
     mma = cute.make_mma_atom(warp_ops.MmaF16BF16Op(cutlass.Float16, cutlass.Float32, (16, 8, 16)))
     r_sum = cute.make_rmem_tensor(VALUES, cutlass.Float32)
     r_sum.fill(0.0)

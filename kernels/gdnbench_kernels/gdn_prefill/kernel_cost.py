@@ -2,10 +2,10 @@
 
     python -m gdnbench_kernels.gdn_prefill.kernel_cost [--group 2]
 
-A product of M x N over K is 2 M N K, whatever of it is masked. Bytes are counted twice: as memory sees them,
-where q and k come once for all `group` = Hv / H value heads of a key head, and as the CTAs ask for them, each
-for itself. Full chunks; the state of a sequence before its first and after its last token, the tables of
-chunks and the barriers' words do not grow with its tokens and are left out.
+A product of M x N over K is 2 M N K FLOP, masked parts included. Bytes are counted in two ways: as memory
+traffic, where q and k are read once for all `group` = Hv / H value heads of a key head, and as the requests
+of all CTAs. All chunks are full. Initial and final states, chunk tables and barriers do not grow with the
+number of tokens and are left out.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 
 BF16, F32 = 2, 4
 STATE_TILES = 2
-"""CTAs that share a value head's state: each reads all of K and W, and its own part of U."""
+"""CTAs per value head's state: each reads all of K and W, and its own part of U."""
 MERGES = 32
-"""Products of 16 x 8 over 16 that merge the inverse's diagonal blocks, of all four warps."""
+"""Products of 16 x 8 over 16 that merge the inverse's diagonal blocks, over all four warps."""
 SUBSTITUTION_BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of a chunk and value head, `times` of its size."""
+    """A product per chunk and value head, `times` its size."""
 
     kernel: str
     name: str
@@ -37,15 +37,15 @@ class Product:
 
     @property
     def flop(self) -> float:
-        """Of a token."""
+        """FLOP per token."""
         return 2 * self.m * self.n * self.k * self.times / CHUNK
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A tensor that a kernel reads or writes: its bytes of a token (or of a chunk) and head.
+    """A tensor that a kernel reads or writes: its bytes per token (or per chunk) and head.
 
-    `per_key_head`: one for a group of value heads. `asked`: how many CTAs of a value head ask for it.
+    `per_key_head`: once for a group of value heads. `asked`: how many CTAs of a value head request it.
     """
 
     kernel: str
@@ -68,8 +68,8 @@ UW, STATE, OUTPUT = KERNELS = ("chunk_uw", "chunk_state", "chunk_output")
 PRODUCTS = (
     Product(UW, "K K^T", CHUNK, CHUNK, HEAD_DIM),
     Product(UW, "inverse, merges", 16, 8, 16, MERGES),
-    # Column c of a block takes its rows below c, from c on, one multiplication and addition each: 16 columns
-    # of 15 + 14 + ... + 1 in each of 4 blocks, since a lane does its whole column.
+    # A lane computes a whole column of a block with 15 + 14 + ... + 1 multiplications and additions: 16
+    # columns in each of 4 blocks.
     Product(
         UW, "inverse, blocks", SUBSTITUTION_BLOCK * (SUBSTITUTION_BLOCK - 1) // 2, SUBSTITUTION_BLOCK, 1, 4
     ),
@@ -83,7 +83,7 @@ PRODUCTS = (
 )
 
 _ROW = BF16 * HEAD_DIM
-_STATE = BF16 * HEAD_DIM * HEAD_DIM / CHUNK  # one for a chunk
+_STATE = BF16 * HEAD_DIM * HEAD_DIM / CHUNK  # one per chunk
 
 TRANSFERS = (
     Transfer(UW, "k", _ROW, per_key_head=True),
@@ -107,12 +107,12 @@ TRANSFERS = (
 )
 
 BETWEEN = ("g_cu", "U", "W", "h", "V_new")
-"""What only goes from one kernel to another: written, and read again, for want of fusion."""
+"""Tensors that one kernel writes and another reads; a fused kernel saves them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of a token and value head."""
+    """FLOP and bytes per token and value head."""
 
     flop: float
     memory: float
@@ -123,7 +123,7 @@ class Cost:
 
 
 def cost(kernel: str, group: int) -> Cost:
-    """Of one kernel; `group` is Hv / H."""
+    """The cost of one kernel; `group` is Hv / H."""
     moved = [transfer for transfer in TRANSFERS if transfer.kernel == kernel]
     return Cost(
         sum(product.flop for product in PRODUCTS if product.kernel == kernel),
@@ -133,14 +133,16 @@ def cost(kernel: str, group: int) -> Cost:
 
 
 def total(group: int) -> Cost:
-    """Of the three kernels."""
+    """The sum of the three kernels."""
     return cost(UW, group) + cost(STATE, group) + cost(OUTPUT, group)
 
 
 def fused(group: int) -> Cost:
-    """Of chunk_fused, which hands nothing on: q, k, v, g, beta and o once, W never formed.
+    """The cost of chunk_fused, which has no intermediates in memory: q, k, v, g, beta and o once, W never
+    formed.
 
-    U - W S^T = Ai beta (V - exp(g_cu) K S^T), so the product that forms W goes; the others keep their sizes.
+    U - W S^T = Ai beta (V - exp(g_cu) K S^T), so the product that forms W is left out; the other products
+    keep their sizes.
     """
     kept = {transfer.tensor: transfer for transfer in TRANSFERS if transfer.tensor not in BETWEEN}
     return Cost(
@@ -151,7 +153,7 @@ def fused(group: int) -> Cost:
 
 
 def tables(group: int) -> str:
-    """Markdown: the products, the transfers and the sums, of `group` value heads to a key head."""
+    """Markdown tables of products, transfers and sums, for `group` value heads per key head."""
     products = [
         (product.kernel, f"`{product.name}`", _size(product), f"{product.flop:,.0f}") for product in PRODUCTS
     ]

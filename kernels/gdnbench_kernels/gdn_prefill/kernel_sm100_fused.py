@@ -13,7 +13,7 @@ head hv, with key head hv // (Hv / H) and K = V = 128, S the state before the ch
     S     = exp(g_last) S + (V_new exp(g_last - g_cu))^T K
 
 U and W of chunk_uw.py (V_new = U - W h^T) are not computed: Ai beta_j is a common factor of both. The chunk's
-products, in their order but for 1 and 2, which are the next chunk's and issued behind 4:
+products in order, except that 1 and 2 of the next chunk are issued after 4:
 
     product              M    N    K    left operand            right operand      accumulator
     1. KKT               64   64   128  s_k, K-major            s_k, K-major       t_kkt
@@ -24,10 +24,10 @@ products, in their order but for 1 and 2, which are the next chunk's and issued 
     6. what S gains      128  128  64   s_left = Vs^T, K-major  s_k, N-major       t_added
     7. (P V_new)^T       128  64   64   s_v_new, K-major        s_p, K-major       t_pv
 
-Vs is V_new exp(g_last - g_cu). A CTA carries S of one value head through one sequence, CTA n Hv + head, chunk
-after chunk, in registers and unrounded. Rows are v in all that STATE touches (fused_state.py); whole 128 of
-them, not halves in two CTAs as in chunk_state.py, since each CTA would have to invert A for itself. Ai
-and P depend only on the inputs, so they are computed one chunk ahead of the recurrence.
+Vs is V_new exp(g_last - g_cu). CTA n Hv + head updates S of one value head through one sequence, chunk after
+chunk, in registers and unrounded. In all tiles of STATE rows are v (fused_state.py). A CTA has all 128 rows,
+not half of them as in chunk_state.py, because every CTA has to invert A. Ai and P depend only on the inputs,
+so they are computed one chunk ahead of the recurrence.
 
     SMEM        shape               dtype     layout
     s_k         64 x 128, 3 stages  bfloat16  K-major, SW128; read as N-major too
@@ -97,18 +97,18 @@ and P depend only on the inputs, so they are computed one chunk ahead of the rec
 
 fused_plan.py makes these tables. With `split` there are 2 stages of s_k and 2 of s_blocks, 221540 bytes.
 
-A last chunk of fewer than 64 tokens: K and V get rows of zeros past its end when they are loaded, g and beta
-are 0 there; so are A, X, V_new but for h that is not finite, and the gate is the last token's. Q goes on with
-the next sequence: its rows make rows of P and o that nobody stores. A sequence without tokens has no chunks:
-its final state is its initial one.
+A last chunk of fewer than 64 tokens: past its end LOAD sets rows of K and V to zero, g and beta are 0, and
+the gate is the last token's. So A, X and V_new are 0 there, unless h is not finite. Q continues with the next
+sequence: those rows of P and o are not stored. A sequence without tokens has no chunks: its final state is
+its initial one.
 
-Limits: K = V = 128, C = 64, Hv a multiple of H, bf16 tensors, f32 gates; states in f32 or bf16, each of the
-two or none, the initial then 0; beta at most 1, with `split` 2; N >= 1; T Hv, N Hv < 2^31, N Hv V K too where
-there are states; tensors contiguous, aligned to 16 bytes. g is at most 0: the sums never rise, also where
-fp64 rounded, hence no exponent is positive. g = -inf counts as -128, a finite g below -2^100 as that, +inf as
-NaN. NaN in a sequence stays in its own o and final state. A sequence's bits depend on its own data alone;
-sums have one order. There are as many CTAs as sequences and value heads: a long sequence alone leaves SMs
-idle, which chunk_uw.py and chunk_output.py would use.
+Limits: K = V = 128, C = 64, Hv a multiple of H, bf16 tensors, f32 gates. Initial and final states are f32,
+bf16 or absent; an absent initial state is 0. beta at most 1, with `split` 2; N >= 1; T Hv, N Hv < 2^31, with
+states also N Hv V K; tensors contiguous, aligned to 16 bytes. g is at most 0. The sums never increase, even
+where fp64 rounded, so no exponent is positive. g = -inf is replaced by -128, a finite g below -2^100 by
+-2^100, +inf by NaN. NaN in a sequence stays in its own o and final state. A sequence's bits depend only on
+its own data; sums have a fixed order. The grid has one CTA per sequence and value head: one long sequence
+leaves SMs idle that chunk_uw.py and chunk_output.py would use.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ from gdnbench_kernels.plan import WARP, Accumulator
 
 BF16 = cutlass.BFloat16
 STATE_REGISTERS, INVERT_REGISTERS, OTHER_REGISTERS = 152, 144, 64
-"""Of a thread, after the warps that have little to do have given theirs up: 128 of them at launch."""
+"""Registers per thread after setmaxnreg; 128 at launch."""
 
 PLAN = planned(split=False)
 SPLIT_PLAN = planned(split=True)
@@ -157,7 +157,7 @@ SPLIT_PLAN = planned(split=True)
 
 @dataclass(frozen=True)
 class Tma:
-    """The tensors in global memory that tiles are copied from and to."""
+    """The tensors in global memory from and to which TMA copies tiles."""
 
     k: blackwell.Tma
     q: blackwell.Tma
@@ -201,7 +201,8 @@ class TileMma:
 
 @dataclass(frozen=True)
 class ChunkFused:
-    """The kernel for `heads` key heads and `value_heads` value heads; beta is at most 1, with `split` 2."""
+    """The kernel for `heads` key heads and `value_heads` value heads; beta is at most 1, with `split` at most
+    2."""
 
     heads: int
     value_heads: int
@@ -280,7 +281,7 @@ class ChunkFused:
         tmem.free(base)
 
     def work_tile(self, cu_seqlens: cute.Tensor) -> WorkTile:
-        """Heads of a sequence, sequences: CTAs that read the same Q and K are neighbours."""
+        """Order: heads of a sequence, sequences. So CTAs that read the same Q and K are neighbours."""
         block = cute.arch.block_idx()[0]
         n = block // self.value_heads
         start, stop = cu_seqlens[n], cu_seqlens[n + 1]
@@ -288,8 +289,8 @@ class ChunkFused:
 
     @cute.jit
     def load(self, work: WorkTile, pipelines: Pipelines, shared: Shared, tma: Tma) -> None:
-        """K, Q and V of each chunk. Rows of Q behind the end of the sequence, the next one's, make rows of o
-        that nobody stores; those of K and V would be multiplied with all others'."""
+        """Load K, Q and V of each chunk. Past the end of the sequence, rows of Q affect only rows of o that
+        are not stored; rows of K and V would affect all others, so they are zeroed."""
         key_head = work.head // (self.value_heads // self.heads)
         k, q, v = pipelines.k.producer_state(), pipelines.q.producer_state(), pipelines.v.producer_state()
         k_tail, v_tail = pipelines.tail.consumer_state(), pipelines.tail.consumer_state()
@@ -327,7 +328,8 @@ class ChunkFused:
         token: cutlass.Int32,
         head: cutlass.Int32,
     ) -> None:
-        """A tile, zeros in its rows from `length` on. A sequence has one tail, which uses its stage once."""
+        """Load a tile, with zeros in its rows from `length` on. A sequence has one tail, which uses its stage
+        once."""
         if length >= CHUNK:
             pipe.arrive_and_expect_tx(state)
             tma.load(pipe, state, s_tiles, token, head)
@@ -342,8 +344,8 @@ class ChunkFused:
     def scan_gates(
         self, work: WorkTile, pipelines: Pipelines, shared: Shared, g: cute.Tensor, beta: cute.Tensor
     ) -> None:
-        """Lane l has tokens 2l and 2l + 1. Behind the end of the sequence g and beta are 0. exp(g_cu) is
-        what the state is multiplied with too, hence rounded."""
+        """Lane l has tokens 2l and 2l + 1. Past the end of the sequence g and beta are 0. exp(g_cu) also
+        multiplies the state, so it uses `rounded_decay`."""
         lane = cute.arch.lane_idx()
         gate = pipelines.gate.producer_state()
         r_g, r_beta, r_sum = (cute.make_rmem_tensor((2,), cutlass.Float32) for _ in range(3))
@@ -368,7 +370,8 @@ class ChunkFused:
 
     @cute.jit
     def mma(self, work: WorkTile, pipelines: Pipelines, shared: Shared, base: cute.Pointer) -> None:
-        """KKT and QK of the next chunk go behind the products that read the state, which STATE waits for."""
+        """Issue KKT and QK of the next chunk after the products that read the state, because STATE waits for
+        those."""
         kkt = TileMma.create(base, T_KKT, shared.k, shared.k)
         qk = TileMma.create(base, T_QK, shared.q, shared.k)
         read_k, read_q = (
@@ -387,7 +390,7 @@ class ChunkFused:
             pipe.producer_state() for pipe in (pipelines.scores, pipelines.ks, pipelines.update)
         )
         added, out = pipelines.added.producer_state(), pipelines.out.producer_state()
-        # One turn more than there are chunks: the first does nothing but what goes ahead, the last all but.
+        # One turn more than chunks: the first only issues KKT and QK, the last only the other products.
         for turn in cutlass.range(work.chunks + 1, unroll=1):
             if turn > 0:
                 pipelines.ks.producer_acquire(ks)
@@ -458,7 +461,7 @@ class ChunkFused:
         scratch: inverse.Scratch,
         base: cute.Pointer,
     ) -> None:
-        """Ai beta and P of each chunk. Warp w of the four has rows 16w .. 16w + 15."""
+        """Compute Ai beta and P of each chunk. Warp w of the four has rows 16w .. 16w + 15."""
         thread = cute.arch.thread_idx()[0] - WARP * Role.INVERT
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - Role.INVERT
         together = pipeline.NamedBarrier(barrier_id=Barrier.INVERT, num_threads=PLAN.threads_of(Role.INVERT))
@@ -502,7 +505,7 @@ class ChunkFused:
 
     @cute.jit
     def _scale_columns(self, r_ai: cute.Tensor, s_gate: cute.Tensor, lane: cutlass.Int32) -> None:
-        """Ai becomes Ai beta_j."""
+        """Replace Ai by Ai beta_j."""
         for n in cutlass.range_constexpr(CHUNK // 8):
             for j in cutlass.range_constexpr(2):
                 beta = s_gate[Row.BETA, fragment_column(lane, n, j)]
@@ -513,8 +516,8 @@ class ChunkFused:
     def _form_p(
         self, r_qk: cute.Tensor, s_gate: cute.Tensor, warp: cutlass.Int32, lane: cutlass.Int32
     ) -> None:
-        """QK becomes P. Above the diagonal the exponent could be positive and QK not finite, K's rows being
-        zeros there and Q's not: what is there is replaced, not multiplied."""
+        """Replace QK by P. Above the diagonal the exponent could be positive and QK not finite (K's rows past
+        the end are zero, Q's are not), so those elements are replaced by 0, not multiplied."""
         rows = [fragment_row(warp, lane, half) for half in range(2)]
         g_rows = [s_gate[Row.G_CU, row] for row in rows]
         for n in cutlass.range_constexpr(CHUNK // 8):
@@ -528,14 +531,15 @@ class ChunkFused:
                     r_qk[4 * n + 2 * half + j] = value if kept else cutlass.Float32(0.0)
 
     def _write_rows(self, r_values: cute.Tensor, s_square: cute.Tensor, warp: Any, lane: Any) -> None:
-        """This warp's rows, rounded."""
+        """Round and store this warp's rows."""
         r_rounded = cute.make_rmem_tensor(r_values.shape, BF16)
         r_rounded.store(r_values.load().to(BF16))
         triangle.store_rows(r_rounded, cute.local_tile(s_square, (ROWS_OF_WARP, CHUNK), (warp, 0)), lane)
 
     @cute.jit
     def store(self, work: WorkTile, pipelines: Pipelines, shared: Shared, tma: Tma, o: cute.Tensor) -> None:
-        """A whole chunk by TMA; of a shorter one its own rows alone, behind which the next begins."""
+        """Store a full chunk by TMA. Of a shorter one store only its own rows, because the next sequence
+        follows."""
         state = pipelines.o.consumer_state()
         for i in cutlass.range(work.chunks, unroll=1):
             token = work.start + CHUNK * i
@@ -556,8 +560,8 @@ class ChunkFused:
 
     @cute.jit
     def _store_rows(self, s_o: cute.Tensor, o: cute.Tensor, token: cutlass.Int32, work: WorkTile) -> None:
-        """Rows up to the end of the sequence, 16 bytes a lane."""
-        # In 64 bits: T Hv 128 may pass 2^31.
+        """Store rows up to the end of the sequence, 16 bytes per lane."""
+        # In 64 bits: T Hv 128 may exceed 2^31.
         stride = self.value_heads * HEAD_DIM
         first = cutlass.Int64(token) * stride + work.head * HEAD_DIM
         g_o = cute.make_tensor((o.iterator + first).align(16), cute.make_layout(TOKENS, stride=(stride, 1)))

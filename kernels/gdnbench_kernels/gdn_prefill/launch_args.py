@@ -1,7 +1,7 @@
-"""What a call of SM100 kernels of gdn_prefill is held to before anything is launched, and its tensors.
+"""Checks the arguments of a call of gdn_prefill's SM100 kernels, and makes the tensors for its launches.
 
-Checks name the argument: NotImplementedError for what another kernel could take, ValueError for what none
-could. Inputs and outputs that the kernels cannot be given as they lie in memory are copied.
+The errors name the argument: NotImplementedError for what another kernel could take, ValueError for what no
+kernel could. Inputs and outputs whose memory layout the kernels cannot use are copied.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from gdnbench_kernels.validate import dtype_name
 
 MAX_COUNTED = 2**31
 COUNTED = ("g", "beta", "g_cu", "a", "ai", "initial_state", "final_state")
-"""Tensors whose elements the kernels count in 32 bits. Of the others they count rows: TMA has 64 bits for an
-address."""
+"""Tensors whose elements the kernels index with 32 bits. Of the others they index rows: TMA addresses have 64
+bits."""
 
 INT32, FLOAT32, BFLOAT16 = torch.int32, torch.float32, torch.bfloat16
 GATES = (FLOAT32, BFLOAT16, torch.float16)
@@ -36,21 +36,21 @@ _check = TensorCheck("the SM100 kernels take", first="others")
 
 
 def compiled(device: torch.device, source: Callable[..., Source], *options: Any) -> Program:
-    """The program of a source for that device, or for an SM100 where there is none; NotImplementedError for
+    """The program of a source for that device, or for an SM100 without a GPU. Raises NotImplementedError for
     another GPU."""
     arch = programs.arch_of(device, programs.BLACKWELL, "this kernel of gdn_prefill")
     return programs.compiled(arch, source, *options)
 
 
 def ctas_of(items: int, device: torch.device) -> int:
-    """CTAs of a persistent launch: one an SM, none without an item."""
+    """CTAs of a persistent launch: one per SM, at most one per item."""
     return min(multiprocessors(device), items)
 
 
 def output_of(
     name: str, given: Tensor | None, shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Output:
-    """The caller's tensor, checked, else a new one."""
+    """The caller's tensor, checked, or a new one."""
     check_count(name, shape)
     if given is not None:
         check_form(name, given, shape, dtype, device)
@@ -59,7 +59,7 @@ def output_of(
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """A call's outputs: o [T, Hv, V] bfloat16, and final_state [N, Hv, V, K] where there is to be one."""
+    """A call's outputs: o [T, Hv, V] bfloat16, and final_state [N, Hv, V, K] if requested."""
 
     _o: Output
     _final_state: Output | None
@@ -75,7 +75,8 @@ class Outputs:
         final_state_dtype: str | None,
         sequences: int,
     ) -> Outputs:
-        """Those given, else new ones. ValueError for a final state that is not to be filled."""
+        """Use the given tensors, or allocate new ones. Raises ValueError for a final state that is not
+        requested."""
         if final_state is not None and not output_final_state:
             raise ValueError("final_state is given, which output_final_state = False says not to fill")
         out = output_of("o", o, v.shape, BFLOAT16, v.device)
@@ -89,21 +90,21 @@ class Outputs:
 
     @property
     def o(self) -> Tensor:
-        """What the kernels write to."""
+        """The tensor that the kernels write."""
         return self._o.buffer
 
     @property
     def final_state(self) -> Tensor | None:
-        """What the kernels write to."""
+        """The tensor that the kernels write; None if not requested."""
         return None if self._final_state is None else self._final_state.buffer
 
     def leave_states(self, initial_state: Tensor | None) -> None:
-        """The final states of sequences without tokens."""
+        """Copy the initial states to the final ones, for sequences without tokens."""
         if (final := self.final_state) is not None:
             final.zero_() if initial_state is None else final.copy_(initial_state)
 
     def finish(self) -> dict[str, Tensor]:
-        """The caller's tensors, filled; else ours."""
+        """Return the filled tensors: the caller's, or new ones."""
         found = {"o": self._o.finish()}
         if self._final_state is not None:
             found["final_state"] = self._final_state.finish()
@@ -111,12 +112,12 @@ class Outputs:
 
 
 def held(tensor: Tensor) -> Tensor:
-    """The tensor as the kernels can be given it."""
+    """The tensor itself if the kernels can take it, else a contiguous, aligned copy."""
     return arguments.held(tensor, ALIGN)
 
 
 def refuse(q: Tensor, k: Tensor, v: Tensor, chunk_size: int, beta_max: float) -> None:
-    """NotImplementedError for sizes that the kernels are not written for, ValueError for wrong ones."""
+    """Raises NotImplementedError for sizes that the kernels do not support, ValueError for invalid ones."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 3:
             raise ValueError(f"{name} has {tensor.dim()} axes; it has three: tokens, heads, features")
@@ -137,7 +138,7 @@ def refuse(q: Tensor, k: Tensor, v: Tensor, chunk_size: int, beta_max: float) ->
 def check_inputs(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Tensor, initial_state: Tensor | None
 ) -> None:
-    """Before anything is launched: of one device, of dtypes that are taken, of shapes that fit together."""
+    """Check before the launch that inputs share a device, have supported dtypes, and have matching shapes."""
     tokens, value_heads = v.shape[:2]
     check_form("v", v, (tokens, value_heads, HEAD_DIM), BFLOAT16, v.device)
     for name, tensor in (("q", q), ("k", k)):
@@ -159,7 +160,7 @@ def check_tensor(
     dtypes: torch.dtype | tuple[torch.dtype, ...],
     device: torch.device,
 ) -> None:
-    """ValueError unless a kernel can be given this tensor; NotImplementedError where another kernel could."""
+    """Raises ValueError unless a kernel can take this tensor, NotImplementedError if another kernel could."""
     check_form(name, tensor, shape, dtypes, device)
     if not arguments.fits(tensor, ALIGN):
         raise ValueError(f"{name} must be contiguous and aligned to {ALIGN} bytes")
@@ -172,7 +173,7 @@ def check_form(
     dtypes: torch.dtype | tuple[torch.dtype, ...],
     device: torch.device,
 ) -> None:
-    """`check_tensor`, but for how the tensor lies in memory."""
+    """`check_tensor` without the memory layout."""
     _check(name, tensor, shape, dtypes if isinstance(dtypes, tuple) else (dtypes,), device)
     check_count(name, shape)
 
@@ -185,7 +186,7 @@ def check_count(name: str, shape: Sequence[int]) -> None:
 
 
 def check_rows(bound: int, value_heads: int) -> None:
-    """Rows of the workspace, and so items of a launch, are counted in 32 bits too."""
+    """The kernels index rows of the workspace, and so items of a launch, with 32 bits."""
     if (rows := bound * CHUNK * value_heads) >= MAX_COUNTED:
         raise NotImplementedError(
             f"the SM100 kernels take less than 2^31 rows of chunks and value heads; UB C Hv is {rows}"
@@ -193,7 +194,8 @@ def check_rows(bound: int, value_heads: int) -> None:
 
 
 def check_ctas(sequences: int, value_heads: int) -> None:
-    """CTAs of a launch that has one for each; states, where there are any, are counted by themselves."""
+    """The kernel's CTA numbers are 32 bits, one CTA per sequence and value head. States are checked
+    separately."""
     if (ctas := sequences * value_heads) >= MAX_COUNTED:
         raise NotImplementedError(
             f"the SM100 kernels take less than 2^31 sequences times value heads; N Hv is {ctas}"

@@ -1,11 +1,12 @@
-"""What a call of gdn_prefill costs whoever computes it.
+"""The minimal cost of a call of gdn_prefill: memory traffic and FLOP.
 
-Bytes: q, k, v, g, beta, cu_seqlens and the initial states come once, o and the final states go once; q and k
-once for all value heads of a key head. Chunk tables follow from cu_seqlens and are not counted.
+Bytes: q, k, v, g, beta, cu_seqlens and the initial states are read once, o and the final states written once;
+q and k are read once for all value heads of a key head. Chunk tables follow from cu_seqlens and are not
+counted.
 
-FLOP: of the fused chunked form, which forms no W, since U - W S^T = Ai beta (V - exp(g_cu) K S^T). Per value
-head and chunk of L tokens (L < C in the last one of a sequence), a product of M x N over K being 2 M N K,
-whatever of it is masked:
+FLOP: those of the fused chunked form, which forms no W, since U - W S^T = Ai beta (V - exp(g_cu) K S^T). Per
+value head and chunk of L tokens (L < C in the last chunk of a sequence), where a product of M x N over K is
+2 M N K, masked parts included:
 
     K K^T, Q K^T                       L x L over K each
     Ai beta (V - ...), P V_new         L x V over L each
@@ -13,7 +14,7 @@ whatever of it is masked:
     V_new^T K                          V x K over L
     inverse of a unit lower triangle   L^3 / 3
 
-With K = V = 128, two value heads to a key head and full chunks of 64 that is 165.2 kFLOP and 776 bytes per
+With K = V = 128, two value heads per key head and full chunks of 64 this is 165.2 kFLOP and 776 bytes per
 token and value head. Scalings and exponentials, below 1 %, are left out.
 """
 
@@ -30,7 +31,7 @@ _READ = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state")
 
 
 def work_of(call: Call, scalars: tuple[ScalarSpec, ...], outputs: Mapping[str, Shaped]) -> Work:
-    """The work of a valid call, of the contract's `scalars`, with outputs of these shapes and dtypes."""
+    """The cost of a valid call, with the contract's `scalars` and outputs of these shapes and dtypes."""
     k, v = call.tensors["k"], call.tensors["v"]
     chunk_size = resolved_scalars(scalars, call)["chunk_size"]
     assert isinstance(chunk_size, int)
@@ -43,7 +44,7 @@ def work_of(call: Call, scalars: tuple[ScalarSpec, ...], outputs: Mapping[str, S
 
 
 def _chunk_flop(tokens: int, key_dim: int, value_dim: int) -> float:
-    """Of one chunk and value head."""
+    """FLOP of one chunk and value head."""
     within = 2 * 2 * tokens * tokens * (key_dim + value_dim)
     with_state = 3 * 2 * tokens * key_dim * value_dim
     return within + with_state + tokens**3 / 3

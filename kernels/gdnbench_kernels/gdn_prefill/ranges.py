@@ -1,4 +1,4 @@
-"""Ranges of a call of gdn_prefill: gates, their sums over chunks, beta, keys, and the states before it."""
+"""Ranges of a call of gdn_prefill: gates, their sums over chunks, beta, keys, and initial states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gdnbench_kernels.ranges import extremes, sizes, there
 
 
 def ranges(call: Call) -> tuple[Ranges, ...]:
-    """Of a valid call, on the CPU, in any conventions."""
+    """The ranges of a valid call on the CPU, in any conventions."""
     tensors, chunk = call.tensors, int(call.scalars.get("chunk_size") or CHUNK)
     bounds: list[int] = tensors["cu_seqlens"].tolist()
     g = log_decay(tensors["g"], call.conventions.get("gate", "log"), torch.float64)

@@ -1,6 +1,6 @@
 """The fp64 oracles of gdn_prefill: token by token, and the chunked form with every stage.
 
-They accept every convention themselves, so that they judge the very bits the caller passed.
+They accept every convention, so no conversion changes the caller's inputs first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gdnbench_kernels.gdn_prefill.chunked import ChunkedPrefill, PrefillInputs, 
 from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
 from gdnbench_kernels.rounding import EXACT
 
-# Bytes of fp64 state advanced together; sequences beyond that take another pass over time.
+# Bytes of fp64 state processed together; further sequences take another pass over the tokens.
 STATE_BYTES_AT_ONCE = 256 << 20
 
 
@@ -35,8 +35,8 @@ def reference(
     """The recurrence, one token at a time in fp64: o [T, Hv, V] and final_state [N, Hv, V, K] in the caller's
     layout.
 
-    All heads and all sequences that still have tokens advance together: sequences are taken longest first, so
-    that those of one step are a prefix.
+    All heads and all sequences that still have tokens advance together. Sequences are sorted by length,
+    longest first, so those of one step are a prefix.
     """
     bounds = cu_seqlens.cpu().long()
     lengths = bounds.diff()

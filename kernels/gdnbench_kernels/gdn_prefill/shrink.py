@@ -1,8 +1,8 @@
-"""How calls of gdn_prefill are made smaller. Tokens that go take their offsets and chunks with them.
+"""Makes calls of gdn_prefill smaller. Offsets and chunk tables are adapted to the removed tokens.
 
-Chunks can go in two ways: with the states as they are, so that those left start from the sequence's own
-initial state, or with the state carried: where the first chunks of a sequence go, its initial state becomes
-the exact state after them.
+Chunks can be removed in two ways. Either the rest starts from the sequence's own initial state, or the state
+is carried: if the first chunks of a sequence are removed, its initial state becomes the exact state after
+them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gdnbench_kernels.gdn_prefill.reference import reference
 from gdnbench_kernels.shrinking import Axis, head_axes, optional_axis, select, with_tensors
 
 CHUNK_SIZE = 64
-"""The contract's default."""
+"""The contract's default chunk size."""
 BY_TOKEN = ("q", "k", "v", "g", "beta")
 UNREAD = -1
-"""What is in rows of chunk_indices past the last chunk, where a call did not have such rows before."""
+"""Value of rows of chunk_indices past the last chunk, if the call had no such rows before."""
 
 
 def axes(operation: Operation, call: Call) -> tuple[Axis, ...]:
-    """Sequences, heads, chunks, tokens, and what may be left out."""
+    """Sequences, heads, chunks, tokens, and optional tensors."""
     plan = _plan(call)
     sequences, tokens = len(plan.offsets) - 1, plan.tokens
 
@@ -52,7 +52,7 @@ def axes(operation: Operation, call: Call) -> tuple[Axis, ...]:
 
 
 def keep_tokens(operation: Operation, call: Call, tokens: Sequence[int]) -> Call:
-    """The call of those tokens alone, ascending. Every sequence stays, if without tokens."""
+    """The call with only those tokens, ascending. Every sequence stays, possibly without tokens."""
     return _cut(operation, call, tokens, range(len(call.tensors["cu_seqlens"]) - 1))
 
 
@@ -68,7 +68,7 @@ def extent(call: Call) -> dict[str, int]:
 
 
 def level(call: Call) -> dict[str, float]:
-    """A decay of 1; q and k of norm 1 where they come normalised."""
+    """A decay of 1; q and k of norm 1 if they are normalised."""
     found = {} if call.conventions.get("gate") == "linear" else {"g": 0.0}
     if call.conventions.get("qk", "normalised") == "normalised":
         unit = call.tensors["k"].shape[2] ** -0.5
@@ -83,7 +83,7 @@ def _plan(call: Call) -> ChunkPlan:
 
 
 def _cut(operation: Operation, call: Call, tokens: Sequence[int], sequences: Sequence[int]) -> Call:
-    """The call of `tokens`, all of them of `sequences`."""
+    """The call of `tokens`, all of which belong to `sequences`."""
     bounds = call.tensors["cu_seqlens"].long()
     kept = torch.tensor(list(tokens), dtype=torch.long)
     owner = torch.searchsorted(bounds, kept, right=True) - 1
@@ -95,7 +95,7 @@ def _cut(operation: Operation, call: Call, tokens: Sequence[int], sequences: Seq
 
 
 def _chunk_tables(call: Call) -> dict[str, Tensor]:
-    """Those that the call has, for its cu_seqlens."""
+    """The chunk tables that the call has, recomputed for its cu_seqlens."""
     plan, found = _plan(call), {}
     if "chunk_offsets" in call.tensors:
         found["chunk_offsets"] = plan.offsets.to(call.tensors["chunk_offsets"].dtype)
@@ -119,7 +119,7 @@ def _tokens_of_chunks(plan: ChunkPlan, chunks: Sequence[int]) -> list[int]:
 
 
 def _carried(operation: Operation, call: Call, plan: ChunkPlan, kept: Sequence[int]) -> Call:
-    """The call with, as each sequence's initial state, the exact state before its first chunk of `kept`."""
+    """The call whose initial states are the exact states before each sequence's first chunk of `kept`."""
     first: dict[int, int] = {}
     for chunk in kept:
         first.setdefault(int(plan.sequence[chunk]), chunk)

@@ -1,4 +1,4 @@
-"""The sizes that the SM100 kernels are written for. Nothing here imports CuTe DSL."""
+"""The sizes that the SM100 kernels support. Does not import CuTe DSL."""
 
 CHUNK = 64
 """C: tokens of a chunk."""

@@ -1,12 +1,12 @@
-"""The kernel named `sm100` of gdn_prefill: four launches for SM100, each also a function of its own.
+"""The kernel named `sm100` of gdn_prefill: four launches for SM100, each also available as a function.
 
-    chunk_metadata  cu_seqlens                             -> which chunk is whose
-    chunk_uw        k, v, g, beta                          -> g_cu, U, W     (A and Ai where asked for)
+    chunk_metadata  cu_seqlens                             -> the chunk tables
+    chunk_uw        k, v, g, beta                          -> g_cu, U, W     (A and Ai on request)
     chunk_state     k, U, W, g_cu, initial state           -> h, V_new, final state
     chunk_output    q, k, V_new, h, g_cu                   -> o
 
-What lies between them is a `Workspace`. Nothing is read back from the device and no shape depends on values,
-so a call can be captured into a CUDA graph; with a workspace and outputs of the caller's it allocates
+The intermediates are a `Workspace`. The host reads nothing back from the device and no shape depends on
+values, so a call can be captured into a CUDA graph; with the caller's workspace and outputs it allocates
 nothing. Rows of the intermediates past the last chunk are not written.
 """
 
@@ -63,7 +63,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ChunkTables:
-    """How the tokens are cut into chunks, on the device: see `chunk_metadata`."""
+    """The chunks of the tokens, on the device; `chunk_metadata` fills the tables."""
 
     offsets: Tensor  # [N+1] int32: chunks before each sequence
     indices: Tensor  # [UB, 2] int32: (sequence, chunk within it)
@@ -71,14 +71,15 @@ class ChunkTables:
 
     @classmethod
     def allocate(cls, tokens: int, sequences: int, device: torch.device) -> ChunkTables:
-        """For `tokens` tokens of `sequences` sequences, uninitialised."""
+        """Uninitialised tables for `tokens` tokens of `sequences` sequences."""
         shapes = ((sequences + 1,), (chunk_bound(tokens, sequences, CHUNK), 2), (1,))
         return cls(*(torch.empty(shape, dtype=INT32, device=device) for shape in shapes))
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """What the kernels of one call hand to each other; UB bounds the number of chunks without reading it."""
+    """The intermediates between the kernels of one call. UB bounds the number of chunks without reading
+    it."""
 
     tables: ChunkTables
     g_cu: Tensor  # [T, Hv] float32
@@ -89,7 +90,7 @@ class Workspace:
 
     @classmethod
     def allocate(cls, tokens: int, sequences: int, value_heads: int, device: torch.device) -> Workspace:
-        """For `tokens` tokens of `sequences` sequences, uninitialised."""
+        """An uninitialised workspace for `tokens` tokens of `sequences` sequences."""
         tables = ChunkTables.allocate(tokens, sequences, device)
         bound = len(tables.indices)
         rows = (bound * CHUNK, value_heads, HEAD_DIM)
@@ -122,11 +123,11 @@ def sm100(
     workspace: Workspace | None = None,
     stages: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """o [T, Hv, V] and final_state [N, Hv, V, K], written to the tensors of that name where given.
+    """o [T, Hv, V] and final_state [N, Hv, V, K], written to the tensors of that name if they are given.
 
-    Inputs that are not contiguous, or not aligned, are copied; g and beta of 16 bits are widened. `stages`,
-    if given, gets g_cu, A, Ai, U, W, h and V_new; P never leaves the chip. NotImplementedError for a call
-    that the kernels are not written for.
+    Inputs that are not contiguous and aligned are copied; g and beta of 16 bits are widened. `stages`, if
+    given, gets g_cu, A, Ai, U, W, h and V_new; P never leaves the chip. Raises NotImplementedError for a call
+    that the kernels do not support.
     """
     refuse(q, k, v, chunk_size, beta_max)
     check_inputs(q, k, v, g, beta, cu_seqlens, initial_state)
@@ -156,13 +157,13 @@ def sm100(
             k, u, w, g_cu, cu_seqlens, tables, initial_state=first, h=h, v_new=v_new, final_state=final
         )
         chunk_output(q, k, v_new, h, g_cu, cu_seqlens, tables, o=outputs.o, scale=factor)
-    else:  # there is no tensor map of no tokens, and nothing to add to the states
+    else:  # a tensor map needs tokens; without them the states do not change
         outputs.leave_states(first)
     return outputs.finish()
 
 
 def chunk_metadata(cu_seqlens: Tensor, tables: ChunkTables) -> None:
-    """Fills `tables`; rows of `indices` past the last chunk stay as they are."""
+    """Fill `tables`. Rows of `indices` past the last chunk stay unchanged."""
     _check_tables(cu_seqlens, tables)
     compiled(cu_seqlens.device, metadata_source)(cu_seqlens, tables.offsets, tables.indices, tables.total)
 
@@ -183,10 +184,10 @@ def chunk_uw(
     tap: Tap = "none",
     beta_max: float = 1.0,
 ) -> None:
-    """Fills g_cu, u and w. Where no beta is over 1, beta_max 1 is faster than 2.
+    """Fill g_cu, u and w. If no beta exceeds 1, beta_max 1 is faster than 2.
 
-    A and Ai [UB, Hv, C, C] float32 are for `tap`: "dump" fills a and ai, "inject_a" takes a instead of
-    computing it, "inject_ai" takes ai, "invert" takes a and fills ai.
+    `tap` decides the use of a and ai [UB, Hv, C, C] float32: "dump" writes both, "inject_a" reads a instead
+    of computing A, "inject_ai" reads ai, "invert" reads a and writes ai.
     """
     (tokens, heads), value_heads, bound = k.shape[:2], v.shape[1], _check_tables(cu_seqlens, tables)
     check_rows(bound, value_heads)
@@ -219,7 +220,7 @@ def chunk_state(
     v_new: Tensor,
     final_state: Tensor | None,
 ) -> None:
-    """Fills h and v_new, and final_state if there is to be one, which may be initial_state itself."""
+    """Fill h and v_new, and final_state unless it is None. final_state may be initial_state itself."""
     (tokens, heads), value_heads, bound = k.shape[:2], u.shape[1], _check_tables(cu_seqlens, tables)
     check_rows(bound, value_heads)
     if len(cu_seqlens) < 2:
@@ -251,7 +252,7 @@ def chunk_output(
     o: Tensor,
     scale: float,
 ) -> None:
-    """Fills o."""
+    """Fill o."""
     (tokens, heads), value_heads, bound = k.shape[:2], o.shape[1], _check_tables(cu_seqlens, tables)
     check_rows(bound, value_heads)
     for name, tensor in (("q", q), ("k", k)):
@@ -266,7 +267,7 @@ def chunk_output(
 
 
 def _check_tables(cu_seqlens: Tensor, tables: ChunkTables) -> int:
-    """UB, the rows of the tables."""
+    """UB, the number of rows of the tables."""
     device, bound = cu_seqlens.device, len(tables.indices)
     check_tensor("cu_seqlens", cu_seqlens, (cu_seqlens.numel(),), INT32, device)
     if not len(cu_seqlens):

@@ -1,7 +1,8 @@
-"""The steps of `sm100`, each alone: its launches, and chunk_uw three times over, by builds with taps.
+"""The steps of `sm100`, each runnable alone: its launches, with chunk_uw split into three by builds with
+taps.
 
-`form_a` launches chunk_uw and keeps g_cu and A, `invert` gives it an A and keeps the Ai that it makes,
-`form_uw` gives it an Ai and keeps U and W. g_cu has no tap: chunk_uw sums its gates itself in each.
+`form_a` launches chunk_uw and returns g_cu and A; `invert` passes it an A and returns its Ai; `form_uw`
+passes it an Ai and returns U and W. g_cu has no tap: chunk_uw sums the gates in each step.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def read_out(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A call as the launches take it, and what they write to."""
+    """A call in the form of the launches, with the tensors that they write."""
 
     call: Call
     k: Tensor
@@ -127,7 +128,7 @@ class _Made:
         return torch.empty(shape, dtype=FLOAT32, device=v.device)
 
     def uw(self, tap: Tap, a: Tensor | None = None, ai: Tensor | None = None) -> dict[str, Tensor]:
-        """What chunk_uw leaves, by the build with that tap."""
+        """The outputs of chunk_uw, by the build with that tap."""
         space, call = self.space, self.call
         if self.tokens:
             v, g, beta = (held(call[name]) for name in ("v", "g", "beta"))

@@ -1,9 +1,9 @@
-"""What the stages of gdn_prefill are held to, where the ratio to torch's error says too little.
+"""Limits of gdn_prefill's stages, for cases in which the ratio to torch's error says too little.
 
-The inverse. Keys that are alike make (I + A)^-1 hard: a method that is right on random keys can be off by
-orders of magnitude, and torch's own stages, which store A in bf16, are off by 1e-2. So A, Ai and U have
-limits of their own, which a kernel keeps that stores A in fp16 or better, loses no more in inverting it than
-that costs, and rounds nothing else before U. Identical keys and beta 1 are the hardest case up to beta 1.
+The inverse. Similar keys make (I + A)^-1 ill-conditioned: a method that is correct on random keys can err by
+orders of magnitude, and torch's own stages, which store A in bf16, have errors of 1e-2. So A, Ai and U have
+their own limits. A kernel meets them if it stores A in fp16 or better, loses no more than that by the
+inversion, and rounds nothing else before U. Up to beta 1, identical keys with beta 1 are the hardest case.
 
     stage  limit for every chunk and head                       where it comes from
     A      3e-3 (beta up to 2: 2e-2), and C 2^-25 of fp16       as for Ai; half of fp16's smallest number each
@@ -11,9 +11,9 @@ that costs, and rounds nothing else before U. Identical keys and beta 1 are the 
     U      5e-3, and sqrt(C V) 2^-134 of bf16                   twice what an exact inverse in bf16 costs U;
                                                                 half of bf16's smallest number each
 
-The gate. g_cu is float32 whatever the dtype of v, and its rounding moves the exponent g_cu[i] - g_cu[j] of
-every later stage by up to an ULP of g_cu: 2^-7 where a chunk's gates sum to -1e5. A stage is asked how well
-it computes from the g_cu that there is, so the exact stages are those of the rounded sums.
+The gate. g_cu is float32 whatever the dtype of v, and its rounding changes the exponent g_cu[i] - g_cu[j] of
+every later stage by up to an ULP of g_cu: 2^-7 if a chunk's gates sum to -1e5. A stage is compared with the
+exact result for the actual g_cu, so the exact stages use the rounded sums.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def stage_limit(call: Call, stage: str) -> Limit | None:
 def with_rounded_sums(call: Call) -> Call:
     """The call with fp64 log-space gates whose sums in each chunk are the exact sums rounded to float32.
 
-    Differences of neighbouring sums: exact in fp64 but for what lies 2^-53 below the larger one.
+    The gates are differences of neighbouring sums; in fp64 their error is at most 2^-53 of the larger sum.
     """
     tensors = dict(call.tensors)
     gates = log_decay(tensors["g"], call.conventions.get("gate", "log"), torch.float64)

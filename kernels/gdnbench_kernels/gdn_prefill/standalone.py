@@ -1,4 +1,4 @@
-"""gdn_prefill in fp64 with torch alone, token by token: what a stand-alone reproduction compares with.
+"""gdn_prefill in fp64 with torch alone, token by token: the reference of a stand-alone reproduction.
 
 S' = alpha S;   u = beta (v - S' k);   S = S' + u k^T;   o = scale S q
 """
@@ -27,7 +27,7 @@ def reference(
     qk: str = "normalised",
     **others: Any,
 ) -> dict[str, Tensor]:
-    """o [T, Hv, V] and final_state [N, Hv, V, K], or [N, Hv, K, V] where that is the layout."""
+    """o [T, Hv, V] and final_state [N, Hv, V, K], or [N, Hv, K, V] in layout KV."""
     q, k, v, g, beta = (x.double() for x in (q, k, v, g, beta))
     if qk == "raw":
         q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
@@ -51,5 +51,5 @@ def reference(
 
 
 def unowed(**call: Any) -> dict[str, Tensor]:
-    """Rows of outputs that no kernel owes, by output: none."""
+    """Rows of outputs that no kernel has to compute, by output: none."""
     return {}

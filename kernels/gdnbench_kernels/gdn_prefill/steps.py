@@ -1,6 +1,6 @@
-"""The chunked form step by step, each of its steps alone: in torch's arithmetic and in the oracle's.
+"""The steps of the chunked form, each runnable alone, in torch's arithmetic and in the oracle's.
 
-    step       takes                  gives
+    step       reads                  returns
     sum_gates                         g_cu
     form_a     g_cu                   A
     invert     A                      Ai
@@ -9,7 +9,7 @@
     form_p     g_cu                   P
     read_out   g_cu, h, V_new, P      o
 
-`scan` carries the state from chunk to chunk. `chunks_apart` is the call without that: see `Cut`.
+`scan` passes the state from chunk to chunk. `chunks_apart` makes chunks independent: see `Cut`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _TAKES_AND_GIVES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 
 
 class ChunkedSteps:
-    """The steps in the arithmetic that `arithmetic` has for v's dtype. Each method is a step's function."""
+    """The steps in the arithmetic that `arithmetic` returns for v's dtype. Each method is the function of a
+    step."""
 
     def __init__(self, arithmetic: Callable[[torch.dtype], Arithmetic]) -> None:
         self._arithmetic = arithmetic
@@ -81,7 +82,7 @@ class ChunkedSteps:
         return {"o": self._begin(call).read_out()}
 
     def _begin(self, call: Mapping[str, Any]) -> ChunkedPrefill:
-        """A run in which the stages that are given have been computed."""
+        """A run whose given stages are already computed."""
         q, k, v, g, beta = (call[name] for name in ("q", "k", "v", "g", "beta"))
         first, layout = call.get("initial_state"), call.get("state_layout", "VK")
         inputs = PrefillInputs(
@@ -129,11 +130,11 @@ SM100_STEPS = (
     Step("chunk_state", ("g_cu", "U", "W"), ("h", "V_new", "final_state"), f"{_SM100}:carry_state"),
     Step("chunk_output", ("g_cu", "h", "V_new"), ("o",), f"{_SM100}:read_out"),
 )
-"""Of `sm100`: its kernel chunk_uw by builds with other taps, which gives g_cu, A, Ai, U and W one by one."""
+"""The steps of `sm100`: builds of chunk_uw with different taps compute g_cu, A, Ai, U and W one by one."""
 
 
 def chunks_apart(call: Call, stages: Mapping[str, Tensor]) -> Call:
-    """The call of its chunks: each a sequence, with the state before it, in fp32, as its initial state."""
+    """The call in which each chunk is a sequence whose initial state is the state before it, in fp32."""
     tensors = {
         name: tensor
         for name, tensor in call.tensors.items()
@@ -150,7 +151,7 @@ def chunks_apart(call: Call, stages: Mapping[str, Tensor]) -> Call:
 
 
 def cut_rows(call: Call, name: str, stage: Tensor) -> Tensor:
-    """Stage `name` with as many rows as `call` has for it: NaN past the last chunk."""
+    """Stage `name` with as many rows as `call` needs; NaN past the last chunk."""
     plan = _plan(call)
     if name == "g_cu":
         return stage
@@ -162,7 +163,7 @@ def cut_rows(call: Call, name: str, stage: Tensor) -> Tensor:
 
 
 def chunks_joined(call: Call, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """h, V_new and final_state of the call, of those of its chunks."""
+    """h, V_new and final_state of the call, from those of its chunks."""
     found = {name: cut_rows(call, name, made[name]) for name in ("h", "V_new") if name in made}
     if "final_state" in made and call.scalars.get("output_final_state", True):
         plan, states = _plan(call), made["final_state"]

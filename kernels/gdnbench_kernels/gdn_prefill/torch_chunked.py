@@ -1,9 +1,9 @@
 """The kernel named `torch` of gdn_prefill: the chunked form with the roundings of the served dtype.
 
-It emulates the published three-kernel design (see `chunked`): operands in q's dtype, products exact, sums in
-fp32, every intermediate that design stores rounded to that dtype. With fp32 inputs nothing is rounded below
-fp32. Within one chunk a NaN reaches earlier tokens too, as in any kernel that multiplies a masked tile by
-dense values (0 * NaN); it never leaves its sequence.
+It emulates the published three-kernel design (see `chunked`): operands in q's dtype, exact products, fp32
+sums, and every intermediate that the design stores rounded to that dtype. With fp32 inputs everything is at
+least fp32. Within one chunk a NaN reaches earlier tokens too, as in any kernel that multiplies a masked tile
+by dense values (0 * NaN); it never leaves its sequence.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def torch_chunked(
 
 
 def final_dtype(initial_state: Tensor | None, asked: str | None) -> torch.dtype:
-    """The dtype of final_state: as asked, else the initial state's, else float32."""
+    """The dtype of final_state: `asked`, else the initial state's, else float32."""
     if asked is not None:
         dtype: torch.dtype = getattr(torch, asked)
         return dtype

@@ -1,4 +1,4 @@
-"""A and Ai of a chunk as four warps hold them: 64 x 64 in f32, each warp 16 rows. CuTe DSL.
+"""A and Ai of a chunk in the registers of four warps: 64 x 64 in f32, 16 rows per warp. CuTe DSL.
 
 A thread has 32 values, in the order of tcgen05.ld 16x256b and of mma.sync accumulators: value 4n + 2 half + j
 is row 16 warp + lane/4 + 8 half, column 8n + 2 (lane % 4) + j.
@@ -21,8 +21,8 @@ ROWS_OF_WARP = 16
 
 
 class Tap(IntEnum):
-    """What a build does with A and Ai: nothing, both written out, one taken from outside, or A taken and the
-    Ai that is made of it written out."""
+    """What a build does with A and Ai: nothing, write both, read one of them, or read A and write the Ai
+    computed from it."""
 
     NONE = 0
     DUMP = 1
@@ -43,8 +43,8 @@ def fragment_column(lane: Any, n: int, j: int) -> Any:
 
 @cute.jit
 def form_a(r_a: cute.Tensor, s_scalars: cute.Tensor, warp: cutlass.Int32, lane: cutlass.Int32) -> None:
-    """r_a, KKT, becomes A. On and above the diagonal the exponent could be positive and KKT not finite: what
-    is there is replaced, not multiplied."""
+    """Replace KKT in r_a by A. On and above the diagonal the exponent could be positive and KKT not finite,
+    so those elements are replaced by 0, not multiplied."""
     rows = [fragment_row(warp, lane, half) for half in range(2)]
     scalars = [(s_scalars[Gate.G_CU, row], s_scalars[Gate.BETA, row]) for row in rows]
     for n in cutlass.range_constexpr(CHUNK // 8):
@@ -69,7 +69,7 @@ def write_operands(
     warp: cutlass.Int32,
     lane: cutlass.Int32,
 ) -> None:
-    """Ai beta_j and Ai beta_j exp(g_cu[j]) in bf16: this warp's rows of one stage of each."""
+    """Write this warp's rows of Ai beta_j and Ai beta_j exp(g_cu[j]) in bf16 to one stage of each buffer."""
     r_aib, r_aibg = (cute.make_rmem_tensor(r_ai.shape, cutlass.BFloat16) for _ in range(2))
     for n in cutlass.range_constexpr(CHUNK // 8):
         for j in cutlass.range_constexpr(2):
@@ -85,8 +85,8 @@ def write_operands(
 
 
 def fragment_of(square: cute.Tensor, warp: cutlass.Int32, lane: cutlass.Int32) -> cute.Tensor:
-    """A thread's values of a 64 x 64 matrix in global memory, in its order, as `fragment` has them. One
-    address, and constants beside it: given an index for each the compiler keeps as many addresses."""
+    """A thread's values of a 64 x 64 matrix in global memory, in the order of `fragment`. They share one
+    address with constant offsets; with an index per value the compiler would keep as many addresses."""
     corner = cute.domain_offset((fragment_row(warp, lane, 0), fragment_column(lane, 0, 0)), square)
     return cute.make_tensor(
         corner.iterator.align(8), cute.make_layout((2, 2, CHUNK // 8), stride=(1, 8 * CHUNK, 8))
@@ -94,12 +94,12 @@ def fragment_of(square: cute.Tensor, warp: cutlass.Int32, lane: cutlass.Int32) -
 
 
 def fragment(r_square: cute.Tensor) -> cute.Tensor:
-    """A thread's 32 values by (column of a pair, row of a pair, eight columns)."""
+    """View a thread's 32 values as (column of a pair, row of a pair, eight columns)."""
     return cute.make_tensor(r_square.iterator, cute.make_layout((2, 2, CHUNK // 8)))
 
 
 def store_rows(r_values: cute.Tensor, s_rows: cute.Tensor, lane: Any) -> None:
-    """A warp's 16 rows of 64 bf16 values, as fragments have them, into shared memory by stmatrix."""
+    """Store a warp's 16 rows of 64 bf16 values, in fragment order, to shared memory by stmatrix."""
     store = cute.make_copy_atom(warp_ops.StMatrix8x8x16bOp(transpose=False, num_matrices=4), cutlass.BFloat16)
     for pair in range(CHUNK // 16):
         s_row = cute.local_tile(s_rows[lane % 16, None], (blackwell.VECTOR,), (2 * pair + lane // 16,))
