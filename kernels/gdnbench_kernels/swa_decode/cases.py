@@ -1,7 +1,8 @@
-"""Made calls that a kernel of swa_decode must get right, each for a way in which one has gone wrong.
+"""Synthetic calls that a kernel of swa_decode must compute correctly; each covers a mistake that a kernel has
+made.
 
-The options are those of `synth`. Each is made in both FP8 layouts unless it concerns one alone. Heads are 8
-where their number is no matter: a tile is padded to more, and a head of it is like the next.
+The options are those of `synth`. Each case runs in both FP8 layouts unless it concerns only one. Cases in
+which the number of heads does not matter have 8: a tile is padded to more, and all heads of it are equal.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES
 
 SHORT = {CacheLayout.PER_TOKEN_SCALE: "per token", CacheLayout.FP8_DS_MLA: "ds_mla"}
 LENS = (0, 1, 17, 127, 128)
-"""Nothing, one slot, part of a tile, a window but one, a window."""
+"""Nothing, one slot, part of a tile, a window less one, a window."""
 HEADS = (1, 8, 16, 32, 64, 100, 128)
-"""Those of the models and of their ranks, one, and one that no tile divides."""
+"""The models' numbers of heads, whole and per rank; one head; and a number that no tile divides."""
 SINKS = {"on": 0.0, "huge": 1e6, "-1e6": -1e6, "-inf": float("-inf"), "+inf": float("inf")}
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """All cases."""
     for layout in SERVED:
         for name, quick, options in (*_shapes(), *_windows(), *_values()):
             made = {"heads": 8, "lens": LENS, "cache_layout": layout.value, **options}
@@ -43,7 +44,7 @@ def _shapes() -> Iterator[Made]:
     yield "64 requests", False, {"lens": tuple((7 * i) % 129 for i in range(64))}
     for heads in HEADS:
         yield f"{heads} heads", heads == 64, {"heads": heads, "lens": (128, 17)}
-    # Where tokens and heads are as many, an axis taken for the other is no error of shape.
+    # With as many tokens as heads, swapped axes raise no shape error.
     for count in (8, 16):
         yield f"{count} requests, {count} heads", False, {"heads": count, "lens": (128, 31) * (count // 2)}
     for shape in ("T1W", "1TW"):
@@ -73,7 +74,7 @@ def _values() -> Iterator[Made]:
     yield "spread 1e4, holes", False, {"spread": 1e4, "holes": 0.5}
     yield "magnitudes over 2^10", True, {"scale_range": 1024.0}
     yield "magnitudes over 2^30", False, {"scale_range": 2.0**30}
-    # Far below 1e-4 the codes of fp8_ds_mla are 0, and the rope is all that is left of a row.
+    # Far below 1e-4 the codes of fp8_ds_mla are 0, and only the rope of a row is not.
     for magnitude in (1e-30, 1e-6, 1e6, 1e30):
         yield f"values of {magnitude:g}", False, {"magnitude": magnitude}
     yield "magnitudes over 2^10, spread 1e4", False, {"scale_range": 1024.0, "spread": 1e4}

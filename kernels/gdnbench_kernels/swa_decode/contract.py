@@ -1,9 +1,9 @@
 """swa_decode: sliding-window attention of one query token a request over a paged cache of latent rows.
 
 Axes: T requests (one query token each), H heads, W entries of a window, `blocks` pages of `block_size`
-tokens. Keys and values are the same 512-wide rows, one for all heads. Request t attends to the slots
-swa_indices[t, j] for j < swa_lens[t], without those that are -1. Entries past its length are stale: they name
-anything, and are not followed. A request that attends to nothing has o = 0 and lse = -inf.
+tokens. Keys and values are the same 512-wide rows, shared by all heads. Request t attends to the slots
+swa_indices[t, j] for j < swa_lens[t], except those that are -1. Entries past its length are stale: they may
+have any value and must not be dereferenced. A request that attends to nothing has o = 0 and lse = -inf.
 """
 
 from __future__ import annotations
@@ -126,10 +126,10 @@ SCALARS = (
 )
 
 LSE = Tolerance(absolute=1e-3, relative=2.0**-16)
-"""lse is held to this instead of to torch's error, which in fp32 may be zero. The absolute part is what a
-merge of two parts can notice in bfloat16 (half of 2^-8 of a weight is 2e-3). The relative part covers scores
-that are large: 32 partial sums of 16 products, each cut to 24 bits, lose up to 32 * 2^-23 = 2^-18 of the
-largest of them, which may be four times the score."""
+"""The tolerance of lse. It replaces a multiple of torch's error, which in fp32 may be zero. The absolute part
+is what a merge of two parts can notice in bfloat16 (half of 2^-8 of a weight is 2e-3). The relative part
+covers large scores: 32 partial sums of 16 products, each truncated to 24 bits, lose up to 32 * 2^-23 = 2^-18
+of the largest of them, which may be four times the score."""
 
 SERVED: dict[str, tuple[str, ...]] = {
     "cache_layout": SERVED_LAYOUTS,
@@ -172,7 +172,7 @@ KERNELS = {
 
 
 def validate(call: Call) -> None:
-    """Refuses a call that breaks the contract, with a ContractError that names tensor, position and value."""
+    """Raises ContractError, with tensor, position and value, for a call that breaks the contract."""
     check_conventions(NAME, CONVENTIONS, call.conventions)
     check_scalars(NAME, SCALARS, call)
     sizes = check_tensors(NAME, TENSORS, call)
@@ -221,7 +221,7 @@ def _check_cache(call: Call, sizes: Mapping[str, int]) -> None:
 
 
 def _check_window(call: Call, sizes: Mapping[str, int]) -> None:
-    # Wide: an int32 is compared with a number of slots past 2^31 as if that had wrapped.
+    # In int64: an int32 would be compared with a number of slots above 2^31 as if that had wrapped.
     lens, indices = call.tensors["swa_lens"].cpu(), flat_of(call).cpu().long()
     wrong = first_true((lens < 0) | (lens > sizes["W"]))
     if wrong is not None:
@@ -249,7 +249,8 @@ def flat_of(call: Call) -> Tensor:
 
 
 def convert(call: Call, target: Mapping[str, str]) -> Call:
-    """The call with swa_indices in another shape; ContractError for another cache layout: packing rounds."""
+    """The call with swa_indices in another shape. Raises ContractError for another cache layout: packing
+    rounds."""
     conventions = {name: call.conventions.get(name, ALL[name][0]) for name in ALL}
     check_conventions(NAME, CONVENTIONS, target)
     layout = target.get("cache_layout", conventions["cache_layout"])
@@ -266,12 +267,12 @@ def convert(call: Call, target: Mapping[str, str]) -> Call:
 def convert_outputs(
     outputs: Mapping[str, Tensor], source: Mapping[str, str], target: Mapping[str, str]
 ) -> dict[str, Tensor]:
-    """The outputs as they are: no convention concerns them."""
+    """The outputs unchanged: no convention applies to them."""
     return dict(outputs)
 
 
 def outputs(call: Call) -> dict[str, Shaped]:
-    """Shape and dtype of o, and of lse where it is asked for."""
+    """Shape and dtype of o, and of lse if requested."""
     q = call.tensors["q"]
     found: dict[str, Shaped] = {"o": (tuple(q.shape), q.dtype)}
     if call.scalars.get("output_lse", False):
@@ -291,8 +292,8 @@ def touched(call: Call) -> dict[str, Tensor]:
 
 
 def renumber(call: Call, stored: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """swa_indices for pools that hold only the rows `stored`. Stale entries, which name anything, become -1;
-    ContractError where an entry's page is not stored, or inv_scale not the scales of the pages."""
+    """swa_indices for pools with only the rows `stored`. Stale entries become -1. Raises ContractError if an
+    entry's page is not stored, or if inv_scale is not the scales of the stored pages."""
     if not stored:
         return {}
     indices, block_size = flat_of(call), call.tensors["cache"].shape[1]
@@ -330,7 +331,8 @@ def _slots_of_pages(pages: Tensor, block_size: int) -> Tensor:
 
 
 def partition(call: Call, name: str) -> Partition:
-    """Every request owns its row of o and lse, those that attend to nothing too; KeyError for other names."""
+    """Every request owns its row of o and lse, even if it attends to nothing. Raises KeyError for other
+    names."""
     if name not in ("o", "lse"):
         raise KeyError(name)
     rows = len(call.tensors["swa_lens"])
@@ -338,7 +340,7 @@ def partition(call: Call, name: str) -> Partition:
 
 
 def work(call: Call) -> Work:
-    """What a valid call costs."""
+    """The bytes and FLOP of a valid call."""
     return work_of(call, flat_of(call), layout_of(call), outputs(call))
 
 

@@ -1,4 +1,4 @@
-"""From how many requests on `wgmma` is the faster kernel of swa_decode on sm_90."""
+"""The number of requests from which `wgmma` is the faster kernel of swa_decode on sm_90."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ WGMMA_FROM = {
     (CacheLayout.FP8_DS_MLA, 64): 192,
     (CacheLayout.FP8_DS_MLA, 128): 64,
 }
-"""By layout and heads: requests from which on it took less time than `portable` wherever both were measured,
-on an H200; the table is in docs/swa_decode.md."""
+"""By layout and heads: the number of requests from which `wgmma` took less time than `portable` in all
+measurements on an H200; docs/swa_decode.md has the table."""
 
 
 def wgmma_is_faster(given: Arguments, arch: str) -> bool:
-    """Of numbers of heads that are not measured: no."""
+    """Whether `wgmma` was measured to be faster for such a call; False for numbers of heads that were not
+    measured."""
     least = WGMMA_FROM.get((given.layout, given.heads))
     return arch == SM90 and least is not None and given.tokens >= least

@@ -2,9 +2,9 @@
 
     python -m gdnbench_kernels.swa_decode.kernel_cost [--heads 64] [--batch 1]
 
-What a kernel that reads everything once must do: for each token its window of latent rows, its queries and
-its outputs. A product of M x N over K is 2 M N K; rows of a window that two tokens share are counted twice,
-as each token's CTAs ask for them. Indices, lengths and sinks, below 1 % together, are left out.
+The counts are those of a kernel that reads everything once: for each token its window of latent rows, its
+queries and its outputs. A product of M x N over K is 2 M N K FLOP. Rows that two tokens share are counted
+twice, because each token's CTAs read them. Indices, lengths and sinks, below 1 % together, are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BF16, F32 = 2, 4
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one token or of several."""
+    """FLOP and bytes of one token or of several."""
 
     flop: int
     rows: int  # bytes of the window's rows, scales included
@@ -36,7 +36,7 @@ class Cost:
 
 
 def row_bytes(layout: CacheLayout, scale_bytes: int = F32) -> int:
-    """Bytes of one latent row and its scales; `scale_bytes` of an inv_scale."""
+    """Bytes of one latent row and its scales; `scale_bytes` is the size of an inv_scale."""
     if layout is CacheLayout.FP8_DS_MLA:
         return layout.row_size
     return layout.row_size * BF16 if layout is CacheLayout.BFLOAT16 else layout.row_size + scale_bytes
@@ -50,7 +50,7 @@ def cost(
     scale_bytes: int = F32,
     lse: bool = True,
 ) -> Cost:
-    """Of one token that attends to `attended` slots: Q K^T and P V, each heads x attended x 512."""
+    """The cost of one token that attends to `attended` slots: Q K^T and P V, each heads x attended x 512."""
     return Cost(
         flop=2 * 2 * heads * attended * HEAD_DIM,
         rows=attended * row_bytes(layout, scale_bytes),
@@ -60,7 +60,7 @@ def cost(
 
 
 def table(heads: int, batch: int) -> str:
-    """Markdown: of each layout, what a batch of full windows comes to."""
+    """Markdown table: the cost of a batch of full windows, by layout."""
     lines = ["| layout | FLOP | rows | queries | outputs | bytes |", f"|{'---|' * 6}"]
     for layout in CacheLayout:
         found = cost(heads, layout=layout) * batch

@@ -2,8 +2,8 @@
 
 Portable: products by mma.sync. Reads queries and pages, writes o and lse.
 
-Of request t, with j over the entries of its window, r the entry's row and f its factor as latent_rows.py
-makes them from the page (value = r f, r exact in f16), a power of two 2^-k of the head making q[h] fill f16:
+For request t, with j over the entries of its window, latent_rows.py computes from the page the entry's row r,
+exact in f16, and its factor f, where value = r f. A power of two 2^-k per head scales q[h] to f16's range:
 
     s[h, j] = (2^k q[h] . r[j]) (2^-k scale log2 e) f[j]      -inf where j does not count
     m[h]    = max_j s[h, j]
@@ -13,17 +13,17 @@ makes them from the page (value = r f, r exact in f16), a power of two 2^-k of t
     o[h]    = (sum_j w[h, j] r[j]) 2^(x[h] - 13) / (l[h] + exp2(sink[h] log2 e - m[h]))       0 where l is 0
     lse[h]  = (m[h] + log2 l[h]) ln 2
 
-so that what is multiplied fills f16 whatever the factors are. CTA b has `rows` heads, those above H zeros
-that are not stored, of token b // ceil(H / rows): CTAs of a token are neighbours, and its rows come from L2
-for all but the first. A token of length 0 is left at once. The products are `mma.sync` m16n8k16, f16 with f32
-sums, their right operands made in registers from the codes in shared memory:
+So operands use f16's range whatever the factors are. CTA b has `rows` heads of token b // ceil(H / rows);
+heads above H are zeros and not stored. CTAs of a token are neighbours, so all but the first read its rows
+from L2. A CTA of a token of length 0 exits at once. The products are `mma.sync` m16n8k16, f16 with f32 sums;
+their right operands are converted in registers from the codes in shared memory:
 
     product    M     N   K    left  right                   in warp w
     1. Q R^T   rows  32  256  s_q   s_rows, `ldmatrix`      entries 32 (w / 2) .. + 31, half w % 2 of features
     2. W R     rows  64  128  s_p   s_rows, `.trans`        features 64 w .. + 63
 
-The two warps of a pair swap sums: each adds the halves of half of the heads, and makes weights of them. Sums
-over a window go over 32 entries in a warp (8 of a thread, then 4 lanes), then over the four pairs.
+The two warps of a pair exchange sums: each adds both halves for half of the heads and computes their weights.
+Sums over a window are over 32 entries in a warp (8 per thread, then 4 lanes), then over the four pairs.
 
     tensor       shape            dtype     rows
     q, o         T, H, 512        bfloat16
@@ -34,7 +34,7 @@ over a window go over 32 entries in a warp (8 of a thread, then 4 lanes), then o
     attn_sink    H                float32   or none
     lse          T, H             float32   or none
 
-With fp8_ds_mla and 32 heads a CTA:
+With fp8_ds_mla and 32 heads per CTA:
 
     SMEM            shape       dtype    layout
     s_rows          128 x 592   uint8    16 of a row are padding
@@ -62,7 +62,7 @@ With fp8_ds_mla and 32 heads a CTA:
 
 256 threads, 114496 bytes of SMEM, 0 columns of TMEM, 2 CTAs an SM
 
-With per_token_scale and 16 heads a CTA:
+With per_token_scale and 16 heads per CTA:
 
     SMEM            shape       dtype    layout
     s_rows          128 x 528   uint8    16 of a row are padding
@@ -89,14 +89,14 @@ With per_token_scale and 16 heads a CTA:
 
 256 threads, 87104 bytes of SMEM, 0 columns of TMEM, 2 CTAs an SM
 
-An entry that does not count is never followed: its row is zeros, and its score is replaced, not multiplied.
-NaN of an entry that counts, in its codes, scale or rope, makes all of its token's outputs NaN and no other's;
-a query that is not finite makes its own head's. A row's bits depend on that row alone: not on T, on `rows`,
-on the architecture or on who runs first.
+An entry that does not count is never dereferenced: its row is zeros, and its score is replaced, not
+multiplied. NaN in the codes, scale or rope of an entry that counts makes all outputs of its token NaN, and no
+others; a query that is not finite affects only its head. A row's bits depend only on that row, not on T,
+`rows`, the architecture or the order of CTAs.
 
-Limits: 1 <= H <= 128; T ceil(H / rows) < 2^31; pages aligned to 16 bytes. What is less than 2^-11
-of the largest value of its row (fp8_ds_mla) or of its head's query may lose bits, and less than 2^-24 become
-0; where rope is as large as the codes these are 2^-27 and 2^-40.
+Limits: 1 <= H <= 128; T ceil(H / rows) < 2^31; pages aligned to 16 bytes. Values below 2^-11 of the largest
+value of their row (fp8_ds_mla) or of their head's query may lose bits, and those below 2^-24 may become 0; if
+rope is as large as the codes these limits are 2^-27 and 2^-40.
 """
 
 from __future__ import annotations
@@ -138,21 +138,21 @@ from gdnbench_kernels.swa_decode.window import PADDING
 I32, I64, F32 = cutlass.Int32, cutlass.Int64, cutlass.Float32
 
 ALL_SHARED = 100
-"""Percent of the L1 cache that become shared memory."""
+"""Shared-memory carveout in percent of the L1 cache."""
 LOG2_E = log2(e)
 Q_TOP = 14
 """A head's largest |q| is scaled to [2^14, 2^15)."""
 W_TOP = 13
 """Weights are scaled to at most about 2^14."""
 LEAST_POWER = -200.0
-"""Where all factors are 0 their largest exponent is none."""
+"""Stands for the largest exponent if all factors are 0."""
 FINITE = -3.0e38
-"""Stands in for a largest score of -inf, to be subtracted from one."""
+"""Replaces a largest score of -inf before it is subtracted."""
 
 
 @dataclass(frozen=True)
 class WorkTile:
-    """What a CTA does: heads `first_head` .. of a token; and where this thread is in it."""
+    """The work of a CTA: heads `first_head` .. of a token; and this thread's position in it."""
 
     token: cutlass.Int32
     first_head: cutlass.Int32
@@ -163,7 +163,7 @@ class WorkTile:
 
 @dataclass(frozen=True)
 class Shared:
-    """Addresses of the plan's buffers, but for those of the rows."""
+    """Addresses of the plan's buffers, except those of the rows."""
 
     q: cutlass.Int32
     parts: cutlass.Int32
@@ -175,7 +175,7 @@ class Shared:
 
 
 class MmaSyncDecode:
-    """The kernel for `heads` heads, `rows` of them a CTA, and a cache in `layout`."""
+    """The kernel for `heads` heads, `rows` of them per CTA, and a cache in `layout`."""
 
     def __init__(self, heads: int, layout: CacheLayout, rows: int) -> None:
         self.heads = heads
@@ -279,7 +279,7 @@ class MmaSyncDecode:
                     self.store_lse(work, head, F32(-inf), work.lane == 0, lse)
 
     def row(self, x: cute.Tensor, token: Any, head: Any) -> Any:
-        """Where a head's features lie, in q or o."""
+        """Address of a head's features in q or o."""
         return x.iterator.toint() + (I64(token) * self.heads + I64(head)) * (2 * HEAD_DIM)
 
     @cute.jit
@@ -323,7 +323,7 @@ class MmaSyncDecode:
     def index(
         self, token: cutlass.Int32, warp: cutlass.Int32, lane: cutlass.Int32, indices: cute.Tensor
     ) -> cutlass.Int32:
-        """This lane's entry of the warp's, stale or not."""
+        """This lane's entry among the warp's entries; it may be stale."""
         found = I32(PADDING)
         entry = warp * ENTRIES + lane % ENTRIES
         if entry < cute.size(indices, mode=[1]):
@@ -334,7 +334,7 @@ class MmaSyncDecode:
     def read_queries(
         self, token: Any, first_head: Any, warp: Any, lane: Any, q: cute.Tensor
     ) -> list[list[Any]]:
-        """16 features of each of this warp's heads, eight pairs of bf16; zeros past the last head."""
+        """16 features of each of this warp's heads, as eight pairs of bf16; zeros past the last head."""
         found = []
         for turn in range(self.rows // WARPS):
             head = first_head + self.warp_row(warp, turn)
@@ -344,7 +344,7 @@ class MmaSyncDecode:
         return found
 
     def warp_row(self, warp: Any, turn: Any) -> Any:
-        """A row of Q that this warp makes, and whose sums over warps it makes."""
+        """A row of Q that this warp converts and whose sums over warps it computes."""
         return warp * (self.rows // WARPS) + turn
 
     @cute.jit
@@ -356,7 +356,7 @@ class MmaSyncDecode:
         words: list[list[Any]],
         scale: cutlass.Float32,
     ) -> None:
-        """Rows as f16, each times a power of two, which the scores' coefficient takes back."""
+        """Store rows as f16, each times a power of two; the scores' coefficient compensates."""
         for turn in cutlass.range_constexpr(self.rows // WARPS):
             row = self.warp_row(work.warp, turn)
             largest = words[turn][0] & PAIR_BITS
@@ -374,13 +374,13 @@ class MmaSyncDecode:
             queries.store_row(row, 1, pairs[4:])
             if work.lane == 0:
                 coefficient = scale * F32(LOG2_E) * ops.power_of_two(-power)
-                # A query that is not finite has no score that is.
+                # A query that is not finite has no finite score.
                 spoilt = ops.pick(field == 255, ops.float_of(I32(NO_NUMBER)), coefficient)
                 ops.store_shared(shared.coefficients + row * 4, spoilt)
 
     def halves(self) -> tuple[list[int], list[int]]:
         """Which of a thread's products become scores of the first warp of a pair, and which of the second:
-        those of the first 16 heads and of the others, or of heads l / 4 and of heads l / 4 + 8."""
+        those of the first 16 heads and of the others, or of heads l / 4 and heads l / 4 + 8."""
         if self.tiles == 2:
             return list(range(self.mine)), list(range(self.mine, 2 * self.mine))
         first = [4 * n + odd for n in range(KEY_TILES) for odd in range(2)]
@@ -388,8 +388,8 @@ class MmaSyncDecode:
 
     @cute.jit
     def exchange(self, work: WorkTile, shared: Shared, parts: cute.Tensor) -> list[Any]:
-        """Scores of this warp's heads: it gives its sums for the other warp's heads to that, in s_q, and adds
-        what it gets."""
+        """Scores of this warp's heads. The warp writes its sums for the other warp's heads to s_q, and adds
+        the sums that the other warp wrote for its own."""
         mine, lane, warp = self.mine, work.lane, work.warp
         first, second = self.halves()
         at = shared.parts + lane * CHUNK
@@ -413,8 +413,8 @@ class MmaSyncDecode:
         return found
 
     def softmax(self, work: WorkTile, shared: Shared, rows: Any, scores: list[Any], weights: Weights) -> None:
-        """Weights into shared memory, and their sums over this warp's entries, with the score and exponent
-        that every warp finds of a row alike."""
+        """Write weights to shared memory, with their sums over this warp's entries and each row's score and
+        exponent, which are equal in every warp."""
         lane, share, second = work.lane, work.warp // 2, work.warp % 2
         heads = self.tiles
         places = [share * PAIR_ENTRIES + 8 * n + lane % 4 * 2 for n in range(KEY_TILES)]
@@ -460,7 +460,8 @@ class MmaSyncDecode:
         rows: list[Any],
         values: list[tuple[Any, ...]],
     ) -> None:
-        """What this warp found of each row, by one of the lanes that share it, to [rows, shares, values]."""
+        """Write this warp's result for each row, by one of the lanes that share the row, to [rows, shares,
+        values]."""
         if work.lane % 4 == 0:
             for place in cutlass.range_constexpr(len(rows)):
                 size = 4 * len(values[place])
@@ -475,13 +476,13 @@ class MmaSyncDecode:
         rows: list[Any],
         tops: list[tuple[Any, ...]],
     ) -> None:
-        """What every warp of a row found alike, by one of them."""
+        """Write a row's result that is equal in every warp, by one of the warps."""
         if work.lane % 4 == 0 and share == 0:
             for place in cutlass.range_constexpr(len(rows)):
                 ops.store_shared(shared.tops + rows[place] * 8, *tops[place])
 
     def over_warps(self, shared: Shared, row: Any) -> tuple[Any, Any]:
-        """(the largest score of a row, a whole exponent that no weight is much above, relative to it)."""
+        """(the largest score of a row, an integer exponent relative to it that bounds the weights)."""
         found = []
         for pair in range(SHARES // 2):
             four = ops.load_shared(shared.peaks + row * (SHARES * 8) + pair * 16)
@@ -491,13 +492,13 @@ class MmaSyncDecode:
         return top, ops.greater(ops.round_up(exponent), F32(LEAST_POWER))
 
     def shared_row(self, work: WorkTile) -> Any:
-        """The row whose sum over warps this lane is in: a lane for each of its shares. Lanes past those of
+        """The row whose sum over warps this lane computes; a row has one lane per share. Lanes past those of
         the warp's rows repeat them."""
         return self.warp_row(work.warp, work.lane // SHARES % (self.rows // WARPS))
 
     @cute.jit
     def find_factors(self, work: WorkTile, shared: Shared, logit: Any, lse: cute.Tensor) -> None:
-        """What a row of P V is multiplied by, 0 where nothing is attended to; lse."""
+        """Compute the factor of each row of P V, 0 if nothing is attended to, and lse."""
         row = self.shared_row(work)
         head = work.first_head + row
         share = work.lane % SHARES
@@ -516,7 +517,7 @@ class MmaSyncDecode:
             ops.store_shared(shared.factors + row * 4, ops.pick(total == 0.0, F32(0.0), factor))
 
     def sink_of(self, work: WorkTile, attn_sink: cute.Tensor) -> Any:
-        """The sink of the row whose sums over warps this lane is in; None where there is none."""
+        """The sink of the row whose sums over warps this lane computes; None without sinks."""
         if attn_sink is None:
             return None
         head = cutlass.min(work.first_head + self.shared_row(work), self.heads - 1)
@@ -536,8 +537,8 @@ class MmaSyncDecode:
 
     @cute.jit
     def store(self, work: WorkTile, acc: cute.Tensor, shared: Shared, o: cute.Tensor) -> None:
-        """Four adjacent features a thread of each chunk of 16: tiles come in twos, of codes the even and the
-        odd features, of rope the first and the second of every two pairs."""
+        """Each thread stores four adjacent features of each chunk of 16. Tiles come in pairs: for codes the
+        even and the odd features, for rope the first and the second of every two pairs."""
         rope = self.layout is CacheLayout.FP8_DS_MLA
         for m in cutlass.range_constexpr(self.tiles):
             for half in cutlass.range_constexpr(2):

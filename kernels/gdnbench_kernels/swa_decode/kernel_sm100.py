@@ -2,8 +2,8 @@
 
 Reads queries and pages, writes o and lse.
 
-Of request t, with j over the 128 entries of its window, r the entry's row and f its factor as
-sm100_gather.py makes them from the page (value = r f; f is 1 in fp8_ds_mla):
+For request t, with j over the 128 entries of its window, sm100_gather.py computes from the page the entry's
+row r and its factor f, where value = r f; f is 1 in fp8_ds_mla:
 
     s[h, j] = (q[h] . r[j]) (f[j] scale log2 e)        -inf where j does not count
     m[h]    = max_j s[h, j]                            at most the largest float32; 0 or 1 for -inf
@@ -12,19 +12,20 @@ sm100_gather.py makes them from the page (value = r f; f is 1 in fp8_ds_mla):
     o[h]    = (sum_j bf16(p[h, j] f[j] / g[h]) r[j]) (g[h] / (l[h] + exp2(sink[h] log2 e - m[h])))
     lse[h]  = (m[h] + log2 l[h]) ln 2
 
-o is 0 where nothing counts. g makes the largest weight 1 or -1, which bf16 has: where one row has most of
-the weight, the rounding of its weight would be an error of all of o's features alike.
+o is 0 if nothing counts. g makes the largest weight 1 or -1, which bf16 represents exactly: if one row has
+most of the weight, the rounding error of its weight would affect all of o's features equally.
 
-An item is a request and a tile of 64 of its heads, those above H zeros that are not stored. A CTA makes of
-its items one of `parts` parts of o's features, 512 / parts: CTA (part, worker) takes items worker, worker +
-workers, ... . The whole window is in shared memory, a quarter of the features in each stage of s_kv, read as
-keys and as values; the softmax has all its scores at once. The products of an item, x for each quarter:
+An item is a request and a tile of 64 of its heads; heads above H are zeros and not stored. A CTA computes one
+of `parts` parts, 512 / parts features, of its items' o: CTA (part, worker) processes items worker, worker +
+workers, ... . The whole window is in shared memory, a quarter of the features in each stage of s_kv, used as
+keys and as values, so the softmax has all scores at once. The products of an item, where x is a quarter:
 
     product        M   N    K    left operand  right operand  accumulator    x
     1. S += Q K^T  64  128  128  s_q, K-major  s_kv, K-major  t_s            0, 1, 2, 3, as they come
     2. O = P V     64  128  128  s_p, K-major  s_kv, N-major  t_even, t_odd  those of the CTA's part
 
-A stage is free for the next item's rows after its product 2, or after 1 if the CTA has not those features.
+A stage is free for the next item's rows after its product 2, or after 1 if the CTA does not have those
+features.
 
     tensor       shape            dtype     rows
     q, o         T, H, 512        bfloat16  by TMA, 64 heads and 128 features at once
@@ -85,15 +86,15 @@ A stage is free for the next item's rows after its product 2, or after 1 if the 
 
 640 threads, 230916 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
 
-The phase of a stage is the parity of the CTA's items: each of them uses all stages that the CTA uses, once.
-An entry that does not count, from the length on or -1, has a row of zeros and is not followed; its score is
-replaced, so that nothing of it shows. As in the oracle, NaN in a row that counts makes o and lse of the
-request NaN; a score of +inf makes o NaN and lse +inf; scores that are all -inf make lse -inf, and o NaN or,
-with a sink, 0. A request to which nothing counts goes the same way: l is 0, m tells it from those.
+The phase of a stage is the parity of the CTA's item number: each item uses every stage of the CTA once. An
+entry that does not count, because it is past the length or -1, is not dereferenced; its row is zeros and its
+score is replaced. As in the oracle, NaN in a row that counts makes o and lse of the request NaN; a score of
++inf makes o NaN and lse +inf; if all scores are -inf, lse is -inf and o is NaN or, with a sink, 0. A request
+without entries that count also has l = 0; its m distinguishes it.
 
 Limits: head_dim 512, bf16 q and o, H <= 128, W <= 128, pages of 2^block_shift tokens; slots and T H < 2^31;
-parts 1, 2 or 4. Bits of a row depend on its own data alone, not on T, parts or workers; sums have one order.
-Nothing is skipped for a short window: an item takes as long as a full one.
+parts 1, 2 or 4. A row's bits depend only on its own data, not on T, parts or workers; sums have a fixed
+order. A short window takes as long as a full one.
 """
 
 from __future__ import annotations
@@ -139,15 +140,15 @@ LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
 LEAST_NORMAL = 2.0**-126
 GREATEST = 2.0**126
-"""Whose inverse is LEAST_NORMAL; those of larger numbers come out as 0."""
+"""Its reciprocal is LEAST_NORMAL; reciprocals of larger numbers are flushed to 0."""
 FINITE = (2 - 2.0**-23) * 2.0**127
 """The largest float32."""
 NOTHING = 1.0
-"""m where no token counts. No other row has it and l = 0: the score that m is the maximum of adds 1 to l."""
+"""m if no token counts. No other row has this m with l = 0: its largest score would add 1 to l."""
 QUAD = 4
-"""Threads that have a row of an accumulator between them."""
+"""Threads that share a row of an accumulator."""
 ROWS = 2
-"""Of an accumulator that a thread has values of, `ROW_DISTANCE` apart."""
+"""Rows of an accumulator per thread, `ROW_DISTANCE` apart."""
 ROW_DISTANCE = 8
 
 
@@ -246,9 +247,9 @@ class Tcgen05Decode:
 
     @cute.jit
     def mma(self, scheduler: TileScheduler, pipelines: Pipelines, shared: Shared, base: cute.Pointer) -> None:
-        """A stage of s_kv is read twice, and released at the second, or at the first where the CTA does not
-        make those features of o. Quarters are loops that stay: unrolled, the descriptors of all operands, 64
-        bits for each step of each product, would be kept from item to item."""
+        """A stage of s_kv is read twice. It is released after the second read, or after the first if the CTA
+        does not compute those features of o. The loops over quarters stay rolled: unrolled, ptxas would keep
+        the descriptors of all operands, 64 bits per step of each product, from item to item."""
         qk, pv = qk_mma(), pv_mma()
         r_q, r_k = blackwell.operands(qk, shared.q, shared.kv, (HEADS, TOKENS, FEATURES))
         r_p, r_v = blackwell.operands(pv, shared.p, shared.kv, (HEADS, FEATURES, TOKENS))
@@ -290,7 +291,7 @@ class Tcgen05Decode:
         lse: cute.Tensor | None,
         scale: cutlass.Float32,
     ) -> None:
-        """The softmax over the window: P from S, and the factor of each row of o."""
+        """Compute P from S, and the factor of each row of o."""
         thread = cute.arch.thread_idx()[0]
         tmem_copy = blackwell.TmemCopy.create(half_mma(), (HEADS, HALF), base, thread)
         r_s = [cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32) for _ in range(TOKENS // HALF)]
@@ -310,7 +311,8 @@ class Tcgen05Decode:
             r_max.fill(-math.inf)
             for half in cutlass.range_constexpr(len(r_s)):
                 self._scale(shared, half, thread % QUAD, factor, r_s[half], r_max)
-                # Keep ptxas from hoisting the loads of the other half's factors: they would cost registers.
+                # Prevent ptxas from hoisting the loads of the other half's factors, which would cost
+                # registers.
                 cute.arch.sync_warp()
             none = self._none(shared, thread % WARP)
             for row in cutlass.range_constexpr(ROWS):
@@ -353,13 +355,13 @@ class Tcgen05Decode:
         r_s: cute.Tensor,
         r_max: cute.Tensor,
     ) -> None:
-        """Scores in powers of two, -inf where a token does not count, and their maxima; NaN is none."""
+        """Scores as exponents of 2, -inf where a token does not count, and their maxima, which ignore NaN."""
         for pair in cutlass.range_constexpr(HALF // 8):
             r_pair = self._factors(shared, half, pair, lane)
             for i in cutlass.range_constexpr(4):
                 at, token = 4 * pair + i, i % 2
                 score = r_s[at] * (r_pair[2 * token] * factor)
-                # Replaced, not added to: a query that is not a number must not show in a row of nothing.
+                # Replace, not add: a NaN in the query must not affect an entry that does not count.
                 r_s[at] = score if r_pair[2 * token + 1] == 0.0 else cutlass.Float32(-math.inf)
                 r_max[i // 2] = cute.arch.fmax(r_max[i // 2], r_s[at])
 
@@ -374,7 +376,7 @@ class Tcgen05Decode:
         r_sum: cute.Tensor,
         r_top: cute.Tensor,
     ) -> None:
-        """p f of half the window; the sums of p, the largest p f."""
+        """p f of half the window; the sums of p; the largest |p f|."""
         for pair in cutlass.range_constexpr(HALF // 8):
             r_pair = self._factors(shared, half, pair, lane)
             for i in cutlass.range_constexpr(4):
@@ -386,7 +388,7 @@ class Tcgen05Decode:
 
     @cute.jit
     def _invert(self, r_top: cute.Tensor) -> cute.Tensor:
-        """1 / g, and g, the largest magnitude of p f, into r_top. In fp8_ds_mla both are 1."""
+        """1 / g; writes g, the largest |p f|, to r_top. In fp8_ds_mla both are 1."""
         r_inverse = cute.make_rmem_tensor((ROWS,), cutlass.Float32)
         r_inverse.fill(1.0)
         if cutlass.const_expr(self.mla):
@@ -394,13 +396,13 @@ class Tcgen05Decode:
         else:
             for row in cutlass.range_constexpr(ROWS):
                 across_quad(r_top, row, cute.arch.fmax)
-                # Outside of that there is no inverse.
+                # Numbers outside this range have no reciprocal.
                 r_top[row] = cute.arch.fmin(cute.arch.fmax(r_top[row], LEAST_NORMAL), GREATEST)
                 r_inverse[row] = cute.arch.rcp_approx(r_top[row])
         return r_inverse
 
     def _factors(self, shared: Shared, half: int, pair: int, lane: cutlass.Int32) -> cute.Tensor:
-        """(factor, whether it counts) of this thread's two tokens of 8."""
+        """(factor, whether it counts) of this thread's two tokens of each 8."""
         flat = cute.make_tensor(shared.factor.iterator, cute.make_layout(2 * TOKENS))
         r_pair = cute.make_rmem_tensor((4,), cutlass.Float32)
         cute.autovec_copy(cute.local_tile(flat, (4,), (2 * HALF // 4 * half + 4 * pair + lane,)), r_pair)
@@ -420,7 +422,7 @@ class Tcgen05Decode:
         attn_sink: Any,
         lse: Any,
     ) -> None:
-        """g / denominator of this thread's rows for EPILOGUE, and lse, by one thread of a quad."""
+        """Write g / denominator of this thread's rows for EPILOGUE, and lse, by one thread of a quad."""
         token, first = scheduler.work_tile(turn)
         pipelines.inverse.producer_acquire(producer_state(turn))
         for row in cutlass.range_constexpr(ROWS):
@@ -433,12 +435,12 @@ class Tcgen05Decode:
                     total += cute.math.exp2(attn_sink[head] * LOG2_E - r_max[row], fastmath=True)
                 if cutlass.const_expr(lse is not None):
                     natural = (r_max[row] + cute.math.log2(r_sum[row], fastmath=True)) * LN_2
-                    # All parts of a request have the same; one writes it.
+                    # All parts of a request have the same lse; part 0 writes it.
                     if scheduler.first == 0:
                         lse[token, head] = natural
             inverse = r_top[row] * cute.arch.rcp_approx(total)
             if thread % QUAD == 0:
-                # Where no token counts, o is 0 whatever the sink.
+                # If no token counts, o is 0 whatever the sink.
                 nothing = (r_sum[row] == 0.0) & (r_max[row] == NOTHING)
                 shared.inverse[at, 0] = cutlass.Float32(0.0) if nothing else inverse
         pipelines.inverse.producer_commit(producer_state(turn))
@@ -452,7 +454,7 @@ class Tcgen05Decode:
         base: cute.Pointer,
         tma_o: blackwell.Tma,
     ) -> None:
-        """o, divided and rounded, a quarter of the features at a time."""
+        """Divide, round and store o, a quarter of the features at a time."""
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread = cute.arch.thread_idx()[0] - WARP * Role.EPILOGUE
         threads = PLAN.threads_of(Role.EPILOGUE)
@@ -492,7 +494,7 @@ class Tcgen05Decode:
         tmem_copy: blackwell.TmemCopy,
         r_inverse: cute.Tensor,
     ) -> None:
-        """A quarter of o into s_o, half of its columns at a time."""
+        """Write a quarter of o to s_o, half of its columns at a time."""
         r_acc = cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32)
         r_o = cute.make_rmem_tensor(tmem_copy.coords.shape, BF16)
         pipelines.o.consumer_wait(state)
@@ -510,19 +512,19 @@ class Tcgen05Decode:
 
 
 def across_quad(r_values: cute.Tensor, row: int, combine: Callable[..., Any]) -> None:
-    """A row's value of four threads combined, the same in each."""
+    """Combine a row's value of four threads; all four get the result."""
     for lane in range(QUAD.bit_length() - 1):
         other = cute.arch.shuffle_sync_bfly(r_values[row], 1 << lane)
         r_values[row] = combine(r_values[row], other)
 
 
 def row_of(thread: cutlass.Int32, row: int) -> cutlass.Int32:
-    """One of the rows of which `blackwell.TmemCopy` gives a thread values."""
+    """One of the rows of a thread's values in `blackwell.TmemCopy`."""
     return thread // WARP * 16 + thread % WARP // QUAD + row * ROW_DISTANCE
 
 
 def by_quarter(x: cute.Tensor) -> cute.Tensor:
-    """(heads, features of a quarter, quarters, tokens) of a tensor (tokens, heads, features)."""
+    """View a tensor (tokens, heads, features) as (heads, features of a quarter, quarters, tokens)."""
     tokens, heads, features = x.stride
     shape = (x.shape[1], FEATURES, QUARTERS, x.shape[0])
     layout = cute.make_layout(shape, stride=(heads, features, FEATURES, tokens))
@@ -534,7 +536,7 @@ def qk_mma() -> cute.TiledMma:
 
 
 def half_mma() -> cute.TiledMma:
-    """Whose accumulator has the columns that a thread holds at once."""
+    """An MMA whose accumulator has the columns that a thread loads at once."""
     return blackwell.make_tiled_mma(OperandMajorMode.K, HEADS, HALF)
 
 

@@ -2,19 +2,19 @@
 
 Persistent CTAs, products by wgmma; reads queries and pages, writes o and lse.
 
-The equations are those of kernel_mma.py, and so are the powers of two that queries, rows and weights
-are scaled by. An work is `rows` heads of a token, those above H zeros that are not stored; CTA b of `workers`
-does items b, b + workers .. Both products are transposed, so that codes become a left operand in registers,
-once for all heads of the work, and what is made of bf16 and f32 is a right operand in shared memory:
+The equations, and the powers of two that scale queries, rows and weights, are those of kernel_mma.py. An item
+is `rows` heads of a token; heads above H are zeros and not stored. CTA b of `workers` processes items b, b +
+workers, ... Both products are transposed: codes are converted in registers to a left operand, once for all
+heads of the item, and queries and weights are right operands in shared memory:
 
     product      M    N     K    left                      right       in warpgroup w of two
     1. R Q^T     128  rows  512  registers, `ldmatrix`     s_q         entries 64 w .. + 63
     2. R^T P^T   512  rows  128  registers, `.trans`       s_p         features 256 w .. + 255, four tiles
 
-A softmax goes over the rows of an accumulator: over 2 of a thread, 8 lanes, 8 warps. While an work is
-multiplied the rows of the next one arrive, and from the end of product 1 on its queries. Outputs leave by way
-of the stage that their window was in; what finds no room there (fp8_ds_mla, the last 8 of 64 heads) is stored
-from registers. An work of length 0 copies and multiplies nothing.
+A softmax is over the rows of an accumulator: 2 per thread, 8 lanes, 8 warps. While an item is multiplied, the
+rows of the next item are loaded, and after product 1 its queries too. Outputs are stored through the stage of
+their window; those that do not fit (fp8_ds_mla, the last 8 of 64 heads) are stored from registers. An item of
+length 0 copies and multiplies nothing.
 
     tensor       shape            dtype     rows
     q, o         T, H, 512        bfloat16
@@ -25,7 +25,7 @@ from registers. An work of length 0 copies and multiplies nothing.
     attn_sink    H                float32   or none
     lse          T, H             float32   or none
 
-With fp8_ds_mla and 64 heads a CTA:
+With fp8_ds_mla and 64 heads per CTA:
 
     SMEM            shape                dtype    layout
     s_q             8 x 64 x 64          float16  16-byte chunk ^= head % 8
@@ -64,13 +64,13 @@ With fp8_ds_mla and 64 heads a CTA:
 
 With per_token_scale a row of s_rows is 528 bytes, and there is neither s_rope nor s_groups.
 
-An entry that does not count is never followed: its row is zeros, and its score is replaced, not multiplied.
-NaN of an entry that counts, in its codes, scale or rope, makes all of its token's outputs NaN and no other's;
-a query that is not finite makes its own head's. A row's bits depend on that row alone: not on T, on `rows`,
-on `workers`, on the rest of `Tuning` or on who runs first.
+An entry that does not count is never dereferenced: its row is zeros, and its score is replaced, not
+multiplied. NaN in the codes, scale or rope of an entry that counts makes all outputs of its token NaN, and no
+others; a query that is not finite affects only its head. A row's bits depend only on that row, not on T,
+`rows`, `workers`, the rest of `Tuning` or the order of CTAs.
 
-Limits: 1 <= H <= 128; T ceil(H / rows) < 2^31; pages aligned to 16 bytes; sm_90a alone. Of what is far below
-the largest of its row or its head's query bits are lost as kernel_mma.py says.
+Limits: 1 <= H <= 128; T ceil(H / rows) < 2^31; pages aligned to 16 bytes; sm_90a only. Values far below the
+largest of their row or of their head's query lose bits as in kernel_mma.py.
 """
 
 from __future__ import annotations
@@ -119,14 +119,14 @@ from gdnbench_kernels.swa_decode.sm90_window import NOPE_PAIRS, TILES, ThreadCoo
 I32, I64, F32 = cutlass.Int32, cutlass.Int64, cutlass.Float32
 
 KEY_PAIRS, VALUE_STEPS = HEAD_DIM // (2 * STEP), MAX_WINDOW // STEP
-"""Steps of product 1, by two; of product 2."""
+"""Pairs of steps of product 1; steps of product 2."""
 SHARERS = 4
-"""Threads that compare what the warps found of a head."""
+"""Threads that compare the warps' results of a head."""
 
 
 @dataclass(frozen=True)
 class WorkTile:
-    """What is multiplied, and where this thread is."""
+    """The current item, and this thread's position in it."""
 
     token: cutlass.Int32
     first_head: cutlass.Int32
@@ -273,7 +273,7 @@ class WgmmaDecode:
             coord = ThreadCoord(warp // GROUP_WARPS, warp % GROUP_WARPS, thread % 32)
             work = WorkTile(token, first_head, coord, thread)
             logit = self.sink_of(work, attn_sink)
-            # Of an work that attends to nothing what an work before left, which nobody reads.
+            # For an item that attends to nothing these are an earlier item's values, which nothing reads.
             pipelines.q.consumer_wait(query_state(turn))
             queries.convert(warp)
             cute.arch.fence_proxy("async.shared", space="cta")
@@ -336,15 +336,15 @@ class WgmmaDecode:
         cute.arch.barrier(barrier_id=Barrier.MULTIPLY, number_of_threads=32 * MULTIPLIERS)
 
     def by_head(self, at: Any, coord: ThreadCoord) -> list[Any]:
-        """A float of each of this thread's heads."""
+        """A float for each of this thread's heads."""
         found: list[Any] = []
         for n in range(self.rows // 8):
             found += ops.load_shared_floats(at + (8 * n + coord.lane % 4 * 2) * 4)
         return found
 
     def score(self, shared: Shared, window: Any, coord: ThreadCoord, turn: Any) -> list[Any]:
-        """R Q^T of the warpgroup's entries. The words of the next two steps are asked for while these are
-        multiplied."""
+        """R Q^T of the warpgroup's entries. The words of the next two steps are loaded while the current ones
+        are multiplied."""
         b = wgmma.descriptor(shared.q)
         sums: list[Any] | None = None
         words = window.key_words(coord, 0)
@@ -363,12 +363,12 @@ class WgmmaDecode:
         return wgmma.results(sums or [])
 
     def columns(self, step: int) -> int:
-        """Where 16 columns of a right operand begin in its tiles, in bytes."""
+        """Byte offset of 16 columns of a right operand in its tiles."""
         block, part = divmod(step, GROUP // STEP)
         return block * (self.rows * 2 * GROUP) + part * 2 * STEP
 
     def weigh(self, shared: Shared, window: Any, coord: ThreadCoord) -> list[list[Any]]:
-        """R^T P^T of the warpgroup's features, by tile; as `score`."""
+        """R^T P^T of the warpgroup's features, by tile; pipelined like `score`."""
         b = wgmma.descriptor(shared.p)
         sums: list[Any] = [None] * TILES
         words = window.value_words(coord, 0)
@@ -387,7 +387,7 @@ class WgmmaDecode:
     def softmax(
         self, work: WorkTile, shared: Shared, window: Any, scores: list[Any], coefficients: list[Any]
     ) -> None:
-        """Weights into s_p, their sums over this warp's entries into s_peaks; s_tops."""
+        """Write weights to s_p, their sums over this warp's entries to s_peaks, and s_tops."""
         coord = work.coord
         first = coord.group * GROUP + coord.warp * STEP + coord.lane // 4
         own = [window.entry(first + 8 * half) for half in range(2)]
@@ -426,7 +426,7 @@ class WgmmaDecode:
         self.mma_barrier()
 
     def store_weights(self, shared: Shared, coord: ThreadCoord, weights: list[list[Any]]) -> None:
-        """Heads are rows of s_p: every 8 x 8 matrix is transposed on its way."""
+        """Heads are rows of s_p, so every 8 x 8 matrix is transposed by the store."""
         lane = coord.lane
         row = shared.p + coord.group * (self.rows * 2 * GROUP) + lane % 8 * 128
         chunk = (coord.warp * 2 + (lane >> 3) % 2) ^ (lane % 8)
@@ -441,7 +441,8 @@ class WgmmaDecode:
 
     @cute.jit
     def publish(self, work: WorkTile, at: cutlass.Int32, values: list[tuple[Any, ...]]) -> None:
-        """What this warp found of heads, by the lane that has them after `fold`, to [warps, rows, values]."""
+        """Write this warp's results per head, by the lane that has them after `fold`, to [warps, rows,
+        values]."""
         head, writes = self.owned_head(work.coord.lane)
         size = 4 * len(values[0])
         warp = work.coord.group * GROUP_WARPS + work.coord.warp
@@ -450,14 +451,14 @@ class WgmmaDecode:
             ops.store_shared(at + (warp * self.rows + head) * size, *words)
 
     def owned_head(self, lane: Any) -> tuple[Any, Any]:
-        """(the first head that a lane has after `fold`, whether no lane before it has it too)."""
+        """(the first head that a lane has after `fold`, whether no earlier lane has it too)."""
         number = {64: 2 * (lane >> 2), 32: lane >> 2, 16: lane >> 3}[self.rows]
         head = number // 2 * 8 + lane % 4 * 2 + number % 2
         return head, (lane & 4 == 0 if self.rows == 16 else lane >= 0)
 
     @cute.jit
     def compare(self, work: WorkTile, shared: Shared) -> None:
-        """Of every head the largest score, and a whole exponent that no weight is much above."""
+        """For every head: the largest score, and an integer exponent that bounds the weights."""
         if work.thread < SHARERS * self.rows:
             head, share = work.thread // SHARERS, work.thread % SHARERS
             at = shared.peaks + (share * (MULTIPLIERS // SHARERS) * self.rows + head) * 8
@@ -473,7 +474,7 @@ class WgmmaDecode:
 
     @cute.jit
     def find_factors(self, work: WorkTile, shared: Shared, logit: Any, lse: cute.Tensor) -> None:
-        """What a head's outputs are multiplied by, 0 where nothing is attended to; lse."""
+        """Compute the factor of a head's outputs, 0 if nothing is attended to, and lse."""
         if work.thread < SHARERS * self.rows:
             number, share = work.thread // SHARERS, work.thread % SHARERS
             head = work.first_head + number
@@ -495,7 +496,7 @@ class WgmmaDecode:
                 ops.store_shared(shared.factors + number * 4, ops.pick(total == 0.0, F32(0.0), factor))
 
     def sink_of(self, work: WorkTile, attn_sink: cute.Tensor) -> Any:
-        """The sink of the head that this thread compares; None where there is none."""
+        """The sink of the head that this thread compares; None without sinks."""
         if attn_sink is None:
             return None
         head = cutlass.min(work.first_head + work.thread // SHARERS, self.heads - 1)
@@ -510,8 +511,8 @@ class WgmmaDecode:
         outputs: list[list[Any]],
         o: cute.Tensor,
     ) -> None:
-        """Two adjacent features of a head at a time to shared memory, or of heads that have no place there to
-        o."""
+        """Store two adjacent features of a head at a time: to shared memory, or to o for heads that do not
+        fit there."""
         coord = work.coord
         for tile, sums in enumerate(outputs):
             feature = (TILES * coord.group + tile) * GROUP + coord.warp * STEP + coord.lane // 4 * 2
@@ -533,14 +534,14 @@ class WgmmaDecode:
 
 
 def by_block(x: cute.Tensor) -> cute.Tensor:
-    """(heads, features of a block, blocks, tokens) of a tensor (tokens, heads, features)."""
+    """View a tensor (tokens, heads, features) as (heads, features of a block, blocks, tokens)."""
     tokens, heads, features = x.stride
     shape = (x.shape[1], GROUP, BLOCKS, x.shape[0])
     return cute.make_tensor(x.iterator, cute.make_layout(shape, stride=(heads, features, GROUP, tokens)))
 
 
 def larger(one: Any, other: Any) -> tuple[Any, Any]:
-    """Of two (largest score, largest exponent relative to it): of both together."""
+    """Combine two (largest score, largest exponent relative to it)."""
     peak = ops.greater(one[0], other[0])
     return peak, ops.greater(one[0] - peak + one[1], other[0] - peak + other[1])
 
@@ -550,8 +551,8 @@ def added(one: Any, other: Any) -> tuple[Any, ...]:
 
 
 def fold(values: list[tuple[Any, ...]], lane: Any, combine: Any) -> list[tuple[Any, ...]]:
-    """Values of the 8 lanes that have the same heads, put together; each lane keeps some of them: of 16 two,
-    of 8 one, of 4 one, which two lanes have alike."""
+    """Combine values of the 8 lanes that have the same heads. Each lane keeps some results: of 16 two, of 8
+    one, of 4 one, which two lanes share."""
     for step in (16, 8, 4):
         upper, half = (lane & step) != 0, len(values) // 2
         if half:

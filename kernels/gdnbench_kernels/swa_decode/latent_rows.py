@@ -1,17 +1,16 @@
-"""The window's latent rows in shared memory as the portable kernel has them: gathered once, read as keys and
-as values. CuTe DSL.
+"""The window's latent rows in the portable kernel's shared memory: gathered once, read as keys and as values.
+CuTe DSL.
 
-Warp w gathers entries 16 w .. 16 w + 15, which it and its neighbour w ^ 1 multiply with the queries, each
-half of the features. What an entry's row is multiplied by, its factor, does not touch its codes: the scores
-take it, and so do the weights.
+Warp w gathers entries 16 w .. 16 w + 15. It and its neighbour w ^ 1 multiply them with the queries, half of
+the features each. An entry's factor is not multiplied with its codes but with its scores and weights.
 
     per_token_scale  the row is its codes, the factor is inv_scale
-    fp8_ds_mla       codes times 2^(scale - ref), rope as f16 2^-ref, the factor is 2^ref: ref is such that
-                     the largest value there can be is about 2^15. That is what the scales allow, unless rope
-                     is less than 2^-16 of it: then the codes are asked. Exact down to 2^-27 of that largest
-                     value, and below that to 2^-40 of it.
+    fp8_ds_mla       codes times 2^(scale - ref), rope as f16 2^-ref, the factor is 2^ref. ref makes the
+                     largest possible value about 2^15. The bound comes from the scales, or from the codes
+                     themselves if rope is less than 2^-16 of the scales' bound. Values are exact down to
+                     2^-27 of the largest value, and accurate to 2^-40 of it below that.
 
-An entry that does not count is a row of zeros, for which nothing is read.
+An entry that does not count is a row of zeros; nothing is read for it.
 
 Keys, for products over 16 features: lane l has features 4 (l % 4) .. + 3 of entries l / 4 and l / 4 + 8, so
 position 2 t of such a product is feature 4 t, and position 8 + 2 t is feature 4 t + 2. Rope is stored so that
@@ -46,7 +45,7 @@ ROPE_PARTS = 2 * ROPE_DIM // CHUNK
 TURN = 32 // ROPE_PARTS
 """Rows whose rope a warp converts at once."""
 FEATURE_TILES = GROUP // 8
-"""Of 8 features, in one warp's share of the outputs."""
+"""Tiles of 8 features in one warp's share of the outputs."""
 
 ALL_ENTRIES = (1 << ENTRIES) - 1
 """Bits of the entries of a warp that count."""
@@ -60,23 +59,23 @@ CODE_BITS = 9
 TOP = 15
 """Values are scaled to below 2^15; f16 ends at 2^16."""
 LEAST, MOST = -126, 121
-"""Exponents that `ref` may have."""
+"""The range of `ref`."""
 NAN_SCALE = 255
 SLACK = 16
-"""By how much scales may allow larger values than rope has before the codes are looked at."""
+"""If the scales' bound exceeds rope by more than this power of two, the codes themselves are read."""
 CODE_MAGNITUDE, CODE_MANTISSA, CODE_BIAS = 0x7F, 3, 7
-"""Of e4m3: bits without the sign, bits of the mantissa, bias of the exponent."""
+"""e4m3: bits without the sign, bits of the mantissa, bias of the exponent."""
 NOTHING_THERE = -1000
 NOTHING_ABOVE = 1000
-"""What is above a row with a scale that is no number."""
+"""The bound of a row whose scale is NaN."""
 NO_NUMBER = 0x7FC0_0000
 """Bits of a NaN."""
 ONE = 0x3F80_0000
 """Bits of 1."""
 PAIR_BITS = 0x7FFF_7FFF
-"""Of two bf16 without their signs."""
+"""Mask of two bf16 without their signs."""
 VALUE_BITS = 0x7FFF_0000
-"""Of a bf16 in the high half of a word, without the sign."""
+"""Mask of a bf16 in the high half of a word, without the sign."""
 
 
 @dataclass(frozen=True)
@@ -91,28 +90,28 @@ class Pages:
         return self.base + I64(slot >> self.shift) * self.stride
 
     def offset(self, slot: Any) -> Any:
-        """Of the slot in its page, in tokens."""
+        """The slot's position in its page, in tokens."""
         return slot & ((I32(1) << self.shift) - 1)
 
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries of one warp: lane l and lane l + 16 hold slot number l, -1 where it does not count."""
+    """The entries of one warp: lanes l and l + 16 have slot number l, -1 if it does not count."""
 
     slots: cutlass.Int32
     warp: cutlass.Int32
     lane: cutlass.Int32
     arrived: cute.Pointer  # the mbarrier of this warp's entries
-    beside: cute.Pointer  # that of its neighbour's
+    beside: cute.Pointer  # the mbarrier of its neighbour's entries
 
     def slot(self, number: Any) -> Any:
-        """Of an entry of this warp, to all lanes, or to each lane its own."""
+        """The slot of an entry of this warp: the same in all lanes, or one per lane."""
         return cute.arch.shuffle_sync(self.slots, number)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the rows lie in shared memory, and what each is multiplied by."""
+    """The addresses of the rows in shared memory, and their factors."""
 
     s_rows: cutlass.Int32
     s_entries: cutlass.Int32
@@ -121,15 +120,15 @@ class Rows:
         ops.store_shared(self.s_entries + entry * 16, factor, exponent, mantissa, counts)
 
     def entry(self, number: Any) -> tuple[Any, ...]:
-        """(factor, exponent, mantissa, 1 where it counts) of an entry."""
+        """(factor, exponent, mantissa, 1 if it counts) of an entry."""
         return tuple(map(ops.float_of, ops.load_shared(self.s_entries + number * 16)))
 
     def matrices(self, first: Any, chunk: Any, lane: Any, pitch: int) -> Any:
-        """The lane's address in four matrices: entries `first` .. + 15 at `chunk`, then at the next one."""
+        """The lane's address in four matrices: entries `first` .. + 15 at `chunk`, then at the next chunk."""
         return self.s_rows + (first + (lane & 15)) * pitch + (chunk + (lane >> 4)) * CHUNK
 
     def keys(self, first: Any, step: Any, lane: Any, pitch: int) -> list[list[Any]]:
-        """Codes of 32 entries for two steps: of each step a word of every 8 entries."""
+        """Codes of 32 entries for two steps: for each step a word of every 8 entries."""
         found: list[list[Any]] = [[], []]
         for entry in range(0, PAIR_ENTRIES, ENTRIES):
             words = ops.ldmatrix(self.matrices(first + entry, step, lane, pitch))
@@ -146,7 +145,8 @@ class Rows:
         size: cutlass.Constexpr,
         pitch: cutlass.Constexpr,
     ) -> None:
-        """Starts the copies of codes, `size` bytes of rows `row` bytes apart; zeros where there is none."""
+        """Start the copies of codes: `size` bytes of rows that are `row` bytes apart; zeros for entries that
+        do not count."""
         lane, slot = entries.lane, entries.slots
         mine = slot != PADDING and lane < ENTRIES
         given = cute.arch.vote_ballot_sync(mine)
@@ -172,7 +172,7 @@ class PerTokenRows(Rows):
     inv_scale: cute.Tensor
 
     def gather(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
-        """Starts the copies; returns what `describe` needs, on its way from global memory."""
+        """Start the copies; returns the loads in flight that `describe` needs."""
         factor = self.factor(entries.slots)
         self.load_codes_async(entries, pages, HEAD_DIM, HEAD_DIM, PER_TOKEN_PITCH)
         return (factor,)
@@ -186,7 +186,7 @@ class PerTokenRows(Rows):
 
     @cute.jit
     def describe(self, entries: Entries, pages: Pages, loaded: tuple[Any, ...]) -> None:
-        """Factors, each cut into a power of two and a rest in [1, 2)."""
+        """Store the factors, each split into a power of two and a rest in [1, 2)."""
         factor = loaded[0]
         bits = ops.bits_of(factor)
         small = ((bits >> 23) & 255) == 0
@@ -196,7 +196,7 @@ class PerTokenRows(Rows):
         exponent = ops.pick(field == 0, F32(-inf), exponent)
         rest = (bits & ~0x7F80_0000) | ONE
         rest = ops.pick(field == 0, I32(0), rest)
-        # An infinite scale too is none for a row: its codes of 0 times it are NaN.
+        # An infinite scale makes the row NaN too, because its codes of 0 times the scale are NaN.
         rest = ops.pick(field == 255, I32(NO_NUMBER), rest)
         factor = ops.pick(field == 255, ops.float_of(I32(NO_NUMBER)), factor)
         counts = ops.pick(entries.slots != PADDING, F32(1.0), F32(0.0))
@@ -235,13 +235,13 @@ class DsMlaRows(Rows):
     block_size: cutlass.Int32
 
     def gather(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
-        """Starts the copies; returns what `describe` needs, on its way from global memory: rope and scales,
-        8 lanes a row and 4 rows at once."""
+        """Start the copies; returns the loads in flight that `describe` needs: rope and scales, 8 lanes per
+        row and 4 rows at once."""
         self.load_codes_async(entries, pages, DATA_BYTES, NOPE_DIM, DS_MLA_PITCH)
         return self.load(entries, pages)
 
     def load(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
-        """Rope and scales, asked for."""
+        """Start the loads of rope and scales."""
         lane, loaded = entries.lane, []
         for turn in range(ENTRIES // TURN):
             slot = entries.slot(TURN * turn + lane // ROPE_PARTS)
@@ -255,13 +255,13 @@ class DsMlaRows(Rows):
         return tuple(loaded)
 
     def describe(self, entries: Entries, pages: Pages, loaded: tuple[Any, ...]) -> None:
-        """Factors, what groups are multiplied by, and rope."""
+        """Store factors, groups' factors, and rope."""
         for row in self.rows(entries, pages, loaded):
             self.describe_row(*row)
 
     def rows(self, entries: Entries, pages: Pages, loaded: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """What `describe_row` needs of each row. Step by step for all of them: a step's shuffles wait for
-        those of the step before, not for another row's."""
+        """The arguments of `describe_row` for each row. All rows go through a step together: a shuffle then
+        waits for the previous step, not for another row."""
         part = entries.lane % ROPE_PARTS
         numbers = [TURN * turn + entries.lane // ROPE_PARTS for turn in range(ENTRIES // TURN)]
         each = [loaded[6 * turn : 6 * turn + 6] for turn in range(ENTRIES // TURN)]
@@ -289,8 +289,8 @@ class DsMlaRows(Rows):
         above_ropes: list[Any],
         largest_scales: list[Any],
     ) -> cute.Tensor:
-        """What is above the values of each row's codes: what their largest scale says, unless that is far
-        above a row's rope."""
+        """A bound of each row's code values: from their largest scale, or from the codes if that is far above
+        the row's rope."""
         found = cute.make_rmem_tensor((len(scales),), I32)
         far = cutlass.Boolean(False)
         for turn in cutlass.range_constexpr(len(scales)):
@@ -311,7 +311,7 @@ class DsMlaRows(Rows):
         counts: cutlass.Int32,
         above: cutlass.Int32,
     ) -> None:
-        """One of 8 lanes of a row."""
+        """Called by each of the 8 lanes of a row."""
         ref = self.store_scales(entry, part, scale, counts, above)
         self.store_rope(entry, part, rope, ops.power_of_two(-ref))
 
@@ -324,7 +324,7 @@ class DsMlaRows(Rows):
         counts: cutlass.Int32,
         above: cutlass.Int32,
     ) -> cutlass.Int32:
-        """What a group and the row are multiplied by; what rope is divided by, as an exponent."""
+        """Store the factors of a group and of the row; returns the exponent by which rope is divided."""
         ref = cutlass.min(cutlass.max(above - TOP, LEAST), MOST)
         if part < GROUPS:
             group = ops.power_of_two(cutlass.min(cutlass.max(scale - BIAS - ref, LEAST), TOP))
@@ -345,8 +345,9 @@ class DsMlaRows(Rows):
         part: cutlass.Int32,
         scale: cutlass.Int32,
     ) -> cutlass.Int32:
-        """What is above the values of a lane's group of a row, from its codes: all may be small or 0 where
-        the scale is not. 2^15 of it at most, so that the group's own factor is one of f16."""
+        """A bound of the values of a lane's group of a row, from its codes: all may be small or 0 although
+        the scale is not. Its exponent is at least the scale's, so the group's own factor is at most 2^15,
+        which f16 can represent."""
         slot = entries.slot(number)
         reads = I32(slot != PADDING and part < GROUPS)
         slot = ops.pick(slot != PADDING, slot, I32(0))
@@ -362,7 +363,8 @@ class DsMlaRows(Rows):
         return ops.pick(largest == 0, I32(NOTHING_THERE), above)
 
     def store_rope(self, entry: Any, part: Any, rope: list[Any], scale: Any) -> None:
-        """Features 8 part .. + 7, four pairs: the first and third into one chunk, the others into another."""
+        """Store features 8 part .. + 7, four pairs: the first and third to one chunk, the others to
+        another."""
         pairs = []
         for word in rope:
             low, high = ops.widened(word)
@@ -440,7 +442,7 @@ class DsMlaRows(Rows):
 
 
 def largest_of(words: list[Any]) -> Any:
-    """Bits of the largest magnitude among pairs of bf16, as of a float."""
+    """Bits of the largest magnitude among pairs of bf16, as bits of a float."""
     largest = I32(0)
     for word in words:
         largest = cutlass.max(largest, cutlass.max(word & VALUE_BITS, (word << 16) & VALUE_BITS))
@@ -448,7 +450,7 @@ def largest_of(words: list[Any]) -> Any:
 
 
 def over_row(value: Any) -> Any:
-    """The greatest of the 8 lanes of a row."""
+    """The largest value among the 8 lanes of a row."""
     for step in range(3):
         value = cutlass.max(value, cute.arch.shuffle_sync_bfly(value, 1 << step))
     return value
@@ -457,8 +459,8 @@ def over_row(value: Any) -> Any:
 def multiply_codes(
     acc: cute.Tensor, tile: int, a: list[ops.Quad], words: ops.Quad, scales: tuple[Any, Any] | None = None
 ) -> None:
-    """Of two chunks of 16 features, each a tile of even ones and a tile of odd ones; `scales` of the first 8
-    entries and of the others."""
+    """Multiply two chunks of 16 features, each a tile of even ones and a tile of odd ones; `scales` are those
+    of the first 8 entries and of the others."""
     for chunk in range(2):
         parts = [ops.transposed_halves_of_codes(word) for word in words[2 * chunk : 2 * chunk + 2]]
         if scales is not None:
@@ -471,7 +473,7 @@ def multiply_codes(
 
 
 def multiply_tiles(acc: cute.Tensor, tile: int, a: list[ops.Quad], one: ops.Pair, other: ops.Pair) -> None:
-    """Tiles `tile` and the next of every 16 rows."""
+    """Multiply tiles `tile` and the next one, for every 16 rows."""
     for m, part in enumerate(a):
         for more, b in enumerate((one, other)):
             ops.mma(acc, (m * FEATURE_TILES + tile + more) * 4, part, b)

@@ -1,8 +1,8 @@
-"""What a call of a compiled kernel of swa_decode is held to before anything is launched, and its tensors.
+"""Checks the arguments of a call of swa_decode's compiled kernels, and makes the tensors for its launch.
 
-Checks look at shapes, dtypes and addresses, never at values, so nothing waits for the device. They name the
-argument: NotImplementedError for what another kernel could take, ValueError for what none could. The cache is
-never copied; other inputs and outputs that a kernel cannot be given as they lie in memory are.
+The checks read shapes, dtypes and addresses, never values, so nothing waits for the device. The errors name
+the argument: NotImplementedError for what another kernel could take, ValueError for what no kernel could. The
+cache is never copied; other tensors whose memory layout a kernel cannot use are.
 """
 
 from __future__ import annotations
@@ -77,21 +77,21 @@ class Arguments:
 
     @property
     def scale_dtype(self) -> str | None:
-        """Of inv_scale, torch's name; None where there is none."""
+        """torch's name of inv_scale's dtype; None without inv_scale."""
         return None if self.inv_scale is None else dtype_name(self.inv_scale.dtype)
 
     @property
     def o(self) -> Tensor:
-        """[T, H, 512] bfloat16, what a kernel writes to."""
+        """[T, H, 512] bfloat16, the tensor that a kernel writes."""
         return self._o.buffer
 
     @property
     def lse(self) -> Tensor | None:
-        """[T, H] float32, what a kernel writes to; None where it is not asked for."""
+        """[T, H] float32, the tensor that a kernel writes; None if not requested."""
         return None if self._lse is None else self._lse.buffer
 
     def launch(self, made: Program, *more: int) -> None:
-        """Run a program whose parameters are those of `sources`, in their order, then `more`; nothing for no
+        """Run a program whose parameters are those of `sources`, in order, then `more`. Does nothing without
         tokens."""
         if not self.tokens:
             return
@@ -110,7 +110,7 @@ class Arguments:
         )
 
     def finish(self) -> dict[str, Tensor]:
-        """The caller's tensors, filled; else ours."""
+        """Return the filled tensors: the caller's, or new ones."""
         found = {"o": self._o.finish()}
         if self._lse is not None:
             found["lse"] = self._lse.finish()
@@ -132,8 +132,8 @@ def prepare(
     o: Tensor | None,
     lse: Tensor | None,
 ) -> Arguments:
-    """The contract's arguments, checked. NotImplementedError for a call that the kernels are not written for,
-    ValueError for one that is wrong."""
+    """The contract's arguments, checked. Raises NotImplementedError for a call that the kernels do not
+    support, ValueError for an invalid one."""
     layout = _layout(cache_layout)
     if q.dim() != 3 or q.shape[2] != HEAD_DIM:
         raise ValueError(f"q has shape {list(q.shape)}; it must be [T, H, {HEAD_DIM}]")
@@ -167,8 +167,7 @@ def prepare(
 
 
 def arch_of(device: torch.device, archs: Sequence[str] = (SM90, SM100, SM103)) -> str:
-    """What to compile for that device; NotImplementedError for one that a kernel with those targets is not
-    compiled for."""
+    """The target for that device. Raises NotImplementedError for a device that none of `archs` runs on."""
     return programs.arch_of(device, archs, "this kernel of swa_decode")
 
 
@@ -199,7 +198,7 @@ def _pages(cache: Tensor, layout: CacheLayout, device: torch.device) -> tuple[Te
     taken = CODES if layout is CacheLayout.PER_TOKEN_SCALE else (torch.uint8,)
     _check("cache", cache, cache.shape, taken, device)
     page = block_size * row
-    # The distance to a page that is not there says nothing.
+    # The stride of a single page is never used.
     stride = cache.stride(0) if blocks > 1 else page
     if cache.stride()[1:] != (row, 1) or stride < page:
         raise ValueError(
@@ -216,7 +215,8 @@ def _pages(cache: Tensor, layout: CacheLayout, device: torch.device) -> tuple[Te
 
 
 def _check_apart(given: Arguments) -> None:
-    """ValueError for outputs in the memory of each other or of an input, which CTAs that are behind read."""
+    """Raises ValueError for outputs in the memory of each other or of an input, which later CTAs still
+    read."""
     tensors = {"q": given.q, "cache": given.pages, "inv_scale": given.inv_scale, "swa_lens": given.lens}
     tensors |= {"swa_indices": given.indices, "attn_sink": given.attn_sink, "o": given.o, "lse": given.lse}
     spans = {name: span(name, tensor) for name, tensor in tensors.items() if tensor is not None}
@@ -240,7 +240,7 @@ def _scales(inv_scale: Tensor | None, layout: CacheLayout, slots: int, device: t
 
 
 def _indices(swa_indices: Tensor, index_shape: str, tokens: int, device: torch.device) -> Tensor:
-    """[T, W], elements of a row contiguous."""
+    """[T, W] with contiguous elements in a row."""
     if index_shape not in INDEX_SHAPES:
         raise ValueError(f"index_shape is {index_shape!r}; it is one of {', '.join(INDEX_SHAPES)}")
     axes = INDEX_SHAPES[index_shape]

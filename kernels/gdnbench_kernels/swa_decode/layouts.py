@@ -1,12 +1,12 @@
-"""The cache layouts: where the bytes of a latent row lie, how they are written, and what they are worth.
+"""The cache layouts: the bytes of a latent row, their values, packing and unpacking.
 
     per_token_scale   cache [blocks, block_size, 512] e4m3 (or its bytes), inv_scale [blocks * block_size]
                       value = e4m3 * inv_scale[slot]
-    fp8_ds_mla        cache [blocks, block_size, 584] bytes. A page is not rows of 584: first 576 bytes of
-                      data a token (448 e4m3, then 64 bfloat16), then 8 bytes of scales a token (7 ue8m0,
-                      one for 64 e4m3 values, and a zero). value = e4m3 * 2^(scale - 127). Pages lie a
-                      multiple of 576 bytes apart.
-    bfloat16          cache [blocks, block_size, 512] bfloat16: not quantised, as transformers keeps it
+    fp8_ds_mla        cache [blocks, block_size, 584] bytes. A page is not rows of 584 bytes: first come 576
+                      bytes of data per token (448 e4m3, then 64 bfloat16), then 8 bytes of scales per token
+                      (7 ue8m0, one for 64 e4m3 values each, and a zero). value = e4m3 * 2^(scale - 127).
+                      Pages are a multiple of 576 bytes apart.
+    bfloat16          cache [blocks, block_size, 512] bfloat16: not quantised, as in transformers
 
 Slot = block * block_size + offset. All functions run on the device of their tensors.
 """
@@ -22,14 +22,14 @@ from gdnbench_kernels.swa_decode.sizes import GROUP, GROUPS, HEAD_DIM, NOPE_DIM,
 
 E4M3_MAX = 448.0
 DATA_BYTES = NOPE_DIM + 2 * ROPE_DIM
-"""Of a token in `fp8_ds_mla`, without its scales."""
+"""Bytes of a token in `fp8_ds_mla`, without its scales."""
 SCALE_BYTES = 8
 ROW_BYTES = DATA_BYTES + SCALE_BYTES
 SCALE_BIAS = 127
 NAN_SCALE = 255
 NAN_CODE = 0x7F
 LEAST_AMAX = 1e-4
-"""What a group's largest magnitude counts as at least, so that no scale is 0."""
+"""Lower bound of a group's largest magnitude for its scale, so that no scale is 0."""
 
 
 class CacheLayout(StrEnum):
@@ -60,34 +60,34 @@ def empty_ds_mla(blocks: int, block_size: int, device: torch.device | str = "cpu
 
 
 def pack_per_token_scale(rows: Tensor, scale_dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """(cache e4m3 [blocks, block_size, 512], inv_scale [slots]) of `rows` [blocks, block_size, 512].
+    """Pack `rows` [blocks, block_size, 512] as (cache e4m3 [blocks, block_size, 512], inv_scale [slots]).
 
-    inv_scale is a row's largest magnitude / 448, rounded to `scale_dtype`; a row of zeros has 1. Codes are
-    value / inv_scale, rounded to nearest even and saturated. A row with a NaN or an infinity, which has no
-    scale, is NaN throughout, scale and codes.
+    inv_scale is a row's largest magnitude / 448, rounded to `scale_dtype`; for a row of zeros it is 1. Codes
+    are value / inv_scale, rounded to nearest even and saturated. A row with a NaN or an infinity has no
+    scale: its scale and codes are NaN.
     """
     rows = rows.float()
     amax = rows.abs().amax(-1)
     inv_scale = _over_448(amax).to(scale_dtype)
     inv_scale = torch.where(inv_scale == 0, torch.ones_like(inv_scale), inv_scale)
     inv_scale = torch.where(amax.isfinite(), inv_scale, torch.nan)
-    # A scale that was rounded down must not push a code out of range: e4m3 has no infinity.
+    # Saturate: with a scale that was rounded down a code may exceed the range, and e4m3 has no infinity.
     codes = (rows / inv_scale.float().unsqueeze(-1)).clamp(-E4M3_MAX, E4M3_MAX)
     return codes.to(torch.float8_e4m3fn), inv_scale.flatten()
 
 
 def pack_ds_mla(rows: Tensor) -> Tensor:
-    """uint8 [blocks, block_size, 584], pages padded, of `rows` [blocks, block_size, 512].
+    """Pack `rows` [blocks, block_size, 512] as uint8 [blocks, block_size, 584] with padded pages.
 
     A scale is 2^ceil(log2(max(amax, 1e-4) / 448)). Codes are value / scale, rounded to nearest even; the last
-    64 features are rounded to bfloat16. A group of 64 with a NaN or an infinity, which has no scale, gets
-    scale 255 and codes 0x7F: it is NaN throughout. Padding is zero.
+    64 features are rounded to bfloat16. A group of 64 with a NaN or an infinity has no scale: it gets scale
+    255 and codes 0x7F, which are NaN. Padding is zero.
     """
     blocks, block_size, _ = rows.shape
     nope = rows[..., :NOPE_DIM].float().reshape(blocks, block_size, GROUPS, GROUP)
     amax = nope.abs().amax(-1)
     finite = amax.isfinite()
-    # frexp is exact where log2 is not: x = m 2^e, m in [1/2, 1), so ceil(log2 x) is e, or e - 1 at m = 1/2.
+    # frexp is exact, log2 is not: x = m 2^e, m in [1/2, 1), so ceil(log2 x) is e, or e - 1 if m = 1/2.
     mantissa, exponent = torch.frexp(_over_448(amax.clamp(min=LEAST_AMAX).double()))
     exponent = (exponent - (mantissa == 0.5).to(exponent.dtype)).where(finite, 0)
     codes = (nope.double() * power_of_two(-exponent).unsqueeze(-1)).float().to(torch.float8_e4m3fn)
@@ -101,7 +101,7 @@ def pack_ds_mla(rows: Tensor) -> Tensor:
 
 
 def _over_448(x: Tensor) -> Tensor:
-    """By a tensor: on CUDA torch divides by a number through its rounded reciprocal."""
+    """x / 448, with a tensor as divisor: on CUDA torch divides by a number through its rounded reciprocal."""
     return x / torch.full_like(x, E4M3_MAX)
 
 
@@ -121,7 +121,7 @@ def read_rows(
 ) -> Tensor:
     """The latent rows at `slots` [...], as `dtype` [..., 512], each value rounded once.
 
-    Only the rows asked for are read.
+    Only the requested rows are read.
     """
     slots = slots.long()
     block_size = cache.shape[1]
@@ -146,7 +146,8 @@ def unpack(cache: Tensor, inv_scale: Tensor | None, layout: str, dtype: torch.dt
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
-    """2^exponent in fp64, exact, for integers in [-1022, 1023]: torch.ldexp multiplies by a pow in fp32."""
+    """2^exponent in fp64, exact, for integers in [-1022, 1023]; torch.ldexp would multiply by a power in
+    fp32."""
     return ((exponent.long() + 1023) << 52).view(torch.float64)
 
 

@@ -1,10 +1,10 @@
-"""What a call of swa_decode costs whoever computes it.
+"""The minimal cost of a call of swa_decode: memory traffic and FLOP.
 
-Bytes: every slot that some request attends to comes once, with its scales, however many requests share it;
-the rest of its page does not come. Queries come for requests that attend to something; of swa_indices the
-entries before a request's length, all of swa_lens and of attn_sink. o and lse are written for every request.
+Bytes: every slot that a request attends to is read once, with its scales, however many requests share it; the
+rest of its page is not. Queries are read for requests that attend to something, swa_indices up to each
+request's length, swa_lens and attn_sink completely. o and lse are written for every request.
 
-FLOP: scores and weighted sum, 2 H 512 each for every entry attended to: 2 H 128 1024 for a full window.
+FLOP: scores and weighted sum, 2 H 512 each for every entry attended to; 2 H 128 1024 for a full window.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gdnbench_kernels.swa_decode.window import attended
 
 
 def work_of(call: Call, indices: Tensor, layout: CacheLayout, outputs: Mapping[str, Shaped]) -> Work:
-    """The work of a valid call with `indices` [T, W], and outputs of these shapes and dtypes."""
+    """The cost of a valid call with `indices` [T, W] and outputs of these shapes and dtypes."""
     q, lens = call.tensors["q"], call.tensors["swa_lens"].cpu()
     indices = indices.cpu()
     counts = attended(indices, lens)

@@ -1,11 +1,12 @@
 """The kernel named `portable` of swa_decode: one launch of `mma_sync_decode`, for SM90 and SM100.
 
-Nothing is read back from the device and no shape depends on values, so a call can be captured into a CUDA
-graph; with outputs of the caller's it allocates nothing. It compiles for a number of heads, a layout, a
-dtype of scales, and whether there is a sink or lse; the first call of each compiles or finds it.
+The host reads nothing back from the device and no shape depends on values, so a call can be captured into a
+CUDA graph; with the caller's outputs it allocates nothing. The kernel is compiled per number of heads,
+layout, dtype of scales, and presence of a sink and lse; the first such call compiles it or finds it in the
+cache.
 
-The kernel named `wgmma` does not round as this one does, so a call is never given to it unasked: a row's bits
-would depend on what is beside it.
+The kernel named `wgmma` rounds differently. A call uses it only on request: otherwise a row's bits would
+depend on the number of requests.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ def portable(
     arch: str | None = None,
     kernel: Literal["mma_sync", "faster"] = "mma_sync",
 ) -> dict[str, Tensor]:
-    """o [T, H, 512] bfloat16, and lse [T, H] float32 where asked for, written to the tensors of that name
-    where given.
+    """o [T, H, 512] bfloat16, and on request lse [T, H] float32, written to the tensors of that name if they
+    are given.
 
-    `arch`: what to compile for, the device's own unless given. `kernel`: with "faster" the call is `wgmma`'s
-    where that was measured to be faster, and a row's bits depend on the number of requests, as they do not
-    otherwise. NotImplementedError for a call that the kernel is not written for, ValueError for a wrong one.
+    `arch` is the target; None takes the device's. `kernel`: with "faster" the call uses `wgmma` where that
+    was measured to be faster; only then a row's bits depend on the number of requests. Raises
+    NotImplementedError for a call that the kernel does not support, ValueError for an invalid one.
     """
     if kernel not in ("mma_sync", "faster"):
         raise ValueError(f"kernel is {kernel!r}; it is mma_sync or faster")
@@ -82,7 +83,7 @@ def portable(
 
 
 def rows_of(given: Arguments) -> int:
-    """Heads of a CTA: few while every CTA has an SM for itself, then many, since every CTA of a token gathers
+    """Heads per CTA: few while every CTA has its own SM, otherwise many, since every CTA of a token gathers
     its window."""
     few, many = PORTABLE_ROWS
     ctas = given.tokens * -(-given.heads // few)

@@ -1,4 +1,4 @@
-"""What a CTA of the portable kernel allocates, for a layout of the cache and a number of heads."""
+"""The plan of a CTA of the portable kernel, for a cache layout and a number of heads."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from gdnbench_kernels.swa_decode.sizes import GROUPS, HEAD_DIM, MAX_WINDOW, NOPE
 
 WARPS = 8
 ENTRIES = MAX_WINDOW // WARPS
-"""Of the window, that one warp gathers."""
+"""Entries of the window that one warp gathers."""
 PAD_BYTES = 16
-"""So that the same 16 bytes of 8 rows lie in different banks: rows are an odd number of them apart."""
+"""Padding of a row in bytes: rows are an odd multiple of 16 bytes apart, so the same 16 bytes of 8 rows are
+in different banks."""
 ROW_BYTES = {
     CacheLayout.PER_TOKEN_SCALE: HEAD_DIM + PAD_BYTES,
     CacheLayout.FP8_DS_MLA: NOPE_DIM + 2 * ROPE_DIM + PAD_BYTES,
 }
-"""Of a latent row in shared memory."""
+"""Bytes of a latent row in shared memory."""
 
 
 PAIR_ENTRIES = 2 * ENTRIES
-"""That two warps multiply with the queries, each half of the features."""
+"""Entries that two warps multiply with the queries, half of the features each."""
 KEY_TILES = PAIR_ENTRIES // 8
-"""Of 8 entries."""
+"""Tiles of 8 entries."""
 
 SHARES = MAX_WINDOW // PAIR_ENTRIES
-"""Pairs of warps, each with the same heads' scores of its own entries."""
+"""Pairs of warps, which have scores of the same heads for different entries."""
 
 
 class Role(IntEnum):
@@ -36,7 +37,7 @@ class Role(IntEnum):
 
 
 def plan(layout: CacheLayout, rows: int) -> KernelPlan:
-    """Of a CTA with `rows` heads. Two of them share an SM."""
+    """The plan of a CTA with `rows` heads. Two CTAs share an SM."""
     mla = layout is CacheLayout.FP8_DS_MLA
     return KernelPlan(
         name="mma_sync_decode",

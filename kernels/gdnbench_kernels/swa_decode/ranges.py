@@ -1,5 +1,5 @@
-"""Ranges of a call of swa_decode: what its windows attend to, the scores of it, sinks, and the scales of the
-rows attended to."""
+"""Ranges of a call of swa_decode: lengths of windows, scores, sinks, and the scales of the rows attended
+to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gdnbench_kernels.swa_decode.window import attended
 
 
 def ranges(call: Call, indices: Tensor, layout: CacheLayout) -> tuple[Ranges, ...]:
-    """Of a valid call with `indices` [T, W], on the CPU."""
+    """The ranges of a valid call with `indices` [T, W], on the CPU."""
     lens = call.tensors["swa_lens"]
     counts = attended(indices, lens)
     scales = window_scales(call, indices[counts].long())
@@ -30,7 +30,8 @@ def ranges(call: Call, indices: Tensor, layout: CacheLayout) -> tuple[Ranges, ..
 
 
 def _scores(call: Call, indices: Tensor, counts: Tensor, layout: CacheLayout) -> list[Ranges]:
-    """scale q k of every head and entry attended to, and the largest span of those of a request and head."""
+    """scale q k of every head and entry attended to, and the largest span of scores of one request and
+    head."""
     cache, inv_scale = call.tensors["cache"], call.tensors.get("inv_scale")
     given = call.scalars.get("scale")
     scale = HEAD_DIM**-0.5 if given is None else float(given)
@@ -51,7 +52,7 @@ def _scores(call: Call, indices: Tensor, counts: Tensor, layout: CacheLayout) ->
 
 
 def window_scales(call: Call, slots: Tensor) -> Tensor | None:
-    """The scales of the rows at `slots`: inv_scale, or the exponents of fp8_ds_mla; None of bfloat16."""
+    """The scales of the rows at `slots`: inv_scale, or the exponents of fp8_ds_mla; None for bfloat16."""
     cache = call.tensors["cache"]
     if "inv_scale" in call.tensors:
         return call.tensors["inv_scale"].float()[slots]

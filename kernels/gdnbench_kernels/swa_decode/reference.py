@@ -1,10 +1,10 @@
-"""The fp64 oracle of swa_decode. It reads every layout itself, to judge the caller's very bits.
+"""The fp64 oracle of swa_decode. It reads every layout, so no conversion changes the caller's inputs first.
 
     s[t, h, j] = scale q[t, h] . row[j]          j over the slots that row t attends to
     lse[t, h]  = log sum_j exp s[t, h, j]
     o[t, h]    = sum_j exp(s[t, h, j]) row[j] / (exp(lse[t, h]) + exp(attn_sink[h]))
 
-lse leaves the sink out, as callers that merge with another part of the attention need it (FlashMLA's
+lse does not include the sink, which callers that merge with another part of the attention need (FlashMLA's
 convention). A row that attends to nothing has o = 0 and lse = -inf, whatever the sink.
 """
 
@@ -31,7 +31,7 @@ def reference(
     cache_layout: str = "per_token_scale",
     index_shape: str = "TW",
 ) -> dict[str, Tensor]:
-    """o [T, H, 512], and lse [T, H] where asked for; fp64, on q's device."""
+    """o [T, H, 512], and on request lse [T, H]; fp64, on q's device."""
     indices = flat_indices(swa_indices, index_shape)
     counts = attended(indices, swa_lens)
     scale = HEAD_DIM**-0.5 if scale is None else scale
@@ -46,7 +46,7 @@ def reference(
         total = lse[token]
         if attn_sink is not None:
             total = torch.logaddexp(total, attn_sink.double())
-        # A score of +inf makes its row NaN here, as it does in torch's softmax.
+        # A score of +inf makes its row NaN, as in torch's softmax.
         o[token] = torch.exp(scores - total.unsqueeze(1)) @ rows
     found = {"o": o}
     if output_lse:

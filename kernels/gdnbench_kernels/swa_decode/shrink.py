@@ -1,5 +1,5 @@
-"""How calls of swa_decode are made smaller: requests, heads, columns of the window, entries of a request,
-pages that no one attends to. Pages keep their size."""
+"""Makes calls of swa_decode smaller: requests, heads, columns of the window, entries of a request, unused
+pages. Pages keep their size."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def axes(operation: Operation, call: Call) -> tuple[Axis, ...]:
 
 
 def _page_axis(operation: Operation, call: Call, scales_of: Callable[[Tensor], dict[str, Tensor]]) -> Axis:
-    """Pages that no one attends to; one of them stays where nothing else would."""
+    """Pages that no request attends to; one page stays if otherwise none would."""
     found = pool_axis(operation, call, "pages not attended to", "cache", scales_of)
     least = 0 if found.units < len(call.tensors["cache"]) else 1
     return replace(found, least=least)
@@ -67,12 +67,12 @@ def extent(call: Call) -> dict[str, int]:
 
 
 def level(call: Call) -> dict[str, float]:
-    """Scores near 1 for queries and rows of ones."""
+    """Queries and rows of ones give scores near 1."""
     return {"q": call.tensors["q"].shape[2] ** -0.5}
 
 
 def placed(call: Call, rows: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """swa_indices for a cache in which the call's pages are those `rows`. Stale entries become -1."""
+    """swa_indices for a cache in which the call's pages are at `rows`. Stale entries become -1."""
     indices, size = _flat(call), call.tensors["cache"].shape[1]
     pages = torch.tensor(list(rows["cache"]), dtype=torch.long)
     found = torch.full_like(indices, PADDING)

@@ -1,16 +1,16 @@
-"""Sizes that every file of swa_decode agrees on."""
+"""Sizes shared by all files of swa_decode."""
 
 HEAD_DIM = 512
 """Features of a query and of a latent row, which is key and value at once."""
 ROPE_DIM = 64
-"""The last features of a row carry the position; `fp8_ds_mla` keeps them in bfloat16."""
+"""The last features of a row encode the position; `fp8_ds_mla` stores them in bfloat16."""
 NOPE_DIM = HEAD_DIM - ROPE_DIM
 GROUP = 64
 """Features that share a scale in `fp8_ds_mla`."""
 GROUPS = NOPE_DIM // GROUP
 MAX_WINDOW = 128
 BLOCK_SIZES = (16, 32, 64, 128, 256)
-"""Tokens of a page."""
+"""Allowed numbers of tokens per page."""
 MAX_HEADS = 128
 TILE_HEADS = 64
-"""Heads of an item of the sm100 kernel."""
+"""Heads per item of the sm100 kernel."""

@@ -1,8 +1,9 @@
 """The kernel named `sm100` of swa_decode: one launch of `tcgen05_decode`, for SM100.
 
-Nothing is read back from the device and no shape depends on values, so a call can be captured into a CUDA
-graph; with outputs of the caller's it allocates nothing. It compiles for a number of heads, a layout, a
-dtype of scales, and whether there is a sink or lse; the first call of each compiles or finds it.
+The host reads nothing back from the device and no shape depends on values, so a call can be captured into a
+CUDA graph; with the caller's outputs it allocates nothing. The kernel is compiled per number of heads,
+layout, dtype of scales, and presence of a sink and lse; the first such call compiles it or finds it in the
+cache.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ def sm100(
     parts: int | None = None,
     workers: int | None = None,
 ) -> dict[str, Tensor]:
-    """o [T, H, 512] bfloat16, and lse [T, H] float32 where asked for, written to the tensors of that name
-    where given.
+    """o [T, H, 512] bfloat16, and on request lse [T, H] float32, written to the tensors of that name if they
+    are given.
 
-    `parts`, 1, 2 or 4: into how many CTAs the features of o are dealt, by `workers` CTAs of each; `launch_of`
-    says how many unless given. They change no bit. NotImplementedError for a call that the kernel is not
-    written for, or another GPU; ValueError for a wrong one.
+    The grid is `parts` (1, 2 or 4), which divide the features of o, by `workers`; None takes those of
+    `launch_of`. They do not change the result. Raises NotImplementedError for a call that the kernel does not
+    support or for another GPU, ValueError for an invalid call.
     """
     given = prepare(
         q=q,
@@ -72,8 +73,8 @@ def sm100(
 
 
 def launch_of(tokens: int, heads: int, sms: int, parts: int | None = None) -> tuple[int, int]:
-    """(parts, CTAs of each): as many parts as leave every item an SM of its own, else one, since each part
-    gathers the whole window; no more CTAs than SMs."""
+    """(parts, CTAs per part): the most parts with which every item has its own SM, else one, since each part
+    gathers the whole window; at most one CTA per SM."""
     items = tokens * -(-heads // TILE_HEADS)
     if parts is None:
         parts = next((count for count in reversed(PART_COUNTS) if items * count <= sms), 1)

@@ -1,18 +1,19 @@
-"""GATHER of tcgen05_decode: the rows of a window from the pages into shared memory, as bf16. CuTe DSL.
+"""The GATHER role of tcgen05_decode: loads the rows of a window from the pages to shared memory, as bf16.
+CuTe DSL.
 
     per_token_scale  s_kv = e4m3                    factor = inv_scale[slot]
-    fp8_ds_mla       s_kv = e4m3 2^(scale - 127)    factor = 1; the last 64 features as they are
+    fp8_ds_mla       s_kv = e4m3 2^(scale - 127)    factor = 1; the last 64 features unchanged
 
-All exact: bf16 has every e4m3 value, and one times a power of two unless it falls below bf16's normal range.
-A NaN among the codes, and scale 255, which is one, stay NaN.
+The conversion is exact: bf16 represents every e4m3 value, also times a power of two unless the product is
+below bf16's normal range. NaN codes, and the NaN scale 255, give NaN.
 
-Thread t has tokens t / 4 and + 64, and of every 64 features, which share a scale in fp8_ds_mla, those from
-16 (t % 4) on: 16 bytes of codes, 32 of shared memory. Eight threads that store together have two rows, of
-which one is odd: the swizzle puts their 16-byte parts into different banks.
+Thread t has tokens t / 4 and t / 4 + 64. Of every 64 features, which share a scale in fp8_ds_mla, it has 16,
+from 16 (t % 4) on: 16 bytes of codes, 32 of shared memory. Eight threads that store together have two rows,
+one of them odd, so the swizzle distributes their 16-byte parts over different banks.
 
-Three quarters of an item's loads are issued before the first stage is waited for, so they are on their way
-while the item before is multiplied; the last, when the first is stored and has given its registers up. A
-token that does not count is not followed: its row is zeros.
+Three quarters of an item's loads are issued before the wait for the first stage, so they are in flight while
+the previous item is multiplied. The last quarter is issued when the first is stored and its registers are
+free. A token that does not count is not dereferenced; its row is zeros.
 """
 
 from __future__ import annotations
@@ -41,26 +42,26 @@ from gdnbench_kernels.swa_decode.sm100_plan import (
 from gdnbench_kernels.swa_decode.window import PADDING
 
 ACROSS = 4
-"""Threads of a group of 64 features of a token."""
+"""Threads per group of 64 features of a token."""
 CODES = GROUP // ACROSS
 WORDS = CODES // 4
-"""Of 32 bits, in which a thread loads its codes of a group."""
+"""32-bit words of a thread's codes of a group."""
 DOWN = 32 * PLAN.warps["GATHER"] // ACROSS
 EACH = TOKENS // DOWN
-"""Tokens of a thread."""
+"""Tokens per thread."""
 HALVES = FEATURES // GROUP
 LATE = 3
-"""The quarter that is loaded when the first has been stored."""
+"""The quarter that is loaded after the first is stored."""
 ROW_BYTES = 2 * GROUP
-"""Of a token in a group, in shared memory."""
+"""Bytes of a token in a group, in shared memory."""
 BYTES = 16
-"""That a thread loads or stores at once."""
+"""Bytes that a thread loads or stores at once."""
 SCALE_NAN = 255
 
 
 @dataclass(frozen=True)
 class Gather:
-    """The cache, in fp8_ds_mla where `mla`, and a call's window."""
+    """The cache, in fp8_ds_mla if `mla`, and a call's window."""
 
     mla: bool
     pages: cute.Tensor  # uint8 [blocks, bytes]
@@ -118,20 +119,20 @@ class Gather:
 
     @cute.jit
     def _slot(self, token: cutlass.Int32, entry: cutlass.Int32) -> cutlass.Int32:
-        """Of an entry of the window; PADDING if it does not count."""
+        """The slot of an entry of the window; PADDING if it does not count."""
         slot = cutlass.Int32(PADDING)
         if entry < cutlass.min(self.lens[token], self.indices.shape[1]):
             slot = self.indices[token, entry]
         return slot
 
     def _page(self, slot: cutlass.Int32) -> tuple[cute.Pointer, cutlass.Int32]:
-        """A slot's page, and its number of tokens in that."""
+        """(a slot's page, its position in the page in tokens)."""
         page = self.pages.iterator + cutlass.Int64(slot >> self.block_shift) * self.pages.stride[0]
         return page, slot & ((1 << self.block_shift) - 1)
 
     @cute.jit
     def _fetch_factor(self, slot: cutlass.Int32, r_scales: cute.Tensor, r_factor: cute.Tensor) -> None:
-        """What an entry's row is multiplied by: its groups, and all of it."""
+        """Load the scales of an entry's groups, and its factor."""
         r_scales.fill(0)
         r_factor[0], r_factor[1] = 0.0, -math.inf
         if slot != PADDING:
@@ -141,7 +142,7 @@ class Gather:
                 fetch(page + (DATA_BYTES << self.block_shift) + offset * SCALE_BYTES, r_scales)
             else:
                 factor = cutlass.Float32(self.inv_scale[slot])
-                # NaN if it is infinite, as codes of 0 times it are.
+                # NaN if it is infinite, because codes of 0 times infinity are NaN.
                 r_factor[0] = factor + (factor - factor)
 
     @cute.jit
@@ -154,7 +155,7 @@ class Gather:
         r_codes: cute.Tensor,
         r_rope: cute.Tensor,
     ) -> None:
-        """This thread's bytes of an entry's groups `first` .. `stop` - 1; zeros if it does not count."""
+        """Load this thread's bytes of an entry's groups `first` .. `stop` - 1; zeros if it does not count."""
         groups = cute.size(r_codes, mode=[1])
         for group in cutlass.range_constexpr(first, min(stop, groups)):
             r_codes[None, group].fill(0)
@@ -178,7 +179,7 @@ class Gather:
         down: cutlass.Int32,
         across: cutlass.Int32,
     ) -> None:
-        """By one thread of each token."""
+        """One thread of each token stores its factor."""
         state = producer_state(turn)
         pipelines.factor.producer_acquire(state)
         if across == 0:
@@ -190,7 +191,7 @@ class Gather:
     def _convert(
         self, r_codes: cute.Tensor, r_scales: cute.Tensor, group: cutlass.Constexpr, r_bits: cute.Tensor
     ) -> None:
-        """16 codes as bf16, in fp8_ds_mla times their group's scale."""
+        """16 codes as bf16; in fp8_ds_mla times their group's scale."""
         r_values = cute.make_rmem_tensor((CODES,), cutlass.Float32)
         r_values.store(cute.recast_tensor(r_codes, cutlass.Float8E4M3FN).load().to(cutlass.Float32))
         if cutlass.const_expr(self.mla):
@@ -201,7 +202,7 @@ class Gather:
 
 
 def fetch(start: cute.Pointer, r_words: cute.Tensor) -> None:
-    """Consecutive bytes from global memory, aligned to what one load takes of them."""
+    """Load consecutive bytes from global memory, aligned to the size of one load."""
     size = cute.size(r_words)
     align = min(4 * size, BYTES)
     words = cute.recast_ptr(start.align(align), dtype=cutlass.Int32)
@@ -209,15 +210,15 @@ def fetch(start: cute.Pointer, r_words: cute.Tensor) -> None:
 
 
 def places(s_kv: cute.Tensor, row: cutlass.Int32, across: cutlass.Int32) -> list[cutlass.Int32]:
-    """Where a thread's two parts of a row of the first group go. A group of 64 features of all tokens is
-    rows of 128 bytes, in which the swizzle moves part k of 16 bytes to k ^ (row % 8): the rows and groups of
-    a thread are all at the same distance from these two, which hence are all of its addresses."""
+    """The addresses of a thread's two parts of a row of the first group. A group of 64 features of all tokens
+    is rows of 128 bytes, in which the swizzle moves part k of 16 bytes to k ^ (row % 8). All rows and groups
+    of a thread have constant distances from these two addresses."""
     start = s_kv.iterator.toint() + row * ROW_BYTES
     return [start + ((2 * across + part) ^ (row % 8)) * BYTES for part in range(2)]
 
 
 def store(r_words: cute.Tensor, parts: list[cutlass.Int32], distance: int) -> None:
-    """16 values of 16 bits into shared memory."""
+    """Store 16 values of 16 bits to shared memory."""
     for i, part in enumerate(parts):
         target = cute.make_ptr(cutlass.Int32, part + distance, cute.AddressSpace.smem, assumed_align=BYTES)
         words = cute.local_tile(r_words, (BYTES // 4,), (i,))
@@ -226,7 +227,8 @@ def store(r_words: cute.Tensor, parts: list[cutlass.Int32], distance: int) -> No
 
 @cute.jit
 def power(scale: cutlass.Int32) -> cutlass.Float32:
-    """2^(scale - 127), NaN for 255: the exponent of a normal f32, but for 0, whose power is subnormal."""
+    """2^(scale - 127), NaN for 255: scale is the exponent of a normal f32, except 0, whose power is
+    subnormal."""
     bits = scale << 23
     bits = cutlass.Int32(0x00400000) if scale == 0 else bits
     bits = cutlass.Int32(0x7FC00000) if scale == SCALE_NAN else bits

@@ -1,4 +1,4 @@
-"""What kernel_sm100.py allocates, who does what in it, and what its roles are given. CuTe DSL."""
+"""The plan of kernel_sm100.py: its allocations and roles, and the data of its roles. CuTe DSL."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ HEADS = TILE_HEADS
 TOKENS = MAX_WINDOW
 QUARTERS = 4
 FEATURES = HEAD_DIM // QUARTERS
-"""Of a quarter of a latent row: what is gathered, multiplied and stored at once."""
+"""Features of a quarter of a latent row, which is gathered, multiplied and stored at once."""
 HALF = 64
-"""Columns of an accumulator that a thread holds at once."""
+"""Columns of an accumulator that a thread loads at once."""
 
 
 class Role(IntEnum):
-    """First warp of each role. SOFTMAX and EPILOGUE read tensor memory by a warp's index in its warpgroup.
-    setmaxnreg needs whole warpgroups: IDLE fills the last one."""
+    """First warp of each role. SOFTMAX and EPILOGUE read the tensor memory of a warp's index in its
+    warpgroup. setmaxnreg needs whole warpgroups: IDLE fills the last one."""
 
     SOFTMAX = 0
     EPILOGUE = 4
@@ -42,14 +42,15 @@ class Barrier(IntEnum):
 
 
 REGISTERS = {Role.SOFTMAX: 120, Role.EPILOGUE: 72, Role.GATHER: 112, Role.LOAD: 64}
-"""Of a thread, from LOAD on of all: 96 of them at launch, as many as 640 threads can have."""
+"""Registers per thread after setmaxnreg; LOAD, MMA and IDLE have LOAD's. 96 at launch, the most that 640
+threads can have."""
 
 K_MAJOR = "K-major, SW128"
 LANES = "M=64: row r in lane 32 (r/16) + r%16"
 T_S = Accumulator("t_s", (HEADS, TOKENS), 0, TOKENS, LANES, "low")
 T_EVEN = Accumulator("t_even", (HEADS, FEATURES), TOKENS, FEATURES, LANES, "low", QUARTERS // 2)
 T_ODD = Accumulator("t_odd", (HEADS, FEATURES), TOKENS, FEATURES, f"{LANES}, + 16", "high", QUARTERS // 2)
-"""Quarters 0 and 2 of o, 1 and 3."""
+"""Accumulators of quarters 0 and 2 of o, and of quarters 1 and 3."""
 
 PLAN = KernelPlan(
     name="tcgen05_decode",
@@ -133,8 +134,8 @@ class Shared:
 
 @dataclass(frozen=True)
 class PipelineState:
-    """A stage of a pipeline and its phase. Every work tile of a CTA uses the same stages, each at most
-    once. So the phase of a consumer is the parity of the turn, and that of a producer the other one."""
+    """A stage of a pipeline and its phase. Every work tile of a CTA uses the same stages, each at most once.
+    So a consumer's phase is the parity of the turn, a producer's the opposite."""
 
     index: Any
     phase: Any
@@ -149,23 +150,24 @@ def producer_state(turn: cutlass.Int32, stage: Any = 0) -> PipelineState:
 
 
 def base_of(quarter: cutlass.Int32, base: cute.Pointer) -> cute.Pointer:
-    """What is the tensor memory's start to T_EVEN, where the quarter is in T_ODD, stage quarter / 2."""
+    """The base address with which T_EVEN, at stage quarter / 2, addresses the accumulator of `quarter`, which
+    for odd quarters is in T_ODD."""
     distance = T_ODD.offset - T_EVEN.offset
     return base + cute.assume(quarter % 2 * distance, divby=distance)
 
 
 @dataclass(frozen=True)
 class TileScheduler:
-    """What a CTA does: its part of o's features for each of its items, a tile of heads of a request."""
+    """The work of a CTA: its part of o's features for each of its items, a tile of heads of a request."""
 
-    tiles: int  # of heads, of a request
+    tiles: int  # tiles of heads per request
     count: cutlass.Int32
-    first: cutlass.Int32  # quarter of o's features
+    first: cutlass.Int32  # first quarter of o's features
     stop: cutlass.Int32
 
     @staticmethod
     def create(tokens: Any, heads: int) -> TileScheduler:
-        """CTA (part, worker) of (parts, workers)."""
+        """The scheduler of CTA (part, worker) in a grid of (parts, workers)."""
         tiles = -(-heads // HEADS)
         part, worker, _ = cute.arch.block_idx()
         parts, workers, _ = cute.arch.grid_dim()
@@ -180,5 +182,5 @@ class TileScheduler:
         return item // self.tiles, item % self.tiles * HEADS
 
     def owns(self, quarter: Any) -> Any:
-        """Whether the CTA makes this quarter of o."""
+        """Whether the CTA computes this quarter of o."""
         return (quarter >= self.first) & (quarter < self.stop)

@@ -1,15 +1,16 @@
-"""The LOAD warps of the wgmma kernel: windows, queries, and outputs that lie in shared memory. CuTe DSL.
+"""The LOAD warps of the wgmma kernel: load windows and queries, and store outputs from shared memory. CuTe
+DSL.
 
 Warp w copies entries 32 w .. + 31 of a window, two virtual warps of `Entries`, and heads 16 w .. + 15 of o.
-An item's turn begins when the queries of the item before have been read:
+An item's turn begins when MULTIPLY has read the previous item's queries:
 
-    ask for the queries, and read what describes the rows
-    write what rows are multiplied by; rope when the item before is done with its own
-    store the outputs of the item before
-    ask for what describes the next item's rows, copy its rows to where the outputs were
+    start the copy of the queries; wait for the rows' factors, scales and rope
+    write the factors; write rope when MULTIPLY has read the previous item's
+    store the outputs of the previous item
+    start loading the next item's factors, scales and rope; copy its rows to the stage of those outputs
 
-The first item's queries are asked for before anything is known of it, and the second item's window after the
-first one's, which all CTAs wait for at once.
+The first item's queries are loaded before its length is known. The second item's window is loaded after the
+first one's, for which all CTAs wait at the same time.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from gdnbench_kernels.swa_decode.window import PADDING
 I32, I64 = cutlass.Int32, cutlass.Int64
 
 WARP_HEADS = 16
-"""Of o, that a warp stores."""
+"""Heads of o that a warp stores."""
 
 
 @dataclass(frozen=True)
 class TileScheduler:
-    """What a CTA does: items worker, worker + workers .., an item being `rows` heads of a token."""
+    """The work of a CTA: items worker, worker + workers .., where an item is `rows` heads of a token."""
 
     heads: int
     rows: int
@@ -65,7 +66,7 @@ class TileScheduler:
         return item // groups, item % groups * self.rows
 
     def row(self, x: cute.Tensor, token: Any, head: Any) -> Any:
-        """Where a head's features lie, in q or o."""
+        """Address of a head's features in q or o."""
         return x.iterator.toint() + (I64(token) * self.heads + I64(head)) * (2 * HEAD_DIM)
 
 
@@ -93,7 +94,7 @@ class Pipelines:
 
 @dataclass(frozen=True)
 class Shared:
-    """Addresses of the plan's buffers; q as a tensor too, and the mbarrier in s_ready."""
+    """Addresses of the plan's buffers; q also as a tensor; the mbarrier in s_ready."""
 
     tiles: cute.Tensor
     q: cutlass.Int32
@@ -108,10 +109,10 @@ class Shared:
     coefficients: cutlass.Int32
     lens: cutlass.Int32
     ready: cute.Pointer
-    row_bytes: int  # what rows are apart
+    row_bytes: int  # distance of rows
 
     def stage(self, stage: Any) -> Any:
-        """Where a window's rows lie."""
+        """Address of a window's rows."""
         return self.rows + stage * (MAX_WINDOW * self.row_bytes)
 
     def window(self, stage: Any, mla: bool, inv_scale: Any) -> Any:
@@ -125,7 +126,7 @@ class Shared:
         return Queries(mla, rows, self.q, self.coefficients, scale)
 
     def arrive_rope(self) -> None:
-        """By a whole warp, which counts as one."""
+        """Called by a whole warp, which arrives once."""
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(self.ready)
@@ -136,7 +137,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Loader:
-    """`mla`: of fp8_ds_mla; `staged`: heads of o in shared memory."""
+    """`mla`: the layout is fp8_ds_mla; `staged`: heads of o in shared memory."""
 
     mla: bool
     staged: int
@@ -186,7 +187,7 @@ class Loader:
                 cute.arch.barrier(barrier_id=Barrier.LOAD, number_of_threads=32 * LOADERS)
             if turn + 1 < scheduler.count:
                 self.load_rows(pipelines, shared, turn + 1, later_slots, warp)
-                # The first time: those of others are asked for before this.
+                # Only in the first turn: later turns have prefetched these queries before.
                 first = blackwell.opaque(turn) == 0
                 self.prefetch_queries(
                     scheduler, ops.pick(first, I32(self.tuning.prefetch), scheduler.count), warp
@@ -204,7 +205,7 @@ class Loader:
         return DsMlaWindow(window.s_rows, window.s_entries, window.s_groups, self.block_size, window.s_rope)
 
     def entries(self, pipelines: Pipelines, turn: Any, slots: Any, warp: Any) -> list[Entries]:
-        """Of the two virtual warps."""
+        """The entries of the two virtual warps."""
         lane, full = cute.arch.lane_idx(), pipelines.rows.full(window_state(turn))
         return [
             Entries(
@@ -221,7 +222,8 @@ class Loader:
     def load_entry(
         self, scheduler: TileScheduler, turn: cutlass.Int32, warp: cutlass.Int32
     ) -> tuple[cutlass.Int32, cutlass.Int32]:
-        """(this lane's entry, the window's length), of the last item past the end; on their way."""
+        """Start the loads of (this lane's entry, the window's length); past the end, those of the last
+        item."""
         token, _ = scheduler.work_tile(cutlass.min(turn, scheduler.count - 1))
         entry = warp * 32 + cute.arch.lane_idx()
         found = I32(PADDING)
@@ -242,7 +244,8 @@ class Loader:
         length: cutlass.Int32,
         warp: cutlass.Int32,
     ) -> None:
-        """For an item's queries into s_q, unless it attends to nothing; for those of one after it into L2."""
+        """Load an item's queries to s_q, unless it attends to nothing, and prefetch those of a later item
+        into L2."""
         if warp == 0 and length > 0:
             self.load_queries(scheduler, pipelines, shared, tma_q, turn)
         if warp == 0 and length <= 0:
@@ -253,7 +256,7 @@ class Loader:
     def load_queries(
         self, scheduler: TileScheduler, pipelines: Pipelines, shared: Shared, tma_q: blackwell.Tma, turn: Any
     ) -> None:
-        """By one warp."""
+        """Called by one warp."""
         token, head = scheduler.work_tile(turn)
         state = query_state(turn)
         pipelines.q.arrive_and_expect_tx(state)
@@ -262,7 +265,7 @@ class Loader:
 
     @cute.jit
     def prefetch_queries(self, scheduler: TileScheduler, turn: cutlass.Int32, warp: cutlass.Int32) -> None:
-        """For the queries of an item, if there is one, into L2, where Tuning has it."""
+        """Prefetch the queries of an item, if it exists, into L2, as `Tuning` says."""
         if cutlass.const_expr(self.tuning.prefetch > 0):
             token, head = scheduler.work_tile(turn)
             first = warp * WARP_HEADS
@@ -272,19 +275,20 @@ class Loader:
                     wgmma.prefetch_bulk(scheduler.row(self.q, token, head + first), heads * (2 * HEAD_DIM))
 
     def load_rows(self, pipelines: Pipelines, shared: Shared, turn: Any, slots: Any, warp: Any) -> None:
-        """Starts the copies of an item's codes, before them what `load` will read, which comes as late."""
+        """Start the copies of an item's codes, after prefetching the factors, scales and rope that `load`
+        will read."""
         window = self.window(shared, turn)
         window.prefetch_descriptions(slots, self.pages)
         for entries in self.entries(pipelines, turn, slots, warp):
             window.load_codes(entries, self.pages)
-        # Zeros of entries that do not count, before other rows are copied to where they are.
+        # Order the zeros of entries that do not count before later copies to the same addresses.
         cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
     def store_outputs(
         self, scheduler: TileScheduler, shared: Shared, turn: cutlass.Int32, warp: cutlass.Int32
     ) -> None:
-        """Rows of o from a window's stage, in a bulk group."""
+        """Store rows of o from a window's stage as a bulk group."""
         token, first = scheduler.work_tile(turn)
         lane = cute.arch.lane_idx()
         number = warp * WARP_HEADS + lane
@@ -296,5 +300,5 @@ class Loader:
 
 
 def counted(slot: Any, length: Any, warp: Any) -> Any:
-    """The slot of this lane's entry, -1 where it does not count."""
+    """The slot of this lane's entry; -1 if it does not count."""
     return ops.pick(warp * 32 + cute.arch.lane_idx() < length, slot, I32(PADDING))

@@ -1,4 +1,4 @@
-"""What a CTA of the wgmma kernel allocates, and what of it is to be chosen by measuring."""
+"""The plan of a CTA of the wgmma kernel, and its tuning parameters."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from gdnbench_kernels.swa_decode.portable_plan import PAD_BYTES, ROW_BYTES
 from gdnbench_kernels.swa_decode.sizes import GROUP, GROUPS, HEAD_DIM, MAX_WINDOW, NOPE_DIM, ROPE_DIM
 
 GROUP_WARPS = 4
-"""Of a warpgroup."""
+"""Threads of a warpgroup."""
 MULTIPLIERS = 8
 LOADERS = 4
 THREADS = WARP * (MULTIPLIERS + LOADERS)
 START_REGISTERS = 168
-"""What a thread starts with."""
+"""Registers per thread at launch."""
 STAGES = 2
 """Windows in shared memory."""
 BLOCKS = HEAD_DIM // GROUP
-"""Of 64 features: the chunks of a query in shared memory, and the tiles of o."""
+"""Blocks of 64 features: the chunks of a query in shared memory, and the tiles of o."""
 OUT_BYTES = 2 * HEAD_DIM + PAD_BYTES
-"""Of a row of o in shared memory: heads an odd number of 16 bytes apart."""
+"""Bytes of a row of o in shared memory: heads are an odd multiple of 16 bytes apart."""
 ROPE_BYTES = 2 * ROPE_DIM + PAD_BYTES
 
 ROWS = (16, 32, 64)
 
 REGISTERS = {16: 184, 32: 192, 64: 200}
-"""Of a multiplying thread, by heads of a CTA; loading threads have what is left. Nothing is spilled in either
-layout, and no product has to wait for registers of the one before."""
+"""Registers per MULTIPLY thread, by heads per CTA; LOAD threads have the rest. Neither layout spills, and no
+product waits for registers of the previous one."""
 
 
 class Role(IntEnum):
@@ -40,7 +40,7 @@ class Role(IntEnum):
 
 
 class Barrier(IntEnum):
-    """Named barriers; 0 is that of the CTA."""
+    """Named barriers; 0 is the CTA's own."""
 
     MULTIPLY = 1
     LOAD = 2
@@ -48,10 +48,10 @@ class Barrier(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What changes no bit of a result."""
+    """Parameters that do not change the result."""
 
-    rows: int = 64  # heads of a CTA: N
-    prefetch: int = 1  # items ahead whose queries are asked for into L2
+    rows: int = 64  # heads per CTA: N
+    prefetch: int = 1  # how many items ahead queries are prefetched into L2
 
     def __post_init__(self) -> None:
         if self.rows not in ROWS:
@@ -69,18 +69,18 @@ class Tuning:
 
 
 def row_bytes(layout: CacheLayout) -> int:
-    """Of a row of codes in shared memory."""
+    """Bytes of a row of codes in shared memory."""
     return NOPE_DIM + PAD_BYTES if layout is CacheLayout.FP8_DS_MLA else ROW_BYTES[layout]
 
 
 def staged_heads(layout: CacheLayout, rows: int) -> int:
-    """Heads whose outputs fit in a stage of s_rows, a multiple of 8: those of others are stored from
-    registers."""
+    """Heads whose outputs fit in a stage of s_rows, a multiple of 8; the outputs of other heads are stored
+    from registers."""
     return min(rows, MAX_WINDOW * row_bytes(layout) // OUT_BYTES // 8 * 8)
 
 
 def plan(layout: CacheLayout, tuning: Tuning) -> KernelPlan:
-    """PlanError where it does not fit."""
+    """The plan. Raises PlanError if it does not fit."""
     mla, rows = layout is CacheLayout.FP8_DS_MLA, tuning.rows
     return KernelPlan(
         name="wgmma_decode",

@@ -1,8 +1,9 @@
-"""Queries of the wgmma kernel made f16 in shared memory in place, a head's times a power of two. CuTe DSL.
+"""Converts the wgmma kernel's queries to f16 in place in shared memory, times a power of two per head. CuTe
+DSL.
 
-A warp has four heads at a time, each 8 lanes: two for a block of 64 features and for that 256 further on.
-Of every 16 features of codes position p < 8 becomes feature 4 (p / 2) + p % 2, position 8 + p is 2 more; of
-rope position p < 8 is feature 2 p, position 8 + p the next.
+A warp converts four heads at a time, 8 lanes each: two lanes for a block of 64 features and the block 256
+features later. Of every 16 features of codes, position p < 8 is feature 4 (p / 2) + p % 2 and position 8 + p
+is 2 more; of rope, position p < 8 is feature 2 p and position 8 + p the next.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from gdnbench_kernels.swa_decode.sm90_window import HIGH_HALVES, LOW_HALVES, sel
 I32, F32 = cutlass.Int32, cutlass.Float32
 
 WARP_HEADS = 4
-"""That a warp converts at once."""
+"""Heads that a warp converts at once."""
 CONVERTED = WARP_HEADS * MULTIPLIERS
-"""That the MULTIPLY warps convert at once."""
+"""Heads that the MULTIPLY warps convert at once."""
 
 
 @dataclass(frozen=True)
 class Queries:
-    """`rows` heads at s_q, and their scores' coefficients; `mla`: of fp8_ds_mla."""
+    """`rows` heads at s_q, and their scores' coefficients; `mla`: the layout is fp8_ds_mla."""
 
     mla: bool
     rows: int
@@ -40,15 +41,15 @@ class Queries:
 
     @cute.jit
     def convert(self, warp: cutlass.Int32) -> None:
-        """By a MULTIPLY warp, its share."""
+        """Convert the share of a MULTIPLY warp."""
         lane = cute.arch.lane_idx()
         heads = [first + WARP_HEADS * warp + lane % WARP_HEADS for first in range(0, self.rows, CONVERTED)]
         if WARP_HEADS * warp < self.rows:
             self.convert_heads(heads, lane)
 
     def convert_heads(self, heads: list[Any], lane: Any) -> None:
-        """Step by step for all of them: a step's shuffles wait for those of the step before, not for another
-        head's."""
+        """All heads go through a step together: a shuffle then waits for the previous step, not for another
+        head."""
         places = [self.places(head, lane) for head in heads]
         words = [[[*ops.load_shared(at), *ops.load_shared(at ^ CHUNK)] for at in own] for own in places]
         largest = [largest_of(word for some in own for word in some) for own in words]
@@ -59,12 +60,12 @@ class Queries:
             power = cutlass.min(Q_TOP + BIAS - field, BIAS - 1)
             self.store_chunks(own, some, ops.power_of_two(power), lane)
             coefficient = self.scale * F32(LOG2_E) * ops.power_of_two(-power)
-            # A query that is not finite has no score that is.
+            # A query that is not finite has no finite score.
             spoilt = ops.pick(field == 255, ops.float_of(I32(NO_NUMBER)), coefficient)
             self.store_coefficient(head, spoilt, lane)
 
     def places(self, head: Any, lane: Any) -> list[Any]:
-        """Where a lane's chunks lie; of each pair the first."""
+        """The addresses of a lane's chunks; for each pair the first."""
         half, first = (lane >> 2) & 1, lane >> 3
         row = self.s_q + head // 8 * 1024 + head % 8 * 128
         return [
@@ -78,7 +79,7 @@ class Queries:
             pairs = halved(some, factor)
             chunks = pairs[::2], pairs[1::2]
             if self.mla and number >= 2:
-                # Rope's block is the last, which is the second of the lanes that have the fourth.
+                # Rope is in the last block, the second block of the lanes with the fourth block.
                 rope = lane >> 3 == BLOCKS - 5
                 evens, odds = even_and_odd(pairs)
                 chunks = (
@@ -97,7 +98,7 @@ class Queries:
 
 
 def largest_of(words: Any) -> Any:
-    """The largest magnitude among pairs of bf16, its bits."""
+    """Bits of the largest magnitude among pairs of bf16."""
     sizes = [word & PAIR_BITS for word in words]
     largest = sizes[0]
     for size in sizes[1:]:
@@ -115,7 +116,7 @@ def halved(words: list[Any], factor: Any) -> list[Any]:
 
 
 def even_and_odd(pairs: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Of eight pairs: the first of each, the second of each."""
+    """The first of each of eight pairs, and the second of each."""
     twos = list(zip(pairs[::2], pairs[1::2], strict=True))
     evens = [selected(low, high, LOW_HALVES) for low, high in twos]
     return evens, [selected(low, high, HIGH_HALVES) for low, high in twos]

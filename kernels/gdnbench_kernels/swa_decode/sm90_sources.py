@@ -1,4 +1,4 @@
-"""What the kernel named `wgmma` is made from; see `sources`."""
+"""The source of the kernel named `wgmma`; see `sources`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def wgmma_sources(
 def wgmma_source(
     heads: int, cache_layout: Layout, scale_dtype: ScaleDtype | None, sink: bool, lse: bool, tuning: Tuning
 ) -> Source:
-    """`WgmmaDecode`, which takes the number of CTAs too."""
+    """`WgmmaDecode`, which also takes the number of CTAs."""
     check_options(heads, cache_layout, scale_dtype)
     return Source.of(
         "swa_decode.wgmma_decode",
@@ -49,7 +49,7 @@ def wgmma_source(
 def build_wgmma(
     heads: int, cache_layout: Layout, scale_dtype: ScaleDtype | None, sink: bool, lse: bool, **tuning: int
 ) -> Build:
-    """See `sources`; then workers."""
+    """The arguments of `sources`, then workers."""
     import cutlass
 
     from gdnbench_kernels.swa_decode.kernel_sm90 import WgmmaDecode

@@ -1,13 +1,13 @@
-"""The window's latent rows in shared memory as the wgmma kernel has them, and the left operands made of them.
+"""The window's latent rows in the wgmma kernel's shared memory, and the left operands converted from them.
 
-Rows, factors and groups are as in latent_rows.py. Two virtual warps of 16 entries, as `Entries` has them, are
-one warp here. Operands:
+Rows, factors and groups are as in latent_rows.py. One warp here is two virtual warps of `Entries` with 16
+entries each. Operands:
 
-    keys    of 64 entries and 16 features: position p < 8 is feature 4 (p / 2) + p % 2, 8 + p is 2 more
-    values  of 64 features and 16 entries: row r < 8 of a warp's 16 is feature 2 r, row 8 + r is the next
+    keys    64 entries and 16 features: position p < 8 is feature 4 (p / 2) + p % 2, 8 + p is 2 more
+    values  64 features and 16 entries: row r < 8 of a warp's 16 is feature 2 r, row 8 + r is the next
 
-Rope lies apart from the codes, of every 16 features the even ones first: that gives values in the same order,
-and keys whose position p < 8 is feature 2 p and whose position 8 + p is the next.
+Rope is stored apart from the codes, the even ones of every 16 features first. So its values have the same
+order, and position p < 8 of its keys is feature 2 p, position 8 + p the next.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from gdnbench_kernels.swa_decode.window import PADDING
 I32, I64 = cutlass.Int32, cutlass.Int64
 
 TILES = BLOCKS // 2
-"""Of 64 features of o, a warpgroup's."""
+"""Tiles of 64 features of o per warpgroup."""
 PITCH = row_bytes(CacheLayout.FP8_DS_MLA)
 NOPE_PAIRS = NOPE_DIM // (2 * STEP)
-"""Of steps of codes in a row."""
+"""Pairs of steps of codes in a row."""
 LOADED = 6
-"""Words of `DsMlaRows.load` for a row, the last of which says that it counts."""
+"""Words of `DsMlaRows.load` for a row; the last one is whether the row counts."""
 LOW_HALVES, HIGH_HALVES = 0x5410, 0x7632
-"""Of `prmt`: the low halves of two words, and the high ones."""
+"""Selectors of `prmt`: the low halves of two words, and the high halves."""
 
 
 @dataclass(frozen=True)
 class ThreadCoord:
-    """Where a multiplying thread is: `group` its warpgroup, `warp` its warp there."""
+    """The position of a MULTIPLY thread: `group` is its warpgroup, `warp` its warp in the warpgroup."""
 
     group: cutlass.Int32
     warp: cutlass.Int32
@@ -68,25 +68,25 @@ class PerTokenWindow(PerTokenRows):
 
     @cute.jit
     def prefetch_descriptions(self, slot: cutlass.Int32, pages: Pages) -> None:
-        """For what `load` reads of a slot into L2."""
+        """Prefetch into L2 what `load` reads for a slot."""
         if slot != PADDING:
             size = self.inv_scale.element_type.width // 8
             prefetch(self.inv_scale.iterator.toint() + I64(slot) * size)
 
     def load(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
-        """What `describe_codes` needs, on its way from global memory."""
+        """Start the loads that `describe_codes` needs."""
         return (self.factor(entries.slots),)
 
     def describe_codes(self, entries: Entries, pages: Pages, loaded: tuple[Any, ...]) -> list[Any]:
-        """Factors; there is no rope to put."""
+        """Store the factors; there is no rope."""
         self.describe(entries, pages, loaded)
         return []
 
     def store_ropes(self, left: list[Any]) -> None:
-        """None."""
+        """Does nothing: there is no rope."""
 
     def key_words(self, coord: ThreadCoord, pair: int) -> tuple[Any, ...]:
-        """What `key_operands` makes operands of, on its way: of 32 features."""
+        """Start loading the words of `key_operands`: 32 features."""
         return ops.ldmatrix(self.matrices(first_entry(coord), 2 * pair, coord.lane, PER_TOKEN_PITCH))
 
     def key_operands(self, coord: ThreadCoord, pair: int, words: tuple[Any, ...]) -> list[ops.Quad]:
@@ -94,7 +94,7 @@ class PerTokenWindow(PerTokenRows):
         return [keys_of(*words[:2]), keys_of(*words[2:])]
 
     def value_words(self, coord: ThreadCoord, step: int) -> tuple[Any, ...]:
-        """What `value_operands` makes operands of, on its way: of 16 entries."""
+        """Start loading the words of `value_operands`: 16 entries."""
         found: list[Any] = []
         for first in range(0, TILES, 2):
             block = TILES * coord.group + first + (coord.lane >> 4)
@@ -108,7 +108,7 @@ class PerTokenWindow(PerTokenRows):
 
 @dataclass(frozen=True)
 class DsMlaWindow(DsMlaRows):
-    """Rows of 448 codes; 64 f16 of each in s_rope."""
+    """Rows of 448 codes, with 64 f16 each in s_rope."""
 
     s_rope: cutlass.Int32
 
@@ -117,7 +117,7 @@ class DsMlaWindow(DsMlaRows):
 
     @cute.jit
     def prefetch_descriptions(self, slot: cutlass.Int32, pages: Pages) -> None:
-        """As of PerTokenWindow. Rope begins and ends in lines of 128 bytes."""
+        """As in PerTokenWindow. Rope begins and ends inside 128-byte lines."""
         if slot != PADDING:
             page, offset = pages.page(slot), pages.offset(slot)
             rope = page + I64(offset * DATA_BYTES + NOPE_DIM)
@@ -126,12 +126,12 @@ class DsMlaWindow(DsMlaRows):
             prefetch(page + I64(self.block_size * DATA_BYTES + offset * SCALE_BYTES))
 
     def load(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
-        """Rope and scales, asked for; without what says that a row counts, which slots say too."""
+        """Start the loads of rope and scales. Whether a row counts is known from the slots."""
         words = DsMlaRows.load(self, entries, pages)
         return tuple(word for place, word in enumerate(words) if place % LOADED != LOADED - 1)
 
     def describe_codes(self, entries: Entries, pages: Pages, loaded: tuple[Any, ...]) -> list[Any]:
-        """Factors and what groups are multiplied by; what `store_ropes` needs."""
+        """Store the factors of rows and groups; returns the arguments of `store_ropes`."""
         left, words = [], list(loaded)
         for turn in range(ENTRIES // TURN):
             slot = entries.slot(TURN * turn + entries.lane // ROPE_PARTS)
@@ -146,7 +146,7 @@ class DsMlaWindow(DsMlaRows):
             self.store_rope(entry, part, rope, ops.power_of_two(-ref))
 
     def store_rope(self, entry: Any, part: Any, rope: list[Any], scale: Any) -> None:
-        """Features 8 part .. + 7: the even ones to one chunk, the odd ones to another."""
+        """Store features 8 part .. + 7: the even ones to one chunk, the odd ones to another."""
         pairs = []
         for word in rope:
             low, high = ops.widened(word)
@@ -157,7 +157,7 @@ class DsMlaWindow(DsMlaRows):
             ops.store_shared(address + part % 2 * (CHUNK // 2), *words)
 
     def key_words(self, coord: ThreadCoord, pair: int) -> tuple[Any, ...]:
-        """As of PerTokenWindow; of rope the operands themselves."""
+        """As in PerTokenWindow; for rope the operands themselves."""
         if pair < NOPE_PAIRS:
             return ops.ldmatrix(self.matrices(first_entry(coord), 2 * pair, coord.lane, PITCH))
         row = self.s_rope + (first_entry(coord) + coord.lane % 16) * ROPE_BYTES
@@ -174,17 +174,17 @@ class DsMlaWindow(DsMlaRows):
         return [tuple(ops.scaled(x, scales[i % 2]) for i, x in enumerate(a)) for a in both]
 
     def value_words(self, coord: ThreadCoord, step: int) -> tuple[Any, ...]:
-        """As of PerTokenWindow; then rope's operands."""
+        """As in PerTokenWindow, followed by rope's operands."""
         lane, found = coord.lane, list[Any]()
         for first in range(0, TILES, 2):
-            # In rope's place codes are read that are not used.
+            # The codes read at rope's position are not used.
             block = cutlass.min(TILES * coord.group + first + (lane >> 4), GROUPS - 1)
             found += two_tiles(self.s_rows, block, step, coord, PITCH)
         row = self.s_rope + (step * STEP + lane % 16) * ROPE_BYTES
         return (*found, *ops.ldmatrix_transposed(row + (2 * coord.warp + (lane >> 4)) * CHUNK))
 
     def value_operands(self, coord: ThreadCoord, step: int, words: tuple[Any, ...]) -> list[ops.Quad]:
-        """Operands of each of the warpgroup's tiles, the last of which is rope."""
+        """Operands of each of the warpgroup's tiles; the last one is rope."""
         lane, found = coord.lane, list[Any]()
         for tile in range(TILES):
             group = cutlass.min(TILES * coord.group + tile, GROUPS - 1)
@@ -201,23 +201,24 @@ class DsMlaWindow(DsMlaRows):
 
 
 def first_entry(coord: ThreadCoord) -> Any:
-    """Of a warp's 16, whose keys it has."""
+    """The first of the 16 entries whose keys this warp has."""
     return coord.group * GROUP + coord.warp * STEP
 
 
 def keys_of(low: Any, high: Any) -> ops.Quad:
-    """Of four codes of each of two entries 8 apart."""
+    """The operand from four codes of each of two entries that are 8 apart."""
     (one, two), (other, another) = ops.halves_of_codes(low), ops.halves_of_codes(high)
     return one, other, two, another
 
 
 def values_of(low: Any, high: Any) -> ops.Quad:
-    """Of two codes of each of two entries, and of the entries 8 further."""
+    """The operand from two codes of each of two entries, and of the entries 8 later."""
     return *ops.transposed_halves_of_codes(low), *ops.transposed_halves_of_codes(high)
 
 
 def two_tiles(s_rows: Any, block: Any, step: int, coord: ThreadCoord, pitch: int) -> ops.Quad:
-    """The words of 16 entries of two tiles, `block` being the lane's: the warp's 16 features of each 64."""
+    """The words of 16 entries of two tiles, where `block` is the lane's: the warp's 16 features of each
+    64."""
     chunk = block * (GROUP // CHUNK) + coord.warp
     return ops.ldmatrix_transposed(s_rows + (step * STEP + coord.lane % 16) * pitch + chunk * CHUNK)
 

@@ -1,9 +1,9 @@
-"""What the compiled kernels of swa_decode are made from: the object that is called, its arguments' types.
+"""The sources of swa_decode's compiled kernels: the host objects and the types of their arguments.
 
-Every kernel takes q, pages, inv_scale, indices, lens, attn_sink, o, lse, scale, block_shift, as
-`launch_args.Arguments` has them. Tokens, the window, blocks, their size and their distance are open; heads,
-the layout, the scales' dtype and whether there is a sink or lse are compiled in. CuTe DSL is imported when
-a kernel is compiled, by the `build_` function of its source.
+Every kernel takes q, pages, inv_scale, indices, lens, attn_sink, o, lse, scale, block_shift, as in
+`launch_args.Arguments`. The numbers of tokens, entries and blocks, block size and page stride are run-time
+values; heads, layout, the scales' dtype and the presence of a sink and lse are compiled in. The `build_`
+function of a source imports CuTe DSL when the kernel is compiled.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.sizes import HEAD_DIM, MAX_HEADS
 
 ALIGN = 16
-"""Bytes that q, o and every page are aligned to: what one thread copies at once."""
+"""Alignment of q, o and every page in bytes: one thread copies that many at once."""
 
 Layout = Literal["per_token_scale", "fp8_ds_mla"]
 ScaleDtype = Literal["float32", "bfloat16"]
 SCALE_DTYPES: tuple[str, ...] = get_args(ScaleDtype)
 
 PORTABLE_ROWS = (16, 32)
-"""Heads of a CTA of the portable kernel."""
+"""Heads per CTA of the portable kernel."""
 
 PART_COUNTS = (1, 2, 4)
-"""Into how many CTAs it may deal the features of o."""
+"""Numbers of CTAs among which the sm100 kernel may divide the features of o."""
 
 Build = tuple[Any, tuple[Any, ...]]
-"""What is compiled, and examples of its arguments."""
+"""The object to compile, and examples of its arguments."""
 
 
 def portable_sources(
@@ -50,7 +50,7 @@ def portable_sources(
 def portable_source(
     heads: int, cache_layout: Layout, scale_dtype: ScaleDtype | None, sink: bool, lse: bool, rows: int
 ) -> Source:
-    """`MmaSyncDecode`, `rows` heads a CTA."""
+    """`MmaSyncDecode` with `rows` heads per CTA."""
     check_options(heads, cache_layout, scale_dtype)
     if rows not in PORTABLE_ROWS:
         raise ValueError(f"rows is {' or '.join(map(str, PORTABLE_ROWS))}, not {rows}")
@@ -85,7 +85,7 @@ def sm100_sources(
 def sm100_source(
     heads: int, cache_layout: Layout, scale_dtype: ScaleDtype | None, sink: bool, lse: bool
 ) -> Source:
-    """`Tcgen05Decode`, which takes the number of value parts and of their CTAs too."""
+    """`Tcgen05Decode`, which also takes the number of parts and of CTAs per part."""
     check_options(heads, cache_layout, scale_dtype)
     return Source.of(
         "swa_decode.tcgen05_decode",
@@ -99,7 +99,7 @@ def sm100_source(
 
 
 def check_options(heads: int, cache_layout: Layout, scale_dtype: ScaleDtype | None) -> None:
-    """ValueError for what no kernel is compiled for."""
+    """Raises ValueError for options that no kernel supports."""
     if not 1 <= heads <= MAX_HEADS:
         raise ValueError(f"heads is 1 to {MAX_HEADS}, not {heads}")
     if cache_layout not in get_args(Layout):
@@ -113,7 +113,7 @@ def check_options(heads: int, cache_layout: Layout, scale_dtype: ScaleDtype | No
 def build_portable(
     heads: int, cache_layout: Layout, scale_dtype: ScaleDtype | None, sink: bool, lse: bool, rows: int
 ) -> Build:
-    """See the module."""
+    """The arguments are those of the module."""
     from gdnbench_kernels.swa_decode.kernel_mma import MmaSyncDecode
 
     kernel = MmaSyncDecode(heads, CacheLayout(cache_layout), rows)
@@ -123,7 +123,7 @@ def build_portable(
 def build_sm100(
     heads: int, cache_layout: Layout, scale_dtype: ScaleDtype | None, sink: bool, lse: bool
 ) -> Build:
-    """See the module; then parts, workers."""
+    """The arguments are those of the module, then parts, workers."""
     import cutlass
 
     from gdnbench_kernels.swa_decode.kernel_sm100 import Tcgen05Decode
@@ -138,7 +138,7 @@ def build_sm100(
 
 
 def examples(heads: int, scale_dtype: ScaleDtype | None, sink: bool, lse: bool) -> tuple[Any, ...]:
-    """The arguments that every kernel takes, known by their types alone."""
+    """Examples of the arguments that every kernel takes; they have only types."""
     import cutlass
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream, make_fake_tensor

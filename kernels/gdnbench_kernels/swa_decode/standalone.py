@@ -1,4 +1,4 @@
-"""swa_decode in fp64 with torch alone: what a stand-alone reproduction compares with.
+"""swa_decode in fp64 with torch alone: the reference of a stand-alone reproduction.
 
     s_j = scale q . row_j over the slots that a request attends to;   o = softmax(s) rows
 
@@ -25,7 +25,7 @@ def rows_of(cache: Tensor, inv_scale: Tensor | None, slots: list[int], cache_lay
             codes = page.view(torch.uint8)[at].view(torch.float8_e4m3fn)
             found.append(codes.double() * inv_scale[slot].double())
         else:
-            # A page: of every token 448 e4m3 and 64 bfloat16, then of every token 7 ue8m0 scales and a zero.
+            # A page: 448 e4m3 and 64 bfloat16 per token, then 7 ue8m0 scales and a zero per token.
             flat = page.reshape(-1)
             data = flat[at * 576 : at * 576 + 576]
             exponents = flat[size * 576 + at * 8 :][:7].double()
@@ -50,7 +50,7 @@ def reference(
     index_shape: str = "TW",
     **others: Any,
 ) -> dict[str, Tensor]:
-    """o [T, H, 512], and lse [T, H], without the sink, where asked for."""
+    """o [T, H, 512], and on request lse [T, H], without the sink."""
     factor = 512**-0.5 if scale is None else scale
     o = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float64, device=q.device)
@@ -68,5 +68,5 @@ def reference(
 
 
 def unowed(**call: Any) -> dict[str, Tensor]:
-    """Rows of outputs that no kernel owes, by output: none."""
+    """Rows of outputs that no kernel has to compute, by output: none."""
     return {}

@@ -1,7 +1,7 @@
 """The kernel named `torch` of swa_decode: the window gathered and dequantised to bfloat16, then SDPA.
 
-What a serving engine without a fused kernel does; its error is the measure of the others'. lse is computed in
-fp32 from the rows before that rounding.
+A serving engine without a fused kernel computes this; its error is the yardstick of other kernels. lse is
+computed in fp32 from the rows before that rounding.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def torch_paged(
     cache_layout: str = "per_token_scale",
     index_shape: str = "TW",
 ) -> dict[str, Tensor]:
-    """o [T, H, 512] of q's dtype, and lse [T, H] fp32 where asked for. No host synchronisation."""
+    """o [T, H, 512] in q's dtype, and on request lse [T, H] fp32. No host synchronisation."""
     indices = flat_indices(swa_indices, index_shape)
     counts = attended(indices, swa_lens)
     scale = HEAD_DIM**-0.5 if scale is None else scale
     if len(cache):
-        # Slot 0 stands in where a row does not attend; what it holds is then overwritten, as it may be NaN.
+        # Read slot 0 where a row does not attend, then overwrite the values, which may be NaN.
         wide = read_rows(cache, inv_scale, indices.where(counts, 0), cache_layout, torch.float32)
         wide = wide.masked_fill(~counts.unsqueeze(-1), 0.0)
-    else:  # a record in which no row attends to anything holds no page
+    else:  # a record in which no row attends to anything has no pages
         wide = torch.zeros(*counts.shape, HEAD_DIM, device=q.device)
     rows = wide.to(q.dtype)
     none = ~counts.any(1)
@@ -44,7 +44,7 @@ def torch_paged(
     bias = bias.masked_fill(none.unsqueeze(1), 0.0)  # a softmax over nothing is NaN; its row is zeroed below
     scores = torch.einsum("thd,twd->thw", q.float(), wide) * scale + bias.unsqueeze(1)
     lse = torch.logsumexp(scores, dim=2)
-    # One key head for all heads; the queries of a row are its sequence.
+    # One key head for all heads; SDPA's sequence axis is the heads of a row.
     o = scaled_dot_product_attention(
         q.unsqueeze(1), rows.unsqueeze(1), rows.unsqueeze(1), bias.to(q.dtype)[:, None, None, :], scale=scale
     ).squeeze(1)

@@ -1,7 +1,7 @@
-"""Instructions of a warp for which CuTe DSL has no word that takes bytes as they are. CuTe DSL, sm_89 on.
+"""Warp instructions on raw bytes that CuTe DSL does not offer, as inline PTX. sm_89 and later.
 
-Addresses are numbers, 32 bits of shared memory and 64 of global memory. Of a matrix of 8 rows of 16 bytes
-`ldmatrix` gives lane l 4 bytes of row l / 4, and transposed 2 bytes, number l / 4, of each of rows
+Addresses are integers: 32 bits for shared memory, 64 for global memory. From a matrix of 8 rows of 16 bytes
+`ldmatrix` loads 4 bytes of row l / 4 to lane l; transposed, it loads 2 bytes, number l / 4, of each of rows
 2 (l % 4) and + 1.
 """
 
@@ -24,23 +24,23 @@ Pair = tuple[Any, Any]
 Quad = tuple[Any, Any, Any, Any]
 
 EVEN_THEN_ODD = 0x3120
-"""Of `prmt`: bytes 0 and 2, then 1 and 3."""
+"""Selector of `prmt`: bytes 0 and 2, then 1 and 3."""
 
 
 def ldmatrix(address: Any) -> Quad:
-    """Four matrices; lane l gives the address of row l % 8 of matrix l / 8."""
+    """Load four matrices; lane l passes the address of row l % 8 of matrix l / 8."""
     return _four("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];", address)
 
 
 def ldmatrix_transposed(address: Any) -> Quad:
-    """As `ldmatrix`, each matrix of 8 x 8 units of 16 bits transposed."""
+    """Like `ldmatrix`, with each matrix of 8 x 8 units of 16 bits transposed."""
     return _four(
         "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];", address
     )
 
 
 def load_shared(address: Any) -> Quad:
-    """16 bytes."""
+    """Load 16 bytes."""
     return _four("ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];", address)
 
 
@@ -50,7 +50,7 @@ def _four(text: str, address: Any) -> Quad:
 
 
 def load_global_if(given: Any, address: Any) -> Quad:
-    """16 bytes that nobody writes while the kernel runs, or zeros, nothing being read."""
+    """Load 16 bytes that nothing writes while the kernel runs; zeros without a load if `given` is 0."""
     found: Quad = cute.arch.inline_ptx(
         "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, 0; mov.b32 {$w1}, 0; mov.b32 {$w2}, 0;"
         " mov.b32 {$w3}, 0; @p ld.global.nc.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}]; }",
@@ -61,7 +61,7 @@ def load_global_if(given: Any, address: Any) -> Quad:
 
 
 def load_byte_if(given: Any, address: Any) -> Any:
-    """An unsigned byte that nobody writes while the kernel runs, or 0, nothing being read."""
+    """Load an unsigned byte that nothing writes while the kernel runs; 0 without a load if `given` is 0."""
     return cute.arch.inline_ptx(
         "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, 0; @p ld.global.nc.u8 {$w0}, [{$r0}]; }",
         write_only_types=[I32],
@@ -70,7 +70,7 @@ def load_byte_if(given: Any, address: Any) -> Any:
 
 
 def load_shared_half(address: Any) -> Any:
-    """16 bits, twice in a register."""
+    """Load 16 bits, repeated in both halves of a register."""
     return cute.arch.inline_ptx(
         "{ .reg .b16 x; ld.shared.b16 x, [{$r0}]; mov.b32 {$w0}, {x, x}; }",
         write_only_types=[I32],
@@ -98,12 +98,12 @@ def load_shared_float(address: Any) -> Any:
 
 
 def store_shared(address: Any, *words: Any) -> None:
-    """1, 2 or 4 words of 32 bits, integers or floats alike."""
+    """Store 1, 2 or 4 words of 32 bits, integers or floats."""
     _store("shared", address, words)
 
 
 def store_global(address: Any, *words: Any) -> None:
-    """1, 2 or 4 words of 32 bits, integers or floats alike."""
+    """Store 1, 2 or 4 words of 32 bits, integers or floats."""
     _store("global", address, words)
 
 
@@ -115,21 +115,22 @@ def _store(space: str, address: Any, words: tuple[Any, ...]) -> None:
 
 
 def store_shared_half(address: Any, value: Any) -> None:
-    """A float, rounded to 16 bits."""
+    """Store a float, rounded to 16 bits."""
     cute.arch.inline_ptx(
         "{ .reg .b16 x; cvt.rn.f16.f32 x, {$r1}; st.shared.b16 [{$r0}], x; }", read_only_args=[address, value]
     )
 
 
 def load_index(address: Any) -> Any:
-    """A word of global memory that nobody writes while the kernel runs, asked for here and now."""
+    """Load a word of global memory that nothing writes while the kernel runs; the load is issued at this
+    point."""
     return cute.arch.inline_ptx(
         "ld.global.nc.b32 {$w0}, [{$r0}];", write_only_types=[I32], read_only_args=[address]
     )
 
 
 def copy_bulk(shared: Any, source: Any, size: int, barrier: Any) -> None:
-    """`size` bytes from global to shared memory, a multiple of 16, which `barrier` is told of."""
+    """Copy `size` bytes, a multiple of 16, from global to shared memory, completing them at `barrier`."""
     cute.arch.inline_ptx(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
         f" [{{$r0}}], [{{$r1}}], {size}, [{{$r2}}];",
@@ -149,8 +150,8 @@ def halves_of_codes(codes: Any) -> Pair:
 
 
 def transposed_halves_of_codes(word: Any) -> Pair:
-    """Of a word of `ldmatrix_transposed` of codes, two of each of two rows: (the first of both, the second of
-    both) as f16."""
+    """A word of `ldmatrix_transposed` of codes, with two codes of each of two rows, as f16: (the first codes
+    of both rows, the second codes of both)."""
     return halves_of_codes(
         cute.arch.inline_ptx(
             f"prmt.b32 {{$w0}}, {{$r0}}, 0, {EVEN_THEN_ODD};", write_only_types=[I32], read_only_args=[word]
@@ -182,7 +183,7 @@ def scaled(pair: Any, factors: Any) -> Any:
 
 
 def product(x: Any, y: Any) -> Any:
-    """x y, rounded: a compiler may not make one operation of it and of a sum that it goes into."""
+    """x y, rounded: the compiler may not fuse it with a later sum."""
     return cute.arch.inline_ptx(
         "mul.rn.f32 {$w0}, {$r0}, {$r1};", write_only_types=[F32], read_only_args=[x, y]
     )
@@ -196,7 +197,7 @@ def exp2(x: Any) -> Any:
 
 
 def exp2_whole(x: Any) -> Any:
-    """2^x, subnormal ones too."""
+    """2^x, including subnormal results."""
     return cute.arch.inline_ptx("ex2.approx.f32 {$w0}, {$r0};", write_only_types=[F32], read_only_args=[x])
 
 
@@ -207,19 +208,19 @@ def log2(x: Any) -> Any:
 
 
 def greater(x: Any, y: Any) -> Any:
-    """The greater of two floats, and of a number and a NaN the number."""
+    """The maximum of two floats; of a number and a NaN the number."""
     return cute.arch.inline_ptx("max.f32 {$w0}, {$r0}, {$r1};", write_only_types=[F32], read_only_args=[x, y])
 
 
 def greater_halves(x: Any, y: Any) -> Any:
-    """The greater of each of two unsigned numbers of 16 bits."""
+    """The maximum of each of two unsigned 16-bit numbers."""
     return cute.arch.inline_ptx(
         "max.u16x2 {$w0}, {$r0}, {$r1};", write_only_types=[I32], read_only_args=[x, y]
     )
 
 
 def round_up(x: Any) -> Any:
-    """The least whole number that is not below x, a float."""
+    """The smallest integer that is not below x, as a float."""
     return cute.arch.inline_ptx("cvt.rpi.f32.f32 {$w0}, {$r0};", write_only_types=[F32], read_only_args=[x])
 
 
@@ -236,7 +237,7 @@ def mma(acc: cute.Tensor, first: int, a: Quad, b: Pair) -> None:
 
 
 def greatest(values: list[Any]) -> Any:
-    """Of floats; of numbers if there are any."""
+    """The maximum of floats, ignoring NaN."""
     found = values[0]
     for value in values[1:]:
         found = greater(found, value)
@@ -244,7 +245,7 @@ def greatest(values: list[Any]) -> Any:
 
 
 def across(value: Any, lanes: int = 4) -> Any:
-    """The greatest of the lanes that share a row."""
+    """The maximum over the lanes that share a row."""
     for step in powers(lanes):
         value = greater(value, cute.arch.shuffle_sync_bfly(value, step))
     return value
@@ -258,12 +259,12 @@ def summed(value: Any, lanes: int = 4) -> Any:
 
 
 def total(values: list[Any]) -> Any:
-    """The sum, of pairs, then of pairs of them."""
+    """The sum in pairs, then pairs of pairs."""
     while len(values) > 1:
         values = [x + y for x, y in zip(values[::2], values[1::2], strict=True)]
     return values[0]
 
 
 def powers(below: int) -> list[int]:
-    """1, 2, 4 .. `below` excluded."""
+    """1, 2, 4 ..., excluding `below`."""
     return [1 << place for place in range(below.bit_length() - 1)]

@@ -1,7 +1,7 @@
 """The kernel named `wgmma` of swa_decode: one launch of `wgmma_decode`, for SM90.
 
-As `portable`: nothing is read back, a call can be captured into a CUDA graph, and it compiles for a number of
-heads, a layout, a dtype of scales, whether there is a sink or lse, and what `Tuning` has.
+As in `portable`, the host reads nothing back, a call can be captured into a CUDA graph, and the kernel is
+compiled per number of heads, layout, dtype of scales, presence of a sink and lse, and `Tuning`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def wgmma(
     rows: int | None = None,
     prefetch: int = DEFAULT.prefetch,
 ) -> dict[str, Tensor]:
-    """o [T, H, 512] bfloat16, and lse [T, H] float32 where asked for, written to the tensors of that name
-    where given.
+    """o [T, H, 512] bfloat16, and on request lse [T, H] float32, written to the tensors of that name if they
+    are given.
 
-    `workers`: CTAs, at most one for each item; as `workers_of` says unless given. `rows`: heads of a CTA;
-    `rows_of` says how many unless given. `prefetch`: as `Tuning` has it. None of them changes a bit.
-    NotImplementedError for a call that the kernel is not written for, or another GPU; ValueError for a wrong
-    one.
+    `workers` is the number of CTAs, at most one per item; None takes `workers_of`. `rows` is the number of
+    heads per CTA; None takes `rows_of`. `prefetch` is that of `Tuning`. None of them changes the result.
+    Raises NotImplementedError for a call that the kernel does not support or for another GPU, ValueError for
+    an invalid call.
     """
     given = prepare(
         q=q,
@@ -68,7 +68,7 @@ def launch(
     rows: int | None = None,
     prefetch: int = DEFAULT.prefetch,
 ) -> dict[str, Tensor]:
-    """As `wgmma`, of a call that was prepared."""
+    """Like `wgmma`, for a prepared call."""
     sms = multiprocessors(given.device)
     heads = rows_of(given, sms) if rows is None else rows
     items = given.tokens * -(-given.heads // heads)
@@ -87,13 +87,13 @@ def launch(
 
 
 def workers_of(items: int, sms: int) -> int:
-    """The fewest CTAs of which none has more items than it would have if each SM had one: some with an item
-    more than others only take bandwidth from them meanwhile."""
+    """The smallest number of CTAs for which the largest number of items per CTA is the same as with one CTA
+    per SM: more CTAs would only compete for bandwidth."""
     each = -(-items // sms)
     return -(-items // each) if each else 1
 
 
 def rows_of(given: Arguments, sms: int) -> int:
-    """Heads of a CTA: the fewest that leave every CTA an SM of its own, else the most, since every CTA of a
+    """Heads per CTA: the fewest with which every CTA has its own SM, else the most, since every CTA of a
     token gathers its window."""
     return next((rows for rows in ROWS if given.tokens * -(-given.heads // rows) <= sms), ROWS[-1])

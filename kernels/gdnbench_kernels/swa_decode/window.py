@@ -1,4 +1,4 @@
-"""Which slots a row of queries attends to."""
+"""The slots that a row of queries attends to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INDEX_SHAPES: Mapping[str, tuple[str, ...]] = {
     "T1W": ("T", "1", "W"),
     "1TW": ("1", "T", "W"),
 }
-"""The shapes of swa_indices that callers use."""
+"""The shapes of swa_indices that callers pass."""
 
 
 def flat_indices(swa_indices: Tensor, index_shape: str) -> Tensor:
@@ -32,6 +32,7 @@ def shaped_indices(indices: Tensor, index_shape: str) -> Tensor:
 
 
 def attended(indices: Tensor, lens: Tensor) -> Tensor:
-    """Which entries of `indices` [T, W] count, bool: those before the row's length that are not padding."""
+    """Which entries of `indices` [T, W] count, as bool: those before the row's length that are not
+    padding."""
     position = torch.arange(indices.shape[1], device=indices.device)
     return (position < lens.unsqueeze(1)) & (indices != PADDING)
