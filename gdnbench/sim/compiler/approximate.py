@@ -35,8 +35,7 @@ from gdnbench.sim.compiler.formats import (
     write_elements,
 )
 from gdnbench.sim.compiler.mufu import mufu
-from gdnbench.sim.compiler.translator import Translate, Translator, only
-from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.compiler.translator import Translate, Translator
 from gdnbench.sim.ptx.ir import Instruction
 
 _HALVES = ("f16", "f16x2", "bf16", "bf16x2")
@@ -124,16 +123,8 @@ def _without_flushing(code: Code, op: str, value: Value) -> Value:
 
 def approximate(t: Translator, ins: Instruction) -> None:
     """One argument. Halves are computed as f32. `tanh` has no `.ftz`: the unit keeps its subnormals."""
-    only(ins, "approx", "ftz")
-    kind = ins.types[0] if len(ins.types) == 1 else ""
-    halves = ins.op in ("ex2", "tanh")
-    if not ins.has("approx") or kind not in ("f32", *(_HALVES if halves else ())):
-        raise UnsupportedError(ins.name)
+    kind = ins.types[0]
     name, ftz = element(kind), ins.has("ftz")
-    if ins.op == "ex2" and name != "f32" and (name == "bf16") != ftz:
-        raise UnsupportedError(ins.name)
-    if ins.op == "tanh" and ftz:
-        raise UnsupportedError(ins.name)
     code = t.code
     if name == "f32" and ins.op != "tanh" and (not ftz or ins.op in _ANGLES):
         value = _without_flushing(code, ins.op, decode(t, ins, kind, ins.sources[0])[0])
@@ -157,10 +148,7 @@ def divide(t: Translator, ins: Instruction) -> None:
     if not ins.has("approx", "full"):
         floating.divide(t, ins)
         return
-    only(ins, "approx", "full", "ftz")
     full, ftz = ins.has("full"), ins.has("ftz")
-    if ins.types != ("f32",) or (full and ins.has("approx")):
-        raise UnsupportedError(ins.name)
     code = t.code
     a, b = (decode(t, ins, "f32", s, ftz=ftz)[0] for s in ins.sources)
 
@@ -187,11 +175,8 @@ def exact_or_approximate(t: Translator, ins: Instruction) -> None:
         else:
             approximate(t, ins)
         return
-    kind = ins.types[0] if len(ins.types) == 1 else ""
-    only(ins, "rn", "rz", "rm", "rp", *(("ftz",) if kind == "f32" else ()))
-    if kind not in ("f32", "f64"):
-        raise UnsupportedError(ins.name)
-    mode, ftz = mode_of(ins, kind, needed=True), ins.has("ftz")
+    kind = ins.types[0]
+    mode, ftz = mode_of(ins), ins.has("ftz")
     value = decode(t, ins, kind, ins.sources[0], ftz=ftz)[0]
     if ins.op == "rcp":
         one = Value(value.type, "splat (double 1.0)" if kind == "f64" else "splat (float 1.0)")
@@ -206,9 +191,6 @@ def exact_or_approximate(t: Translator, ins: Instruction) -> None:
 def _gross_reciprocal(t: Translator, ins: Instruction) -> None:
     """`rcp.approx.ftz.f64`: the lower half of the result is zero (PTX ISA, "rcp.approx.ftz.f64"). This is the
     exact reciprocal, truncated; it was not compared with a GPU."""
-    only(ins, "approx", "ftz")
-    if not ins.has("ftz"):
-        raise UnsupportedError(ins.name)
     code = t.code
 
     def flushed(bits: Value) -> Value:

@@ -7,52 +7,15 @@ from gdnbench.sim.compiler.access_log import log_access
 from gdnbench.sim.compiler.emit import I64, Code, Library, Value, bits_of, const, lanes_of
 from gdnbench.sim.compiler.floating import extremum
 from gdnbench.sim.compiler.formats import canonical, encode, flush32, to_f32
-from gdnbench.sim.compiler.memory import SPACES, count_access, locate, space_of
+from gdnbench.sim.compiler.memory import count_access, locate, space_of
 from gdnbench.sim.compiler.translator import Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.engine_interface import SHARED_WINDOW, WINDOW_SIZE
-from gdnbench.sim.ptx.instructions import SETS
 from gdnbench.sim.ptx.ir import Instruction, Vector
 from gdnbench.sim.ptx.literals import width_of
 
 _NAMES = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas")
-_IGNORED = frozenset(("weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")) | {
-    *("cta", "cluster", "gpu", "sys"),
-    *SETS["hint"],
-    *SPACES,
-}
-_INTEGERS: dict[str, tuple[str, ...]] = {
-    "add": ("u32", "s32", "u64", "s64"),
-    "min": ("u32", "s32", "u64", "s64"),
-    "max": ("u32", "s32", "u64", "s64"),
-    "inc": ("u32",),
-    "dec": ("u32",),
-    "and": ("b32", "b64"),
-    "or": ("b32", "b64"),
-    "xor": ("b32", "b64"),
-    "exch": ("b32", "b64"),
-    "cas": ("b16", "b32", "b64"),
-}
 _FLOATS = ("f32", "f64", "f16", "bf16", "f16x2", "bf16x2")
-
-
-def _operation(ins: Instruction) -> str:
-    """The one operation among the suffixes, if its type allows it."""
-    names = [mod for mod in ins.mods if mod in _NAMES]
-    known = {*names, *_IGNORED, "noftz"}
-    if len(names) != 1 or len(ins.types) != 1 or not set(ins.mods) <= known:
-        raise UnsupportedError(ins.name)
-    name, kind = names[0], ins.types[0]
-    if kind in _FLOATS:
-        half = kind not in ("f32", "f64")
-        allowed = ("add", "min", "max") if half else ("add",)
-        if name not in allowed or ins.has("noftz") != half:
-            raise UnsupportedError(ins.name)
-    elif kind not in _INTEGERS[name] or ins.has("noftz"):
-        raise UnsupportedError(ins.name)
-    if ins.op == "red" and name in ("exch", "cas"):
-        raise UnsupportedError(ins.name)
-    return name
 
 
 def _integer(code: Code, name: str, kind: str, old: Value, b: Value, c: Value) -> Value:
@@ -152,10 +115,8 @@ def _define(full: str, library: Library, name: str, kind: str) -> str:
 
 def atomic(t: Translator, ins: Instruction) -> None:
     """Vectors are updated one element after another."""
-    name = _operation(ins)
+    name = ins.choice(*_NAMES)
     space = space_of(ins)
-    if space not in ("generic", "global", "shared"):
-        raise UnsupportedError(ins.name)
     code, kind = t.code, ins.types[0]
     bits = width_of(kind)
     size = bits // 8

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from gdnbench.sim.compiler.emit import I16, I32, Value, const, lanes_of
 from gdnbench.sim.compiler.formats import FLOATS, decode, flush32
-from gdnbench.sim.compiler.translator import Translate, Translator, only
-from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.compiler.translator import Translate, Translator
 from gdnbench.sim.ptx.ir import Instruction, Operand, Pair
 
 _INTEGER = {
@@ -39,51 +38,30 @@ _FLOAT = {
     "nan": "uno",
 }
 _LOGICAL = ("and", "or", "xor")
-_INTEGERS = tuple(f"{k}{w}" for k in "bus" for w in (16, 32, 64))
-
-
-def _comparison(ins: Instruction) -> str:
-    names = [mod for mod in ins.mods if mod in _FLOAT or mod in _INTEGER]
-    if len(names) != 1:
-        raise UnsupportedError(ins.name)
-    return names[0]
 
 
 def compare(t: Translator, ins: Instruction, kind: str, a: Operand, b: Operand) -> list[Value]:
     """The result of the comparison in each lane; two values for packed halves."""
-    name = _comparison(ins)
-    only(ins, name, *_LOGICAL, *(("ftz",) if kind in ("f32", "f16", "f16x2") else ()))
     code = t.code
-    if kind in FLOATS and kind != "f32x2":
-        if name not in _FLOAT:
-            raise UnsupportedError(ins.name)
+    if kind in FLOATS:
+        name = ins.choice(*_FLOAT)
         left, right = (decode(t, ins, kind, s, ftz=ins.has("ftz")) for s in (a, b))
         return [code.compare(f"fcmp {_FLOAT[name]}", x, y) for x, y in zip(left, right, strict=True)]
-    if kind not in _INTEGERS or name not in _INTEGER:
-        raise UnsupportedError(ins.name)
-    if (kind[0] == "b" and name not in ("eq", "ne")) or (name in ("lo", "ls", "hi", "hs") and kind[0] != "u"):
-        raise UnsupportedError(ins.name)
-    bits = int(kind[1:])
+    name, bits = ins.choice(*_INTEGER), int(kind[1:])
     return [code.compare(f"icmp {_INTEGER[name].format(kind[0])}", t.read(a, bits), t.read(b, bits))]
 
 
 def _combine(t: Translator, ins: Instruction, values: list[Value]) -> list[Value]:
-    logical = [mod for mod in ins.mods if mod in _LOGICAL]
+    logical = ins.choice(*_LOGICAL)
     if not logical:
-        if len(ins.sources) != 2:
-            raise UnsupportedError(ins.name)
         return values
-    if len(ins.sources) != 3:
-        raise UnsupportedError(f"{ins.name} with {len(ins.sources)} sources")
     other = t.read(ins.sources[2], 1)
-    return [t.code.op(logical[0], value, other) for value in values]
+    return [t.code.op(logical, value, other) for value in values]
 
 
 def setp(t: Translator, ins: Instruction) -> None:
     """p = compare combined with c; q = not compare, combined. For packed halves p is the lower result, q the
     upper."""
-    if len(ins.types) != 1:
-        raise UnsupportedError(ins.name)
     values = compare(t, ins, ins.types[0], ins.sources[0], ins.sources[1])
     if len(values) == 1:
         values.append(t.code.not_(values[0]))
@@ -111,8 +89,6 @@ _TRUE = {
 
 
 def set_(t: Translator, ins: Instruction) -> None:
-    if len(ins.types) != 2 or ins.types[0] not in _TRUE:
-        raise UnsupportedError(ins.name)
     target, source = ins.types
     code = t.code
     truth = _combine(t, ins, compare(t, ins, source, ins.sources[0], ins.sources[1]))
@@ -124,16 +100,11 @@ def set_(t: Translator, ins: Instruction) -> None:
 
 def slct(t: Translator, ins: Instruction) -> None:
     """c >= 0 ? a : b. A NaN selects b; -0.0 counts as 0."""
-    only(ins, "ftz")
-    if len(ins.types) != 2 or ins.types[1] not in ("s32", "f32"):
-        raise UnsupportedError(ins.name)
     code = t.code
     bits = int("".join(c for c in ins.types[0] if c.isdigit()))
     a, b = (t.read(s, bits) for s in ins.sources[:2])
     c = t.read(ins.sources[2], 32)
     if ins.types[1] == "s32":
-        if ins.has("ftz"):
-            raise UnsupportedError(ins.name)
         chosen = code.comparei("icmp sge", c, 0)
     else:
         number = code.bits(c, lanes_of("float"))

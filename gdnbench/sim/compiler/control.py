@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from gdnbench.sim.compiler.emit import Value, const
-from gdnbench.sim.compiler.translator import Exit, FaultCode, Translate, Translator, only
+from gdnbench.sim.compiler.translator import Exit, FaultCode, Translate, Translator
 from gdnbench.sim.ptx.ir import Instruction, Target
 
 
 def branch(t: Translator, ins: Instruction) -> None:
     """If all lanes go one way, jump; otherwise write each lane's block and split the warp."""
-    only(ins, "uni")
     target = ins.sources[0]
     assert isinstance(target, Target)
     there, here = t.next_block(target.pc), t.next_block(ins.pc + 1)
@@ -41,7 +40,6 @@ def branch(t: Translator, ins: Instruction) -> None:
 
 def leave_kernel(t: Translator, ins: Instruction) -> None:
     """`ret` of an entry and `exit`. With a guard the other lanes continue."""
-    only(ins, "uni")
     t.write_back()
     t.exit_lanes(t.active)
     following = t.next_block(ins.pc + 1)
@@ -56,7 +54,6 @@ def leave_kernel(t: Translator, ins: Instruction) -> None:
 
 
 def trap(t: Translator, ins: Instruction) -> None:
-    only(ins)
     t.fault(t.active, FaultCode.TRAP, ins, None)
     t.leave(t.next_block(ins.pc + 1))
 

@@ -16,21 +16,11 @@ from gdnbench.sim.compiler.formats import (
     saturate,
     write_elements,
 )
-from gdnbench.sim.compiler.translator import Translate, Translator, only
-from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.compiler.translator import Translate, Translator
 from gdnbench.sim.ptx.ir import Instruction
 
 INTEGERS = tuple(f"{sign}{bits}" for sign in "us" for bits in (8, 16, 32, 64))
-FLOATS = ("bf16", "f16", "f32", "f64")
 _INTEGRAL = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
-
-
-def _one(ins: Instruction, names: tuple[str, ...], default: str | None) -> str:
-    """The suffix that is one of `names`, or the default."""
-    found = [mod for mod in ins.mods if mod in names]
-    if len(found) > 1 or (not found and default is None):
-        raise UnsupportedError(ins.name)
-    return found[0] if found else str(default)
 
 
 def limits(kind: str) -> tuple[int, int]:
@@ -39,7 +29,6 @@ def limits(kind: str) -> tuple[int, int]:
 
 
 def _integer_to_integer(t: Translator, ins: Instruction, target: str, source: str) -> None:
-    only(ins, "sat")
     code = t.code
     value = t.read(ins.sources[0], int(source[1:]))
     if ins.has("sat"):
@@ -55,10 +44,9 @@ def _integer_to_integer(t: Translator, ins: Instruction, target: str, source: st
 
 def _float_to_integer(t: Translator, ins: Instruction, target: str, source: str) -> None:
     """Rounds and clamps. NaN gives 0, or only the highest bit if either side has 64 bits."""
-    only(ins, *_INTEGRAL, "sat", *(("ftz",) if source == "f32" else ()))
     code = t.code
     value = decode(t, ins, source, ins.sources[0], ftz=ins.has("ftz"))[0]
-    integral = code.intrinsic(_INTEGRAL[_one(ins, tuple(_INTEGRAL), None)], value.type, value)
+    integral = code.intrinsic(_INTEGRAL[ins.choice(*_INTEGRAL)], value.type, value)
     kind = lanes_of(f"i{target[1:]}")
     name = "fptosi.sat" if target[0] == "s" else "fptoui.sat"
     suffix = f"v32i{target[1:]}.v32{'f64' if value.type == F64 else 'f32'}"
@@ -70,11 +58,7 @@ def _float_to_integer(t: Translator, ins: Instruction, target: str, source: str)
 
 
 def _integer_to_float(t: Translator, ins: Instruction, target: str, source: str) -> None:
-    allowed = [*MODES]
-    allowed += ["sat"] if target != "bf16" else []
-    allowed += ["ftz"] if target == "f32" else []
-    only(ins, *allowed)
-    mode = _one(ins, MODES, None)
+    mode = ins.choice(*MODES)
     code = t.code
     signed = source[0] == "s"
     bits = max(int(source[1:]), 32)
@@ -98,17 +82,8 @@ def _integer_to_float(t: Translator, ins: Instruction, target: str, source: str)
 def _float_to_float(t: Translator, ins: Instruction, target: str, source: str) -> None:
     """Rounds to a smaller format, extends to a larger one exactly, rounds to an integer in the same one."""
     code = t.code
-    narrowing = FLOATS.index(target) < FLOATS.index(source)
-    halves = target in ("f16", "bf16")
-    allowed = [*MODES]
-    allowed += ["ftz"] if "f32" in (target, source) else []
-    allowed += ["sat"] if target != "bf16" else []
-    allowed += [*_INTEGRAL] if target == source else []
-    allowed += ["relu"] if halves else []
-    allowed += ["satfinite"] if halves and source == "f32" else []
-    only(ins, *allowed)
-    integral = _one(ins, tuple(_INTEGRAL), "")
-    mode = _one(ins, MODES, None if narrowing else "rn")
+    integral = ins.choice(*_INTEGRAL)
+    mode = ins.choice(*MODES, default="rn")
     # An H200 keeps subnormal operands of a conversion to f16 despite `.ftz`.
     flushed = ins.has("ftz") and source == "f32" and target != "f16"
     value = decode(t, ins, source, ins.sources[0], ftz=flushed)[0]
@@ -177,8 +152,7 @@ def finite(t: Translator, name: str, bits: Value) -> Value:
 
 def _packed(t: Translator, ins: Instruction, name: str) -> None:
     """Packs two f32 into a pair of halves; the first source is the upper one."""
-    only(ins, "rn", "rz", "relu", "satfinite")
-    mode = _one(ins, ("rn", "rz"), None)
+    mode = ins.choice("rn", "rz")
     code = t.code
     parts = []
     for source in reversed(ins.sources):
@@ -187,17 +161,12 @@ def _packed(t: Translator, ins: Instruction, name: str) -> None:
             value = clamp_negative(code, value)
         bits = encode(code, name, value, mode)
         parts.append(finite(t, name, bits) if ins.has("satfinite") else bits)
-    if len(parts) != 2:
-        raise UnsupportedError(ins.name)
     write_elements(t, ins.dests[0], parts)
 
 
 def _to_tf32(t: Translator, ins: Instruction) -> None:
     """The low 13 bits of the result are zero, also in a NaN."""
-    only(ins, "rna", "rn", "rz", "relu", "satfinite")
-    mode = _one(ins, ("rna", "rn", "rz"), None)
-    if mode == "rna" and ins.has("relu"):
-        raise UnsupportedError(ins.name)
+    mode = ins.choice("rna", "rn", "rz")
     code = t.code
     if mode == "rna":
         t.write(ins.dests[0], _away_from_zero(t, ins))
@@ -225,20 +194,13 @@ def _away_from_zero(t: Translator, ins: Instruction) -> Value:
 
 def convert(t: Translator, ins: Instruction) -> None:
     """`cvt` by the kinds of its two types."""
-    if len(ins.types) != 2:
-        raise UnsupportedError(ins.name)
     target, source = ins.types
-    wanted = 2 if target.endswith("x2") and source == "f32" else 1
-    if len(ins.sources) != wanted:
-        raise UnsupportedError(f"{ins.name} with {len(ins.sources)} sources")
     if {target, source} & small_floats.TYPES:
         small_floats.convert(t, ins)
     elif target in ("f16x2", "bf16x2") and source == "f32":
         _packed(t, ins, target.removesuffix("x2"))
     elif (target, source) == ("tf32", "f32"):
         _to_tf32(t, ins)
-    elif not {target, source} <= {*INTEGERS, *FLOATS}:
-        raise UnsupportedError(ins.name)
     elif target in INTEGERS:
         (_integer_to_integer if source in INTEGERS else _float_to_integer)(t, ins, target, source)
     else:

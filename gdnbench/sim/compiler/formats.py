@@ -48,8 +48,6 @@ def decode(t: Translator, ins: Instruction, kind: str, operand: Operand, *, ftz:
     name = element(kind)
     size = 32 if name == "f32" else 16
     count = 2 if kind.endswith("x2") else 1
-    if name not in ("f32", "f16", "bf16"):
-        raise UnsupportedError(ins.name)
     whole = t.read(operand, size * count)
     parts = t.split(whole, count) if count > 1 else [whole]
     values = [to_f32(code, name, part) for part in parts]

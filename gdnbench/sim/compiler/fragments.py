@@ -117,7 +117,7 @@ class MmaSync:
 
 
 def _mma_sync(service: Service) -> MmaSync | None:
-    plan = mma.check(service.ins)
+    plan = mma.plan_of(service.ins)
     tables = [_words(registers) for registers in (*service.registers, service.slots)]
     found = [table for table in tables if table is not None]
     if len(found) != 4 or tuple(len(table) for table in found[:3]) != plan.registers:

@@ -6,20 +6,11 @@ from collections.abc import Callable
 
 from gdnbench.sim.compiler import division
 from gdnbench.sim.compiler.emit import I1, I32, I64, Value, bits_of, const, lanes_of
-from gdnbench.sim.compiler.translator import Translate, Translator, only
-from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.compiler.translator import Translate, Translator
 from gdnbench.sim.ptx.ir import Instruction
 
-SCALARS = ("u16", "u32", "u64", "s16", "s32", "s64")
 PACKED = ("u16x2", "s16x2")
 PACKED_TYPE = "<64 x i16>"
-
-
-def kind_of(ins: Instruction, *allowed: str) -> str:
-    """The instruction's only type, one of `allowed`."""
-    if len(ins.types) != 1 or ins.types[0] not in allowed:
-        raise UnsupportedError(ins.name)
-    return ins.types[0]
 
 
 def width(kind: str) -> int:
@@ -57,21 +48,15 @@ def _carry_sum(t: Translator, ins: Instruction, a: Value, b: Value) -> Value:
 
 
 def add_sub(t: Translator, ins: Instruction) -> None:
-    only(ins, "sat", "cc")
-    op = ins.op[:3]
+    op, kind = ins.op[:3], ins.types[0]
     if ins.has("cc") or ins.op.endswith("c"):
-        kind = kind_of(ins, "u32", "s32", "u64", "s64")
-        if ins.has("sat"):
-            raise UnsupportedError(ins.name)
         a, b = (t.read(s, width(kind)) for s in ins.sources)
         t.write(ins.dests[0], _carry_sum(t, ins, a, b))
         return
     if ins.has("sat"):
-        kind_of(ins, "s32")
         a, b = (t.read(s, 32) for s in ins.sources)
         t.write(ins.dests[0], _saturating(t, op, a, b), signed=True)
         return
-    kind = kind_of(ins, *SCALARS, *PACKED)
     if kind in PACKED:
         _packed(t, ins, lambda a, b: t.code.op(op, a, b))
         return
@@ -118,40 +103,29 @@ def _high64(t: Translator, a: Value, b: Value, signed: bool) -> Value:
 
 
 def _part(ins: Instruction) -> str:
-    for part in ("lo", "hi", "wide"):
-        if ins.has(part):
-            return part
-    raise UnsupportedError(ins.name)
+    return ins.choice("lo", "hi", "wide")
 
 
 def mul_mad(t: Translator, ins: Instruction) -> None:
-    only(ins, "lo", "hi", "wide", "sat", "cc")
-    kind = kind_of(ins, *SCALARS)
+    kind = ins.types[0]
     part, bits, signed = _part(ins), width(kind), kind[0] == "s"
     carrying = ins.has("cc") or ins.op == "madc"
-    if (part == "wide" and (bits == 64 or carrying)) or (carrying and bits < 32):
-        raise UnsupportedError(ins.name)
     a, b = (t.read(s, bits) for s in ins.sources[:2])
     result = multiply(t, part, a, b, signed)
     if ins.op != "mul":
         c = t.read(ins.sources[2], bits_of(result.type))
         if ins.has("sat"):
-            if part != "hi" or kind != "s32" or carrying:
-                raise UnsupportedError(ins.name)
             result = _saturating(t, "add", result, c)
         elif carrying:
             result = _carry_sum(t, ins, result, c)
         else:
             result = t.code.op("add", result, c)
-    elif ins.has("sat") or carrying:
-        raise UnsupportedError(ins.name)
     t.write(ins.dests[0], result, signed=signed and not carrying)
 
 
 def mul24_mad24(t: Translator, ins: Instruction) -> None:
     """Products of the low 24 bits: bits 31..0 or 47..16."""
-    only(ins, "lo", "hi", "sat")
-    kind = kind_of(ins, "u32", "s32")
+    kind = ins.types[0]
     part, code = _part(ins), t.code
     shift = "ashr" if kind == "s32" else "lshr"
     factors = []
@@ -164,20 +138,12 @@ def mul24_mad24(t: Translator, ins: Instruction) -> None:
     result = code.cast("trunc", product, I32)
     if ins.op == "mad24":
         c = t.read(ins.sources[2], 32)
-        if ins.has("sat"):
-            if part != "hi" or kind != "s32":
-                raise UnsupportedError(ins.name)
-            result = _saturating(t, "add", result, c)
-        else:
-            result = code.op("add", result, c)
-    elif ins.has("sat"):
-        raise UnsupportedError(ins.name)
+        result = _saturating(t, "add", result, c) if ins.has("sat") else code.op("add", result, c)
     t.write(ins.dests[0], result, signed=kind == "s32")
 
 
 def sad(t: Translator, ins: Instruction) -> None:
-    only(ins)
-    kind = kind_of(ins, *SCALARS)
+    kind = ins.types[0]
     code = t.code
     a, b, c = (t.read(s, width(kind)) for s in ins.sources)
     less = code.compare(f"icmp {kind[0]}lt", a, b)
@@ -186,16 +152,14 @@ def sad(t: Translator, ins: Instruction) -> None:
 
 
 def div_rem(t: Translator, ins: Instruction) -> None:
-    only(ins)
-    kind = kind_of(ins, *SCALARS)
+    kind = ins.types[0]
     a, b = (t.read(s, width(kind)) for s in ins.sources)
     helper = division.integer(t.code.library, ins.op, kind)
     t.write(ins.dests[0], t.code.call(helper, a.type, a, b), signed=kind[0] == "s")
 
 
 def abs_neg(t: Translator, ins: Instruction) -> None:
-    only(ins)
-    kind = kind_of(ins, "s16", "s32", "s64")
+    kind = ins.types[0]
     a = t.read(ins.sources[0], width(kind))
     if ins.op == "neg":
         result = t.code.op("sub", const(a.type, 0), a)
@@ -205,10 +169,7 @@ def abs_neg(t: Translator, ins: Instruction) -> None:
 
 
 def min_max(t: Translator, ins: Instruction) -> None:
-    only(ins, "relu")
-    kind = kind_of(ins, *(("s32", "s16x2") if ins.has("relu") else (*SCALARS, *PACKED)))
-    if len(ins.sources) != 2:
-        raise UnsupportedError(f"{ins.name} with {len(ins.sources)} sources")
+    kind = ins.types[0]
     name = f"{kind[0]}{ins.op}"
 
     def combine(a: Value, b: Value) -> Value:
@@ -226,8 +187,7 @@ def min_max(t: Translator, ins: Instruction) -> None:
 
 
 def popc_clz(t: Translator, ins: Instruction) -> None:
-    only(ins)
-    kind = kind_of(ins, "b32", "b64")
+    kind = ins.types[0]
     a = t.read(ins.sources[0], width(kind))
     arguments = (a,) if ins.op == "popc" else (a, const("i1", 0))
     result = t.code.intrinsic("ctpop" if ins.op == "popc" else "ctlz", a.type, *arguments)
@@ -236,8 +196,7 @@ def popc_clz(t: Translator, ins: Instruction) -> None:
 
 def bfind(t: Translator, ins: Instruction) -> None:
     """The position of the highest bit that differs from the sign; all ones if there is none."""
-    only(ins, "shiftamt")
-    kind = kind_of(ins, "u32", "u64", "s32", "s64")
+    kind = ins.types[0]
     code = t.code
     a = t.read(ins.sources[0], width(kind))
     if kind[0] == "s":
@@ -249,8 +208,7 @@ def bfind(t: Translator, ins: Instruction) -> None:
 
 
 def brev(t: Translator, ins: Instruction) -> None:
-    only(ins)
-    a = t.read(ins.sources[0], width(kind_of(ins, "b32", "b64")))
+    a = t.read(ins.sources[0], width(ins.types[0]))
     t.write(ins.dests[0], t.code.intrinsic("bitreverse", a.type, a))
 
 
@@ -276,8 +234,7 @@ def _field(t: Translator, start: Value, length: Value, bits: int) -> tuple[Value
 
 def bfe(t: Translator, ins: Instruction) -> None:
     """A bit field. Beyond the register a signed field is filled with its highest bit (PTX ISA, "bfe")."""
-    only(ins)
-    kind = kind_of(ins, "u32", "u64", "s32", "s64")
+    kind = ins.types[0]
     bits, code = width(kind), t.code
     a = extend(t, t.read(ins.sources[0], bits), 64, kind[0] == "s")
     position, count, kept = _field(t, t.read(ins.sources[1], 64), t.read(ins.sources[2], 64), bits)
@@ -295,8 +252,7 @@ def bfe(t: Translator, ins: Instruction) -> None:
 
 
 def bfi(t: Translator, ins: Instruction) -> None:
-    only(ins)
-    bits, code = width(kind_of(ins, "b32", "b64")), t.code
+    bits, code = width(ins.types[0]), t.code
     a, b, start, length = (t.read(s, 64) for s in ins.sources)
     position, _, kept = _field(t, start, length, bits)
     safe = code.intrinsic("umin", I64, position, const(I64, 63))
@@ -307,17 +263,10 @@ def bfi(t: Translator, ins: Instruction) -> None:
     t.write(ins.dests[0], code.resize(result, lanes_of(f"i{bits}")))
 
 
-def _clamps(ins: Instruction) -> bool:
-    if ins.has("clamp") == ins.has("wrap"):
-        raise UnsupportedError(ins.name)
-    return ins.has("clamp")
-
-
 def szext(t: Translator, ins: Instruction) -> None:
     """Sign- or zero-extend from a number of bits."""
-    only(ins, "clamp", "wrap")
-    kind = kind_of(ins, "u32", "s32")
-    clamp, code = _clamps(ins), t.code
+    kind = ins.types[0]
+    clamp, code = ins.has("clamp"), t.code
     a, count = (t.read(s, 32) for s in ins.sources)
     low = code.opi("and", count, 31)
     unused = code.opi("and", code.op("sub", const(I32, 32), low), 31)
@@ -331,9 +280,7 @@ def szext(t: Translator, ins: Instruction) -> None:
 
 def bmsk(t: Translator, ins: Instruction) -> None:
     """`count` ones from bit `start` up."""
-    only(ins, "clamp", "wrap")
-    kind_of(ins, "b32")
-    clamp, code = _clamps(ins), t.code
+    clamp, code = ins.has("clamp"), t.code
     start, count = (t.read(s, 32) for s in ins.sources)
     length = code.opi("and", count, 31)
     if clamp:
@@ -347,8 +294,6 @@ def bmsk(t: Translator, ins: Instruction) -> None:
 
 def fns(t: Translator, ins: Instruction) -> None:
     """The position of the n-th set bit from a base, upward or downward; all ones if there is none."""
-    only(ins)
-    kind_of(ins, "b32")
     mask, base, offset = (t.read(s, 32) for s in ins.sources)
     helper = division.find_nth_set(t.code.library)
     t.write(ins.dests[0], t.code.call(helper, I32, mask, t.code.opi("and", base, 31), offset))
@@ -356,15 +301,10 @@ def fns(t: Translator, ins: Instruction) -> None:
 
 def dot(t: Translator, ins: Instruction) -> None:
     """`dp4a`, `dp2a`: a dot product of small integers, added to a 32-bit integer."""
-    only(ins, "lo", "hi")
-    if len(ins.types) != 2 or not set(ins.types) <= {"u32", "s32"}:
-        raise UnsupportedError(ins.name)
     code = t.code
     a, b, total = (t.read(s, 32) for s in ins.sources)
     step = 16 if ins.op == "dp2a" else 8
     first = 2 if ins.has("hi") else 0
-    if (ins.op == "dp2a") != (ins.has("lo") or ins.has("hi")):
-        raise UnsupportedError(ins.name)
 
     def element(value: Value, index: int, bits: int, kind: str) -> Value:
         up = code.opi("shl", value, 32 - bits * (index + 1))

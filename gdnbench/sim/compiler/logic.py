@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gdnbench.sim.compiler.emit import I32, I64, Value, const, lanes_of
-from gdnbench.sim.compiler.integer import kind_of, width
-from gdnbench.sim.compiler.translator import Translate, Translator, only
+from gdnbench.sim.compiler.integer import width
+from gdnbench.sim.compiler.translator import Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.ptx.ir import Immediate, Instruction, Vector
 from gdnbench.sim.ptx.literals import width_of
 
 
 def bitwise(t: Translator, ins: Instruction) -> None:
-    only(ins)
-    bits = width_of(kind_of(ins, "pred", "b16", "b32", "b64"))
+    bits = width_of(ins.types[0])
     values = [t.read(s, bits) for s in ins.sources]
     if ins.op == "not":
         t.write(ins.dests[0], t.code.not_(values[0]))
@@ -23,15 +22,12 @@ def bitwise(t: Translator, ins: Instruction) -> None:
 
 
 def cnot(t: Translator, ins: Instruction) -> None:
-    only(ins)
-    a = t.read(ins.sources[0], width(kind_of(ins, "b16", "b32", "b64")))
+    a = t.read(ins.sources[0], width(ins.types[0]))
     t.write(ins.dests[0], t.code.cast("zext", t.code.comparei("icmp eq", a, 0), a.type))
 
 
 def lop3(t: Translator, ins: Instruction) -> None:
     """Any function of three bits; bit (a << 2 | b << 1 | c) of the table is its value."""
-    only(ins)
-    kind_of(ins, "b32")
     code = t.code
     a, b, c = (t.read(s, 32) for s in ins.sources[:3])
     table = ins.sources[3]
@@ -49,9 +45,8 @@ def lop3(t: Translator, ins: Instruction) -> None:
 
 def shift(t: Translator, ins: Instruction) -> None:
     """Shifts by more than the width act like shifts by the width (PTX ISA, "shl", "shr")."""
-    only(ins)
     left = ins.op == "shl"
-    kind = kind_of(ins, *(f"{x}{w}" for x in ("b" if left else "bus") for w in (16, 32, 64)))
+    kind = ins.types[0]
     bits, code = width(kind), t.code
     signed = kind[0] == "s"
     a = t.read(ins.sources[0], bits)
@@ -74,10 +69,6 @@ def shift(t: Translator, ins: Instruction) -> None:
 
 def funnel(t: Translator, ins: Instruction) -> None:
     """`shf`: shifts b:a as 64 bits and keeps the upper half (left) or the lower (right)."""
-    only(ins, "l", "r", "clamp", "wrap")
-    kind_of(ins, "b32")
-    if ins.has("l") == ins.has("r") or ins.has("clamp") == ins.has("wrap"):
-        raise UnsupportedError(ins.name)
     code = t.code
     a, b, amount = (t.read(s, 32) for s in ins.sources)
     count = (
@@ -105,8 +96,6 @@ _MODES: dict[str, Callable[[int, int], int]] = {
 
 def permute(t: Translator, ins: Instruction) -> None:
     """`prmt`: each result byte is one of the eight bytes of b:a, or its sign bit repeated eight times."""
-    only(ins, *_MODES)
-    kind_of(ins, "b32")
     code = t.code
     a, b, control = (t.read(s, 32) for s in ins.sources)
     both = t.pack([a, b])
@@ -134,7 +123,6 @@ def permute(t: Translator, ins: Instruction) -> None:
 
 def move(t: Translator, ins: Instruction) -> None:
     """`mov`, also between a register and its parts."""
-    only(ins)
     bits = width_of(ins.types[-1])
     source, dest = ins.sources[0], ins.dests[0]
     if isinstance(source, Vector):
@@ -145,7 +133,6 @@ def move(t: Translator, ins: Instruction) -> None:
 
 
 def select(t: Translator, ins: Instruction) -> None:
-    only(ins)
     bits = width_of(ins.types[-1])
     a, b = (t.read(s, bits) for s in ins.sources[:2])
     t.write(ins.dests[0], t.code.select(t.read(ins.sources[2], 1), a, b))

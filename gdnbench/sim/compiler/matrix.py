@@ -10,8 +10,8 @@ from __future__ import annotations
 from gdnbench.sim.compiler import lanes
 from gdnbench.sim.compiler.access_log import log_access
 from gdnbench.sim.compiler.emit import I32, Value, const, lane_constants
-from gdnbench.sim.compiler.memory import SPACES, locate, space_of
-from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator, only
+from gdnbench.sim.compiler.memory import locate, space_of
+from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.engine_interface import WINDOW_SIZE, WINDOWS
 from gdnbench.sim.ptx.ir import Instruction, Vector
@@ -22,13 +22,7 @@ _HALVES = "<256 x i16>"  # up to four matrices: halves in order of the lanes wit
 
 def _shape(ins: Instruction) -> tuple[int, bool]:
     """(matrices, transposed)."""
-    only(ins, "sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", *SPACES)
-    counts = [int(mod[1:]) for mod in ins.mods if mod in ("x1", "x2", "x4")]
-    if ins.types != ("b16",) or not ins.has("m8n8") or len(counts) != 1:
-        raise UnsupportedError(ins.name)
-    if space_of(ins) not in ("shared", "generic"):
-        raise UnsupportedError(ins.name)
-    return counts[0], ins.has("trans")
+    return int(ins.choice("x1", "x2", "x4")[1:]), ins.has("trans")
 
 
 def _rows(t: Translator, ins: Instruction, matrices: int) -> Value:
@@ -103,9 +97,6 @@ def store_matrix(t: Translator, ins: Instruction) -> None:
 
 def move_matrix(t: Translator, ins: Instruction) -> None:
     """Transposes a matrix across the warp."""
-    only(ins, "sync", "aligned", "m8n8", "trans")
-    if ins.types != ("b16",) or not ins.has("trans"):
-        raise UnsupportedError(ins.name)
     code = t.code
     t.gather(ins, const("i32", -1))
     whole = code.bits(t.read(ins.sources[0], 32), "<64 x i16>")

@@ -33,10 +33,7 @@ FAULTS = {
 
 def space_of(ins: Instruction) -> str:
     """The instruction's state space; generic if it names none."""
-    for mod in ins.mods:
-        if mod in SPACES:
-            return SPACES[mod]
-    return "generic"
+    return SPACES.get(ins.choice(*SPACES), "generic")
 
 
 def locate(t: Translator, ins: Instruction, space: str, address: Value, width: int) -> Value:
@@ -105,10 +102,8 @@ def _elements(operand: Operand) -> tuple[Operand, ...]:
 
 def _shape(ins: Instruction) -> tuple[int, int, int]:
     """(bytes of an element, elements, bytes of all)."""
-    bits = width_of(ins.types[-1])
-    if bits not in (8, 16, 32, 64):
-        raise UnsupportedError(ins.name)
-    return bits // 8, ins.vec, bits // 8 * ins.vec
+    size = width_of(ins.types[-1]) // 8
+    return size, ins.vec, size * ins.vec
 
 
 def load(t: Translator, ins: Instruction) -> None:
@@ -169,11 +164,9 @@ def store(t: Translator, ins: Instruction) -> None:
 
 def cvta(t: Translator, ins: Instruction) -> None:
     """Converts between a state space's addresses and generic ones: adds or subtracts the window's base."""
-    names = [mod for mod in ins.mods if mod in SPACES]
-    if len(names) != 1 or ins.types[-1] not in ("u64", "u32"):
+    if ins.types[-1] != "u64":
         raise UnsupportedError(ins.name)
-    space = SPACES[names[0]]
-    base = WINDOWS["const" if names[0] == "const" else space]
+    base = WINDOWS["const" if ins.has("const") else space_of(ins)]
     value = t.read(ins.sources[0], 64)
     if base:
         value = t.code.opi("sub" if ins.has("to") else "add", value, base)
@@ -183,8 +176,7 @@ def cvta(t: Translator, ins: Instruction) -> None:
 def isspacep(t: Translator, ins: Instruction) -> None:
     """Whether a generic address is in a window; an address in no window is global."""
     code = t.code
-    names = [mod for mod in ins.mods if mod in SPACES]
-    if len(names) != 1 or names[0] == "const":
+    if ins.has("const"):
         raise UnsupportedError(ins.name)
     shift = WINDOW_SIZE.bit_length() - 1
     window = code.opi("lshr", t.read(ins.sources[0], 64), shift)
@@ -192,7 +184,7 @@ def isspacep(t: Translator, ins: Instruction) -> None:
     def inside(space: str) -> Value:
         return code.comparei("icmp eq", window, WINDOWS[space] >> shift)
 
-    space = SPACES[names[0]]
+    space = space_of(ins)
     if space == "global":
         some = code.op("or", code.op("or", inside("shared"), inside("local")), inside("param"))
         t.write(ins.dests[0], code.not_(some))

@@ -61,16 +61,10 @@ def _accumulator(per: int) -> Index:
 
 
 @cache
-def plan(mods: tuple[str, ...], types: tuple[str, ...]) -> Plan | None:
-    """None for a form that is not modelled."""
-    shapes = [mod for mod in mods if mod in _SHAPES]
-    known = {"sync", "aligned", "row", "col", *_SHAPES}
-    if len(shapes) != 1 or not set(mods) <= known or not {"row", "col"} <= set(mods) or len(types) != 4:
-        return None
-    d, a, b, c = types
-    if d != c or d not in ("f32", "f16") or not {a, b} <= set(FORMATS):
-        return None
-    k = _SHAPES[shapes[0]]
+def plan(shape: str, types: tuple[str, ...]) -> Plan:
+    """The plan of one shape, such as m16n8k16, and the types of D, A, B and C."""
+    d, a, b, _ = types
+    k = _SHAPES[shape]
     product = Product(FORMATS[a], FORMATS[b], "f32" if d == "f32" else "f16", k, "mma.sync")
     per = 4 // FORMATS[a].storage.itemsize
     halves = 2 if d == "f16" else 1
@@ -78,17 +72,14 @@ def plan(mods: tuple[str, ...], types: tuple[str, ...]) -> Plan | None:
     return Plan(product, _operand(_M, k, per), _operand(_N, k, per), _accumulator(halves), counts)
 
 
-def check(ins: Instruction) -> Plan:
-    """The plan of an instruction. Raises UnsupportedError if there is none."""
-    found = plan(ins.mods, ins.types)
-    if found is None:
-        raise UnsupportedError(ins.name, ins.place)
-    return found
+def plan_of(ins: Instruction) -> Plan:
+    """The plan of an instruction."""
+    return plan(ins.choice(*_SHAPES), ins.types)
 
 
 def execute(cta: Cta, ins: Instruction, sources: tuple[Argument, ...]) -> Results:
     """D = A B + C for the whole warp."""
-    form = check(ins)
+    form = plan_of(ins)
     stacks = [np.array(source, np.uint64).astype(np.uint32).reshape(-1, LANES) for source in sources]
     if tuple(len(stack) for stack in stacks) != form.registers:
         raise UnsupportedError(ins.name, ins.place)

@@ -15,7 +15,6 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.compiler import mma
 from gdnbench.sim.compiler.emit import const
 from gdnbench.sim.compiler.layout import HEADER, SCALARS, Layout
 from gdnbench.sim.compiler.native_machine_ops import inline
@@ -50,8 +49,6 @@ def enter_service(t: Translator, ins: Instruction) -> None:
     code = t.code
     for symbol in symbols_of(ins):
         t.program.symbol_slot(symbol)
-    if not ins.form.by_machine:
-        mma.check(ins)
     if ins.form.aligned:
         t.gather(ins, const("i32", -1))
     if ins.guard is not None:

@@ -154,9 +154,9 @@ class Translator:
         return f"{head}{code.text()}\n}}\n"
 
     def instruction(self, ins: Instruction, table: dict[str, Translate]) -> None:
-        translate = table.get(ins.op)
-        if translate is None:
-            raise UnsupportedError(f"instruction {ins.name}", ins.place)
+        if not ins.form.executed:
+            raise UnsupportedError(ins.name, ins.place)
+        translate = table[ins.op]
         entered = self.active
         if ins.guard is not None and ins.form.flow is not Flow.BRANCH:
             self.active = self.code.op("and", entered, self.guard(ins))
@@ -524,10 +524,3 @@ def _lanemask(code: Code, name: str) -> Value:
         "lanemask_gt": [-(2 << i) & 0xFFFFFFFF for i in range(32)],
     }
     return lane_constants("i32", [m - (1 << 32) if m >> 31 else m for m in masks[name]])
-
-
-def only(ins: Instruction, *allowed: str) -> None:
-    """Raises UnsupportedError for a modifier that the translation does not know."""
-    for mod in ins.mods:
-        if mod not in allowed:
-            raise UnsupportedError(ins.name)

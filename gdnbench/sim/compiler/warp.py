@@ -24,7 +24,7 @@ from gdnbench.sim.compiler.emit import (
 )
 from gdnbench.sim.compiler.floating import extremum
 from gdnbench.sim.compiler.formats import encode
-from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator, only
+from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.ptx.ir import Immediate, Instruction, Operand, Pair
 
@@ -96,10 +96,7 @@ def per_set(
 
 def shfl(t: Translator, ins: Instruction) -> None:
     """The lane to copy from, and whether it is in the segment (PTX ISA, "shfl.sync")."""
-    only(ins, "sync", "up", "down", "bfly", "idx")
-    modes = [mod for mod in ins.mods if mod != "sync"]
-    if ins.types != ("b32",) or len(ins.sources) != 4 or len(modes) != 1:
-        raise UnsupportedError(ins.name)
+    mode = ins.choice("up", "down", "bfly", "idx")
     arrive(t, ins)
     code = t.code
     value = t.read(ins.sources[0], 32)
@@ -107,11 +104,11 @@ def shfl(t: Translator, ins: Instruction) -> None:
     dest = ins.dests[0]
     first, second = (dest.first, dest.second) if isinstance(dest, Pair) else (dest, None)
     if isinstance(b, Immediate) and isinstance(c, Immediate):
-        order = [_source_lane(modes[0], lane, b.bits, c.bits) for lane in range(32)]
+        order = [_source_lane(mode, lane, b.bits, c.bits) for lane in range(32)]
         result = code.shuffle(value, [lane for lane, _ in order])
         valid = lane_constants("i1", [int(inside) for _, inside in order])
     else:
-        index, valid = _source_lanes(t, modes[0], t.read(b, 32), t.read(c, 32))
+        index, valid = _source_lanes(t, mode, t.read(b, 32), t.read(c, 32))
         result = permute(t, value, index)
     t.write(first, result)
     if second is not None:
@@ -172,16 +169,8 @@ def _permute(name: str, library: Library) -> str:
 
 
 def vote(t: Translator, ins: Instruction) -> None:
-    only(ins, "sync", "all", "any", "uni", "ballot")
-    modes = [mod for mod in ins.mods if mod != "sync"]
-    if (
-        len(modes) != 1
-        or len(ins.sources) != 2
-        or ins.types != (("b32",) if modes[0] == "ballot" else ("pred",))
-    ):
-        raise UnsupportedError(ins.name)
     named = arrive(t, ins)
-    code, mode = t.code, modes[0]
+    code, mode = t.code, ins.choice("all", "any", "uni", "ballot")
     votes = code.mask_bits(t.read(ins.sources[0], 1))
 
     def each(together: Value) -> list[Value]:
@@ -198,9 +187,6 @@ def vote(t: Translator, ins: Instruction) -> None:
 
 def match(t: Translator, ins: Instruction) -> None:
     """`any`: the lanes with this lane's value; `all`: the set if its values are equal."""
-    only(ins, "sync", "any", "all")
-    if ins.types not in (("b32",), ("b64",)) or len(ins.sources) != 2 or ins.has("any") == ins.has("all"):
-        raise UnsupportedError(ins.name)
     named = arrive(t, ins)
     code = t.code
     value = t.read(ins.sources[0], int(ins.types[0][1:]))
@@ -256,19 +242,7 @@ _NEUTRAL = {
 
 
 def redux(t: Translator, ins: Instruction) -> None:
-    only(ins, "sync", "add", "min", "max", "and", "or", "xor", "abs", "NaN")
-    names = [mod for mod in ins.mods if mod not in ("sync", "abs", "NaN")]
-    kind = ins.types[0] if len(ins.types) == 1 else ""
-    if len(names) != 1 or len(ins.sources) != 2:
-        raise UnsupportedError(ins.name)
-    name = names[0]
-    allowed: tuple[str, ...] = ("b32",) if name in ("and", "or", "xor") else ("u32", "s32")
-    if kind == "f32":
-        allowed = ("f32",) if name in ("min", "max") else ()
-    elif ins.has("abs", "NaN"):
-        raise UnsupportedError(ins.name)
-    if kind not in allowed:
-        raise UnsupportedError(ins.name)
+    name, kind = ins.choice("add", "min", "max", "and", "or", "xor"), ins.types[0]
     named = arrive(t, ins)
     code = t.code
     value = t.read(ins.sources[0], 32)
@@ -307,9 +281,8 @@ def _float_reduction(
 
 def elect(t: Translator, ins: Instruction) -> None:
     """Elects the lowest lane of the set."""
-    only(ins, "sync")
     dest: Operand = ins.dests[0]
-    if not isinstance(dest, Pair) or len(ins.sources) != 1:
+    if not isinstance(dest, Pair):
         raise UnsupportedError(ins.name)
     named = arrive(t, ins)
     code = t.code
@@ -323,13 +296,11 @@ def elect(t: Translator, ins: Instruction) -> None:
 
 
 def activemask(t: Translator, ins: Instruction) -> None:
-    only(ins)
     t.write(ins.dests[0], t.code.splat(t.code.mask_bits(t.active)))
 
 
 def sync(t: Translator, ins: Instruction) -> None:
     """bar.warp.sync: the arrival is the whole effect."""
-    only(ins)
     arrive(t, ins)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from gdnbench.sim.interpreter import float as arithmetic
 from gdnbench.sim.interpreter import mufu
 from gdnbench.sim.interpreter.float import TYPES
-from gdnbench.sim.interpreter.operation import Operation, Spelling, refuse
+from gdnbench.sim.interpreter.operation import Operation
 from gdnbench.sim.interpreter.registers import Array
 from gdnbench.sim.interpreter.rounding import (
     F32,
@@ -101,13 +101,8 @@ FUNCTIONS: dict[str, tuple[Function, Function]] = {
 
 def _f32(ins: Instruction) -> Operation:
     """`op.approx{.ftz}.f32`."""
-    spelling = Spelling(ins)
-    spelling.choice(None, "approx")
     with_ftz, without = FUNCTIONS[ins.op]
-    function = with_ftz if spelling.flag("ftz") else without
-    spelling.done()
-    if ins.types != ("f32",):
-        refuse(ins)
+    function = with_ftz if ins.has("ftz") else without
     return Operation(("u32",), ("u32",), function)
 
 
@@ -129,28 +124,14 @@ def _half(unit: Function, type_name: str) -> Operation:
 
 
 def _ex2(ins: Instruction) -> Operation:
-    """For bf16 `.ftz` is part of the spelling, for f16 it is not allowed (9.7.4.10)."""
-    half = ins.types[0] if len(ins.types) == 1 else ""
-    if half not in _HALVES:
-        return _f32(ins)
-    spelling = Spelling(ins)
-    spelling.choice(None, "approx")
-    if spelling.flag("ftz") != half.startswith("bf16"):
-        refuse(ins)
-    spelling.done()
-    return _half(mufu.ex2, half)
+    """For bf16 `.ftz` is part of the instruction (9.7.4.10)."""
+    return _half(mufu.ex2, ins.types[0]) if ins.types[0] in _HALVES else _f32(ins)
 
 
 def _tanh(ins: Instruction) -> Operation:
     """There is no `.ftz`, and no need of it: MUFU.TANH returns subnormals as they are."""
-    spelling = Spelling(ins)
-    spelling.choice(None, "approx")
-    spelling.done()
-    name = ins.types[0] if len(ins.types) == 1 else ""
-    if name in _HALVES:
-        return _half(mufu.tanh, name)
-    if name != "f32":
-        refuse(ins)
+    if ins.types[0] in _HALVES:
+        return _half(mufu.tanh, ins.types[0])
     return Operation(("u32",), ("u32",), mufu.tanh)
 
 
@@ -170,11 +151,6 @@ def _exact_or(function: Callable[[F64], F64]) -> Callable[[Instruction], Operati
 def _gross_reciprocal(ins: Instruction) -> Operation:
     """`rcp.approx.ftz.f64`: 20 bits of mantissa, the lower half of the result zero (9.7.3.14). The exact
     reciprocal cut to that many bits is within the ISA's bound."""
-    spelling = Spelling(ins)
-    spelling.choice(None, "approx")
-    if not spelling.flag("ftz"):
-        spelling.refuse()
-    spelling.done()
     tiny = np.finfo(np.float64).tiny
 
     def compute(a: Array) -> Array:
@@ -210,13 +186,7 @@ def divide(ins: Instruction) -> Operation:
     """`div.approx`, `div.full`, and the IEEE forms, which are arithmetic's."""
     if not ins.has("approx", "full"):
         return arithmetic.divide(ins)
-    spelling = Spelling(ins)
-    full = spelling.choice(None, "full", "approx") == "full"
-    ftz = spelling.flag("ftz")
-    spelling.done()
-    if ins.types != ("f32",):
-        refuse(ins)
-    return Operation(("u32", "u32"), ("u32",), _quotient(full, ftz))
+    return Operation(("u32", "u32"), ("u32",), _quotient(ins.has("full"), ins.has("ftz")))
 
 
 OPERATIONS: dict[str, Callable[[Instruction], Operation]] = {

@@ -10,15 +10,14 @@ import numpy as np
 from gdnbench.sim.interpreter.double import canonical
 from gdnbench.sim.interpreter.float import TYPES, Finish, extremum
 from gdnbench.sim.interpreter.memory import (
-    check_operands,
+    address_of,
     count,
     memory_of,
     places,
-    take_space,
+    space_of,
     tell,
 )
 from gdnbench.sim.interpreter.operation import (
-    Spelling,
     Step,
     Thread,
     bits_kind,
@@ -37,8 +36,6 @@ from gdnbench.sim.ptx.ir import Instruction, Vector
 # (old, b, c) -> new, on values of the instruction's type; c only for cas.
 Update = Callable[[Array, Array, Array], Array]
 
-_NAMES = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas")
-
 
 def _increment(old: Array, limit: Array, _: Array) -> Array:
     following: Array = old + old.dtype.type(1)
@@ -49,17 +46,17 @@ def _decrement(old: Array, limit: Array, _: Array) -> Array:
     return np.where((old == 0) | (old > limit), limit, old - old.dtype.type(1))
 
 
-_INTEGER: dict[str, tuple[tuple[str, ...], Update]] = {
-    "add": (("u32", "s32", "u64", "s64"), lambda old, b, c: old + b),
-    "min": (("u32", "s32", "u64", "s64"), lambda old, b, c: np.minimum(old, b)),
-    "max": (("u32", "s32", "u64", "s64"), lambda old, b, c: np.maximum(old, b)),
-    "inc": (("u32",), _increment),
-    "dec": (("u32",), _decrement),
-    "and": (("b32", "b64"), lambda old, b, c: old & b),
-    "or": (("b32", "b64"), lambda old, b, c: old | b),
-    "xor": (("b32", "b64"), lambda old, b, c: old ^ b),
-    "exch": (("b32", "b64"), lambda old, b, c: b),
-    "cas": (("b16", "b32", "b64"), lambda old, b, c: np.where(old == b, c, old)),
+_INTEGER: dict[str, Update] = {
+    "add": lambda old, b, c: old + b,
+    "min": lambda old, b, c: np.minimum(old, b),
+    "max": lambda old, b, c: np.maximum(old, b),
+    "inc": _increment,
+    "dec": _decrement,
+    "and": lambda old, b, c: old & b,
+    "or": lambda old, b, c: old | b,
+    "xor": lambda old, b, c: old ^ b,
+    "exch": lambda old, b, c: b,
+    "cas": lambda old, b, c: np.where(old == b, c, old),
 }
 
 
@@ -67,17 +64,11 @@ def _float_update(ins: Instruction, name: str) -> Update:
     """Sums round to nearest even. PTX ISA: add.f32 on global memory flushes subnormal operands and results,
     on shared memory it does not."""
     if ins.types == ("f64",):
-        if name != "add":
-            refuse(ins)
         return lambda old, b, c: canonical(old + b)
-    if ins.types[0] not in TYPES or ins.types[0] == "f32x2":
-        refuse(ins)
     format_ = TYPES[ins.types[0]].format
     if name == "add":
         finish = Finish(format_)
         return lambda old, b, c: finish(add_to_odd(from_bits(old, format_), from_bits(b, format_)))
-    if name not in ("min", "max") or ins.types[0] == "f32":
-        refuse(ins)
     largest = name == "max"
     return lambda old, b, c: to_bits(
         extremum(from_bits(old, format_), from_bits(b, format_), largest, False), format_
@@ -94,19 +85,9 @@ def _flushing(update: Update) -> Update:
     return lambda old, b, c: zero(update(zero(old), zero(b), c))
 
 
-def _update(ins: Instruction, spelling: Spelling, name: str) -> Update:
+def _update(ins: Instruction, name: str) -> Update:
     """The update that the instruction names, on elements as `_dtype` gives them."""
-    if len(ins.types) != 1:
-        refuse(ins)
-    if ins.types[0].startswith(("f", "bf")):
-        half = ins.types[0] not in ("f32", "f64")
-        if spelling.flag("noftz") != half:
-            refuse(ins)
-        return _float_update(ins, name)
-    types, update = _INTEGER[name]
-    if ins.types[0] not in types:
-        refuse(ins)
-    return update
+    return _float_update(ins, name) if ins.types[0].startswith(("f", "bf")) else _INTEGER[name]
 
 
 def _dtype(type_name: str) -> np.dtype[np.generic]:
@@ -133,17 +114,13 @@ def turns(addresses: Values, lanes: Lanes) -> Iterator[Lanes]:
 
 def step(ins: Instruction) -> Step:
     """`atom`, and `red`, which has no result."""
-    spelling = Spelling(ins)
-    name = spelling.choice(None, *_NAMES)
-    space = take_space(spelling)
-    update = _update(ins, spelling, name)
-    spelling.done()
-    if space not in ("", "global", "shared") or (ins.op == "red" and name in ("exch", "cas")):
-        refuse(ins)
+    name = ins.choice(*_INTEGER)
+    space = space_of(ins)
+    update = _update(ins, name)
     dtype = _dtype(ins.types[0])
     kind = bits_kind(ins.types[0])
     size = int(kind[1:]) // 8
-    address = check_operands(ins, 3 if name == "cas" else 2)
+    address = address_of(ins)
     operands = ins.sources[1 : 3 if name == "cas" else 2]
     rows = [operand.elements if isinstance(operand, Vector) else (operand,) for operand in operands]
     dests = tuple(ins.written())

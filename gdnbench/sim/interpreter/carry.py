@@ -6,16 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.interpreter.integer import multiply_high
 from gdnbench.sim.interpreter.operation import (
-    Spelling,
     Step,
     Thread,
     bits_kind,
     fetch,
     read_registers,
-    refuse,
     require,
     write,
 )
@@ -41,16 +38,10 @@ def subtract_with_borrow(a: Array, b: Array, borrow: Array) -> tuple[Array, Arra
 
 def step(ins: Instruction) -> Step:
     """add.cc, addc, sub.cc, subc, mad.cc and madc; `.cc` also writes the carry."""
-    spelling = Spelling(ins)
-    sets = spelling.flag("cc")
+    sets = ins.has("cc")
     uses = ins.op.endswith("c")
     multiplies = ins.op in ("mad", "madc")
-    part = spelling.choice(None, "lo", "hi") if multiplies else ""
-    spelling.done()
-    if len(ins.types) != 1 or ins.types[0] not in ("u32", "s32", "u64", "s64"):
-        refuse(ins)
-    if len(ins.sources) != (3 if multiplies else 2):
-        raise UnsupportedError(f"{ins.name} with {len(ins.sources)} sources", ins.place)
+    part = ins.choice("lo", "hi") if multiplies else ""
     kind, bits = ins.types[0], bits_kind(f"b{ins.types[0][1:]}")
     fetches = tuple(fetch(ins, source, kind) for source in ins.sources)
     used = read_registers(ins.sources)

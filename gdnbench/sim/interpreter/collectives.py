@@ -14,7 +14,6 @@ from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.interpreter.float import extremum
 from gdnbench.sim.interpreter.operation import (
     Fetch,
-    Spelling,
     Step,
     Thread,
     fetch,
@@ -72,12 +71,7 @@ def shfl(ins: Instruction) -> Step:
     """Moves a register between lanes, written or not; one that tcgen05.ld has yet to deliver is used by it,
     for no compiler moves it above a wait. A lane that sources one that does not take part gets a value that
     was never written."""
-    spelling = Spelling(ins)
-    spelling.discard("sync")
-    mode = spelling.choice(None, "up", "down", "bfly", "idx")
-    spelling.done()
-    if ins.types != ("b32",) or len(ins.sources) != 4:
-        refuse(ins)
+    mode = ins.choice("up", "down", "bfly", "idx")
     source = ins.sources[0]
     get, get_b, get_c = (fetch(ins, operand, "u32") for operand in ins.sources[:3])
     mask, used = fetch(ins, ins.sources[3], "u32"), read_registers(ins.sources[1:])
@@ -129,12 +123,7 @@ def _source_lane(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
 
 
 def vote(ins: Instruction) -> Step:
-    spelling = Spelling(ins)
-    spelling.discard("sync")
-    mode = spelling.choice(None, "all", "any", "uni", "ballot")
-    spelling.done()
-    if ins.types != (("b32",) if mode == "ballot" else ("pred",)) or len(ins.sources) != 2:
-        refuse(ins)
+    mode = ins.choice("all", "any", "uni", "ballot")
     get, mask = fetch(ins, ins.sources[0], "pred"), fetch(ins, ins.sources[1], "u32")
     used = read_registers(ins.sources)
     put = write(ins, next(ins.written()), "u32" if mode == "ballot" else "pred")
@@ -157,12 +146,7 @@ def vote(ins: Instruction) -> Step:
 
 
 def match(ins: Instruction) -> Step:
-    spelling = Spelling(ins)
-    spelling.discard("sync")
-    mode = spelling.choice(None, "any", "all")
-    spelling.done()
-    if ins.types not in (("b32",), ("b64",)) or len(ins.sources) != 2:
-        refuse(ins)
+    mode = ins.choice("any", "all")
     get, mask = fetch(ins, ins.sources[0], f"u{ins.types[0][1:]}"), fetch(ins, ins.sources[1], "u32")
     used = read_registers(ins.sources)
     dests = tuple(ins.written())
@@ -202,17 +186,9 @@ _REDUCE: dict[str, np.ufunc] = {
 
 
 def redux(ins: Instruction) -> Step:
-    spelling = Spelling(ins)
-    spelling.discard("sync")
-    name = spelling.choice(None, *_REDUCE)
+    name = ins.choice(*_REDUCE)
     real = ins.types == ("f32",)
-    absolute, nan = (real and spelling.flag("abs"), real and spelling.flag("NaN"))
-    spelling.done()
-    types = ("b32",) if name in ("and", "or", "xor") else ("u32", "s32")
-    if len(ins.sources) != 2 or (real and name not in ("min", "max")):
-        refuse(ins)
-    if not real and (len(ins.types) != 1 or ins.types[0] not in types):
-        refuse(ins)
+    absolute, nan = ins.has("abs"), ins.has("NaN")
     kind = "s32" if ins.types == ("s32",) else "u32"
     get, mask = fetch(ins, ins.sources[0], kind), fetch(ins, ins.sources[1], "u32")
     used = read_registers(ins.sources)
@@ -240,11 +216,8 @@ def redux(ins: Instruction) -> Step:
 
 def elect(ins: Instruction) -> Step:
     """The lowest lane of the set: PTX ISA leaves open which, but asks for the same one every time."""
-    spelling = Spelling(ins)
-    spelling.discard("sync")
-    spelling.done()
     dests = tuple(ins.written())
-    if len(ins.sources) != 1 or len(dests) != 2:
+    if len(dests) != 2:
         refuse(ins)
     mask, used = fetch(ins, ins.sources[0], "u32"), read_registers(ins.sources)
     put, put_leader = write(ins, dests[0], "u32"), write(ins, dests[1], "pred")
@@ -260,9 +233,6 @@ def elect(ins: Instruction) -> Step:
 
 
 def activemask(ins: Instruction) -> Step:
-    Spelling(ins).done()
-    if ins.types != ("b32",):
-        refuse(ins)
     put = write(ins, next(ins.written()), "u32")
 
     def step(thread: Thread, lanes: Lanes) -> None:
@@ -273,7 +243,6 @@ def activemask(ins: Instruction) -> Step:
 
 def bar_warp_sync(ins: Instruction) -> Step:
     """The lanes have arrived; nothing is left to do but to check that each is in its mask."""
-    Spelling(ins).done()
     mask, used = fetch(ins, ins.sources[0], "u32"), _mask_registers(ins)
 
     def step(thread: Thread, lanes: Lanes) -> None:

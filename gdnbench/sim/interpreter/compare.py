@@ -9,18 +9,16 @@ import numpy as np
 from gdnbench.sim.interpreter.float import TYPES
 from gdnbench.sim.interpreter.operation import (
     Operation,
-    Spelling,
     Step,
     Thread,
     bits_kind,
     fetch,
     read_registers,
-    refuse,
     require,
     write,
 )
 from gdnbench.sim.interpreter.registers import Array
-from gdnbench.sim.interpreter.rounding import BF16, F32, flush, from_bits
+from gdnbench.sim.interpreter.rounding import F32, flush, from_bits
 from gdnbench.sim.machine.engine_interface import Lanes
 from gdnbench.sim.ptx.ir import Instruction, Register
 
@@ -30,7 +28,6 @@ _ORDERED: dict[str, Predicate] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
     "ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
 }  # fmt: skip
-_UNSIGNED = ("lo", "ls", "hi", "hs")
 _UNORDERED = ("equ", "neu", "ltu", "leu", "gtu", "geu")
 _COMPARISONS = (*_ORDERED, *_UNORDERED, "num", "nan")
 _LOGICAL: dict[str, Predicate] = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
@@ -54,30 +51,15 @@ def float_comparison(name: str) -> Predicate:
     return _ORDERED[name]
 
 
-def _integer_kind(ins: Instruction, type_name: str, comparison: str) -> str:
-    """The type that integers are compared in; bits only for equality, `lo ls hi hs` only unsigned."""
-    if comparison not in _ORDERED:
-        refuse(ins)
-    if type_name[0] == "b":
-        if comparison not in ("eq", "ne"):
-            refuse(ins)
-        return bits_kind(type_name)
-    if comparison in _UNSIGNED and type_name[0] != "u":
-        refuse(ins)
-    return type_name
-
-
-def comparison(ins: Instruction, spelling: Spelling, type_name: str) -> tuple[str, Predicate]:
+def comparison(ins: Instruction, type_name: str) -> tuple[str, Predicate]:
     """(how the operands are held, the predicate on them). Packed halves give two results a lane."""
-    name = spelling.choice(None, *_COMPARISONS)
-    if type_name == "f64" and name not in _UNSIGNED:
+    name = ins.choice(*_COMPARISONS)
+    if type_name == "f64":
         return "f64", float_comparison(name)
-    if type_name in TYPES and type_name != "f32x2":
+    if type_name in TYPES:
         type_ = TYPES[type_name]
-        if name in _UNSIGNED:
-            refuse(ins)
         compare = float_comparison(name)
-        ftz = type_.format is not BF16 and spelling.flag("ftz")
+        ftz = ins.has("ftz")
 
         def of_bits(a: Array, b: Array) -> Array:
             left, right = from_bits(a, type_.format), from_bits(b, type_.format)
@@ -86,25 +68,18 @@ def comparison(ins: Instruction, spelling: Spelling, type_name: str) -> tuple[st
             return compare(left, right)
 
         return type_.kind, of_bits
-    if type_name not in [f"{k}{w}" for k in "bus" for w in (16, 32, 64)]:
-        refuse(ins)
-    return _integer_kind(ins, type_name, name), _ORDERED[name]
+    return bits_kind(type_name) if type_name[0] == "b" else type_name, _ORDERED[name]
 
 
-def _combination(spelling: Spelling) -> Predicate | None:
-    name = spelling.choice("", *_LOGICAL)
-    return _LOGICAL.get(name)
+def _combination(ins: Instruction) -> Predicate | None:
+    return _LOGICAL.get(ins.choice(*_LOGICAL))
 
 
 def setp(ins: Instruction) -> Operation:
     """p = compare(a, b) combined with c; q = the negated comparison combined with c. For packed halves p
     and q are the results of the lower and the upper half."""
-    spelling = Spelling(ins)
-    if len(ins.types) != 1:
-        refuse(ins)
-    kind, compare = comparison(ins, spelling, ins.types[0])
-    combine = _combination(spelling)
-    spelling.done()
+    kind, compare = comparison(ins, ins.types[0])
+    combine = _combination(ins)
 
     def both(a: Array, b: Array) -> tuple[Array, Array]:
         result = compare(a, b)
@@ -129,13 +104,9 @@ _TRUE = {
 
 def set_(ins: Instruction) -> Operation:
     """Like `setp`, but the truth is written as a number of the first type."""
-    spelling = Spelling(ins)
-    if len(ins.types) != 2 or ins.types[0] not in _TRUE:
-        refuse(ins)
     target, source = ins.types
-    kind, compare = comparison(ins, spelling, source)
-    combine = _combination(spelling)
-    spelling.done()
+    kind, compare = comparison(ins, source)
+    combine = _combination(ins)
     packed = kind == "u16x2"
     halves = target in ("u16", "s16", "f16", "bf16", "f16x2", "bf16x2")
     put = "u16x2" if packed else "u16" if halves else "u32"
@@ -154,9 +125,6 @@ def set_(ins: Instruction) -> Operation:
 
 def selp(ins: Instruction) -> Step:
     """d = p ? a : b. It moves its operand, written or not; the predicate is really read."""
-    Spelling(ins).done()
-    if len(ins.types) != 1 or ins.types[0] in ("pred", "f16", "bf16"):
-        refuse(ins)
     kind = bits_kind(ins.types[0])
     get_a, get_b = (fetch(ins, source, kind) for source in ins.sources[:2])
     get_p, used = fetch(ins, ins.sources[2], "pred"), read_registers(ins.sources[2:])
@@ -181,11 +149,7 @@ def selp(ins: Instruction) -> Step:
 
 def slct(ins: Instruction) -> Operation:
     """d = c >= 0 ? a : b, where -0.0 counts as 0 and a NaN selects b."""
-    spelling = Spelling(ins)
-    if len(ins.types) != 2 or ins.types[1] not in ("s32", "f32"):
-        refuse(ins)
-    ftz = ins.types[1] == "f32" and spelling.flag("ftz")
-    spelling.done()
+    ftz = ins.has("ftz")
     kind = bits_kind(f"b{ins.types[0][1:]}")
     selector = ins.types[1]
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 
 from gdnbench.sim.interpreter import double, small_floats
-from gdnbench.sim.interpreter.operation import Operation, Spelling, refuse
+from gdnbench.sim.interpreter.operation import Operation
 from gdnbench.sim.interpreter.registers import Array
 from gdnbench.sim.interpreter.rounding import (
     BF16,
@@ -45,9 +45,7 @@ def _dtype(kind: str) -> np.dtype[np.generic]:
 
 def _integer_to_integer(ins: Instruction, target: str, source: str) -> Operation:
     """Chopped or extended; `.sat` clamps."""
-    spelling = Spelling(ins)
-    clamp = spelling.flag("sat")
-    spelling.done()
+    clamp = ins.has("sat")
     low, high = _range(target)
     lowest, highest = _range(source)
     dtype, wide = _dtype(target), _dtype(source)
@@ -63,11 +61,8 @@ def _integer_to_integer(ins: Instruction, target: str, source: str) -> Operation
 def _float_to_integer(ins: Instruction, target: str, source: str) -> Operation:
     """Rounded, then clamped to the range of the target. NaN gives 0, or for 64 bits on either side the
     pattern with only the highest bit set."""
-    spelling = Spelling(ins)
-    rounding = INTEGER_MODES[spelling.choice(None, *INTEGER_MODES)]
-    ftz = source == "f32" and spelling.flag("ftz")
-    spelling.discard("sat")
-    spelling.done()
+    rounding = INTEGER_MODES[ins.choice(*INTEGER_MODES)]
+    ftz = ins.has("ftz")
     low, high = _range(target)
     dtype = _dtype(target)
     nan = 1 << (int(target[1:]) - 1) if source == "f64" or target in ("s64", "u64") else 0
@@ -102,12 +97,8 @@ def _to_odd(a: Array) -> F64:
 
 
 def _integer_to_float(ins: Instruction, target: str, source: str) -> Operation:
-    spelling = Spelling(ins)
-    mode = spelling.choice(None, *FLOAT_MODES)
-    clamp = target != "bf16" and spelling.flag("sat")
-    if target == "f32":
-        spelling.discard("ftz")  # no integer is subnormal
-    spelling.done()
+    mode = ins.choice(*FLOAT_MODES)
+    clamp = ins.has("sat")
     if target == "f64":
         if source in ("u64", "s64"):
             return Operation((source,), ("f64",), lambda a: _long_to_double(a, mode, clamp))
@@ -157,15 +148,10 @@ def _with_nan(bits: Array, a: Array, source: str, target: str, *, canonical: boo
 def _float_to_float(ins: Instruction, target: str, source: str) -> Operation:
     """To a smaller format with rounding, to a larger one exactly, to the same one with rounding to an
     integer."""
-    spelling = Spelling(ins)
-    integral = spelling.choice("", *INTEGER_MODES) if target == source else ""
-    narrowing = ("bf16", "f16", "f32", "f64").index(target) < ("bf16", "f16", "f32", "f64").index(source)
-    mode = spelling.choice(None if narrowing else "rn", *FLOAT_MODES)
-    ftz = "f32" in (target, source) and spelling.flag("ftz")
-    clamp = target != "bf16" and spelling.flag("sat")
-    relu = target in ("f16", "bf16") and spelling.flag("relu")
-    satfinite = target in ("f16", "bf16") and source == "f32" and spelling.flag("satfinite")
-    spelling.done()
+    integral = ins.choice(*INTEGER_MODES)
+    mode = ins.choice(*FLOAT_MODES, default="rn")
+    ftz, clamp = ins.has("ftz"), ins.has("sat")
+    relu, satfinite = ins.has("relu"), ins.has("satfinite")
     read = "f64" if source == "f64" else "u32" if source == "f32" else "u16"
     put = "f64" if target == "f64" else "u32" if target == "f32" else "u16"
 
@@ -207,11 +193,9 @@ def finite(bits: Array, target: Format) -> Array:
 
 def _packed_halves(ins: Instruction) -> Operation:
     """Two f32 into one f16x2 or bf16x2: the first source goes to the upper half."""
-    spelling = Spelling(ins)
     target = FORMATS[ins.types[0][:-2]]
-    mode = spelling.choice(None, "rn", "rz")
-    relu, satfinite = spelling.flag("relu"), spelling.flag("satfinite")
-    spelling.done()
+    mode = ins.choice("rn", "rz")
+    relu, satfinite = ins.has("relu"), ins.has("satfinite")
 
     def one(a: Array) -> Array:
         value = from_bits(a, F32)
@@ -225,10 +209,8 @@ def _packed_halves(ins: Instruction) -> Operation:
 
 def _to_tf32(ins: Instruction) -> Operation:
     """The low 13 bits of the result are zero."""
-    spelling = Spelling(ins)
-    mode = spelling.choice(None, "rna", "rn", "rz")
-    relu, satfinite = mode != "rna" and spelling.flag("relu"), spelling.flag("satfinite")
-    spelling.done()
+    mode = ins.choice("rna", "rn", "rz")
+    relu, satfinite = ins.has("relu"), ins.has("satfinite")
     if mode == "rna":
         return _away_from_zero(satfinite)
 
@@ -261,12 +243,10 @@ def _away_from_zero(satfinite: bool) -> Operation:
 
 def convert(ins: Instruction) -> Operation:
     """`cvt` by the kinds of its two types."""
-    if len(ins.types) != 2:
-        refuse(ins)
     target, source = ins.types
     if {target, source} & small_floats.TYPES:
         return small_floats.convert(ins)
-    if target in ("f16x2", "bf16x2") and source == "f32" and not ins.has("rs"):
+    if target in ("f16x2", "bf16x2") and source == "f32":
         return _packed_halves(ins)
     if (target, source) == ("tf32", "f32"):
         return _to_tf32(ins)
@@ -277,9 +257,6 @@ def convert(ins: Instruction) -> Operation:
         (True, False): _integer_to_float,
         (True, True): _float_to_float,
     }
-    for name in (target, source):
-        if name not in (*INTEGERS, *floats):
-            refuse(ins)
     return builders[target in floats, source in floats](ins, target, source)
 
 

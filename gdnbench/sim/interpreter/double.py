@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from gdnbench.sim.interpreter.operation import Operation, Spelling, refuse
+from gdnbench.sim.interpreter.operation import Operation
 from gdnbench.sim.interpreter.registers import Array
 from gdnbench.sim.ptx.ir import Instruction
 
@@ -102,32 +102,30 @@ _QUOTIENT = Exact(lambda a, b: a / b, _product_sign, np.divide)
 _FUSED = Exact(lambda a, b, c: a * b + c, _sum_sign, _special_fused)
 
 
-def _mode(ins: Instruction, spelling: Spelling, default: str | None) -> str:
-    mode = spelling.choice(default, *MODES)
-    spelling.done()
-    return mode
+def _mode(ins: Instruction) -> str:
+    return ins.choice(*MODES, default="rn")
 
 
-def sum_(ins: Instruction, spelling: Spelling, *, negate: bool) -> Operation:
-    mode = _mode(ins, spelling, "rn")
+def sum_(ins: Instruction, *, negate: bool) -> Operation:
+    mode = _mode(ins)
     total = np.add if mode == "rn" else _SUM.rounded(mode)
     return Operation(("f64", "f64"), ("f64",), lambda a, b: canonical(total(a, -b if negate else b)))
 
 
-def product(ins: Instruction, spelling: Spelling) -> Operation:
-    mode = _mode(ins, spelling, "rn")
+def product(ins: Instruction) -> Operation:
+    mode = _mode(ins)
     times = np.multiply if mode == "rn" else _PRODUCT.rounded(mode)
     return Operation(("f64", "f64"), ("f64",), lambda a, b: canonical(times(a, b)))
 
 
-def quotient(ins: Instruction, spelling: Spelling) -> Operation:
-    mode = _mode(ins, spelling, None)
+def quotient(ins: Instruction) -> Operation:
+    mode = _mode(ins)
     divide = np.divide if mode == "rn" else _QUOTIENT.rounded(mode)
     return Operation(("f64", "f64"), ("f64",), lambda a, b: canonical(divide(a, b)))
 
 
-def fused(ins: Instruction, spelling: Spelling) -> Operation:
-    mode = _mode(ins, spelling, None)
+def fused(ins: Instruction) -> Operation:
+    mode = _mode(ins)
     return Operation(("f64",) * 3, ("f64",), _FUSED.rounded(mode))
 
 
@@ -141,15 +139,13 @@ def _root(value: float, mode: str) -> float:
     return nearest(Fraction(2 * root + sticky, 1 << (shift // 2 + 1)), mode, False)
 
 
-def unary(ins: Instruction, spelling: Spelling) -> Operation:
+def unary(ins: Instruction) -> Operation:
     """`rcp` and `sqrt`."""
-    mode = _mode(ins, spelling, None)
+    mode = _mode(ins)
     if ins.op == "rcp":
         one = np.ones(32)
         divide = _QUOTIENT.rounded(mode)
         return Operation(("f64",), ("f64",), lambda a: canonical(divide(one, a)))
-    if ins.op != "sqrt":
-        refuse(ins)
     if mode == "rn":
         return Operation(("f64",), ("f64",), lambda a: canonical(np.sqrt(a)))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gdnbench.sim.interpreter import double
-from gdnbench.sim.interpreter.operation import Operation, Spelling, refuse
+from gdnbench.sim.interpreter.operation import Operation
 from gdnbench.sim.interpreter.registers import Array
 from gdnbench.sim.interpreter.rounding import (
     BF16,
@@ -87,21 +87,10 @@ def is_float(ins: Instruction) -> bool:
     return bool(ins.types) and ins.types[0] in (*TYPES, "f64")
 
 
-def _type(ins: Instruction) -> FloatType:
-    """The type of all operands."""
-    if len(ins.types) != 1 or ins.types[0] not in TYPES:
-        refuse(ins)
-    return TYPES[ins.types[0]]
-
-
-def _finish(ins: Instruction, spelling: Spelling, type_: FloatType) -> Finish:
-    """Rounding, flushing and clamping as spelled. Halves only round to nearest; bf16 has no ftz and no
-    sat."""
-    name = ins.types[0]
-    modes = MODES if name in ("f32", "f32x2") else ("rn",)
-    ftz = name not in ("bf16", "bf16x2") and spelling.flag("ftz")
-    sat = name in ("f32", "f16", "f16x2") and spelling.flag("sat")
-    return Finish(type_.format, spelling.choice("rn", *modes), ftz, sat)
+def _finish(ins: Instruction, type_: FloatType) -> Finish:
+    """Rounding, flushing and clamping as spelled."""
+    mode = ins.choice(*MODES, default="rn")
+    return Finish(type_.format, mode, ins.has("ftz"), ins.has("sat"), ins.has("relu"))
 
 
 def _exact_sum(a: F64, b: F64, mode: str) -> F64:
@@ -120,17 +109,13 @@ def _sum(combine: Callable[[F64, F64, str], F64]) -> Callable[[Instruction], Ope
     """`add`, `sub`; with two types (9.7.5) the first source is a half, the second and the result f32."""
 
     def define(ins: Instruction) -> Operation:
-        spelling = Spelling(ins)
         if ins.types == ("f64",):
-            return double.sum_(ins, spelling, negate=ins.op == "sub")
+            return double.sum_(ins, negate=ins.op == "sub")
         if len(ins.types) == 2:
-            if ins.types[0] != "f32" or ins.types[1] not in HALVES:
-                refuse(ins)
             first, last = TYPES[ins.types[1]], TYPES["f32"]
         else:
-            first = last = _type(ins)
-        finish = _finish(ins, spelling, last)
-        spelling.done()
+            first = last = TYPES[ins.types[0]]
+        finish = _finish(ins, last)
         left, right, mode = operand(first, finish.ftz), operand(last, finish.ftz), finish.mode
         return Operation(
             (first.kind, last.kind), (last.kind,), lambda a, b: finish(combine(left(a), right(b), mode))
@@ -140,31 +125,23 @@ def _sum(combine: Callable[[F64, F64, str], F64]) -> Callable[[Instruction], Ope
 
 
 def _mul(ins: Instruction) -> Operation:
-    spelling = Spelling(ins)
     if ins.types == ("f64",):
-        return double.product(ins, spelling)
-    type_ = _type(ins)
-    finish = _finish(ins, spelling, type_)
-    spelling.done()
+        return double.product(ins)
+    type_ = TYPES[ins.types[0]]
+    finish = _finish(ins, type_)
     get = operand(type_, finish.ftz)
     return Operation((type_.kind,) * 2, (type_.kind,), lambda a, b: finish(get(a) * get(b)))
 
 
 def _fma(ins: Instruction) -> Operation:
     """Also `mad.f32`, which is the same (9.7.3.7)."""
-    spelling = Spelling(ins)
     if ins.types == ("f64",):
-        return double.fused(ins, spelling)
+        return double.fused(ins)
     if len(ins.types) == 2:
-        if ins.types[0] != "f32" or ins.types[1] not in HALVES:
-            refuse(ins)
         factor, last = TYPES[ins.types[1]], TYPES["f32"]
     else:
-        factor = last = _type(ins)
-    finish = _finish(ins, spelling, last)
-    if last.format is not F32 and spelling.flag("relu"):
-        finish = Finish(last.format, finish.mode, finish.ftz, finish.sat, relu=True)
-    spelling.done()
+        factor = last = TYPES[ins.types[0]]
+    finish = _finish(ins, last)
     get, get_last, mode = operand(factor, finish.ftz), operand(last, finish.ftz), finish.mode
     return Operation(
         (factor.kind, factor.kind, last.kind),
@@ -178,21 +155,16 @@ def divide(ins: Instruction) -> Operation:
 
     A quotient of two 24-bit numbers is at least 2^-49 of itself away from any number of 25 bits that it is
     not, so fp64 never rounds it onto a tie or across a number of f32."""
-    spelling = Spelling(ins)
     if ins.types == ("f64",):
-        return double.quotient(ins, spelling)
-    if ins.types != ("f32",):
-        refuse(ins)
-    get, finish = _rounded_f32(spelling)
+        return double.quotient(ins)
+    get, finish = _rounded_f32(ins)
     return Operation(("u32", "u32"), ("u32",), lambda a, b: finish(get(a) / get(b)))
 
 
-def _rounded_f32(spelling: Spelling) -> tuple[Callable[[Array], F64], Finish]:
+def _rounded_f32(ins: Instruction) -> tuple[Callable[[Array], F64], Finish]:
     """How `.rnd{.ftz}.f32` takes an operand and rounds the result."""
-    ftz = spelling.flag("ftz")
-    mode = spelling.choice(None, *MODES)
-    spelling.done()
-    return operand(TYPES["f32"], ftz), Finish(F32, mode, ftz)
+    finish = _finish(ins, TYPES["f32"])
+    return operand(TYPES["f32"], finish.ftz), finish
 
 
 def rounded_unary(function: Callable[[F64], F64]) -> Callable[[Instruction], Operation]:
@@ -200,12 +172,9 @@ def rounded_unary(function: Callable[[F64], F64]) -> Callable[[Instruction], Ope
     division."""
 
     def define(ins: Instruction) -> Operation:
-        spelling = Spelling(ins)
         if ins.types == ("f64",):
-            return double.unary(ins, spelling)
-        if ins.types != ("f32",):
-            refuse(ins)
-        get, finish = _rounded_f32(spelling)
+            return double.unary(ins)
+        get, finish = _rounded_f32(ins)
         return Operation(("u32",), ("u32",), lambda a: finish(function(get(a))))
 
     return define
@@ -218,14 +187,11 @@ def reciprocal(value: F64) -> F64:
 def _sign(ins: Instruction) -> Operation:
     """`abs` and `neg` change the sign bit. A NaN operand gives an unspecified NaN: the canonical one, as on
     an H200."""
-    spelling = Spelling(ins)
     negate = ins.op == "neg"
     if ins.types == ("f64",):
-        spelling.done()
         return Operation(("f64",), ("f64",), np.negative if negate else np.abs)
-    type_ = _type(ins)
-    ftz = type_.format is not BF16 and spelling.flag("ftz")
-    spelling.done()
+    type_ = TYPES[ins.types[0]]
+    ftz = ins.has("ftz")
     get = operand(type_, ftz)
     change: Callable[[F64], F64] = np.negative if negate else np.abs
     return Operation((type_.kind,), (type_.kind,), lambda a: to_bits(change(get(a)), type_.format))
@@ -244,24 +210,15 @@ def extremum(a: F64, b: F64, largest: bool, nan: bool) -> F64:
 
 def _extremum(ins: Instruction) -> Operation:
     """`min` and `max` of two, or three f32."""
-    spelling = Spelling(ins)
     largest = ins.op == "max"
     if ins.types == ("f64",):
-        spelling.done()
         return Operation(
             ("f64", "f64"), ("f64",), lambda a, b: double.canonical(extremum(a, b, largest, False))
         )
-    type_ = _type(ins)
-    ftz = type_.format is not BF16 and spelling.flag("ftz")
-    nan, absolute, xorsign = spelling.flag("NaN"), spelling.flag("abs"), spelling.flag("xorsign")
-    spelling.done()
+    type_ = TYPES[ins.types[0]]
+    ftz = ins.has("ftz")
+    nan, absolute, xorsign = ins.has("NaN"), ins.has("abs"), ins.has("xorsign")
     count = len(ins.sources)
-    if count not in (2, 3):
-        refuse(ins)
-    if ins.types[0] == "f32x2" or (count == 3 and (ins.types[0] != "f32" or xorsign)) or xorsign > absolute:
-        refuse(ins)
-    if absolute and not xorsign and count != 3:
-        refuse(ins)
     get = operand(type_, ftz)
 
     def compute(*sources: Array) -> Array:
@@ -281,9 +238,6 @@ def _extremum(ins: Instruction) -> Operation:
 
 def _copysign(ins: Instruction) -> Operation:
     """The sign of `a` on `b`."""
-    Spelling(ins).done()
-    if ins.types not in (("f32",), ("f64",)):
-        refuse(ins)
     kind = f"u{ins.types[0][1:]}"
     dtype = np.dtype(f"u{int(kind[1:]) // 8}").type
     sign = dtype(1) << dtype(int(kind[1:]) - 1)
@@ -292,11 +246,7 @@ def _copysign(ins: Instruction) -> Operation:
 
 def _testp(ins: Instruction) -> Operation:
     """Zeros count as normal (9.7.3.1)."""
-    spelling = Spelling(ins)
-    what = spelling.choice(None, "finite", "infinite", "number", "notanumber", "normal", "subnormal")
-    spelling.done()
-    if ins.types not in (("f32",), ("f64",)):
-        refuse(ins)
+    what = ins.choice("finite", "infinite", "number", "notanumber", "normal", "subnormal")
     kind = ins.types[0]
     tiny = F32.tiny if kind == "f32" else np.finfo(np.float64).tiny
 

@@ -6,21 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gdnbench.sim.interpreter.operation import Operation, Spelling, bits_kind, refuse
+from gdnbench.sim.interpreter.operation import Operation, bits_kind
 from gdnbench.sim.interpreter.registers import Array
 from gdnbench.sim.ptx.ir import Instruction
 
 _U32 = np.uint32
 _U64 = np.uint64
-SCALARS = ("u16", "u32", "u64", "s16", "s32", "s64")
-PACKED = ("u16x2", "s16x2")
-
-
-def _type(ins: Instruction, *allowed: str) -> str:
-    """The instruction's type if it is one of `allowed`."""
-    if len(ins.types) != 1 or ins.types[0] not in allowed:
-        refuse(ins)
-    return ins.types[0]
 
 
 def _wide(kind: str) -> str:
@@ -84,41 +75,28 @@ def _sum(combine: Callable[[Array, Array], Array]) -> Callable[[Instruction], Op
     """`add` and `sub`."""
 
     def define(ins: Instruction) -> Operation:
-        spelling = Spelling(ins)
-        saturate = spelling.flag("sat")
-        spelling.done()
-        kind = _type(ins, "s32") if saturate else _type(ins, *SCALARS, *PACKED)
-        return Operation((kind, kind), (kind,), _saturating(combine) if saturate else combine)
+        kind = ins.types[0]
+        return Operation((kind, kind), (kind,), _saturating(combine) if ins.has("sat") else combine)
 
     return define
 
 
 def _mul(ins: Instruction) -> Operation:
-    spelling = Spelling(ins)
-    part = spelling.choice(None, "lo", "hi", "wide")
-    spelling.done()
-    kind = _type(ins, *SCALARS)
+    part = ins.choice("lo", "hi", "wide")
+    kind = ins.types[0]
     if part == "wide":
-        if kind in ("u64", "s64"):
-            refuse(ins)
         return Operation((kind, kind), (_wide(kind),), multiply_wide)
     return Operation((kind, kind), (kind,), np.multiply if part == "lo" else multiply_high)
 
 
 def _mad(ins: Instruction) -> Operation:
-    spelling = Spelling(ins)
-    part = spelling.choice(None, "lo", "hi", "wide")
-    saturate = spelling.flag("sat")
-    spelling.done()
-    kind = _type(ins, *SCALARS)
+    part = ins.choice("lo", "hi", "wide")
+    saturate = ins.has("sat")
+    kind = ins.types[0]
     if saturate:
-        if part != "hi" or kind != "s32":
-            refuse(ins)
         plus = _saturating(np.add)
         return Operation((kind,) * 3, (kind,), lambda a, b, c: plus(multiply_high(a, b), c))
     if part == "wide":
-        if kind in ("u64", "s64"):
-            refuse(ins)
         wide = _wide(kind)
         return Operation((kind, kind, wide), (wide,), lambda a, b, c: multiply_wide(a, b) + c)
     product = np.multiply if part == "lo" else multiply_high
@@ -143,28 +121,21 @@ def _product24(part: str) -> Callable[[Array, Array], Array]:
 
 
 def _mul24(ins: Instruction) -> Operation:
-    spelling = Spelling(ins)
-    part = spelling.choice(None, "lo", "hi")
-    spelling.done()
-    kind = _type(ins, "u32", "s32")
+    part = ins.choice("lo", "hi")
+    kind = ins.types[0]
     return Operation((kind, kind), (kind,), _product24(part))
 
 
 def _mad24(ins: Instruction) -> Operation:
-    spelling = Spelling(ins)
-    part = spelling.choice(None, "lo", "hi")
-    saturate = spelling.flag("sat")
-    spelling.done()
-    kind = _type(ins, "u32", "s32")
-    if saturate and (part != "hi" or kind != "s32"):
-        refuse(ins)
+    part = ins.choice("lo", "hi")
+    saturate = ins.has("sat")
+    kind = ins.types[0]
     product, plus = _product24(part), _saturating(np.add) if saturate else np.add
     return Operation((kind,) * 3, (kind,), lambda a, b, c: plus(product(a, b), c))
 
 
 def _sad(ins: Instruction) -> Operation:
-    Spelling(ins).done()
-    kind = _type(ins, *SCALARS)
+    kind = ins.types[0]
     dtype = np.dtype(f"{'i' if kind[0] == 's' else 'u'}{int(kind[1:]) // 8}")
     return Operation(
         (kind,) * 3, (kind,), lambda a, b, c: c + np.where(a < b, b - a, a - b).astype(dtype, copy=False)
@@ -188,12 +159,11 @@ def remainder(a: Array, b: Array) -> Array:
     return np.where(b == 0, a, exact)
 
 
-def _plain(compute: Callable[..., Array], count: int, *types: str) -> Callable[[Instruction], Operation]:
+def _plain(compute: Callable[..., Array], count: int) -> Callable[[Instruction], Operation]:
     """An instruction without modifiers whose operands all have its type."""
 
     def define(ins: Instruction) -> Operation:
-        Spelling(ins).done()
-        kind = _type(ins, *types)
+        kind = ins.types[0]
         return Operation((kind,) * count, (kind,), compute)
 
     return define
@@ -203,23 +173,19 @@ def _extremum(choose: Callable[[Array, Array], Array]) -> Callable[[Instruction]
     """`min` and `max`; `.relu` clamps a negative result to zero."""
 
     def define(ins: Instruction) -> Operation:
-        spelling = Spelling(ins)
-        relu = spelling.flag("relu")
-        spelling.done()
-        kind = _type(ins, "s32", "s16x2") if relu else _type(ins, *SCALARS, *PACKED)
-        if relu:
+        kind = ins.types[0]
+        if ins.has("relu"):
             return Operation((kind, kind), (kind,), lambda a, b: np.maximum(choose(a, b), a.dtype.type(0)))
         return Operation((kind, kind), (kind,), choose)
 
     return define
 
 
-def _count(compute: Callable[[Array, int], Array], *types: str) -> Callable[[Instruction], Operation]:
+def _count(compute: Callable[[Array, int], Array]) -> Callable[[Instruction], Operation]:
     """`popc` and `clz`: bits in, a 32-bit count out."""
 
     def define(ins: Instruction) -> Operation:
-        Spelling(ins).done()
-        kind = bits_kind(_type(ins, *types))
+        kind = bits_kind(ins.types[0])
         width = int(kind[1:])
         return Operation((kind,), ("u32",), lambda a: compute(a.astype(np.uint64), width).astype(_U32))
 
@@ -227,10 +193,8 @@ def _count(compute: Callable[[Array, int], Array], *types: str) -> Callable[[Ins
 
 
 def _bfind(ins: Instruction) -> Operation:
-    spelling = Spelling(ins)
-    shift_amount = spelling.flag("shiftamt")
-    spelling.done()
-    kind = _type(ins, "u32", "u64", "s32", "s64")
+    shift_amount = ins.has("shiftamt")
+    kind = ins.types[0]
     width = int(kind[1:])
 
     def compute(a: Array) -> Array:
@@ -243,8 +207,7 @@ def _bfind(ins: Instruction) -> Operation:
 
 
 def _brev(ins: Instruction) -> Operation:
-    Spelling(ins).done()
-    kind = bits_kind(_type(ins, "b32", "b64"))
+    kind = bits_kind(ins.types[0])
     size = int(kind[1:]) // 8
 
     def compute(a: Array) -> Array:
@@ -256,8 +219,6 @@ def _brev(ins: Instruction) -> Operation:
 
 
 def _fns(ins: Instruction) -> Operation:
-    Spelling(ins).done()
-    _type(ins, "b32")
 
     def one(mask: int, base: int, offset: int) -> int:
         step = -1 if offset < 0 else 1
@@ -275,8 +236,7 @@ def _fns(ins: Instruction) -> Operation:
 
 
 def _bfe(ins: Instruction) -> Operation:
-    Spelling(ins).done()
-    kind = _type(ins, "u32", "u64", "s32", "s64")
+    kind = ins.types[0]
     width = int(kind[1:])
 
     def compute(a: Array, start: Array, count: Array) -> Array:
@@ -302,8 +262,7 @@ def _mask(count: Array) -> Array:
 
 
 def _bfi(ins: Instruction) -> Operation:
-    Spelling(ins).done()
-    kind = bits_kind(_type(ins, "b32", "b64"))
+    kind = bits_kind(ins.types[0])
     width = int(kind[1:])
 
     def compute(a: Array, b: Array, start: Array, count: Array) -> Array:
@@ -318,10 +277,8 @@ def _bfi(ins: Instruction) -> Operation:
 
 
 def _szext(ins: Instruction) -> Operation:
-    spelling = Spelling(ins)
-    clamp = spelling.choice(None, "clamp", "wrap") == "clamp"
-    spelling.done()
-    kind = _type(ins, "u32", "s32")
+    clamp = ins.choice("clamp", "wrap") == "clamp"
+    kind = ins.types[0]
 
     def compute(a: Array, count: Array) -> Array:
         whole = (count >= 32) & clamp
@@ -338,10 +295,7 @@ def _szext(ins: Instruction) -> Operation:
 
 
 def _bmsk(ins: Instruction) -> Operation:
-    spelling = Spelling(ins)
-    clamp = spelling.choice(None, "clamp", "wrap") == "clamp"
-    spelling.done()
-    _type(ins, "b32")
+    clamp = ins.choice("clamp", "wrap") == "clamp"
 
     def compute(start: Array, count: Array) -> Array:
         position = (start & _U32(31)).astype(np.int64)
@@ -361,12 +315,8 @@ def _elements(value: Array, signed: bool, dtype: str) -> Array:
 
 def _dot(ins: Instruction) -> Operation:
     """`dp4a` and `dp2a`: a dot product of small integers plus a 32-bit one."""
-    spelling = Spelling(ins)
     halves = ins.op == "dp2a"
-    part = spelling.choice(None, "lo", "hi") if halves else ""
-    spelling.done()
-    if len(ins.types) != 2 or not set(ins.types) <= {"u32", "s32"}:
-        refuse(ins)
+    part = ins.choice("lo", "hi") if halves else ""
     a_signed, b_signed = (kind == "s32" for kind in ins.types)
     kind = "s32" if a_signed or b_signed else "u32"
 
@@ -393,14 +343,14 @@ OPERATIONS: dict[str, Callable[[Instruction], Operation]] = {
     "mul24": _mul24,
     "mad24": _mad24,
     "sad": _sad,
-    "div": _plain(quotient, 2, *SCALARS),
-    "rem": _plain(remainder, 2, *SCALARS),
-    "abs": _plain(np.abs, 1, "s16", "s32", "s64"),
-    "neg": _plain(_negative, 1, "s16", "s32", "s64"),
+    "div": _plain(quotient, 2),
+    "rem": _plain(remainder, 2),
+    "abs": _plain(np.abs, 1),
+    "neg": _plain(_negative, 1),
     "min": _extremum(np.minimum),
     "max": _extremum(np.maximum),
-    "popc": _count(lambda a, width: np.bitwise_count(a), "b32", "b64"),
-    "clz": _count(lambda a, width: width - bit_length(a).astype(np.int64), "b32", "b64"),
+    "popc": _count(lambda a, width: np.bitwise_count(a)),
+    "clz": _count(lambda a, width: width - bit_length(a).astype(np.int64)),
     "bfind": _bfind,
     "brev": _brev,
     "fns": _fns,

@@ -9,13 +9,11 @@ import numpy as np
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.interpreter.operation import (
     Operation,
-    Spelling,
     Step,
     Thread,
     bits_kind,
     fetch,
     read_registers,
-    refuse,
     require,
     write,
 )
@@ -27,11 +25,8 @@ _U32 = np.uint32
 _U64 = np.uint64
 
 
-def _bitwise(compute: Callable[..., Array], count: int, *types: str) -> Callable[[Instruction], Operation]:
+def _bitwise(compute: Callable[..., Array], count: int) -> Callable[[Instruction], Operation]:
     def define(ins: Instruction) -> Operation:
-        Spelling(ins).done()
-        if len(ins.types) != 1 or ins.types[0] not in types:
-            refuse(ins)
         kind = bits_kind(ins.types[0])
         return Operation((kind,) * count, (kind,), compute)
 
@@ -40,10 +35,6 @@ def _bitwise(compute: Callable[..., Array], count: int, *types: str) -> Callable
 
 def _lop3(ins: Instruction) -> Operation:
     """Any function of three bits; its table is the immediate: bit (a << 2 | b << 1 | c)."""
-    spelling = Spelling(ins)
-    spelling.done()
-    if ins.types != ("b32",):
-        refuse(ins)
     if not all(isinstance(table, Immediate) for table in ins.sources[3:]):
         raise UnsupportedError(f"{ins.name} with a table that is no constant", ins.place)
 
@@ -59,11 +50,7 @@ def _lop3(ins: Instruction) -> Operation:
 
 def _shift(ins: Instruction) -> Operation:
     """`shl`, `shr`: amounts beyond the width act like the width."""
-    Spelling(ins).done()
     left = ins.op == "shl"
-    letters = "b" if left else "bus"
-    if len(ins.types) != 1 or ins.types[0] not in [f"{x}{w}" for x in letters for w in (16, 32, 64)]:
-        refuse(ins)
     kind = ins.types[0] if ins.types[0][0] == "s" else bits_kind(ins.types[0])
     width = int(kind[1:])
 
@@ -79,12 +66,8 @@ def _shift(ins: Instruction) -> Operation:
 
 def _funnel(ins: Instruction) -> Operation:
     """`shf`: the 64 bits b:a shifted, the upper half kept (left) or the lower (right)."""
-    spelling = Spelling(ins)
-    left = spelling.choice(None, "l", "r") == "l"
-    clamp = spelling.choice(None, "clamp", "wrap") == "clamp"
-    spelling.done()
-    if ins.types != ("b32",):
-        refuse(ins)
+    left = ins.choice("l", "r") == "l"
+    clamp = ins.choice("clamp", "wrap") == "clamp"
 
     def compute(a: Array, b: Array, amount: Array) -> Array:
         count = (np.minimum(amount, _U32(32)) if clamp else amount & _U32(31)).astype(_U64)
@@ -122,11 +105,7 @@ def _octets(a: Array, b: Array) -> Array:
 def prmt(ins: Instruction) -> Step:
     """Bytes are moved, so those that were never written stay so: compilers build vectors of bytes with it,
     one byte at a time, on a register that holds nothing yet."""
-    spelling = Spelling(ins)
-    mode = spelling.choice("", *_PERMUTE_MODES)
-    spelling.done()
-    if ins.types != ("b32",) or len(ins.sources) != 3:
-        refuse(ins)
+    mode = ins.choice(*_PERMUTE_MODES)
     get_a, get_b, get_control = (fetch(ins, source, "u32") for source in ins.sources)
     moved, control_used = ins.sources[:2], read_registers(ins.sources[2:])
     dest = next(ins.written())
@@ -157,14 +136,12 @@ def prmt(ins: Instruction) -> Step:
     return step
 
 
-_BITS = ("pred", "b16", "b32", "b64")
-
 OPERATIONS: dict[str, Callable[[Instruction], Operation]] = {
-    "and": _bitwise(np.bitwise_and, 2, *_BITS),
-    "or": _bitwise(np.bitwise_or, 2, *_BITS),
-    "xor": _bitwise(np.bitwise_xor, 2, *_BITS),
-    "not": _bitwise(np.invert, 1, *_BITS),
-    "cnot": _bitwise(lambda a: (a == 0).astype(a.dtype), 1, *_BITS[1:]),
+    "and": _bitwise(np.bitwise_and, 2),
+    "or": _bitwise(np.bitwise_or, 2),
+    "xor": _bitwise(np.bitwise_xor, 2),
+    "not": _bitwise(np.invert, 1),
+    "cnot": _bitwise(lambda a: (a == 0).astype(a.dtype), 1),
     "lop3": _lop3,
     "shl": _shift,
     "shr": _shift,

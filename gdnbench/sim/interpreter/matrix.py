@@ -8,9 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault
-from gdnbench.sim.interpreter.memory import count, places, take_space, tell
+from gdnbench.sim.interpreter.memory import address_of, count, places, space_of, tell
 from gdnbench.sim.interpreter.operation import (
-    Spelling,
     Step,
     Thread,
     fetch,
@@ -22,7 +21,7 @@ from gdnbench.sim.interpreter.operation import (
 )
 from gdnbench.sim.interpreter.registers import Array
 from gdnbench.sim.machine.engine_interface import LANES, Lanes, Values
-from gdnbench.sim.ptx.ir import Address, Instruction, Vector
+from gdnbench.sim.ptx.ir import Instruction, Vector
 from gdnbench.sim.tensorcore.formats import FORMATS
 from gdnbench.sim.tensorcore.product import Product
 
@@ -44,18 +43,9 @@ def _parts(operand: object) -> tuple[object, ...]:
     return operand.elements if isinstance(operand, Vector) else (operand,)
 
 
-def _shape(spelling: Spelling) -> tuple[int, bool, str]:
+def _shape(ins: Instruction) -> tuple[int, bool, str]:
     """(matrices, transposed, state space) of ldmatrix and stmatrix: 8x8 matrices of 16-bit elements."""
-    ins = spelling.ins
-    spelling.discard("sync", "aligned")
-    spelling.choice(None, "m8n8")
-    matrices = int(spelling.choice(None, "x1", "x2", "x4")[1:])
-    transposed = spelling.flag("trans")
-    space = take_space(spelling)
-    spelling.done()
-    if ins.types != ("b16",) or space not in ("", "shared"):
-        refuse(ins)
-    return matrices, transposed, space
+    return int(ins.choice("x1", "x2", "x4")[1:]), ins.has("trans"), space_of(ins)
 
 
 def _to_registers(matrices: Array, transposed: bool) -> Array:
@@ -73,10 +63,8 @@ def _to_matrices(registers: Array, transposed: bool) -> Array:
 
 def ldmatrix(ins: Instruction) -> Step:
     """Lane i gives the address of row i % 8 of matrix i / 8."""
-    matrices, transposed, space = _shape(Spelling(ins))
-    address = ins.sources[0]
-    if not isinstance(address, Address):
-        refuse(ins)
+    matrices, transposed, space = _shape(ins)
+    address = address_of(ins)
     locate, used = fetch_address(ins, address), read_registers(ins.sources)
     puts = tuple(write(ins, dest, "u32") for dest in ins.written())
     if len(puts) != matrices:
@@ -99,9 +87,9 @@ def ldmatrix(ins: Instruction) -> Step:
 
 
 def stmatrix(ins: Instruction) -> Step:
-    matrices, transposed, space = _shape(Spelling(ins))
-    address, parts = ins.sources[0], _parts(ins.sources[1])
-    if not isinstance(address, Address) or len(parts) != matrices:
+    matrices, transposed, space = _shape(ins)
+    address, parts = address_of(ins), _parts(ins.sources[1])
+    if len(parts) != matrices:
         refuse(ins)
     locate, used, stored = fetch_address(ins, address), read_registers([address]), read_registers(parts)
     gets = tuple(fetch(ins, part, "u32") for part in parts)
@@ -125,13 +113,6 @@ def stmatrix(ins: Instruction) -> Step:
 
 def movmatrix(ins: Instruction) -> Step:
     """An 8x8 matrix of halves, transposed across the warp."""
-    spelling = Spelling(ins)
-    spelling.discard("sync", "aligned")
-    spelling.choice(None, "m8n8")
-    spelling.choice(None, "trans")
-    spelling.done()
-    if ins.types != ("b16",):
-        refuse(ins)
     get, used = fetch(ins, ins.sources[0], "u32"), read_registers(ins.sources)
     put = write(ins, next(ins.written()), "u32")
 
@@ -168,16 +149,9 @@ def _results(d: Array, halves: bool) -> Array:
 
 def mma(ins: Instruction) -> Step:
     """D = A B + C for 16 x 8 x K of floating-point operands, by the tensor core's model."""
-    spelling = Spelling(ins)
-    spelling.discard("sync", "aligned")
-    shape = spelling.choice(None, "m16n8k4", "m16n8k8", "m16n8k16", "m16n8k32")
-    if not (spelling.flag("row") and spelling.flag("col")):
-        refuse(ins)
-    spelling.done()
-    d_type, *factors, c_type = ins.types if len(ins.types) == 4 else refuse(ins)
-    if d_type != c_type or d_type not in ("f32", "f16") or not set(factors) <= set(FORMATS):
-        refuse(ins)
-    a_format, b_format = (FORMATS[name] for name in factors)
+    shape = ins.choice("m16n8k4", "m16n8k8", "m16n8k16", "m16n8k32")
+    d_type, a_type, b_type, _ = ins.types
+    a_format, b_format = FORMATS[a_type], FORMATS[b_type]
     k = int(shape.removeprefix("m16n8k"))
     product = Product(a_format, b_format, "f32" if d_type == "f32" else "f16", k, "mma.sync")
     halves = d_type == "f16"

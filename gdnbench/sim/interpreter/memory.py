@@ -12,7 +12,6 @@ import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.interpreter.operation import (
-    Spelling,
     Step,
     Thread,
     bits_kind,
@@ -26,7 +25,6 @@ from gdnbench.sim.interpreter.operation import (
 from gdnbench.sim.interpreter.registers import Array
 from gdnbench.sim.machine.engine_interface import LANES, Lanes, Values
 from gdnbench.sim.machine.memory import SharedMemory, check_aligned, resolve_lanes
-from gdnbench.sim.ptx.instructions import SETS
 from gdnbench.sim.ptx.ir import Address, Instruction, Register, Vector
 
 if TYPE_CHECKING:
@@ -45,8 +43,6 @@ SPACES = {
     "param": "param",
     "param::entry": "param",
 }
-ORDERS = ("weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
-SCOPES = ("cta", "cluster", "gpu", "sys")
 
 
 class ParameterMemory:
@@ -83,12 +79,9 @@ def memory_of(thread: Thread, space: str) -> Memory:
     return cta.memory
 
 
-def take_space(spelling: Spelling) -> str:
-    """The state space that an instruction names, "" for the generic one; its order, scope and hints are
-    taken."""
-    space = spelling.choice("", *SPACES)
-    spelling.discard(*ORDERS, *SCOPES, *SETS["hint"], "nc", "unified")
-    return SPACES.get(space, "")
+def space_of(ins: Instruction) -> str:
+    """The state space that an instruction names, "" for the generic one."""
+    return SPACES.get(ins.choice(*SPACES), "")
 
 
 def places(space: str, addresses: Values, lanes: Lanes) -> Iterator[tuple[str, Lanes, Values]]:
@@ -140,28 +133,22 @@ def elements(data: Array, size: int) -> list[Array]:
 
 def element_type(ins: Instruction) -> tuple[str, int]:
     """(kind of one element, its bytes). Signed types extend their sign into wider registers."""
-    if len(ins.types) != 1 or ins.types[0] in ("b128", "pred"):
-        refuse(ins)
     name = ins.types[0]
     kind = name if name[0] == "s" else bits_kind(name)
     return kind, int(kind[1:]) // 8
 
 
-def check_operands(ins: Instruction, count_without_policy: int) -> Address:
-    """The address operand; a cache policy may follow the operands where the hint says so."""
-    policy = 1 if ins.has("L2::cache_hint") else 0
-    address = ins.sources[0] if ins.sources else None
-    if len(ins.sources) != count_without_policy + policy or not isinstance(address, Address):
-        refuse(ins)
+def address_of(ins: Instruction) -> Address:
+    """The memory operand."""
+    address = ins.sources[0]
+    assert isinstance(address, Address)
     return address
 
 
 def ld(ins: Instruction) -> Step:
-    spelling = Spelling(ins)
-    space = take_space(spelling)
-    spelling.done()
+    space = space_of(ins)
     kind, size = element_type(ins)
-    address = check_operands(ins, 1)
+    address = address_of(ins)
     locate, used = fetch_address(ins, address), read_registers([address])
     puts = tuple(write(ins, dest, kind) for dest in ins.written())
     if len(puts) != ins.vec:
@@ -183,12 +170,10 @@ def ld(ins: Instruction) -> Step:
 def st(ins: Instruction) -> Step:
     """A register that was never written may be stored to shared memory: the bytes stay unwritten there. Not
     so one that tcgen05.ld has yet to deliver."""
-    spelling = Spelling(ins)
-    space = take_space(spelling)
-    spelling.done()
+    space = space_of(ins)
     kind, size = element_type(ins)
     kind = bits_kind(f"b{8 * size}")
-    address = check_operands(ins, 2)
+    address = address_of(ins)
     value = ins.sources[1]
     parts = value.elements if isinstance(value, Vector) else (value,)
     if len(parts) != ins.vec:

@@ -8,12 +8,10 @@ import numpy as np
 
 from gdnbench.sim.interpreter.operation import (
     Operation,
-    Spelling,
     Step,
     Thread,
     bits_kind,
     fetch,
-    refuse,
     write,
 )
 from gdnbench.sim.interpreter.registers import Array, both
@@ -40,9 +38,6 @@ _WINDOWS = {
 
 def mov(ins: Instruction) -> Step:
     """A value as it is, whether or not it is there: compilers move packing above tcgen05.wait::ld."""
-    Spelling(ins).done()
-    if len(ins.types) != 1 or len(ins.dests) != 1 or len(ins.sources) != 1 or ins.types == ("b128",):
-        refuse(ins)
     if isinstance(ins.sources[0], Vector):
         return _pack(ins, ins.sources[0])
     if isinstance(ins.dests[0], Vector):
@@ -115,19 +110,13 @@ def _unpack(ins: Instruction, vector: Vector) -> Step:
 
 def _cvta(ins: Instruction) -> Operation:
     """Between a state space and the generic space: the windows lie at fixed places."""
-    spelling = Spelling(ins)
-    to_space = spelling.flag("to")
-    base = _U64(_WINDOWS[spelling.choice(None, *_WINDOWS)])
-    spelling.done()
-    if ins.types not in (("u64",), ("b64",)):
-        refuse(ins)
+    to_space = ins.has("to")
+    base = _U64(_WINDOWS[ins.choice(*_WINDOWS)])
     return Operation(("u64",), ("u64",), lambda a: a - base if to_space else a + base)
 
 
 def _isspacep(ins: Instruction) -> Operation:
-    spelling = Spelling(ins)
-    space = spelling.choice(None, *_WINDOWS)
-    spelling.done()
+    space = ins.choice(*_WINDOWS)
     windows = (SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW)
 
     def inside(address: Array, base: int) -> Array:

@@ -57,43 +57,6 @@ class Operation:
     compute: Callable[..., Any]
 
 
-class Spelling:
-    """The modifiers of an instruction, each to be taken exactly once: what is left is refused by name."""
-
-    def __init__(self, ins: Instruction) -> None:
-        self.ins = ins
-        self._left = list(ins.mods)
-
-    def flag(self, name: str) -> bool:
-        """Take `name` if it is spelled."""
-        if name in self._left:
-            self._left.remove(name)
-            return True
-        return False
-
-    def choice(self, default: str | None, *names: str) -> str:
-        """Take the one of `names` that is spelled; `default` if none, which None makes an error."""
-        for name in names:
-            if self.flag(name):
-                return name
-        if default is None:
-            self.refuse()
-        return default
-
-    def discard(self, *names: str) -> None:
-        """Take modifiers that change nothing here."""
-        for name in names:
-            self.flag(name)
-
-    def done(self) -> None:
-        """Refuse the instruction if a modifier is left that nobody took."""
-        if self._left:
-            self.refuse()
-
-    def refuse(self) -> NoReturn:
-        raise UnsupportedError(self.ins.name, self.ins.place)
-
-
 def refuse(ins: Instruction) -> NoReturn:
     """The instruction is not one that the interpreter defines."""
     raise UnsupportedError(ins.name, ins.place)

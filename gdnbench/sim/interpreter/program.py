@@ -146,8 +146,6 @@ def _plain_step(ins: Instruction) -> Step:
     if ins.op in _SHARED and float.is_float(ins):
         define = approx.divide if ins.op == "div" else float.OPERATIONS[ins.op]
         return bind(ins, define(ins))
-    if ins.op not in _OPERATIONS:
-        refuse(ins)
     return bind(ins, _OPERATIONS[ins.op](ins))
 
 
@@ -199,6 +197,8 @@ def _machine(ins: Instruction) -> Machine:
 
 def entry(ins: Instruction) -> Entry:
     """The instruction as a warp runs it."""
+    if not ins.form.executed:
+        refuse(ins)
     if ins.form.by_machine:
         return _machine(ins)
     if ins.form.flow is Flow.BRANCH:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gdnbench.sim.interpreter.operation import Operation, Spelling, refuse
+from gdnbench.sim.interpreter.operation import Operation
 from gdnbench.sim.interpreter.registers import Array
 from gdnbench.sim.interpreter.rounding import BF16, F16, F32, F64, Format, from_bits, round_to, to_bits
 from gdnbench.sim.ptx.ir import Instruction
@@ -91,12 +91,7 @@ def _clamp_negative(value: F64) -> F64:
 
 def _pack(ins: Instruction, target: str, source: str) -> Operation:
     """To a pair, from two f32 (the first is the upper one) or from a packed pair of halves."""
-    spelling = Spelling(ins)
-    spelling.choice(None, "rn")
-    relu = spelling.flag("relu")
-    if not spelling.flag("satfinite"):
-        spelling.refuse()
-    spelling.done()
+    relu = ins.has("relu")
     format_ = FORMATS[target]
     put = "u8" if format_.bits == 4 else "u16"
 
@@ -109,8 +104,6 @@ def _pack(ins: Instruction, target: str, source: str) -> Operation:
             (put,),
             lambda a, b: _join(encode(from_bits(a, F32)), encode(from_bits(b, F32)), format_.bits),
         )
-    if source not in _HALVES:
-        refuse(ins)
     half = _HALVES[source]
     return Operation(
         ("u16x2",),
@@ -125,10 +118,7 @@ def _pack(ins: Instruction, target: str, source: str) -> Operation:
 
 def _unpack(ins: Instruction, source: str) -> Operation:
     """From a pair to f16x2, which holds every value exactly."""
-    spelling = Spelling(ins)
-    spelling.choice(None, "rn")
-    relu = spelling.flag("relu")
-    spelling.done()
+    relu = ins.has("relu")
     format_ = FORMATS[source]
     read, step = ("u8", 4) if format_.bits == 4 else ("u16", 8)
     mask = (1 << format_.bits) - 1
@@ -153,28 +143,20 @@ def _encode_scale(value: F64, mode: str, satfinite: bool) -> Array:
 
 
 def _pack_scale(ins: Instruction, source: str) -> Operation:
-    spelling = Spelling(ins)
-    mode = spelling.choice(None, "rz", "rp")
-    satfinite = spelling.flag("satfinite")
-    spelling.done()
+    mode = ins.choice("rz", "rp")
+    satfinite = ins.has("satfinite")
 
     def encode(bits: Array, format_: Format) -> Array:
         return _encode_scale(from_bits(np.ascontiguousarray(bits), format_), mode, satfinite)
 
     if source == "f32":
         return Operation(("u32", "u32"), ("u16",), lambda a, b: _join(encode(a, F32), encode(b, F32), 8))
-    if source != "bf16x2":
-        refuse(ins)
     return Operation(
         ("u16x2",), ("u16",), lambda a: _join(encode(a[..., 1], BF16), encode(a[..., 0], BF16), 8)
     )
 
 
-def _unpack_scale(ins: Instruction) -> Operation:
-    spelling = Spelling(ins)
-    spelling.choice(None, "rn")
-    spelling.done()
-
+def _unpack_scale() -> Operation:
     def decode(code: Array) -> Array:
         power = np.ldexp(1.0, code.astype(np.int64) - 127)
         return to_bits(np.where(code == 255, np.nan, power), BF16)
@@ -187,17 +169,12 @@ def _unpack_scale(ins: Instruction) -> Operation:
 
 
 def convert(ins: Instruction) -> Operation:
-    """`cvt` to or from a pair of small floats. Quadruples exist only with stochastic rounding, which is
-    refused."""
+    """`cvt` to or from a pair of small floats."""
     target, source = ins.types
     if target == "ue8m0x2":
         return _pack_scale(ins, source)
     if source == "ue8m0x2":
-        if target != "bf16x2":
-            refuse(ins)
-        return _unpack_scale(ins)
+        return _unpack_scale()
     if target.endswith("x2") and target[:-2] in FORMATS:
         return _pack(ins, target[:-2], source)
-    if target != "f16x2" or not source.endswith("x2"):
-        refuse(ins)
     return _unpack(ins, source[:-2])

@@ -69,7 +69,6 @@ TABLE: dict[Traits, str] = {
     fma   .rnd.f64  d, a, b, c
     fma   {.rn}{.ftz}{.sat,.relu}.{f16,f16x2}  d, a, b, c
     fma   {.rn}{.relu}.{bf16,bf16x2}  d, a, b, c
-    fma   .rn.oob{.relu}.half  d, a, b, c
     fma   {.rnd}{.ftz}{.sat}.f32.{f16,bf16}  d, a, b, c:first
     mad   {.rnd}{.ftz}{.sat}.f32  d, a, b, c
     mad   .rnd.f64  d, a, b, c
@@ -102,7 +101,6 @@ TABLE: dict[Traits, str] = {
     sqrt  .rnd{.ftz}.f32  d, a
     sqrt  .rnd.f64  d, a
     rsqrt .approx{.ftz}.f32  d, a
-    rsqrt .approx{.ftz}.f64  d, a
     sin   .approx{.ftz}.f32  d, a
     cos   .approx{.ftz}.f32  d, a
     lg2   .approx{.ftz}.f32  d, a
@@ -138,7 +136,6 @@ TABLE: dict[Traits, str] = {
     not   .{pred,b16,b32,b64}  d, a
     cnot  .bits  d, a
     lop3  .b32  d, a, b, c, immLut:32
-    lop3  .{and,or}.b32  d|p, a, b, c, immLut:32, q
     shf   .{l,r}.{clamp,wrap}.b32  d, a, b, c:32
     shl   .bits  d, a, b:32
     shr   .{b16,b32,b64,u16,u32,u64,s16,s32,s64}  d, a, b:32
@@ -164,20 +161,17 @@ TABLE: dict[Traits, str] = {
     cvt   .rnd{.ftz}{.relu}{.satfinite}.bf16.f32  d, a
     cvt   .rnd{.relu}.bf16.{f16,f64}  d, a
     cvt   .{rn,rz}{.relu}{.satfinite}.{f16x2,bf16x2}.f32  d, a, b
-    cvt   .rs{.relu}{.satfinite}.{f16x2,bf16x2}.f32  d, a, b, rbits
     cvt   .rna{.satfinite}.tf32.f32  d, a
     cvt   .{rn,rz}{.relu}{.satfinite}.tf32.f32  d, a
     cvt   .rn{.relu}.satfinite.{e4m3x2,e5m2x2,e2m3x2,e3m2x2,e2m1x2}.f32  d, a, b
     cvt   .rn{.relu}.satfinite.{e4m3x2,e5m2x2,e2m3x2,e3m2x2,e2m1x2}.{f16x2,bf16x2}  d, a
-    cvt   .rs{.relu}.satfinite.{e4m3x4,e5m2x4,e2m3x4,e3m2x4,e2m1x4}.f32  d, a, rbits
     cvt   .rn{.relu}.f16x2.{e4m3x2,e5m2x2,e2m3x2,e3m2x2,e2m1x2}  d, a
     cvt   .{rz,rp}{.satfinite}.ue8m0x2.f32  d, a, b
     cvt   .{rz,rp}{.satfinite}.ue8m0x2.bf16x2  d, a
     cvt   .rn.bf16x2.ue8m0x2  d, a
-    cvt.pack .sat.{u16,s16}.s32  d, a, b
     """,
     Traits("move and address", moves=(0,), whole=True): """
-    mov   .{pred,b16,b32,b64,b128,u16,u32,u64,s16,s32,s64,f32,f64}  d, a
+    mov   .{pred,b16,b32,b64,u16,u32,u64,s16,s32,s64,f32,f64}  d, a
     """,
     Traits("compare and select", moves=(0, 1), whole=True): """
     selp  .moved  d, a, b, c:1
@@ -205,9 +199,7 @@ TABLE: dict[Traits, str] = {
         d, [a], b{.level::cache_hint, cache-policy}
     atom  {.sem}{.mmio}{.scope}{.aspace}.{and,or,xor,exch}{.level::cache_hint}{.vec}.{b32,b64} \
         d, [a], b{.level::cache_hint, cache-policy}
-    atom  {.sem}{.mmio}{.scope}{.aspace}.exch{.level::cache_hint}.b128 \
-        d, [a], b{.level::cache_hint, cache-policy}
-    atom  {.sem}{.mmio}{.scope}{.aspace}.cas{.level::cache_hint}{.vec}.{b16,b32,b64,b128} \
+    atom  {.sem}{.mmio}{.scope}{.aspace}.cas{.level::cache_hint}{.vec}.bits \
         d, [a], b, c{.level::cache_hint, cache-policy}
     atom  {.sem}{.mmio}{.scope}{.aspace}.add{.level::cache_hint}{.vec}.{f32,f64} \
         d, [a], b{.level::cache_hint, cache-policy}
@@ -228,23 +220,20 @@ TABLE: dict[Traits, str] = {
     """,
     Traits("matrix load and store", access=Access.READ): """
     ldmatrix .sync.aligned.m8n8.{x1,x2,x4}{.trans}{.shared,.shared::cta}.b16  r, [p]
-    ldmatrix .sync.aligned.m16n16.{x1,x2}.trans{.shared,.shared::cta}.b8  r, [p]
     """,
     Traits("matrix load and store", access=Access.WRITE): """
     stmatrix .sync.aligned.m8n8.{x1,x2,x4}{.trans}{.shared,.shared::cta}.b16  [p], r
-    stmatrix .sync.aligned.m16n8.{x1,x2,x4}.trans{.shared,.shared::cta}.b8  [p], r
     """,
     Traits("matrix load and store"): """
     movmatrix .sync.aligned.m8n8.trans.b16  d, a
     """,
     Traits("mma.sync"): """
-    mma   .sync.aligned.{m16n8k8,m16n8k16}.row.col.{f16,f32}.f16.f16.{f16,f32}  d, a, b, c
-    mma   .sync.aligned.m8n8k4{.row}{.col}.{f16,f32}.f16.f16.{f16,f32}  d, a, b, c
+    mma   .sync.aligned.{m16n8k8,m16n8k16}.row.col.f16.f16.f16.f16  d, a, b, c
+    mma   .sync.aligned.{m16n8k8,m16n8k16}.row.col.f32.f16.f16.f32  d, a, b, c
     mma   .sync.aligned.{m16n8k8,m16n8k16}.row.col.f32.bf16.bf16.f32  d, a, b, c
     mma   .sync.aligned.{m16n8k4,m16n8k8}.row.col.f32.tf32.tf32.f32  d, a, b, c
-    mma  .sync.aligned.{m16n8k16,m16n8k32}.row.col.{f16,f32}.f8f6f4.f8f6f4.{f16,f32}  d, a, b, c
-    mma   .sync.aligned.{m8n8k4,m16n8k4,m16n8k8,m16n8k16}.row.col.f64.f64.f64.f64  d, a, b, c
-    mma  .sync.aligned.{m8n8k16,m16n8k16,m16n8k32}.row.col{.satfinite}.s32.{u8,s8}.{u8,s8}.s32  d, a, b, c
+    mma   .sync.aligned.{m16n8k16,m16n8k32}.row.col.f16.{e4m3,e5m2}.{e4m3,e5m2}.f16  d, a, b, c
+    mma   .sync.aligned.{m16n8k16,m16n8k32}.row.col.f32.{e4m3,e5m2}.{e4m3,e5m2}.f32  d, a, b, c
     """,
     Traits("warp collective", lanes_meet=True): """
     vote  .sync.{all,any,uni}.pred  d, a, membermask:32
@@ -277,5 +266,50 @@ TABLE: dict[Traits, str] = {
     """,
     Traits("control"): """
     brkpt
+    """,
+    # No engine executes these. A spelling that a row above has too belongs to that one.
+    Traits("float arithmetic", executed=False): """
+    fma  .rn.oob{.relu}.half  d, a, b, c
+    """,
+    Traits("special functions", executed=False): """
+    rsqrt  .approx{.ftz}.f64  d, a
+    """,
+    Traits("logic and shifts", executed=False): """
+    lop3  .{and,or}.b32  d|p, a, b, c, immLut:32, q
+    """,
+    Traits("convert", executed=False): """
+    cvt  .rs{.relu}{.satfinite}.{f16x2,bf16x2}.f32  d, a, b, rbits
+    cvt  .rs{.relu}.satfinite.{e4m3x4,e5m2x4,e2m3x4,e3m2x4,e2m1x4}.f32  d, a, rbits
+    cvt.pack  .sat.{u16,s16}.s32  d, a, b
+    """,
+    Traits("move and address", executed=False): """
+    mov  .b128  d, a
+    """,
+    Traits("load and store", access=Access.READ, executed=False): """
+    ld  {.sem}{.mmio}{.scope}{.space}{.nc}{.unified}{.hint}*{.vec}.b128 \
+        d, [a]{.level::cache_hint, cache-policy}
+    ldu  {.global}{.vec}.b128  d, [a]
+    """,
+    Traits("load and store", access=Access.WRITE, executed=False): """
+    st  {.sem}{.mmio}{.scope}{.space}{.unified}{.hint}*{.vec}.b128  [a], b{.level::cache_hint, cache-policy}
+    """,
+    Traits("atomic", access=Access.UPDATE, executed=False): """
+    atom  {.sem}{.mmio}{.scope}{.aspace}.exch{.level::cache_hint}.b128 \
+        d, [a], b{.level::cache_hint, cache-policy}
+    atom  {.sem}{.mmio}{.scope}{.aspace}.cas{.level::cache_hint}.b128 \
+        d, [a], b, c{.level::cache_hint, cache-policy}
+    """,
+    Traits("matrix load and store", access=Access.READ, executed=False): """
+    ldmatrix  .sync.aligned.m16n16.{x1,x2}.trans{.shared,.shared::cta}.b8  r, [p]
+    """,
+    Traits("matrix load and store", access=Access.WRITE, executed=False): """
+    stmatrix  .sync.aligned.m16n8.{x1,x2,x4}.trans{.shared,.shared::cta}.b8  [p], r
+    """,
+    Traits("mma.sync", executed=False): """
+    mma  .sync.aligned.{m16n8k8,m16n8k16}.row.col.{f16,f32}.f16.f16.{f16,f32}  d, a, b, c
+    mma  .sync.aligned.m8n8k4{.row}{.col}.{f16,f32}.f16.f16.{f16,f32}  d, a, b, c
+    mma  .sync.aligned.{m16n8k16,m16n8k32}.row.col.{f16,f32}.f8f6f4.f8f6f4.{f16,f32}  d, a, b, c
+    mma  .sync.aligned.{m8n8k4,m16n8k4,m16n8k8,m16n8k16}.row.col.f64.f64.f64.f64  d, a, b, c
+    mma  .sync.aligned.{m8n8k16,m16n8k16,m16n8k32}.row.col{.satfinite}.s32.{u8,s8}.{u8,s8}.s32  d, a, b, c
     """,
 }

@@ -130,7 +130,8 @@ class Traits:
     combines what it copies with what is there. `aligned`: all threads of the warp execute it together,
     whatever its suffixes. `lanes_meet`: it waits for the lanes of its warp that it names. `moves`: the
     sources whose bits the destination gets, written or not; `whole`: as they are. `until`: when what it
-    starts is over; `ends`: what it waits for. `orders`: the effects behind it that it orders."""
+    starts is over; `ends`: what it waits for. `orders`: the effects behind it that it orders. `executed`:
+    false of what no engine has, which both refuse by name."""
 
     cls: str
     owner: Owner = Owner.ENGINE
@@ -147,6 +148,7 @@ class Traits:
     until: Until = Until.NOW
     ends: Until = Until.NOW
     orders: Effect = ALL_EFFECTS
+    executed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +307,8 @@ _DESTINATIONS = frozenset(("d", "p", "r", "d|p", "d{|p}", "p{|q}"))
 def row(line: str, traits: Traits, sets: Mapping[str, frozenset[str]]) -> Row:
     """A line of the table."""
     op, _, rest = line.strip().partition(" ")
+    if re.fullmatch(r"[a-z][\w.:]*", op) is None:
+        raise ValueError(f"a row without an opcode: {line}")
     suffixes, _, operands = rest.strip().partition(" ") if rest.lstrip()[:1] in (".", "{") else ("", "", rest)
     if suffixes.startswith("{") and not suffixes.startswith("{."):  # {d,} [a]: there are no suffixes
         suffixes, operands = "", rest

@@ -21,7 +21,7 @@ SETS: dict[str, frozenset[str]] = {
         "signed": "s16 s32 s64",
         "bits": "b16 b32 b64",
         "moved": "b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64",
-        "loaded": "b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64",
+        "loaded": "b8 b16 b32 b64 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64",
         "half": "f16 f16x2 bf16 bf16x2",
         "small": "u8 u16 u32 u64 s8 s16 s32 s64",  # integers that cvt takes
         "cmp": "eq ne lt le gt ge",

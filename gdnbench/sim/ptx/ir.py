@@ -152,6 +152,10 @@ class Instruction:
         """True if any of `mods` was spelled."""
         return any(mod in self.mods for mod in mods)
 
+    def choice(self, *mods: str, default: str = "") -> str:
+        """The one of `mods` that was spelled; `default` if none was."""
+        return next((mod for mod in mods if mod in self.mods), default)
+
     def written(self) -> Iterator[Register | Sink]:
         """The destination registers in order, vectors and pairs flattened; a Sink keeps its position."""
         for dest in self.dests:
