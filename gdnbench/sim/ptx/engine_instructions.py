@@ -155,7 +155,8 @@ TABLE: dict[Traits, str] = {
     cvt   .rnd{.ftz}{.sat}.f32.f64  d, a
     cvt   {.rnd}{.sat}.f64.{f16,bf16}  d, a
     cvt   {.rnd}{.ftz}{.sat}.f64.f32  d, a
-    cvt   .rnd{.ftz}{.sat,.relu}{.satfinite}.f16.f32  d, a
+    cvt   .rnd{.ftz}{.sat,.relu}.f16.f32  d, a
+    cvt   .rnd{.ftz}{.relu}.satfinite.f16.f32  d, a
     cvt   .rnd{.sat,.relu}.f16.f64  d, a
     cvt   {.rnd}{.sat,.relu}.f16.bf16  d, a
     cvt   .rnd{.ftz}{.relu}{.satfinite}.bf16.f32  d, a
