@@ -155,11 +155,11 @@ TABLE: dict[Traits, str] = {
     cvt   .rnd{.ftz}{.sat}.f32.f64  d, a
     cvt   {.rnd}{.sat}.f64.{f16,bf16}  d, a
     cvt   {.rnd}{.ftz}{.sat}.f64.f32  d, a
-    cvt   .rnd{.ftz}{.sat,.relu}.f16.f32  d, a
-    cvt   .rnd{.ftz}{.relu}.satfinite.f16.f32  d, a
+    cvt   .rnd{.ftz}{.sat}.f16.f32  d, a
+    cvt   .rnd{.ftz}.bf16.f32  d, a
+    cvt   .{rn,rz}{.relu}{.satfinite}.{f16,bf16}.f32  d, a
     cvt   .rnd{.sat,.relu}.f16.f64  d, a
     cvt   {.rnd}{.sat,.relu}.f16.bf16  d, a
-    cvt   .rnd{.ftz}{.relu}{.satfinite}.bf16.f32  d, a
     cvt   .rnd{.relu}.bf16.{f16,f64}  d, a
     cvt   .{rn,rz}{.relu}{.satfinite}.{f16x2,bf16x2}.f32  d, a, b
     cvt   .rna{.satfinite}.tf32.f32  d, a
