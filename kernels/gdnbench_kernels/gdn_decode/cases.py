@@ -1,7 +1,8 @@
-"""Made calls that a kernel of gdn_decode must get right, each for a way in which one has gone wrong.
+"""Synthetic calls that a kernel of gdn_decode must compute correctly; each covers a mistake that a kernel has
+made.
 
-The options are those of `synth`. Each is made with states of both dtypes unless it concerns one alone. Heads
-are few where their number is no matter: a head is computed like the next.
+The options are those of `synth`. Each case runs with states of both dtypes unless it concerns only one. Cases
+in which the number of heads does not matter have few: all heads are computed alike.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ HEADS = (
     *((16, 64), (8, 32), (4, 16), (2, 8)),
     *((1, 1), (3, 15), (1, 7)),
 )
-"""Those of the models and of their ranks, then one, and two that no power of two divides."""
+"""The models' numbers of heads, whole and per rank; one head; and two numbers that are not powers of two."""
 MOST_TOKENS = 8
-"""Of a sequence in a call of speculative decode."""
+"""Tokens per sequence in a call of speculative decode."""
 
 Made = tuple[str, bool, dict[str, Any]]
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """All cases."""
     for dtype, short in STATES.items():
         for name, quick, options in (*_shapes(), *_slots(), *_gates(), *_values()):
             yield Case(f"{short}, {name}", {"heads": (1, 2), "state_dtype": dtype, **options}, quick)
@@ -44,7 +45,7 @@ def _shapes() -> Iterator[Made]:
         yield f"{steps} tokens", steps == 2, {"batch": 2, "steps": steps}
     for heads in HEADS:
         yield f"heads {heads[0]} and {heads[1]}", heads == (2, 4), {"batch": 2, "heads": heads}
-    # Where axes are as long, one taken for another is no error of shape.
+    # With equal extents, swapped axes raise no shape error.
     yield "4 of everything", False, {"batch": 4, "steps": 4, "heads": (4, 4)}
     yield "as many heads as elements", False, {"batch": 1, "heads": (1, 128)}
 
@@ -53,7 +54,7 @@ def _slots() -> Iterator[Made]:
     yield "padding throughout", True, {"batch": 3, "padding": 1.0}
     yield "half is padding", False, {"batch": 6, "padding": 0.5}
     yield "far apart in the pool", False, {"batch": 3, "slots": 300}
-    for gap in (8, 1024, 100_000):  # 16 bytes of bfloat16, and what other tensors take in a page of states
+    for gap in (8, 1024, 100_000):  # 16 bytes of bfloat16; sizes of other tensors in a page of states
         yield f"{gap} elements between slots", gap == 8, {"batch": 3, "slots": 9, "slot_gap": gap}
     drafts: dict[str, Any] = {"batch": 5, "steps": 4, "speculative": True}
     yield "drafts", True, {**drafts, "batch": 3, "steps": 3}
@@ -75,7 +76,7 @@ def _gates() -> Iterator[Made]:
     yield "raw, fp32 a and b", False, {**raw, "gate_dtype": "float32"}
     yield "raw, fp16 a and b", False, {**raw, "gate_dtype": "float16"}
     yield "raw, bf16 dt_bias", True, {**raw, "dt_bias_dtype": "bfloat16", "beta": (0.0, 2.0)}
-    # Small a: a softplus that forms 1 + exp(x) has no digits left.
+    # Small a: a softplus that computes 1 + exp(x) loses all digits.
     yield "raw, faint gates", False, {**raw, "gate_span": 1e-5, "gate_dtype": "float32"}
     yield "raw, gates of 0", False, {**raw, "gate_span": 0.0}
     yield "raw, closed gates", False, {**raw, "gate_span": 6e4}
@@ -96,7 +97,7 @@ def _values() -> Iterator[Made]:
     yield "qk raw", False, {"batch": 2, "steps": 2, "qk": "raw"}
     yield "offsets int64", False, {"batch": 2, "offsets_dtype": "int64"}
     yield "states as KV", False, {"batch": 2, "state_layout": "KV"}
-    # A key met again takes back what it wrote: S k = v, and the update is a difference of near equals.
+    # A repeated key: S k = v, so the update is a difference of nearly equal numbers.
     yield "one key throughout", True, {"batch": 2, "steps": 4, "key_correlation": 1.0, "beta": 1.0}
     yield "near keys", False, {"batch": 2, "steps": 8, "key_correlation": 0.99}
     for size in (0.0, 1e-30, 1e-6, 1e4, 1e30):

@@ -1,10 +1,10 @@
 """gdn_decode: the gated delta rule for a few tokens of each sequence, on a pool of states updated in place.
 
 Axes: B sequences, S tokens of each, H key heads, Hv value heads, K and V head dims, `slots` states in the
-pool. Sequence i reads slot state_indices[i, num_accepted[i] - 1], or read_indices[i] where that is given, and
-after its token t writes slot state_indices[i, t]; with S = 1 that is plain decode. A sequence whose slot to
-read is -1 is padding: it reads and writes nothing, and nothing is promised of its rows of o. A token of
-another sequence whose own slot is -1 writes no state. Several sequences may read a slot that no one writes.
+pool. Sequence i reads slot state_indices[i, num_accepted[i] - 1], or read_indices[i] if that is given, and
+after its token t writes slot state_indices[i, t]; with S = 1 this is plain decode. A sequence whose slot to
+read is -1 is padding: it reads and writes nothing, and its rows of o are undefined. In other sequences a
+token whose slot is -1 writes no state. Several sequences may read a slot that none writes.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ SCALARS = (
 
 
 def _stage(name: str, axes: tuple[str, ...], meaning: str, formula: str) -> Stage:
-    """Kernels keep stages of decode in registers, as fp32."""
+    """A stage of decode, which kernels keep in registers as fp32."""
     return Stage(TensorSpec(name, axes, ("float32",), Role.OUTPUT, meaning), formula, "float32")
 
 
@@ -139,7 +139,7 @@ STAGES = (
     _stage("k_t", ("B", "S", "H", "K"), "keys", "k, or k (sum k^2 + 1e-6)^-1/2"),
     _stage("delta_t", ("B", "S", "Hv", "V"), "update", "beta_t (v - alpha_t S k_t)"),
 )
-"""What a token does, as it is used: of raw gates, q and k what the operation makes of them."""
+"""The stages of a token: the gates, q and k after conversion from raw ones, and the update."""
 
 KERNELS = {
     "reference": KernelEntry(
@@ -196,7 +196,7 @@ KERNELS = {
 
 
 def validate(call: Call) -> None:
-    """Refuses a call that breaks the contract, with a ContractError that names tensor, position and value."""
+    """Raises ContractError, with tensor, position and value, for a call that breaks the contract."""
     sizes = check_form(NAME, TENSORS, SCALARS, call, CONVENTIONS)
     if sizes["S"] < 1:
         raise ContractError(f"{NAME}: q has S = 0 on axis 1; a sequence has at least one token")
@@ -206,7 +206,7 @@ def validate(call: Call) -> None:
 
 
 def _check_raw(call: Call) -> None:
-    """Raw gates need A_log and dt_bias, and the others have no use for them."""
+    """Raw gates need A_log and dt_bias; other gates must not have them."""
     form = call.conventions.get(GATE.name, GATE.values[0])
     for name in RAW_TENSORS:
         if form == "raw" and name not in call.tensors:
@@ -246,10 +246,11 @@ def _check_in_pool(name: str, tensor: Tensor, slots: int) -> None:
 
 
 def _check_races(plan: SlotPlan) -> None:
-    """Refuses a slot that two sequences write, and one that a sequence reads and another writes."""
+    """Raises ContractError for a slot that two sequences write, or that one sequence reads and another
+    writes."""
     tokens = plan.write.shape[1]
     slots = plan.write.flatten()
-    order = slots.argsort(stable=True)  # hence by sequence within a slot
+    order = slots.argsort(stable=True)  # stable: by sequence within a slot
     slots, owners = slots[order], order // tokens
 
     def place(ordered: int) -> str:
@@ -262,7 +263,7 @@ def _check_races(plan: SlotPlan) -> None:
             f"{NAME}: {place(raced[0] + 1)} is {int(slots[raced])}, as is {place(raced[0])};"
             " two sequences would race for that slot"
         )
-    # A slot has one writer now. Without read_indices a sequence reads a slot of its own.
+    # Each slot now has at most one writer. Without read_indices a sequence reads its own slot.
     found = torch.searchsorted(slots, plan.read).clamp(max=max(0, len(slots) - 1))
     theirs = (slots[found] == plan.read) & (owners[found] != torch.arange(len(plan.read)))
     if (stolen := first_true(theirs)) is not None:
@@ -282,7 +283,7 @@ def slots_of(call: Call) -> SlotPlan:
 
 
 def convert(call: Call, target: Mapping[str, str]) -> Call:
-    """The call in other conventions; see `DECODE_CONVERSIONS`. ContractError where that is impossible."""
+    """The call in other conventions; see `DECODE_CONVERSIONS`. Raises ContractError if that is impossible."""
     wanted = target.get(GATE.name, "raw")
     if call.conventions.get(GATE.name) == "raw" and wanted in ("log", "linear"):
         call = _with_log_gates(call)
@@ -302,7 +303,7 @@ def _with_log_gates(call: Call) -> Call:
 def convert_outputs(
     outputs: Mapping[str, Tensor], source: Mapping[str, str], target: Mapping[str, str]
 ) -> dict[str, Tensor]:
-    """Outputs in the conventions `target`: the pool is transposed where the layouts differ."""
+    """Outputs in the conventions `target`: the pool is transposed if the layouts differ."""
     return convert_states(outputs, source, target, ("state",))
 
 
@@ -318,14 +319,14 @@ def touched(call: Call) -> dict[str, Tensor]:
 
 
 def named_rows(call: Call) -> dict[str, Tensor]:
-    """Every slot that an index tensor names, whether its sequence is active or not."""
+    """Every slot in an index tensor, whether its sequence is active or not."""
     named = (call.tensors.get(name) for name in ("state_indices", "read_indices"))
     return {"state": torch.cat([indices.flatten() for indices in named if indices is not None])}
 
 
 def renumber(call: Call, stored: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """state_indices and read_indices for a pool that holds only the slots stored. The slots of padding
-    sequences, which no one touches, become -1; ContractError for another slot that is not stored."""
+    """state_indices and read_indices for a pool with only the slots `stored`. Slots of padding sequences,
+    which are never accessed, become -1. Raises ContractError for another slot that is not stored."""
     if "state" not in stored:
         return {}
     slots = torch.tensor(stored["state"], dtype=torch.int64)
@@ -341,7 +342,7 @@ def renumber(call: Call, stored: Mapping[str, Sequence[int]]) -> dict[str, Tenso
 
 
 def _places(name: str, indices: Tensor, slots: Tensor) -> Tensor:
-    """Where each index stands among `slots`, ascending."""
+    """The position of each index among `slots`, ascending."""
     place = torch.searchsorted(slots, indices)
     there = torch.zeros_like(indices, dtype=torch.bool)
     if len(slots):
@@ -352,8 +353,8 @@ def _places(name: str, indices: Tensor, slots: Tensor) -> Tensor:
 
 
 def partition(call: Call, name: str) -> Partition:
-    """Active sequences own rows of o and of stages, and slots of the pool; KeyError for any other name. A
-    slot that is only read belongs to the first sequence that reads it: it must keep its value."""
+    """Active sequences own rows of o and of stages, and slots of the pool. A slot that is only read belongs
+    to its first reader and must not change. Raises KeyError for any other name."""
     plan = slots_of(call)
     if name == "o" or any(stage.tensor.name == name for stage in STAGES):
         return Partition(tuple(Region(i, i + 1, i) for i in plan.active.tolist()), head_axis=2, token_axis=1)
@@ -361,7 +362,7 @@ def partition(call: Call, name: str) -> Partition:
         owner_of: dict[int, tuple[int, int | None]] = {}
         for sequence, slot in zip(plan.active.tolist(), plan.read.tolist(), strict=True):
             owner_of.setdefault(slot, (sequence, None))
-        # In order of token: a slot that a sequence writes twice belongs to the later token.
+        # In order of tokens: a slot that a sequence writes twice belongs to the later token.
         for sequence, slots in zip(plan.active.tolist(), plan.write.tolist(), strict=True):
             owner_of |= {slot: (sequence, token) for token, slot in enumerate(slots) if slot != PADDING}
         regions = (
@@ -373,7 +374,7 @@ def partition(call: Call, name: str) -> Partition:
 
 
 def work(call: Call) -> Work:
-    """What a valid call costs."""
+    """The bytes and FLOP of a valid call."""
     return work_of(call, slots_of(call), outputs(call))
 
 

@@ -1,8 +1,9 @@
 """The kernel named `cute` of gdn_decode: one launch of `StateUpdate`, for SM90 and SM100.
 
-Nothing is read back from the device and no shape depends on values, so a call can be captured into a CUDA
-graph; with an output of the caller's it allocates nothing. It compiles for a number of tokens, value heads a
-key head, dtypes, forms of the gate and of q and k, and a plan; the first call of each compiles or finds it.
+The host reads nothing back from the device and no shape depends on values, so a call can be captured into a
+CUDA graph; with the caller's output it allocates nothing. The kernel is compiled per number of tokens, value
+heads per key head, dtypes, conventions of the gate, q and k, and plan; the first such call compiles it or
+finds it in the cache.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ OPTIONAL: dict[str, Any] = {
     "qk": "normalised",
     "o": None,
 }
-"""What `cute` takes for what a call leaves out."""
+"""Defaults of `cute`."""
 
 
 def cute(
@@ -57,13 +58,13 @@ def cute(
     plan: DecodePlan | None = None,
     stages: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Updates `state` [slots, Hv, 128, 128] in place and returns o [B, S, Hv, 128] bfloat16, the tensor of
-    that name where given; rows of padding sequences are left as they are.
+    """Update `state` [slots, Hv, 128, 128] in place and return o [B, S, Hv, 128] bfloat16, the caller's
+    tensor if given; rows of padding sequences stay unchanged.
 
-    `arch`: what to compile for, the device's own unless given. `plan`: how to deal the call, else `choose`.
-    `stages`, if given, is filled with alpha_t, beta_t and delta_t by another build; normalised q and k are in
-    no register, their norms are factors of sums.
-    NotImplementedError for a call that the kernel is not written for, ValueError for a wrong one.
+    `arch` is the target; None takes the device's. `plan` is the kernel's plan; None takes that of `choose`.
+    `stages`, if given, is filled with alpha_t, beta_t and delta_t by another build. It has no normalised q
+    and k, because the kernel never forms them: their norms are factors of sums. Raises NotImplementedError
+    for a call that the kernel does not support, ValueError for an invalid one.
     """
     given = arguments(
         q=q,
@@ -97,7 +98,7 @@ def tapped(
     plan: DecodePlan | None = None,
     arch: str | None = None,
 ) -> dict[str, Tensor]:
-    """The call by a build with a tap: what it shows, in the tensors `shown`."""
+    """Run the call by a build with a tap, which writes to or reads from the tensors `shown`."""
     if given.batch:
         program = given.compiled(plan or plan_of(given), arch or arch_of(given.device), tap)
         program(*given.tapped(**shown))
@@ -105,7 +106,7 @@ def tapped(
 
 
 def stages_of(given: Arguments) -> dict[str, Tensor]:
-    """Stages to be filled; NaN where no one will."""
+    """Tensors for the stages, filled with NaN."""
     v = given.v
     shapes = {"alpha_t": v.shape[:3], "beta_t": v.shape[:3], "delta_t": v.shape}
     return {
@@ -116,10 +117,11 @@ def stages_of(given: Arguments) -> dict[str, Tensor]:
 
 def prepare(*, plan: DecodePlan | None = None, arch: str | None = None, **call: Any) -> Launch:
     """A launch of the call, whose arguments are those of `cute`: checked, compiled, loaded and packed. The
-    pool and o are as they were. Rows of q, k or v that are not contiguous and aligned, and inputs [B] or [Hv]
-    that are not contiguous, are copied here, once: what is written to them later no launch sees.
+    pool and o are not changed. Rows of q, k or v that are not contiguous and aligned, and inputs [B] or [Hv]
+    that are not contiguous, are copied once, here; launches do not see later writes to them.
 
-    NotImplementedError besides for an o that the kernel cannot write to, which each call would copy.
+    Also raises NotImplementedError for an o that the kernel cannot write directly, because each call would
+    copy it.
     """
     given = arguments(**{**OPTIONAL, **call})
     if given.o is not call.get("o"):
@@ -128,8 +130,8 @@ def prepare(*, plan: DecodePlan | None = None, arch: str | None = None, **call: 
         return nothing
     program = _program(given, plan, arch)
     if given.device.type == "cuda":
-        # A program is loaded when it is first launched, which no graph could capture: of padding alone,
-        # which touches nothing.
+        # Launch once with padding only, which accesses no state: the first launch loads the program, which a
+        # graph cannot capture.
         program(*given.idle)
     return program.prepared(*given.given)
 
@@ -143,7 +145,7 @@ def _program(given: Arguments, plan: DecodePlan | None, arch: str | None) -> Pro
 
 
 def plan_of(given: Arguments) -> DecodePlan:
-    """How the call is dealt unless it says so."""
+    """The default plan of the call."""
     return choose(
         given.batch, given.value_heads, given.state_dtype, given.tokens, multiprocessors(given.device)
     )

@@ -1,5 +1,5 @@
-"""The steps of `cute`, each alone, by builds with taps: `gates` keeps the gates that the kernel makes,
-`update` gives it others and keeps all else. k . q and the norms of q and k belong to the second."""
+"""The steps of `cute`, each runnable alone, by builds with taps: `gates` returns the kernel's gates, `update`
+replaces them and returns everything else. k . q and the norms of q and k belong to `update`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def update(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
 
 
 def _begun(call: Mapping[str, Any], tap: Any) -> tuple[Arguments, Any, dict[str, Tensor]]:
-    """The call checked, and its stages to be filled."""
+    """The checked call, and tensors for its stages."""
     taken = {name: call[name] for name in _TENSORS} | {
         name: call.get(name, default) for name, default in OPTIONAL.items()
     }

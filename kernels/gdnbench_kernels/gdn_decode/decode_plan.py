@@ -1,8 +1,8 @@
-"""How a decode call is dealt to CTAs and moved: what may be swept, and what is chosen without being told.
+"""Plans of the decode kernel: how a call is divided among CTAs and how its state is loaded and stored.
 
-A CTA has `cta_rows` of the 128 rows (value dims) of one state, `tile_rows` of them in each of its passes. A
-group of 8 lanes has `rows` rows of a pass, and a lane 16 of each row's 128 elements. Which of them, and the
-order of every sum, are the same in every plan: a plan changes no bit of a result.
+A CTA has `cta_rows` of the 128 rows (value dims) of one state, `tile_rows` of them in each pass. A group of 8
+lanes has `rows` rows of a pass, and a lane 16 of each row's 128 elements. Every plan assigns the same
+elements to a lane and sums in the same order, so a plan does not change the result.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ LANE_ELEMENTS = HEAD_DIM // ROW_LANES
 GROUPS = WARP // ROW_LANES
 """Rows that a warp works on at once."""
 STATE_BYTES = {"float32": 4, "bfloat16": 2}
-"""Of an element."""
+"""Bytes of an element."""
 
 Transport = Literal["registers", "bulk_in", "bulk"]
-"""Loads and stores of 16 bytes a lane; or a bulk copy a warp, through shared memory: in, or each way."""
+"""Loads and stores of 16 bytes per lane; or one bulk copy per warp through shared memory, for loads or
+both."""
 Advice = Literal["none", "no_allocate", "evict_first"]
-"""To the caches: nothing; not into L1; not into L1 and first out of L2."""
+"""Cache hints: none; no allocation in L1; no allocation in L1 and evict-first in L2."""
 TRANSPORTS: tuple[str, ...] = get_args(Transport)
 ADVICE: tuple[str, ...] = get_args(Advice)
 ROWS = (2, 4, 8)
@@ -33,18 +34,18 @@ WARPS = (1, 2, 4, 8)
 PASSES = (1, 2, 4, 8)
 
 SMEM_STEP = 128
-"""Bytes that a CTA's shared memory is a multiple of."""
+"""Granularity of a CTA's shared memory in bytes."""
 H200_SMS = 132
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """rows: of a group of lanes. warps: of a CTA. load, store: advice. ctas_per_sm: what registers are held
-    to, 0 to nothing. pdl: it may start before the kernel in front of it is done, waits for that before it
-    reads or writes, and lets the next kernel of the stream do the same. passes: of a CTA, each one after
-    another. resident: CTAs that an SM may have at once, by what they take of shared memory; 0 for as many as
-    there is room for. spread: the rows of a group are GROUPS apart, so that a load of a warp is of rows next
-    to one another, and not those of the group."""
+    """rows: per group of lanes. warps: per CTA. load, store: cache hints. ctas_per_sm: the CTAs per SM that
+    the register limit allows, 0 for no limit. pdl: programmatic dependent launch: the kernel may start before
+    the previous kernel has ended, waits for that before it reads or writes, and lets the next kernel of the
+    stream do the same. passes: per CTA, one after another. resident: the most CTAs per SM, limited by
+    reserving shared memory; 0 for no limit. spread: the rows of a group are GROUPS apart, so a load of a warp
+    reads adjacent rows."""
 
     rows: int = 4
     warps: int = 4
@@ -83,7 +84,7 @@ class DecodePlan:
 
     @property
     def row_step(self) -> int:
-        """From a row of a group to its next."""
+        """Distance of a group's rows."""
         return GROUPS if self.spread else 1
 
     @property
@@ -96,7 +97,7 @@ class DecodePlan:
 
     @property
     def tiles(self) -> int:
-        """CTAs of a state."""
+        """CTAs per state."""
         return HEAD_DIM // self.cta_rows
 
     @property
@@ -104,31 +105,32 @@ class DecodePlan:
         return WARP * self.warps
 
     def tile_bytes(self, state_dtype: str) -> int:
-        """What a pass reads of the pool, and writes a token; all of it is in flight at once."""
+        """Bytes that a pass reads from the pool, and writes per token; all of them are in flight at once."""
         return self.tile_rows * HEAD_DIM * STATE_BYTES[state_dtype]
 
     @property
     def token_bytes(self) -> int:
-        """Of a token's operands in a warp's shared memory: rows of q and k, the warp's elements of v."""
+        """Bytes of a token's operands in a warp's shared memory: rows of q and k, and the warp's elements of
+        v."""
         return 2 * (2 * HEAD_DIM + self.warp_rows * self.passes)
 
     def operand_bytes(self, tokens: int) -> int:
-        """Of all warps' and tokens' operands."""
+        """Bytes of the operands of all warps and tokens."""
         return self.warps * tokens * self.token_bytes
 
     @property
     def barriers(self) -> int:
-        """Of a warp: one for the operands and one for each pass of a bulk copy."""
+        """mbarriers per warp: one for the operands and one per pass of a bulk copy."""
         return 1 + self.passes
 
     def used_bytes(self, tokens: int, state_dtype: str) -> int:
-        """Operands, all passes where they go through shared memory, and mbarriers."""
+        """Bytes of operands, of all passes if they use shared memory, and of mbarriers."""
         tiles = self.passes * self.tile_bytes(state_dtype) if self.transport != "registers" else 0
         return tiles + self.operand_bytes(tokens) + self.barriers * self.warps * BARRIER_BYTES
 
     def shared_bytes(self, tokens: int, state_dtype: str) -> int:
-        """What is used; with `resident` as much more as leaves no room for one CTA more, however much of an
-        SM's memory is shared memory."""
+        """The used bytes. With `resident` they are increased so that no further CTA fits, whatever the
+        shared-memory carveout."""
         used = self.used_bytes(tokens, state_dtype)
         if not self.resident:
             return used
@@ -136,7 +138,7 @@ class DecodePlan:
 
     @property
     def options(self) -> dict[str, int | str | bool]:
-        """As a `Source` takes them."""
+        """The plan as options of a `Source`."""
         return {
             "rows": self.rows,
             "warps": self.warps,
@@ -152,29 +154,28 @@ class DecodePlan:
 
 
 STARTS = DecodePlan(load="none", pdl=True)
-"""What measured best of advice and of starts, at every size."""
+"""The fastest cache hints and launch mode at every size."""
 
 SMALL = replace(STARTS, rows=2, warps=1)
-"""As long as all of it is resident at once: the most CTAs, and the shortest, for the bytes."""
+"""For calls of which all CTAs are resident at once: the most and shortest CTAs."""
 MIDDLE = replace(STARTS, rows=2, warps=2, transport="bulk_in", passes=4, resident=4)
-"""As long as an SM gets few CTAs: no more at once than are dealt evenly, since under `pdl` the CTAs of a call
-begin wherever those of the call before have left room."""
+"""For calls with few CTAs per SM: limits resident CTAs to an even share, because with `pdl` CTAs start
+wherever those of the previous call leave room."""
 MIDDLE_BF16 = replace(STARTS, rows=4, warps=4, transport="bulk", passes=2, resident=4)
-"""As long as all of it is resident at once: a CTA a state, all of which is asked for at once."""
+"""For calls of which all CTAs are resident at once: one CTA per state, which loads all of it at once."""
 LARGE = replace(STARTS, rows=2, warps=1, transport="bulk_in", passes=2)
 LARGE_BF16 = replace(STARTS, rows=4, warps=1, transport="bulk_in", passes=2)
-"""8 KB of states a CTA, of one warp; passes pay for slot, gates and norms once."""
+"""8 KB of states per CTA of one warp; the passes share slot, gates and norms."""
 DRAFTED = replace(STARTS, rows=4, warps=2, transport="bulk_in")
-"""Of several tokens: what a token multiplies with is made anew in each pass, and a warp of many rows makes it
-seldom."""
+"""For several tokens: each pass recomputes a token's operands, so a warp has many rows and few passes."""
 SMALL_CTAS = 24
-"""Of an SM, as many as 80 registers a thread allow."""
+"""CTAs per SM that 80 registers per thread allow."""
 MIDDLE_CTAS = {"float32": 16, "bfloat16": 4}
-"""Of an SM: four times as many as are resident; as many as are."""
+"""CTAs per SM: four times the resident ones; the resident ones."""
 
 
 def chosen(state_dtype: str, tokens: int) -> tuple[DecodePlan, DecodePlan, DecodePlan]:
-    """The plans of calls from few states to many."""
+    """The plans for few, medium and many states."""
     if tokens > 1:
         return SMALL, DRAFTED, DRAFTED
     wide = state_dtype == "float32"
@@ -182,7 +183,7 @@ def chosen(state_dtype: str, tokens: int) -> tuple[DecodePlan, DecodePlan, Decod
 
 
 def choose(batch: int, value_heads: int, state_dtype: str, tokens: int, multiprocessors: int) -> DecodePlan:
-    """The plan of a call unless it is told one; docs/gdn_decode.md says why."""
+    """The default plan of a call; docs/gdn_decode.md has the reasons."""
     states = batch * value_heads
     small, middle, large = chosen(state_dtype, tokens)
     if states * small.tiles <= SMALL_CTAS * multiprocessors:
@@ -191,20 +192,21 @@ def choose(batch: int, value_heads: int, state_dtype: str, tokens: int, multipro
 
 
 def candidates(batch: int, value_heads: int, state_dtype: str, tokens: int) -> tuple[DecodePlan, ...]:
-    """Plans worth measuring for such a call, that of an H200 first."""
+    """Plans worth measuring for such a call, starting with an H200's default."""
     first = choose(batch, value_heads, state_dtype, tokens, H200_SMS)
     swept = _few() if first == SMALL else _many(state_dtype)
     return tuple(dict.fromkeys((first, *swept)))
 
 
 def _few() -> Iterator[DecodePlan]:
-    """Of a call that is resident at once, of which the chain from launch to store is the time."""
+    """Plans for a call whose CTAs are all resident at once, where the latency from launch to store
+    decides."""
     yield from (replace(STARTS, rows=2, warps=warps) for warps in (1, 2, 4))
     yield replace(STARTS, rows=2, warps=1, pdl=False)
 
 
 def _many(state_dtype: str) -> Iterator[DecodePlan]:
-    """Of a call that memory bounds: the grain of CTAs, and how many are resident."""
+    """Plans for a memory-bound call, which vary the size of CTAs and the number of resident ones."""
     long = LARGE if state_dtype == "float32" else LARGE_BF16
     yield from (long, *(replace(long, resident=resident) for resident in (8, 12, 16)))
     yield from (

@@ -1,13 +1,12 @@
-"""How the error of decode grows over many tokens, when a kernel goes on from the state that it left itself.
+"""Rollout error of decode: how the error grows over many tokens when a kernel continues from its own state.
 
-A sequence of T tokens is decoded from a state, S tokens a call; every token writes a slot of its own and the
-next call reads the last one. Beside it the fp64 oracle decodes the same tokens from its own unrounded state.
-The curve is the relative error of the state after each token, over all heads and of each:
+A sequence of T tokens is decoded from a state, S tokens per call. Every token writes its own slot, and the
+next call reads the last one. The fp64 oracle decodes the same tokens from its own unrounded state. The curve
+is the relative error of the state after each token, over all heads and per head:
 
     e(t) = |S(t) - S64(t)| / |S64(t)|             Frobenius norms
 
-A single call judged from a recorded state cannot see what this sees: an error that is small in one step and
-comes back in each.
+A single call from a recorded state does not show such errors: small in one step, but repeated in each.
 """
 
 from __future__ import annotations
@@ -21,26 +20,27 @@ from torch import Tensor
 from gdnbench_kernels.contract import Call, Scalar
 
 Step = Callable[[Call], Mapping[str, Tensor]]
-"""Runs one call of gdn_decode, given and answered in the conventions of the call; returns o and state."""
+"""Runs one call of gdn_decode in the call's conventions; returns o and state."""
 
 FACTOR = 2.0
-"""Times torch's error that a kernel's may be, as everywhere in this project: a kernel may round as often as
-torch's in another order, and take exp and the norm's root from the hardware, each about as much again."""
+"""The allowed ratio of a kernel's error to torch's, as everywhere in this project: a kernel may round as
+often as torch in another order, and use the hardware's exp and reciprocal root, which add about as much
+again."""
 GROWTH = 0.25
-"""Roundings of either sign add up like the root of t, those that lean to one side like t. If a kernel's add
-up as torch's do, the slope of log(its error / torch's) over log t is 0, and 1/2 if they lean where torch's do
-not; this lies halfway."""
+"""The allowed slope of log(kernel's error / torch's) over log t. Unbiased roundings accumulate like the root
+of t, biased ones like t. So the slope is 0 if both accumulate alike, and 1/2 if only the kernel's roundings
+are biased; the limit is halfway."""
 STRETCH = 16
-"""Tokens whose errors are taken together, as their root mean square: the error that exp brings into a state
-is one number a token and head, and a single one says little."""
+"""Tokens over which errors are averaged, as root mean square: exp contributes one error per token and head to
+a state, and a single one says little."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A sequence as decode gets it: the tensors of T tokens, and the state [Hv, V, K] before the first."""
+    """A sequence as input of decode: the tensors of T tokens, and the state [Hv, V, K] before the first."""
 
     by_token: Mapping[str, Tensor]  # q, k, v, g, beta [T, ...]
-    shared: Mapping[str, Tensor]  # A_log, dt_bias where the gate is raw
+    shared: Mapping[str, Tensor]  # A_log, dt_bias if the gate is raw
     state: Tensor  # its dtype is that of the pool
     scalars: Mapping[str, Scalar]
     conventions: Mapping[str, str]  # state_layout VK
@@ -58,14 +58,14 @@ class Curve:
 
 
 def states(step: Step, tokens: Tokens, per_call: int, dtype: torch.dtype) -> Iterator[Tensor]:
-    """The state [Hv, V, K] after each token, of a pool of `dtype` that `step` alone writes to."""
+    """Yield the state [Hv, V, K] after each token, from a pool of `dtype` that only `step` writes."""
     first = tokens.state.to(dtype)
     pool = torch.full((per_call, *first.shape), torch.nan, dtype=dtype, device=first.device)
     pool[-1] = first
     for start in range(0, len(tokens), per_call):
         count = min(per_call, len(tokens) - start)
         given = {name: tensor[start : start + count].unsqueeze(0) for name, tensor in tokens.by_token.items()}
-        # A draft's slot is read by its number; this reads the last one, whatever the count of this call.
+        # read_indices names the last slot; num_accepted could not, if this call has fewer tokens.
         slots = torch.arange(per_call, dtype=torch.int32, device=first.device)
         given["state_indices"], given["read_indices"] = slots[:count].unsqueeze(0), slots[-1:]
         given |= {**tokens.shared, "state": pool.clone()}
@@ -74,7 +74,7 @@ def states(step: Step, tokens: Tokens, per_call: int, dtype: torch.dtype) -> Ite
 
 
 def curve(found: Iterator[Tensor], exact: Sequence[Tensor]) -> Curve:
-    """The errors of the states `found` against `exact`, one for each token."""
+    """The error of each of the states `found` against `exact`, one per token."""
     by_head, whole = [], []
     for state, true in zip(found, exact, strict=True):
         true = true.double().cpu()
@@ -85,13 +85,14 @@ def curve(found: Iterator[Tensor], exact: Sequence[Tensor]) -> Curve:
 
 
 def stretches(errors: Tensor) -> Tensor:
-    """The root mean square of errors [T] over each whole stretch of tokens; of all if there are fewer."""
+    """The root mean square of errors [T] over each complete stretch of tokens, or over all if there are
+    fewer."""
     size = min(STRETCH, len(errors))
     return errors[: len(errors) // size * size].view(-1, size).square().mean(1).sqrt()
 
 
 def growth(kernel: Tensor, yardstick: Tensor) -> float:
-    """Slope of log(kernel / yardstick) over log t by least squares, of errors of two stretches or more."""
+    """The least-squares slope of log(kernel / yardstick) over log t, for errors of two or more stretches."""
     t = torch.arange(1, len(kernel) + 1, dtype=torch.float64).log()
     t -= t.mean()
     return float((t * (kernel / yardstick).log()).sum() / (t * t).sum())

@@ -1,13 +1,13 @@
 """The kernel named `fla` of gdn_decode: flash-linear-attention's fused_recurrent_gated_delta_rule.
 
-The function knows no pool: it reads one state a sequence and returns new ones, in fp32. A launch is that call
-on states gathered before it, in the pool's dtype. Not in a launch, hence not in its time:
+The function has no pool: it reads one state per sequence and returns new states in fp32. A launch is that
+call on states gathered before it, in the pool's dtype. Not part of a launch, hence not timed:
 
     the gather of the states from their slots    reads and writes every state once
     the scatter of the new ones, rounded         the same
 
-What serves with it pays for both, or has a kernel of its own that does neither. Sequences that are padding
-are left out of the launch. States and outputs are allocated in the launch, as the function does it.
+A serving engine that uses this function also pays for both, unless its own kernel avoids them. Padding
+sequences are left out of the launch. The function allocates states and outputs in the launch.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def _bind(
     qk: str = "normalised",
     gate: str = "log",
 ) -> PeerLaunch:
-    """The call of flash-linear-attention for a call of the contract whose pool is [slots, Hv, K, V]."""
+    """The arguments of flash-linear-attention for a call of the contract whose pool is [slots, Hv, K, V]."""
     if q.shape[1] != 1:
         raise NotImplementedError(
             "flash-linear-attention's decode returns one state a sequence, not one a token;"
             f" the call has S = {q.shape[1]}"
         )
     function = fla_module("ops.gated_delta_rule").fused_recurrent_gated_delta_rule
-    # With one token a sequence the count of accepted ones can only be 1.
+    # With one token per sequence num_accepted can only be 1.
     plan = plan_slots(state_indices, None, read_indices)
     if not len(plan.active):
         raise NotImplementedError("flash-linear-attention launches nothing where every sequence is padding")
@@ -80,12 +80,12 @@ def _bind(
 
 @taking(_bind)
 def fla(**call: Any) -> dict[str, Tensor]:
-    """Updates `state` [slots, Hv, K, V] in place and returns o [B, 1, Hv, V], NaN for padding sequences.
-    NotImplementedError for what flash-linear-attention does not take, ImportError if it is not there."""
+    """Update `state` [slots, Hv, K, V] in place and return o [B, 1, Hv, V], NaN for padding sequences. Raises
+    NotImplementedError for a call that flash-linear-attention does not take, ImportError if it is missing."""
     return dict(_bind(**call)())
 
 
 @taking(_bind)
 def prepare(**call: Any) -> Launch:
-    """A launch of the call, compiled. It leaves the pool alone until its outputs are asked for."""
+    """A launch of the call, compiled. It does not change the pool until its outputs are read."""
     return warmed(_bind(**call), once=kind("fla", call))

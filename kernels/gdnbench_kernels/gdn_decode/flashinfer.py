@@ -4,9 +4,10 @@
     S > 1, fp32 states      gated_delta_rule_mtp, each token's state to its own slot
     S > 1, bf16 states      gdn_kernels.gated_delta_rule_mtp, the same: no function above it takes the slots
 
-A launch is that call. Before it: the slots to read and to write as tensors of their own, and copies of inputs
-that are not contiguous. FlashInfer makes gates of a, b, A_log and dt_bias itself and takes no others. What it
-does with a slot of -1 differs: refused where it would touch a slot that the call does not name.
+A launch is that call. Before the launch this module makes separate tensors of the slots to read and to write,
+and copies inputs that are not contiguous. FlashInfer computes gates from a, b, A_log and dt_bias and takes no
+others. Its kernels treat a slot of -1 differently; calls in which a kernel would access a slot that the call
+does not name are refused.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def _bind(
     beta_max: float = 1.0,
     qk: str = "normalised",
 ) -> _Bound:
-    """The call of FlashInfer for a call of the contract with gate raw: `g` is a, `beta` is b, [B, S, Hv]."""
+    """The arguments of FlashInfer for a call of the contract with gate raw: `g` is a, `beta` is b, [B, S,
+    Hv]."""
     _refuse(q, k, v, g, beta, A_log, dt_bias, state, beta_max)
     batch, steps = q.shape[:2]
     plan = plan_slots(state_indices, num_accepted, read_indices)
@@ -103,8 +105,8 @@ def _bind(
 
 @taking(_bind)
 def flashinfer(**call: Any) -> dict[str, Tensor]:
-    """Updates `state` [slots, Hv, V, K] in place and returns o [B, S, Hv, V]. NotImplementedError for what
-    FlashInfer does not take, ImportError if it is not there."""
+    """Update `state` [slots, Hv, V, K] in place and return o [B, S, Hv, V]. Raises NotImplementedError for a
+    call that FlashInfer does not take, ImportError if it is missing."""
     if not len(call["q"]):
         return {}
     return dict(_bind(**call).launch())
@@ -112,7 +114,7 @@ def flashinfer(**call: Any) -> dict[str, Tensor]:
 
 @taking(_bind)
 def prepare(**call: Any) -> Launch:
-    """A launch of the call, compiled; the pool is as it was."""
+    """A launch of the call, compiled; the pool is unchanged."""
     bound = _bind(**call)
     return warmed(bound.launch, bound.state, bound.touched, kind("flashinfer", call))
 
@@ -128,7 +130,7 @@ def _refuse(
     state: Tensor,
     beta_max: float,
 ) -> None:
-    """NotImplementedError for forms that FlashInfer does not take, or takes only by rounding them."""
+    """Raises NotImplementedError for forms that FlashInfer does not take, or takes only by rounding them."""
     take_dims(NAME, k, v, HEAD_DIM)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         take_dtypes(NAME, name, tensor, BFLOAT16)
@@ -150,8 +152,8 @@ def _refuse(
 
 
 def _refuse_padding(plan: SlotPlan, batch: int, steps: int, dtype: torch.dtype) -> None:
-    """NotImplementedError for slots of -1 by which a kernel would write to a slot that the call does not
-    name: it takes 0 in their place, or -1 as it is."""
+    """Raises NotImplementedError for slots of -1 by which a kernel would write a slot that the call does not
+    name: it replaces -1 by 0, or uses -1 as an index."""
     if dtype == BFLOAT16 and len(plan.active) < batch:
         raise NotImplementedError(
             f"{NAME} with bf16 states takes slot 0 for a sequence whose slot is -1, and overwrites it"

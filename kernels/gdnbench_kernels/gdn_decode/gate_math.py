@@ -1,14 +1,14 @@
-"""The gate's functions in fp32, to an ulp or two over all of their range. CuTe DSL, sm_90 on.
+"""The gate's functions in fp32, accurate to one or two ulps over their whole range. CuTe DSL, sm_90 and
+later.
 
     exp(x)      = 2^n p(r)       n = nearest(x log2 e), r = x - n ln 2 in two parts, p of degree 7
     log1p(t)    = 2 atanh(s)     s = t / (2 + t), t in [0, 1]: s^2 <= 1 / 9, eight terms of the series
     softplus(x) = max(x, 0) + log1p(exp(-|x|))
     sigmoid(x)  = (1 or exp(-|x|)) / (1 + exp(-|x|))
 
-`ex2.approx` and `lg2.approx` are not enough: a decay's error of two ulps is the same in every element and
-every step of a long memory, and the logarithm of a number near 1 has few bits left. The series end where the
-next term is below 2^-27 of the sum: |r| <= ln 2 / 2 gives r^8 / 8! < 6e-9, s^2 <= 1 / 9 gives s^16 / 17 <
-2e-9.
+`ex2.approx` and `lg2.approx` are not accurate enough: a decay's error of two ulps repeats in every element
+and every step, and the logarithm of a number near 1 has few correct bits. The series end where the next term
+is below 2^-27 of the sum: |r| <= ln 2 / 2 gives r^8 / 8! < 6e-9, s^2 <= 1 / 9 gives s^16 / 17 < 2e-9.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ LN2_HIGH = 0.693147182464599609375
 """ln 2 to 24 bits, exactly."""
 LN2_LOW = log(2) - LN2_HIGH
 FURTHEST = 104.0
-"""exp of more is infinite in fp32, exp of less is 0."""
+"""exp(x) is infinite in fp32 above this, and 0 below its negative."""
 EXP_TERMS = 7
 ATANH_TERMS = 7
-"""After the first."""
+"""Coefficients of the series after the first."""
 BIAS = 127
 
 
 def exp(x: Any) -> Any:
-    """exp(x): 0 of -inf, inf of inf, NaN of NaN; subnormal results too."""
+    """exp(x): 0 for -inf, inf for inf, NaN for NaN; subnormal results too."""
     x = ptx.greater(ptx.less(x, F32(FURTHEST)), F32(-FURTHEST))
     n = ptx.nearest_whole(ptx.multiply(x, F32(LOG2_E)))
     r = ptx.fma(n, F32(-LN2_HIGH), x)
@@ -43,14 +43,14 @@ def exp(x: Any) -> Any:
     p = F32(1 / factorial(EXP_TERMS))
     for power in range(EXP_TERMS - 1, -1, -1):
         p = ptx.fma(p, r, F32(1 / factorial(power)))
-    # 2^n in two factors: it may be beyond what one float holds, and only the last product rounds.
+    # 2^n in two factors: it may exceed a float's range, and only the last product rounds.
     whole = ptx.whole(n)
     half = whole >> 1
     return ptx.multiply(ptx.multiply(p, _power_of_two(half)), _power_of_two(whole - half))
 
 
 def log1p(t: Any) -> Any:
-    """log(1 + t) of t in [0, 1]."""
+    """log(1 + t) for t in [0, 1]."""
     below = ptx.add(t, F32(2.0))
     inverse = ptx.reciprocal(below)
     s = ptx.multiply(t, inverse)
@@ -69,21 +69,21 @@ def softplus(x: Any) -> Any:
 
 
 def sigmoid(x: Any) -> Any:
-    """1 / (1 + exp(-x)), small ones too."""
+    """1 / (1 + exp(-x)), accurate for small results too."""
     t = exp(ptx.less(x, ptx.negative(x)))
     below = ptx.add(t, F32(1.0))
     inverse = ptx.reciprocal(below)
     inverse = ptx.fma(ptx.fma(ptx.negative(below), inverse, F32(1.0)), inverse, inverse)
-    # A NaN is not >= 0, so that it comes from t.
+    # NaN is not >= 0, so a NaN result comes from t.
     return ptx.multiply(ptx.pick(x >= F32(0.0), F32(1.0), t), inverse)
 
 
 def inverse_norm(square: Any) -> Any:
-    """square ** -0.5, rounded once more than the instruction does; 0 of inf."""
+    """square ** -0.5, with one more rounding than the instruction; 0 for inf."""
     found = ptx.reciprocal_root(square)
     missing = ptx.fma(ptx.negative(ptx.multiply(square, found)), found, F32(1.0))
     refined = ptx.fma(ptx.multiply(found, F32(0.5)), missing, found)
-    # inf times 0 is no number: of an infinite sum the first result stands.
+    # inf times 0 is NaN, so an infinite sum keeps the first result.
     return ptx.pick(refined == refined, refined, found)
 
 

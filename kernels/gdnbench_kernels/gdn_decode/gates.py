@@ -1,6 +1,6 @@
-"""The gate and beta of gdn_decode in each of its forms.
+"""The gate and beta of gdn_decode in each convention.
 
-Where the convention gate is raw, g holds a and beta holds b, what the model's projections gave, and
+If the convention gate is raw, g contains a and beta contains b, the outputs of the model's projections, and
 
     g    = -exp(A_log) softplus(a + dt_bias)          softplus(x) = log(1 + exp(x))
     beta = beta_max sigmoid(b)
@@ -29,7 +29,7 @@ CONVENTIONS = (GATE, STATE_LAYOUT, QK, OFFSETS_DTYPE)
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """What a call says of its gates; `A_log` and `dt_bias` [Hv] are there where `form` is raw."""
+    """The gates of a call; `A_log` and `dt_bias` [Hv] are set if `form` is raw."""
 
     form: str  # value of the convention gate
     A_log: Tensor | None
@@ -37,22 +37,22 @@ class Gates:
     beta_max: float
 
     def alpha(self, g: Tensor, compute: torch.dtype) -> Tensor:
-        """The factor of the state, of g or a [..., Hv]; computed and returned in `compute`."""
+        """The factor of the state, from g or a [..., Hv], in `compute`."""
         if self.form != "raw":
             return decay(g, self.form, compute)
         return self.log_decay(g, compute).exp()
 
     def log_decay(self, a: Tensor, compute: torch.dtype) -> Tensor:
-        """g of a [..., Hv], in `compute`; of raw gates alone."""
+        """g, from a [..., Hv], in `compute`; only for raw gates."""
         assert self.A_log is not None
         assert self.dt_bias is not None
         x = a.to(compute) + self.dt_bias.to(compute)
-        # log(exp(x) + exp(0)) keeps its relative accuracy at both ends, where torch's softplus turns linear
-        # at 20: 2e-9 off, too much for an oracle.
+        # log(exp(x) + exp(0)) is accurate at both ends. torch's softplus becomes linear at 20, with an error
+        # of 2e-9, too much for an oracle.
         softplus = torch.logaddexp(x, torch.zeros_like(x))
         return -self.A_log.to(compute).exp() * softplus
 
     def beta(self, beta: Tensor, compute: torch.dtype) -> Tensor:
-        """The step size, of beta or b [..., Hv]; computed and returned in `compute`."""
+        """The step size, from beta or b [..., Hv], in `compute`."""
         wide = beta.to(compute)
         return self.beta_max * wide.sigmoid() if self.form == "raw" else wide

@@ -23,15 +23,16 @@ def hf(
     scale: float | None = None,
     qk: str = "normalised",
 ) -> dict[str, Tensor]:
-    """Updates `state` [slots, Hv, K, V] in place and returns o [B, 1, Hv, V], NaN for padding sequences.
+    """Update `state` [slots, Hv, K, V] in place and return o [B, 1, Hv, V], NaN for padding sequences.
 
-    NotImplementedError for more than one token a sequence: the function writes one state, not one a token.
+    Raises NotImplementedError for more than one token per sequence: the function writes one state, not one
+    per token.
     """
     recurrent = transformers_function("torch_recurrent_gated_delta_rule")
     check_scale(scale, k.shape[3])
     if q.shape[1] != 1:
         raise NotImplementedError(f"transformers decodes one token a sequence, the call has S = {q.shape[1]}")
-    # With one token a sequence the count of accepted ones can only be 1.
+    # With one token per sequence num_accepted can only be 1.
     plan = plan_slots(state_indices, read_indices=read_indices)
     active, value_heads = plan.active, v.shape[2]
     o = torch.full_like(v, torch.nan)

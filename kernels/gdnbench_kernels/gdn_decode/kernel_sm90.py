@@ -21,9 +21,9 @@ fp32 in registers from the first token to the last, and rounded to its dtype whe
     state_indices               B, S              int32                any strides; -1 writes nothing
     num_accepted, read_indices  B                 int32                one of them, or neither
 
-CTA (x, y) has rows x % tiles of value head x / tiles of sequence y, in `passes` one after another. Of a pass
-a warp has 4 `rows` rows of the state, a group of 8 lanes `rows` of them, and a lane 16 elements of each: of
-every 128 bytes of a row the same 16. Nothing is shared between warps.
+CTA (x, y) has rows x % tiles of value head x / tiles of sequence y, in `passes` one after another. In a pass
+a warp has 4 `rows` rows of the state, a group of 8 lanes `rows` of them, and a lane 16 elements of each: the
+same 16 bytes of every 128 bytes of a row. Warps share no data.
 
     who         does                                                        waits for
     lane t      loads slot and gate inputs of token t; shuffles share them  its loads
@@ -37,9 +37,10 @@ The slot, the operands and the gate inputs are loaded together, the rows as soon
 does not depend on the rows is computed while they are in flight. A padding sequence takes the same path with
 predicated loads up to the update, then exits.
 
-A row's bits depend on its sequence, head and row alone: not on B, the plan, the architecture or the order of
-CTAs. A NaN in a sequence reaches its own rows alone. Limits: S <= 8, B <= 65,535, slots in the pool; S k
-and S q with q and k as they come must be floats, which of raw ones asks more than of normalised ones.
+A row's bits depend only on its sequence, head and row, not on B, the plan, the architecture or the order of
+CTAs. A NaN in a sequence reaches only its own rows. Limits: S <= 8, B <= 65,535, slots inside the pool; S k
+and S q must not overflow with q and k before normalisation, which limits raw q and k more than normalised
+ones.
 """
 
 from __future__ import annotations

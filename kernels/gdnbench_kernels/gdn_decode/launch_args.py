@@ -1,8 +1,8 @@
-"""What a call of the compiled kernel of gdn_decode is held to before anything is launched, and its tensors.
+"""Checks the arguments of a call of gdn_decode's compiled kernel, and makes the tensors for its launch.
 
-Checks look at shapes, dtypes and addresses, never at values, so nothing waits for the device. They name the
-argument: NotImplementedError for what another kernel could take, ValueError for what none could. The pool is
-never copied, and q, k, v, g and beta may lie at any strides that keep 16 bytes together.
+The checks read shapes, dtypes and addresses, never values, so nothing waits for the device. The errors name
+the argument: NotImplementedError for what another kernel could take, ValueError for what no kernel could. The
+pool is never copied, and q, k, v, g and beta may have any strides that keep 16 bytes together.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Arguments:
 
     @property
     def o(self) -> Tensor:
-        """[B, S, Hv, 128] bfloat16, what the kernel writes to."""
+        """[B, S, Hv, 128] bfloat16, the tensor that the kernel writes."""
         return self._o.buffer
 
     @property
@@ -103,7 +103,7 @@ class Arguments:
         return "first" if self.num_accepted is None else "accepted"
 
     def compiled(self, plan: DecodePlan, arch: str, tap: Tap | None = None) -> Program:
-        """The program for this call in that plan."""
+        """The program for this call with that plan."""
         return compiled(
             arch,
             source,
@@ -121,13 +121,14 @@ class Arguments:
         )
 
     def tapped(self, alpha_t: Tensor, beta_t: Tensor, delta_t: Tensor) -> tuple[Any, ...]:
-        """The arguments of a program with a tap: contiguous float32 [B, S, Hv] twice, [B, S, Hv, 128]."""
+        """The arguments of a program with a tap: contiguous float32 [B, S, Hv], [B, S, Hv] and [B, S, Hv,
+        128]."""
         *tensors, scale, beta_max = self.given
         return (*tensors, _plain(alpha_t), _plain(beta_t), _plain(delta_t), scale, beta_max)
 
     @property
     def given(self) -> tuple[Any, ...]:
-        """The program's arguments, in its order."""
+        """The program's arguments, in order."""
         return (
             self.q,
             self.k,
@@ -147,7 +148,7 @@ class Arguments:
 
     @property
     def idle(self) -> tuple[Any, ...]:
-        """As `given`, every sequence being padding."""
+        """Like `given`, with all sequences padding."""
         slots, read = self.state_indices, self.read_indices
         return replace(
             self,
@@ -156,7 +157,7 @@ class Arguments:
         ).given
 
     def finish(self) -> dict[str, Tensor]:
-        """The caller's tensor, filled; else ours."""
+        """Return the filled tensor: the caller's, or a new one."""
         return {"o": self._o.finish()}
 
 
@@ -179,8 +180,8 @@ def arguments(
     qk: str,
     o: Tensor | None,
 ) -> Arguments:
-    """The contract's arguments, checked. NotImplementedError for a call that the kernel is not written for,
-    ValueError for one that is wrong."""
+    """The contract's arguments, checked. Raises NotImplementedError for a call that the kernel does not
+    support, ValueError for an invalid one."""
     batch, tokens, heads, value_heads = _sizes(q, v)
     if gate not in ("log", "raw"):
         raise NotImplementedError(f"gate is {gate!r}; the compiled kernel takes log or raw")
@@ -233,7 +234,8 @@ def arguments(
 
 
 def arch_of(device: torch.device) -> str:
-    """What to compile for that device; NotImplementedError for one that the kernel is not compiled for."""
+    """The target for that device. Raises NotImplementedError for a device that the kernel is not compiled
+    for."""
     return programs.arch_of(device, (SM90, SM100, SM103), "this kernel of gdn_decode")
 
 
@@ -262,11 +264,11 @@ def _sizes(q: Tensor, v: Tensor) -> tuple[int, int, int, int]:
 
 
 def _check_pool(state: Tensor, value_heads: int, device: torch.device) -> None:
-    """The pool is taken as it lies in memory: it is far too long to be copied."""
+    """The kernel uses the pool's memory layout as it is, because the pool is too large to copy."""
     slots = state.shape[0] if state.dim() else 0
     _check("state", state, (slots, value_heads, HEAD_DIM, HEAD_DIM), STATES, device)
     slot = value_heads * HEAD_DIM**2
-    # The distance to a slot that is not there says nothing, nor does that to another head of one.
+    # The stride of a single slot, or of a single head, is never used.
     heads = state.stride()[1:] if value_heads > 1 else (HEAD_DIM**2, *state.stride()[2:])
     if heads != (HEAD_DIM**2, HEAD_DIM, 1) or (slots > 1 and state.stride(0) < slot):
         raise NotImplementedError(
@@ -282,7 +284,8 @@ def _check_pool(state: Tensor, value_heads: int, device: torch.device) -> None:
 
 
 def _output(o: Tensor | None, v: Tensor) -> Output:
-    """What is filled. A stand-in for a tensor that cannot be has its values: rows of padding keep theirs."""
+    """The output tensor. If it is a stand-in for the caller's, it starts with the caller's values: padding
+    rows keep them."""
     found = Output.of(o, v.shape, torch.bfloat16, v.device, ALIGN)
     if o is not None and found.buffer is not o:
         found.buffer.copy_(o)
@@ -290,8 +293,8 @@ def _output(o: Tensor | None, v: Tensor) -> Output:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """The same memory, where an axis of one element has the stride that it has in a contiguous tensor: its
-    own says nothing, and a compiled kernel takes none that is no multiple of 16 bytes."""
+    """The same memory, with a contiguous tensor's stride for each axis of one element: the actual stride is
+    never used, but a compiled kernel requires multiples of 16 bytes."""
     strides, step = list(tensor.stride()), 1
     for axis in reversed(range(tensor.dim())):
         strides[axis] = step if tensor.shape[axis] == 1 else strides[axis]
@@ -300,7 +303,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """Itself if each row of a head is contiguous and aligned, else a copy."""
+    """The tensor itself if each row of a head is contiguous and aligned, else a copy."""
     strides = [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
     size = tensor.element_size()
     aligned = tensor.data_ptr() % ALIGN == 0 and all(step * size % ALIGN == 0 for step in strides[:-1])
@@ -310,8 +313,8 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 def _check_apart(state: Tensor, o: Tensor | None, inputs: dict[str, Tensor | None]) -> None:
-    """ValueError for what is written in the memory of an input, which CTAs that are behind read. Between
-    slots of the pool there may be anything."""
+    """Raises ValueError for an output in the memory of an input, which later CTAs still read. Gaps between
+    slots of the pool may contain anything."""
     pool, after = span("state", state)
     given = {**inputs, "o": o}
     spans = {name: span(name, tensor) for name, tensor in given.items() if tensor is not None}

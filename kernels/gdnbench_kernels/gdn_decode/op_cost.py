@@ -1,12 +1,12 @@
-"""What a call of gdn_decode costs whoever computes it.
+"""The minimal cost of a call of gdn_decode: memory traffic and FLOP.
 
-Bytes: every slot that an active sequence reads comes once, however many read it, and every slot that one
-writes goes once; with S tokens and a slot for each that is one state read and S written. q, k, v and gates
-come for active sequences, q and k once for all value heads of a key head, and o goes for them. Index tensors
-and what all sequences share (A_log, dt_bias) come whole.
+Bytes: every slot that active sequences read is read once, however many read it, and every slot that they
+write is written once; with S tokens and a slot for each, one state is read and S are written. q, k, v and
+gates are read and o is written for active sequences; q and k are read once for all value heads of a key head.
+Index tensors and shared tensors (A_log, dt_bias) are read completely.
 
-FLOP: of the recurrence, for every token and value head: the decay V K, S' k and S q 2 V K each, the update
-2 V K. Gates and norms, below 1 %, are left out.
+FLOP: those of the recurrence, per token and value head: V K for the decay, 2 V K each for S' k and S q, 2 V K
+for the update. Gates and norms, below 1 %, are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WHOLE = ("state_indices", "num_accepted", "read_indices", "A_log", "dt_bias")
 
 
 def work_of(call: Call, plan: SlotPlan, outputs: Mapping[str, Shaped]) -> Work:
-    """The work of a valid call with these slots, and outputs of these shapes and dtypes."""
+    """The cost of a valid call with these slots, and outputs of these shapes and dtypes."""
     tensors, active = call.tensors, len(plan.active)
     state = tensors["state"]
     a_state = math.prod(state.shape[1:])
@@ -39,5 +39,5 @@ def work_of(call: Call, plan: SlotPlan, outputs: Mapping[str, Shaped]) -> Work:
 
 
 def _bytes_of_one(tensor: Tensor) -> int:
-    """Of one sequence's rows."""
+    """Bytes of one sequence's rows."""
     return math.prod(tensor.shape[1:]) * tensor.element_size()

@@ -222,12 +222,12 @@ def add(x: Any, y: Any) -> Any:
 
 
 def greater(x: Any, y: Any) -> Any:
-    """The greater of two; NaN of a NaN."""
+    """The maximum of two; NaN if one is NaN."""
     return _float("max.NaN.f32 {$w0}, {$r0}, {$r1};", x, y)
 
 
 def less(x: Any, y: Any) -> Any:
-    """The less of two; NaN of a NaN."""
+    """The minimum of two; NaN if one is NaN."""
     return _float("min.NaN.f32 {$w0}, {$r0}, {$r1};", x, y)
 
 
@@ -236,7 +236,7 @@ def negative(x: Any) -> Any:
 
 
 def nearest_whole(x: Any) -> Any:
-    """The nearest whole number, a float; of two the even one."""
+    """The nearest integer, as a float; ties to even."""
     return _float("cvt.rni.f32.f32 {$w0}, {$r0};", x)
 
 
@@ -246,12 +246,12 @@ def reciprocal_root(x: Any) -> Any:
 
 
 def whole(x: Any) -> Any:
-    """A whole number of a float as an integer; 0 of a NaN."""
+    """The integer of an integral float; 0 for NaN."""
     return cute.arch.inline_ptx("cvt.rni.s32.f32 {$w0}, {$r0};", write_only_types=[I32], read_only_args=[x])
 
 
 def summed(value: Any, lanes: int) -> Any:
-    """The sum over neighbouring lanes, in pairs, then pairs of pairs: the same bits in each of them."""
+    """The sum over neighbouring lanes, in pairs, then pairs of pairs; all lanes get the same bits."""
     step = 1
     while step < lanes:
         value = add(value, cute.arch.shuffle_sync_bfly(value, step))

@@ -1,5 +1,5 @@
-"""Ranges of a call of gdn_decode: gates and beta of the sequences that run, keys where a call has several
-tokens of a sequence, and the states that are read."""
+"""Ranges of a call of gdn_decode: gates and beta of active sequences, keys if a call has several tokens per
+sequence, and the states that are read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gdnbench_kernels.ranges import extremes, sizes, there
 
 
 def ranges(call: Call, plan: SlotPlan) -> tuple[Ranges, ...]:
-    """Of a valid call, on the CPU, in any conventions. `plan`: its slots."""
+    """The ranges of a valid call on the CPU, in any conventions. `plan`: its slots."""
     form = call.conventions.get("gate", "log")
     beta_max = float(call.scalars.get("beta_max") or 1.0)
     gates = Gates(form, call.tensors.get("A_log"), call.tensors.get("dt_bias"), beta_max)

@@ -1,4 +1,4 @@
-"""Decode in a given arithmetic: every active sequence takes S tokens from the state of its slot."""
+"""Decode in a given arithmetic: every active sequence processes S tokens from the state of its slot."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 from gdnbench_kernels.gdn import per_value_head, recur
 from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan
 
-# Bytes of state advanced together; sequences beyond that take another pass.
+# Bytes of state processed together; further sequences take another pass.
 STATE_BYTES_AT_ONCE = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What tokens do to their states: alpha_t, beta_t [B, S, Hv], q_t, k_t [B, S, H, K]. Padding sequences
-    have rows, which no one looks at."""
+    """The inputs of the recurrence: alpha_t, beta_t [B, S, Hv], q_t, k_t [B, S, H, K]. Rows of padding
+    sequences exist and are ignored."""
 
     alpha_t: Tensor
     beta_t: Tensor
@@ -36,13 +36,13 @@ def decode(
     scale: float,
     compute: torch.dtype,
 ) -> Tensor:
-    """Reads states from `source`, writes them to `pool` and outputs to `o`, both rounded to the dtype of what
-    they are written to; sums and products in `compute`. Returns delta_t [B, S, Hv, V] in `compute`, NaN for
-    padding sequences.
+    """Read states from `source`, write states to `pool` and outputs to `o`, rounded to the destination's
+    dtype; sums and products are in `compute`. Returns delta_t [B, S, Hv, V] in `compute`, NaN for padding
+    sequences.
 
-    `source` and `pool` are [slots, Hv, V, K], possibly one tensor: no slot is read by one sequence and
-    written by another. The state of a sequence is carried in `compute` from token to token, not reloaded from
-    its slot.
+    `source` and `pool` are [slots, Hv, V, K] and may be one tensor: no slot is read by one sequence and
+    written by another. The state of a sequence stays in `compute` from token to token; it is not reloaded
+    from its slot.
     """
     given = (terms.alpha_t, terms.beta_t, terms.q_t, terms.k_t)
     alpha_t, beta_t, q_t, k_t = (term.to(compute) for term in given)

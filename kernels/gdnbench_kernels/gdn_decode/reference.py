@@ -1,4 +1,5 @@
-"""The fp64 oracle of gdn_decode. It accepts every convention itself, to judge the caller's very bits."""
+"""The fp64 oracle of gdn_decode. It accepts every convention, so no conversion changes the caller's inputs
+first."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ def reference(
     qk: str = "normalised",
     stages: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """o [B, S, Hv, V] and the whole pool after the call, both fp64; the pool passed in is left as it was.
-    Fills `stages`, if given, with every stage.
+    """o [B, S, Hv, V] and the whole pool after the call, both fp64; the given pool stays unchanged. Fills
+    `stages`, if given, with every stage.
 
     o of padding sequences is NaN.
     """

@@ -1,5 +1,4 @@
-"""How calls of gdn_decode are made smaller: sequences, heads, tokens of each sequence, slots that no one
-touches."""
+"""Makes calls of gdn_decode smaller: sequences, heads, tokens of each sequence, unused slots."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ def extent(call: Call) -> dict[str, int]:
 
 
 def level(call: Call) -> dict[str, float]:
-    """A decay of 1; q and k of norm 1 where they come normalised."""
+    """A decay of 1; q and k of norm 1 if they are normalised."""
     found = {"g": 0.0} if call.conventions.get("gate", "log") == "log" else {}
     if call.conventions.get("qk", "normalised") == "normalised":
         unit = call.tensors["k"].shape[3] ** -0.5
@@ -60,15 +59,15 @@ def level(call: Call) -> dict[str, float]:
 
 
 def placed(call: Call, rows: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """state_indices and read_indices for a pool in which the call's slots are those `rows`."""
+    """state_indices and read_indices for a pool in which the call's slots are at `rows`."""
     slots = torch.tensor([*rows["state"], PADDING], dtype=torch.long)  # -1 counts from the end
     names = [name for name in ("state_indices", "read_indices") if name in call.tensors]
     return {name: slots[call.tensors[name].long()].to(call.tensors[name].dtype) for name in names}
 
 
 def _accepted(counts: Tensor, kept: Sequence[int]) -> Tensor:
-    """num_accepted after tokens went: the token whose slot is read, or the last one left before it, else the
-    first. A count of a padding sequence, which may be any, comes into the range."""
+    """num_accepted after removing tokens: the token whose slot is read, or the last remaining one before it,
+    else the first. The count of a padding sequence, which may be any number, is clamped to the range."""
     left = torch.tensor(list(kept), dtype=torch.long)
     place = torch.searchsorted(left, counts.long() - 1, right=True)
     return place.clamp(1, len(left)).to(counts.dtype)

@@ -1,4 +1,4 @@
-"""Which slots of the state pool a decode call reads and writes."""
+"""The slots of the state pool that a decode call reads and writes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ PADDING = -1
 class SlotPlan:
     """Slots by sequence; int64, on the device of the index tensor.
 
-    A sequence is active unless the slot it reads is padding. An active sequence writes no slot for a token
-    whose own slot is padding, yet goes on.
+    A sequence is active unless the slot it reads is padding. In an active sequence a token whose own slot is
+    padding writes no slot; the sequence continues.
     """
 
-    active: Tensor  # [A] sequences that run
+    active: Tensor  # [A] indices of active sequences
     read: Tensor  # [A] slot that each reads
-    write: Tensor  # [A, S] slot that each token is written to, or PADDING
+    write: Tensor  # [A, S] slot that each token writes, or PADDING
 
     @property
     def written(self) -> Tensor:
-        """Slots that some token is written to: sorted, unique."""
+        """Slots that some token writes: sorted, unique."""
         slots: Tensor = torch.unique(self.write[self.write != PADDING])
         return slots
 
@@ -38,15 +38,15 @@ class SlotPlan:
 def plan_slots(
     state_indices: Tensor, num_accepted: Tensor | None = None, read_indices: Tensor | None = None
 ) -> SlotPlan:
-    """Sequence i reads slot read_indices[i]; or state_indices[i, num_accepted[i] - 1]; or, where neither is
-    given, state_indices[i, 0]. Both are never given."""
+    """Sequence i reads slot read_indices[i]; or state_indices[i, num_accepted[i] - 1]; or state_indices[i, 0]
+    if neither is given. At most one of them is given."""
     indices = state_indices.long()
     if read_indices is not None:
         read = read_indices.long()
     elif num_accepted is None:
         read = indices[:, 0]
     else:
-        # A sequence that is padding throughout may hold any count.
+        # The count of a padding sequence may be any number.
         column = (num_accepted.long() - 1).clamp(0, indices.shape[1] - 1)
         read = indices.gather(1, column.unsqueeze(1)).squeeze(1)
     active = torch.nonzero(read != PADDING).flatten()

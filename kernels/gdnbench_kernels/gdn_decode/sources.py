@@ -1,10 +1,10 @@
-"""What the compiled kernel of gdn_decode is made from: the object that is called, its arguments' types.
+"""The sources of gdn_decode's compiled kernel: the host object and the types of its arguments.
 
 It takes q, k, v, g, beta, A_log, dt_bias, state, state_indices, num_accepted, read_indices, o, scale,
-beta_max, as `launch_args.Arguments` has them, and with a tap alpha_t, beta_t and delta_t behind o.
-Sequences, heads, slots and strides are open; the number of tokens, value heads a key head, dtypes, forms,
-which optional tensors there are, and the plan are compiled in. CuTe DSL is imported when the kernel is
-compiled, by `build`.
+beta_max, as in `launch_args.Arguments`, and with a tap alpha_t, beta_t and delta_t after o. The numbers of
+sequences, heads and slots, and the strides are run-time values. The number of tokens, value heads per key
+head, dtypes, conventions, the presence of optional tensors, and the plan are compiled in. `build` imports
+CuTe DSL when the kernel is compiled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gdnbench_kernels.gdn_decode.decode_plan import Advice, DecodePlan, Transpor
 from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM, MAX_TOKENS
 
 ALIGN = 16
-"""Bytes that q, k, v, o, their rows and every slot are aligned to: what a lane copies at once."""
+"""Alignment of q, k, v, o, their rows and every slot in bytes: a lane copies that many at once."""
 
 StateDtype = Literal["float32", "bfloat16"]
 GateDtype = Literal["float32", "bfloat16", "float16"]
@@ -24,16 +24,16 @@ BiasDtype = Literal["float32", "bfloat16"]
 Gate = Literal["log", "raw"]
 Norm = Literal["normalised", "raw"]
 Reads = Literal["first", "accepted", "given"]
-"""The slot that is read: the first token's, that of the last accepted one, or one that read_indices names."""
+"""The slot that is read: the first token's, the last accepted token's, or one of read_indices."""
 Tap = Literal["dump", "inject"]
-"""Builds that show their stages, the second of which is given its gates: `tapped_update`."""
+"""Builds that write their stages; `inject` reads its gates instead: `tapped_update`."""
 
 STATE_DTYPES: tuple[str, ...] = get_args(StateDtype)
 GATE_DTYPES: tuple[str, ...] = get_args(GateDtype)
 BIAS_DTYPES: tuple[str, ...] = get_args(BiasDtype)
 
 Build = tuple[Any, tuple[Any, ...]]
-"""What is compiled, and examples of its arguments."""
+"""The object to compile, and examples of its arguments."""
 
 
 def sources(
@@ -72,7 +72,7 @@ def source(
     plan: DecodePlan,
     tap: Tap | None = None,
 ) -> Source:
-    """`StateUpdate` in a plan; ValueError for what no kernel is compiled for."""
+    """`StateUpdate` with a plan. Raises ValueError for options that no kernel supports."""
     if not 1 <= tokens <= MAX_TOKENS:
         raise ValueError(f"tokens is 1 to {MAX_TOKENS}, not {tokens}")
     if group < 1:
@@ -128,7 +128,7 @@ def build(
     spread: bool,
     tap: Tap | None = None,
 ) -> Build:
-    """See the module."""
+    """The arguments are those of the module."""
     plan = DecodePlan(rows, warps, transport, load, store, ctas_per_sm, pdl, passes, resident, spread)
     shown = examples(tokens, state_dtype, g_dtype, beta_dtype, bias_dtype, reads, tap)
     if tap is not None:
@@ -156,7 +156,7 @@ def examples(
     reads: str,
     tap: Tap | None,
 ) -> tuple[Any, ...]:
-    """The arguments, known by their types alone."""
+    """Examples of the arguments; they have only types."""
     import cutlass
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream, make_fake_tensor

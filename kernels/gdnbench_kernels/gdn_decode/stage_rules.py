@@ -1,16 +1,16 @@
-"""What a stage of gdn_decode is held to, where the ratio to torch's error says too little.
+"""Limits of gdn_decode's stages, for cases in which the ratio to torch's error says too little.
 
-beta_t is one number for each token and head. Where it is made of b, torch's own may happen to be the nearest
-float, and a number that is an ulp off, as every way to compute a sigmoid has some, would be over twice its
-error. With u = 2^-24, half an ulp of a number just over 1: exp to two ulps of its result is 4 u, and of
-1 / (1 + t) or t / (1 + t) no more; the sum, its reciprocal with its refinement and the product are 1, 2 and
-1 u, beta_max once more 1. Below the normal floats exp and the two products round by 2^-150 each. A beta
-that is rounded to bf16 is 2^-9 off, 3,600 times as far.
+beta_t is one number per token and head. If it is computed from b, torch's result may happen to be the nearest
+float. A result that is one ulp off, as any computation of a sigmoid sometimes gives, then exceeds twice
+torch's error. With u = 2^-24, half an ulp of a number just over 1: exp to two ulps errs by 4 u, and 1 / (1 +
+t) or t / (1 + t) by no more; the sum, its refined reciprocal and the product add 1, 2 and 1 u, beta_max
+another 1. Below the normal floats exp and the two products round by 2^-150 each. A beta rounded to bf16 has
+an error of 2^-9, 3,600 times as much.
 
-delta_t has that error of beta_t in every element at once, where torch may have none: it is allowed beside the
-ratio. With |k_t| <= 1 a token multiplies what is off in the state by a matrix of norm <= 1 (beta_max <= 2,
-alpha_t <= 1), so the error of token t is at most beta_max times the sum of those of the tokens up to it, and
-over S tokens in norm at most beta_max S times the relative error of one.
+delta_t has the error of beta_t in every element, where torch may have none, so that error is allowed in
+addition to the ratio. With |k_t| <= 1 a token multiplies the state's error by a matrix of norm <= 1 (beta_max
+<= 2, alpha_t <= 1). So the error of token t is at most beta_max times the sum of the errors of the tokens up
+to it, and over S tokens in norm at most beta_max S times the relative error of one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BETA_UNITS = 9
 
 
 def stage_limit(call: Call, stage: str) -> Limit | None:
-    """The limits above; None for other stages, and for a beta that was given."""
+    """The limits above; None for other stages, and for a beta that is an input."""
     if call.conventions.get("gate") != "raw":
         return None
     if stage == "beta_t":

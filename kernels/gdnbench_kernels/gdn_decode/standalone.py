@@ -1,8 +1,9 @@
-"""gdn_decode in fp64 with torch alone: what a stand-alone reproduction compares with.
+"""gdn_decode in fp64 with torch alone: the reference of a stand-alone reproduction.
 
     S' = alpha S;   u = beta (v - S' k);   S = S' + u k^T;   o = scale S q
 
-for each of S tokens of a sequence, its state read from one slot of the pool and kept in one a token.
+for each of S tokens of a sequence, whose state is read from one slot of the pool and written to one per
+token.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def reference(
     qk: str = "normalised",
     **others: Any,
 ) -> dict[str, Tensor]:
-    """o [B, S, Hv, V], NaN for sequences that are padding, and the whole pool after the call."""
+    """o [B, S, Hv, V], NaN for padding sequences, and the whole pool after the call."""
     q, k, v, g, beta = (x.double() for x in (q, k, v, g, beta))
     if qk == "raw":
         q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
@@ -63,7 +64,7 @@ def reference(
 
 
 def slots_read(state_indices: Tensor, num_accepted: Tensor | None, read_indices: Tensor | None) -> list[int]:
-    """Of each sequence the slot that its state is read from, -1 for padding."""
+    """The slot that each sequence reads, -1 for padding."""
     if read_indices is not None:
         return [int(read) for read in read_indices]
     if num_accepted is None:
@@ -79,6 +80,6 @@ def unowed(
     read_indices: Tensor | None = None,
     **call: Any,
 ) -> dict[str, Tensor]:
-    """Rows of outputs that no kernel owes, by output: those of padding."""
+    """Rows of outputs that no kernel has to compute, by output: those of padding."""
     reads = slots_read(state_indices, num_accepted, read_indices)
     return {"o": torch.tensor([read == -1 for read in reads])}

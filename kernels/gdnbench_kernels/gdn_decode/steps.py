@@ -1,12 +1,12 @@
-"""Decode step by step, each of its steps alone: in torch's arithmetic and in the oracle's.
+"""The steps of decode, each runnable alone, in torch's arithmetic and in the oracle's.
 
-    step        takes                          gives
+    step        reads                          returns
     gates                                      alpha_t, beta_t
     normalise                                  q_t, k_t
     update      alpha_t, beta_t, q_t, k_t      delta_t, o, state
 
-`update` carries the state over the tokens of a call: from the second one on, delta_t depends on what the
-tokens before it made of the state.
+`update` passes the state from token to token: from the second token on, delta_t depends on the earlier
+tokens' updates.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _TAKES_AND_GIVES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 
 
 class DecodeSteps:
-    """The steps in the arithmetic that `arithmetic` has for a dtype: o is stored as v is, states as the pool
-    is. Each method is a step's function, of a call's tensors, scalars and conventions by name."""
+    """The steps in the arithmetic that `arithmetic` returns for a dtype: o is stored in v's dtype, states in
+    the pool's. Each method is the function of a step; it takes a call's tensors, scalars and conventions by
+    name."""
 
     def __init__(self, arithmetic: Callable[[torch.dtype], Arithmetic]) -> None:
         self._arithmetic = arithmetic
@@ -50,7 +51,7 @@ class DecodeSteps:
         return {"q_t": normalised(call["q"], qk, compute), "k_t": normalised(call["k"], qk, compute)}
 
     def update(self, *, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
-        """`state` is written to where it has the dtype that states are stored in."""
+        """Writes `state` in place if it has the stored dtype."""
         v, state, layout = call["v"], call["state"], call.get("state_layout", "VK")
         pool = state.to(self._arithmetic(state.dtype).stored)
         o = torch.full(v.shape, torch.nan, dtype=self._arithmetic(v.dtype).stored, device=v.device)
@@ -67,8 +68,8 @@ class DecodeSteps:
         return {"delta_t": delta, "o": o, "state": pool}
 
     def run(self, stages: dict[str, Tensor] | None, **call: Any) -> dict[str, Tensor]:
-        """All of them, one after another: o and the pool, which is as `update` says; fills `stages`, if
-        given, with every stage."""
+        """Run all steps and return o and the pool, which is as in `update`; fill `stages`, if given, with
+        every stage."""
         made = {**self.gates(**call), **self.normalise(**call)}
         found = self.update(stages=made, **call)
         made["delta_t"] = found.pop("delta_t")
@@ -81,8 +82,8 @@ class DecodeSteps:
 
 
 def _by_token(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`function` of x [B, S, Hv], one token after another: bits are the same however many are in a call,
-    where a CPU takes the last elements of a long row another way."""
+    """`function` of x [B, S, Hv], one token at a time. So the bits do not depend on the number of tokens: a
+    CPU computes the last elements of a long row differently."""
     return torch.stack([function(x[:, token].contiguous()) for token in range(x.shape[1])], dim=1)
 
 
@@ -110,4 +111,4 @@ CUTE_STEPS = (
     Step("gates", (), ("alpha_t", "beta_t"), f"{_CUTE}:gates"),
     Step("update", ("alpha_t", "beta_t"), ("delta_t", "o", "state"), f"{_CUTE}:update"),
 )
-"""Of `cute`: by builds that store what they make, or load the gates."""
+"""The steps of `cute`: builds that store their stages or load the gates."""

@@ -108,7 +108,7 @@ def synth(
 
 
 def _check_slots(padding: float, holes: float, slot_gap: int) -> None:
-    """ContractError unless shares lie in [0, 1] and the gap is 0 or more."""
+    """Raises ContractError unless shares are in [0, 1] and the gap is 0 or more."""
     for name, share in (("padding", padding), ("holes", holes)):
         if not 0 <= share <= 1:
             raise ContractError(f"{name} is {share:g}; it is a share, in [0, 1]")
@@ -119,8 +119,8 @@ def _check_slots(padding: float, holes: float, slot_gap: int) -> None:
 def _deal(
     batch: int, steps: int, slots: int, padded: int, reads: str, generator: Generator
 ) -> tuple[Tensor, Tensor | None]:
-    """[B, S] distinct slots, with `padded` sequences of -1 at random places, and where `reads` asks for them
-    [B] slots to read."""
+    """[B, S] distinct slots, with `padded` sequences of -1 at random positions, and with `reads` also [B]
+    slots to read."""
     if reads not in READS:
         raise ContractError(f"read_indices is {reads!r}; it must be {' or '.join(READS)}")
     active = batch - padded
@@ -141,7 +141,7 @@ def _deal(
 def _with_holes(
     indices: Tensor, share: float, reads_own: bool, num_accepted: Tensor | None, generator: Generator
 ) -> Tensor:
-    """Slots [B, S] with a `share` of them -1. Sequences that read slots of their own keep those: without them
+    """Slots [B, S], of which a `share` is -1. Sequences that read their own slots keep those: without them
     they would be padding."""
     dropped = torch.rand(indices.shape, generator=generator) < share
     if reads_own:
@@ -153,10 +153,10 @@ def _with_holes(
 def _made_raw(
     by_token: dict[str, Tensor], beta_max: float, dt_bias_dtype: str, generator: Generator
 ) -> dict[str, Tensor]:
-    """Replaces g and beta [T, Hv] by the a and b that give them, and returns A_log and dt_bias.
+    """Replace g and beta [T, Hv] by the a and b that give them, and return A_log and dt_bias.
 
-    Rates in [1, 16) and time steps in [0.001, 0.1), as models are initialised. A gate of 0 makes a = -inf,
-    and a beta at an end of its range b infinite.
+    Rates are in [1, 16) and time steps in [0.001, 0.1), as in the models' initialisation. A gate of 0 makes a
+    = -inf, and a beta at an end of its range makes b infinite.
     """
     bias = named_dtype("dt_bias_dtype", dt_bias_dtype, ("float32", "bfloat16"))
     heads = by_token["g"].shape[1]

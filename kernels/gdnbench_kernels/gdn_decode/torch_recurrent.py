@@ -1,9 +1,9 @@
 """The kernel named `torch` of gdn_decode: the recurrence with the served dtypes.
 
-fp32 arithmetic on the recorded operands; the state is loaded from its dtype, carried in fp32 over the tokens
-of a call, and rounded to its dtype on each store; o is rounded to v's dtype. q and k, where raw, are
-normalised in fp32 and not rounded. g and beta are used at the precision they were recorded in; where raw,
-they are computed in fp32 and not rounded.
+The arithmetic is fp32 on the recorded operands. The state is loaded from its dtype, stays in fp32 over the
+tokens of a call, and is rounded to its dtype on each store; o is rounded to v's dtype. Raw q and k are
+normalised in fp32 and not rounded. g and beta are used in their recorded precision; raw ones are computed in
+fp32 and not rounded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def torch_recurrent(
     qk: str = "normalised",
     stages: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Updates `state` in place and returns o [B, S, Hv, V] in v's dtype, NaN for padding sequences; fills
+    """Update `state` in place and return o [B, S, Hv, V] in v's dtype, NaN for padding sequences; fill
     `stages`, if given, with every stage."""
     found = torch_steps.run(
         stages,
