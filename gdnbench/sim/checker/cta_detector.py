@@ -295,9 +295,9 @@ class CtaRaceDetector:
         if ins.form.until is Until.WGMMA_GROUP:
             return  # each of the four warps issues its own part: `synchronisation._wgmma_reads`
         async_state, arrivals = self.async_states[warp.index], 0
-        if ins.op == "tcgen05.commit":
+        if ins.form.commits is Until.TENSOR_COMMIT:
             completes = async_state.tensor
-        elif ins.op == "cp.async.mbarrier.arrive":
+        elif ins.form.commits is Until.COPY_GROUP:
             completes, arrivals = async_state.copies.pending(lanes), int(lanes.sum())
         else:
             completes = self._record_async_operation(warp, ins, lanes, operation).both
@@ -357,7 +357,7 @@ class CtaRaceDetector:
         clock = self.warp_clocks[warp.index].own_clock
         token = self.events.new_token()
         # cp.async is no bulk copy: it and its arrival use the generic proxy.
-        proxy = Proxy.GENERIC if ins.op.startswith("cp.async.mbarrier") else Proxy.ASYNC
+        proxy = Proxy.GENERIC if ins.form.commits is Until.COPY_GROUP else Proxy.ASYNC
         lane = MANY if self.issued is None else self.issued.lane
         event = self.events.record_async(warp.index, clock, ins, Access.ATOMIC, proxy, token, lane=lane)
         for address in operation.signals:

@@ -134,7 +134,7 @@ def _mbarrier_use(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None
     event = _record(detector, issued, Access.ATOMIC)
     for address in _mbarrier_addresses(issued, issued.lanes):
         barrier = detector.use_mbarrier(address, event)
-        if barrier is not None and issued.ins.op == "mbarrier.expect_tx":
+        if barrier is not None and issued.ins.form.sync is Sync.EXPECT:
             barrier.expects = event
 
 

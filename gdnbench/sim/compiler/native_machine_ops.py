@@ -13,6 +13,7 @@ from gdnbench.sim.compiler.layout import HEADER
 from gdnbench.sim.compiler.translator import Translator
 from gdnbench.sim.machine import mbarrier
 from gdnbench.sim.machine.engine_interface import SHARED_BASE
+from gdnbench.sim.ptx.forms import Sync
 from gdnbench.sim.ptx.ir import Instruction, Register
 
 # Ordering and hints: every access is visible to all threads at once (machine/fences.py).
@@ -78,7 +79,7 @@ def _arrive(t: Translator, ins: Instruction, python: str) -> None:
     wanted = any(isinstance(r, Register) and t.block.live_out >> r.index & 1 for r in ins.written())
     if ins.has("noComplete") or wanted:
         return
-    expects = ins.op.endswith("expect_tx")
+    expects = ins.form.sync is Sync.ARRIVE_EXPECT
     if expects and len(ins.sources) != 2:
         return
     _allowed(t, python)

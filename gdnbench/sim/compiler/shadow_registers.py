@@ -92,13 +92,13 @@ class Shadows:
             follows = self._moving(ins, lack) is not None
             for place, register in enumerate(ins.written()):
                 shadow = self.shadow(register, lack)
-                if shadow is not None and not (follows and (place == 0 or ins.op == "mov")):
+                if shadow is not None and not (follows and (place == 0 or ins.form.copies)):
                     t.write(shadow, t.read(_READY[lack], shadow.bits))
 
     def _moving(self, ins: Instruction, lack: Lack) -> Instruction | None:
         """`ins` with shadows as operands; None if it moves no register with a shadow."""
         places = moved(ins, lack)
-        first = list(ins.written()) if ins.op == "mov" else [*ins.written()][:1]
+        first = list(ins.written()) if ins.form.copies else [*ins.written()][:1]
         if not places or not any(self.shadow(register, lack) for register in first):
             return None
         sources = tuple(

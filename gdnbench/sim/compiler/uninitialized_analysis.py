@@ -80,7 +80,7 @@ class Maybe:
             return
         kept = 0 if ins.guard is None else written
         carried = _sources(ins, moved(ins, Lack.UNWRITTEN)), _sources(ins, moved(ins, Lack.FLYING))
-        first = written if ins.op == "mov" else _first(ins)
+        first = written if ins.form.copies else _first(ins)
         lacks = self.unwritten & carried[0], self.loading & carried[1], self.multiplying & carried[1]
         self.unwritten = self.unwritten & ~(written & ~kept) | (first if lacks[0] else 0)
         self.loading = self.loading & ~(written & ~kept) | (first if lacks[1] else 0)

@@ -42,10 +42,8 @@ def lanes_of(mask: int) -> Lanes:
     return lanes
 
 
-def members(ins: Instruction) -> Fetch | None:
-    """How the member mask is read; None for an instruction that takes the lanes as they come."""
-    if ins.op == "activemask":
-        return None
+def members(ins: Instruction) -> Fetch:
+    """How the member mask is read."""
     return fetch(ins, ins.sources[-1], "u32")
 
 
@@ -259,6 +257,5 @@ STEPS: dict[str, Callable[[Instruction], Step]] = {
     "match": match,
     "redux": redux,
     "elect": elect,
-    "activemask": activemask,
     "bar.warp.sync": bar_warp_sync,
 }

@@ -98,6 +98,14 @@ class Machine:
 
 Entry = Plain | Collective | Branch | Exit | Machine
 
+
+def trap(ins: Instruction) -> Step:
+    def step(thread: Thread, lanes: Lanes) -> None:
+        raise KernelFault(FaultKind.TRAP, f"the kernel executed {ins.op}")
+
+    return step
+
+
 # Instructions that integers and floating-point numbers share are told apart by type.
 _SHARED = ("add", "sub", "mul", "mad", "div", "abs", "neg", "min", "max")
 _CARRY = ("addc", "subc", "madc")
@@ -119,6 +127,9 @@ _STEPS: dict[str, Callable[[Instruction], Step]] = {
     "st": memory.st,
     "atom": atomics.step,
     "red": atomics.step,
+    "activemask": collectives.activemask,
+    "trap": trap,
+    "brkpt": trap,
 }
 # These need the whole warp (`.aligned`), whatever they name.
 _ALIGNED: dict[str, Callable[[Instruction], Step]] = {
@@ -129,16 +140,7 @@ _ALIGNED: dict[str, Callable[[Instruction], Step]] = {
 }
 
 
-def trap(ins: Instruction) -> Step:
-    def step(thread: Thread, lanes: Lanes) -> None:
-        raise KernelFault(FaultKind.TRAP, f"the kernel executed {ins.op}")
-
-    return step
-
-
 def _plain_step(ins: Instruction) -> Step:
-    if ins.op in ("trap", "brkpt"):
-        return trap(ins)
     if ins.op in _CARRY or (ins.op in ("add", "sub", "mad") and ins.has("cc")):
         return carry.step(ins)
     if ins.op in _STEPS:
@@ -210,8 +212,6 @@ def entry(ins: Instruction) -> Entry:
         return Exit(ins)
     if ins.form.aligned:
         return Collective(ins, _ALIGNED[ins.op](ins), None, ())
-    if ins.op == "activemask":
-        return Plain(ins, collectives.activemask(ins))
     if ins.form.lanes_meet:
         step = collectives.STEPS[ins.op](ins)
         return Collective(ins, step, collectives.members(ins), read_registers(ins.sources[-1:]))

@@ -40,6 +40,7 @@ from gdnbench.sim.machine.engine_interface import (
     WarpState,
 )
 from gdnbench.sim.machine.observer import Writer
+from gdnbench.sim.ptx.forms import Sync, Until
 from gdnbench.sim.ptx.ir import Kernel, Register
 
 # A group that ran this long while others could have is passed over once: lanes may spin on what others do.
@@ -293,7 +294,7 @@ class InterpretedWarp:
             named = entry.members(self)[group.lanes]
             needed = lanes_of(int(np.bitwise_or.reduce(named)))
         if not self._gathered(group, needed):
-            if entry.ins.op == "bar.warp.sync":
+            if entry.ins.form.sync is Sync.WARP_BARRIER:
                 self._meet(group, needed)
             return
         self._count(entry)
@@ -315,7 +316,7 @@ class InterpretedWarp:
             other
             for other in self.groups
             if other.missing is not None
-            and self._entry(other).ins.op == "bar.warp.sync"
+            and self._entry(other).ins.form.sync is Sync.WARP_BARRIER
             and np.array_equal((other.lanes | other.missing), needed & self.warp.exists)
         ]
         here = np.logical_or.reduce([other.lanes for other in met])
@@ -385,9 +386,9 @@ class InterpretedWarp:
                 np.copyto(registers.bits[dest.index], bits, where=lanes)
                 if not registers.clean[dest.index]:
                     registers.mark(dest.index, lanes)
-        if entry.ins.op in ("tcgen05.ld", "tcgen05.ld.red"):
+        if entry.ins.form.until is Until.TENSOR_LOAD:
             indices = [dest.index for dest in entry.dests if isinstance(dest, Register)]
             registers.load(indices, lanes, Flight(entry.ins, self._loads))
             self._loads += 1
-        elif entry.ins.op == "tcgen05.wait::ld":
+        elif entry.ins.form.ends is Until.TENSOR_LOAD:
             registers.deliver()

@@ -231,7 +231,7 @@ def _counts(operand: int, expects: bool) -> tuple[int, int]:
 def _transaction(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    change = expect_tx if ins.op == "mbarrier.expect_tx" else complete_tx
+    change = expect_tx if ins.form.sync is Sync.EXPECT else complete_tx
     addresses, sizes = one(sources[0])[lanes].tolist(), one(sources[1])[lanes].tolist()
     for address, size in zip(addresses, sizes, strict=True):
         change(cta.shared, shared_address(address, ins), size & 0xFFFF_FFFF)

@@ -178,7 +178,7 @@ def _moves(kernel: Kernel) -> tuple[dict[int, list[Register]], set[int], set[int
     moves: set[int] = set()
     halves: set[int] = set()
     for ins in kernel.instructions:
-        if ins.op != "mov":
+        if not ins.form.copies:
             continue
         written = [r for r in ins.written() if isinstance(r, Register)]
         moves.update(register.index for register in written)

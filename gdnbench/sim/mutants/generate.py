@@ -164,7 +164,7 @@ def _count_of(ins: Instruction) -> int | None:
     match ins.form.sync:
         case Sync.WAIT_GROUP:
             return 0
-        case Sync.INIT | Sync.TRANSACTION | Sync.BARRIER_WAIT | Sync.BARRIER_ARRIVE:
+        case Sync.INIT | Sync.EXPECT | Sync.COMPLETE | Sync.BARRIER_WAIT | Sync.BARRIER_ARRIVE:
             return 1
         case Sync.ARRIVE | Sync.ARRIVE_EXPECT:
             return len(ins.dests) + 1

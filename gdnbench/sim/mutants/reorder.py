@@ -97,13 +97,11 @@ class Later:
 
     def _counts(self, ins: Instruction, moved: Instruction) -> bool:
         """Whether to go behind `ins` is one later for `moved`."""
-        product = ins.form.until is Until.WGMMA_GROUP
-        if moved.op == "wgmma.fence":
-            return product
         if ins.form.sync is Sync.WARP_BARRIER and moved.op.startswith(_WHOLE_WARPS):
             return False
         if moved.form.ends is Until.TENSOR_LOAD and _uses(ins, self._loaded):
             return True
+        product = ins.form.until is Until.WGMMA_GROUP
         if moved.form.ends is Until.WGMMA_GROUP and not product and _uses(ins, self._products):
             return True
         return bool(ins.form.effects & moved.form.orders)
@@ -171,7 +169,7 @@ def _held(kernel: Kernel, until: Until) -> frozenset[Register]:
     while size < len(found):
         size = len(found)
         for ins in kernel.instructions:
-            if ins.op == "mov" and not found.isdisjoint(_read(ins)):
+            if ins.form.copies and not found.isdisjoint(_read(ins)):
                 found.update(_written(ins))
     return frozenset(found)
 
@@ -183,7 +181,7 @@ def _alike(one: Instruction, other: Instruction) -> bool:
 
 def _uses(ins: Instruction, held: frozenset[Register]) -> bool:
     """Whether `ins` computes with one of the registers, or gives it another value."""
-    return ins.op != "mov" and not held.isdisjoint((*_read(ins), *_written(ins)))
+    return not ins.form.copies and not held.isdisjoint((*_read(ins), *_written(ins)))
 
 
 def _read(ins: Instruction) -> Iterator[Register]:

@@ -61,7 +61,8 @@ class Sync(Enum):
     INVALIDATE = auto()  # ends its use
     ARRIVE = auto()  # arrives at an mbarrier
     ARRIVE_EXPECT = auto()  # has it expect bytes, then arrives
-    TRANSACTION = auto()  # changes the bytes that it expects
+    EXPECT = auto()  # adds to the bytes that an mbarrier expects
+    COMPLETE = auto()  # takes from them
     POLL = auto()  # asks whether a phase of it is complete
     BARRIER_ARRIVE = auto()  # arrives at a barrier of threads and goes on
     BARRIER_WAIT = auto()  # waits at a barrier of threads
@@ -130,7 +131,8 @@ class Traits:
     combines what it copies with what is there. `aligned`: all threads of the warp execute it together,
     whatever its suffixes. `lanes_meet`: it waits for the lanes of its warp that it names. `moves`: the
     sources whose bits the destination gets, written or not; `whole`: as they are. `until`: when what it
-    starts is over; `ends`: what it waits for. `orders`: the effects behind it that it orders. `executed`:
+    starts is over; `ends`: what it waits for; `commits`: what it collects in a group, or has arrive at an
+    mbarrier when it is over. `orders`: the effects behind it that it orders. `executed`:
     false of what no engine has, which both refuse by name."""
 
     cls: str
@@ -147,6 +149,7 @@ class Traits:
     whole: bool = False
     until: Until = Until.NOW
     ends: Until = Until.NOW
+    commits: Until = Until.NOW
     orders: Effect = ALL_EFFECTS
     executed: bool = True
 
@@ -183,6 +186,11 @@ class Form(Traits):
     def atomic(self) -> bool:
         """Whether it is an atomic read-modify-write, with or without a result."""
         return self.access in (Access.UPDATE, Access.REDUCE)
+
+    @property
+    def copies(self) -> bool:
+        """Whether it copies bits between registers of a lane, as `mov` does between one and its parts too."""
+        return self.whole and self.moves == (0,) and not self.lanes_meet
 
     @property
     def ends_thread(self) -> bool:

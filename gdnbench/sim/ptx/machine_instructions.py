@@ -82,8 +82,10 @@ TABLE: dict[Traits, str] = {
     mbarrier.arrive.expect_tx  {.release,.relaxed}{.scope}{.sspace}.b64  {d,} [a], txCount
     mbarrier.arrive_drop.expect_tx  {.release,.relaxed}{.scope}{.sspace}.b64  {d,} [a], txCount
     """,
-    Traits("mbarrier", MACHINE, sync=Sync.TRANSACTION, effects=Effect.WRITE_SHARED): """
+    Traits("mbarrier", MACHINE, sync=Sync.EXPECT, effects=Effect.WRITE_SHARED): """
     mbarrier.expect_tx    {.relaxed}{.scope}{.sspace}.b64  [a], txCount
+    """,
+    Traits("mbarrier", MACHINE, sync=Sync.COMPLETE, effects=Effect.WRITE_SHARED): """
     mbarrier.complete_tx  {.relaxed}{.scope}{.sspace}.b64  [a], txCount
     """,
     Traits("mbarrier", MACHINE, sync=Sync.POLL): """
@@ -97,13 +99,20 @@ TABLE: dict[Traits, str] = {
     cp.async  .{ca,cg}{.shared,.shared::cta}{.global}{.level::cache_hint}{.L2::64B,.L2::128B,.L2::256B} \
         [dst], [src], cp-size{, src-size}{.level::cache_hint, cache-policy}
     """,
-    Traits("cp.async", MACHINE, sync=Sync.COMMIT, effects=Effect.SIGNAL, until=Until.MBARRIER): """
+    Traits(
+        "cp.async",
+        MACHINE,
+        sync=Sync.COMMIT,
+        effects=Effect.SIGNAL,
+        commits=Until.COPY_GROUP,
+        until=Until.MBARRIER,
+    ): """
     cp.async.mbarrier.arrive  {.noinc}{.sspace}.b64  [a]
     """,
-    Traits("cp.async", MACHINE, sync=Sync.COMMIT): """
+    Traits("cp.async", MACHINE, sync=Sync.COMMIT, commits=Until.COPY_GROUP): """
     cp.async.commit_group
     """,
-    Traits("bulk copy", MACHINE, sync=Sync.COMMIT): """
+    Traits("bulk copy", MACHINE, sync=Sync.COMMIT, commits=Until.BULK_GROUP): """
     cp.async.bulk.commit_group
     """,
     Traits("cp.async", MACHINE, sync=Sync.WAIT, ends=Until.COPY_GROUP, orders=_COPIES): """
@@ -260,7 +269,14 @@ TABLE: dict[Traits, str] = {
     tcgen05.mma.sp  .cta_group.{kind,mxkind}{.block_scale} \
         [d-tmem], [a-tmem], b-desc, [sp-meta], idesc{, b5}{, b6}, enable-input-d{, scale-input-d}
     """,
-    Traits("tcgen05, other", MACHINE, sync=Sync.COMMIT, effects=Effect.SIGNAL, until=Until.MBARRIER): """
+    Traits(
+        "tcgen05, other",
+        MACHINE,
+        sync=Sync.COMMIT,
+        effects=Effect.SIGNAL,
+        commits=Until.TENSOR_COMMIT,
+        until=Until.MBARRIER,
+    ): """
     tcgen05.commit  .cta_group.mbarrier::arrive::one{.shared::cluster}{.multicast}.b64 \
         [mbar]{.multicast, ctaMask}
     """,
@@ -276,10 +292,10 @@ TABLE: dict[Traits, str] = {
     wgmma.mma_async  .sync.aligned.wgmma{.satfinite}.s32.{u8,s8}.{u8,s8}  d, a, b-desc, scale-d
     wgmma.mma_async  .sync.aligned.wgmma.and.popc.s32.b1.b1  d, a, b-desc, scale-d
     """,
-    Traits("wgmma, other", MACHINE, sync=Sync.FENCE): """
+    Traits("wgmma, other", MACHINE, sync=Sync.FENCE, orders=Effect.PRODUCT): """
     wgmma.fence  .sync.aligned
     """,
-    Traits("wgmma, other", MACHINE, sync=Sync.COMMIT): """
+    Traits("wgmma, other", MACHINE, sync=Sync.COMMIT, commits=Until.WGMMA_GROUP): """
     wgmma.commit_group  .sync.aligned
     """,
     Traits(
