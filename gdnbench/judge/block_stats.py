@@ -1,11 +1,12 @@
-"""The arithmetic of a comparison: statistics of each line of a pair of blocks that fit in cache.
+"""Statistics of each line of a pair of blocks that fit in cache: the arithmetic of a comparison.
 
-A line is a stretch of elements of one row and one head. With d = x - y, a line yields sum d^2, sum y^2,
-sum d*y, sum |d|, max |d| and the largest ULP distance. Every metric follows from these without cancellation,
-because differences are squared and never squares subtracted. A visit of a block is some twenty vectorised
-operations in cache, which is what makes a full diff no dearer than a few passes over memory.
+A line is a run of elements of one row and one head. With d = x - y, a line yields sum d^2, sum y^2, sum d*y,
+sum |d|, max |d| and the largest ULP distance. All metrics follow from these without cancellation, because
+differences are squared; squares are never subtracted. A block takes about twenty vectorised operations in
+cache, so a full diff costs only a few passes over memory.
 
-Three ways, from cheap to dear, chosen block by block:
+Each block takes the cheapest of three paths that applies:
+
   equal    bits are equal: only sum y^2 is computed;
   narrow   fp32 arithmetic, for dtypes that fp32 holds, while no square leaves fp32's range;
   wide     fp64 with masks: non-finite elements, extreme magnitudes, an fp64 side, a relative tolerance.
@@ -24,10 +25,11 @@ from gdnbench.bits import as_integers
 from gdnbench.judge import ulp
 
 BLOCK = 1 << 18
-"""Elements of a block: its scratch stays in the L3 cache, and the cost of some forty calls is spread thin."""
+"""Elements of a block: its scratch memory stays in the L3 cache, and the overhead of about forty calls is
+small."""
 
-# Within these the squares below stay inside fp32's normal range (1e-38 .. 3e38), and whatever underflows
-# beside the largest element of a line is below 2**-24 of the line's sum.
+# Between these limits squares stay in fp32's normal range (1e-38 .. 3e38), and what underflows is below
+# 2**-24 of the line's sum.
 _LARGEST = 1e15
 _SMALLEST = 1e-12
 # In 16- and 32-bit formats, elements 2**(width-1) ULP apart differ in sign and one is 2.0 or more.
@@ -50,7 +52,7 @@ class Peak(IntEnum):
 
     ABS = 0
     ULP = 1
-    SCORE = 2  # |d| - rel * |y|: what a tolerance is held against; equals ABS where rel is 0
+    SCORE = 2  # |d| - rel * |y|, compared with a tolerance's abs; equals ABS if rel is 0
 
 
 @dataclass(slots=True)
@@ -67,7 +69,7 @@ class LineStats:
 
 @dataclass(slots=True)
 class Tally:
-    """What is counted over a whole tensor. Offsets are flat positions in the tensor, -1 for none."""
+    """Counts over a whole tensor. Offsets are flat positions in the tensor, -1 for none."""
 
     unequal: int = 0
     nan_only_x: int = 0
@@ -94,7 +96,7 @@ class Tolerance:
 
 
 class LineMeter:
-    """Measures pairs of equally shaped [lines, width] tensors; holds the scratch memory between them."""
+    """Measures pairs of equally shaped [lines, width] tensors; keeps its scratch memory between calls."""
 
     def __init__(
         self, x_dtype: torch.dtype, y_dtype: torch.dtype, tolerance: Tolerance | None = None
@@ -104,15 +106,16 @@ class LineMeter:
         self._tolerance = tolerance
         self._ulp_dtype = ulp.exact_in_float(x_dtype)
         self._scratch: dict[tuple[str, torch.dtype], Tensor] = {}
-        self._views: dict[tuple[str, torch.dtype], Tensor] = {}  # the scratch in the shape of the last block
+        self._views: dict[tuple[str, torch.dtype], Tensor] = {}  # scratch in the last block's shape
         self._lanes = ulp.lanes(BLOCK)
 
     def measure(self, x: Tensor, y: Tensor, stats: LineStats, tally: Tally, first: int = 0) -> None:
-        """Fill `stats` with the lines of x against y and add to `tally`; `first` is the offset of x[0, 0]."""
+        """Fill `stats` with the lines of x against y and add to `tally`; `first` is the flat offset of x[0,
+        0]."""
         if x.numel() == 0:
             return
         step = max(1, BLOCK // x.shape[1])
-        with np.errstate(all="ignore"):  # what leaves a range is looked for in the results
+        with np.errstate(all="ignore"):  # the results are checked for overflow instead
             for start in range(0, x.shape[0], step):
                 stop = min(start + step, x.shape[0])
                 part = LineStats(stats.sums[:, start:stop], stats.peaks[:, start:stop])
@@ -132,7 +135,7 @@ class LineMeter:
             self._bits(x, y, None, stats, tally, first)
 
     def _equal(self, y: Tensor, stats: LineStats) -> bool:
-        """The line sums when x is y; False if they leave fp32's range."""
+        """The line sums for x equal to y; False if they leave fp32's range."""
         wide = self._as_float("y", y)
         squares = _dot(wide, wide)
         if not _squares_hold(squares, wide):
@@ -154,11 +157,11 @@ class LineMeter:
             return False
         stats.sums[Sum.YY], stats.sums[Sum.DY], stats.sums[Sum.DD] = squares, dot, error
         stats.sums[Sum.ABS], stats.peaks[Peak.ABS], stats.peaks[Peak.SCORE] = total, peak, peak
-        # |x|^2 follows from these sums, but not where x is so much smaller than y that they cancel.
+        # |x|^2 follows from these sums unless x is so much smaller than y that they cancel.
         return bool((2 * dot + error >= -0.99 * squares).all())
 
     def _wide(self, x: Tensor, y: Tensor, stats: LineStats, tally: Tally, first: int) -> None:
-        """Line sums and peaks in fp64 over the elements finite on both sides; counts of the others."""
+        """Line sums and peaks in fp64 over the elements finite on both sides; counts the others."""
         xd, yd = x.double(), y.double()
         finite = torch.isfinite(xd) & torch.isfinite(yd)
         if not bool(finite.all()):
@@ -181,7 +184,7 @@ class LineMeter:
         self._bits(x, y if self._same else y.to(x.dtype), finite, stats, tally, first)
 
     def _near_bits(self, x: Tensor, y: Tensor, stats: LineStats, tally: Tally, first: int) -> None:
-        """As `_bits`, for finite elements less than _NO_WRAP apart: in integers of the dtype's own width."""
+        """As `_bits`, in integers of the dtype's width, for finite elements less than _NO_WRAP apart."""
         integers = as_integers(x).dtype
         a, b, scratch = (self._buffer(name, x, integers).numpy() for name in ("a", "b", "scratch"))
         ulp.ordered_into(a, scratch, x)
@@ -197,12 +200,12 @@ class LineMeter:
         else:
             tally.unequal += x.numel() - int(
                 counts[ulp.ZERO_CODES].sum()
-            )  # no zero: none of another sign, at distance 0
+            )  # no zeros, so no +0 and -0 at distance 0
 
     def _bits(
         self, x: Tensor, y: Tensor, finite: Tensor | None, stats: LineStats, tally: Tally, first: int
     ) -> None:
-        """ULP distances, their histogram and the count of unequal elements; `finite` None: all are."""
+        """ULP distances, their histogram and the count of unequal elements; `finite` None: all are finite."""
         unequal = as_integers(x) != as_integers(y)
         if finite is not None and x.is_floating_point():
             unequal &= ~(torch.isnan(x.double()) & torch.isnan(y.double()))  # fp8 lacks isnan
@@ -223,18 +226,19 @@ class LineMeter:
             tally.codes += ulp.count_codes(codes, self._lane(codes))
             stats.peaks[Peak.ULP] = distance.amax(-1).numpy()
         if finite is not None:
-            tally.buckets[0] -= x.numel() - int(finite.sum())  # non-finite elements are in no bucket
+            tally.buckets[0] -= x.numel() - int(finite.sum())  # non-finite elements belong to no bucket
 
     def _as_float(self, name: str, values: Tensor) -> Tensor:
         return values if values.dtype == torch.float32 else self._buffer(name, values).copy_(values)
 
     def _lane(self, codes: Tensor) -> Tensor:
-        if codes.numel() > len(self._lanes):  # a single line wider than a block
+        if codes.numel() > len(self._lanes):  # a line wider than a block
             self._lanes = ulp.lanes(codes.numel())
         return self._lanes[: codes.numel()]
 
     def _buffer(self, name: str, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Scratch of `like`'s shape. Fresh allocations of this size would cost a page fault every 4 KiB."""
+        """Scratch memory of `like`'s shape, reused: a fresh allocation would cost a page fault every 4
+        KiB."""
         view = self._views.get((name, dtype))
         if view is None or view.shape != like.shape:
             flat = self._scratch.get((name, dtype))
@@ -245,12 +249,12 @@ class LineMeter:
 
 
 def _dot(a: Tensor, b: Tensor) -> np.ndarray:
-    """<a, b> of each line, in one pass: a product and a sum would write and read an array between them."""
+    """<a, b> of each line in one pass; a product and a sum would write and read an array between them."""
     return np.asarray(np.vecdot(a.numpy(), b.numpy()))
 
 
 def _squares_hold(squares: np.ndarray, values: Tensor) -> bool:
-    """Whether fp32 sums of squares are neither overflowed nor made of underflowed squares."""
+    """Whether fp32 sums of squares neither overflowed nor consist of underflowed squares."""
     if not (squares <= _LARGEST * _LARGEST).all():  # NaN compares false
         return False
     small = squares < _SMALLEST * _SMALLEST

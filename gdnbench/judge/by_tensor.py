@@ -1,4 +1,4 @@
-"""Rules that single tensors have of their own."""
+"""Rules for single tensors."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from gdnbench_kernels.contract import Role
 
 @dataclass(frozen=True, slots=True)
 class ByTensor:
-    """`rule`, but for the tensors named in `tensors`, as OPERATION.TENSOR or, of any operation, TENSOR."""
+    """`rule` for all tensors except those in `tensors`, named OPERATION.TENSOR or, for any operation,
+    TENSOR."""
 
     rule: Rule
     tensors: Mapping[str, Rule]
 
     def rule_of(self, operation: str, tensor: str) -> Rule:
-        """The rule of one tensor; that of its operation's tensor comes first."""
+        """The rule of one tensor; OPERATION.TENSOR takes precedence."""
         return self.tensors.get(f"{operation}.{tensor}") or self.tensors.get(tensor) or self.rule
 
     def pick(
         self, operation: str, judge: Callable[[Rule], Sequence[TensorResult]]
     ) -> tuple[TensorResult, ...]:
-        """What `judge` has of each tensor under its own rule, in the order that it has them under `rule`."""
-        # By identity: a rule with factors by name has no hash.
+        """Each tensor's result under its own rule, in the order in which `judge` returns them under
+        `rule`."""
+        # By identity, because a rule with factors by name is not hashable.
         under = {id(self.rule): tuple(judge(self.rule))}
         found: list[TensorResult] = []
         for name in dict.fromkeys(result.tensor for result in under[id(self.rule)]):
@@ -39,14 +41,14 @@ class ByTensor:
 
 
 def with_rules(rule: Rule, tensors: Mapping[str, Rule] | None) -> Rule | ByTensor:
-    """`rule`, with those of single tensors if there are any; BadInputError for a name that no tensor has."""
+    """`rule`, combined with rules of single tensors if there are any. BadInputError for an unknown tensor."""
     for name in tensors or ():
         check_tensor(name)
     return ByTensor(rule, tensors) if tensors else rule
 
 
 def check_tensor(name: str) -> None:
-    """BadInputError if no operation has an output or a stage of that name, TENSOR or OPERATION.TENSOR."""
+    """BadInputError if no operation has an output or stage named TENSOR or OPERATION.TENSOR."""
     there = {
         f"{prefix}{tensor}"
         for op in operations().values()
@@ -70,8 +72,8 @@ def describe(rule: Rule | ByTensor) -> str:
 
 
 def options(words: str) -> list[str] | None:
-    """The options of `gdnbench replay` that ask for the rule that `describe` put into `words`; None if it did
-    not."""
+    """The options of `gdnbench replay` for the rule that `describe` wrote as `words`; None if it did not
+    write them."""
     first, *others = words.split("; ")
     found = rule_options(first)
     for other in others:

@@ -1,7 +1,7 @@
-"""From a record to the call it holds: on the slots that were stored, for oracles and for comparison.
+"""Reconstructs the call of a record on the stored slots, for oracles and comparison.
 
-The pools of such a call have only the stored slots, and its indices are renumbered to match: the same
-mathematics as the call that was made, in less memory.
+The pools of such a call contain only the stored slots, and its indices are renumbered to match: the same
+computation as the recorded call in less memory.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def conventions_of(record: StoredRecord, operation: Operation) -> dict[str, str]
 
 
 def check(record: StoredRecord, operation: Operation) -> None:
-    """Raises ContractError if the recorded call breaks its contract, in the caller's own slot numbers, or
-    holds pools that the operation has not."""
+    """ContractError if the recorded call breaks its contract, in the caller's slot numbers, or has unknown
+    pools."""
     check_pools(record, operation)
     tensors = {}
     for name, handle in record.before.items():
@@ -44,7 +44,7 @@ def check(record: StoredRecord, operation: Operation) -> None:
 
 
 def check_pools(record: StoredRecord, operation: Operation) -> None:
-    """Raises ContractError for a pool of a tensor that is none, or of other rows than its tensor has."""
+    """ContractError for a pool of a tensor that is no pool, or with other rows than its tensor."""
     there = [spec.name for spec in operation.tensors if spec.pool_index is not None]
     for name, pool in record.info.pools.items():
         if name not in there:
@@ -65,17 +65,16 @@ def check_pools(record: StoredRecord, operation: Operation) -> None:
 
 
 def compact(record: StoredRecord, operation: Operation, device: torch.device) -> Call:
-    """The call on the stored slots alone, contiguous."""
+    """The call on the stored slots only, contiguous, on `device`."""
     tensors = {name: handle.read() for name, handle in record.before.items()}
     renumbered = _renumbered(record, operation, tensors)
     return call_of(record, operation, {name: tensor.to(device) for name, tensor in renumbered.items()})
 
 
 def outline(record: StoredRecord, operation: Operation) -> Call:
-    """The compact call with index tensors read, pools and others as shapes without memory: enough for
-    `partition`.
+    """The compact call with index tensors read and all others as shapes without memory, as `partition` needs.
 
-    ContractError if what is there of the call cannot be one; KeyError for an index tensor that is not.
+    ContractError if the stored tensors cannot form a call; KeyError for a missing index tensor.
     """
     check_pools(record, operation)
     check_conventions(operation.name, operation.conventions, record.info.conventions)
@@ -92,8 +91,8 @@ def outline(record: StoredRecord, operation: Operation) -> Call:
 
 
 def ranges_of(record: StoredRecord, operation: Operation) -> tuple[Ranges, ...] | None:
-    """Between what values the inputs lie, of a record that `check` passes; None where the operation does not
-    say or the record lacks some."""
+    """The ranges of input values of a record that passes `check`; None if the operation defines none or
+    inputs are missing."""
     if operation.ranges is None:
         return None
     try:
@@ -103,14 +102,14 @@ def ranges_of(record: StoredRecord, operation: Operation) -> tuple[Ranges, ...] 
 
 
 def slots_of(record: StoredRecord, name: str) -> tuple[int, ...] | None:
-    """The slots that the stored rows of tensor `name` are; None where it is no pool or whole."""
+    """The slot numbers of the stored rows of tensor `name`; None if it is no pool or is stored whole."""
     pool = record.info.pools.get(name)
     return None if pool is None or is_whole(pool) else pool.rows
 
 
 def is_whole(pool: Pool) -> bool:
     """Whether every slot of a pool was stored."""
-    return len(pool.rows) == pool.slots  # rows are distinct slots; a range may be too long to be made
+    return len(pool.rows) == pool.slots  # rows are distinct slots; a range may be too long to build
 
 
 def call_of(record: StoredRecord, operation: Operation, tensors: Mapping[str, Tensor]) -> Call:
@@ -125,7 +124,7 @@ def _renumbered(
     found = dict(tensors)
     partial = {name: pool for name, pool in record.info.pools.items() if not is_whole(pool)}
     if operation.renumber is not None:
-        # A run holds no pools that are only read: their bytes are those of the capture.
+        # A run has no read-only pools: their bytes are in the capture.
         held = {*record.before, *record.after}
         stored = {name: pool.rows for name, pool in partial.items() if name in held}
         try:

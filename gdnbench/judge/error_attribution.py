@@ -1,14 +1,14 @@
-"""What each stage of a kernel adds to its error, and what it inherits from the stages before it.
+"""Separates the error that each stage of a kernel adds from the error that it inherits from earlier stages.
 
-For a stage s with x the kernel's, y exact (all in fp64), and e what the exact step makes of the kernel's own
-earlier stages:
+For a stage s, let x be the kernel's result, y the exact one (all in fp64), and e the exact step applied to
+the kernel's own earlier stages:
 
-    inherited = rms(e - y)     the error that comes in, carried through exact arithmetic
-    added     = rms(x - e)     the error that the kernel makes in this step
+    inherited = rms(e - y)     incoming error, propagated by exact arithmetic
+    added     = rms(x - e)     error that the kernel makes in this step
     error     = rms(x - y)     both; they may cancel: error <= added + inherited
 
-A stage that the kernel does not show is e itself for the steps behind it, so that its error counts as added
-by the next one that is shown.
+For a stage that the kernel does not expose, later steps use e itself, so that its error counts as added by
+the next exposed stage.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ from gdnbench_kernels.run import run_step
 
 @dataclass(frozen=True, slots=True)
 class StageShare:
-    """One stage or output. RMS over the `count` elements that are finite in x, e and y; NaN without any.
-    `reference` is rms(y); `step` names the exact step that gives the stage."""
+    """One stage or output. RMS over the `count` elements that are finite in x, e and y; NaN if there are
+    none.
+
+    `reference` is rms(y); `step` names the exact step that computes the stage.
+    """
 
     stage: str
     step: str
@@ -42,11 +45,11 @@ class StageShare:
 def waterfall(
     operation: Operation, call: Call, shown: Mapping[str, Tensor], oracle: Mapping[str, Tensor]
 ) -> tuple[StageShare, ...] | None:
-    """The shares of the stages and outputs `shown`, in the order they are computed.
+    """The shares of the stages and outputs `shown`, in the order in which they are computed.
 
-    `call` is what the kernel got and `shown` what it made of it, in the call's conventions; `oracle` has the
-    exact stages and outputs of `stage_call(call)`. None for an operation whose oracle has no steps. A tensor
-    of another shape than the oracle's counts as not shown.
+    `call` is the kernel's input and `shown` its results, in the call's conventions; `oracle` has the exact
+    stages and outputs of `stage_call(call)`. None for an operation whose oracle has no steps. A tensor of
+    another shape than the oracle's counts as not shown.
     """
     entry = operation.kernels.get(STAGED_ORACLE)
     if entry is None or not entry.steps:
@@ -63,7 +66,7 @@ def waterfall(
                 continue
             partition = operation.partition(call, name)
             kernels = in_named_dtype(operation, name, kernels)
-            own[name] = _in_place(kernels, exact, partition)  # for the steps behind
+            own[name] = _in_place(kernels, exact, partition)  # for later steps
             found.append(_share(name, step.name, own[name].cpu(), exact.cpu(), true.cpu(), partition))
         taken = {name for later in entry.steps[number + 1 :] for name in later.takes}
         own = {name: tensor for name, tensor in own.items() if name in taken}  # in fp64 they are large
@@ -71,8 +74,10 @@ def waterfall(
 
 
 def _in_place(kernels: Tensor, exact: Tensor, partition: Partition) -> Tensor:
-    """`exact` (fp64) with the kernel's elements where they count: what lies around them may be anything, and
-    a NaN there would reach all of its chunk."""
+    """`exact` (fp64) with the kernel's elements where they count.
+
+    Elements outside the regions are undefined; a NaN there would spread through its whole chunk.
+    """
     found = exact.clone()
     for region in partition.regions:
         part: tuple[slice, ...] = (slice(region.start, region.stop),)

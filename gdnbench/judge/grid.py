@@ -1,7 +1,8 @@
-"""The errors of one tensor for each (sequence, chunk) and head, and the element that is furthest off in each:
-what a heatmap shows, and what a look at one of its cells says.
+"""The errors of one tensor by (sequence, chunk) and head, with the worst element of each: the data of a
+heatmap.
 
-Kept only where asked for: a tensor's metrics are a few numbers, its grid grows with chunks and heads.
+Grids are kept on request only: a tensor's metrics are a few numbers, but its grid grows with chunks and
+heads.
 """
 
 from __future__ import annotations
@@ -18,20 +19,22 @@ from gdnbench.judge.row_source import RowSource
 from gdnbench_kernels.contract import Partition, Region
 
 MOST_CELLS = 1 << 16
-"""Of a grid: 1 x 65,536 tokens in chunks of 64 and 64 heads fill it. Of a larger one the regions that are
-furthest off are kept, and how many are not is said."""
+"""Largest grid: 65,536 tokens in chunks of 64, times 64 heads. Of a larger one the regions with the largest
+errors are kept, and `left_out` counts the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """By region and head; R regions, H heads (1 for a tensor that has no head axis).
+    """Errors by region and head; R regions, H heads (1 for a tensor without a head axis).
 
-    rms, rms_reference, max_abs: fp32 [R, H], of x - y, of y, and the largest |x - y|, over the elements that
-    are finite on both sides. torch_rms: the same of the same-dtype torch kernel, None where it was not asked.
-    nonfinite: int32 [R, H], elements that are not finite on one side alone, or infinities of two signs.
-    worst: int32 [R, H, ndim], the coordinates of the first of those, else of the largest |x - y|, rows as the
-    caller knows them; -1 where no element says anything. x, y: fp32 [R, H], the two values there.
-    left_out: regions not kept, see MOST_CELLS.
+    - rms, rms_reference, max_abs: fp32 [R, H], of x - y, of y, and the largest |x - y|, over elements finite
+      on both sides
+    - torch_rms: the same as rms for the same-dtype torch kernel, or None
+    - nonfinite: int32 [R, H], elements that are finite on one side only, or infinities of different signs
+    - worst: int32 [R, H, ndim], coordinates of the first of those, else of the largest |x - y|, with rows as
+      the caller numbers them; -1 if no element counts
+    - x, y: fp32 [R, H], the two values at `worst`
+    - left_out: number of regions not kept, see MOST_CELLS
     """
 
     regions: tuple[Region, ...]
@@ -60,9 +63,10 @@ def grid_of(
     axes: Sequence[str],
     rows: Sequence[int] | None,
 ) -> Grid:
-    """The grid of `own`, the comparison of `x` with `y` over `partition`; `torchs` is that of torch's kernel.
+    """The grid of `own`, the comparison of `x` with `y` over `partition`; `torchs` is the comparison of
+    torch's kernel.
 
-    `rows`: the numbers by which the caller knows the rows, where those are not their positions.
+    `rows`: the caller's row numbers, if they are not the positions.
     """
     groups = own.groups
     rms = groups.rms()
@@ -89,13 +93,13 @@ def grid_of(
 
 
 def _single(values: np.ndarray) -> np.ndarray:
-    """As fp32; what is beyond its range is infinite, as it would be in any picture."""
+    """As fp32; values beyond its range become infinite."""
     with np.errstate(over="ignore"):
         return values.astype(np.float32)
 
 
 def _furthest_off(rms: np.ndarray, most: int) -> np.ndarray:
-    """Numbers of the `most` regions of largest error, ascending."""
+    """Numbers of the `most` regions with the largest errors, ascending."""
     if len(rms) <= most:
         return np.arange(len(rms))
     return np.sort(np.argsort(-rms.max(axis=1), kind="stable")[:most])
@@ -113,7 +117,7 @@ class _Cells:
 def _cells(x: RowSource, y: RowSource, region: Region, head_axis: int | None) -> _Cells:
     pair = torch.stack([side.read_rows(region.start, region.stop).double() for side in (x, y)])
     lines = pair.unsqueeze(1) if head_axis is None else pair.movedim(head_axis + 1, 1)  # [2, H, rows, ...]
-    if region.tokens is not None:  # [1, Hv, C, ...]: past the last token nothing counts
+    if region.tokens is not None:  # [1, Hv, C, ...]: tokens past the last do not count
         lines = lines[:, :, :, : region.tokens]
     heads, inner = lines.shape[1], tuple(lines.shape[2:])
     a, b = flat = lines.reshape(2, heads, -1)

@@ -1,4 +1,4 @@
-"""Where an element lies: its index, and what that index means to whoever runs the model."""
+"""The location of an element: its index, and what the index means (sequence, chunk, token, head)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_SEQUENCE = -1
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """One element of a tensor. `dims` are the axes that are neither rows nor heads, by symbol."""
+    """One element of a tensor. `dims` are the axes other than rows and heads, by symbol."""
 
     index: tuple[int, ...]
     sequence: int | None
@@ -35,14 +35,14 @@ class Location:
 
 
 def whole(rows: int) -> Partition:
-    """All of a tensor of `rows` rows as one region of no sequence and no head."""
+    """All `rows` rows of a tensor as one region without sequence or head."""
     return Partition((Region(0, rows, NO_SEQUENCE),), None)
 
 
 def locate(
     index: Sequence[int], partition: Partition, axes: Sequence[str], starts: Sequence[int] | None = None
 ) -> Location:
-    """The meaning of `index`. `starts`: the regions' first rows if they ascend, to find the region fast."""
+    """The location of `index`. `starts`: the regions' first rows, if they ascend, for a fast search."""
     row = index[0] if index else 0
     if starts is not None:
         region = partition.regions[bisect_right(starts, row) - 1]

@@ -1,8 +1,8 @@
-"""Metrics of one tensor against another: over all of it, and for each (sequence, head, chunk).
+"""Metrics of one tensor against another: in total, and for each (sequence, head, chunk).
 
-x is the tensor under test, y what it is held against. Rows in no region of the partition are padding and
-never count. Elements that are finite on both sides enter the errors; the others are counted by how they
-differ. Equal NaNs are equal whatever their payload; +0 and -0 are 0 ULP apart but not bitwise equal.
+x is the tensor under test, y its reference. Rows in no region of the partition are padding and never count.
+Elements finite on both sides enter the errors; the others are counted by how they differ. All NaNs are equal;
++0 and -0 are 0 ULP apart but not bitwise equal.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from gdnbench.judge.row_source import RowSource
 from gdnbench_kernels.contract import Partition, Region
 
 READ_BYTES = 16 << 20
-"""Rows read at once from each side: what bounds memory, and large enough that a chunk is not read twice."""
+"""Bytes of rows read at once from each side: bounds memory, and is large enough that no chunk is read
+twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Figures over some elements.
+    """Error figures over a set of elements.
 
-    `rms_ratio` is rms(x - y) / rms(y), which over the same elements is also the relative L2 error |x - y| /
-    |y|; `cosine` is the distance 1 - <x, y> / (|x| |y|).
+    `rms_ratio` is rms(x - y) / rms(y), which equals the relative L2 error |x - y| / |y|; `cosine` is the
+    distance 1 - <x, y> / (|x| |y|).
     """
 
     count: int
@@ -50,12 +51,12 @@ class Errors:
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """An element worth looking at: where it is, both values, and how far apart they are."""
+    """An element to report: its location, both values, and their distance."""
 
     at: Location
     x: float
     y: float
-    ulp: int | None  # None where one of the two is not finite
+    ulp: int | None  # None if one of the two is not finite
 
     def __str__(self) -> str:
         return f"{self.at}: {self.x:.9g} against {self.y:.9g}"
@@ -63,7 +64,7 @@ class Worst:
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """Elements of which at least one side is not finite and the other differs in kind."""
+    """Elements that are not finite on at least one side and differ in kind."""
 
     nan_only_x: int
     nan_only_y: int
@@ -77,24 +78,24 @@ class NonFinite:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Line statistics merged by region and head: sums [len(Sum), regions, heads], peaks [len(Peak), ...]."""
+    """Line statistics by region and head: sums [len(Sum), regions, heads], peaks [len(Peak), ...]."""
 
     regions: tuple[Region, ...]
     sums: np.ndarray
     peaks: np.ndarray
 
     def errors(self, region: int, head: int) -> Errors:
-        """Of one (sequence, chunk) and head."""
+        """Errors of one (sequence, chunk) and head."""
         return _errors(self.sums[:, region, head], self.peaks[:, region, head])
 
     def total(self) -> Errors:
-        """Of all elements."""
+        """Errors of all elements."""
         if self.sums[0].size == 0:
             return _errors(np.zeros(len(Sum)), np.zeros(len(Peak)))
         return _errors(self.sums.sum(axis=(1, 2)), self.peaks.max(axis=(1, 2)))
 
     def by_sequence(self) -> Groups:
-        """Chunks of one sequence merged: what is judged for each (sequence, head)."""
+        """The groups with the chunks of each sequence merged, as the bound needs them."""
         members: dict[int, list[int]] = {}
         for i, region in enumerate(self.regions):
             members.setdefault(region.sequence, []).append(i)
@@ -119,10 +120,10 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One tensor against another.
+    """One tensor compared with another.
 
-    `worst` is the largest |x - y| (with a tolerance: what exceeds it most); where all values agree and bits
-    do not, the first such element. `violations` counts what breaks the tolerance.
+    `worst` is the largest |x - y| (with a tolerance: the largest excess); if all values agree and bits do
+    not, the first such element. `violations` counts elements beyond the tolerance.
     """
 
     elements: int
@@ -148,9 +149,9 @@ def compare(
 ) -> Comparison:
     """Compare `x` with `y` over the rows of `partition`.
 
-    Shapes must be equal. Dtypes may differ: ULP distance and bit equality then take y rounded to x's dtype.
-    Memory stays at twice READ_BYTES plus the groups, whatever the size. Raises ValueError on unequal shapes
-    or overlapping regions.
+    Shapes must be equal. Dtypes may differ: ULP distance and bit equality then use y rounded to x's dtype.
+    Memory is limited to twice READ_BYTES plus the groups, for any size. ValueError for unequal shapes or
+    overlapping regions.
     """
     if x.shape != y.shape:
         raise ValueError(f"cannot compare shapes {x.shape} and {y.shape}")
@@ -161,7 +162,7 @@ def compare(
 
 
 class _Run:
-    """One comparison under way."""
+    """A comparison in progress."""
 
     def __init__(
         self,
@@ -231,7 +232,7 @@ class _Run:
             self.first_nonfinite = self._element(self.tally.first_nonfinite)
 
     def _without_padding(self, rows: Tensor, start: int) -> Tensor:
-        """Chunks [R, Hv, C, ...] with NaN past their last token: NaN on both sides never counts."""
+        """Chunks [R, Hv, C, ...] with NaN past their last token: NaN on both sides does not count."""
         rows = rows.clone()
         for region in self.partition.regions:
             for row in range(max(region.start, start), min(region.stop, start + len(rows))):
@@ -288,7 +289,7 @@ class _Run:
 
 
 def _units(regions: Sequence[Region], rows: int) -> Iterator[tuple[int, int]]:
-    """Runs of consecutive rows that belong to some region, cut to at most `rows`."""
+    """Runs of consecutive rows that belong to a region, split into at most `rows` each."""
     start = stop = -1
     for region in (*regions, None):
         if region is not None and region.start == stop:
@@ -329,7 +330,7 @@ def _ratio(error: float, reference: float) -> float:
 def _cosine(dd: float, yy: float, dy: float) -> float:
     """1 - <x, y> / (|x| |y|) from sums of d = x - y; 1 if one side is zero.
 
-    |x|^2 = |y|^2 + 2<d, y> + |d|^2. Where d is small the definition cancels, so it is taken as
+    |x|^2 = |y|^2 + 2<d, y> + |d|^2. The definition cancels for small d, so this computes the equivalent
     (|d|^2 - (|x| - |y|)^2) / (2 |x| |y|), which does not.
     """
     if dd == 0:

@@ -1,9 +1,8 @@
-"""Whether a tensor is within the bound, and nothing else: the limits of `gdnbench.judge.tensor` where the
-tensors lie, a GPU for instance.
+"""Checks whether a tensor is within the bound on the device where it lies; computes nothing else.
 
-A full comparison looks at every element's ULP distance on the CPU: minutes for the states of a few hundred
-sequences, which whoever only wants to know what may be timed would wait for. What is not finite anywhere is
-left to it.
+The limits are those of `gdnbench.judge.tensor`. A full comparison computes every element's ULP distance on
+the CPU, which takes minutes for the states of a few hundred sequences; timing only needs to know whether the
+result is right. Tensors with NaN or infinity fall back to the full comparison.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from gdnbench.judge.metrics import Comparison, Groups, NonFinite, Worst
 from gdnbench_kernels.contract import Partition, Region
 
 BLOCK = 1 << 25
-"""Elements at once: fp64 copies of them are a few hundred MB."""
+"""Elements at once: their fp64 copies take a few hundred MB."""
 
 
 def errors(x: Tensor, y: Tensor, partition: Partition, axes: tuple[str, ...]) -> Comparison | None:
-    """The errors of `x` against `y` (fp64) over the rows of `partition`, as `metrics.compare` has them but
-    for ULP distances and unequal bits, which are 0. Both on one device, of one shape.
+    """The errors of `x` against `y` (fp64) over the rows of `partition`; both on one device and of one shape.
 
-    None where something is not finite, or the partition counts parts of rows.
+    As `metrics.compare`, but ULP distances and unequal bits are 0. None if an element is not finite, or if
+    the partition counts parts of rows.
     """
     if not x.is_floating_point() or any(region.tokens is not None for region in partition.regions):
         return None
@@ -78,7 +77,7 @@ def overflows(y: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _owners(regions: tuple[Region, ...], rows: int) -> np.ndarray:
-    """The region of each row, -1 for padding."""
+    """The region of each row; -1 for padding."""
     owner = np.full(rows, -1)
     for index, region in enumerate(regions):
         owner[region.start : region.stop] = index

@@ -1,4 +1,4 @@
-"""Judges what a kernel left of one record: every output and mutated tensor, under the rule asked for."""
+"""Judges a kernel's results on one record: every output and mutated tensor, under the given rule."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ YARDSTICK = "torch"
 
 @dataclass(slots=True)
 class _Exact:
-    """What oracle and yardstick gave for the last record, so that several kernels on it cost one of each."""
+    """Oracle and yardstick results of the last record, computed once for several kernels."""
 
     record: StoredRecord | None = None
     outputs: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    errors: dict[str, Comparison | None] = field(default_factory=dict)  # yardstick's, where judged briefly
+    errors: dict[str, Comparison | None] = field(default_factory=dict)  # the yardstick's, for quick checks
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Judges the outputs of records. Oracle and yardstick run on `device`, when the rule needs them.
+    """Judges the outputs of records. Runs oracle and yardstick on `device` if the rule needs them.
 
-    `brief`: whether outputs pass is all that is asked. They are looked at on `device` where that is enough.
-    `grids`: results have their errors by chunk and head.
+    `brief`: compute only whether outputs pass, on `device` if possible. `grids`: results include errors by
+    chunk and head.
     """
 
     rule: Rule | ByTensor
@@ -57,7 +57,7 @@ class Judge:
         outputs: Mapping[str, Tensor],
         other: Mapping[str, Tensor] | None,
     ) -> tuple[TensorResult, ...]:
-        """Results for `outputs`, and for `other` where there is one; None: the oracle is the other side."""
+        """Results for `outputs`, and for `other` if given; `other` None: compare with the oracle."""
         if isinstance(self.rule, ByTensor):
             return self.rule.pick(
                 operation.name,
@@ -70,7 +70,7 @@ class Judge:
         results: list[TensorResult] = []
         for name in compared(operation, compact):
             subject = replace(subject_of(record, operation, compact, name), grid=self.grids)
-            if name not in outputs:  # a kernel's are all there; those of a record that is judged may not be
+            if name not in outputs:  # a kernel returns all of them; a record may lack some
                 results.append(missing(name, subject.when, subject.side, "it is not among the outputs"))
                 continue
             tolerance = operation.tolerances.get(name)
@@ -129,7 +129,7 @@ class Judge:
     def _briefly(
         self, subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor, bound: Bound
     ) -> TensorResult | None:
-        """None where only a full comparison can tell."""
+        """The result of a quick check; None if only a full comparison can decide."""
         known = self._last.errors
         if subject.name not in known:
             known[subject.name] = errors(yardstick, oracle, subject.partition, subject.axes)
@@ -142,7 +142,7 @@ class Judge:
 def judge_call(
     operation: Operation, call: Call, outputs: Mapping[str, Tensor], rule: Rule
 ) -> tuple[TensorResult, ...]:
-    """Results for `outputs` of a call that no record holds, held to the oracle; all on the CPU."""
+    """Results for `outputs` of a call outside any record, compared with the oracle; all on the CPU."""
     oracle = run_kernel(operation, ORACLE, call)
     yardstick = run_kernel(operation, YARDSTICK, call) if isinstance(rule, Bound) else {}
     results: list[TensorResult] = []
@@ -168,7 +168,7 @@ def _tolerated(
     oracle: Mapping[str, Tensor],
     rule: Tolerance,
 ) -> list[TensorResult]:
-    """Both sides held to the oracle within a tolerance that the contract has for this output."""
+    """Compare both sides with the oracle under the contract's tolerance for this output."""
     name = subject.name
     results = [_held(subject, outputs[name], oracle, rule)]
     if other is None:
@@ -192,7 +192,7 @@ def compared(operation: Operation, call: Call) -> tuple[str, ...]:
 
 
 def subject_of(record: StoredRecord, operation: Operation, compact: Call, name: str) -> Subject:
-    """What is known of output or mutated tensor `name` of a record."""
+    """The subject for output or mutated tensor `name` of a record."""
     axes = operation.spec(name).axes_in(compact.conventions)
     return Subject(
         name, When.AFTER, operation.partition(compact, name), axes, rows=calls.slots_of(record, name)
@@ -212,16 +212,17 @@ def _held(
 
 
 def _with_overflows(exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """`exact` (fp64), infinite where it is so once rounded to `dtype`: no tolerance reaches from there."""
+    """`exact` (fp64) with infinity where rounding to `dtype` gives infinity: no tolerance reaches from
+    there."""
     rounded = exact.to(dtype).double()
     return torch.where(rounded.isinf(), rounded, exact)
 
 
 def _with_unwritten(result: TensorResult, subject: Subject, tensor: Tensor) -> TensorResult:
-    """A failing result that also says how many elements still hold the poison."""
+    """Add to a failing result how many elements still hold the poison."""
     if result.passed:
         return result
-    unwritten = poisoned(tensor.reshape(tuple(tensor.shape) or (1,)))  # whatever shape the kernel made
+    unwritten = poisoned(tensor.reshape(tuple(tensor.shape) or (1,)))  # of any shape
     count = sum(int(unwritten[region.start : region.stop].sum()) for region in subject.partition.regions)
     if not count:
         return result

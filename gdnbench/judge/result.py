@@ -1,4 +1,4 @@
-"""What a comparison of one tensor comes to, small enough to keep for every tensor of every record."""
+"""The result of comparing one tensor, small enough to keep for every tensor of every record."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WORST_GROUPS = 5
 
 
 class Side(StrEnum):
-    """Whose tensor a result is about."""
+    """Which tensor a result is about."""
 
-    KERNEL = "kernel"  # the kernel under test, against the oracle or what it is asked to equal
-    AGAINST = "against"  # what it is compared with, against the oracle
+    KERNEL = "kernel"  # the kernel under test, against the oracle or the tensor that it must equal
+    AGAINST = "against"  # the tensor that it is compared with, against the oracle
     DIFFERENCE = "difference"  # one against the other
 
 
@@ -35,8 +35,10 @@ class GroupErrors:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An error and the limit that it was held to: of the whole tensor, or of the sequence, chunk and head
-    named, which are those that come closest to their limit or exceed it most."""
+    """An error and its limit, of the whole tensor or of a (sequence, chunk, head).
+
+    The group is the one that comes closest to its limit or exceeds it most.
+    """
 
     what: str
     error: float
@@ -51,7 +53,7 @@ class Held:
 
     @property
     def ratio(self) -> float:
-        """Over 1 exactly where it is `over`."""
+        """error / limit: over 1 exactly if `over`."""
         if self.limit > 0:
             return self.error / self.limit if self.error == self.error else float("inf")
         return float("inf") if self.over else 0.0
@@ -59,7 +61,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class TensorResult:
-    """One tensor judged. `reasons` is empty exactly when it passes; `groups` holds the worst ones by RMS."""
+    """The judged tensor. `reasons` is empty exactly if it passes; `groups` holds the worst ones by RMS."""
 
     tensor: str
     when: When
@@ -76,10 +78,10 @@ class TensorResult:
     ulp_histogram: tuple[int, ...] = ()
     worst: Worst | None = None
     groups: tuple[GroupErrors, ...] = field(default=())
-    judged: bool = True  # False: shown only, it decides nothing
-    stage: bool = False  # an intermediate of the kernel, not what it was called for
-    held: tuple[Held, ...] = ()  # each limit of a bound, kept to or not
-    grid: Grid | None = field(default=None, compare=False)  # its errors by chunk and head, where asked for
+    judged: bool = True  # False: shown only; does not affect the outcome
+    stage: bool = False  # an intermediate result, not an output
+    held: tuple[Held, ...] = ()  # each limit of a bound, exceeded or not
+    grid: Grid | None = field(default=None, compare=False)  # errors by chunk and head, if requested
 
     @property
     def passed(self) -> bool:
@@ -87,9 +89,9 @@ class TensorResult:
 
 
 def worst_groups(comparison: Comparison, count: int = WORST_GROUPS) -> tuple[GroupErrors, ...]:
-    """The `count` (sequence, chunk, head) of largest rms(x - y) above zero, largest first.
+    """The `count` (sequence, chunk, head) with the largest rms(x - y) above zero, largest first.
 
-    None for a tensor that belongs to no sequence.
+    Empty for a tensor that belongs to no sequence.
     """
     groups = comparison.groups
     rms = groups.rms()

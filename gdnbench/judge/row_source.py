@@ -1,4 +1,4 @@
-"""Tensors as sources of rows, so that one in memory and one in a store are compared by the same code."""
+"""Row access to tensors in memory and in a store, so that the same code compares both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RowSource(Protocol):
 
     @property
     def digest(self) -> str | None:
-        """Content address; equal digests mean equal bits. None where it was never computed."""
+        """Content hash; equal digests mean equal bits. None if it was never computed."""
 
     def read_rows(self, start: int, stop: int) -> Tensor:
         """Rows [start, stop), contiguous on the CPU."""
@@ -31,7 +31,7 @@ class RowSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A tensor that is in memory already; a 0-d one counts as one row."""
+    """A tensor in memory; a 0-d tensor counts as one row."""
 
     tensor: Tensor
 
@@ -54,7 +54,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor in a store, read as it is compared; a 0-d one counts as one row."""
+    """A tensor in a store, read during the comparison; a 0-d tensor counts as one row."""
 
     handle: TensorHandle
 

@@ -1,4 +1,4 @@
-"""The rules that a tensor can be held to."""
+"""The rules by which a tensor can be judged: bound, tolerance, bitwise."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_rule(
     tol: tuple[float, float] | None = None,
     bitwise: bool = False,
 ) -> Rule:
-    """The rule that options ask for; BadInputError if they contradict each other or make no sense."""
+    """The rule that the options define; BadInputError if they contradict each other or are invalid."""
     by_tensor = dict(k_by_tensor or {})
     if bitwise and tol is not None:
         raise BadInputError("choose one of bitwise and tol, not both")
@@ -70,7 +70,7 @@ def describe_rule(rule: Rule) -> str:
 
 
 def rule_options(words: str) -> list[str] | None:
-    """The options that ask for the rule that `describe_rule` put into `words`; None if it did not."""
+    """The options for the rule that `describe_rule` wrote as `words`; None if it did not write them."""
     if words == "bitwise":
         return ["--bitwise"]
     if found := re.fullmatch(r"\|x - y\| <= (\S+) \+ (\S+) \|y\|", words):

@@ -1,9 +1,9 @@
-"""Judges the intermediate tensors that a kernel fills: where in the chain of stages it goes wrong first.
+"""Judges the intermediate tensors (stages) of a kernel, to find the first stage that is wrong.
 
-Each stage is held to the rule that outputs are held to (see `tensor`), the oracle being the staged form in
-fp64 and the yardstick torch's staged kernel, and to the limit that its operation has for it. A kernel may
-keep a stage in another float dtype than torch does: both are then judged in the dtype that holds both, unless
-the contract names the dtype itself.
+Each stage is judged by the rule for outputs (see `tensor`), with the staged fp64 form as oracle and torch's
+staged kernel as yardstick, and by the operation's own limit for the stage. A kernel may keep a stage in
+another float dtype than torch: both are then judged in the dtype that holds both, unless the contract names
+the dtype.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def judge_stages(
     grids: bool = False,
     oracle: Mapping[str, Tensor] | None = None,
 ) -> tuple[TensorResult, ...]:
-    """Results for the stages and outputs in `filled`, in the contract's order; `call` is what the kernel got.
+    """Results for the stages and outputs in `filled`, in the contract's order; `call` is the kernel's input.
 
-    `other`: the stages of the kernel compared with; without one the oracle is the other side. `filled` and
-    `other` lie on the CPU; oracle and torch run where the call is. `grids`: see `Judge`.
-    `oracle`: what `exact_stages` has of the call, for a caller that has it too.
+    `other`: the stages of a second kernel; without it the oracle is the other side. `filled` and `other` are
+    on the CPU; oracle and torch run on the call's device. `grids`: see `Judge`. `oracle`: the result of
+    `exact_stages`, to avoid computing it twice.
     """
     if isinstance(rule, ByTensor):
         return rule.pick(
@@ -79,7 +79,7 @@ def judge_stages(
 
 
 def exact_stages(operation: Operation, call: Call) -> dict[str, Tensor]:
-    """The stages and outputs that a kernel which got `call` is held to: fp64, on the CPU."""
+    """The exact stages and outputs for a kernel's input `call`: fp64, on the CPU."""
     return _with_stages(operation, STAGED_ORACLE, operation.stage_call(call))
 
 
@@ -91,16 +91,16 @@ def _with_stages(operation: Operation, kernel: str, call: Call) -> dict[str, Ten
 
 
 def in_named_dtype(operation: Operation, name: str, tensor: Tensor) -> Tensor:
-    """`tensor` rounded to the dtype that the contract names for stage `name`, where it names one."""
+    """`tensor` rounded to the dtype that the contract names for stage `name`, if it names one."""
     for stage in operation.stages:
-        named = getattr(torch, stage.rounded_to, None)  # None: the dtype of a tensor of that name
+        named = getattr(torch, stage.rounded_to, None)  # None: rounded_to names a tensor
         if stage.tensor.name == name and isinstance(named, torch.dtype) and tensor.is_floating_point():
             return tensor.to(named)
     return tensor
 
 
 def stage_subject(operation: Operation, call: Call, name: str) -> Subject:
-    """What is known of stage `name`. Two last axes of one symbol are told apart, as row and column."""
+    """The subject for stage `name`. Two equal last axes are renamed to row and column."""
     axes = operation.spec(name).axes_in(call.conventions)
     if len(axes) > 1 and axes[-2] == axes[-1]:
         axes = (*axes[:-2], "row", "column")
@@ -110,7 +110,7 @@ def stage_subject(operation: Operation, call: Call, name: str) -> Subject:
 def judge_stage(
     subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor, bound: Bound, limit: Limit | None
 ) -> TensorResult:
-    """Hold one stage to `bound`, unless its limit stands instead of it, and to its limit."""
+    """Judge one stage by its limit and, unless the limit replaces it, by `bound`."""
     if not tensor.is_floating_point():
         reason = f"dtype {dtype_name(tensor.dtype)}; a stage is of a float dtype"
         return missing(subject.name, subject.when, subject.side, reason)
@@ -130,10 +130,10 @@ def judge_stage(
 
 
 def _excused(subject: Subject, oracle: Tensor, yardstick: Tensor) -> Tensor:
-    """`yardstick` with NaN, which excuses any kernel, in every chunk and head whose oracle is not all finite.
+    """`yardstick` with NaN, which permits any value, in every chunk and head whose oracle is not all finite.
 
-    Within a chunk a NaN may reach any token: a kernel multiplies masked tiles by dense values (0 * NaN).
-    Token by token it reaches none that came before it.
+    Within a chunk a NaN may reach any token, since a kernel multiplies masked tiles by dense values (0 *
+    NaN). Token by token it reaches no earlier token.
     """
     excused = yardstick
     for region in subject.partition.regions:
@@ -150,9 +150,9 @@ def _excused(subject: Subject, oracle: Tensor, yardstick: Tensor) -> Tensor:
 
 
 def against_limit(subject: Subject, tensor: Tensor, oracle: Tensor, limit: Limit) -> tuple[Held, ...]:
-    """The (sequence, chunk, head) that comes closest to the limit or exceeds it most, and the part of one.
+    """The (sequence, chunk, head), and the part of one, that come closest to the limit or exceed it most.
 
-    Elements that are not finite in both count as equal: whether they may be so is judged elsewhere.
+    Elements that are not finite in both count as equal: another check judges whether they may be so.
     """
     tiles = list(_chunks(subject, tensor, oracle))
     found = []
@@ -189,7 +189,7 @@ def beyond_limit(subject: Subject, tensor: Tensor, oracle: Tensor, limit: Limit)
 
 @dataclass(frozen=True, slots=True)
 class _Error:
-    """Of a chunk and head, or of a part of one."""
+    """The error of a chunk and head, or of a part of one."""
 
     error: float
     allowed: float
@@ -203,7 +203,7 @@ def _over(errors: Iterable[_Error]) -> list[tuple[float, str]]:
 
 
 def _chunks(subject: Subject, tensor: Tensor, oracle: Tensor) -> Iterator[tuple[Region, Tensor, Tensor]]:
-    """(region, x, y) of every chunk, heads first, in fp64, zeros where an element does not count."""
+    """(region, x, y) of every chunk, heads first, in fp64, with zeros where an element does not count."""
     heads = subject.partition.head_axis
     assert heads is not None
     for region in subject.partition.regions:
@@ -272,14 +272,14 @@ def _against(
 
 
 def _lacking(subject: Subject) -> TensorResult:
-    """The other kernel keeps this stage to itself: said, and no fault of anyone."""
+    """A result that shows that the other kernel does not expose this stage, which is no failure."""
     found = missing(subject.name, subject.when, Side.AGAINST, "")
     return replace(found, reasons=(), judged=False)
 
 
 def held_to(subject: Subject, tensor: Tensor, target: Tensor, rule: Bitwise | Tolerance) -> TensorResult:
-    """`tensor` held to `target` itself; an fp64 target is rounded to what the tensor has before bits are
-    compared."""
+    """Compare `tensor` with `target` itself; an fp64 target is first rounded to the tensor's dtype for
+    `Bitwise`."""
     if isinstance(rule, Bitwise) and target.dtype == torch.float64:
         target = target.to(tensor.dtype)
     return hold(subject, Memory(tensor), Memory(target), rule)

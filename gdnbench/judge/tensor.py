@@ -1,19 +1,18 @@
-"""When a tensor passes.
+"""Decides when a tensor passes.
 
 The bound. A tensor passes when its error against the fp64 oracle is at most k times that of the same-dtype
 torch kernel on the same record, plus a floor: for the RMS over the whole tensor, for the RMS of every
 (sequence, head), and for the largest absolute error.
 
-The floor is what rounding the exact result costs. Rounding y to a dtype of unit roundoff u = eps / 2 moves it
-by at most u |y|, or half the smallest subnormal s where y is that small. Hence rms error <= u rms(y) + s / 2,
-and the largest error <= u max|y| + s / 2. A kernel is never asked to do better than a correctly rounded
-result.
+The floor is the error of rounding the exact result. Rounding y to a dtype of unit roundoff u = eps / 2 moves
+it by at most u |y|, or half the smallest subnormal s if y is that small. Hence rms error <= u rms(y) + s / 2,
+and the largest error <= u max|y| + s / 2. A kernel need not be better than a correctly rounded result.
 
-What is not finite, element by element; "overflows" means finite in fp64 but not once rounded to the dtype:
+Rules for non-finite elements; "overflows" means finite in fp64 but not once rounded to the dtype:
 
 | oracle            | the kernel's element must be                                              |
 |-------------------|---------------------------------------------------------------------------|
-| NaN               | NaN or infinite: no value is right, so it must not look like one           |
+| NaN               | NaN or infinite, since no finite value is right                            |
 | +Inf, -Inf        | the same infinity, or non-finite exactly as torch's is                     |
 | overflows         | the infinity of its sign, or finite, infinite or NaN exactly as torch's is |
 | finite, torch too | finite                                                                     |
@@ -46,10 +45,10 @@ from gdnbench_kernels.validate import dtype_name
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A tensor to be judged: its name, who owns its rows, and the meaning of its axes.
+    """A tensor to be judged: its name, the owners of its rows, and the meaning of its axes.
 
-    `rows`: the numbers by which the caller knows the rows, where those are not their positions (slots of a
-    pool). `grid`: whether its result is to have the errors by chunk and head.
+    `rows`: the caller's row numbers, if they are not the positions (slots of a pool). `grid`: whether the
+    result includes the errors by chunk and head.
     """
 
     name: str
@@ -61,7 +60,7 @@ class Subject:
     grid: bool = False
 
     def named(self, worst: Worst) -> Worst:
-        """`worst` with its row as the caller knows it."""
+        """`worst` with the caller's row number."""
         if self.rows is None:
             return worst
         index = (self.rows[worst.at.index[0]], *worst.at.index[1:])
@@ -70,13 +69,14 @@ class Subject:
     def grid_of(
         self, x: RowSource, y: RowSource, own: Comparison, torchs: Comparison | None = None
     ) -> Grid | None:
-        """The errors by chunk and head of `x` against `y`, whose comparison is `own`; None unless wanted."""
+        """The errors by chunk and head of `x` against `y`, whose comparison is `own`; None unless `grid` is
+        set."""
         if not self.grid:
             return None
         return grid_of(x, y, own, torchs, self.partition, self.axes, self.rows)
 
     def compare(self, x: RowSource, y: RowSource, tolerance: Tolerance | None = None) -> Comparison:
-        """`x` against `y`, coordinates as the caller knows them."""
+        """Compare `x` with `y`; coordinates in the result are the caller's."""
         found = compare(x, y, self.partition, self.axes, tolerance)
         if self.rows is None:
             return found
@@ -96,11 +96,12 @@ def judge(
     bound: Bound | None,
     added: float = 0.0,
 ) -> TensorResult:
-    """Hold `tensor` to `bound`: its error against `oracle` (fp64) by that of `yardstick` (torch's kernel).
+    """Judge `tensor` by `bound`: its error against `oracle` (fp64) compared with that of `yardstick` (torch's
+    kernel).
 
-    All three lie on the CPU; `yardstick` has the contract's shape and dtype, which `tensor` must have too.
-    Without a bound the errors are only measured; what must be finite must be so all the same. `added`: a part
-    of the exact value, allowed beside the rounding of the dtype.
+    All three are on the CPU; `tensor` must have the contract's shape and dtype, which `yardstick` has.
+    Without a bound the errors are only measured, and only the rules for non-finite elements apply. `added`:
+    an allowed error relative to the exact value, in addition to the dtype's rounding.
     """
     if (unmatched := match(subject, Memory(tensor), Memory(yardstick))) is not None:
         return unmatched
@@ -127,9 +128,10 @@ def judge(
 def judge_briefly(
     subject: Subject, tensor: Tensor, oracle: Tensor, torchs: Comparison, bound: Bound
 ) -> TensorResult | None:
-    """As `judge`, but computed by `quick_check`: without ULP distances or a count of unequal elements.
+    """As `judge`, computed by `quick_check`: without ULP distances and the count of unequal elements.
 
-    `torchs` is `quick_check.errors` of torch's kernel. Returns None where only `judge` can decide."""
+    `torchs` is `quick_check.errors` of torch's kernel. None if only `judge` can decide.
+    """
     if match(subject, Memory(tensor), Memory(oracle)) is not None:
         return None
     if quick_check.overflows(oracle, tensor.dtype):
@@ -144,7 +146,7 @@ def judge_briefly(
 
 
 def hold(subject: Subject, tensor: RowSource, target: RowSource, rule: Bitwise | Tolerance) -> TensorResult:
-    """Hold `tensor` to `target` itself, bit by bit or within a tolerance."""
+    """Compare `tensor` with `target` itself, bitwise or within a tolerance."""
     if (unmatched := match(subject, tensor, target)) is not None:
         return unmatched
     if isinstance(rule, Bitwise):
@@ -158,7 +160,7 @@ def hold(subject: Subject, tensor: RowSource, target: RowSource, rule: Bitwise |
 
 
 def show(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResult:
-    """The difference of two tensors, which decides nothing unless they cannot be compared."""
+    """The difference of two tensors, which affects the outcome only if they cannot be compared."""
     if (unmatched := match(subject, tensor, target)) is not None:
         return unmatched
     comparison = subject.compare(tensor, target)
@@ -167,8 +169,8 @@ def show(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResult
 
 
 def match(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResult | None:
-    """A failing result if the two differ in shape or dtype (an fp64 oracle stands for any), or lack rows or
-    axes of the call that they are of; else None."""
+    """A failing result if shape or dtype differ (an fp64 oracle matches any dtype), or if rows or axes of the
+    call are missing; else None."""
     rows = max((region.stop for region in subject.partition.regions), default=0)
     if tensor.shape != target.shape:
         reason = f"shape {list(tensor.shape)} against {list(target.shape)}"
@@ -184,7 +186,7 @@ def match(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResul
 
 
 def missing(name: str, when: When, side: Side, reason: str) -> TensorResult:
-    """A tensor that one side does not have."""
+    """A result for a tensor that one side lacks."""
     return TensorResult(name, when, side, dtype="", shape=(), reasons=(reason,))
 
 
@@ -235,7 +237,7 @@ def _unequal_kinds(comparison: Comparison) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Screened:
-    """The three tensors with NaN where an element is not to enter the errors of any."""
+    """The three tensors with NaN where an element must not enter the errors."""
 
     tensor: Tensor
     oracle: Tensor
@@ -243,11 +245,11 @@ class _Screened:
     reasons: tuple[str, ...]
     wrong: Worst | None
     excluded: int
-    largest: float  # max |oracle| over what is left
+    largest: float  # max |oracle| over the remaining elements
 
 
 def _screen(subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor) -> _Screened:
-    """Apply the table in the module's docstring."""
+    """Apply the table of non-finite elements in the module's docstring."""
     rows = _owned(subject.partition, oracle)
     rounded = oracle.to(tensor.dtype).double()  # double: fp8 lacks isnan
     x, t = tensor.double(), yardstick.double()
@@ -289,7 +291,7 @@ def _screen(subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor)
 
 
 def _owned(partition: Partition, like: Tensor) -> Tensor:
-    """Which elements of a tensor shaped `like` it count, as a mask that broadcasts to it."""
+    """A mask, broadcastable to `like`, of the elements that count."""
     by_token = any(region.tokens is not None for region in partition.regions)  # [rows, Hv, C, ...]
     size = like.shape[2] if by_token else 1
     owned = torch.zeros(len(like), 1, size, dtype=torch.bool)
@@ -309,7 +311,7 @@ Figures = TypeVar("Figures", float, np.ndarray)
 
 
 class _Allowance(NamedTuple):
-    """What the error of a kernel may be beside torch's: `k` times that, `unit` of the exact value, `tiny`."""
+    """The allowed error: `k` times torch's, plus `unit` times the exact value, plus `tiny`."""
 
     k: float
     unit: float
@@ -317,7 +319,7 @@ class _Allowance(NamedTuple):
 
     @classmethod
     def of(cls, dtype: torch.dtype, k: float, added: float = 0.0) -> _Allowance:
-        """`added`: a part of the exact value, beside the rounding of the dtype."""
+        """The allowance for a dtype; `added` is relative to the exact value, in addition to the rounding."""
         unit, tiny = rounding(dtype)
         return cls(k, unit + added, tiny)
 
@@ -352,7 +354,7 @@ def _over_bound(
 
 
 def _held_to(own: Comparison, torchs: Comparison, allowance: _Allowance, largest: float) -> tuple[Held, ...]:
-    """The three limits of `_over_bound`."""
+    """The three limits of `_over_bound`, with their errors."""
     by_head = own.groups.by_sequence()
     errors, roots = by_head.rms(), by_head.rms_reference()
     limits = allowance.limit(torchs.groups.by_sequence().rms(), roots)

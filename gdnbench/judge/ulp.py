@@ -1,7 +1,7 @@
-"""Distance in units in the last place, as the number of representable values between two elements.
+"""Distance in units in the last place: the number of representable values between two elements.
 
-Every float format of a sign and a magnitude has its bit patterns in the order of its values, so the distance
-is a difference of integers: no rounding, subnormals and infinities included. +0 and -0 are the same point.
+Bit patterns of sign-magnitude floats have the order of their values, so the distance is a difference of
+integers, exact for subnormals and infinities too. +0 and -0 are the same point.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BUCKETS = 66
 """Histogram buckets: 0 holds distance 0, k >= 1 holds distances in [2**(k-1), 2**k)."""
 
 ZERO_CODES = [126, 190, 254, 62]
-"""Where `count_codes` counts distance 0, lane by lane."""
+"""The indices at which `count_codes` counts distance 0, one for each lane."""
 
 _UNSIGNED_FLOATS = {torch.float8_e8m0fnu}
 
@@ -24,7 +24,7 @@ _UNSIGNED_FLOATS = {torch.float8_e8m0fnu}
 def ordered(values: Tensor) -> Tensor:
     """Integers in the order of the values: int16 for dtypes of 8 and 16 bits, else int32 or int64.
 
-    NaNs get integers too, past the infinities; whoever calls this leaves them out.
+    NaNs get integers beyond the infinities; callers exclude them.
     """
     bits = as_integers(values)
     if bits.dtype == torch.uint8:
@@ -41,9 +41,9 @@ def ordered(values: Tensor) -> Tensor:
 
 
 def ordered_into(out: np.ndarray, scratch: np.ndarray, values: Tensor) -> None:
-    """`ordered` of 16- or 32-bit floats without allocating: `out` and `scratch` are of that integer dtype.
+    """`ordered` for 16- or 32-bit floats without allocation: `out` and `scratch` have that integer dtype.
 
-    numpy, because its integer operations cost half of torch's on blocks that lie in cache.
+    Uses numpy, whose integer operations take half of torch's time on blocks in cache.
     """
     bits = as_integers(values).numpy()
     np.right_shift(bits, 8 * bits.itemsize - 1, out=scratch)
@@ -53,7 +53,7 @@ def ordered_into(out: np.ndarray, scratch: np.ndarray, values: Tensor) -> None:
 
 
 def exact_in_float(dtype: torch.dtype) -> torch.dtype | None:
-    """The float dtype that holds every distance of `dtype`: fp32 up to 16 bits, fp64 for 32, else none."""
+    """The float dtype that holds every distance of `dtype`: fp32 up to 16 bits, fp64 for 32, else None."""
     size = dtype.itemsize
     return torch.float32 if size <= 2 else torch.float64 if size == 4 else None
 
@@ -69,22 +69,22 @@ def bucket_codes(distances: Tensor) -> Tensor:
 def bucket_codes_of_integers(distances: np.ndarray, scratch: np.ndarray, floats: Tensor) -> Tensor:
     """Byte codes as of `bucket_codes` of int16 or int32 distances; overwrites all three."""
     if distances.dtype == np.int32:
-        # fp32 would round a number whose 25 leading bits are ones to the next power of two. This clears its
-        # bits past the 24th, and of no number changes those before.
+        # fp32 would round a number whose 25 leading bits are ones up to a power of two. This clears bits past
+        # the 24th and keeps the others.
         np.right_shift(distances, 24, out=scratch)
         np.bitwise_xor(distances, scratch, out=distances)
     return bucket_codes(floats.copy_(torch.from_numpy(distances)))
 
 
 def lanes(count: int) -> Tensor:
-    """0, 64, 128, 192, 0, ... as bytes: what `count_codes` adds to codes."""
+    """0, 64, 128, 192, 0, ... as bytes: the offsets that `count_codes` adds to codes."""
     return (torch.arange(count) % 4 * 64).to(torch.uint8)
 
 
 def count_codes(codes: Tensor, lane: Tensor) -> np.ndarray:
-    """Counts [256] of codes that it overwrites, for `by_bucket`; `lane` is `lanes` of their number.
+    """Counts [256] of codes, which it overwrites, for `by_bucket`; `lane` is `lanes` of their number.
 
-    Neighbours are counted in four lanes of 64 buckets, because most distances of a tensor are alike and
+    Neighbours are counted in four lanes of 64 buckets: most distances of a tensor are equal, and successive
     increments of one counter wait for each other.
     """
     codes = (
@@ -99,7 +99,7 @@ def by_bucket(counts: np.ndarray) -> np.ndarray:
 
 
 def wide_distances(x: Tensor, y: Tensor) -> np.ndarray:
-    """Distances of 64-bit elements as uint64, which alone holds them all."""
+    """Distances of 64-bit elements as uint64, which holds them all."""
     top = np.uint64(1 << 63)  # flips the sign bit: int64 order becomes uint64 order
     a = ordered(x).numpy().view(np.uint64) ^ top
     b = ordered(y).numpy().view(np.uint64) ^ top

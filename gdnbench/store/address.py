@@ -1,4 +1,4 @@
-"""Addresses of stores: a path of this machine, or the URL of an object store."""
+"""Addresses of stores: a path on this machine, or the URL of an object store."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from gdnbench.errors import BadInputError
 
 Address = str | os.PathLike[str]
-"""A path, or a text with `://` in it, which is a URL."""
+"""A path, or a URL: a text that contains `://`."""
 
 
 def is_url(address: Address) -> bool:
-    """Whether `address` is the URL of something that is no folder of this machine."""
+    """Whether `address` is a URL of something other than a folder of this machine."""
     return isinstance(address, str) and "://" in address and not address.startswith("file://")
 
 
 def local_path(address: Address) -> Path:
-    """The path that `address` is, a file:// URL too. BadInputError for the URL of another machine."""
+    """The path of `address`, which may be a file:// URL. BadInputError for any other URL."""
     text = os.fspath(address)
     if not text.startswith("file://"):
         if is_url(text):
@@ -32,8 +32,9 @@ def local_path(address: Address) -> Path:
 
 
 def folder_to_write(address: Address) -> Path:
-    """The folder that `address` is. BadInputError for a URL, which nothing but capture and upload writes to;
-    also for s3:/bucket, which is a slip, or what a `Path` made of a URL.
+    """The folder of `address`. BadInputError for a URL, to which only capture and upload write.
+
+    BadInputError also for s3:/bucket, which is a typing error or a URL that went through `Path`.
     """
     text = os.fspath(address)
     if is_url(text):
@@ -51,8 +52,9 @@ def is_half_url(text: str) -> bool:
 
 
 def checked_url(url: str) -> str:
-    """`url` without a slash at its end. BadInputError, which does not repeat what may be secret, if it holds
-    a password, a query or a fragment.
+    """`url` without a trailing slash.
+
+    BadInputError if it holds a password, a query or a fragment; the message does not repeat them.
     """
     parts = _split(url)
     if parts.username is not None or parts.password is not None:
@@ -67,13 +69,13 @@ def checked_url(url: str) -> str:
 
 
 def shown(url: str) -> str:
-    """`url` without what may be secret in it: user, password, query and fragment."""
+    """`url` without the parts that may be secret: user, password, query and fragment."""
     parts = _split(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _split(url: str) -> SplitResult:
-    """BadInputError, which does not repeat what may be secret, if `url` is none."""
+    """Split `url`. BadInputError, which does not repeat secrets, if it is invalid."""
     try:
         return urlsplit(url)
     except ValueError as error:
@@ -82,12 +84,12 @@ def _split(url: str) -> SplitResult:
 
 
 def stem(address: Address) -> str:
-    """The name of the store at `address`, without what follows its first dot."""
+    """The name of the store at `address`, up to its first dot."""
     return os.fspath(address).rstrip("/").rpartition("/")[2].partition(".")[0]
 
 
 def absolute(address: Address) -> str:
-    """`address` as it is right from every folder: a path without links, a URL as it is."""
+    """`address` in a form that is valid from every folder: a path without links, or the URL itself."""
     return os.fspath(address) if is_url(address) else str(local_path(address).resolve())
 
 

@@ -1,4 +1,4 @@
-"""Arrays of a batch, written through zarr-python."""
+"""Writes the arrays of a batch through zarr-python."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gdnbench.store.compression import Chunking, Compression
 from gdnbench.store.layout import KEY
 from gdnbench.store.plain_chunks import PlainArray, write_plain
 
-# Shards in flight at once: each costs three copies of itself while it is encoded, two while it is decoded.
+# Shards in flight at once: encoding one takes three copies of it, decoding two.
 _IN_FLIGHT = max(2, min(4, os.cpu_count() or 1))
 
 
 @contextmanager
 def array_io() -> Iterator[None]:
-    """Zarr in parallel, but within bounded memory: its own default is ten shards at a time."""
+    """Run Zarr in parallel within bounded memory; its default is ten shards at a time."""
     with zarr.config.set({"async.concurrency": _IN_FLIGHT}):
         yield
 
@@ -39,7 +39,7 @@ def write_array(
 ) -> None:
     """Write `bits` as the new array `key` under the folder `root`; `attributes` go under our key.
 
-    `durable` flushes each chunk file as soon as it is full; the folders are the caller's to flush.
+    `durable` flushes each chunk file once it is written; the caller flushes the folders.
     """
     chunks, shards = chunking.plan(bits.shape, bits.dtype.itemsize)
     with array_io():
@@ -54,7 +54,7 @@ def write_array(
             filters=None,
             fill_value=np.zeros((), bits.dtype)[()],
             attributes={KEY: dict(attributes)},
-            # An all-zero chunk left out would read the same, but could not be told from one that was lost.
+            # Write all-zero chunks: a missing one would read as zeros and hide a loss.
             config={"write_empty_chunks": True},
             zarr_format=3,
         )

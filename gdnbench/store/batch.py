@@ -1,4 +1,5 @@
-"""Where each tensor of a batch goes: to elements stored before, a shared array's row, or its own array."""
+"""Decides where each tensor of a batch is stored: reuse of stored elements, a row of a shared array, or its
+own array."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from gdnbench.store.index import IndexDraft
 from gdnbench.store.layout import BLOBS, METADATA_LIMIT, ROWS, Location, class_name
 from gdnbench.store.record_json import Placed, to_line
 
-# Equal bytes are the same elements only if they are read the same way.
+# Equal bytes are shared only by tensors of equal dtype and shape.
 Content = tuple[str, str, tuple[int, ...]]  # digest, dtype, shape
 
 _PARALLEL_BYTES = 1 << 20  # below this, waking threads takes longer than hashing
@@ -23,7 +24,7 @@ _PARALLEL_BYTES = 1 << 20  # below this, waking threads takes longer than hashin
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor to be written, under the description of the first that held these elements."""
+    """A tensor to write, with the metadata of the first tensor that had these elements."""
 
     bits: Bits
     meta: TensorMeta
@@ -31,7 +32,7 @@ class Stored:
 
 
 def byte_view(bits: Bits) -> memoryview:
-    """The bytes of a C-contiguous array of any rank, empty too, not copied."""
+    """The bytes of a C-contiguous array of any rank, not copied."""
     return bits.reshape(-1).view(np.uint8).data
 
 
@@ -43,13 +44,14 @@ def digest_of(bits: Bits) -> str:
 
 @dataclass(slots=True)
 class Batch:
-    """A batch being put together. `stored` gathers what it adds to `known`, the segment's contents so far."""
+    """A batch in the making. `known` maps contents of the segment to locations; `stored` collects what this
+    batch adds."""
 
     segment: str
     name: str
     known: dict[Content, Location]
-    small: int  # bytes up to which a tensor becomes a row
-    on_blob: Callable[[str, Stored], None]  # takes the name of an array and the tensor that it is
+    small: int  # tensors of at most this many bytes become rows
+    on_blob: Callable[[str, Stored], None]  # called with an array's name and its tensor
     lines: list[bytes] = field(default_factory=list)
     index: IndexDraft = field(default_factory=IndexDraft)
     text_bytes: int = 0
@@ -57,10 +59,11 @@ class Batch:
     stored: dict[Content, Location] = field(default_factory=dict)
 
     def add(self, draft: RecordDraft) -> None:
-        """Append one record; BadInputError if a tensor is not what its description says, or if there is more
-        to say of the records than a reader takes at once.
+        """Append one record, and pass each new large tensor to `on_blob` at once, while the next one is
+        hashed.
 
-        Large tensors not stored before go to `on_blob` at once, while the next one is hashed.
+        BadInputError if a tensor does not match its metadata, or if the batch's record text exceeds
+        METADATA_LIMIT.
         """
         before = {name: self._place(name, tensor) for name, tensor in draft.before.items()}
         after = {name: self._place(name, tensor) for name, tensor in draft.after.items()}

@@ -1,4 +1,4 @@
-"""How arrays are encoded and cut: codecs, chunks and shards."""
+"""Codecs, chunks and shards of stored arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gdnbench.errors import BadInputError
 
-if TYPE_CHECKING:  # listing a store does without zarr
+if TYPE_CHECKING:  # listing a store needs no zarr
     from zarr.codecs import BloscCodec, Crc32cCodec
 
 MIB = 1 << 20
@@ -16,10 +16,10 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """The zstd level, 1 to 9, that chunks are compressed with; None leaves them as they are.
+    """The zstd level (1 to 9) of chunks; None stores them uncompressed.
 
-    The bits of the elements are transposed first (Blosc's bit shuffle): the exponents of neighbouring
-    floats agree where their mantissas do not, and zstd alone cannot tell the two apart.
+    Blosc's bit shuffle comes first: it groups bits of equal weight. Exponents of neighbouring floats agree
+    where mantissas do not, which zstd alone cannot use.
     """
 
     level: int | None = 1
@@ -29,7 +29,7 @@ class Compression:
             raise BadInputError(f"zstd level {self.level} is not in 1..9")
 
     def codecs(self) -> list[BloscCodec | Crc32cCodec]:
-        """Zarr's bytes-to-bytes codecs. The checksum is what lets `verify` name the chunk that is damaged."""
+        """Zarr's bytes-to-bytes codecs. The checksum lets `verify` name the damaged chunk."""
         from zarr.codecs import BloscCodec, Crc32cCodec
 
         if self.level is None:
@@ -39,14 +39,14 @@ class Compression:
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """Sizes, in bytes of elements, by which tensors are laid out; docs/store.md has the measurements."""
+    """Size thresholds, in bytes of elements, of the layout; docs/store.md has the measurements."""
 
-    small: int = 4 * MIB  # up to here a tensor becomes a row of a shared array
+    small: int = 4 * MIB  # up to this size a tensor becomes a row of a shared array
     chunk: int = 2 * MIB  # smallest unit that is read
-    shard: int | None = 32 * MIB  # file that holds many chunks; None writes each chunk as a file
+    shard: int | None = 32 * MIB  # file of many chunks; None writes each chunk as a file
 
     def plan(self, shape: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        """Chunk and shard shapes for an array; no shards where one chunk holds it all.
+        """Chunk and shard shapes for an array; shards None if one chunk holds the whole array.
 
         Both are runs of the array in C order: full in the trailing axes, 1 in the leading ones.
         """
@@ -57,7 +57,7 @@ class Chunking:
 
 
 def run_of(shape: tuple[int, ...], unit: tuple[int, ...], limit: int) -> tuple[int, ...]:
-    """The largest run in C order of at most `limit` elements that is made of whole `unit`s."""
+    """The shape of the largest C-order run of at most `limit` elements that consists of whole `unit`s."""
     block = list(unit)
     for axis in reversed(range(len(shape))):
         units = max(1, math.ceil(shape[axis] / unit[axis]))

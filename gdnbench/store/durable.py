@@ -1,4 +1,4 @@
-"""Files that are still there after the power fails, and that two processes can make at the same instant."""
+"""File operations that survive a power failure, and that two processes may do at the same time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(root: Path) -> None:
-    """Flush everything under `root`, files before the folders that name them."""
+    """Flush everything under `root`: files before the folders that name them."""
     folders, files = [], []
     for folder, _, names in os.walk(root):
         folders.append(Path(folder))
@@ -33,7 +33,7 @@ def sync_tree(root: Path) -> None:
 
 
 def publish(path: Path, content: bytes, spare: Path, durable: bool) -> bool:
-    """Make `path` hold `content` all at once, unless it is there already; whether this call made it.
+    """Create `path` with `content` atomically, unless it exists; returns whether this call created it.
 
     `spare` is a folder of the same file system for the unfinished file.
     """
@@ -53,7 +53,7 @@ def publish(path: Path, content: bytes, spare: Path, durable: bool) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Make `folder` and those above it, while others may be removing those above it as empty."""
+    """Make `folder` and its parents, while other processes may be removing empty parents."""
     for _ in range(100):
         with contextlib.suppress(FileNotFoundError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def make_folder(folder: Path) -> None:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove `folder` unless it is in use or gone."""
+    """Remove `folder` unless it is not empty or does not exist."""
     try:
         folder.rmdir()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""One at a time: who takes records out of a store, or puts segments of other stores into it."""
+"""The exclusive lock of a store, for pruning and merging."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from gdnbench.store.layout import METADATA
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Hold the lock of the store at `path`; BadInputError if somebody does, StoreError if it cannot be
-    written. Recording needs none.
+    """Hold the lock of the store at `path`. Recording needs no lock.
+
+    BadInputError if another process holds it, StoreError if the store cannot be written.
     """
     try:
         # NFS gives an exclusive lock only for a file that is open for writing (flock(2)).

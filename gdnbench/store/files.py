@@ -1,4 +1,5 @@
-"""The files of a store that a stranger may have made: nothing outside it is read, whatever its names say."""
+"""Read access to the files of an untrusted store: no file outside the store is read, whatever its names
+say."""
 
 from __future__ import annotations
 
@@ -21,23 +22,23 @@ class StoreFiles(Protocol):
 
     @property
     def path(self) -> Path | str:
-        """Where the store is, for messages and for `open_files`: a str is a URL."""
+        """Where the store is, for messages and for `open_files`; a str is a URL."""
 
     @property
     def commits_last(self) -> bool:
-        """Whether folders can be seen before their metadata, which is then the last of them to arrive."""
+        """Whether a batch's folder is visible before it is complete; its metadata then arrives last."""
 
     def read(self, key: str, limit: int) -> bytes | None:
-        """The content of a file, or None if there is none; StoreError if it is longer than `limit` bytes."""
+        """The content of a file; None if there is none. StoreError if it is longer than `limit` bytes."""
 
     def prefetch(self, keys: Iterable[str]) -> None:
-        """`read` will be asked for all of `keys`: fetch them at the same time, where that is faster."""
+        """Fetch all of `keys` in parallel if that is faster than reading them one by one later."""
 
     def folders(self, key: str) -> list[str]:
         """Names of the folders in the folder `key`, sorted; empty if there is none."""
 
     def sizes(self, key: str) -> Mapping[str, int]:
-        """Bytes of every file under the folder `key`, at any depth, by its path from there."""
+        """The size in bytes of every file under the folder `key`, at any depth, by relative path."""
 
     def zarr(self) -> tuple[ZarrStore, str]:
         """A read-only Zarr store, and the prefix of our root in it ("" or ending in "/")."""
@@ -46,7 +47,7 @@ class StoreFiles(Protocol):
 
 
 class FolderFiles:
-    """A store that is a folder. The folder itself may be a symbolic link; nothing in it may."""
+    """A store in a folder. The folder itself may be a symbolic link; nothing in it may be one."""
 
     commits_last = False  # a batch is renamed into place whole
 
@@ -54,7 +55,7 @@ class FolderFiles:
         self.path = path
 
     def prefetch(self, keys: Iterable[str]) -> None:
-        """Files are as fast one by one."""
+        """Does nothing: local files are as fast one by one."""
 
     def read(self, key: str, limit: int) -> bytes | None:
         path = self._inside(key)
@@ -62,7 +63,7 @@ class FolderFiles:
             status = os.stat(path)
             size = status.st_size
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-                self._refuse(Path(path))  # a pipe would be waited for
+                self._refuse(Path(path))  # opening a pipe would block
             if size > limit:
                 raise StoreError(f"{self.path}: {key} has {size} bytes, more than the {limit} it may have")
             with open(path, "rb") as file:
@@ -77,7 +78,7 @@ class FolderFiles:
         try:
             with os.scandir(path) as entries:
                 return sorted(entry.name for entry in entries if not self._refused(entry) and entry.is_dir())
-        except (FileNotFoundError, NotADirectoryError):  # or a pruning has just taken it
+        except (FileNotFoundError, NotADirectoryError):  # or removed by a pruning at this moment
             return []
 
     def sizes(self, key: str) -> Mapping[str, int]:
@@ -90,10 +91,10 @@ class FolderFiles:
         return LocalStore(self.path, read_only=True), ""
 
     def close(self) -> None:
-        """A folder holds nothing open."""
+        """Does nothing: no file stays open."""
 
     def _sizes(self, folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
-        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:  # a pruning takes files
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:  # pruned meanwhile
             for entry in entries:
                 if self._refused(entry):
                     continue
@@ -103,7 +104,7 @@ class FolderFiles:
                     yield f"{prefix}{entry.name}", entry.stat().st_size
 
     def _inside(self, key: str) -> str:
-        """The path of `key`; StoreError if it leaves the store or passes a symbolic link."""
+        """The path of `key`. StoreError if it leaves the store or passes a symbolic link."""
         # Text, not a Path: opening a store of thousands of batches would take twice as long.
         path = os.fspath(self.path)
         for name in key.split("/") if key else []:
@@ -115,7 +116,7 @@ class FolderFiles:
         return path
 
     def _refused(self, entry: os.DirEntry[str]) -> bool:
-        """False for a file or folder; StoreError for anything else that a store has no use for."""
+        """False for a file or folder; StoreError for anything else."""
         mode = entry.stat(follow_symlinks=False).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             self._refuse(Path(entry.path))
@@ -131,10 +132,10 @@ class FolderFiles:
 def open_files(address: Address, *, cached: bool = True) -> StoreFiles:
     """The files of the store at `address`: a folder, a zip archive, or a URL.
 
-    StoreError if nothing is there, errors as of `Objects` for a URL. Without `cached`, a URL is read from its
-    server alone.
+    StoreError if nothing is there; for a URL, errors as of `Objects`. With `cached` false, a URL is read from
+    its server only.
     """
-    # Both import this module's neighbours and, for a URL, packages that reading a folder can do without.
+    # Imported here: both import this module, and a URL needs packages that a folder does not.
     if is_url(address):
         from gdnbench.store.object_files import ObjectFiles
         from gdnbench.store.piece_cache import PieceCache

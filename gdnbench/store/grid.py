@@ -1,4 +1,4 @@
-"""Regular grids of blocks over an array, as Zarr's chunks and shards are."""
+"""Regular grids of blocks over an array, such as Zarr's chunks and shards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 Slices = tuple[slice, ...]
-"""A part of an array: for every axis a slice with both bounds, inside the array."""
+"""A part of an array: for every axis, a slice with both bounds inside the array."""
 
 
 def grid_of(part: Slices, block: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -19,5 +19,5 @@ def grid_of(part: Slices, block: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def chunk_file(at: tuple[int, ...]) -> str:
-    """The path, in its array's folder, of the file at these coordinates of the grid of files."""
+    """The path, in its array's folder, of the file at coordinates `at` of the file grid."""
     return "/".join(("c", *map(str, at)))

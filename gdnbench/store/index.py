@@ -1,15 +1,14 @@
-"""What a listing says of each record, kept beside a batch's records so that a listing need not parse them.
+"""The index of a batch: what a listing shows of each record, so that a listing need not parse the records.
 
-The index is an attribute of the batch's group, written with the batch and committed with it:
+The index is an attribute of the batch's group, written and committed with the batch:
 
     {"version": 1,
-     "sizes": [{"T": 1, "H": 16, ...}, ...],                          distinct ones, as `kinds` number them
+     "sizes": [{"T": 1, "H": 16, ...}, ...],                          distinct ones, numbered in order
      "kinds": [[op, layer, layer_index, status, sizes, bytes, trigger], ...]    distinct ones
-     "kind": "0 1 2 0 1 2", "step": "0 0 0 1 1 1", "call": "0 1 2 3 4 5"}       one number a record
+     "kind": "0 1 2 0 1 2", "step": "0 0 0 1 1 1", "call": "0 1 2 3 4 5"}       one number per record
 
-It is derived from the records and can be left out. Records are always read from their own lines, never from
-here; an index that does not hold together is passed over, and `verify` tells one that says other than the
-records.
+The index is derived from the records and optional. Records are always read from their own lines. Readers
+ignore an inconsistent index; `verify` reports an index that differs from the records.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _NUMBERS: Final = re.compile(r"[0-9]{1,18}(?: [0-9]{1,18})*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What records of one layer have in common, as far as a listing shows it."""
+    """The part of a listing that records of one layer have in common."""
 
     op: str
     layer: str
@@ -40,7 +39,7 @@ class Kind:
     status: str
     sizes: Mapping[str, int]  # symbolic axes of the inputs
     nbytes: int  # of the record's distinct tensors
-    trigger: str | None = None  # why it was kept, if not for being selected
+    trigger: str | None = None  # why a trigger kept it; None without a trigger
 
     @classmethod
     def of(cls, info: RecordInfo, before: Mapping[str, Placed], after: Mapping[str, Placed]) -> Kind:
@@ -57,12 +56,12 @@ class Kind:
 
 
 Told = tuple[Kind, int, int]
-"""What an index says of a record: kind, step and call."""
+"""A record's entry in the index: kind, step and call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A record as a listing shows it. `number` counts over the store; `key` names it in there for good."""
+    """A record as a listing shows it. `number` counts over the store; `key` identifies it permanently."""
 
     number: int
     key: str
@@ -77,7 +76,7 @@ def sizes_of(tensors: Mapping[str, Placed]) -> dict[str, int]:
     return dict(_sizes(tuple((tensor.meta.axes, tensor.meta.shape) for tensor in tensors.values())))
 
 
-@lru_cache  # calls of one layer look alike
+@lru_cache  # calls of one layer repeat their shapes
 def _sizes(tensors: tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]) -> dict[str, int]:
     found: dict[str, int] = {}
     for axes, shape in tensors:
@@ -96,7 +95,7 @@ def _nbytes(before: Mapping[str, Placed], after: Mapping[str, Placed]) -> int:
 
 @dataclass(slots=True)
 class IndexDraft:
-    """The index of a batch that is being put together."""
+    """The index of a batch in the making."""
 
     _sizes: dict[str, int] = field(default_factory=dict)  # as text -> number
     _size_list: list[Mapping[str, int]] = field(default_factory=list)
@@ -126,7 +125,8 @@ class IndexDraft:
 
 
 def indexed(index: Any, count: int) -> list[Told] | None:
-    """Kind, step and call of each of a batch's `count` records; None if `index` does not say them all."""
+    """Kind, step and call of each of a batch's `count` records; None if `index` is inconsistent or
+    incomplete."""
     try:
         if index["version"] != _VERSION:
             return None
@@ -134,7 +134,7 @@ def indexed(index: Any, count: int) -> list[Told] | None:
         kinds = [_checked_kind(row, sizes) for row in index["kinds"]]
         of, steps, calls = (_numbers(index[name], count) for name in ("kind", "step", "call"))
         return [(kinds[kind], step, call) for kind, step, call in zip(of, steps, calls, strict=True)]
-    # A stranger's JSON may have any shape.
+    # Untrusted JSON may have any shape.
     except (AttributeError, KeyError, IndexError, TypeError, ValueError):
         return None
 
@@ -157,7 +157,7 @@ def _checked_kind(row: Any, sizes: Sequence[Mapping[str, int]]) -> Kind:
     return _kind(op, layer, layer_index, status, tuple(sizes[_count(size)].items()), nbytes, trigger)
 
 
-# Cached: every batch has the same layers. Typed, as True is 1 and no count.
+# Cached: every batch has the same layers. Typed: True equals 1 but is no count.
 @lru_cache(maxsize=4096, typed=True)
 def _kind(op: Any, layer: Any, layer_index: Any, status: Any, sizes: Any, nbytes: Any, trigger: Any) -> Kind:
     if not all(isinstance(text, str) for text in (op, layer, "" if trigger is None else trigger)):

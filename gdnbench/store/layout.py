@@ -1,4 +1,4 @@
-"""Names, paths and versions of the store's layout, and the JSON that every part of it shares."""
+"""Names, paths and versions of the store's layout, and its JSON helpers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any, Final
 from gdnbench.errors import StoreError
 
 FORMAT_VERSION: Final = 1
-KEY: Final = "gdnbench"  # the one attribute under which everything of ours is
+KEY: Final = "gdnbench"  # the attribute that holds all of gdnbench's metadata
 KINDS: Final = ("capture", "run", "synth")
-TRACE: Final = "trace"  # of stores that are laid out otherwise, see `gdnbench.trace`
+TRACE: Final = "trace"  # a store with another layout, see `gdnbench.trace`
 
 SEGMENTS: Final = "segments"
 ROWS: Final = "rows"
 BLOBS: Final = "blobs"
 RECORDS: Final = "records"
-OF: Final = "of"  # of a batch: the pruned one that it holds records of
-KEPT_IN: Final = "kept_in"  # of a pruned batch: those that hold what is kept of it
+OF: Final = "of"  # attribute of a batch: the pruned batch whose records it holds
+KEPT_IN: Final = "kept_in"  # attribute of a pruned batch: the batches that hold its kept records
 JOURNAL: Final = ".journal"
 INCOMING: Final = ".incoming"
-OUTGOING: Final = "prune-"  # before the name of a folder in there: what is being removed
+OUTGOING: Final = "prune-"  # prefix, in INCOMING, of a folder that is being removed
 METADATA: Final = "zarr.json"
 
-# Large enough for any metadata or batch of records we write, small enough to parse when a stranger wrote it.
+# Large enough for any metadata or batch of records we write; small enough to parse untrusted text.
 METADATA_LIMIT: Final = 64 << 20
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
@@ -36,12 +36,13 @@ _LOCATION = re.compile(
 
 
 def is_name(name: str) -> bool:
-    """Whether `name` may be a folder of a store; with no separator or leading dot it leads nowhere else."""
+    """Whether `name` may be a folder of a store: without separators or a leading dot it cannot lead
+    elsewhere."""
     return _NAME.fullmatch(name) is not None
 
 
 def checked_name(name: str, what: str) -> str:
-    """`name` if it may be a folder of a store; StoreError otherwise."""
+    """`name` if it may be a folder of a store; otherwise StoreError."""
     if not is_name(name):
         raise StoreError(
             f"{what} {name!r} is refused: letters, digits, '_', '-' and inner '.' only, up to 200"
@@ -50,13 +51,13 @@ def checked_name(name: str, what: str) -> str:
 
 
 def class_name(dtype: str, shape: tuple[int, ...]) -> str:
-    """The name of a (dtype, shape): "bfloat16.1x16x128", "float32.scalar"."""
+    """The name of a (dtype, shape) class: "bfloat16.1x16x128", "float32.scalar"."""
     return f"{dtype}.{'x'.join(map(str, shape)) or 'scalar'}"
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a stored tensor's elements are: an array of the store, or one row of it."""
+    """Where a tensor's elements are stored: a whole array, or one row of it."""
 
     segment: str
     batch: str
@@ -75,7 +76,7 @@ class Location:
 
     @classmethod
     def parse(cls, text: str) -> Location:
-        """The location written as `text`; ValueError says what is wrong with it."""
+        """The location written as `text`; ValueError names what is wrong with it."""
         match = _LOCATION.fullmatch(text)
         if match is None:
             raise ValueError(
@@ -89,13 +90,13 @@ class Location:
 
 
 def group_json(attributes: Mapping[str, Any], indent: int | None = 2) -> bytes:
-    """The zarr.json of a Zarr v3 group whose attribute under our key is `attributes`."""
+    """The zarr.json of a Zarr v3 group that has `attributes` under our key."""
     node = {"zarr_format": 3, "node_type": "group", "attributes": {KEY: attributes} if attributes else {}}
     return json.dumps(node, indent=indent).encode()
 
 
 def parse_node(text: bytes, node_type: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A Zarr v3 node's metadata and its attributes under our key; StoreError if `text` is no such node."""
+    """A Zarr v3 node's metadata, and its attributes under our key. StoreError if `text` is no such node."""
     try:
         node = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,13 +1,14 @@
-"""Makes one store of several: of the nodes of a run that each wrote their own, or of runs kept together.
+"""Merges several stores into one: of the nodes of one run, or of several runs.
 
-A segment is one process's, and no two processes share a name: stores are merged by putting their segments
-side by side, as they are. Each is first copied where nobody sees it, every tensor of the copy is held to
-its digest, and it is renamed into place whole. A merge that is killed leaves whole segments; the same
-merge again goes on with the rest.
+A segment belongs to one process and its name is unique, so merging puts the segments side by side unchanged.
+Each is copied into a hidden folder, every tensor of the copy is checked against its digest, and the segment
+is renamed into place whole. A merge that is killed leaves whole segments; repeating it continues with the
+rest.
 
-A segment that is there already is the same if its records and metadata are, which hold the digests of all
-tensors: it is taken once. One that has grown since, because its process was still recording, gets its later
-batches, in order. Batches that a capture drops meanwhile are left out: their records are gone there too.
+A segment that is already there is the same if its records and metadata are equal, since they contain the
+digests of all tensors; it is not copied again. If it has grown since, because its process was still
+recording, its later batches are added in order. Batches that a capture drops meanwhile are left out: their
+records are gone at the source too.
 """
 
 from __future__ import annotations
@@ -43,28 +44,28 @@ from gdnbench.store.verify import verify
 from gdnbench.version import __version__
 
 STAGING = ".merge"
-_FICLONE = 0x40049409  # linux/fs.h: share a file's extents, where the file system can
-_FILE_LIMIT = 1 << 30  # of what is copied from an archive or a URL; as of chunk files
-_TRIES = 100  # to begin, while others do
+_FICLONE = 0x40049409  # linux/fs.h: shares a file's extents, if the file system supports it
+_FILE_LIMIT = 1 << 30  # limit of a file copied from an archive or a URL; chunk files have the same limit
+_TRIES = 100  # attempts to begin, while other merges begin and end
 _OF_EVERY_ROOT = ("format_version", "created_by")
 
 Progress = Callable[[int, int], None]
-"""Called with the segments done so far and the segments there are."""
+"""Called with the number of segments done and the total."""
 
 
 @dataclass(slots=True)
 class MergeReport:
-    segments: int = 0  # that were taken, whole or in part
-    records: int = 0  # that came with them
-    already: int = 0  # segments that were there
-    refused: list[str] = field(default_factory=list)  # what was not taken, and why
+    segments: int = 0  # merged, whole or in part
+    records: int = 0  # records in them
+    already: int = 0  # segments that were there already
+    refused: list[str] = field(default_factory=list)  # what was not merged, and why
 
 
 def merge(out: Path, inputs: Sequence[Store], progress: Progress | None = None) -> MergeReport:
-    """Put the segments of `inputs` into the store at `out`, which is made if it is not there.
+    """Merge the segments of `inputs` into the store at `out`, which is created if needed.
 
-    Segments that are damaged, or there with other content, are refused and the others taken. With nothing
-    taken, StoreError for stores that do not go together, and BadInputError if another merge or a pruning
+    Segments that are damaged, or exist with other content, are refused; the others are merged. StoreError,
+    before any segment is merged, for stores of different kinds; BadInputError if another merge or a pruning
     works on `out`.
     """
     root = _common_root(inputs)
@@ -85,7 +86,7 @@ def merge(out: Path, inputs: Sequence[Store], progress: Progress | None = None) 
 
 
 def checked_out(out: str, inputs: Sequence[Address]) -> Path:
-    """The folder to merge into. BadInputError if it cannot be one, or is one of the inputs."""
+    """The folder to merge into. BadInputError if it cannot be one, or lies in one of the inputs."""
     if is_url(out):
         raise BadInputError(f"{out} is a URL; merge into a folder and upload that")
     place = local_path(out)
@@ -104,7 +105,7 @@ def checked_out(out: str, inputs: Sequence[Address]) -> Path:
 
 
 def _common_root(inputs: Sequence[Store]) -> dict[str, Any]:
-    """The root attributes of what comes of `inputs`; StoreError unless they go together."""
+    """The root attributes of the merged store; StoreError if `inputs` are of different kinds."""
     roots = [_root(store) for store in inputs]
     for store, root in zip(inputs, roots, strict=True):
         if _essence(root) != _essence(roots[0]):
@@ -119,17 +120,18 @@ def _root(store: Store) -> dict[str, Any]:
 
 
 def _essence(root: Mapping[str, Any]) -> dict[str, Any]:
-    """What stores must have in common: their kind, and what was done to them to be shared."""
+    """The root attributes that merged stores must have in common: their kind, and how they were
+    anonymised."""
     return {name: value for name, value in root.items() if name not in _OF_EVERY_ROOT}
 
 
 @contextmanager
 def _staging(out: Path, root: Mapping[str, Any]) -> Iterator[Path]:
-    """A folder in `out`, which becomes a store, for copies on their way; it is ours alone."""
+    """Make `out` a store, lock it, and yield a folder in it for unfinished copies."""
     staging = out / STAGING
     try:
         _begin(out, root, staging)
-        with alone(out):  # a pruning takes arrays away that a later batch may refer to
+        with alone(out):  # a pruning removes arrays that a later batch may refer to
             make_folder(staging)
             _clear(staging)
             yield staging
@@ -142,10 +144,10 @@ def _staging(out: Path, root: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _begin(out: Path, root: Mapping[str, Any], staging: Path) -> None:
-    """Make `out` a store unless it is one, with unfinished files in `staging`."""
+    """Make `out` a store unless it is one; unfinished files go into `staging`."""
     if staging.is_symlink():
         raise StoreError(f"{staging} is a symbolic link, and what is in there would be cleared; remove it")
-    for _ in range(_TRIES):  # another merge may begin too, and have cleared what we put there
+    for _ in range(_TRIES):  # another merge may begin too, and clear our files
         with contextlib.suppress(FileNotFoundError):
             make_folder(staging)
             publish(out / METADATA, group_json(root), staging, durable=True)
@@ -156,7 +158,7 @@ def _begin(out: Path, root: Mapping[str, Any], staging: Path) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Remove what a merge that was killed has left."""
+    """Remove the remains of a merge that was killed."""
     for left in folder.iterdir():
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left)
@@ -166,7 +168,7 @@ def _clear(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """One segment of one of the stores, and where it is to go."""
+    """One segment of an input store, and its destination."""
 
     out: Path
     staging: Path
@@ -174,7 +176,7 @@ class _Segment:
     name: str
 
     def take(self, report: MergeReport) -> None:
-        """Have it in `out`: whole, or what `out` lacks of it."""
+        """Merge it into `out`: the whole segment, or the batches that `out` lacks."""
         target = self.out / SEGMENTS / self.name
         try:
             missing = self._missing() if target.exists() else None
@@ -203,7 +205,8 @@ class _Segment:
         return f"{SEGMENTS}/{self.name}"
 
     def _missing(self) -> list[str]:
-        """The batches that `out` lacks, in order, its end last. StoreError if what both have differs."""
+        """The batches that `out` lacks, in order, the segment's end last. StoreError if a common batch
+        differs."""
         here, there = FolderFiles(self.out), self.store.contents.files
         if not _same_metadata(here, there, self._key):
             raise StoreError(f"{self.out} has another segment of this name; merge them apart")
@@ -213,22 +216,23 @@ class _Segment:
         differing = [
             child for child in children if child in held and not _same(here, there, f"{self._key}/{child}")
         ]
-        for child in there.folders(self._key) if differing else ():  # but for what went meanwhile
+        for child in there.folders(self._key) if differing else ():  # except batches removed meanwhile
             if child in differing:
                 raise StoreError(f"{self.out} has its {child} with other content; merge them apart")
         return [child for child in children if child not in held]
 
     def _copy(self) -> dict[str, int]:
-        """Make `staging` a store of this segment alone; the records of each of its batches.
+        """Make `staging` a store with this segment only; returns the number of records of each of its
+        batches.
 
-        StoreError if a tensor of it has not its digest.
+        StoreError if a tensor does not match its digest.
         """
         staged = self.staging / SEGMENTS / self.name
         files = self.store.contents.files
         for key in files.sizes(self._key):
-            with contextlib.suppress(FileNotFoundError):  # where a batch needs it, `verify` misses it
+            with contextlib.suppress(FileNotFoundError):  # if a batch needs it, `verify` reports it
                 _copy_file(files, f"{self._key}/{key}", staged / key)
-        # A batch goes by rename: one that is still there was whole all the time.
+        # A batch is removed by rename: one that is still there was complete all the time.
         for child in {*FolderFiles(self.staging).folders(f"{SEGMENTS}/{self.name}")} - {
             *files.folders(self._key)
         }:
@@ -246,12 +250,12 @@ class _Segment:
 
 
 def _index(order: list[str], name: str) -> int:
-    """Where `name` stands; what is in no order, as a pruned batch, comes first."""
+    """The position of `name`; -1 for a batch in no order, such as a pruned one."""
     return order.index(name) if name in order else -1
 
 
 def _same(here: StoreFiles, there: StoreFiles, key: str) -> bool:
-    """Whether two batches hold the same: files of equal names and sizes, equal descriptions of tensors."""
+    """Whether two batches are equal: files of equal names and sizes, equal records and metadata."""
     sizes = here.sizes(key)
     if sizes != there.sizes(key):
         return False
@@ -267,9 +271,8 @@ def _same_metadata(here: StoreFiles, there: StoreFiles, key: str) -> bool:
 
 
 def _copy_file(files: StoreFiles, key: str, target: Path) -> None:
-    """`key` of `files` at `target`: sharing its bytes on disk where that can be, as nothing in a store is
-    rewritten.
-    """
+    """Copy `key` of `files` to `target`; shares the bytes on disk if possible, since stores never rewrite
+    files."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(files, FolderFiles):
         source = files.path / key

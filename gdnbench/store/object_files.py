@@ -1,4 +1,4 @@
-"""The files of a store in an object store, in few requests and with a bounded cache on this machine."""
+"""The files of a store in an object store, read with few requests and a bounded cache on this machine."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from gdnbench.store.layout import METADATA_LIMIT
 from gdnbench.store.objects import ObjectInfo, Objects
 from gdnbench.store.piece_cache import PieceCache
 
-_BATCH_DEPTH: Final = 3  # segments/<segment>/<batch>: what is listed at once
-_LISTINGS: Final = 64  # of batches, kept
-_MOST_OBJECTS: Final = 1 << 20  # below one batch: more are none of ours
+_BATCH_DEPTH: Final = 3  # segments/<segment>/<batch>: listed by one request
+_LISTINGS: Final = 64  # listings of batches that are kept
+_MOST_OBJECTS: Final = 1 << 20  # below one batch; no store of ours has more
 _REQUESTS: Final = 16  # at the same time
-_MOST_FETCHED: Final = 64 << 20  # bytes of metadata that wait to be read
+_MOST_FETCHED: Final = 64 << 20  # bytes of prefetched metadata
 
 
 class ObjectFiles:
-    """A store below the URL `path`. Reads of array elements go through `cache`, of metadata never."""
+    """A store below the URL `path`. Array elements are read through `cache`, metadata never."""
 
     commits_last = True
 
@@ -52,7 +52,7 @@ class ObjectFiles:
         def fetch(key: str) -> tuple[str, bytes | None]:
             try:
                 return key, self._objects.get(key, METADATA_LIMIT)
-            except StoreError:  # for who reads it to say
+            except StoreError:  # `read` reports it
                 return key, None
 
         wanted = list(keys)
@@ -63,7 +63,7 @@ class ObjectFiles:
                     if content is not None:
                         self._fetched[key] = content
                         room -= len(content)
-                if room < 0:  # the rest is read one by one
+                if room < 0:  # the others are read one by one
                     return
 
     def folders(self, key: str) -> list[str]:
@@ -79,7 +79,7 @@ class ObjectFiles:
         return ZarrObjects(self), ""
 
     def close(self) -> None:
-        """Connections are obstore's, which closes them when idle."""
+        """Does nothing: obstore closes idle connections."""
 
     def piece(self, key: str, start: int, stop: int) -> bytes:
         """Bytes [start, stop) of a listed file."""
@@ -98,12 +98,12 @@ class ObjectFiles:
         return content
 
     def info(self, key: str) -> ObjectInfo | None:
-        """What the listing says of a file; None if there is none."""
+        """The listing's entry of a file; None if there is none."""
         listing, rest = self._listing(key)
         return listing.get(rest)
 
     def _below(self, key: str) -> dict[str, ObjectInfo]:
-        """What is listed below `key`, by its path from there."""
+        """The entries listed below `key`, by relative path."""
         listing, rest = self._listing(key)
         prefix = rest and f"{rest}/"
         return {
@@ -111,7 +111,7 @@ class ObjectFiles:
         }
 
     def _listing(self, key: str) -> tuple[Mapping[str, ObjectInfo], str]:
-        """All of the batch that `key` is in, and the path of `key` from there."""
+        """The listing of the batch that contains `key`, and the path of `key` in that batch."""
         names = key.split("/")
         unit, rest = "/".join(names[:_BATCH_DEPTH]), "/".join(names[_BATCH_DEPTH:])
         with self._listing_lock:
@@ -124,7 +124,7 @@ class ObjectFiles:
 
 
 class ZarrObjects(ZarrStore):
-    """What zarr-python reads arrays of `files` through."""
+    """The Zarr store through which zarr-python reads arrays of `files`."""
 
     supports_writes = supports_deletes = supports_partial_writes = False
     supports_listing = True
@@ -174,7 +174,7 @@ class ZarrObjects(ZarrStore):
 
 
 def _span(part: ByteRequest | None, size: int) -> tuple[int, int]:
-    """First byte, and the byte after the last, of what zarr asks for in a file of `size` bytes."""
+    """First byte, and the byte after the last, of the range that zarr requests in a file of `size` bytes."""
     match part:
         case RangeByteRequest(start=start, end=end):
             return min(start, size), min(end, size)

@@ -1,8 +1,8 @@
-"""Objects below a URL: s3://, gs://, az:// and what else obstore reaches.
+"""Objects below a URL: s3://, gs://, az:// and whatever else obstore supports.
 
-Requests that a server or the network fails are made again, by obstore for what it can tell is safe and here
-for an answer that breaks off in its middle. Credentials, endpoint and region are obstore's to read from the
-environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AWS_ALLOW_HTTP, ...); they are neither kept nor printed.
+Requests that the network or the server fails are repeated: by obstore where that is safe, and here if an
+answer breaks off. obstore reads credentials, endpoint and region from the environment (AWS_ACCESS_KEY_ID,
+AWS_ENDPOINT_URL, AWS_ALLOW_HTTP, ...); gdnbench neither stores nor prints them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from gdnbench.errors import CannotRunError, StoreError
 from gdnbench.store.address import checked_url
 
-_TRIES: Final = 4  # of a request whose answer broke off; obstore has retried the rest
+_TRIES: Final = 4  # attempts of a request whose answer broke off; obstore retries the others
 _FIRST_WAIT: Final = 0.2  # seconds, doubled each time
 _RETRIES: Final[dict[str, Any]] = {
     "max_retries": 5,
@@ -30,38 +30,39 @@ _RETRIES: Final[dict[str, Any]] = {
     },
 }
 
-_MACHINE_ROLE: Final = "//169.254.169.254/"  # whom machines of a cloud ask for what they may
+_MACHINE_ROLE: Final = "//169.254.169.254/"  # the metadata service that gives cloud machines their role
 
-_CODE: Final = re.compile(r"<Code>([A-Za-z0-9.]{1,60})</Code>")  # in what an S3 answers when it refuses
+_CODE: Final = re.compile(r"<Code>([A-Za-z0-9.]{1,60})</Code>")  # in an S3 error answer
 _NO_BUCKET: Final = "NoSuchBucket"
 _BAD_CREDENTIALS: Final = frozenset(
     {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId"}
     | {"SignatureDoesNotMatch", "AuthFailure", "RequestExpired"}
-)  # which some servers answer with 400
+)  # some servers answer these with 400
 _OTHER_REGION: Final = frozenset({"AuthorizationHeaderMalformed", "PermanentRedirect"})
 
-_INVALID_PATH: Final = "object with invalid path"  # obstore's words for a listed key such as a//b and ../a
+_INVALID_PATH: Final = "object with invalid path"  # obstore's message for a listed key such as a//b or ../a
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """An object in a listing: bytes, and what changes when its content does, where the server says it."""
+    """A listed object: its size in bytes, and a tag that changes with its content, if the server gives
+    one."""
 
     size: int
     tag: str | None
 
 
 class ObjectsUnreachableError(CannotRunError):
-    """The network, the server or its permissions are in the way; what is in the store is not known."""
+    """The network, the server or its permissions fail; the content of the store is unknown."""
 
 
 class Objects:
     """The objects below `url`, by keys relative to it with "/" between names.
 
-    BadInputError for a URL that is none of an object store, CannotRunError without obstore. Every method
-    raises ObjectsUnreachableError, in one line, for what the network or the server refuses.
+    BadInputError for an invalid URL, CannotRunError without obstore. Every method raises
+    ObjectsUnreachableError, one line, if the network or the server refuses.
     """
 
     def __init__(self, url: str) -> None:
@@ -82,7 +83,7 @@ class Objects:
             raise StoreError(f"{self.url} cannot be opened: {_reason(error)}") from None
 
     def get(self, key: str, limit: int) -> bytes | None:
-        """All of an object, or None if there is none; StoreError if it has more than `limit` bytes."""
+        """The content of an object; None if there is none. StoreError if it has more than `limit` bytes."""
 
         def request() -> bytes | None:
             try:
@@ -99,7 +100,7 @@ class Objects:
         return self._persist(request)
 
     def get_range(self, key: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of an object; StoreError if it is gone."""
+        """Bytes [start, stop) of an object; StoreError if it no longer exists."""
 
         def request() -> bytes:
             try:
@@ -111,7 +112,7 @@ class Objects:
         return self._persist(request)
 
     def put(self, key: str, content: bytes | Path) -> None:
-        """Make the object `key` hold `content`, or that of a file: all of it at once, or not at all."""
+        """Write `content`, or the content of a file, to the object `key`, atomically."""
 
         def request() -> None:
             try:
@@ -124,14 +125,15 @@ class Objects:
         self._persist(request)
 
     def folders(self, key: str) -> list[str]:
-        """Names that are followed by "/" below `key`, sorted."""
+        """Names below `key` that are followed by "/", sorted."""
         prefix = self._checked(key) if key else None
         found = self._persist(lambda: self._obstore.list_with_delimiter(self._store, prefix))
         return sorted({str(name).rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]})
 
     def list(self, key: str, most: int) -> Iterator[tuple[str, ObjectInfo]]:
-        """Every object below `key`, at any depth, by its key from there, but those that only mark folders.
-        StoreError for more than `most`, of which no more are asked for: they are held in memory.
+        """Every object below `key`, at any depth, by its relative key, without folder markers.
+
+        StoreError if there are more than `most`, because the listing is held in memory.
         """
         prefix = f"{self._checked(key)}/"
 
@@ -151,7 +153,7 @@ class Objects:
         return key
 
     def _check_bucket(self, error: Exception) -> None:
-        """StoreError if it is the bucket that is not there, of which most answers say it."""
+        """StoreError if `error` says that the bucket does not exist."""
         if _code(error) == _NO_BUCKET:
             raise self._no_bucket(error) from None
 
@@ -159,7 +161,7 @@ class Objects:
         return StoreError(f"{self.url} is in no bucket that there is: {_reason(error)}")
 
     def _persist(self, request: Callable[[], T]) -> T:
-        """What `request` returns, made again where the network failed it."""
+        """Call `request`, again if the network failed it; returns its result."""
         errors = self._errors
         wait = _FIRST_WAIT
         for left in reversed(range(_TRIES)):
@@ -185,8 +187,10 @@ class Objects:
 
 
 def _without_marks(prefix: str, found: Sequence[tuple[str, ObjectInfo]]) -> Iterator[tuple[str, ObjectInfo]]:
-    """The objects below `prefix` without it. Consoles and mounted buckets keep an empty object `folder/` for
-    each folder, of which obstore says the name without the slash.
+    """The objects below `prefix`, without folder markers.
+
+    Consoles and mounted buckets keep an empty object `folder/` for each folder; obstore lists it without the
+    slash.
     """
     folders = {
         "/".join(names[:depth])
@@ -203,26 +207,29 @@ def _info(found: Any) -> ObjectInfo:
 
 
 def _broke_off(error: Exception) -> bool:
-    """Whether the connection was lost in the middle of an answer: of what obstore tried again by itself it
-    says how often, and of what the server refused the status.
+    """Whether the connection was lost in the middle of an answer.
+
+    obstore's message names the retries for requests that it repeated, and the status for those that the
+    server refused.
     """
     text = str(error)
     return "retries" not in text and "status code" not in text
 
 
 def _refused(error: Exception) -> bool:
-    """Whether the server knows and does not let us: of a listing, obstore has no error of its own for it."""
+    """Whether the server denies access; for a listing, obstore has no error class of its own for that."""
     return re.search(r"status code: 40[13]", str(error)) is not None or _code(error) in _BAD_CREDENTIALS
 
 
 def _code(error: Exception) -> str | None:
-    """The name that S3 gives to what is wrong."""
+    """The error code in S3's answer."""
     found = _CODE.search(str(error))
     return found and found[1]
 
 
 def _reason(error: Exception) -> str:
-    """What obstore says, in one line, without documents of the server and queries, which may be signed."""
+    """obstore's message in one line, without the server's documents and without queries, which may be
+    signed."""
     if _MACHINE_ROLE in str(error):
         return (
             "no credentials are set (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), and this machine has no role"
@@ -235,8 +242,6 @@ def _reason(error: Exception) -> str:
         said += f" ({code})"
     if code in _OTHER_REGION or "configured region" in said:
         said += "; set AWS_REGION to the bucket's"
-    if "S3" in said and said.endswith(
-        "builder error"
-    ):  # obstore's words for a scheme that it was not allowed
+    if "S3" in said and said.endswith("builder error"):  # obstore's message for a scheme that is not allowed
         said += "; if the endpoint is to be plain HTTP, set AWS_ALLOW_HTTP=true"
     return said

@@ -1,7 +1,7 @@
-"""A bounded folder of what was read from object stores, shared by all processes of a user.
+"""A bounded cache folder for data read from object stores, shared by all processes of a user.
 
-It lies in `GDNBENCH_CACHE_DIR` (default: the user's cache); `GDNBENCH_CACHE_BYTES` bounds it (default 1 GiB;
-0 keeps nothing). Names say which bytes of which content they are, so nothing in it grows old.
+It lies in `GDNBENCH_CACHE_DIR` (default: the user's cache). `GDNBENCH_CACHE_BYTES` limits its size (default 1
+GiB; 0 disables it). A name identifies bytes of one version of an object, so entries never go stale.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ _DEFAULT_BYTES: Final = 1 << 30
 
 
 class PieceCache:
-    """Pieces by name in `folder`, the least recently used deleted when they are more than `limit` bytes.
+    """Pieces by name in `folder`; deletes the least recently used ones above `limit` bytes.
 
-    What the disk refuses is not kept; no method raises for it.
+    Disk errors mean that a piece is not cached; no method raises them.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
         self._folder = folder
         self._limit = limit
-        self._held: int | None = None  # bytes, counted at the first `put`
+        self._held: int | None = None  # bytes, counted at the first `store`
 
     @classmethod
     def of_user(cls) -> Self:
-        """The cache that the environment describes; BadInputError for a bound that is no number, and for the
-        variable's name of earlier releases."""
+        """The cache that the environment configures.
+
+        BadInputError if the limit is no number, or if the variable of earlier releases is set.
+        """
         text = os.environ.get(_BYTES, "")
         if text and not text.isdecimal():
             raise BadInputError(f"{_BYTES} is {text!r}; give a number of bytes, 0 for no cache")
@@ -45,7 +47,7 @@ class PieceCache:
         return cls(cache_home() / "objects", int(text or _DEFAULT_BYTES))
 
     def get(self, name: str, size: int) -> bytes | None:
-        """The piece, or None if it is not here with `size` bytes."""
+        """The piece; None if it is not cached with `size` bytes."""
         path = self._path(name)
         with contextlib.suppress(OSError):
             content = path.read_bytes()

@@ -1,11 +1,11 @@
-"""Chunk files of uncompressed arrays, moved between memory and disk with no copy in between.
+"""Moves chunk files of uncompressed arrays between memory and disk without copies.
 
-zarr-python builds a shard from copies of its chunks and reads one through copies of file and shard, which on
-two cores left a third of the disk's speed. The bytes here are those that zarr writes:
+zarr-python copies chunks to build a shard, and copies file and shard to read one, which on two cores left a
+third of the disk's speed. The bytes here are those that zarr writes:
 
     chunk file   one encoded chunk
     shard file   encoded chunks, then an index: offset and length of each as uint64 in C order, and a CRC-32C
-    encoded      elements in C order, zeros where the chunk hangs over the array's edge, CRC-32C of all that
+    encoded      elements in C order, zeros where the chunk exceeds the array's edge, then their CRC-32C
 
 Every chunk here is a run of the array in C order, so its elements are one span of the array's memory.
 """
@@ -28,25 +28,25 @@ from gdnbench.bits import Bits
 from gdnbench.store.grid import Slices, chunk_file, grid_of
 
 _THREADS: Final = max(2, min(4, os.cpu_count() or 1))
-_PIECE: Final = 1 << 20  # bytes moved at a time: summed while they are in the processor's cache
+_PIECE: Final = 1 << 20  # bytes moved at a time, and summed while in the processor's cache
 _ABSENT: Final = 2**64 - 1  # offset and length of a chunk that lies beyond the array's edge
 _CRC_BYTES: Final = 4
 _BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 _CRC = {"name": "crc32c"}
 
 Span = tuple[int, int]
-"""First byte and the byte after the last, of an array's memory in C order."""
+"""First byte, and the byte after the last, of an array's memory in C order."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainArray:
-    """Where the bytes of an uncompressed array are. Shapes are in elements."""
+    """Layout of an uncompressed array. Shapes are in elements."""
 
     folder: Path
     shape: tuple[int, ...]
     itemsize: int
     chunk: tuple[int, ...]
-    file: tuple[int, ...]  # the shard, or the chunk where there are no shards
+    file: tuple[int, ...]  # the shard, or the chunk if there are no shards
 
     @property
     def sharded(self) -> bool:
@@ -57,7 +57,7 @@ class PlainArray:
         return math.prod(self.chunk) * self.itemsize
 
     def span(self, at: tuple[int, ...]) -> Span | None:
-        """The part of the array that chunk `at` holds; None if it lies wholly beyond the edge."""
+        """The part of the array that chunk `at` holds; None if it lies beyond the edge."""
         low = [i * step for i, step in zip(at, self.chunk, strict=True)]
         high = [
             min(size, start + step) for size, start, step in zip(self.shape, low, self.chunk, strict=True)
@@ -78,7 +78,7 @@ class PlainArray:
 
 
 def write_plain(array: PlainArray, bits: Bits, durable: bool) -> None:
-    """Write every chunk file of `array`, whose elements are `bits`; flushed to the device if `durable`."""
+    """Write every chunk file of `array` with the elements `bits`; `durable` flushes them to the device."""
     memory = bits.reshape(-1).view(np.uint8)
 
     def write(at: tuple[int, ...]) -> None:
@@ -98,7 +98,7 @@ def write_plain(array: PlainArray, bits: Bits, durable: bool) -> None:
 
 
 def _file_pieces(array: PlainArray, at: tuple[int, ...], memory: NDArray[np.uint8]) -> Iterator[Any]:
-    """The content of one chunk file as buffers, those of elements not copied."""
+    """The content of one chunk file as buffers; elements are not copied."""
     index = []
     offset = 0
     for chunk in array.chunks_in(at):
@@ -123,7 +123,7 @@ def _file_pieces(array: PlainArray, at: tuple[int, ...], memory: NDArray[np.uint
 
 
 def is_plain(node: Mapping[str, Any], shape: tuple[int, ...], chunk: tuple[int, ...]) -> bool:
-    """Whether an array with this metadata is laid out as here: not compressed, its chunks runs."""
+    """Whether an array with this metadata has this layout: uncompressed, its chunks C-order runs."""
     itemwise = [{"name": "bytes"}, _BYTES]  # one-byte types have no endianness
     codecs = node["codecs"]
     if len(codecs) == 1 and codecs[0].get("name") == "sharding_indexed":
@@ -141,7 +141,8 @@ def is_plain(node: Mapping[str, Any], shape: tuple[int, ...], chunk: tuple[int, 
 
 
 def read_plain(array: PlainArray, selection: Slices, dtype: np.dtype[np.generic]) -> Bits:
-    """The elements in `selection`, full in all axes but the first; ValueError or OSError if not intact."""
+    """The elements in `selection`, which is full in all axes but the first. ValueError or OSError if
+    damaged."""
     out = np.empty(tuple(axis.stop - axis.start for axis in selection), dtype)
     row = math.prod(array.shape[1:]) * array.itemsize
     wanted = (selection[0].start * row, selection[0].stop * row) if selection else (0, array.itemsize)
@@ -165,7 +166,7 @@ def read_plain(array: PlainArray, selection: Slices, dtype: np.dtype[np.generic]
 
 
 def _read_index(array: PlainArray, file: int, at: tuple[int, ...]) -> dict[tuple[int, ...], int]:
-    """Offset of every chunk in a shard that is in the array."""
+    """Offset, by chunk, of every chunk of a shard that lies in the array."""
     chunks = array.chunks_in(at)
     length = 16 * len(chunks) + _CRC_BYTES
     size = os.fstat(file).st_size
@@ -187,7 +188,8 @@ def _read_index(array: PlainArray, file: int, at: tuple[int, ...]) -> dict[tuple
 def _read_chunk(
     array: PlainArray, file: int, offset: int, span: Span, wanted: Span, memory: NDArray[np.uint8]
 ) -> None:
-    """Read one chunk into its place in `memory`, which holds the span `wanted`; straight, if all of it is."""
+    """Read one chunk into its part of `memory`, which holds the span `wanted`; directly if all of it is
+    wanted."""
     first, last = max(span[0], wanted[0]), min(span[1], wanted[1])
     target = memory[first - wanted[0] : last - wanted[0]]
     elements = target if (first, last) == span else np.empty(span[1] - span[0], np.uint8)

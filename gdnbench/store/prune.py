@@ -1,17 +1,18 @@
-"""Takes records out of a store. Those that are kept keep their keys and bits, and stay readable throughout.
+"""Removes records from a store. Kept records keep their keys and bits, and stay readable throughout.
 
-A segment of which nothing is kept goes as a whole. In any other, a batch that loses records is replaced:
+A segment without kept records is removed whole. In other segments, a batch that loses records is replaced:
 
-1. What is kept of it is written into new batches of the same segment, one for each run of entries, which say
-   `of` which batch they are. Readers pass them over until
-2. the old batch's group is replaced, by rename, with one that has no records and names them in `kept_in`.
-   This commits one batch: each record is seen once, before and after it.
-3. When all batches are committed, elements go that no record refers to any more: whole arrays, and of arrays
-   of rows the files that hold none in use. Batches that lose nothing stay as they are, with what they share.
+1. Its kept records are written into new batches of the same segment, one for each run of entries. Each new
+   batch names the old one in `of`. Readers ignore the new batches until step 2.
+2. The old batch's group is replaced, by rename, with one that has no records and names the new batches in
+   `kept_in`. This commits one batch: each record is visible exactly once before and after.
+3. When all batches are committed, elements that no record refers to are removed: whole arrays, and of row
+   arrays the files without a used row. Batches that lose nothing stay as they are, with the elements that
+   they share.
 
-Killed at any instant, every kept record is there once and whole; what is left over goes at the next pruning.
-A segment that is still written, or whose journal is not sealed, is left alone, and so is one with damaged
-batches: what is in them is not known, and they may hold tensors of the others.
+If pruning is killed at any point, every kept record is there once and complete; the next pruning removes the
+remains. A segment that is still being written, or whose journal is not sealed, is not pruned. Neither is one
+with damaged batches, whose content is unknown and may include tensors of other batches.
 """
 
 from __future__ import annotations
@@ -57,20 +58,20 @@ from gdnbench.store.stored_array import open_array
 from gdnbench.store.summary import END
 from gdnbench.store.writer import StoreWriter
 
-_MARK = "pruning."  # before a segment's name: the unfinished batches in there are a pruning's
+_MARK = "pruning."  # prefix of a segment's name: a pruning made the unfinished batches there
 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
     records: int
     kept: int
-    bytes: int  # on disk that this freed
-    left_alone: tuple[str, ...]  # segments that are still written
-    damaged: tuple[str, ...] = ()  # segments that are left alone as they are damaged
+    bytes: int  # bytes freed on disk
+    left_alone: tuple[str, ...]  # segments that are still being written
+    damaged: tuple[str, ...] = ()  # segments that were not pruned because they are damaged
 
 
 def busy_segments(store: Path) -> frozenset[str]:
-    """Segments that a process may be writing to, or has left without an end."""
+    """Segments that a process may be writing to, or that have no end yet."""
     journals, incoming = (
         {entry.name for entry in (store / folder).iterdir()} if (store / folder).is_dir() else set()
         for folder in (JOURNAL, INCOMING)
@@ -80,7 +81,7 @@ def busy_segments(store: Path) -> frozenset[str]:
 
 
 def damaged_segments(store: Store) -> frozenset[str]:
-    """Segments of an open store with folders that are no batches it could read."""
+    """Segments of an open store with folders that could not be read as batches."""
     read: dict[str, set[str]] = {}
     for batch in (*store.batches, *store.unlisted):
         read.setdefault(batch.segment.name, {END}).add(batch.name)
@@ -99,16 +100,16 @@ def check_can_prune(path: Path) -> None:
 
 
 def prune(path: Path, keep: Callable[[StoredRecord], bool], *, durable: bool = True) -> Pruned:
-    """Remove every record of the store at `path` that `keep` does not hold for.
+    """Remove every record of the store at `path` for which `keep` returns false.
 
-    `keep` is asked in the order of the records, of each once. BadInputError if `path` is no folder or another
-    pruning is at work; StoreError, before any of its segment is removed, for a record that cannot be read.
+    `keep` is called once for each record, in order. BadInputError if `path` is no folder or another pruning
+    is running; StoreError, before anything of a segment is removed, for a record that cannot be read.
     """
     check_can_prune(path)
     with alone(path):
         begun = _begun(path)
-        busy = busy_segments(path)  # asked before the store is read: what ends meanwhile was read in part
-        with Store.open(path) as store:  # which refuses links: what is removed below is the store's own
+        busy = busy_segments(path)  # before the store is read: a segment that ends meanwhile was read in part
+        with Store.open(path) as store:  # refuses links, so what is removed below is the store's
             _clear_trash(path)
             busy |= _names(store) - begun
             damaged = damaged_segments(store) - busy
@@ -135,7 +136,7 @@ def prune(path: Path, keep: Callable[[StoredRecord], bool], *, durable: bool = T
 
 
 def _begun(path: Path) -> frozenset[str]:
-    """Segments that are there; their journals are made before them."""
+    """Existing segments; their journals are made before them."""
     folder = path / SEGMENTS
     return frozenset(entry.name for entry in folder.iterdir()) if folder.is_dir() else frozenset()
 
@@ -147,7 +148,7 @@ def _names(store: Store) -> set[str]:
 def _kept(
     store: Store, keep: Callable[[StoredRecord], bool], excepted: frozenset[str]
 ) -> dict[str, set[int]]:
-    """The entries that are kept of each segment that may be pruned."""
+    """The entries to keep of each segment that may be pruned."""
     found: dict[str, set[int]] = {name: set() for name in _names(store) - excepted}
     for record in store.records:
         if keep(record) and record.segment.name in found:
@@ -214,14 +215,14 @@ def _draft(record: StoredRecord) -> RecordDraft:
 
 
 def _read(handle: TensorHandle) -> TensorDraft:
-    """The tensor, which has the digest that its record says; StoreError otherwise."""
+    """The tensor, checked against its digest; StoreError if it differs."""
     if digest_of(handle.bits()) != handle.digest:
         raise StoreError(f"{handle.where} is damaged, nothing of it is pruned; see gdnbench verify")
     return TensorDraft(handle.read(), handle.meta)
 
 
 def _compression_of(store: Store, batches: Sequence[BatchInfo]) -> Compression:
-    """As the segment's records are compressed."""
+    """The compression of the segment's records."""
     key = next(f"{batch.key}/{RECORDS}" for batch in batches if batch.count)
     node, _ = parse_node(store.contents.files.read(f"{key}/{METADATA}", METADATA_LIMIT) or b"", "array", key)
     levels = [codec["configuration"]["clevel"] for codec in node["codecs"] if codec["name"] == "blosc"]
@@ -229,8 +230,8 @@ def _compression_of(store: Store, batches: Sequence[BatchInfo]) -> Compression:
 
 
 def _write_group(path: Path, batch: BatchInfo, kept_in: Sequence[str], durable: bool) -> None:
-    """Say that `batch` has no records any more; where it has none to lose, what is kept of it."""
-    # Numbers are not given again: what counts on from the last batch of a segment counts on from here.
+    """Write a group for `batch` that says it has no records, and which batches hold those kept of it."""
+    # Record numbers are not reused: `first` + `count` stays the end of the batch.
     attributes = {"count": 0, "first": batch.first + batch.count, **({OF: batch.of} if batch.of else {})}
     if kept_in:
         attributes[KEPT_IN] = list(kept_in)
@@ -246,7 +247,7 @@ def _write_group(path: Path, batch: BatchInfo, kept_in: Sequence[str], durable: 
 
 
 def _tidy(path: Path, store: Store, segment: str, durable: bool) -> None:
-    """Step 3, for all that this pruning and those before it have left in one segment."""
+    """Step 3 for one segment, including the remains of earlier prunings."""
     batches = [batch for batch in store.batches if batch.segment.name == segment]
     spent = [batch for batch in batches if not batch.count]
     spent += [batch for batch in store.unlisted if batch.segment.name == segment]
@@ -260,7 +261,7 @@ def _tidy(path: Path, store: Store, segment: str, durable: bool) -> None:
     last = max(batches, key=attrgetter("first", "count", "name"), default=None)
     for batch in spent:
         folder = path / batch.key
-        if batch.count:  # unlisted; without records nobody takes it for a batch that was not finished
+        if batch.count:  # an unlisted batch: without records it is not mistaken for an unfinished one
             _write_group(path, batch, (), durable)
         unused = list(_unused(path, batch, needed))
         arrays = sum(1 for kind in (ROWS, BLOBS) for array in _arrays(folder / kind))
@@ -285,7 +286,7 @@ def _arrays(folder: Path) -> list[Path]:
 
 
 def _unused(path: Path, batch: BatchInfo, needed: Mapping[str, set[int | None]]) -> Iterator[Path]:
-    """Arrays of `batch` that no record refers to, and files of rows that none does."""
+    """Arrays of `batch` that no record refers to, and files of row arrays without a used row."""
     files = FolderFiles(path)
     for kind in (ROWS, BLOBS):
         for array in _arrays(path / batch.key / kind):
@@ -312,7 +313,7 @@ def _has_no_records(folder: Path) -> bool:
 
 
 def _write_no_records(path: Path, batch: BatchInfo, durable: bool) -> None:
-    """An array without a line: readers of any make find in every batch what they look for."""
+    """Write an empty records array: readers of other programs expect one in every batch."""
     made = path / INCOMING / batch.segment.name / "records"
     shutil.rmtree(made, ignore_errors=True)
     make_folder(made)
@@ -322,7 +323,7 @@ def _write_no_records(path: Path, batch: BatchInfo, durable: bool) -> None:
 
 
 def _discard(path: Path, unused: Sequence[Path], durable: bool) -> None:
-    """Remove files and folders of the store: out of sight at once, then from the disk."""
+    """Remove files and folders of the store: first by rename, then from the disk."""
     if not unused:
         return
     trash = path / INCOMING / f"{OUTGOING}{secrets.token_hex(8)}"
@@ -337,7 +338,7 @@ def _discard(path: Path, unused: Sequence[Path], durable: bool) -> None:
 
 
 def _clear_trash(path: Path) -> None:
-    """Remove what a pruning that was killed had taken out already, or had not finished."""
+    """Remove what a killed pruning had renamed away or not finished."""
     incoming = path / INCOMING
     if not incoming.is_dir():
         return
@@ -353,7 +354,7 @@ def _clear_trash(path: Path) -> None:
 
 
 def _mark(path: Path, segment: str) -> None:
-    """Have the next pruning know that what is left of this one is no writer's."""
+    """Mark the segment, so that the next pruning knows that unfinished batches there are a pruning's."""
     make_folder(path / INCOMING)
     (path / INCOMING / f"{_MARK}{segment}").touch()
 

@@ -1,4 +1,5 @@
-"""Keeps a segment that is being recorded within a bound: its oldest batches make room for new ones."""
+"""Limits the disk space of a segment that is being recorded: deletes its oldest batches to make room for new
+ones."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from gdnbench.store.layout import METADATA, parse_node
 from gdnbench.store.summary import END
 from gdnbench.units import human_bytes
 
-_BATCHES = 8  # that the bound should have room for: one batch is the least that can be dropped
+_BATCHES = 8  # batches that the limit should hold: a batch is the smallest unit to drop
 
 
 class _Held(NamedTuple):
@@ -24,10 +25,10 @@ class _Held(NamedTuple):
 
 
 class Quota:
-    """The batches in the segment `folder`, and the bytes that they may take on disk.
+    """The batches of the segment `folder`, and their limit in bytes on disk.
 
-    A batch is dropped whole, so no other may refer to its tensors: its writer shares none between batches.
-    `spare` is a folder of the same file system for a batch that is on its way out.
+    Batches are dropped whole, so their writer shares no tensors between batches. `spare` is a folder of the
+    same file system to which a batch is renamed before it is deleted.
     """
 
     def __init__(self, folder: Path, spare: Path, limit: int, durable: bool) -> None:
@@ -40,13 +41,13 @@ class Quota:
 
     @staticmethod
     def batch_bytes(limit: int, most: int) -> int:
-        """How large a batch may become, where it may have `most` without a bound."""
+        """The maximum size of a batch, which is `most` without a limit."""
         return max(1, min(most, limit // _BATCHES))
 
     def make_room(self, batch: Path) -> None:
         """Drop the oldest batches until `batch`, which is about to be committed, fits.
 
-        BadInputError if it could not fit alone; nothing is dropped then.
+        BadInputError, and nothing is dropped, if it exceeds the limit by itself.
         """
         nbytes = _tree_bytes(batch)
         if nbytes > self._limit:
@@ -63,11 +64,11 @@ class Quota:
         self._bytes += held.nbytes
 
     def _drop_oldest(self) -> None:
-        # Out of sight at once; what a killed writer leaves of it, the segment's next writer clears away.
+        # The rename hides it at once; the segment's next writer removes what a killed writer leaves.
         batch = self._held[0]
         gone = self._spare / f"{batch.name}.dropped"
         os.rename(self._folder / batch.name, gone)
-        self._held.popleft()  # before what can fail: it would be counted on, and later ones go in its place
+        self._held.popleft()  # before anything can fail, so that it is not counted twice
         self._bytes -= batch.nbytes
         if self._durable:
             sync(self._folder)
@@ -75,7 +76,7 @@ class Quota:
 
 
 def dropped_records(segment: Path) -> int:
-    """How many records of a captured segment were dropped: those before the first that it holds."""
+    """The number of records dropped from a captured segment: those before its first remaining one."""
     try:
         batches = _batches(segment)
     except FileNotFoundError:

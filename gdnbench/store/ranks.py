@@ -1,4 +1,4 @@
-"""Which of several processes that serve one model a segment is of."""
+"""The rank of the process that recorded a segment, among the processes that serve one model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _GROUP = re.compile(r"([A-Za-z_]+)([0-9]+)")
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A process among its peers, as far as its segment says it.
+    """A process's rank, as its segment records it.
 
-    `rank` is torch's, of all processes of one world. `groups` holds (name, rank) of each way in which the
-    framework divides them ("tp", "pp", "dp") into more than one.
+    `rank` is torch's global rank. `groups` holds (name, rank) for each kind of parallelism ("tp", "pp", "dp")
+    with more than one process.
     """
 
     rank: int | None
@@ -25,7 +25,7 @@ class Rank:
 
     @classmethod
     def of(cls, process: Mapping[str, Any]) -> Rank:
-        """From a segment's `process`; a stranger wrote it, and what is no rank is passed over."""
+        """The rank in a segment's `process` attributes, which are untrusted: invalid values are ignored."""
         parallel = process.get("parallel")
         pairs = parallel.items() if isinstance(parallel, Mapping) else ()
         groups = (
@@ -41,17 +41,18 @@ class Rank:
         return self.rank is not None or bool(self.groups)
 
     def __str__(self) -> str:
-        """As a listing shows it: "3", "3 dp0 tp1", or nothing."""
+        """The text in a listing: "3", "3 dp0 tp1", or ""."""
         groups = (f"{name}{rank}" for name, rank in self.groups)
         return " ".join((*(() if self.rank is None else (str(self.rank),)), *groups))
 
     def matches(self, wanted: Rank) -> bool:
-        """Whether everything that `wanted` names is so here."""
+        """Whether this rank has every value that `wanted` names."""
         return (wanted.rank is None or wanted.rank == self.rank) and set(wanted.groups) <= set(self.groups)
 
     @classmethod
     def parse(cls, text: str) -> Rank:
-        """What `__str__` writes, or a part of it, with blanks or commas between. BadInputError otherwise."""
+        """Parse what `__str__` writes, or a part of it, separated by blanks or commas. BadInputError
+        otherwise."""
         rank, groups = None, []
         for word in text.replace(",", " ").split():
             match = _GROUP.fullmatch(word)
@@ -67,7 +68,7 @@ class Rank:
 
     @property
     def order(self) -> tuple[bool, int, tuple[tuple[str, int], ...]]:
-        """Sorts by rank; processes without one come last."""
+        """Sort key: by rank; processes without one come last."""
         return self.rank is None, self.rank or 0, self.groups
 
 

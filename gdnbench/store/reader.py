@@ -1,4 +1,4 @@
-"""Reads a store, a folder or a .zip, without ever writing to it."""
+"""Reads a store (a folder, a .zip or a URL) without writing to it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _LOADED_BATCHES = 8
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """One writing process: what it was, and where what it ran came from."""
+    """The process that wrote a segment, and the provenance of the code that it ran."""
 
     name: str
     process: Mapping[str, Any]
@@ -66,9 +66,9 @@ class BatchInfo:
     name: str
     first: int
     count: int
-    index: Any = field(default=None, repr=False, compare=False)  # as it was found, see `gdnbench.store.index`
-    of: str | None = None  # the batch that was pruned, whose records these were
-    kept_in: tuple[str, ...] = ()  # of a pruned batch, which has no records: where those kept of it are
+    index: Any = field(default=None, repr=False, compare=False)  # unchecked, see `gdnbench.store.index`
+    of: str | None = None  # the pruned batch whose records these were
+    kept_in: tuple[str, ...] = ()  # of a pruned batch: the batches with its kept records
 
     @property
     def key(self) -> str:
@@ -77,7 +77,7 @@ class BatchInfo:
 
 @dataclass(slots=True)
 class Contents:
-    """What handles read from: the files, and what was read of them last."""
+    """The files of a store, with caches of arrays, rows and record lines read recently."""
 
     files: StoreFiles
     rows: RowCache = field(default_factory=lambda: RowCache(_ROW_CACHE_BYTES))
@@ -117,7 +117,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class TensorHandle:
-    """A stored tensor, not yet read."""
+    """A stored tensor, not read yet."""
 
     meta: TensorMeta
     digest: str  # BLAKE3 of the contiguous bytes, hexadecimal
@@ -134,7 +134,8 @@ class TensorHandle:
         return from_bits(self.bits(), self.meta.dtype)
 
     def bits(self) -> Bits:
-        """The tensor as its storage dtype, a contiguous array that is the caller's own; errors as `read`."""
+        """The tensor in its storage dtype, as a contiguous array that the caller may modify; errors as
+        `read`."""
         array, row = self.array(), self.location.row
         try:
             return array.read() if row is None else self._contents.rows.row(array, row)
@@ -142,7 +143,7 @@ class TensorHandle:
             raise StoreError(f"{self.where}: {error}") from error
 
     def read_rows(self, start: int, stop: int) -> Tensor:
-        """Rows [start, stop) of axis 0, reading only the chunks that hold them."""
+        """Rows [start, stop) of axis 0; reads only the chunks that hold them."""
         if not self.meta.shape:
             raise BadInputError(f"{self.where} has no axes, so no rows; read it whole")
         if not 0 <= start <= stop <= self.meta.shape[0]:
@@ -157,7 +158,7 @@ class TensorHandle:
         return from_bits(rows, self.meta.dtype)
 
     def array(self) -> StoredArray:
-        """The array that holds this tensor, as its record describes it; StoreError otherwise."""
+        """The array that holds this tensor; StoreError if it does not match the record."""
         try:
             array = self._contents.array(self.location.array)
         except StoreError as error:
@@ -178,7 +179,7 @@ class TensorHandle:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A recorded call. `number` counts over the store; `key` names the record in it for good."""
+    """A recorded call. `number` counts over the store; `key` identifies the record in it permanently."""
 
     number: int
     key: str
@@ -200,7 +201,7 @@ class StoredRecord:
 
     @property
     def told(self) -> Told:
-        """What an index has to say of it."""
+        """What the batch's index must contain for this record."""
         line = self.line
         return Kind.of(line.info, line.before, line.after), line.info.step, line.info.call
 
@@ -222,7 +223,7 @@ class StoredRecord:
 
 
 class Records(Sequence[StoredRecord]):
-    """The records of a store in order, each parsed when it is asked for."""
+    """The records of a store in order, each parsed on access."""
 
     def __init__(self, batches: Sequence[BatchInfo], contents: Contents) -> None:
         self._batches = batches
@@ -262,7 +263,7 @@ class Records(Sequence[StoredRecord]):
 
 
 class Store:
-    """A store that is read. Nothing in it is executed, and nothing outside it is read."""
+    """A store opened for reading. Nothing in it is executed, and nothing outside it is read."""
 
     def __init__(self, files: StoreFiles) -> None:
         self.path = files.path
@@ -278,7 +279,7 @@ class Store:
         unlisted: list[BatchInfo] = []
         self.segments = tuple(_segments(files, damaged))
         self.batches = tuple(_batches(files, self.segments, damaged, arriving, unlisted))
-        self.unlisted = tuple(unlisted)  # what a pruning that was broken off has left
+        self.unlisted = tuple(unlisted)  # left by an interrupted pruning
         self.damaged = tuple(damaged)
         self.unfinished = (*_unfinished(files, self.segments), *arriving)
         self.records: Sequence[StoredRecord] = Records(self.batches, self.contents)
@@ -295,13 +296,14 @@ class Store:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What was passed over: segments and batches that are damaged, and those that are unfinished."""
+        """What was skipped: damaged and unfinished segments and batches."""
         return (*self.damaged, *self.unfinished)
 
     @property
     def gone(self) -> int:
-        """How many records there were that are no longer: pruned, or dropped for later ones. Of segments that
-        are gone as a whole nothing is known.
+        """The number of records that were pruned or dropped for later ones.
+
+        Segments that were removed whole are not counted.
         """
         found = 0
         for _, batches in itertools.groupby(self.batches, lambda batch: batch.segment.name):
@@ -310,8 +312,10 @@ class Store:
         return found
 
     def listed(self) -> Iterator[Listed]:
-        """Every record in order as a listing shows it, from the indexes where there are any: much faster
-        than `records`, and not checked against them. StoreError for a record that has to be read and cannot.
+        """Every record in order as a listing shows it, taken from the indexes if possible.
+
+        This is much faster than `records`; the index is not checked against them. StoreError for a record
+        that must be read and cannot be.
         """
         number = 0
         for batch in self.batches:
@@ -365,8 +369,10 @@ def _batches(
     arriving: list[str],
     unlisted: list[BatchInfo],
 ) -> Iterator[BatchInfo]:
-    """The batches that are whole. Where they come file by file, one without its metadata is still `arriving`,
-    unless its segment has ended. One with what is kept of another is `unlisted` unless that one names it.
+    """The complete batches.
+
+    In a store that arrives file by file, a batch without metadata is `arriving`, unless its segment has
+    ended. A batch that holds kept records of another is `unlisted` unless the other names it.
     """
     for segment in segments:
         found = []
@@ -439,7 +445,7 @@ def _unfinished(files: StoreFiles, segments: Sequence[SegmentInfo]) -> Iterator[
 
 
 def _missing_at_end(segment: SegmentInfo) -> Iterator[str]:
-    """What the end of a segment says it does not hold."""
+    """What is missing from a segment, as its end says."""
     end = segment.end or {}
     if torn := end.get("torn"):
         yield f"segment {segment.name}: unfinished record skipped: {torn}"

@@ -1,4 +1,4 @@
-"""A record as one line of JSON, and back; a line that a stranger wrote is checked field by field."""
+"""A record as one line of JSON, and back. Parsing checks every field, since the text is untrusted."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from gdnbench.store.layout import Location
 _META_FIELDS: Final = tuple(field.name for field in fields(TensorMeta))
 _meta_values: Final = itemgetter(*_META_FIELDS)
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-_FLOAT: Final = "$float"  # strict JSON has no NaN and no infinity: {"$float": "nan"}
+_FLOAT: Final = "$float"  # strict JSON has no NaN or infinity: {"$float": "nan"}
 _MOST_AXES: Final = 32
-_MOST_LEVELS: Final = 64  # whoever prints them goes down a few calls for each
+_MOST_LEVELS: Final = 64  # printing them recurses a few calls for each level
 _MOST_ELEMENTS: Final = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A stored tensor: what it is, the BLAKE3 of its contiguous bytes, and where they are."""
+    """A stored tensor: its metadata, the BLAKE3 of its contiguous bytes, and its location."""
 
     meta: TensorMeta
     digest: str
@@ -43,7 +43,7 @@ class RecordLine:
 
 
 def to_line(info: RecordInfo, before: Mapping[str, Placed], after: Mapping[str, Placed]) -> bytes:
-    """The record as UTF-8 JSON without its newline; BadInputError if a field is not plain data."""
+    """The record as UTF-8 JSON without a newline; BadInputError if a field is not plain data."""
     where = f"record of {info.layer or info.target}, call {info.call}"
     described = {
         "op": info.op,
@@ -89,7 +89,7 @@ def _tensors(placed: Mapping[str, Placed]) -> dict[str, dict[str, Any]]:
 
 
 def plain(value: Any, where: str) -> Any:
-    """`value` as strict JSON data; BadInputError names what is not."""
+    """`value` as strict JSON data; BadInputError names what cannot be converted."""
     if isinstance(value, float) and not math.isfinite(value):
         return {_FLOAT: str(value)}
     if value is None or isinstance(value, str | bool | int | float):
@@ -107,7 +107,7 @@ def plain(value: Any, where: str) -> Any:
 
 
 def unplain(value: Any, levels: int = _MOST_LEVELS) -> Any:
-    """What `plain` was given, but for tuples, which are lists. ValueError if it is nested too deep."""
+    """The inverse of `plain`, except that tuples become lists. ValueError for too deep nesting."""
     if not levels:
         raise ValueError(f"JSON is nested too deep: at most {_MOST_LEVELS} levels")
     if isinstance(value, dict):
@@ -126,7 +126,7 @@ def _float(text: Any) -> float:
 
 
 def from_line(line: bytes, where: str) -> RecordLine:
-    """The record written in `line`; StoreError names `where` and the field that is wrong."""
+    """The record in `line`; StoreError names `where` and the wrong field."""
     try:
         data = _object(json.loads(line), "record")
         return RecordLine(
@@ -200,10 +200,10 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if type(value) is list else value
 
 
-# Cached: a layer's tensors are described alike at every step, and this is most of a listing's cost.
+# Cached: a layer's tensors repeat their metadata at every step, and parsing it dominates a listing.
 @lru_cache(maxsize=4096)
 def _meta(*values: Any) -> TensorMeta:
-    """The description with these values of `_META_FIELDS`, lists as tuples; ValueError if one is wrong."""
+    """TensorMeta of these values of `_META_FIELDS`, with lists as tuples; ValueError if one is wrong."""
     data = dict(zip(_META_FIELDS, values, strict=True))
     dtype, shape = _text(data, "dtype"), _counts(data, "shape")
     axes = _checked(

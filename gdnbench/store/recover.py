@@ -1,4 +1,4 @@
-"""Opens a store for a user: what dead processes left in its journal is sealed first."""
+"""Opens a store for a user; first seals what dead processes left in its journal."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 
 
 def open_store(path: Address, *, notes: TextIO | None = None) -> Store:
-    """The store at `path`, after sealing the journals of dead processes if it is a folder that can be
-    written.
+    """The store at `path`, after sealing the journals of dead processes if it is a writable folder.
 
-    Says on `notes` (stderr) what was recovered and what was left. StoreError if there is no store, or as
-    `Store.open`.
+    Prints on `notes` (default stderr) what was recovered and what was not. StoreError if there is no store,
+    or as `Store.open`.
     """
     if is_url(path):  # journals never leave the machine that writes them
         return Store.open(path)
@@ -36,8 +35,8 @@ def open_store(path: Address, *, notes: TextIO | None = None) -> Store:
 
 
 def seal_dead(place: Path, stream: TextIO) -> None:
-    """Seal the journals of dead processes in the store at `place`, as far as it can be written; `stream` is
-    told."""
+    """Seal the journals of dead processes in the store at `place`, if it is writable; prints the result on
+    `stream`."""
     segments = _journals(place)
     if segments and os.access(place, os.W_OK) and os.access(place / JOURNAL, os.W_OK):
         try:
@@ -55,11 +54,11 @@ def _journals(place: Path) -> list[str]:
     try:
         return sorted(name for name in os.listdir(place / JOURNAL) if is_name(name))
     except OSError:
-        return []  # what keeps us from the store itself is said when it is opened
+        return []  # opening the store reports its own error
 
 
 def _seal(place: Path, stream: TextIO) -> None:
-    # Sealing needs torch; most stores have nothing to seal.
+    # Imported here: sealing needs torch, and most stores have nothing to seal.
     from gdnbench.store.sealer import Sealer
 
     sealer = Sealer(place, dead_only=True)

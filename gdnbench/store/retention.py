@@ -1,4 +1,5 @@
-"""Which records a pruning drops: filters choose, limits say how many of the chosen go, oldest first."""
+"""Decides which records a pruning drops: filters select records, limits bound how many of them go, oldest
+first."""
 
 from __future__ import annotations
 
@@ -14,15 +15,15 @@ from gdnbench.store.reader import StoredRecord
 
 _AGE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-# Since 2001: copies to share have names that begin with zeros, in the place of a time that is left out.
+# Since 2001: names in anonymised copies start with zeros instead of a time.
 _MILLISECONDS = re.compile(r"([1-9][0-9]{12})-")
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What to drop. Of several filters all must hold; without one every record is chosen.
+    """Which records to drop: those for which all given filters hold; without a filter, all.
 
-    `keep` holds numbers, ranges or keys of records that stay whatever else is said.
+    `keep` holds numbers, ranges or keys of records that are never dropped.
     """
 
     op: str | None = None
@@ -31,7 +32,7 @@ class Retention:
     status: str | None = None
     older_than: float | None = None  # seconds since the process began to record
     keep: tuple[str, ...] = ()
-    max_records: int | None = None  # that are to be left in the store
+    max_records: int | None = None  # records to leave in the store
     max_bytes: int | None = None  # of tensors, as a listing counts them for each record
 
     def __post_init__(self) -> None:
@@ -43,9 +44,10 @@ class Retention:
     def dropped(
         self, records: Iterable[StoredRecord], now: float, busy: Container[str] = ()
     ) -> list[StoredRecord]:
-        """Those of a store's `records`, all in their order, that go; none of the segments in `busy` does.
+        """The records to drop, in order; none from the segments in `busy`.
 
-        `now`: seconds since 1970. BadInputError if `keep` names a record that is not there.
+        `records` are all records of a store; `now` is in seconds since 1970. BadInputError if `keep` names a
+        record that does not exist.
         """
         every = list(records)
         steps = None if self.steps is None else record_ranges(self.steps)
@@ -83,7 +85,8 @@ class _Kept:
 
     @classmethod
     def of(cls, texts: Iterable[str], records: Sequence[StoredRecord]) -> _Kept:
-        """BadInputError for a number or key that is not there: a typing error must not cost the record."""
+        """Parse `keep`. BadInputError for a missing number or key, so that a typing error does not cost a
+        record."""
         texts = tuple(texts)
         keys = frozenset(text for text in texts if "/" in text)
         ranges = tuple(one for text in texts if "/" not in text for one in record_ranges(text))
@@ -105,21 +108,21 @@ def _or_no_bound(limit: int | None) -> float:
 
 
 def began(segment: str) -> float | None:
-    """When the process of this segment began to record, in seconds since 1970; None if its name does not
-    say, as in a copy to share.
-    """
+    """When the segment's process began to record, in seconds since 1970; None if its name does not contain
+    the time."""
     found = _MILLISECONDS.match(segment)
     return None if found is None else int(found[1]) / 1000
 
 
 def _is_older(record: StoredRecord, then: float) -> bool:
-    """Whether the record's process began before `then`, as far as its segment's name says when that was."""
+    """Whether the record's process began before `then`; False if its segment's name does not contain the
+    time."""
     time = began(record.segment.name)
     return time is not None and time < then
 
 
 def seconds(text: str, option: str) -> float:
-    """ "36h", "7d" -> seconds; BadInputError names the option."""
+    """Convert "36h" or "7d" to seconds; BadInputError names the option."""
     match = _AGE.fullmatch(text.strip())
     if match is None:
         raise BadInputError(f"{option} {text!r} is no age; write a number with s, m, h, d or w, such as 7d")

@@ -1,14 +1,14 @@
-"""Moves journals into the store: batches of finished records, each visible at once or not at all.
+"""Moves journals into the store: batches of finished records, each committed atomically.
 
-What is sealed is read off the store itself: a batch is named by the number of its first record and says how
-many it holds. A sealer that is killed at any instant and started again goes on after the last visible batch,
-so no record is lost and none comes twice. A journal file is deleted only when all its records are visible.
+The store itself records the progress: a batch is named by the number of its first record and states its
+record count. A sealer that is killed and restarted continues after the last committed batch, so no record is
+lost or stored twice. A journal file is deleted only when all its records are in the store.
 
     python -m gdnbench.store.sealer STORE [--until-stdin-closes] [--host NAME]
 
-runs it as a low-priority process: until standard input closes if so asked, and in any case until every
-journal it saw has been sealed and nothing new came for a second. Journals of other hosts are theirs to seal,
-but for those named by `--host`, which must have ended.
+runs the sealer as a low-priority process. It ends when every journal that it saw is sealed and nothing new
+has come for a second; with the first option, not before standard input closes. It leaves journals of other
+hosts to those hosts, except hosts named by `--host`, whose processes must have ended.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from gdnbench.store.upload import uploading
 IDLE_SECONDS = 0.05
 LINGER_SECONDS = 1.0
 UNBORN_SECONDS = 60.0
-UNBORN_ELSEWHERE_SECONDS = 86400.0  # also more than clocks of two hosts are apart
+UNBORN_ELSEWHERE_SECONDS = 86400.0  # more than the clocks of two hosts differ
 
 
 class Tally(NamedTuple):
-    """What a sealer has done of one segment."""
+    """What a sealer has done for one segment."""
 
     records: int
     bytes: int
@@ -50,25 +50,25 @@ class Tally(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a sealer has done since it was made, and what is left."""
+    """What a sealer has done since it was created, and what is left."""
 
     records: int = 0  # sealed
-    bytes: int = 0  # of the journal entries sealed
+    bytes: int = 0  # of the sealed journal entries
     queued_bytes: int = 0  # in journal files
-    dropped: int = 0  # calls that never reached a journal, as far as the journals tell
+    dropped: int = 0  # calls that never reached a journal, as the journals count them
     live: tuple[str, ...] = ()  # segments whose process lives
-    busy: tuple[str, ...] = ()  # segments that another sealer works on
+    busy: tuple[str, ...] = ()  # segments of another sealer
     elsewhere: Mapping[str, str] = field(default_factory=dict)  # segments left to other hosts -> host
     ended: tuple[str, ...] = ()  # segments that this sealer finished
     refused: tuple[str, ...] = ()  # why a journal cannot be sealed
-    of_segment: Mapping[str, Tally] = field(default_factory=dict)  # of those that this sealer works on
+    of_segment: Mapping[str, Tally] = field(default_factory=dict)  # for the segments of this sealer
 
 
 class Sealer:
-    """Seals every journal of the store at `store`, old ones and those that appear. One thread at a time.
+    """Seals every journal of the store at `store`, existing and new. Not thread safe.
 
-    `dead_only` leaves alone the journals of processes that live. Those of other hosts are always left
-    alone, but for the ones named in `hosts`.
+    `dead_only` skips journals of live processes. Journals of other hosts are skipped, except of those in
+    `hosts`.
     """
 
     def __init__(self, store: Path, *, dead_only: bool = False, hosts: Collection[str] = ()) -> None:
@@ -79,7 +79,7 @@ class Sealer:
         self._refused: dict[str, str] = {}
 
     def poll(self) -> Progress:
-        """Seal what is ready now. StoreError if the store cannot be written; the journals are kept then."""
+        """Seal what is ready now. StoreError, with the journals kept, if the store cannot be written."""
         live, busy, left = [], [], {}
         for name in self._journals():
             if name in self._segments or name in self._refused:
@@ -101,9 +101,10 @@ class Sealer:
         return self._progress(live, busy, left)
 
     def run(self, stop: Callable[[], bool], progress: Callable[[Progress], None]) -> Progress:
-        """Poll, telling `progress` each time, until `stop()` holds; then once more, and let go.
+        """Poll, passing the state to `progress`, until `stop()` is true; then poll once more and release the
+        segments.
 
-        On return every journal whose process had ended when `stop()` first held is sealed. StoreError as
+        On return every journal whose process had ended when `stop()` first was true is sealed. StoreError as
         `poll`.
         """
         try:
@@ -118,15 +119,16 @@ class Sealer:
             self.close()
 
     def close(self) -> None:
-        """Let go of the segments; whoever comes next goes on with them."""
+        """Release the segments; another sealer may continue with them."""
         for sealer in self._segments.values():
             sealer.close()
 
     def _journals(self) -> list[str]:
-        """Segments that have a journal, oldest first. Hidden ones are in the making, or were left so."""
+        """Segments that have a journal, oldest first. Hidden folders are journals in the making, or abandoned
+        ones."""
         folder = self._store / JOURNAL
         try:
-            # A link may lead into another store, or anywhere: what is there is not ours to seal and delete.
+            # Skip links: they may lead to another store, whose files are not ours to delete.
             names = [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -138,7 +140,8 @@ class Sealer:
         return sorted(name for name in names if is_name(name))
 
     def _clear_unborn(self, folder: Path) -> None:
-        """Remove a journal whose process died while making it, which takes far less than the wait here."""
+        """Remove a journal whose process died while making it; making one takes far less time than the wait
+        here."""
         with contextlib.suppress(OSError):
             is_ours = folder.name.startswith(f"{UNBORN}{unborn_mark()}.")
             wait = UNBORN_SECONDS if is_ours else UNBORN_ELSEWHERE_SECONDS
@@ -168,7 +171,7 @@ class Sealer:
 
 
 class _Patience:
-    """Decides when the sealer process may end: nothing to do and nothing new for `LINGER_SECONDS`."""
+    """Decides when the sealer process ends: when there was nothing to do for `LINGER_SECONDS`."""
 
     def __init__(self, until_stdin_closes: bool) -> None:
         self._waits_for_stdin = until_stdin_closes
@@ -188,13 +191,13 @@ class _Patience:
 
 
 def _stdin_closed() -> bool:
-    """Whether whoever holds the other end of standard input has let go of it."""
+    """Whether the other end of standard input is closed."""
     readable, _, _ = select.select([0], [], [], 0)
     return bool(readable) and os.read(0, 4096) == b""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The sealer process; the exit code is that of the error it met."""
+    """The sealer process; returns the exit code of the error that it met, if any."""
     parser = argparse.ArgumentParser(
         prog="python -m gdnbench.store.sealer", description=__doc__.split("\n")[0]
     )
@@ -212,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="also seal what host NAME was recording; none of its processes may still be",
     )
     options = parser.parse_args(arguments)
-    # An interrupt from the terminal is for the program being captured; what it wrote is still to be sealed.
+    # An interrupt from the terminal is for the captured program; its records must still be sealed.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(19)
     patience = _Patience(options.until_stdin_closes)

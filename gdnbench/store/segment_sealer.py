@@ -1,4 +1,4 @@
-"""Seals one segment: its journal into batches, each visible at once or not at all."""
+"""Seals one segment: turns its journal into batches, each committed atomically."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from gdnbench.store.writer import StoreWriter
 
 BATCH_RECORDS = 256
 BATCH_BYTES = 256 << 20
-BATCH_SECONDS = 2.0  # a record waits no longer than this for others to share its batch
+BATCH_SECONDS = 2.0  # the longest that a record waits for others to share its batch
 
 _BATCH = re.compile(r"[0-9]{10}")
 
 
 def batch_name(first: int) -> str:
-    """The batch whose first record is number `first` of its segment."""
+    """The name of the batch whose first record is number `first` of its segment."""
     return f"{first:010d}"
 
 
 def sealed_records(store: Path, segment: str) -> int:
-    """The number after the last record of `segment` that is visible in the store."""
+    """The number after the last record of `segment` that is in the store."""
     folder = store / SEGMENTS / segment
     try:
         names = [name for name in os.listdir(folder) if _BATCH.fullmatch(name)]
@@ -49,7 +49,7 @@ def sealed_records(store: Path, segment: str) -> int:
 
 
 def dropped_oldest(store: Path, segment: str) -> int:
-    """How many sealed records of `segment` were dropped for later ones."""
+    """The number of sealed records of `segment` that were dropped for later ones."""
     summary = segment_summary(store, segment)
     return dropped_records(store / SEGMENTS / segment) if summary is None else summary.dropped_oldest
 
@@ -74,7 +74,8 @@ class SegmentSealer:
 
     @classmethod
     def take(cls, store: Path, segment: str) -> Self | None:
-        """The sealer of `segment`; None if there is another one, or the journal has just gone."""
+        """Lock `segment` and return its sealer; None if another sealer holds it, or its journal no longer
+        exists."""
         path = store / JOURNAL / segment / SEALER_LOCK
         try:
             lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -83,10 +84,10 @@ class SegmentSealer:
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-            return None  # a link, which may lead out of the store
+            return None  # a link may lead out of the store
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The one who held it may have removed the whole journal meanwhile.
+            # Its previous holder may have removed the whole journal meanwhile.
             if os.path.samestat(os.fstat(lock), os.stat(path)):
                 return cls(store, segment, lock)
         except (BlockingIOError, FileNotFoundError):
@@ -95,7 +96,7 @@ class SegmentSealer:
         return None
 
     def close(self) -> None:
-        """Let go of the segment; whoever takes it next goes on after the last visible batch."""
+        """Release the segment; the next sealer continues after the last committed batch."""
         self._close_writer()
         if self._lock >= 0:
             os.close(self._lock)
@@ -111,8 +112,8 @@ class SegmentSealer:
         return 0 if self.ended else sum(path.stat().st_size for path in self.reader.logs())
 
     def step(self) -> str | None:
-        """Seal what is ready; at the journal's end also its summary. Why this journal cannot be sealed, if
-        so.
+        """Seal what is ready, and at the journal's end write its summary. Returns why the journal cannot be
+        sealed, or None.
 
         StoreError if the store cannot be written.
         """
@@ -140,9 +141,8 @@ class SegmentSealer:
         return BATCH_BYTES if limit is None else Quota.batch_bytes(limit, BATCH_BYTES)
 
     def _add(self, record: JournalRecord) -> None:
-        """Gather `record` for the next batch; the one before it is sealed first if the two cannot share a
-        batch.
-        """
+        """Add `record` to the next batch; first seal the current batch if the record does not belong in
+        it."""
         follows = not self._pending or record.number == self._pending[-1].number + 1
         if not follows or len(self._pending) == BATCH_RECORDS or self._pending_bytes >= self._batch_bytes():
             self._seal_pending()
@@ -152,7 +152,7 @@ class SegmentSealer:
         self._pending_bytes += record.nbytes
 
     def _is_due(self) -> bool:
-        """Whether the batch may wait no longer: for its age, or because a full file waits to be deleted."""
+        """Whether to seal the batch now: it is old, or a full journal file waits to be deleted."""
         if not self._pending:
             return False
         aged = time.monotonic() - self._pending_since >= BATCH_SECONDS
@@ -166,7 +166,8 @@ class SegmentSealer:
         self._pending, self._pending_bytes = [], 0
 
     def _write(self, first: int, drafts: list[RecordDraft]) -> None:
-        """Commit `drafts` as one batch; if one of them cannot be stored, the others alone, and say which."""
+        """Commit `drafts` as one batch. If one of them cannot be stored, commit the others singly and note
+        the failure."""
         writer = self._store_writer()
         try:
             writer.write(batch_name(first), drafts, first)
@@ -180,7 +181,7 @@ class SegmentSealer:
         self._sealed = first + len(drafts)
 
     def _store_writer(self) -> StoreWriter:
-        """Made when the journal's opening is known; with it the store and the segment come into being."""
+        """The writer, created when the journal's opening is known; creates store and segment if needed."""
         opening = self.reader.opening
         if opening is None:
             raise JournalRefusedError(f"{self.reader.folder}: no file of this journal has a readable start")
@@ -200,12 +201,12 @@ class SegmentSealer:
         return self._writer
 
     def _finish(self) -> None:
-        """Seal what is left, calls that never ended with it, and write how the segment ended."""
+        """Seal the rest, including calls that never ended, and write the segment's summary."""
         self._store_writer()
         self._seal_pending()
         reader = self.reader
         unfinished = reader.unfinished()
-        if unfinished and self._sealed <= reader.records:  # all in one batch: it is there whole or not at all
+        if unfinished and self._sealed <= reader.records:  # all in one batch, which is committed atomically
             self._write(reader.records, unfinished)
         closed = reader.closed or {}
         summary = SegmentSummary(
@@ -228,8 +229,8 @@ class SegmentSealer:
             self.reader.forget(path)
 
     def _remove_journal(self) -> None:
-        """Delete the files, but keep what is damaged, under a name that no sealer reads again."""
-        self._close_writer()  # while the journal is there, whoever comes next tidies up after us
+        """Delete the journal's files; keep damaged ones under a name that no sealer reads."""
+        self._close_writer()  # while the journal exists, so that the next sealer repeats this cleanup
         for path in self.reader.damaged():
             path.rename(path.with_suffix(".damaged"))
         folder = self.reader.folder

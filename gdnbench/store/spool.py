@@ -1,12 +1,12 @@
-"""Where a capture into an object store waits on this machine: an ordinary store, and the URL it goes to.
+"""The spool: the local folder in which a capture into an object store waits for upload.
 
-    <spools>/<unix milliseconds>-<pid>-<random>/   as segments are named
+    <spools>/<unix milliseconds>-<pid>-<random>/   named like segments
       address     the URL, one line
       lock        held while batches are uploaded
-      arrived/<segment>/<batch>   empty: this batch is in the object store; its arrays here are deleted
+      arrived/<segment>/<batch>   empty: this batch is in the object store, and its arrays here are deleted
       store/      the store that journals and batches are written to
 
-`GDNBENCH_SPOOL` names the folder of spools; it is in the user's cache by default.
+`GDNBENCH_SPOOL` names the folder of spools; the default is in the user's cache.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ADDRESS: Final = "address"
 _LOCK: Final = "lock"
 _ARRIVED: Final = "arrived"
 _STORE: Final = "store"
-_OLD_SECONDS: Final = 86_400.0  # after which what holds nothing but its address is of no process that lives
+_OLD_SECONDS: Final = 86_400.0  # age after which a spool with only an address is abandoned
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class Spool:
 
     @classmethod
     def planned(cls, url: str) -> Self:
-        """One that is not made yet, for this process alone."""
+        """A spool for this process that is not created yet."""
         _sweep(_spools())
         return cls(_spools() / new_segment(), url)
 
     @classmethod
     def at(cls, folder: Path) -> Self | None:
-        """The spool in `folder`, or None if it is something else."""
-        # Anybody may have a folder with a file of this name.
+        """The spool in `folder`, or None if the folder is something else."""
+        # Any folder may have a file of this name.
         with contextlib.suppress(OSError, UnicodeDecodeError):
             url = (folder / _ADDRESS).read_text(encoding="utf-8").strip()
             return cls(folder, url) if is_url(url) and len(url.split()) == 1 else None
@@ -60,12 +60,12 @@ class Spool:
 
     @classmethod
     def of(cls, store: Path) -> Self | None:
-        """The spool that the local store at `store` belongs to, if it does."""
+        """The spool that the local store at `store` belongs to; None if it is no spool's."""
         return cls.at(store.parent) if store.name == _STORE else None
 
     @classmethod
     def waiting(cls, url: str) -> list[Self]:
-        """Those on this machine that hold something that goes to `url`."""
+        """Spools on this machine with data for `url`."""
         found = [cls.at(folder) for folder in sorted(_spools().glob("*"))]
         return [spool for spool in found if spool and spool.url == url and any(spool.store.glob("*"))]
 
@@ -74,10 +74,10 @@ class Spool:
         return self.folder / _STORE
 
     def make(self) -> None:
-        """StoreError if the disk refuses."""
+        """Create the folder and its address file. StoreError if that fails."""
         try:
             make_folder(self.folder)
-            self.folder.chmod(0o700)  # it holds what the program computed
+            self.folder.chmod(0o700)  # it holds data of the program
             publish(self.folder / _ADDRESS, f"{self.url}\n".encode(), self.folder, durable=False)
         except OSError as error:
             raise StoreError(
@@ -87,7 +87,7 @@ class Spool:
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
-        """Alone with it; false if it is gone."""
+        """Hold the spool's lock; yields False if the spool no longer exists."""
         try:
             lock = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
@@ -103,8 +103,9 @@ class Spool:
         return (self.folder / _ARRIVED / segment / batch).exists()
 
     def let_go(self, segment: str, batch: str) -> None:
-        """A batch is in the object store: say so, and delete its arrays. Its records stay, by which later
-        batches of the segment know what it holds.
+        """Mark a batch as uploaded and delete its arrays.
+
+        Its records stay: later batches of the segment need them to know what it holds.
         """
         mark = self.folder / _ARRIVED / segment / batch
         make_folder(mark.parent)
@@ -113,8 +114,9 @@ class Spool:
             shutil.rmtree(self.store / SEGMENTS / segment / batch / name, ignore_errors=True)
 
     def clear(self) -> bool:
-        """Delete all that it holds, if its segments have ended and have arrived; whether it did so. The
-        address stays for processes that may still begin to record, and is swept up later.
+        """Delete the content if all segments have ended and are uploaded; returns whether it did.
+
+        The address stays for processes that may still begin to record; a later sweep removes it.
         """
         with self.locked() as here:
             if not here or not self._is_done():
@@ -124,7 +126,7 @@ class Spool:
             return True
 
     def remove(self) -> None:
-        """After `clear`, where no process is left that could record into it."""
+        """Remove the spool after `clear`, when no process can record into it any more."""
         for name in (_ADDRESS, _LOCK):
             (self.folder / name).unlink(missing_ok=True)
         remove_if_empty(self.folder)
@@ -145,7 +147,7 @@ def _spools() -> Path:
 
 
 def _sweep(spools: Path) -> None:
-    """Remove old spools that hold nothing but their address."""
+    """Remove old spools that hold only their address."""
     with contextlib.suppress(OSError):
         for folder in spools.iterdir():
             spool = Spool.at(folder)

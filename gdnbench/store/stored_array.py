@@ -1,4 +1,4 @@
-"""Arrays of a store, read through zarr-python after their metadata has been found plausible."""
+"""Reads arrays of a store through zarr-python, after checking that their metadata is plausible."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ from gdnbench.store.grid import Slices, chunk_file, grid_of
 from gdnbench.store.layout import METADATA, METADATA_LIMIT, parse_node
 from gdnbench.store.plain_chunks import PlainArray, is_plain, read_plain
 
-if TYPE_CHECKING:  # listing a store does without zarr, which takes most of its start-up
+if TYPE_CHECKING:  # listing a store needs no zarr, which dominates start-up
     import zarr
 
-_CODECS = ("blosc", "bytes", "crc32c", "sharding_indexed", "zstd")  # zstd: what zarr-python takes by itself
-# All-zero chunks shrink 18,000-fold at most; what claims to expand further is no array of ours.
+_CODECS = ("blosc", "bytes", "crc32c", "sharding_indexed", "zstd")  # zstd: zarr-python's default
+# All-zero chunks shrink at most 18,000-fold; no array of ours expands further.
 _MOST_EXPANSION = 1 << 16
-_CHUNK_LIMIT = 1 << 30  # bytes of elements in a chunk or shard file: what decoding one may allocate
+_CHUNK_LIMIT = 1 << 30  # bytes of elements in a chunk or shard file, which decoding allocates
 
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An open array. `dtype` is that of its storage; sizes are in elements."""
+    """An open array. `dtype` is the storage dtype; sizes are in elements."""
 
     key: str
     where: str  # store and array, for messages
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
-    chunk: tuple[int, ...]  # smallest part that can be read alone
-    file: tuple[int, ...]  # part that is one file: a shard, or a chunk
+    chunk: tuple[int, ...]  # smallest part that can be read
+    file: tuple[int, ...]  # part that is one file: a shard or a chunk
     attributes: Mapping[str, Any]
     _files: Mapping[str, int] = field(repr=False)
     _zarr: zarr.Array[Any] = field(repr=False)
-    _plain: PlainArray | None = field(repr=False)  # where the bytes can be read without zarr's copies
+    _plain: PlainArray | None = field(repr=False)  # set if the bytes can be read without zarr's copies
 
     def read(self, selection: Slices | None = None) -> Bits:
-        """The elements in `selection`, bounded slices of every axis, or all; StoreError if not intact."""
+        """The elements in `selection` (bounded slices of every axis), or all of them; StoreError if
+        damaged."""
         part = self.whole if selection is None else selection
-        # Zarr would read a missing or empty file as zeros. Stops at the first, whatever the shape claims.
+        # Zarr reads a missing or empty file as zeros. next() stops at the first, however large the shape.
         missing = next((name for name in self.files_of(part) if not self._files.get(name)), None)
         if missing is not None:
             raise StoreError(f"{self.where}: chunk file {missing} is missing or empty")
@@ -55,9 +56,9 @@ class StoredArray:
                 return read_plain(self._plain, part, self.dtype)
             with array_io():
                 return np.asarray(self._zarr[part])
-        except CannotRunError:  # the network's fault is no damage
+        except CannotRunError:  # a network failure is no damage
             raise
-        # What zarr and its codecs raise for damaged bytes is theirs to choose: ValueError, RuntimeError, ...
+        # Zarr and its codecs raise ValueError, RuntimeError and others for damaged bytes.
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise StoreError(f"{self.where} is damaged: {reason}") from error
@@ -72,7 +73,8 @@ class StoredArray:
 
 
 def open_array(files: StoreFiles, key: str) -> StoredArray:
-    """The array `key`; StoreError if it is missing, not of our making, or larger than its files can hold."""
+    """The array `key`; StoreError if it is missing, invalid, or claims more elements than its files can
+    hold."""
     where = f"{files.path}: array {key}"
     text = files.read(f"{key}/{METADATA}", METADATA_LIMIT)
     if text is None:
@@ -89,7 +91,7 @@ def open_array(files: StoreFiles, key: str) -> StoredArray:
         dtype, chunk, file = np.dtype(array.dtype), array.chunks, array.shards or array.chunks
     except CannotRunError:
         raise
-    # As above: bad metadata surfaces as whatever zarr's parser raises.
+    # Zarr's parser raises various errors for bad metadata.
     except Exception as error:
         raise StoreError(f"{where}/{METADATA} is not valid: {str(error) or type(error).__name__}") from error
     sizes = {name: size for name, size in files.sizes(key).items() if name != METADATA}
@@ -118,7 +120,7 @@ def _codec_names(codecs: Any, where: str) -> Iterator[str]:
 
 
 class RowCache:
-    """Chunks of row arrays that were read last: neighbouring records hold neighbouring rows."""
+    """Caches recently read chunks of row arrays: neighbouring records are in neighbouring rows."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes

@@ -1,4 +1,4 @@
-"""How a segment ended: what its journal could still tell when the last of it was sealed."""
+"""The end of a segment: what its journal said when its last records were sealed."""
 
 from __future__ import annotations
 
@@ -16,33 +16,31 @@ END = "end"
 
 @dataclass(frozen=True, slots=True)
 class SegmentSummary:
-    """`closed`: its process ended in order. All else may say what is missing from the segment."""
+    """`closed`: the process ended in order. The other fields say what is missing from the segment."""
 
     closed: bool
-    records: int  # that were sealed
-    dropped_oldest: int = 0  # of them, to make room for later ones
-    unfinished: int = 0  # records with inputs only: the call began and never came back
+    records: int  # records sealed
+    dropped_oldest: int = 0  # of these, dropped to make room for later ones
+    unfinished: int = 0  # records with inputs only, whose calls never returned
     dropped: int = 0  # calls that never reached the journal
-    torn: str | None = None  # the record that was being written when the process died
-    damage: tuple[str, ...] = ()  # parts of the journal that could not be read
+    torn: str | None = None  # the record that the process was writing when it died
+    damage: tuple[str, ...] = ()  # unreadable parts of the journal
     error: str | None = None  # why the process stopped writing to its journal
-    blocked_seconds: float = 0.0  # that the program waited for the queue
-    summary: Mapping[str, Any] = field(default_factory=dict)  # what the process itself said at its end
+    blocked_seconds: float = 0.0  # time that the program waited for the queue
+    summary: Mapping[str, Any] = field(default_factory=dict)  # what the process reported at its end
 
 
 def write_summary(store: Path, segment: str, summary: SegmentSummary) -> None:
-    """Put `summary` into the store, while the segment's `StoreWriter` is open; a segment's first summary
-    stays.
-    """
+    """Write `summary` into the store, while the segment's `StoreWriter` is open. An existing summary
+    stays."""
     folder = store / SEGMENTS / segment / END
     folder.mkdir(exist_ok=True)
     publish(folder / METADATA, group_json(asdict(summary)), store / INCOMING / segment, durable=True)
 
 
 def segment_summary(store: Path, segment: str) -> SegmentSummary | None:
-    """How `segment` ended; None while its process lives or its journal is not sealed. StoreError if it is
-    damaged.
-    """
+    """The end of `segment`; None while its process lives or its journal is not sealed. StoreError if
+    damaged."""
     path = store / SEGMENTS / checked_name(segment, "segment") / END
     try:
         text = (path / METADATA).read_bytes()

@@ -1,8 +1,7 @@
-"""Brings a store of this machine into an object store, batch by batch.
+"""Uploads a local store into an object store, batch by batch.
 
-An object is there whole or not at all, and a batch's zarr.json is the last of it to be written: readers take
-a batch without one for not yet there. Nothing that is there is written again, so that who comes after an
-uploader that died goes on with what is missing.
+Objects are written atomically, and a batch's zarr.json is written last: readers ignore a batch without one.
+Existing objects are not written again, so a new uploader continues where a dead one stopped.
 """
 
 from __future__ import annotations
@@ -32,31 +31,33 @@ from gdnbench.store.spool import Spool
 from gdnbench.store.summary import END
 from gdnbench.store.writer import root_json
 
-_FILES: Final = 4  # sent at the same time
+_FILES: Final = 4  # uploaded in parallel
 _IDLE_SECONDS: Final = 0.2
 _NICENESS: Final = 19
-_LONGEST_WAIT: Final = 30.0  # seconds between tries while the network is gone
+_LONGEST_WAIT: Final = 30.0  # seconds between attempts while the network is down
 
 
 class Uploader:
-    """Uploads the local store at `store` to `objects`; of a `spool`, what has arrived is deleted here."""
+    """Uploads the local store at `store` to `objects`; deletes what is uploaded if the store is in a
+    `spool`."""
 
     def __init__(self, store: Path, objects: Objects, spool: Spool | None = None) -> None:
-        self.batches = 0  # uploaded by this one
+        self.batches = 0  # uploaded by this uploader
         self._store = store
         self._files = FolderFiles(store)
         self._objects = objects
         self._spool = spool
         self._there: set[str] = set()  # groups that are in the object store
-        self._looked: dict[str, int] = {}  # time of change of segments all of whose batches are there
+        self._looked: dict[str, int] = {}  # mtime of segments whose batches are all uploaded
 
     @classmethod
     def of_spool(cls, spool: Spool) -> Uploader:
         return cls(spool.store, Objects(spool.url), spool)
 
     def step(self, advance: Callable[[], None] | None = None) -> None:
-        """Upload what is committed and not there yet, telling `advance` each batch. Errors as of `Objects`;
-        StoreError if something else is in the way there.
+        """Upload everything committed and not uploaded yet; call `advance` after each batch.
+
+        Errors as of `Objects`; StoreError if the URL holds something else.
         """
         locked = contextlib.nullcontext(True) if self._spool is None else self._spool.locked()
         with locked as here:
@@ -67,11 +68,12 @@ class Uploader:
                 self._segment(segment, advance or _nothing)
 
     def look_again(self) -> None:
-        """Look at every segment in the next step: a batch may have come in the clock's tick of the last."""
+        """Check every segment in the next step: a batch may have been added within one tick of the last
+        mtime."""
         self._looked.clear()
 
     def left(self) -> list[str]:
-        """Committed batches, `<segment>/<batch>`, that this uploader has not seen arrive."""
+        """Committed batches, `<segment>/<batch>`, that are not known to be uploaded."""
         return [
             f"{segment}/{name}"
             for segment in self._segments()
@@ -106,7 +108,7 @@ class Uploader:
 
     def _segment(self, segment: str, advance: Callable[[], None]) -> None:
         folder = f"{SEGMENTS}/{segment}"
-        ended = (self._store / folder / END / METADATA).is_file()  # asked first: no batch comes after it
+        ended = (self._store / folder / END / METADATA).is_file()  # checked first: no batch follows it
         self._group(folder)
         changed = (self._store / folder).stat().st_mtime_ns
         names = self._batches(segment) if changed != self._looked.get(segment) else []
@@ -123,8 +125,8 @@ class Uploader:
                 self._spool.let_go(segment, END)
 
     def _group(self, key: str) -> bool:
-        """Upload the group `key`, its metadata last, of a segment the metadata alone; whether it was not
-        there."""
+        """Upload the group `key`, its metadata last (a segment's group has only metadata); whether it was
+        new."""
         if key in self._there:
             return False
         content = self._files.read(f"{key}/{METADATA}", METADATA_LIMIT)
@@ -141,9 +143,8 @@ class Uploader:
         return found is None
 
     def _send_files(self, folder: str) -> None:
-        """Upload all files below `folder` but its own metadata; StoreError for a link, whose target may be
-        anything of this machine.
-        """
+        """Upload all files below `folder` except its metadata. StoreError for a link, whose target may be any
+        local file."""
 
         def send(name: str) -> None:
             self._objects.put(f"{folder}/{name}", self._store / folder / name)
@@ -153,7 +154,8 @@ class Uploader:
 
 
 def begin(objects: Objects, kind: str) -> None:
-    """Make the URL of `objects` a store of this kind, if it is none. StoreError if it is one of another."""
+    """Make the URL of `objects` a store of this kind, unless it is one. StoreError if it is of another
+    kind."""
     found = objects.get(METADATA, METADATA_LIMIT)
     if found is None:
         objects.put(METADATA, root_json(kind))
@@ -166,18 +168,18 @@ def begin(objects: Objects, kind: str) -> None:
 
 
 class UploadThread(threading.Thread):
-    """Uploads beside who seals; while the network is gone it waits and tries again."""
+    """Uploads while the sealer runs; while the network is down it waits and tries again."""
 
     def __init__(self, spool: Spool) -> None:
         super().__init__(name="gdnbench-upload", daemon=True)
         self.spool = spool
         self.uploader = Uploader.of_spool(spool)
-        self.error: GdnbenchError | None = None  # why the last try did not bring everything there
+        self.error: GdnbenchError | None = None  # why the last attempt failed
         self._last = threading.Event()
 
     def run(self) -> None:
         with contextlib.suppress(OSError):
-            os.nice(_NICENESS)  # on Linux of this thread and those that it starts
+            os.nice(_NICENESS)  # on Linux, applies to this thread and those that it starts
         wait = _IDLE_SECONDS
         while True:
             is_last = self._last.is_set()
@@ -188,7 +190,7 @@ class UploadThread(threading.Thread):
                 self.error, wait = None, _IDLE_SECONDS
             except GdnbenchError as error:
                 self.error, wait = error, min(2 * wait, _LONGEST_WAIT)
-            except Exception as error:  # whatever it is, nobody may take it for arrived
+            except Exception as error:  # any error must show that the upload is incomplete
                 reason = " ".join(f"{type(error).__name__}: {error}".split())
                 self.error, wait = StoreError(reason), min(2 * wait, _LONGEST_WAIT)
             if is_last:
@@ -196,7 +198,7 @@ class UploadThread(threading.Thread):
             self._last.wait(wait)
 
     def not_arrived(self) -> str | None:
-        """After `finish`: what is left, why, and what to do; None if everything has arrived."""
+        """After `finish`: what is not uploaded, why, and what to do; None if everything is."""
         if self.error is None:
             return None
         left = len(self.uploader.left())
@@ -204,14 +206,14 @@ class UploadThread(threading.Thread):
         return f"{what} not arrived: {self.error}; {how_to_resume(self.spool)}"
 
     def finish(self) -> None:
-        """Everything is sealed: return when it has arrived, or one last try has failed."""
+        """Wait, after everything is sealed, until it is uploaded or one last attempt has failed."""
         self._last.set()
         self.join()
 
 
 @contextmanager
 def uploading(store: Path) -> Iterator[UploadThread | None]:
-    """Upload what is sealed into `store` meanwhile, if it is a spool's; at the end all that is there."""
+    """If `store` is a spool's, upload its batches while the block runs, and the rest at its end."""
     spool = Spool.of(store)
     if spool is None:
         yield None
@@ -226,7 +228,7 @@ def uploading(store: Path) -> Iterator[UploadThread | None]:
 
 
 def upload_spool(spool: Spool) -> None:
-    """Upload what `spool` holds and clear it. CannotRunError says what to do if something is in the way."""
+    """Upload the content of `spool` and clear it. CannotRunError, with the remedy, if that fails."""
     try:
         Uploader.of_spool(spool).step()
     except CannotRunError as error:
@@ -239,4 +241,4 @@ def how_to_resume(spool: Spool) -> str:
 
 
 def _nothing() -> None:
-    """Nobody is told."""
+    """Does nothing."""

@@ -17,14 +17,14 @@ from gdnbench.store.reader import BatchInfo, Store, StoredRecord, TensorHandle
 from gdnbench.store.stored_array import StoredArray
 from gdnbench.units import counted
 
-_BLOCK_BYTES = 32 << 20  # read and hashed at a time
+_BLOCK_BYTES = 32 << 20  # read and hashed in one piece
 _MOST_CHUNKS_NAMED = 8
-_TRIES = 3  # while records are taken out of the store
+_TRIES = 3  # while another process removes records
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that is wrong: in which record, tensor and chunk, as far as each is known."""
+    """One damage: its record, tensor and chunk, as far as known."""
 
     what: str
     record: str | None = None  # StoredRecord.key
@@ -41,10 +41,10 @@ class Damage:
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
     records: int
-    tensors: int  # as the records refer to them
-    bytes: int  # of distinct tensors that were checked
+    tensors: int  # counted once for each record
+    bytes: int  # of the distinct tensors checked
     damages: tuple[Damage, ...]
-    problems: tuple[str, ...]  # what is unfinished: not listed, and no damage
+    problems: tuple[str, ...]  # unfinished parts, which are no damage
 
     @property
     def ok(self) -> bool:
@@ -52,15 +52,15 @@ class VerifyReport:
 
 
 Progress = Callable[[int, int], None]
-"""Called with the records checked so far and the records there are."""
+"""Called with the number of records checked and the total."""
 
 
 def verify(path: Address, progress: Progress | None = None) -> VerifyReport:
-    """Check all of the store at `path`; StoreError only if it cannot be opened at all.
+    """Check the whole store at `path`; StoreError only if it cannot be opened at all.
 
-    What a pruning, or a capture that drops its oldest, takes out meanwhile is no damage: where something is
-    missing of a batch that is no longer there afterwards, all is checked once more. Of a URL nothing is taken
-    from the cache: what is checked is what the server holds.
+    Records that a pruning or a capture with a limit removes meanwhile are no damage: if something is missing
+    from a batch that no longer exists, everything is checked again. A URL is read from its server, not from
+    the cache.
     """
     for _ in range(_TRIES):
         report, went = _verified(path, progress)
@@ -70,7 +70,7 @@ def verify(path: Address, progress: Progress | None = None) -> VerifyReport:
 
 
 def _verified(path: Address, progress: Progress | None) -> tuple[VerifyReport, bool]:
-    """What is wrong with what is still there, and whether something that was found to be wrong is not."""
+    """The report on what still exists, and whether a damaged batch has been removed meanwhile."""
     with Store.open(path, cached=False) as store:
         checker = _Checker(store)
         for done, _ in enumerate(checker.check(), 1):
@@ -78,7 +78,7 @@ def _verified(path: Address, progress: Progress | None) -> tuple[VerifyReport, b
                 progress(done, len(store.records))
     damages = checker.damages
     if damages:
-        # A batch goes before what it needs does: one that is there now had all of it, unless it is damaged.
+        # A batch is removed before the elements that it needs: one that still exists had all of them.
         with Store.open(path, cached=False) as now:
             there = {_identity(batch) for batch in now.batches}
             damages = [
@@ -109,7 +109,7 @@ class _Flaw:
 class _Checker:
     def __init__(self, store: Store) -> None:
         self._store = store
-        # By location and description; a tensor that many records share is read once.
+        # By location and metadata: a tensor shared by many records is read once.
         self._flaws: dict[tuple[str, str, str, tuple[int, ...]], tuple[_Flaw, ...]] = {}
         self.damages: list[tuple[BatchInfo | None, Damage]] = [(None, Damage(what)) for what in store.damaged]
         self.tensors = 0
@@ -130,7 +130,7 @@ class _Checker:
                 yield
 
     def _check_lines(self, batch: BatchInfo) -> bool:
-        """Whether the batch's records can be read; if not, none of them says what its tensors are."""
+        """Whether the batch's record lines can be read."""
         try:
             self._store.contents.record_lines(batch)
         except StoreError as error:
@@ -139,7 +139,7 @@ class _Checker:
         return True
 
     def _index_of(self, batch: BatchInfo) -> list[Told] | None:
-        """What the batch's index says of its records; None if it has none, as older stores."""
+        """The entries of the batch's index; None if it has none, as in older stores."""
         told = indexed(batch.index, batch.count)
         if told is None and batch.index is not None:
             self.damages.append((batch, Damage(f"the index of batch {batch.key} does not hold together")))
@@ -174,7 +174,7 @@ def _handles(record: StoredRecord) -> Iterator[tuple[str, TensorHandle]]:
 
 
 def _flaws(handle: TensorHandle) -> tuple[_Flaw, ...]:
-    """What is wrong with a tensor; empty if its bytes have its digest."""
+    """What is wrong with a tensor; empty if its bytes match its digest."""
     try:
         array = handle.array()
     except StoreError as error:
@@ -198,7 +198,7 @@ def _flaws(handle: TensorHandle) -> tuple[_Flaw, ...]:
 
 
 def _digest(handle: TensorHandle, array: StoredArray) -> str:
-    """BLAKE3 of the elements, holding one block of them at a time."""
+    """BLAKE3 of the elements; holds one block of them in memory at a time."""
     hasher = blake3(max_threads=blake3.AUTO)
     if handle.location.row is not None:
         return hasher.update(byte_view(handle.bits())).hexdigest()
@@ -209,7 +209,7 @@ def _digest(handle: TensorHandle, array: StoredArray) -> str:
 
 
 def _unit(array: StoredArray) -> tuple[int, ...]:
-    """Chunks, where whole ones follow each other in C order; single elements otherwise."""
+    """The chunk shape if whole chunks follow each other in C order; otherwise single elements."""
     partial = next((axis for axis, size in enumerate(array.chunk) if size > 1), len(array.chunk))
     trailing = zip(array.chunk[partial + 1 :], array.shape[partial + 1 :], strict=True)
     return array.chunk if all(chunk >= size for chunk, size in trailing) else (1,) * len(array.shape)
@@ -240,7 +240,7 @@ def _block(at: tuple[int, ...], block: tuple[int, ...], shape: tuple[int, ...]) 
 
 
 def _chunk_name(array: StoredArray, at: tuple[int, ...]) -> str:
-    """The chunk's file; in a shard also the chunk's coordinates there."""
+    """The chunk's file and, in a shard, the chunk's coordinates."""
     first = tuple(i * step for i, step in zip(at, array.chunk, strict=True))
     file = next(array.files_of(tuple(slice(i, i + 1) for i in first)))
     if array.file == array.chunk:

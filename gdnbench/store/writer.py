@@ -1,4 +1,4 @@
-"""Writes batches of records into a store; a batch is there whole or not at all."""
+"""Writes batches of records into a store; each batch is committed atomically."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from gdnbench.version import __version__
 
 
 def new_segment() -> str:
-    """A segment name for this process: sorts by time, and no two are equal."""
+    """A unique segment name for this process, which sorts by time."""
     return f"{time.time_ns() // 1_000_000}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
@@ -60,14 +60,14 @@ def root_json(kind: str) -> bytes:
 
 
 class StoreWriter:
-    """One segment of the store at `path`, which is made if it is not there.
+    """Writes one segment of the store at `path`, which is created if needed.
 
     Writers of different segments may work on one store at the same time. A segment has one writer at a time;
-    opening it again goes on with it, and clears away what a writer that died there had not committed.
+    opening it again continues it, and removes what a dead writer had not committed. `durable` flushes a batch
+    to the device before it is committed, so that it survives a power failure. `keep_bytes` limits the size of
+    the segment's batches on disk: the oldest are dropped for new ones, and no batch refers to tensors of
+    another.
 
-    `durable` flushes a batch to the device before it is committed, so that it outlives a power failure too.
-    `keep_bytes` bounds what the segment's batches take on disk: the oldest are dropped for new ones, and none
-    refers to tensors of another.
     StoreError if `path` holds something else, or a store of another kind or a newer format.
     """
 
@@ -108,11 +108,11 @@ class StoreWriter:
     def write(
         self, name: str, drafts: Sequence[RecordDraft], first: int = 0, *, of: str | None = None
     ) -> None:
-        """Commit `drafts` as the batch `name`: entries `first`, `first + 1`, ... of the segment. `of`: the
-        batch that they are what is kept of; readers see them once that one names this.
+        """Commit `drafts` as the batch `name`: entries `first`, `first + 1`, ... of the segment.
 
-        StoreError if the batch is there already or the disk refuses, BadInputError if it is more than
-        `keep_bytes`; the store is then as it was before.
+        `of` names the pruned batch whose kept records they are; readers see them once that batch names this
+        one. StoreError if the batch exists or the disk fails, BadInputError if it exceeds `keep_bytes`; the
+        store is then unchanged.
         """
         if name == END:
             raise BadInputError(f"batch name {END!r} is taken: a segment's end is written there")
@@ -141,13 +141,13 @@ class StoreWriter:
             self._quota.add(self._folder / name)
 
     def forget(self, keeps: Callable[[Location], bool]) -> None:
-        """Refer no later record to elements at locations that `keeps` does not hold for."""
+        """Let no later record refer to elements at locations for which `keeps` returns false."""
         self._stored = {content: place for content, place in self._stored.items() if keeps(place)}
 
     def _write_arrays(
         self, root: Path, name: str, drafts: Sequence[RecordDraft], attributes: Mapping[str, Any]
     ) -> Batch:
-        # One more thread, so that a tensor is written while the next one is hashed.
+        # A second thread writes a tensor while the next one is hashed.
         with ThreadPoolExecutor(1) as pool:
             blobs: list[Future[None]] = []
 
@@ -189,12 +189,12 @@ class StoreWriter:
             raise StoreError(f"{self.path} is a {found} store; write this {self.kind} to another path")
 
     def _refuse_other_folder(self) -> None:
-        """A folder that holds anything but a store, or the beginnings of one, is not ours to write into."""
+        """StoreError for a folder that holds anything but a store or the beginnings of one."""
         if not self.path.exists() or (self.path / METADATA).exists():
             return
         if not self.path.is_dir():
             raise StoreError(f"{self.path} is a file; a store that can be written is a folder")
-        # Another process may be making this very store: what a store begins with is no objection.
+        # Another process may be creating the same store: its first files are allowed.
         strange = sorted({entry.name for entry in self.path.iterdir()} - {JOURNAL, INCOMING, METADATA})
         if strange:
             raise StoreError(
@@ -225,7 +225,7 @@ class StoreWriter:
             raise StoreError(f"{self.path}: segment {self.segment} cannot be made: {error}") from error
 
     def close(self) -> None:
-        """Remove the folder for unfinished batches, so that the store holds nothing but Zarr."""
+        """Remove the folder for unfinished batches, so that the store holds only Zarr data."""
         remove_if_empty(self._incoming)
         remove_if_empty(self._incoming.parent)
 
@@ -239,7 +239,7 @@ class StoreWriter:
 
 
 def _contents(path: Path, segment: str) -> dict[Content, Location]:
-    """What a segment holds already."""
+    """The contents that a segment holds already, with their locations."""
     known: dict[Content, Location] = {}
     with Store.open(path) as store:
         for record in store.records_of(segment):
@@ -249,7 +249,7 @@ def _contents(path: Path, segment: str) -> dict[Content, Location]:
 
 
 def _described(stored: Iterable[Stored]) -> dict[str, Any]:
-    """What a plain reader of the array sees of the tensors in it, in row order."""
+    """Attributes that describe the tensors of an array, in row order, to other readers."""
     tensors = list(stored)
     dtype = tensors[0].meta.dtype
     return {

@@ -1,4 +1,4 @@
-"""A store in a .zip, read where it lies. No claim of the archive's directory is believed unchecked."""
+"""Reads a store in a .zip in place. Every claim of the archive's directory is checked."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:  # listing a store does without zarr
     from zarr.abc.store import Store as ZarrStore
     from zarr.storage import ZipStore
 
-_MOST_EXPANSION = 1032  # of deflate: 258 bytes from a code of two bits
+_MOST_EXPANSION = 1032  # deflate's maximum: 258 bytes from a code of two bits
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class ZipFiles:
-    """A store in a zip archive, at its root or in its one top folder."""
+    """A store in a zip archive, at its root or in its single top folder."""
 
     commits_last = False
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if not path.is_file():  # a pipe would be waited for, a device read without end
+        if not path.is_file():  # opening a pipe would block, and a device has no end
             raise StoreError(f"{path} is neither a folder nor a file")
         try:
             self._archive = zipfile.ZipFile(path)
@@ -50,7 +50,7 @@ class ZipFiles:
         self._zarr: ZipStore | None = None
 
     def _check(self, info: zipfile.ZipInfo, archive_size: int) -> None:
-        """StoreError for a member that leads out of the archive, or claims more than it can hold."""
+        """StoreError for a member that leads out of the archive, or claims more bytes than it can hold."""
         name, said = info.orig_filename, f"{self.path}: member {info.orig_filename!r}"
         parts = name.removesuffix("/").split("/")
         if any(part in ("", ".", "..") for part in parts) or any(c in name for c in "\\\0:"):
@@ -78,7 +78,7 @@ class ZipFiles:
             raise StoreError(f"{self.path}: member {key} is damaged: {error}") from error
 
     def prefetch(self, keys: Iterable[str]) -> None:
-        """The archive's directory is in memory, and its members are as fast one by one."""
+        """Does nothing: members are as fast one by one."""
 
     def folders(self, key: str) -> list[str]:
         prefix = f"{key}/" if key else ""
@@ -103,7 +103,7 @@ class ZipFiles:
 
 
 def _root_in(members: Mapping[str, int]) -> str:
-    """Where in the archive the store begins: packing a folder leaves its name before every member."""
+    """The store's root in the archive: packing a folder puts its name before every member."""
     tops = {name.split("/", 1)[0] for name in members}
     top = next(iter(tops)) if len(tops) == 1 else ""
     return f"{top}/" if top and METADATA not in members and f"{top}/{METADATA}" in members else ""

@@ -1,13 +1,14 @@
-"""The writer of a journal: where a captured call goes while the program waits.
+"""The journal's writer: stores a captured call while the program waits.
 
-`append` is one `os.writev` of a header and the tensors' own memory. What it has returned from survives the
-death of the process; the sealer moves it into the store later. The format is described in `journal_format`.
+`append` is one `os.writev` of a header and the tensors' own memory. Entries for which it has returned survive
+the death of the process; the sealer moves them into the store later. `gdnbench.store.journal.format`
+describes the format.
 
 A folder `<store>/.journal/<segment>/` holds the journal of one process:
 
     writer.lock    held (flock) by the writer for its life; the kernel releases it however the process ends
     sealer.lock    held by the one sealer that works on this segment
-    00000000.log   entries; a new file once the last one is full; the sealer deletes what it has sealed
+    00000000.log   entries; a new file begins when the last one is full; the sealer deletes sealed files
 """
 
 from __future__ import annotations
@@ -33,35 +34,33 @@ from gdnbench.store.journal.format import Kind, checksum, padding
 from gdnbench.store.journal.log import JournalLog
 
 MIB = 1 << 20
-_POLL_SECONDS = 0.005  # while blocked: far below the time in which a sealer frees a file
-_STUCK_FACTOR = 10  # a sealer that lives but frees nothing is waited for this many times `patience_s`
-_HEADER_ALLOWANCE = 16 << 10  # an entry's bytes beside its payloads, when asking for room
+_POLL_SECONDS = 0.005  # while blocked; a sealer takes far longer to free a file
+_STUCK_FACTOR = 10  # a live sealer that frees nothing is waited for this many times `patience_s`
+_HEADER_ALLOWANCE = 16 << 10  # allowance for an entry's bytes besides its payloads
 
 
 @dataclass(frozen=True, slots=True)
 class JournalStats:
     records: int  # appended, or begun and ended
     bytes: int  # written to the journal in all
-    dropped: int  # calls that are not in the journal: queue full, or the journal cannot be written
+    dropped: int  # calls that are not in the journal: queue full, or write error
     queued_bytes: int  # in journal files that are not sealed yet
     blocked_seconds: float
     error: str | None  # why the journal turned itself off
 
 
 class JournalWriter:
-    """Appends records to a new segment's journal. Thread safe; after a fork it belongs to the parent alone.
+    """Appends records to the journal of a new segment. Thread safe; after a fork only the parent may use it.
 
-    Never raises for what the disk does: on the first I/O error it turns itself off, keeps that error's text
-    and counts every later call as dropped. BadInputError is for a draft that is not contiguous on the CPU, or
-    whose fields JSON cannot hold; OSError only from the constructor, when the journal cannot be made at all.
+    Disk errors do not raise: on the first, the writer turns itself off, keeps the error's text and counts
+    later calls as dropped. BadInputError for a draft that is not contiguous on the CPU or whose fields JSON
+    cannot hold; OSError only from the constructor, if the journal cannot be created.
 
-    `limit_bytes` bounds the bytes in files that are not sealed yet. Beyond it `append` waits for the sealer
-    ("block") or drops the record ("drop"). A blocked writer whose segment has had no live sealer for
-    `patience_s` goes over to dropping until something is sealed again, so that the program can never hang for
-    good.
-
-    `compression` is the zstd level of the store, None for off. `keep_bytes` bounds what is sealed of this
-    journal; the oldest batches are dropped for new ones.
+    `limit_bytes` limits the bytes in unsealed files. Beyond it `append` waits for the sealer ("block") or
+    drops the record ("drop"). A blocked writer whose segment has had no live sealer for `patience_s` seconds
+    drops records until something is sealed again, so that the program never hangs for good. `compression` is
+    the zstd level of the store, None for off. `keep_bytes` limits the sealed size of this journal; the oldest
+    batches are dropped for new ones.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class JournalWriter:
         self._carry = StateCarry(carry_bytes)
         self._records = self._dropped = 0
         self._blocked_seconds = 0.0
-        self._given_up_at: int | None = None  # queued bytes when a wait was given up
+        self._given_up_at: int | None = None  # queued bytes when the last wait was given up
         self._error: str | None = None
         opening = {
             "kind": kind,
@@ -104,13 +103,13 @@ class JournalWriter:
         _writers.add(self)
 
     def append(self, draft: RecordDraft) -> bool:
-        """Write a finished call. False: it was dropped, and counted."""
+        """Write a finished call. False: it was dropped and counted."""
         return self._put(Kind.RECORD, draft.info, draft.before, draft.after) is not None
 
     def carried(self, layer: str, name: str, tensor: Tensor) -> Tensor | None:
-        """A copy of `tensor` that needs no copying: kept since `layer` left exactly it in tensor `name`.
+        """The kept copy of `tensor`, if `layer` last left exactly these bytes in tensor `name`; else None.
 
-        It stays as it is until the record that it is put into as an input is appended, begun or dropped.
+        The copy does not change until the record that has it as an input is appended, begun or dropped.
         `tensor` is contiguous and on the CPU.
         """
         if tensor.nbytes < SMALLEST_CARRIED or os.getpid() != self._pid:
@@ -119,15 +118,16 @@ class JournalWriter:
             return self._carry.lend(layer, name, tensor)
 
     def begin(self, info: RecordInfo, before: Mapping[str, TensorDraft]) -> int | None:
-        """Have a call's inputs on disk on return; the token is for `end`. None: dropped, and counted."""
+        """Write a call's inputs to disk; the returned token is for `end`. None: it was dropped and
+        counted."""
         return self._put(Kind.BEGIN, info, before, {})
 
     def end(self, token: int | None, info: RecordInfo, after: Mapping[str, TensorDraft]) -> bool:
-        """Finish the call that `token` began. Never waits for room: its inputs have theirs already."""
+        """Finish the call that `token` began. Never waits for room, as its inputs are stored already."""
         return token is not None and self._put(Kind.END, info, {}, after, begun=token) is not None
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        """Say that the writer ended in order, with what the segment is to remember of it. Idempotent."""
+        """Write that the process ended in order, with its summary. Idempotent."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -138,7 +138,7 @@ class JournalWriter:
                 "blocked_seconds": self._blocked_seconds,
                 "error": self._error,
             }
-            # On a full disk the segment ends like a killed one; its last entry tells the drops until then.
+            # On a full disk the segment ends like a killed one; its last entry has the count of drops so far.
             with contextlib.suppress(OSError):
                 self._log.write(
                     Kind.CLOSE, plain_json(closing), (), records=self._records, dropped=self._dropped
@@ -165,7 +165,7 @@ class JournalWriter:
         after: Mapping[str, TensorDraft],
         begun: int | None = None,
     ) -> int | None:
-        """Number of the entry written; None if the call was dropped."""
+        """Write an entry and return its number; None if the call was dropped."""
         if os.getpid() != self._pid:
             return None
         entering = {name: buffer_of(name, draft.data) for name, draft in before.items()}
@@ -185,17 +185,17 @@ class JournalWriter:
                 header += f',"before":{tensors_json(before, carried)},"after":{tensors_json(after, {})}}}'
                 fresh = [buffer for name, buffer in entering.items() if name not in carried]
                 number, places = self._write(kind, header.encode(), fresh, leaving)
-                # Before anything is kept, so that the memory that was lent takes the state that replaces it.
+                # First give back, then keep: a returned copy's memory takes its new state.
                 for name, buffer in entering.items():
                     self._carry.give_back(info.layer, name, buffer)
-                # What a call only returns enters no other call by that name; END does not know its inputs.
+                # Pure outputs are no call's inputs under that name; END does not know its inputs.
                 for name in leaving.keys() & entering.keys() if kind is Kind.RECORD else leaving:
                     self._carry.keep(info.layer, name, after[name].data, places[name])
                 if kind is Kind.BEGIN:
                     self._log.sync()
             except OSError as error:
                 if raised_by_handler(error):
-                    raise  # a TimeoutError is one too
+                    raise  # TimeoutError is an OSError
                 self._error = f"{type(error).__name__}: {error}"
                 self._dropped += 1
                 return None
@@ -210,10 +210,10 @@ class JournalWriter:
     def _write(
         self, kind: Kind, header: bytes, fresh: list[Buffer], leaving: Mapping[str, Buffer]
     ) -> tuple[int, dict[str, Carried]]:
-        """Number of the new entry, and where the tensors in `leaving` now stand."""
+        """Write an entry; returns its number, and where the tensors in `leaving` are now."""
         payloads = (*fresh, *leaving.values())
         sums = [checksum(payload) if len(payload) >= SMALLEST_CARRIED else 0 for payload in payloads]
-        # Small ones are never referred to, and are summed together: a sum takes 3 us at the least.
+        # Small payloads are never referred to, and get one common sum: a sum takes at least 3 us.
         small = [bytes(payload) for payload in payloads if len(payload) < SMALLEST_CARRIED]
         padded = [payload.ljust(len(payload) + padding(len(payload)), b"\0") for payload in small]
         total = sum(sums) + checksum(b"".join(padded))
@@ -224,17 +224,17 @@ class JournalWriter:
         return number, dict(zip(leaving, places[len(fresh) :], strict=True))
 
     def _make_room(self, nbytes: int) -> bool:
-        """Have a file and, within the queue's bound, room for `nbytes` more; False: the record is dropped."""
+        """Make room for `nbytes` more in a file and in the queue; False: drop the record."""
         if self._log.has_records and self._log.offset + nbytes > self._file_bytes:
             self._next_file()
         if not self._over_limit(nbytes):
             return True
-        if self._log.has_records:  # else the sealer could never delete what fills the queue
+        if self._log.has_records:  # close the file, since the sealer deletes only closed ones
             self._next_file()
         return self._blocks and self._wait_for_room(nbytes)
 
     def _over_limit(self, nbytes: int) -> bool:
-        """Whether `nbytes` more break the bound. A record larger than the bound itself is let in alone."""
+        """Whether `nbytes` more exceed the limit. A record larger than the limit is admitted alone."""
         if self._log.queued_at_most + nbytes <= self._limit:
             return False
         queued = self._log.queued_bytes()
@@ -242,7 +242,7 @@ class JournalWriter:
         return queued + nbytes > self._limit and not alone
 
     def _wait_for_room(self, nbytes: int) -> bool:
-        """Wait for the sealer to free a file; False once it shows no life, until it frees one after all."""
+        """Wait until the sealer frees a file. False if it shows no life, and until it frees one."""
         queued = self._log.queued_bytes()
         if self._given_up_at is not None and queued >= self._given_up_at:
             return False
@@ -266,7 +266,7 @@ class JournalWriter:
         self._carry.next_file()
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: the descriptors are the parent's, and its death must release the lock."""
+        """In a forked child, close the descriptors: the lock must be released when the parent dies."""
         self._lock = threading.Lock()
         self._log.release()
 

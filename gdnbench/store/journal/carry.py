@@ -1,4 +1,4 @@
-"""A state that leaves a layer's step and enters its next one is copied once and written once."""
+"""Avoids copying and writing a state twice when it leaves one step of a layer and enters the next."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 
 from gdnbench.store.journal.codec import Buffer, Carried
 
-# Below this a comparison and a reference cost as much as the bytes.
+# Below this size, comparing and referring cost as much as copying.
 SMALLEST_CARRIED = 16 << 10
 
-# On this thread alone: torch divides such work among all of its threads, and waits for the slowest.
+# memcmp runs on this thread only; torch would divide the work among all its threads and wait.
 _equal = ctypes.CDLL(None).memcmp
 _equal.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 @dataclass(slots=True)
 class _Held:
-    tensor: Tensor  # as the layer left it; its memory is ours
-    place: Carried | None  # None: its file is full, and entries refer to bytes of their own file only
-    lent: int = 0  # records on their way whose input this is
+    tensor: Tensor  # a copy of what the layer left
+    place: Carried | None  # None: its file is full; entries refer to bytes of their own file only
+    lent: int = 0  # unwritten records that have it as an input
 
     @property
     def address(self) -> int:
@@ -30,11 +30,11 @@ class _Held:
 
 
 class StateCarry:
-    """Copies of the mutated tensors as each layer last left them, up to `limit_bytes` in all.
+    """Copies of the mutated tensors as each layer last left them, at most `limit_bytes` in total.
 
-    A copy, not a reference to the caller's tensor: that may be a live buffer the next step writes in place. A
-    record whose input is such a copy borrows it, and needs none of its own. Comparing a 512 KiB state and
-    keeping one take 60 us each, out of cold caches; writing it again takes 150 us and twice the queue.
+    These are copies because the next step may write the caller's tensor in place. A record whose input equals
+    such a copy borrows it. Comparing or keeping a 512 KiB state takes 60 us each with cold caches; writing it
+    again takes 150 us and twice the queue.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -43,9 +43,9 @@ class StateCarry:
         self._held: dict[tuple[str, str], _Held] = {}
 
     def lend(self, layer: str, name: str, tensor: Tensor) -> Tensor | None:
-        """The copy kept of `tensor`, if `layer` left tensor `name` with exactly its bytes; not for writing.
+        """The copy of `tensor`, if `layer` last left exactly its bytes in tensor `name`; read-only.
 
-        Its memory stays as it is until `give_back`. `tensor` is contiguous and on the CPU.
+        Its memory does not change until `give_back`. `tensor` is contiguous and on the CPU.
         """
         held = self._held.get((layer, name))
         if held is None or held.tensor.dtype != tensor.dtype or held.tensor.shape != tensor.shape:
@@ -56,13 +56,14 @@ class StateCarry:
         return held.tensor
 
     def give_back(self, layer: str, name: str, buffer: Buffer) -> None:
-        """The record that borrowed the copy in `buffer` needs it no more; nothing happens if none did."""
+        """End the loan of the copy in `buffer`; does nothing if it was not lent."""
         held = self._held.get((layer, name))
         if held is not None and held.lent and held.address == ctypes.addressof(buffer):
             held.lent -= 1
 
     def find(self, layer: str, name: str, buffer: Buffer) -> Carried | None:
-        """Where the bytes of `buffer` stand, if `layer` left tensor `name` with exactly them."""
+        """The place of `buffer`'s bytes in the journal file, if `layer` last left exactly these in tensor
+        `name`."""
         held = self._held.get((layer, name))
         if held is None or held.place is None or held.tensor.nbytes != len(buffer):
             return None
@@ -72,14 +73,14 @@ class StateCarry:
         return None
 
     def keep(self, layer: str, name: str, tensor: Tensor, place: Carried) -> None:
-        """Remember the bytes that `layer` left in tensor `name`, now written at `place`."""
+        """Keep a copy of the bytes that `layer` left in tensor `name`, which are written at `place`."""
         nbytes = tensor.nbytes
         if nbytes < SMALLEST_CARRIED:
             return
         held = self._held.get((layer, name))
         if held is not None:
             alike = held.tensor.dtype == tensor.dtype and held.tensor.shape == tensor.shape
-            # What is lent is left to its borrower, who may have been given up and never give it back.
+            # A lent copy stays with its borrower, whose record may never give it back.
             if alike and not held.lent:
                 ctypes.memmove(held.address, tensor.data_ptr(), nbytes)
                 held.place = place
@@ -93,6 +94,6 @@ class StateCarry:
             self._bytes += nbytes
 
     def next_file(self) -> None:
-        """The file that the places refer to is full."""
+        """Forget the places: the file that they refer to is full."""
         for held in self._held.values():
             held.place = None

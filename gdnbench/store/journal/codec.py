@@ -1,4 +1,4 @@
-"""A journal's headers and payloads: records as JSON and bytes, with as little work as the hot path allows."""
+"""Encodes a journal's headers and payloads, records as JSON and bytes, cheaply enough for the hot path."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Buffer = ctypes.Array[ctypes.c_char]
 def buffer_of(name: str, tensor: Tensor) -> Buffer:
     """The bytes of a contiguous CPU tensor, not copied; the tensor must outlive the view.
 
-    ctypes because it takes 0.4 us and every dtype and rank; `Tensor.numpy` knows no bf16 and takes 2 us
-    through views.
+    Uses ctypes, which takes 0.4 us and supports every dtype and rank; `Tensor.numpy` lacks bf16 and takes 2
+    us.
     """
     if not tensor.is_cpu or not tensor.is_contiguous():
         raise BadInputError(
@@ -38,7 +38,7 @@ def buffer_of(name: str, tensor: Tensor) -> Buffer:
 
 @lru_cache(maxsize=4096)
 def meta_json(meta: TensorMeta) -> str:
-    """A tensor's description without its closing brace. Cached: it is the same at every step of a layer."""
+    """A tensor's metadata as JSON without its closing brace. Cached: a layer repeats it at every step."""
     text = _to_json(
         {
             "dtype": meta.dtype,
@@ -65,19 +65,19 @@ def meta_from_json(data: Mapping[str, Any]) -> TensorMeta:
     )
 
 
-_alike: dict[bytes, str] = {}  # the text of an info but for its first fields, by what is in it
+_alike: dict[bytes, str] = {}  # JSON of an info without call and step, by its content
 _ALIKE_LIMIT = 1024
 _POOL_FIELDS = ("slots", "rows", "untouched_before", "untouched_after")
 
 
 def info_json(info: RecordInfo) -> str:
-    """BadInputError names what JSON cannot hold.
+    """The info as JSON. BadInputError names what JSON cannot hold.
 
-    From one step of a layer to the next, only call and step differ: the rest is encoded once.
+    Only call and step differ between steps of a layer: the rest is encoded once.
     """
     try:
-        # Unlike ==, these bytes tell 1 from 1.0 and True. Version 2 has no references to objects seen before,
-        # which would make them depend on how often an object is used.
+        # Unlike ==, these bytes distinguish 1 from 1.0 and True. Version 2 has no references to earlier
+        # objects, so equal content gives equal bytes.
         key = marshal.dumps(
             (
                 info.op,
@@ -93,7 +93,7 @@ def info_json(info: RecordInfo) -> str:
             ),
             2,
         )
-    except ValueError:  # not of JSON's types either, which the encoder says better
+    except ValueError:  # the JSON encoder has the better message for these types
         return f'{{"call":{info.call},"step":{info.step},{_rest_json(info)}'
     rest = _alike.get(key)
     if rest is None:
@@ -109,7 +109,7 @@ def _pool_fields(pool: Pool) -> tuple[Any, ...]:
 
 
 def _rest_json(info: RecordInfo) -> str:
-    """The fields but `call` and `step`, and the closing brace."""
+    """The fields except `call` and `step`, and the closing brace."""
     fields = {
         "op": info.op,
         "target": info.target,
@@ -140,7 +140,7 @@ def info_from_json(data: Mapping[str, Any]) -> RecordInfo:
 
 
 def plain_json(data: Mapping[str, Any]) -> bytes:
-    """BadInputError if JSON cannot hold `data`."""
+    """`data` as JSON. BadInputError if JSON cannot hold it."""
     try:
         return _to_json(data).encode()
     except (TypeError, ValueError) as error:
@@ -149,14 +149,14 @@ def plain_json(data: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A tensor whose bytes already stand in the same file, at offset `at`, with payload checksum `sum`."""
+    """A tensor whose bytes are already in the same file, at offset `at`, with payload checksum `sum`."""
 
     at: int
     sum: int
 
 
 def tensors_json(drafts: Mapping[str, TensorDraft], carried: Mapping[str, Carried]) -> str:
-    """The descriptions of `drafts` by name; those in `carried` point at earlier bytes."""
+    """The metadata of `drafts` by name; those in `carried` refer to earlier bytes."""
     return "{" + ",".join(_tensor_items(drafts, carried)) + "}"
 
 
@@ -168,7 +168,7 @@ def _tensor_items(drafts: Mapping[str, TensorDraft], carried: Mapping[str, Carri
 
 
 def nbytes_of(meta: TensorMeta) -> int:
-    """BadInputError if the dtype is not known."""
+    """Size of the tensor in bytes. BadInputError if the dtype is unknown."""
     return logical(meta.dtype).torch_dtype.itemsize * math.prod(meta.shape)
 
 

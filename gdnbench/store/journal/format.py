@@ -20,13 +20,13 @@ entries. All integers are little-endian; every entry, payload and trailer starts
 `before` and `after` map a tensor's name to its `TensorMeta`. A description with `at` and `sum` has no
 payload: its bytes are those at that offset of the same file (the state that left the layer's previous step).
 
-Why a reader trusts an entry: the prefix's own CRC makes its lengths safe to follow, the header CRC covers
-lengths and JSON, the trailer says that the last byte arrived, its sum that the payloads are those that were
-written. A writer killed inside `writev` leaves a file that ends early, at any byte: the tail is torn and is
-skipped. Anything else that does not fit is damage, and said to be.
+How a reader validates an entry: the prefix's own CRC makes its lengths safe to follow, the header CRC covers
+lengths and JSON, the trailer shows that the last byte was written, and its checksum covers the payloads. A
+writer killed inside `writev` leaves a file that may end at any byte: the torn tail is skipped. Any other
+mismatch is reported as damage.
 
-The payload checksum is the wrapping sum of 64-bit words: 6 us for a 256 KiB state where CRC-32 takes 60. It
-finds every single flipped bit and every block that reads back as zeros, which is what it is for.
+The payload checksum is the wrapping sum of 64-bit words: 6 us for a 256 KiB state, where CRC-32 takes 60. It
+detects every single flipped bit and every block that reads back as zeros.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _WORD_MASK = (1 << 64) - 1
 
 
 class JournalRefusedError(StoreError):
-    """A journal that this gdnbench cannot read at all; the message says why, and what would."""
+    """A journal that this gdnbench cannot read at all; the message says why, and what can read it."""
 
 
 class JournalDamage(StoreError):
-    """Bytes that are not what the journal's writer wrote; the message says file, byte and what is wrong."""
+    """Bytes that the journal's writer did not write; the message names file, byte and fault."""
 
 
 class Kind(IntEnum):
@@ -73,7 +73,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What stands before an entry's header. `records` and `dropped` count what came before this entry."""
+    """The start of an entry. `records` and `dropped` count what came before this entry."""
 
     kind: Kind
     number: int  # of the entry in its segment, from 0
@@ -97,7 +97,7 @@ class Prefix:
 
 
 def padding(nbytes: int) -> int:
-    """Bytes that follow `nbytes` up to the next aligned offset."""
+    """Bytes from `nbytes` up to the next aligned offset."""
     return -nbytes % ALIGNMENT
 
 

@@ -1,8 +1,8 @@
-"""Which host writes a journal: locks tell live writers from dead ones only where writer and asker share them.
+"""Which host writes a journal. Locks tell live writers from dead ones only on the writer's own host.
 
-File systems that many hosts mount may keep `flock` to one host (Lustre with `localflock`, NFS with
-`local_lock`, many FUSE ones): another host's live writer then looks dead. So the writer's lock file says who
-holds it, and a journal of another host is left to that host.
+File systems mounted by many hosts may keep `flock` local to each (Lustre with `localflock`, NFS with
+`local_lock`, many FUSE ones): another host's live writer then looks dead. So the writer's lock file names its
+host, and a journal is left to that host.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MAX_BYTES = 4096
-_SHARED_NAMES = ("localhost", "")  # what many hosts are called
+_SHARED_NAMES = ("localhost", "")  # names that many hosts have
 
 
 class Host(NamedTuple):
     """A running kernel: processes of one `boot` share their locks."""
 
-    boot: str  # Linux's random number of this boot; "" where there is none
+    boot: str  # Linux's random id of this boot; "" if unavailable
     name: str
 
     def to_bytes(self) -> bytes:
@@ -41,16 +41,16 @@ def this_host() -> Host:
 
 
 def unborn_mark() -> str:
-    """What the name of a journal in the making says of its host."""
+    """The host's part in the name of a journal in the making."""
     host = this_host()
     return (host.boot or host.name).replace("/", "")[:12]
 
 
 def elsewhere(lock: Path, names: Collection[str] = ()) -> str | None:
-    """The name of the other host whose process made the lock file `lock`; None: `flock` says if it lives.
+    """The name of another host whose process made the lock file `lock`; None if `flock` is reliable here.
 
-    That is so on one boot, and after a reboot, when what the host of this name wrote before is a dead
-    process's. Hosts in `names` count as this one, and so does a file of an earlier version, which has none.
+    It is reliable on the same boot, and after a reboot of the same host, where earlier writers are dead.
+    Hosts in `names` count as this one; so does a lock file of an earlier version, which names no host.
     """
     writer, here = _writer(lock), this_host()
     if writer is None or (writer.boot and writer.boot == here.boot) or writer.name in names:

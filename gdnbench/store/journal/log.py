@@ -1,4 +1,4 @@
-"""A journal's files as their writer sees them: create, append an entry, go on to the next file, let go."""
+"""A journal's files on the writer's side: creates them, appends entries, and switches to the next file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gdnbench.store.journal.host import this_host, unborn_mark
 JOURNAL_FOLDER = ".journal"
 WRITER_LOCK = "writer.lock"
 SEALER_LOCK = "sealer.lock"
-UNBORN = ".new-"  # before the mark of its host and the name of a journal that is being made
+UNBORN = ".new-"  # name prefix of a journal in the making, before host mark and segment
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _PADS = tuple(bytes(n) for n in range(8))
@@ -32,9 +32,9 @@ class Written(NamedTuple):
 
 
 class JournalLog:
-    """Appends entries to `<store>/.journal/<segment>/`; every method raises OSError as the disk does.
+    """Appends entries to `<store>/.journal/<segment>/`; every method raises OSError if the disk fails.
 
-    A failed write leaves no part of an entry behind. Not thread safe: `JournalWriter` holds the lock.
+    A failed write leaves no part of an entry. Not thread safe: `JournalWriter` holds the lock.
     """
 
     def __init__(self, store: Path, segment: str, opening: bytes) -> None:
@@ -45,7 +45,7 @@ class JournalLog:
         self._opening = opening
         self._number = 0
         self._file = -1
-        self._full: dict[Path, int] = {}  # files written to their end and not yet deleted -> bytes
+        self._full: dict[Path, int] = {}  # full files that are not deleted yet -> bytes
         self._full_bytes = 0
         self._synced_folder = False
         self._fd = self._writer_lock = self._sealer_lock = -1
@@ -53,7 +53,8 @@ class JournalLog:
         self._create()
 
     def _create(self) -> None:
-        """Made under a hidden name: a journal that can be seen is locked and has its first entry."""
+        """Create the journal under a hidden name, so that a visible journal is locked and has its first
+        entry."""
         hidden = self.folder.with_name(f"{UNBORN}{unborn_mark()}.{self.folder.name}")
         hidden.mkdir(parents=True)
         flags = os.O_CREAT | os.O_RDWR
@@ -117,8 +118,8 @@ class JournalLog:
         try:
             self._write_all(pieces, nbytes)
         except BaseException:
-            # Also for an exception that a signal handler of the program raises here. A whole entry is never
-            # cut off: a sealer may have it mapped. It counts, as the next one is behind it.
+            # Also for an exception that a signal handler of the program raises here. A complete entry is
+            # never truncated, because a sealer may have mapped it; it counts.
             if os.fstat(self._fd).st_size < self.offset + nbytes:
                 os.ftruncate(self._fd, self.offset)
             else:
@@ -129,7 +130,7 @@ class JournalLog:
 
     def _write_all(self, pieces: Sequence[bytes | Buffer], nbytes: int) -> None:
         written = os.writev(self._fd, pieces) if len(pieces) <= _IOV_MAX else 0
-        # A short write is a signal, a disk that is filling up, or more than 2 GiB in one call.
+        # A short write means a signal, a full disk, or more than 2 GiB in one call.
         while written < nbytes:
             written += os.writev(self._fd, _after(pieces, written)[:_IOV_MAX])
 
@@ -145,14 +146,15 @@ class JournalLog:
         return fd
 
     def _still_ours(self, fd: int) -> bool:
-        """Programs that close every descriptor get our numbers for files of their own."""
+        """Whether the descriptor is still our file: a program that closes every descriptor may reuse its
+        number."""
         try:
             return self._identities.get(fd) == _identity(fd)
         except OSError:
             return False
 
     def sync(self) -> None:
-        """On return everything written so far is on disk, under its name."""
+        """Flush everything written so far, and the folders that name it, to disk."""
         os.fdatasync(self._fd)
         if not self._synced_folder:
             for folder in (self.folder, self.folder.parent, self.folder.parent.parent):
@@ -164,14 +166,14 @@ class JournalLog:
             self._synced_folder = True
 
     def queued_bytes(self) -> int:
-        """Bytes in files that are not sealed and deleted yet, the current one among them; looks at each."""
+        """Bytes in files that are not yet sealed and deleted, including the current one; checks each file."""
         for path in [path for path in self._full if not path.exists()]:
             self._full_bytes -= self._full.pop(path)
         return self.queued_at_most
 
     @property
     def queued_at_most(self) -> int:
-        """`queued_bytes` as of the last look, and what was written since."""
+        """`queued_bytes` at the last check plus what was written since."""
         return self._full_bytes + self.offset
 
     def sealer_lives(self) -> bool:
@@ -190,7 +192,7 @@ class JournalLog:
         return self._fd >= 0
 
     def release(self) -> None:
-        """Close the files and give back the writer's lock; in a forked child, only the child's share."""
+        """Close the files and release the writer's lock; in a forked child, only the child's descriptors."""
         for fd in (self._fd, self._sealer_lock, self._writer_lock):
             if fd >= 0 and self._still_ours(fd):
                 os.close(fd)
@@ -204,7 +206,7 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 def _after(pieces: Sequence[bytes | Buffer], written: int) -> list[memoryview]:
-    """What is left of `pieces` when their first `written` bytes are gone."""
+    """The rest of `pieces` after their first `written` bytes."""
     left = []
     for piece in pieces:
         view = memoryview(piece).cast("B")

@@ -1,4 +1,4 @@
-"""Reads a journal, growing or left behind by its writer: every finished record once, in order."""
+"""Reads a journal that is growing or was left by its writer: every finished record once, in order."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _UNREADABLE = (JournalDamage, BadInputError, KeyError, TypeError, ValueError)
 
 @dataclass(frozen=True, slots=True)
 class JournalRecord:
-    """A finished record. Its tensors view a private map of the file and outlive the file's deletion."""
+    """A finished record. Its tensors are views of a private mapping of the file and survive its deletion."""
 
-    number: int  # in the segment, from 0, in the order in which calls were finished
+    number: int  # in the segment, from 0, in the order in which calls finished
     draft: RecordDraft
     nbytes: int  # of the entry that finished it
     file: int
@@ -35,14 +35,14 @@ class JournalRecord:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What every file of a journal says first."""
+    """The first entry of every file of a journal."""
 
     kind: str
     segment: str
     compression: int | None
     process: Mapping[str, Any]
     provenance: Mapping[str, Any]
-    keep_bytes: int | None = None  # that the segment's batches may take in the store; the oldest go first
+    keep_bytes: int | None = None  # limit of the segment's batches in the store; the oldest are dropped
 
 
 @dataclass(slots=True)
@@ -50,9 +50,9 @@ class _File:
     number: int
     path: Path
     offset: int = 0  # of the next entry
-    read: bool = False  # to its end, and nothing more can come
+    read: bool = False  # read to its end, and complete
     damaged: bool = False
-    needed_until: int = 0  # the file may go once this many records are sealed
+    needed_until: int = 0  # the file may be deleted once this many records are sealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class _Begun:
 
 
 def writer_lives(folder: Path) -> bool:
-    """Whether a process holds the writer's lock in the journal `folder`; without a lock file none does.
+    """Whether a process holds the writer's lock of the journal `folder`. False without a lock file.
 
-    A link in its place is none: it may lead to a pipe, or to the lock of another store.
+    Also False for a link in its place, which may lead to a pipe or to the lock of another store.
     """
     try:
         fd = os.open(folder / WRITER_LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -85,9 +85,9 @@ def writer_lives(folder: Path) -> bool:
 
 
 class JournalReader:
-    """Follows one segment's journal: `poll` yields what was finished since, the rest says how it stands.
+    """Follows one segment's journal: `poll` yields newly finished records, the attributes hold its state.
 
-    Only whole entries are mapped, and a writer never cuts a whole entry off, so no access can fault.
+    It maps complete entries only, which a writer never truncates, so no access can fault.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -96,21 +96,21 @@ class JournalReader:
         self.closed: Mapping[str, Any] | None = (
             None  # the header of the CLOSE entry: the writer ended in order
         )
-        self.torn: str | None = None  # what the writer's death left unfinished
+        self.torn: str | None = None  # the entry that the writer's death left unfinished
         self.damage: list[str] = []  # what could not be read
-        self.records = 0  # finished so far, those of files already deleted among them
-        self.dropped = 0  # as far as the writer could still tell
-        self.finished = False  # the writer is gone and everything it left has been read
+        self.records = 0  # finished so far, including those in deleted files
+        self.dropped = 0  # as last counted by the writer
+        self.finished = False  # the writer has ended and everything is read
         self._next_entry: int | None = None
         self._files: dict[int, _File] = {}
         self._begun: dict[int, _Begun] = {}
 
     def poll(self, sealed: int = 0) -> Iterator[JournalRecord]:
-        """Records from number `sealed` on that were finished since the last poll.
+        """Records from number `sealed` on that finished since the last poll.
 
-        StoreError if the journal is of a newer version; damage is noted in `damage` and skipped.
+        StoreError if the journal has a newer version; damage is noted in `damage` and skipped.
         """
-        gone = not writer_lives(self.folder)  # asked first: what is read below is then all there will be
+        gone = not writer_lives(self.folder)  # checked first: if it has ended, what is read below is all
         unread = self._unread_files()
         for file in unread:
             is_last = file is unread[-1]
@@ -125,7 +125,7 @@ class JournalReader:
         ]
 
     def releasable(self, sealed: int) -> list[Path]:
-        """Undamaged files that nothing needs any more once the records below `sealed` are in the store."""
+        """Undamaged files that nothing needs once the records below `sealed` are in the store."""
         waiting = {begun.file.number for begun in self._begun.values()}
         return [
             file.path
@@ -141,7 +141,7 @@ class JournalReader:
         return [file.path for file in self._files.values() if file.damaged]
 
     def logs(self) -> list[Path]:
-        """The journal's files, oldest first. No links and no pipes, which a writer does not make."""
+        """The journal's files, oldest first, without links and pipes, which a writer does not create."""
         with os.scandir(self.folder) as entries:
             names = [
                 e.name for e in entries if _LOG_NAME.fullmatch(e.name) and e.is_file(follow_symlinks=False)
@@ -161,7 +161,7 @@ class JournalReader:
         fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             found = scan(fd, file.path, file.offset)
-            # Private and writable, never written: torch warns of memory that it may not write.
+            # Private and writable, though never written: torch warns of read-only memory.
             mapped = mmap.mmap(fd, found.end, access=mmap.ACCESS_COPY) if found.entries else None
         finally:
             os.close(fd)
@@ -174,7 +174,7 @@ class JournalReader:
             else:
                 if record is not None:
                     yield record
-        if grows:  # a fault too is left until nothing more can come
+        if grows:  # report a fault only when the file is complete
             return
         file.read = True
         if found.fault is not None:
@@ -189,7 +189,7 @@ class JournalReader:
         self.damage.append(what)
 
     def _take(self, file: _File, entry: Entry, mapped: mmap.mmap | None, sealed: int) -> JournalRecord | None:
-        """Account for a whole entry; the record that it finishes, unless that is sealed already."""
+        """Process a complete entry; returns the record that it finishes, unless that is sealed already."""
         prefix, header = entry.prefix, entry.header
         self._check_number(entry)
         self.records = max(self.records, prefix.records)
@@ -208,7 +208,7 @@ class JournalReader:
         return None
 
     def _check_number(self, entry: Entry) -> None:
-        """Numbers go on without a gap inside a file; before it others may have been sealed and deleted."""
+        """JournalDamage unless entry numbers are consecutive; before a file, others may have been deleted."""
         number, expected = entry.prefix.number, self._next_entry
         self._next_entry = number + 1
         starts_file = entry.start == 0

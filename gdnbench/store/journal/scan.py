@@ -1,4 +1,4 @@
-"""Finds the whole entries of one journal file, and says what follows them."""
+"""Finds the complete entries of one journal file, and describes what follows them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gdnbench.store.journal.format import (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A whole entry: its frame has been checked, its payloads have not been read."""
+    """A complete entry: its frame is checked, its payloads are not read."""
 
     prefix: Prefix
     lengths: tuple[int, ...]
@@ -52,11 +52,12 @@ class Scan:
     fault: (
         JournalDamage | None
     )  # why the bytes at `end` are no entry; None: they are one's beginning, or nothing
-    tail: str | None  # what the unfinished entry at `end` was to be
+    tail: str | None  # description of the unfinished entry at `end`
 
 
 def scan(fd: int, path: Path, start: int) -> Scan:
-    """The whole entries from offset `start` on. Reads with `pread` only: the file may grow, or lose its tail.
+    """The complete entries from offset `start` on. Reads with `pread` only: the file may grow or be
+    truncated.
 
     StoreError for an entry of a newer version.
     """
@@ -72,7 +73,7 @@ def scan(fd: int, path: Path, start: int) -> Scan:
                 tail = _describe(prefix, head, size - at)
                 break
             trailer = os.pread(fd, TRAILER_BYTES, at + prefix.entry_bytes - TRAILER_BYTES)
-            if len(trailer) < TRAILER_BYTES:  # the writer took its unfinished entry back
+            if len(trailer) < TRAILER_BYTES:  # the writer removed its unfinished entry
                 break
             total = check_trailer(prefix, trailer, f"{path}, byte {at}")
             entries.append(Entry(prefix, *head, start=at, checksum=total))
@@ -86,7 +87,7 @@ Head = tuple[tuple[int, ...], dict[str, Any]]
 
 
 def _read_head(fd: int, path: Path, at: int) -> tuple[Prefix | None, Head | None]:
-    """Prefix, lengths and header of the entry at `at`, as far as the file has them."""
+    """Prefix, lengths and header of the entry at `at`, as far as the file contains them."""
     data = os.pread(fd, PREFIX_BYTES, at)
     if len(data) < PREFIX_BYTES:
         return None, None
