@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdnbench.judge.calls import compact
+from gdnbench.judge.calls import compact_call
 from gdnbench.ops import operation
 from gdnbench.replay.replay import replay
 from gdnbench.report.outcome import Outcome
@@ -45,7 +45,7 @@ def shipped(request: pytest.FixtureRequest) -> Iterator[tuple[str, Store]]:
 
 
 def calls(store: Store) -> list[Call]:
-    return [compact(record, operation("swa_decode"), torch.device("cpu")) for record in store.records]
+    return [compact_call(record, operation("swa_decode"), torch.device("cpu")) for record in store.records]
 
 
 def windows(call: Call) -> list[Tensor]:

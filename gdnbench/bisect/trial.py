@@ -27,7 +27,7 @@ from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.bisect.verdict_cache import Question
 from gdnbench.bits import as_integers
 from gdnbench.errors import BadInputError
-from gdnbench.judge.calls import outline
+from gdnbench.judge.calls import outline_call
 from gdnbench.judge.record import ORACLE, Judge
 from gdnbench.judge.result import TensorResult
 from gdnbench.judge.rule import make_rule
@@ -265,7 +265,7 @@ class _Digesting:
         if not isinstance(found, Failure):
             for name, tensor in sorted(found.outputs.items()):
                 self._add(name, tensor)
-            call = outline(record, operation) if found.stages else None
+            call = outline_call(record, operation) if found.stages else None
             for name, tensor in sorted(found.stages.items()):
                 assert call is not None
                 for region in operation.partition(call, name).regions:  # a kernel owes no others

@@ -31,6 +31,6 @@ def check_objects(url: str, options: CaptureOptions) -> None:
             f"--when-over drop-oldest deletes batches of the store, and {url} is only added to: leave it out"
         )
     from gdnbench.store.objects import Objects
-    from gdnbench.store.upload import begin
+    from gdnbench.store.upload import begin_store
 
-    begin(Objects(url), "capture")
+    begin_store(Objects(url), "capture")

@@ -32,7 +32,7 @@ def seal_segment(store: Path, segment: str) -> None:
             time.sleep(IDLE_SECONDS)
     finally:
         sealer.close()
-    spool = Spool.of(store)
+    spool = Spool.of_store(store)
     if spool is not None:
         upload_spool(spool)
 
@@ -57,7 +57,7 @@ class SealingThread(threading.Thread):
     def run(self) -> None:
         try:
             os.nice(_NICENESS)
-            Sealer(self._store).run(self._may_stop, self._show)
+            Sealer(self._store).run_until(self._may_stop, self._show)
         except Exception as error:
             self.error = " ".join(f"{type(error).__name__}: {error}".split())
 

@@ -46,7 +46,7 @@ def ls(
 ) -> None:
     """List the records of a store."""
     with open_store(store) as opened:
-        ranks = {segment.name: Rank.of(segment.process) for segment in opened.segments}
+        ranks = {segment.name: Rank.from_process(segment.process) for segment in opened.segments}
         chosen = None if rank is None else Rank.parse(rank)
         listed: Iterable[Listed] = (
             record
@@ -61,7 +61,7 @@ def ls(
         shown = [(_row(record), ranks[record.segment], record.kind.trigger) for record in listed]
         headers: tuple[str, ...] = HEADERS
         rows = [row for row, _, _ in shown]
-        if any(found.known for found in ranks.values()):
+        if any(found.is_known for found in ranks.values()):
             headers = (HEADERS[0], RANK, *HEADERS[1:])
             rows = [(number, found, *rest) for (number, *rest), found, _ in shown]
         if any(trigger is not None for _, _, trigger in shown):

@@ -15,7 +15,7 @@ from gdnbench.store.address import local_path
 from gdnbench.store.layout import Location
 from gdnbench.store.reader import StoredRecord
 from gdnbench.store.recover import open_store
-from gdnbench.store.retention import Retention, began, seconds
+from gdnbench.store.retention import Retention, parse_age, segment_start_seconds
 from gdnbench.units import counted, human_bytes
 
 
@@ -57,7 +57,7 @@ def prune(
         layer=layer,
         steps=step,
         status=status,
-        older_than=None if older_than is None else seconds(older_than, "--older-than"),
+        older_than=None if older_than is None else parse_age(older_than, "--older-than"),
         keep=tuple(keep or ()),
         max_records=max_records,
         max_bytes=None if max_bytes is None else byte_count(max_bytes, "--max-bytes"),
@@ -74,7 +74,9 @@ def prune(
         records = list(opened.records)
         dropped = rules.dropped(records, time.time(), busy | damaged)
         keys = {record.key for record in dropped}
-        ageless = len({record.segment.name for record in records if began(record.segment.name) is None})
+        ageless = len(
+            {record.segment.name for record in records if segment_start_seconds(record.segment.name) is None}
+        )
         freed = _own_bytes(records, keys)
     if older_than is not None and ageless:
         who = counted(ageless, "process")

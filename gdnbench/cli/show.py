@@ -53,8 +53,8 @@ def _sections(record: StoredRecord) -> list[tuple[str, Mapping[str, Any]]]:
     info = record.info
     call = {"target": info.target, "layer": info.layer, "step": info.step, "call": info.call}
     call |= {"status": info.status.value, "key": record.key}
-    rank = Rank.of(record.segment.process)
-    if rank.known:
+    rank = Rank.from_process(record.segment.process)
+    if rank.is_known:
         call["rank"] = rank
     pools = {name: f"{len(pool.rows)} of {pool.slots} slots stored" for name, pool in info.pools.items()}
     sections = [
@@ -144,4 +144,9 @@ def _document(record: StoredRecord) -> dict[str, Any]:
     more |= {"dispatch": info.dispatch, "run": {name: v for name, v in info.run.items() if name != "result"}}
     more["pools"] = {name: {"slots": pool.slots, "rows": pool.rows} for name, pool in info.pools.items()}
     origin = {"process_info": record.segment.process, "provenance": record.segment.provenance}
-    return summary(record.listed, Rank.of(record.segment.process)) | more | {"tensors": tensors} | origin
+    return (
+        summary(record.listed, Rank.from_process(record.segment.process))
+        | more
+        | {"tensors": tensors}
+        | origin
+    )

@@ -45,7 +45,7 @@ def upload(
         if not spools:
             print(f"nothing on this machine waits for {store}")
     else:
-        spool = Spool.at(local_path(store))
+        spool = Spool.in_folder(local_path(store))
         if spool is None:
             raise BadInputError(f"{store} is not what a capture left; give the URL that it is to go to")
         spools = [spool]
@@ -62,7 +62,7 @@ def _copy(store: str, url: str) -> None:
     if not is_url(url):
         raise BadInputError(f"{url!r} is no URL; write it like s3://bucket/run.zarr")
     place = local_path(store)
-    spool = Spool.at(place)
+    spool = Spool.in_folder(place)
     if spool is not None:
         raise BadInputError(f"{store} goes to {spool.url}; leave the URL out")
     if not place.is_dir():
@@ -90,6 +90,6 @@ def _run(uploader: Uploader, place: Path, url: str) -> None:
 
     seal_dead(place, sys.stderr)
     with progress("upload") as advance:
-        left, done = len(uploader.left()), itertools.count(1)
+        left, done = len(uploader.missing_batches()), itertools.count(1)
         uploader.step(lambda: advance(next(done), left))
     print(f"{uploader.batches} batch{'' if uploader.batches == 1 else 'es'} uploaded to {url}")

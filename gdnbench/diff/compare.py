@@ -22,7 +22,7 @@ from gdnbench.judge.record import Judge
 from gdnbench.judge.result import Side, TensorResult
 from gdnbench.judge.row_source import Stored
 from gdnbench.judge.rule import Bitwise, Bound, Rule, describe_rule, make_rule
-from gdnbench.judge.tensor import Subject, hold, missing
+from gdnbench.judge.tensor import Subject, judge_against_target, missing_tensor
 from gdnbench.ops import operation
 from gdnbench.record import When
 from gdnbench.report.outcome import Outcome
@@ -73,7 +73,7 @@ def diff(
     for store, numbers, name in ((a, pairs.only_a, "A"), (b, pairs.only_b, "B")):
         for number in numbers:
             reason = f"only {name} ({store.path}) has this record"
-            add(RecordResult.of(store.records[number], Outcome.MISMATCH, reason))
+            add(RecordResult.from_record(store.records[number], Outcome.MISMATCH, reason))
     return DiffReport(str(a.path), str(b.path), describe_rule(rule), tuple(results))
 
 
@@ -86,7 +86,7 @@ def _compared(a: StoredRecord, b: StoredRecord, rule: Rule, grids: bool) -> Reco
         tensors = tuple(_tensors(a, b, op, rule, grids, notes))
         return _settled(a, b, tensors, tuple(_strangers(a, b, op)), tuple(notes))
     except (*BAD_INPUT_ERRORS, ContractError, StoreError) as error:
-        return replace(RecordResult.of(a, Outcome.REFUSED, str(error)), other=b.key)
+        return replace(RecordResult.from_record(a, Outcome.REFUSED, str(error)), other=b.key)
 
 
 def _settled(
@@ -98,7 +98,7 @@ def _settled(
 ) -> RecordResult:
     reasons = [*faults, *(f"{t.tensor}: {reason}" for t in tensors for reason in t.reasons)]
     outcome = Outcome.MISMATCH if reasons else Outcome.PASS
-    result = RecordResult.of(a, outcome, reasons[0] if reasons else "")
+    result = RecordResult.from_record(a, outcome, reasons[0] if reasons else "")
     return replace(result, other=b.key, tensors=tensors, faults=faults, notes=notes)
 
 
@@ -118,12 +118,14 @@ def _tensors(
                 rows = calls.slots_of(a, name)
                 partition = owners.partition_of(name, when, left[name])
                 subject = Subject(name, when, partition, axes, Side.DIFFERENCE, rows, grids)
-                found = hold(subject, Stored(left[name]), Stored(right[name]), rule)
+                found = judge_against_target(subject, Stored(left[name]), Stored(right[name]), rule)
                 yield replace(found, stage=name in stages)
             elif name in stages:
                 notes.append(f"stage {name}: only {'A' if name in left else 'B'} has it")
             elif when is When.AFTER:
-                yield missing(name, when, Side.DIFFERENCE, f"only {'A' if name in left else 'B'} has it")
+                yield missing_tensor(
+                    name, when, Side.DIFFERENCE, f"only {'A' if name in left else 'B'} has it"
+                )
 
 
 @dataclass(slots=True)
@@ -141,7 +143,7 @@ class _Owners:
             return whole(rows)
         try:
             if self.call is None:
-                self.call = calls.outline(self.record, self.op)
+                self.call = calls.outline_call(self.record, self.op)
             return self.op.partition(self.call, name)
         except KeyError as error:
             self.notes.append(f"{name}: all rows compared, because {error} is not recorded")
@@ -176,7 +178,7 @@ def _by_oracle(a: StoredRecord, b: StoredRecord, op: Operation, bound: Bound, gr
     source = next((record for record in (a, b) if _has_inputs(record)), None)
     if source is None:
         reason = "neither store holds the inputs: the oracle needs one of them to be a capture"
-        return replace(RecordResult.of(a, Outcome.NOT_COMPARABLE, reason), other=b.key)
+        return replace(RecordResult.from_record(a, Outcome.NOT_COMPARABLE, reason), other=b.key)
     faults = [
         *_strangers(a, b, op),
         *(
@@ -190,8 +192,8 @@ def _by_oracle(a: StoredRecord, b: StoredRecord, op: Operation, bound: Bound, gr
     for side, record in (("A", a), ("B", b)):
         if not record.after:
             reason = f"{side} has no outputs: its call never finished, or its capture kept the inputs alone"
-            return replace(RecordResult.of(a, Outcome.NOT_COMPARABLE, reason), other=b.key)
-    calls.check(source, op)
+            return replace(RecordResult.from_record(a, Outcome.NOT_COMPARABLE, reason), other=b.key)
+    calls.check_record(source, op)
     outputs = {name: handle.read() for name, handle in a.after.items()}
     other = {name: handle.read() for name, handle in b.after.items()}
     tensors = Judge(bound, torch.device("cpu"), grids=grids).tensors(source, op, outputs, other)

@@ -78,13 +78,13 @@ def _segment(entry: _Entry) -> str:
 
 
 def _ranks(store: Store) -> dict[str, Rank]:
-    return {segment.name: Rank.of(segment.process) for segment in store.segments}
+    return {segment.name: Rank.from_process(segment.process) for segment in store.segments}
 
 
 def _ranked(entries: Iterable[_Entry], ranks: Mapping[str, Rank]) -> bool:
     """Whether a process that recorded some of `entries` says its rank."""
     return any(
-        segment in ranks and ranks[segment].known for segment in {_segment(entry) for entry in entries}
+        segment in ranks and ranks[segment].is_known for segment in {_segment(entry) for entry in entries}
     )
 
 

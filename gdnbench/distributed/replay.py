@@ -118,5 +118,5 @@ def _judged(
         raise answer
     if isinstance(answer, WorkerDied):
         reason = f"the worker it ran on died, {answer.attempts} times of {answer.attempts}"
-        return JudgedRecord(RecordResult.of(record, Outcome.CRASH, reason))
+        return JudgedRecord(RecordResult.from_record(record, Outcome.CRASH, reason))
     return answer

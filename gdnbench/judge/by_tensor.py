@@ -63,7 +63,7 @@ def check_tensor(name: str) -> None:
         raise BadInputError(f"rule of {name!r}: no such output or stage; there are {known}")
 
 
-def describe(rule: Rule | ByTensor) -> str:
+def describe_rules(rule: Rule | ByTensor) -> str:
     """A rule in words, for reports."""
     if not isinstance(rule, ByTensor):
         return describe_rule(rule)
@@ -71,7 +71,7 @@ def describe(rule: Rule | ByTensor) -> str:
     return describe_rule(rule.rule) + "".join(others)
 
 
-def options(words: str) -> list[str] | None:
+def replay_options_of(words: str) -> list[str] | None:
     """The options of `gdnbench replay` for the rule that `describe` wrote as `words`; None if it did not
     write them."""
     first, *others = words.split("; ")

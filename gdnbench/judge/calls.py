@@ -28,7 +28,7 @@ def conventions_of(record: StoredRecord, operation: Operation) -> dict[str, str]
     return {**operation.default_conventions, **record.info.conventions}
 
 
-def check(record: StoredRecord, operation: Operation) -> None:
+def check_record(record: StoredRecord, operation: Operation) -> None:
     """ContractError if the recorded call breaks its contract, in the caller's slot numbers, or has unknown
     pools."""
     check_pools(record, operation)
@@ -64,14 +64,14 @@ def check_pools(record: StoredRecord, operation: Operation) -> None:
                 )
 
 
-def compact(record: StoredRecord, operation: Operation, device: torch.device) -> Call:
+def compact_call(record: StoredRecord, operation: Operation, device: torch.device) -> Call:
     """The call on the stored slots only, contiguous, on `device`."""
     tensors = {name: handle.read() for name, handle in record.before.items()}
     renumbered = _renumbered(record, operation, tensors)
     return call_of(record, operation, {name: tensor.to(device) for name, tensor in renumbered.items()})
 
 
-def outline(record: StoredRecord, operation: Operation) -> Call:
+def outline_call(record: StoredRecord, operation: Operation) -> Call:
     """The compact call with index tensors read and all others as shapes without memory, as `partition` needs.
 
     ContractError if the stored tensors cannot form a call; KeyError for a missing index tensor.
@@ -96,7 +96,7 @@ def ranges_of(record: StoredRecord, operation: Operation) -> tuple[Ranges, ...] 
     if operation.ranges is None:
         return None
     try:
-        return operation.ranges(compact(record, operation, torch.device("cpu")))
+        return operation.ranges(compact_call(record, operation, torch.device("cpu")))
     except (BadInputError, StoreError):
         return None
 

@@ -42,7 +42,7 @@ class StageShare:
     reference: float
 
 
-def waterfall(
+def attribute_errors(
     operation: Operation, call: Call, shown: Mapping[str, Tensor], oracle: Mapping[str, Tensor]
 ) -> tuple[StageShare, ...] | None:
     """The shares of the stages and outputs `shown`, in the order in which they are computed.

@@ -20,7 +20,7 @@ BLOCK = 1 << 25
 """Elements at once: their fp64 copies take a few hundred MB."""
 
 
-def errors(x: Tensor, y: Tensor, partition: Partition, axes: tuple[str, ...]) -> Comparison | None:
+def quick_errors(x: Tensor, y: Tensor, partition: Partition, axes: tuple[str, ...]) -> Comparison | None:
     """The errors of `x` against `y` (fp64) over the rows of `partition`; both on one device and of one shape.
 
     As `metrics.compare`, but ULP distances and unequal bits are 0. None if an element is not finite, or if
@@ -65,13 +65,13 @@ def errors(x: Tensor, y: Tensor, partition: Partition, axes: tuple[str, ...]) ->
     return Comparison(elements, 0, groups.total(), groups, NonFinite(0, 0, 0, None), (), worst)
 
 
-def largest(y: Tensor, partition: Partition) -> float:
+def largest_magnitude(y: Tensor, partition: Partition) -> float:
     """max |y| over the rows of `partition`."""
     parts = [y[region.start : region.stop] for region in partition.regions]
     return max((float(part.abs().max()) for part in parts if part.numel()), default=0.0)
 
 
-def overflows(y: Tensor, dtype: torch.dtype) -> bool:
+def has_overflow(y: Tensor, dtype: torch.dtype) -> bool:
     """Whether an element of `y` (fp64) is not finite once rounded to `dtype`."""
     return not bool(torch.isfinite(y.to(dtype).double()).all())  # double: fp8 lacks isfinite
 

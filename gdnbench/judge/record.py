@@ -12,11 +12,18 @@ from gdnbench.judge import calls
 from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.by_tensor import ByTensor
 from gdnbench.judge.metrics import Comparison
-from gdnbench.judge.quick_check import errors
+from gdnbench.judge.quick_check import quick_errors
 from gdnbench.judge.result import Side, TensorResult
 from gdnbench.judge.row_source import Memory
 from gdnbench.judge.rule import Bitwise, Bound, Rule
-from gdnbench.judge.tensor import Subject, hold, judge, judge_briefly, missing, show
+from gdnbench.judge.tensor import (
+    Subject,
+    judge,
+    judge_against_target,
+    judge_briefly,
+    missing_tensor,
+    show_difference,
+)
 from gdnbench.poison import poisoned
 from gdnbench.record import When
 from gdnbench.store.reader import StoredRecord
@@ -63,7 +70,7 @@ class Judge:
                 operation.name,
                 lambda rule: replace(self, rule=rule).tensors(record, operation, outputs, other),
             )
-        compact = calls.compact(record, operation, self.device)
+        compact = calls.compact_call(record, operation, self.device)
         needs_oracle = isinstance(self.rule, Bound) or other is None
         oracle = self._run(ORACLE, record, operation, compact) if needs_oracle else {}
         yardstick = self._run(YARDSTICK, record, operation, compact) if isinstance(self.rule, Bound) else {}
@@ -71,7 +78,9 @@ class Judge:
         for name in compared(operation, compact):
             subject = replace(subject_of(record, operation, compact, name), grid=self.grids)
             if name not in outputs:  # a kernel returns all of them; a record may lack some
-                results.append(missing(name, subject.when, subject.side, "it is not among the outputs"))
+                results.append(
+                    missing_tensor(name, subject.when, subject.side, "it is not among the outputs")
+                )
                 continue
             tolerance = operation.tolerances.get(name)
             if isinstance(self.rule, Bound) and tolerance is not None:
@@ -119,11 +128,11 @@ class Judge:
         if name not in other:
             return [
                 *results,
-                missing(name, subject.when, Side.AGAINST, "not among the outputs compared with"),
+                missing_tensor(name, subject.when, Side.AGAINST, "not among the outputs compared with"),
             ]
         results.append(judge(replace(subject, side=Side.AGAINST), other[name], oracle, yardstick, bound))
         difference = replace(subject, side=Side.DIFFERENCE)
-        results.append(show(difference, Memory(outputs[name]), Memory(other[name])))
+        results.append(show_difference(difference, Memory(outputs[name]), Memory(other[name])))
         return results
 
     def _briefly(
@@ -132,7 +141,7 @@ class Judge:
         """The result of a quick check; None if only a full comparison can decide."""
         known = self._last.errors
         if subject.name not in known:
-            known[subject.name] = errors(yardstick, oracle, subject.partition, subject.axes)
+            known[subject.name] = quick_errors(yardstick, oracle, subject.partition, subject.axes)
         torchs = known[subject.name]
         if torchs is None:
             return None
@@ -174,11 +183,16 @@ def _tolerated(
     if other is None:
         return results
     if name not in other:
-        return [*results, missing(name, subject.when, Side.AGAINST, "not among the outputs compared with")]
+        return [
+            *results,
+            missing_tensor(name, subject.when, Side.AGAINST, "not among the outputs compared with"),
+        ]
     exact = _with_overflows(oracle[name], other[name].dtype)
-    results.append(hold(replace(subject, side=Side.AGAINST), Memory(other[name]), Memory(exact), rule))
+    results.append(
+        judge_against_target(replace(subject, side=Side.AGAINST), Memory(other[name]), Memory(exact), rule)
+    )
     difference = replace(subject, side=Side.DIFFERENCE)
-    return [*results, show(difference, Memory(outputs[name]), Memory(other[name]))]
+    return [*results, show_difference(difference, Memory(outputs[name]), Memory(other[name]))]
 
 
 def compared(operation: Operation, call: Call) -> tuple[str, ...]:
@@ -203,12 +217,14 @@ def _held(
     subject: Subject, tensor: Tensor, targets: Mapping[str, Tensor], rule: Bitwise | Tolerance
 ) -> TensorResult:
     if subject.name not in targets:
-        return missing(subject.name, subject.when, Side.AGAINST, "not among the outputs compared with")
+        return missing_tensor(subject.name, subject.when, Side.AGAINST, "not among the outputs compared with")
     target = targets[subject.name]
     if target.dtype == torch.float64:
         bitwise = isinstance(rule, Bitwise)
         target = target.to(tensor.dtype) if bitwise else _with_overflows(target, tensor.dtype)
-    return _with_unwritten(hold(subject, Memory(tensor), Memory(target), rule), subject, tensor)
+    return _with_unwritten(
+        judge_against_target(subject, Memory(tensor), Memory(target), rule), subject, tensor
+    )
 
 
 def _with_overflows(exact: Tensor, dtype: torch.dtype) -> Tensor:

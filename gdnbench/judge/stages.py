@@ -20,7 +20,7 @@ from gdnbench.judge.record import YARDSTICK
 from gdnbench.judge.result import Held, Side, TensorResult
 from gdnbench.judge.row_source import Memory
 from gdnbench.judge.rule import Bitwise, Bound, Rule
-from gdnbench.judge.tensor import Subject, hold, judge, missing, show
+from gdnbench.judge.tensor import Subject, judge, judge_against_target, missing_tensor, show_difference
 from gdnbench.record import When
 from gdnbench_kernels.contract import Call, Limit, Operation, Region
 from gdnbench_kernels.run import run_kernel
@@ -73,7 +73,9 @@ def judge_stages(
             results.append(_lacking(subject))
         else:
             assert not isinstance(rule, Bound)
-            results.append(held_to(subject, tensor, (oracle if other is None else other)[name], rule))
+            results.append(
+                judge_against_exact(subject, tensor, (oracle if other is None else other)[name], rule)
+            )
     stages = {stage.tensor.name for stage in operation.stages}
     return tuple(replace(result, stage=result.tensor in stages) for result in results)
 
@@ -113,7 +115,7 @@ def judge_stage(
     """Judge one stage by its limit and, unless the limit replaces it, by `bound`."""
     if not tensor.is_floating_point():
         reason = f"dtype {dtype_name(tensor.dtype)}; a stage is of a float dtype"
-        return missing(subject.name, subject.when, subject.side, reason)
+        return missing_tensor(subject.name, subject.when, subject.side, reason)
     yardstick = _excused(subject, oracle, yardstick)
     common = torch.promote_types(tensor.dtype, yardstick.dtype)
     ratio = None if limit is not None and limit.instead else bound
@@ -268,18 +270,20 @@ def _against(
     yield judge_stage(replace(subject, side=Side.AGAINST), theirs, oracle, yardstick, bound, limit)
     common = torch.promote_types(tensor.dtype, theirs.dtype)
     difference = replace(subject, side=Side.DIFFERENCE)
-    yield show(difference, Memory(tensor.to(common)), Memory(theirs.to(common)))
+    yield show_difference(difference, Memory(tensor.to(common)), Memory(theirs.to(common)))
 
 
 def _lacking(subject: Subject) -> TensorResult:
     """A result that shows that the other kernel does not expose this stage, which is no failure."""
-    found = missing(subject.name, subject.when, Side.AGAINST, "")
+    found = missing_tensor(subject.name, subject.when, Side.AGAINST, "")
     return replace(found, reasons=(), judged=False)
 
 
-def held_to(subject: Subject, tensor: Tensor, target: Tensor, rule: Bitwise | Tolerance) -> TensorResult:
+def judge_against_exact(
+    subject: Subject, tensor: Tensor, target: Tensor, rule: Bitwise | Tolerance
+) -> TensorResult:
     """Compare `tensor` with `target` itself; an fp64 target is first rounded to the tensor's dtype for
     `Bitwise`."""
     if isinstance(rule, Bitwise) and target.dtype == torch.float64:
         target = target.to(tensor.dtype)
-    return hold(subject, Memory(tensor), Memory(target), rule)
+    return judge_against_target(subject, Memory(tensor), Memory(target), rule)

@@ -103,7 +103,7 @@ def judge(
     Without a bound the errors are only measured, and only the rules for non-finite elements apply. `added`:
     an allowed error relative to the exact value, in addition to the dtype's rounding.
     """
-    if (unmatched := match(subject, Memory(tensor), Memory(yardstick))) is not None:
+    if (unmatched := shape_mismatch(subject, Memory(tensor), Memory(yardstick))) is not None:
         return unmatched
     screened = _screen(subject, tensor, oracle, yardstick)
     y = Memory(screened.oracle)
@@ -112,7 +112,7 @@ def judge(
     reasons = screened.reasons
     held: tuple[Held, ...] = ()
     if bound is not None:
-        allowance = _Allowance.of(tensor.dtype, bound.factor(subject.name), added)
+        allowance = _Allowance.for_dtype(tensor.dtype, bound.factor(subject.name), added)
         held = _held_to(own, torchs, allowance, screened.largest)
         reasons += _over_bound(own, torchs, allowance, screened.largest)
     return replace(
@@ -130,24 +130,26 @@ def judge_briefly(
 ) -> TensorResult | None:
     """As `judge`, computed by `quick_check`: without ULP distances and the count of unequal elements.
 
-    `torchs` is `quick_check.errors` of torch's kernel. None if only `judge` can decide.
+    `torchs` is `quick_check.quick_errors` of torch's kernel. None if only `judge` can decide.
     """
-    if match(subject, Memory(tensor), Memory(oracle)) is not None:
+    if shape_mismatch(subject, Memory(tensor), Memory(oracle)) is not None:
         return None
-    if quick_check.overflows(oracle, tensor.dtype):
+    if quick_check.has_overflow(oracle, tensor.dtype):
         return None
-    own = quick_check.errors(tensor, oracle, subject.partition, subject.axes)
+    own = quick_check.quick_errors(tensor, oracle, subject.partition, subject.axes)
     if own is None:
         return None
-    peak = quick_check.largest(oracle, subject.partition)
+    peak = quick_check.largest_magnitude(oracle, subject.partition)
     named = replace(own, worst=own.worst and subject.named(own.worst))
-    reasons = _over_bound(named, torchs, _Allowance.of(tensor.dtype, bound.factor(subject.name)), peak)
+    reasons = _over_bound(named, torchs, _Allowance.for_dtype(tensor.dtype, bound.factor(subject.name)), peak)
     return replace(_result(subject, Memory(tensor), named, reasons), yardstick=torchs.total)
 
 
-def hold(subject: Subject, tensor: RowSource, target: RowSource, rule: Bitwise | Tolerance) -> TensorResult:
+def judge_against_target(
+    subject: Subject, tensor: RowSource, target: RowSource, rule: Bitwise | Tolerance
+) -> TensorResult:
     """Compare `tensor` with `target` itself, bitwise or within a tolerance."""
-    if (unmatched := match(subject, tensor, target)) is not None:
+    if (unmatched := shape_mismatch(subject, tensor, target)) is not None:
         return unmatched
     if isinstance(rule, Bitwise):
         comparison = subject.compare(tensor, target)
@@ -159,16 +161,16 @@ def hold(subject: Subject, tensor: RowSource, target: RowSource, rule: Bitwise |
     return replace(found, grid=subject.grid_of(tensor, target, comparison))
 
 
-def show(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResult:
+def show_difference(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResult:
     """The difference of two tensors, which affects the outcome only if they cannot be compared."""
-    if (unmatched := match(subject, tensor, target)) is not None:
+    if (unmatched := shape_mismatch(subject, tensor, target)) is not None:
         return unmatched
     comparison = subject.compare(tensor, target)
     grid = subject.grid_of(tensor, target, comparison)
     return replace(_result(subject, tensor, comparison, ()), judged=False, grid=grid)
 
 
-def match(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResult | None:
+def shape_mismatch(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResult | None:
     """A failing result if shape or dtype differ (an fp64 oracle matches any dtype), or if rows or axes of the
     call are missing; else None."""
     rows = max((region.stop for region in subject.partition.regions), default=0)
@@ -185,7 +187,7 @@ def match(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResul
     )
 
 
-def missing(name: str, when: When, side: Side, reason: str) -> TensorResult:
+def missing_tensor(name: str, when: When, side: Side, reason: str) -> TensorResult:
     """A result for a tensor that one side lacks."""
     return TensorResult(name, when, side, dtype="", shape=(), reasons=(reason,))
 
@@ -318,7 +320,7 @@ class _Allowance(NamedTuple):
     tiny: float
 
     @classmethod
-    def of(cls, dtype: torch.dtype, k: float, added: float = 0.0) -> _Allowance:
+    def for_dtype(cls, dtype: torch.dtype, k: float, added: float = 0.0) -> _Allowance:
         """The allowance for a dtype; `added` is relative to the exact value, in addition to the rounding."""
         unit, tiny = rounding(dtype)
         return cls(k, unit + added, tiny)

@@ -17,7 +17,7 @@ from pathlib import Path
 from gdnbench.capture.launch import check_store, run_captured
 from gdnbench.capture.options import OPTIONS_VARIABLE, STORE_VARIABLE, CaptureOptions
 from gdnbench.errors import BadInputError, Exit
-from gdnbench.store.address import shown
+from gdnbench.store.address import redacted_url
 
 WAITING_BYTES = 4 << 30
 _RAISED = ("raised and is", "raised and are")
@@ -34,7 +34,7 @@ def run_judged(
     """
     if "://" in str(store):
         raise BadInputError(
-            f"--on-mismatch needs a folder, not {shown(str(store))}; capture into one and upload that"
+            f"--on-mismatch needs a folder, not {redacted_url(str(store))}; capture into one and upload that"
         )
     if not 0 <= k < float("inf"):
         raise BadInputError(f"--on-mismatch {k:g} must be a number from 0 on: so often torch's error")

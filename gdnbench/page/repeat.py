@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gdnbench.judge.by_tensor import options
+from gdnbench.judge.by_tensor import replay_options_of
 
 # Options of `gdnbench replay` that no result tells, each with a value.
 _CARRIED = ("--timeout", "--accept", "--schedule", "--shape")
@@ -35,7 +35,7 @@ def _escaped(character: str) -> str:
 
 
 def _words(header: Mapping[str, str], record: Mapping[str, Any], arguments: Sequence[str]) -> Iterator[str]:
-    rule = options(header.get("rule", "")) or []
+    rule = replay_options_of(header.get("rule", "")) or []
     if header.get("command") == "diff":
         yield from ("diff", header["a"], header["b"], "--op", str(record["op"]))
         yield from (["--oracle"] if "torch's" in header.get("rule", "") else [])

@@ -40,7 +40,7 @@ class Scale:
     bounds: tuple[float, ...]
 
     @classmethod
-    def of(cls, cells: Cells, characters: str) -> Scale:
+    def for_cells(cls, cells: Cells, characters: str) -> Scale:
         if cells.of_torch:
             return cls(characters, OF_TORCH)
         finite = cells.values[np.isfinite(cells.values)]
@@ -86,7 +86,7 @@ def _chosen(report: Report) -> Iterator[tuple[RecordResult, TensorResult]]:
 def _heatmap(record: RecordResult, tensor: TensorResult, width: int, characters: str) -> Iterator[str]:
     assert tensor.grid is not None
     cells = cells_of(tensor.grid, tensor.dtype)
-    scale = Scale.of(cells, characters)
+    scale = Scale.for_cells(cells, characters)
     heads, regions = cells.values.shape
     margin = len("head ") + len(str(max(0, heads - 1))) + 1
     values, down, across = pooled(cells.values, MOST_ROWS, max(width, NARROWEST) - margin)

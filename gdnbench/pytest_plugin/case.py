@@ -53,7 +53,7 @@ class Case:
     def call(self) -> Call:
         """The call on the device asked for, in the record's conventions: contiguous tensors; of a pool the
         stored slots alone, its indices numbered to match."""
-        found = calls.compact(self.record, self.operation, device_of(self._replaying.options.on))
+        found = calls.compact_call(self.record, self.operation, device_of(self._replaying.options.on))
         inputs = {spec.name for spec in self.operation.tensors if spec.role is Role.INPUT}
         self._before = {name: tensor.clone() for name, tensor in found.tensors.items() if name in inputs}
         return found
@@ -124,10 +124,10 @@ def open_case(chosen: Chosen, node: pytest.Item, replays: Replays) -> Case:
     if chosen.problem is not None:
         pytest.fail(chosen.problem, pytrace=False)
     try:
-        replaying = replays.of(chosen.path, chosen.asked.options())
+        replaying = replays.replaying(chosen.path, chosen.asked.options())
         record = replaying.store.records[chosen.number]
         op = operation(record.info.op)
-        calls.check(record, op)
+        calls.check_record(record, op)
     except CANNOT_RUN_ERRORS as error:
         pytest.skip(printable(error))
     except (*EXPECTED_ERRORS, ContractError) as error:

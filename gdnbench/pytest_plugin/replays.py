@@ -81,7 +81,7 @@ class Replays:
         self._key: tuple[Address, ReplayOptions] | None = None
         self._last: Replaying | None = None
 
-    def of(self, path: Address, options: ReplayOptions) -> Replaying:
+    def replaying(self, path: Address, options: ReplayOptions) -> Replaying:
         """That of `path` and `options`; errors as of `Replaying`."""
         key = (path, options)
         if self._last is None or self._key != key:

@@ -126,5 +126,5 @@ class _Input:
                 return Run(None, checked, failed=reason)
             return Run(None, checked, refused=reason)
         self._judged = True
-        call = calls.compact(record, found, device_of(SIM))
+        call = calls.compact_call(record, found, device_of(SIM))
         return Run(counted(found, call, {**left.stages, **left.outputs}), checked, failed)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gdnbench.errors import BAD_INPUT_ERRORS, BadInputError, StoreError
 from gdnbench.judge import calls
-from gdnbench.judge.by_tensor import ByTensor, describe, with_rules
-from gdnbench.judge.error_attribution import StageShare, waterfall
+from gdnbench.judge.by_tensor import ByTensor, describe_rules, with_rules
+from gdnbench.judge.error_attribution import StageShare, attribute_errors
 from gdnbench.judge.record import ORACLE, Judge
 from gdnbench.judge.result import Side, TensorResult
 from gdnbench.judge.rule import Rule, make_rule
@@ -143,7 +143,9 @@ class ReplayOptions:
 
     def report(self, store: Store) -> ReplayReport:
         """Of no record yet."""
-        return ReplayReport(str(store.path), self.kernel, self.against, self.on, describe(self.rule), ())
+        return ReplayReport(
+            str(store.path), self.kernel, self.against, self.on, describe_rules(self.rule), ()
+        )
 
 
 def replay_options(
@@ -267,17 +269,19 @@ class Replayer:
         """The same, with the kernel's outputs."""
         try:
             op = operation(record.info.op)
-            calls.check(record, op)
+            calls.check_record(record, op)
             strays = side_effects.recorded_faults(record, op) if self._against == RECORDED else []
         except (ContractError, *BAD_INPUT_ERRORS, StoreError) as error:
-            return JudgedRecord(RecordResult.of(record, Outcome.REFUSED, str(error)), called=False)
+            return JudgedRecord(RecordResult.from_record(record, Outcome.REFUSED, str(error)), called=False)
         reason = _not_comparable(record, op) if self._against == RECORDED else None
         if reason is not None:
-            return JudgedRecord(RecordResult.of(record, Outcome.NOT_COMPARABLE, reason), called=False)
+            return JudgedRecord(
+                RecordResult.from_record(record, Outcome.NOT_COMPARABLE, reason), called=False
+            )
         execution = self._kernel.run_record(record, op)
         checked = execution.checked
         if isinstance(execution, Failure):
-            result = RecordResult.of(record, execution.outcome, execution.reason)
+            result = RecordResult.from_record(record, execution.outcome, execution.reason)
             result = replace(result, imported=execution.imported)
         else:
             try:
@@ -287,7 +291,7 @@ class Replayer:
                     checked = (*(checked or ()), *of_other)
                 result = self._compare(record, op, execution, other, strays)
             except (*BAD_INPUT_ERRORS, StoreError) as error:
-                result = RecordResult.of(record, Outcome.REFUSED, str(error))
+                result = RecordResult.from_record(record, Outcome.REFUSED, str(error))
         if self._judge.grids:
             result = replace(result, ranges=calls.ranges_of(record, op))
         left = None if isinstance(execution, Failure) else execution
@@ -310,14 +314,14 @@ class Replayer:
             other = {name: handle.read() for name, handle in record.after.items()}
         elif found is not None:
             if isinstance(found, Failure):
-                return RecordResult.of(record, found.outcome, f"{self._against}: {found.reason}")
+                return RecordResult.from_record(record, found.outcome, f"{self._against}: {found.reason}")
             other, other_stages = found.outputs, found.stages
             faults += [f"{self._against}: {fault}" for fault in found.faults]
             notes += [f"{self._against}: {note}" for note in found.notes]
         tensors = self._judge.tensors(record, op, execution.outputs, other)
         shares: tuple[StageShare, ...] | None = None
         if execution.stages:
-            given = op.convert(calls.compact(record, op, self._judge.device), execution.conventions)
+            given = op.convert(calls.compact_call(record, op, self._judge.device), execution.conventions)
             rule, grids = self._judge.rule, self._judge.grids
             exact = exact_stages(op, given) if grids else None
             stages = judge_stages(op, given, execution.stages, rule, other_stages, grids=grids, oracle=exact)
@@ -326,11 +330,11 @@ class Replayer:
                 outputs = op.convert_outputs(
                     execution.outputs, calls.conventions_of(record, op), given.conventions
                 )
-                shares = waterfall(op, given, {**execution.stages, **outputs}, exact)
+                shares = attribute_errors(op, given, {**execution.stages, **outputs}, exact)
         reasons = [*faults, *_reasons(tensors)]
         outcome = Outcome.MISMATCH if reasons else Outcome.PASS
         return replace(
-            RecordResult.of(record, outcome, reasons[0] if reasons else ""),
+            RecordResult.from_record(record, outcome, reasons[0] if reasons else ""),
             faults=tuple(faults),
             tensors=tensors,
             notes=tuple(notes),

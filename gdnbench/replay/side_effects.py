@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.bits import as_integers
-from gdnbench.judge.calls import is_whole, outline
+from gdnbench.judge.calls import is_whole, outline_call
 from gdnbench.poison import poison_bits, same_bits
 from gdnbench.replay.bind import is_poisoned
 from gdnbench.store.reader import StoredRecord
@@ -86,7 +86,7 @@ def recorded_faults(record: StoredRecord, operation: Operation) -> list[str]:
         what = f"recorded {name}: slots that the call must not touch changed during it"
         if pool.untouched_before != pool.untouched_after:
             faults.append(f"{what} (checksum {pool.untouched_before} before, {pool.untouched_after} after)")
-        touched = operation.touched(outline(record, operation))[name].tolist()
+        touched = operation.touched(outline_call(record, operation))[name].tolist()
         idle = sorted(set(range(len(pool.rows))) - set(touched))  # positions: the outline renumbers slots
         if not idle:
             continue

@@ -64,7 +64,7 @@ def extent(found: Operation, call: Call) -> str:
 def smaller_record(record: StoredRecord, seed: int) -> Iterator[tuple[Store, str]]:
     """A store of one record, made of `record` by `seed`, and what there is of it."""
     found = operation(record.info.op)
-    call = smaller(found, calls.compact(record, found, device_of("cpu")), seed)
+    call = smaller(found, calls.compact_call(record, found, device_of("cpu")), seed)
     draft = drafted(found, call, replace(record.info, scalars=dict(call.scalars)), {})
     with TemporaryDirectory(prefix="gdnbench-smaller-") as folder:
         path = Path(folder) / "smaller.zarr"

@@ -47,7 +47,7 @@ class RecordResult:
     ranges: tuple[Ranges, ...] | None = None  # of what the call was given; with grids
 
     @classmethod
-    def of(cls, record: StoredRecord, outcome: Outcome, reason: str = "") -> RecordResult:
+    def from_record(cls, record: StoredRecord, outcome: Outcome, reason: str = "") -> RecordResult:
         """The result of `record`, no tensor of which was looked at."""
         info = record.info
         return cls(

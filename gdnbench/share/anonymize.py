@@ -19,7 +19,7 @@ Change = Callable[[str, Sequence[str], Tensor], Tensor]
 """Of a tensor by name and axes: the same in another basis, in its dtype."""
 
 
-def hidden(record: StoredRecord, bases: Bases) -> Hidden:
+def anonymized_tensors(record: StoredRecord, bases: Bases) -> Hidden:
     """The tensors of `record` in other bases: one for each process, layer and head. BadInputError where the
     operation has none that is derived, or its layout none that keeps its codes.
     """
@@ -62,20 +62,20 @@ def of_window(bases: Bases, where: Sequence[str], layout: str) -> Change:
     def change(name: str, axes: Sequence[str], x: Tensor) -> Tensor:
         if name == "cache" and isinstance(basis, Permutation) and layout == CacheLayout.FP8_DS_MLA:
             return _pages(x, basis)
-        return _of(basis, x) if str(HEAD_DIM) in axes else x
+        return _transformed(basis, x) if str(HEAD_DIM) in axes else x
 
     return change
 
 
-def _of(basis: Basis, x: Tensor) -> Tensor:
+def _transformed(basis: Basis, x: Tensor) -> Tensor:
     """`x` [..., D] in `basis`; of codes, by a permutation alone."""
     if x.dtype in (torch.uint8, torch.float8_e4m3fn):
         if not isinstance(basis, Permutation):  # a store of a stranger's may say so of any tensor
             raise BadInputError(
                 f"--hide rotation would quantise {x.dtype} codes anew: use --hide permutation"
             )
-        return basis.of_codes(x.view(torch.uint8)).view(x.dtype)
-    return basis.of(x)
+        return basis.transform_codes(x.view(torch.uint8)).view(x.dtype)
+    return basis.transform(x)
 
 
 def _pages(pages: Tensor, basis: Permutation) -> Tensor:
@@ -86,8 +86,8 @@ def _pages(pages: Tensor, basis: Permutation) -> Tensor:
     data = flat[:, : size * DATA_BYTES].reshape(blocks, size, DATA_BYTES)
     nope = Permutation(basis.places[:NOPE_DIM], basis.negated[:NOPE_DIM])
     rope = Permutation(basis.places[NOPE_DIM:] - NOPE_DIM, basis.negated[NOPE_DIM:])
-    codes = nope.of_codes(data[..., :NOPE_DIM])
-    turned = rope.of(data[..., NOPE_DIM:].contiguous().view(torch.bfloat16)).view(torch.uint8)
+    codes = nope.transform_codes(data[..., :NOPE_DIM])
+    turned = rope.transform(data[..., NOPE_DIM:].contiguous().view(torch.bfloat16)).view(torch.uint8)
     flat[:, : size * DATA_BYTES] = torch.cat([codes, turned], dim=-1).reshape(blocks, -1)
     return flat.reshape(pages.shape)
 
@@ -104,5 +104,5 @@ def _by_head(
     heads = data.shape[at]
     ratio = heads // key_heads if key_heads and name == "Hv" else 1
     moved = data.movedim((at, axes.index(axis)), (0, -1))  # [heads, ..., D]
-    turned = [_of(basis(head // ratio, moved.shape[-1]), moved[head]) for head in range(heads)]
+    turned = [_transformed(basis(head // ratio, moved.shape[-1]), moved[head]) for head in range(heads)]
     return torch.stack(turned).movedim((0, -1), (at, axes.index(axis)))

@@ -20,11 +20,11 @@ from gdnbench.ops import operation
 from gdnbench.record import RecordDraft, TensorDraft
 from gdnbench.replay.replay import RECORDED
 from gdnbench.share import metadata
-from gdnbench.share.anonymize import hidden
+from gdnbench.share.anonymize import anonymized_tensors
 from gdnbench.share.disclosure import sentences
-from gdnbench.share.synthetic import made_up
+from gdnbench.share.synthetic import synthetic_inputs
 from gdnbench.share.transforms import Bases, Kind
-from gdnbench.share.verify_copy import Shown, same_elements, shown
+from gdnbench.share.verify_copy import Shown, replay_both, same_elements
 from gdnbench.store.address import Address, folder_to_write
 from gdnbench.store.durable import sync, sync_tree
 from gdnbench.store.layout import METADATA, group_json, parse_node
@@ -104,7 +104,7 @@ def share(
             with Store.open(folder) as written:
                 lost = _lost_bits(source, numbers, written) if hide == NOTHING else []
                 if options is not None:
-                    found = shown(source, numbers, written, options)
+                    found = replay_both(source, numbers, written, options)
                     lost += [f"record {one.source.number}: {one.lost}" for one in found if one.lost]
             told = tuple(sorted(copy.dropped.names)), tuple(statement), tuple(found)
             if not lost:
@@ -243,9 +243,9 @@ def _check_tensors(record: StoredRecord) -> None:
 
 def _elements(record: StoredRecord, copy: _Copy) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
     if copy.hide == SYNTHETIC:
-        return made_up(record, Bases(copy.secret, Kind.ROTATION)), {}
+        return synthetic_inputs(record, Bases(copy.secret, Kind.ROTATION)), {}
     if copy.hide != NOTHING:
-        before, after = hidden(record, Bases(copy.secret, Kind(copy.hide)))
+        before, after = anonymized_tensors(record, Bases(copy.secret, Kind(copy.hide)))
         return before, after if copy.outputs else {}
     plain = [
         {name: handle.read() for name, handle in handles.items()} for handles in (record.before, record.after)

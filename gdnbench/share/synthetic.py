@@ -23,7 +23,7 @@ _LENGTHS = {"q": "K", "v": "V"}
 _STATES = ("initial_state", "state")
 
 
-def made_up(record: StoredRecord, bases: Bases) -> dict[str, Tensor]:
+def synthetic_inputs(record: StoredRecord, bases: Bases) -> dict[str, Tensor]:
     """Inputs in the place of the record's. BadInputError for another operation."""
     if record.info.op not in OPERATIONS:
         raise BadInputError(
@@ -52,7 +52,9 @@ def _rotated(k: Tensor, axes: Sequence[str], bases: Bases, key: str) -> Tensor:
     moved = k.movedim((heads, features), (0, -1))
     if not len(moved):
         return k
-    changed = [bases.basis(k.shape[features], key, "k", head).of(one) for head, one in enumerate(moved)]
+    changed = [
+        bases.basis(k.shape[features], key, "k", head).transform(one) for head, one in enumerate(moved)
+    ]
     return torch.stack(changed).movedim((0, -1), (heads, features)).contiguous()
 
 

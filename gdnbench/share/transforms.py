@@ -33,7 +33,7 @@ class Rotation:
 
     matrix: Tensor  # [D, D] fp64, orthogonal
 
-    def of(self, x: Tensor) -> Tensor:
+    def transform(self, x: Tensor) -> Tensor:
         """`x` [..., D] in the new basis, rounded to its dtype."""
         return (x.double() @ self.matrix.T).to(x.dtype)
 
@@ -45,12 +45,12 @@ class Permutation:
     places: Tensor  # [D] int64
     negated: Tensor  # [D] bool
 
-    def of(self, x: Tensor) -> Tensor:
+    def transform(self, x: Tensor) -> Tensor:
         """`x` [..., D] in the new basis, bit for bit but for signs."""
         moved = x[..., self.places]
         return torch.where(self.negated, -moved, moved)
 
-    def of_codes(self, codes: Tensor) -> Tensor:
+    def transform_codes(self, codes: Tensor) -> Tensor:
         """Bytes [..., D] of e4m3 values: a sign is the highest bit."""
         assert codes.dtype is torch.uint8
         return codes[..., self.places] ^ (self.negated.to(torch.uint8) << 7)

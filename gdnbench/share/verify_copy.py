@@ -36,7 +36,7 @@ class Shown:
         ]
 
 
-def shown(source: Store, numbers: Sequence[int], copy: Store, options: dict[str, Any]) -> list[Shown]:
+def replay_both(source: Store, numbers: Sequence[int], copy: Store, options: dict[str, Any]) -> list[Shown]:
     """Replay records `numbers` of `source`, and all of `copy`, which has those in the same order. `options`
     are those of `replay`; errors as of it, and CannotRunError where the kernel cannot run on a record.
     """

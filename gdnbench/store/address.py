@@ -23,7 +23,7 @@ def local_path(address: Address) -> Path:
     text = os.fspath(address)
     if not text.startswith("file://"):
         if is_url(text):
-            raise BadInputError(f"{shown(text)} is a URL; give a path on this machine")
+            raise BadInputError(f"{redacted_url(text)} is a URL; give a path on this machine")
         return Path(text)
     parts = _split(text)
     if parts.netloc not in ("", "localhost") or not parts.path:
@@ -59,16 +59,18 @@ def checked_url(url: str) -> str:
     parts = _split(url)
     if parts.username is not None or parts.password is not None:
         raise BadInputError(
-            f"{shown(url)} was given with a user or password: put credentials into the environment"
+            f"{redacted_url(url)} was given with a user or password: put credentials into the environment"
         )
     if parts.query or parts.fragment:
-        raise BadInputError(f"{shown(url)} was given with a query or fragment, which a store's URL has not")
+        raise BadInputError(
+            f"{redacted_url(url)} was given with a query or fragment, which a store's URL has not"
+        )
     if not parts.netloc:
-        raise BadInputError(f"{shown(url)} names no bucket; write s3://bucket/run.zarr")
+        raise BadInputError(f"{redacted_url(url)} names no bucket; write s3://bucket/run.zarr")
     return url.rstrip("/")
 
 
-def shown(url: str) -> str:
+def redacted_url(url: str) -> str:
     """`url` without the parts that may be secret: user, password, query and fragment."""
     parts = _split(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

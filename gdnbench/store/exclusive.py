@@ -13,7 +13,7 @@ from gdnbench.store.layout import METADATA
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def hold_store_lock(path: Path) -> Iterator[None]:
     """Hold the lock of the store at `path`. Recording needs no lock.
 
     BadInputError if another process holds it, StoreError if the store cannot be written.

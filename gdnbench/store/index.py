@@ -42,7 +42,7 @@ class Kind:
     trigger: str | None = None  # why a trigger kept it; None without a trigger
 
     @classmethod
-    def of(cls, info: RecordInfo, before: Mapping[str, Placed], after: Mapping[str, Placed]) -> Kind:
+    def from_record(cls, info: RecordInfo, before: Mapping[str, Placed], after: Mapping[str, Placed]) -> Kind:
         trigger = info.dispatch.get("trigger")
         return cls(
             info.op,
@@ -55,7 +55,7 @@ class Kind:
         )
 
 
-Told = tuple[Kind, int, int]
+IndexEntry = tuple[Kind, int, int]
 """A record's entry in the index: kind, step and call."""
 
 
@@ -103,7 +103,7 @@ class IndexDraft:
     _columns: tuple[list[int], list[int], list[int]] = field(default_factory=lambda: ([], [], []))
 
     def add(self, info: RecordInfo, before: Mapping[str, Placed], after: Mapping[str, Placed]) -> None:
-        kind = Kind.of(info, before, after)
+        kind = Kind.from_record(info, before, after)
         size = self._sizes.setdefault(repr(kind.sizes), len(self._size_list))
         if size == len(self._size_list):
             self._size_list.append(kind.sizes)
@@ -124,7 +124,7 @@ class IndexDraft:
         }
 
 
-def indexed(index: Any, count: int) -> list[Told] | None:
+def parse_index(index: Any, count: int) -> list[IndexEntry] | None:
     """Kind, step and call of each of a batch's `count` records; None if `index` is inconsistent or
     incomplete."""
     try:

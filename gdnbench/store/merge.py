@@ -27,7 +27,7 @@ from typing import Any
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.store.address import Address, is_url, local_path
 from gdnbench.store.durable import make_folder, publish, remove_if_empty, sync, sync_tree
-from gdnbench.store.exclusive import alone
+from gdnbench.store.exclusive import hold_store_lock
 from gdnbench.store.files import FolderFiles, StoreFiles
 from gdnbench.store.layout import (
     FORMAT_VERSION,
@@ -78,7 +78,7 @@ def merge(out: Path, inputs: Sequence[Store], progress: Progress | None = None) 
         for store in inputs:
             report.refused += [f"{store.path}: {damage}" for damage in store.damaged]
             for segment in store.segments:
-                _Segment(out, staging, store, segment.name).take(report)
+                _Segment(out, staging, store, segment.name).merge(report)
                 done += 1
                 if progress is not None:
                     progress(done, total)
@@ -131,7 +131,7 @@ def _staging(out: Path, root: Mapping[str, Any]) -> Iterator[Path]:
     staging = out / STAGING
     try:
         _begin(out, root, staging)
-        with alone(out):  # a pruning removes arrays that a later batch may refer to
+        with hold_store_lock(out):  # a pruning removes arrays that a later batch may refer to
             make_folder(staging)
             _clear(staging)
             yield staging
@@ -175,7 +175,7 @@ class _Segment:
     store: Store
     name: str
 
-    def take(self, report: MergeReport) -> None:
+    def merge(self, report: MergeReport) -> None:
         """Merge it into `out`: the whole segment, or the batches that `out` lacks."""
         target = self.out / SEGMENTS / self.name
         try:

@@ -91,10 +91,10 @@ class ObjectFiles:
         if self._cache is None or found.tag is None:
             return self._objects.get_range(key, start, stop)
         name = f"{self.path}/{key} {found.tag} {found.size} {start} {stop}"
-        content = self._cache.get(name, stop - start)
+        content = self._cache.load_piece(name, stop - start)
         if content is None:
             content = self._objects.get_range(key, start, stop)
-            self._cache.put(name, content)
+            self._cache.store_piece(name, content)
         return content
 
     def info(self, key: str) -> ObjectInfo | None:

@@ -111,7 +111,7 @@ class Objects:
 
         return self._persist(request)
 
-    def put(self, key: str, content: bytes | Path) -> None:
+    def put_object(self, key: str, content: bytes | Path) -> None:
         """Write `content`, or the content of a file, to the object `key`, atomically."""
 
         def request() -> None:

@@ -31,7 +31,7 @@ class PieceCache:
     def __init__(self, folder: Path, limit: int) -> None:
         self._folder = folder
         self._limit = limit
-        self._held: int | None = None  # bytes, counted at the first `store`
+        self._held: int | None = None  # bytes, counted at the first `store_piece`
 
     @classmethod
     def of_user(cls) -> Self:
@@ -46,7 +46,7 @@ class PieceCache:
             raise BadInputError(f"{_OLD_FOLDER} is no longer read; set {VARIABLE}, the folder of every cache")
         return cls(cache_home() / "objects", int(text or _DEFAULT_BYTES))
 
-    def get(self, name: str, size: int) -> bytes | None:
+    def load_piece(self, name: str, size: int) -> bytes | None:
         """The piece; None if it is not cached with `size` bytes."""
         path = self._path(name)
         with contextlib.suppress(OSError):
@@ -56,7 +56,7 @@ class PieceCache:
                 return content
         return None
 
-    def put(self, name: str, content: bytes) -> None:
+    def store_piece(self, name: str, content: bytes) -> None:
         if len(content) > self._limit:
             return
         with contextlib.suppress(OSError):

@@ -34,7 +34,7 @@ from gdnbench.store.arrays import write_array
 from gdnbench.store.batch import digest_of
 from gdnbench.store.compression import Chunking, Compression
 from gdnbench.store.durable import make_folder, remove_if_empty, sync
-from gdnbench.store.exclusive import alone
+from gdnbench.store.exclusive import hold_store_lock
 from gdnbench.store.files import FolderFiles
 from gdnbench.store.layout import (
     BLOBS,
@@ -106,7 +106,7 @@ def prune(path: Path, keep: Callable[[StoredRecord], bool], *, durable: bool = T
     is running; StoreError, before anything of a segment is removed, for a record that cannot be read.
     """
     check_can_prune(path)
-    with alone(path):
+    with hold_store_lock(path):
         begun = _begun(path)
         busy = busy_segments(path)  # before the store is read: a segment that ends meanwhile was read in part
         with Store.open(path) as store:  # refuses links, so what is removed below is the store's

@@ -24,7 +24,7 @@ class Rank:
     groups: tuple[tuple[str, int], ...] = ()
 
     @classmethod
-    def of(cls, process: Mapping[str, Any]) -> Rank:
+    def from_process(cls, process: Mapping[str, Any]) -> Rank:
         """The rank in a segment's `process` attributes, which are untrusted: invalid values are ignored."""
         parallel = process.get("parallel")
         pairs = parallel.items() if isinstance(parallel, Mapping) else ()
@@ -37,7 +37,7 @@ class Rank:
         return cls(rank if _is_count(rank) else None, tuple(sorted(groups)))
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         return self.rank is not None or bool(self.groups)
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ from gdnbench.errors import BadInputError, StoreError
 from gdnbench.record import RecordInfo, TensorMeta
 from gdnbench.store.address import Address
 from gdnbench.store.files import StoreFiles, open_files
-from gdnbench.store.index import INDEX, Kind, Listed, Told, indexed
+from gdnbench.store.index import INDEX, IndexEntry, Kind, Listed, parse_index
 from gdnbench.store.layout import (
     INCOMING,
     JOURNAL,
@@ -200,14 +200,14 @@ class StoredRecord:
         return self._handles(self.line.after, "after")
 
     @property
-    def told(self) -> Told:
+    def index_entry(self) -> IndexEntry:
         """What the batch's index must contain for this record."""
         line = self.line
-        return Kind.of(line.info, line.before, line.after), line.info.step, line.info.call
+        return Kind.from_record(line.info, line.before, line.after), line.info.step, line.info.call
 
     @property
     def listed(self) -> Listed:
-        return Listed(self.number, self.key, self.segment.name, *self.told)
+        return Listed(self.number, self.key, self.segment.name, *self.index_entry)
 
     def _handles(self, placed: Mapping[str, Placed], when: str) -> dict[str, TensorHandle]:
         return {
@@ -319,9 +319,9 @@ class Store:
         """
         number = 0
         for batch in self.batches:
-            told = indexed(batch.index, batch.count)
+            told = parse_index(batch.index, batch.count)
             if told is None:
-                told = [self.records[number + line].told for line in range(batch.count)]
+                told = [self.records[number + line].index_entry for line in range(batch.count)]
             for entry, (kind, step, call) in enumerate(told, batch.first):
                 yield Listed(number, f"{batch.segment.name}/{entry}", batch.segment.name, kind, step, call)
                 number += 1

@@ -51,7 +51,7 @@ class Retention:
         """
         every = list(records)
         steps = None if self.steps is None else record_ranges(self.steps)
-        kept = _Kept.of(self.keep, every)
+        kept = _Kept.parse(self.keep, every)
         chosen = [
             record
             for record in every
@@ -59,12 +59,12 @@ class Retention:
         ]
         if self.max_records is None and self.max_bytes is None:
             return chosen
-        left, nbytes = len(every), sum(record.told[0].nbytes for record in every)
+        left, nbytes = len(every), sum(record.index_entry[0].nbytes for record in every)
         for number, record in enumerate(chosen):
             if left <= _or_no_bound(self.max_records) and nbytes <= _or_no_bound(self.max_bytes):
                 return chosen[:number]
             left -= 1
-            nbytes -= record.told[0].nbytes
+            nbytes -= record.index_entry[0].nbytes
         return chosen
 
     def _chooses(self, record: StoredRecord, steps: Sequence[range] | None, now: float) -> bool:
@@ -84,7 +84,7 @@ class _Kept:
     keys: frozenset[str]
 
     @classmethod
-    def of(cls, texts: Iterable[str], records: Sequence[StoredRecord]) -> _Kept:
+    def parse(cls, texts: Iterable[str], records: Sequence[StoredRecord]) -> _Kept:
         """Parse `keep`. BadInputError for a missing number or key, so that a typing error does not cost a
         record."""
         texts = tuple(texts)
@@ -107,7 +107,7 @@ def _or_no_bound(limit: int | None) -> float:
     return float("inf") if limit is None else limit
 
 
-def began(segment: str) -> float | None:
+def segment_start_seconds(segment: str) -> float | None:
     """When the segment's process began to record, in seconds since 1970; None if its name does not contain
     the time."""
     found = _MILLISECONDS.match(segment)
@@ -117,11 +117,11 @@ def began(segment: str) -> float | None:
 def _is_older(record: StoredRecord, then: float) -> bool:
     """Whether the record's process began before `then`; False if its segment's name does not contain the
     time."""
-    time = began(record.segment.name)
+    time = segment_start_seconds(record.segment.name)
     return time is not None and time < then
 
 
-def seconds(text: str, option: str) -> float:
+def parse_age(text: str, option: str) -> float:
     """Convert "36h" or "7d" to seconds; BadInputError names the option."""
     match = _AGE.fullmatch(text.strip())
     if match is None:

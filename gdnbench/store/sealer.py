@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gdnbench.errors import GdnbenchError, StoreError
-from gdnbench.store.journal.host import elsewhere, unborn_mark
+from gdnbench.store.journal.host import host_mark, other_host
 from gdnbench.store.journal.log import UNBORN, WRITER_LOCK
 from gdnbench.store.journal.reader import writer_lives
 from gdnbench.store.layout import JOURNAL, is_name
@@ -85,11 +85,11 @@ class Sealer:
             if name in self._segments or name in self._refused:
                 continue
             folder = self._store / JOURNAL / name
-            if (host := elsewhere(folder / WRITER_LOCK, self._hosts)) is not None:
+            if (host := other_host(folder / WRITER_LOCK, self._hosts)) is not None:
                 left[name] = host
             elif self._dead_only and writer_lives(folder):
                 live.append(name)
-            elif (sealer := SegmentSealer.take(self._store, name)) is not None:
+            elif (sealer := SegmentSealer.try_lock(self._store, name)) is not None:
                 self._segments[name] = sealer
             else:
                 busy.append(name)
@@ -100,7 +100,7 @@ class Sealer:
                     self._refused[name] = refusal
         return self._progress(live, busy, left)
 
-    def run(self, stop: Callable[[], bool], progress: Callable[[Progress], None]) -> Progress:
+    def run_until(self, stop: Callable[[], bool], progress: Callable[[Progress], None]) -> Progress:
         """Poll, passing the state to `progress`, until `stop()` is true; then poll once more and release the
         segments.
 
@@ -143,7 +143,7 @@ class Sealer:
         """Remove a journal whose process died while making it; making one takes far less time than the wait
         here."""
         with contextlib.suppress(OSError):
-            is_ours = folder.name.startswith(f"{UNBORN}{unborn_mark()}.")
+            is_ours = folder.name.startswith(f"{UNBORN}{host_mark()}.")
             wait = UNBORN_SECONDS if is_ours else UNBORN_ELSEWHERE_SECONDS
             old = time.time() - folder.stat().st_mtime > wait
             if old and folder.name.startswith(UNBORN) and not writer_lives(folder):
@@ -221,7 +221,7 @@ def main(arguments: list[str] | None = None) -> int:
     patience = _Patience(options.until_stdin_closes)
     try:
         with uploading(options.store) as upload:
-            last = Sealer(options.store, hosts=options.host).run(patience.is_over, patience.see)
+            last = Sealer(options.store, hosts=options.host).run_until(patience.is_over, patience.see)
         if upload is not None and upload.error is not None:
             raise upload.error
     except GdnbenchError as error:

@@ -73,7 +73,7 @@ class SegmentSealer:
         self._unstorable: list[str] = []
 
     @classmethod
-    def take(cls, store: Path, segment: str) -> Self | None:
+    def try_lock(cls, store: Path, segment: str) -> Self | None:
         """Lock `segment` and return its sealer; None if another sealer holds it, or its journal no longer
         exists."""
         path = store / JOURNAL / segment / SEALER_LOCK

@@ -50,7 +50,7 @@ class Spool:
         return cls(_spools() / new_segment(), url)
 
     @classmethod
-    def at(cls, folder: Path) -> Self | None:
+    def in_folder(cls, folder: Path) -> Self | None:
         """The spool in `folder`, or None if the folder is something else."""
         # Any folder may have a file of this name.
         with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -59,14 +59,14 @@ class Spool:
         return None
 
     @classmethod
-    def of(cls, store: Path) -> Self | None:
+    def of_store(cls, store: Path) -> Self | None:
         """The spool that the local store at `store` belongs to; None if it is no spool's."""
-        return cls.at(store.parent) if store.name == _STORE else None
+        return cls.in_folder(store.parent) if store.name == _STORE else None
 
     @classmethod
     def waiting(cls, url: str) -> list[Self]:
         """Spools on this machine with data for `url`."""
-        found = [cls.at(folder) for folder in sorted(_spools().glob("*"))]
+        found = [cls.in_folder(folder) for folder in sorted(_spools().glob("*"))]
         return [spool for spool in found if spool and spool.url == url and any(spool.store.glob("*"))]
 
     @property
@@ -102,7 +102,7 @@ class Spool:
     def has_arrived(self, segment: str, batch: str) -> bool:
         return (self.folder / _ARRIVED / segment / batch).exists()
 
-    def let_go(self, segment: str, batch: str) -> None:
+    def mark_arrived(self, segment: str, batch: str) -> None:
         """Mark a batch as uploaded and delete its arrays.
 
         Its records stay: later batches of the segment need them to know what it holds.
@@ -150,7 +150,7 @@ def _sweep(spools: Path) -> None:
     """Remove old spools that hold only their address."""
     with contextlib.suppress(OSError):
         for folder in spools.iterdir():
-            spool = Spool.at(folder)
+            spool = Spool.in_folder(folder)
             if spool is None or any(spool.store.glob("*")):
                 continue
             if time.time() - folder.stat().st_mtime > _OLD_SECONDS:

@@ -72,7 +72,7 @@ class Uploader:
         mtime."""
         self._looked.clear()
 
-    def left(self) -> list[str]:
+    def missing_batches(self) -> list[str]:
         """Committed batches, `<segment>/<batch>`, that are not known to be uploaded."""
         return [
             f"{segment}/{name}"
@@ -103,7 +103,7 @@ class Uploader:
         if "" in self._there:
             return
         _, ours = parse_node(self._files.read(METADATA, METADATA_LIMIT) or b"", "group", str(self._store))
-        begin(self._objects, check_root(ours, self._store))
+        begin_store(self._objects, check_root(ours, self._store))
         self._there.add("")
 
     def _segment(self, segment: str, advance: Callable[[], None]) -> None:
@@ -117,12 +117,12 @@ class Uploader:
                 self.batches += self._group(f"{folder}/{name}")
                 advance()
                 if self._spool is not None:
-                    self._spool.let_go(segment, name)
+                    self._spool.mark_arrived(segment, name)
         self._looked[segment] = changed
         if ended and not self._has(segment, END):
             self._group(f"{folder}/{END}")
             if self._spool is not None:
-                self._spool.let_go(segment, END)
+                self._spool.mark_arrived(segment, END)
 
     def _group(self, key: str) -> bool:
         """Upload the group `key`, its metadata last (a segment's group has only metadata); whether it was
@@ -136,7 +136,7 @@ class Uploader:
         if found is None:
             if key.count("/") > 1:
                 self._send_files(key)
-            self._objects.put(f"{key}/{METADATA}", content)
+            self._objects.put_object(f"{key}/{METADATA}", content)
         elif found != content:
             raise StoreError(f"{self._objects.url} holds another {key}; upload to another URL")
         self._there.add(key)
@@ -147,24 +147,24 @@ class Uploader:
         local file."""
 
         def send(name: str) -> None:
-            self._objects.put(f"{folder}/{name}", self._store / folder / name)
+            self._objects.put_object(f"{folder}/{name}", self._store / folder / name)
 
         with ThreadPoolExecutor(_FILES) as pool:
             list(pool.map(send, (name for name in self._files.sizes(folder) if name != METADATA)))
 
 
-def begin(objects: Objects, kind: str) -> None:
+def begin_store(objects: Objects, kind: str) -> None:
     """Make the URL of `objects` a store of this kind, unless it is one. StoreError if it is of another
     kind."""
     found = objects.get(METADATA, METADATA_LIMIT)
     if found is None:
-        objects.put(METADATA, root_json(kind))
+        objects.put_object(METADATA, root_json(kind))
     else:
         there = check_root(parse_node(found, "group", objects.url)[1], objects.url)
         if there != kind:
             raise StoreError(f"{objects.url} is a {there} store; write this {kind} to another URL")
     if objects.get(f"{SEGMENTS}/{METADATA}", METADATA_LIMIT) is None:
-        objects.put(f"{SEGMENTS}/{METADATA}", group_json({}))
+        objects.put_object(f"{SEGMENTS}/{METADATA}", group_json({}))
 
 
 class UploadThread(threading.Thread):
@@ -201,7 +201,7 @@ class UploadThread(threading.Thread):
         """After `finish`: what is not uploaded, why, and what to do; None if everything is."""
         if self.error is None:
             return None
-        left = len(self.uploader.left())
+        left = len(self.uploader.missing_batches())
         what = f"{left} batches have" if left != 1 else "1 batch has"
         return f"{what} not arrived: {self.error}; {how_to_resume(self.spool)}"
 
@@ -214,7 +214,7 @@ class UploadThread(threading.Thread):
 @contextmanager
 def uploading(store: Path) -> Iterator[UploadThread | None]:
     """If `store` is a spool's, upload its batches while the block runs, and the rest at its end."""
-    spool = Spool.of(store)
+    spool = Spool.of_store(store)
     if spool is None:
         yield None
         return

@@ -12,7 +12,7 @@ from gdnbench.store.address import Address
 from gdnbench.store.batch import byte_view
 from gdnbench.store.compression import run_of
 from gdnbench.store.grid import Slices, grid_of
-from gdnbench.store.index import Told, indexed
+from gdnbench.store.index import IndexEntry, parse_index
 from gdnbench.store.reader import BatchInfo, Store, StoredRecord, TensorHandle
 from gdnbench.store.stored_array import StoredArray
 from gdnbench.units import counted
@@ -138,20 +138,20 @@ class _Checker:
             return False
         return True
 
-    def _index_of(self, batch: BatchInfo) -> list[Told] | None:
+    def _index_of(self, batch: BatchInfo) -> list[IndexEntry] | None:
         """The entries of the batch's index; None if it has none, as in older stores."""
-        told = indexed(batch.index, batch.count)
+        told = parse_index(batch.index, batch.count)
         if told is None and batch.index is not None:
             self.damages.append((batch, Damage(f"the index of batch {batch.key} does not hold together")))
         return told
 
-    def _check_record(self, number: int, key: str, told: Told | None) -> Iterator[Damage]:
+    def _check_record(self, number: int, key: str, told: IndexEntry | None) -> Iterator[Damage]:
         try:
             record = self._store.records[number]
         except StoreError as error:
             yield Damage(str(error), key)
             return
-        if told is not None and told != record.told:
+        if told is not None and told != record.index_entry:
             yield Damage("the index of its batch, which listings show, says otherwise", key)
         for name, handle in _handles(record):
             self.tensors += 1

@@ -106,7 +106,7 @@ class Baseline:
 
 
 @contextmanager
-def changing(path: Path) -> Iterator[Baseline]:
+def locked_baseline(path: Path) -> Iterator[Baseline]:
     """The baseline at `path`, read again and written at the end, while no other process may do the same.
 
     The baseline itself is replaced by another, so the lock is on a file beside it.

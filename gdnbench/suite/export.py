@@ -31,13 +31,13 @@ def summary_json(result: SuiteResult, finished: bool = True) -> dict[str, Any]:
 
 def _entry(result: SuiteResult, one: EntryResult) -> dict[str, Any]:
     entry = one.entry
-    has_run = (result.folder / one.run).exists()
+    has_run = (result.folder / one.run_store).exists()
     return {
         "name": entry.name,
         "capture": entry.capture,
         "kernel": entry.written,
         "on": entry.on,
-        "run": one.run if has_run else None,
+        "run": one.run_store if has_run else None,
         "exit_code": int(one.exit_code),
         "error": one.error,
         "interrupted": one.interrupted,

@@ -32,7 +32,7 @@ class Measured:
     rms_floor: float = 0.0
     max_abs_floor: float = 0.0
 
-    def of(self, metric: str) -> tuple[float, float]:
+    def error_and_floor(self, metric: str) -> tuple[float, float]:
         """(error, floor)."""
         return getattr(self, metric), getattr(self, f"{metric}_floor")
 
@@ -81,15 +81,15 @@ def _against_oracle(entry: Entry, op: str, tensor: TensorResult) -> bool:
     return tensor.judged and tensor.side is Side.KERNEL and not rule.bitwise and not other
 
 
-def worse(now: Measured, accepted: Mapping[str, Any], factor: float, tensor: str) -> Iterator[Change]:
+def worse_errors(now: Measured, accepted: Mapping[str, Any], factor: float, tensor: str) -> Iterator[Change]:
     for metric in METRICS:
-        error, floor = now.of(metric)
+        error, floor = now.error_and_floor(metric)
         if not error <= max(factor * accepted[metric], floor):
             yield Change(tensor, metric, accepted[metric], error, factor)
 
 
-def better(now: Measured, accepted: Mapping[str, Any], factor: float, tensor: str) -> Iterator[Change]:
+def better_errors(now: Measured, accepted: Mapping[str, Any], factor: float, tensor: str) -> Iterator[Change]:
     for metric in METRICS:
-        error, floor = now.of(metric)
+        error, floor = now.error_and_floor(metric)
         if accepted[metric] > max(factor * error, floor):
             yield Change(tensor, metric, accepted[metric], error, factor)

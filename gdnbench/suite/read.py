@@ -36,11 +36,11 @@ def read_suite(path: Path) -> Suite:
         raise BadInputError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:  # integers of too many digits are no TOMLDecodeError
         raise BadInputError(f"{path} is not TOML: {' '.join(str(error).split())}") from None
-    values = schema.take(document, schema.SUITE, str(path))
+    values = schema.parse_table(document, schema.SUITE, str(path))
     if "replay" not in values:
         raise BadInputError(f"{path} replays nothing: it has no table [[replay]]")
     defaults = values.get("defaults", {})
-    schema.take(defaults, schema.DEFAULTS, f"{path}: [defaults]")
+    schema.parse_table(defaults, schema.DEFAULTS, f"{path}: [defaults]")
     factor = values.get("factor", FACTOR)
     entries: dict[str, Entry] = {}
     for number, table in enumerate(values["replay"], 1):
@@ -66,7 +66,7 @@ def _apart(defaults: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
 
 def entries_of(folder: Path, table: dict[str, Any], where: str, factor: float) -> Iterator[Entry]:
     """What one table asks for, each capture through each kernel in each place; `factor` unless it says so."""
-    values = schema.take(table, schema.REPLAY, where)
+    values = schema.parse_table(table, schema.REPLAY, where)
     for name in ("captures", "kernels"):
         if name not in values:
             raise BadInputError(f"{where} has no {name}: say what is replayed")
@@ -108,7 +108,7 @@ def _options(folder: Path, values: dict[str, Any], where: str) -> Options:
             raise BadInputError(f"{where}: tensors: {error}") from None
         if not isinstance(table, dict):
             raise BadInputError(f"{place} must be a rule, such as {{ k = 3 }}")
-        tensors[tensor] = schema.take_rule(schema.take(table, schema.RULE, place), place)
+        tensors[tensor] = schema.take_rule(schema.parse_table(table, schema.RULE, place), place)
     if "accept" in values:
         values["accept"] = folder / values["accept"]
     if values.get("op", next(iter(operations()))) not in operations():
@@ -207,7 +207,7 @@ def _slug(text: str) -> str:
 
 
 def _known(table: dict[str, Any], where: str, entries: dict[str, Entry]) -> Known:
-    values = schema.take(table, schema.KNOWN, where)
+    values = schema.parse_table(table, schema.KNOWN, where)
     for name, why in (("entry", "of what"), ("reason", "why"), ("until", "until when")):
         if name not in values:
             raise BadInputError(f"{where} has no {name}: say {why} it is known")

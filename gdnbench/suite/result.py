@@ -42,7 +42,7 @@ class EntryResult:
         return [verdict for verdict in self.verdicts if verdict.exit_code is not Exit.PASS]
 
     @property
-    def run(self) -> str:
+    def run_store(self) -> str:
         """The run store, in the folder of results."""
         return f"runs/{self.entry.name}.zarr"
 

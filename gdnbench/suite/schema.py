@@ -27,17 +27,17 @@ class Key:
     """What a key may hold, in words, and the function that takes it from TOML or raises ValueError."""
 
     holds: str
-    take: Callable[[Any], Any]
+    parse: Callable[[Any], Any]
 
 
-def take(table: Mapping[str, Any], keys: Mapping[str, Key], where: str) -> dict[str, Any]:
+def parse_table(table: Mapping[str, Any], keys: Mapping[str, Key], where: str) -> dict[str, Any]:
     """The values of a table; BadInputError for a key that is not among `keys`, or a value it cannot have."""
     values = {}
     for name, value in table.items():
         if name not in keys:
             raise BadInputError(f"{where} has a key {name!r}; its keys are {', '.join(keys)}")
         try:
-            values[name] = keys[name].take(value)
+            values[name] = keys[name].parse(value)
         except ValueError:
             raise BadInputError(f"{where}: {name} must be {keys[name].holds}, not {_shown(value)}") from None
     return values
@@ -75,12 +75,12 @@ def _number(value: Any) -> float:
 
 
 def _at_least(least: float, strictly: bool = False) -> Callable[[Any], float]:
-    def take(value: Any) -> float:
+    def parse(value: Any) -> float:
         number = _number(value)
         _refuse_unless(number > least if strictly else number >= least)
         return number
 
-    return take
+    return parse
 
 
 def _tolerance(value: Any) -> tuple[float, float]:
@@ -98,11 +98,11 @@ def _records(value: Any) -> tuple[int, ...]:
 
 
 def _one_of(names: tuple[str, ...]) -> Callable[[Any], str]:
-    def take(value: Any) -> str:
+    def parse(value: Any) -> str:
         _refuse_unless(isinstance(value, str) and value in names)
         return str(value)
 
-    return take
+    return parse
 
 
 def _places(value: Any) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gdnbench.errors import BadInputError
-from gdnbench.suite.baseline import NAMES, Key, changing, check_errors
+from gdnbench.suite.baseline import NAMES, Key, check_errors, locked_baseline
 from gdnbench.suite.export import SCHEMA
 from gdnbench.suite.plan import Suite
 from gdnbench.suite.ratchet import METRICS
@@ -37,7 +37,7 @@ def update_baseline(suite: Suite, results: Path, reason: str) -> list[dict[str, 
     if strange is not None:
         raise BadInputError(f"{place} has {' '.join(strange[:3])}, which {suite.path} does not ask for")
     provenance = _object(summary.get("provenance"), f"{place}: provenance")
-    with changing(suite.baselines) as baseline:
+    with locked_baseline(suite.baselines) as baseline:
         chosen = {
             key: errors
             for key, errors in found.items()

@@ -13,7 +13,7 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult
 from gdnbench.suite.baseline import Baseline
 from gdnbench.suite.plan import Entry, Known
-from gdnbench.suite.ratchet import Change, Measured, better, measured, worse
+from gdnbench.suite.ratchet import Change, Measured, better_errors, measured, worse_errors
 from gdnbench.suite.schema import WORSE
 
 
@@ -92,9 +92,9 @@ def judge_record(
         if accepted is None:
             missing.append(tensor)
             continue
-        steps = list(worse(found, accepted, entry.options.factor, tensor))
+        steps = list(worse_errors(found, accepted, entry.options.factor, tensor))
         worst += steps
-        best += () if steps else better(found, accepted, entry.options.factor, tensor)
+        best += () if steps else better_errors(found, accepted, entry.options.factor, tensor)
     failures = [*_failures(record), *(Failure(WORSE, f"{one.tensor}: {one}", one.tensor) for one in worst)]
     here = [one for one in known if one.is_of(entry.name, record)]
     left, excused, expired = [], [], dict[str, Known]()

@@ -85,7 +85,7 @@ def count_records(
         for number in numbers:
             record = store.records[number]
             found = tuple(_counts_of(record, name, runs[name], judge, time_wrong) for name in kernels)
-            label = RecordResult.of(record, Outcome.PASS).label
+            label = RecordResult.from_record(record, Outcome.PASS).label
             done.append(
                 RecordCounts(label, record.number, record.key, record.info.op, _work(record, judge), found)
             )
@@ -127,6 +127,6 @@ def _work(record: StoredRecord, judge: Judge) -> Work | None:
     if op.work is None:
         return None
     try:
-        return op.work(calls.compact(record, op, judge.device))
+        return op.work(calls.compact_call(record, op, judge.device))
     except (ContractError, *BAD_INPUT_ERRORS, StoreError):
         return None  # a record that its kernels' outcomes say is refused

@@ -105,7 +105,7 @@ class Session:
         Raises KernelFailed for one that raises, CannotRunError where nothing can be timed here.
         """
         options = self._options
-        given = calls.compact(record, operation, self._device)
+        given = calls.compact_call(record, operation, self._device)
         placements = GPU_PLACEMENTS if self._device.type == "cuda" else MIN_PLACEMENTS
         rotation = RotationOptions(placements=placements, seed=options.seed)
         bench = Bench(given, operation, self._device, options.mode, rotation, options.clock)
@@ -134,7 +134,7 @@ class Session:
                 if wrong is not None:
                     raise RoundWrong(f"{wrong}: its times are of other work")
         return RecordTiming(
-            label=RecordResult.of(record, Outcome.PASS).label,
+            label=RecordResult.from_record(record, Outcome.PASS).label,
             number=record.number,
             key=record.key,
             op=record.info.op,

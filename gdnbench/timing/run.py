@@ -184,7 +184,7 @@ def _timed(timer: Timer, record: StoredRecord, kernels: Sequence[str], setting: 
 
 def _nothing(record: StoredRecord, setting: _Setting, kernels: tuple[KernelTiming, ...] = ()) -> RecordTiming:
     """A record on which no kernel was timed."""
-    label = RecordResult.of(record, Outcome.PASS).label
+    label = RecordResult.from_record(record, Outcome.PASS).label
     mode, here, clock = setting.mode, setting.machine, setting.clock
     return RecordTiming(label, record.number, record.key, record.info.op, mode, here, kernels, clock=clock)
 
@@ -226,4 +226,6 @@ def _save(saved: RunWriter, record: StoredRecord, timing: RecordTiming) -> None:
     """The record's times; of outcomes the first that is not a pass."""
     bad = next((kernel for kernel in timing.kernels if kernel.outcome is not Outcome.PASS), None)
     outcome, reason = (Outcome.PASS, "") if bad is None else (bad.outcome, f"{bad.name}: {bad.reason}")
-    saved.add(record, operation(record.info.op), RecordResult.of(record, outcome, reason), None, timing)
+    saved.add(
+        record, operation(record.info.op), RecordResult.from_record(record, outcome, reason), None, timing
+    )

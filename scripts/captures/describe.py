@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from gdnbench.judge.calls import compact
+from gdnbench.judge.calls import compact_call
 from gdnbench.ops import operation
 from gdnbench.store.reader import Store
 from gdnbench_kernels.contract import Call
@@ -96,7 +96,7 @@ def main() -> None:
             records = list(store.records)
             op = operation(records[0].info.op)
             assert op.ranges is not None
-            calls = [compact(record, op, torch.device("cpu")) for record in records]
+            calls = [compact_call(record, op, torch.device("cpu")) for record in records]
         ranges = [{one.name: one.values for one in op.ranges(call)} for call in calls]
         header, row = (SWA_HEADER, swa_row) if op.name == "swa_decode" else (GDN_HEADER, gdn_row)
         tables.setdefault(header, []).append(row(path, calls, ranges))

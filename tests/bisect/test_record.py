@@ -18,7 +18,7 @@ from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError
-from gdnbench.judge.calls import compact
+from gdnbench.judge.calls import compact_call
 from gdnbench.store.reader import Store
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
@@ -95,7 +95,7 @@ ONE_CALL = 4e-3
 def test_beta_in_bf16_passes_in_each_call_and_adds_up(chain: Path, session: Session) -> None:
     with Store.open(chain) as store:
         for record in store.records:
-            call = compact(record, OPERATION, torch.device("cpu"))
+            call = compact_call(record, OPERATION, torch.device("cpu"))
             rounded = {**call.tensors, "beta": call.tensors["beta"].bfloat16().float()}
             states = [
                 run_kernel(OPERATION, "reference", Call(given, call.scalars, call.conventions))["state"]

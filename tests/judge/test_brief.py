@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.judge.metrics import compare
-from gdnbench.judge.quick_check import errors
+from gdnbench.judge.quick_check import quick_errors
 from gdnbench.judge.record import Judge
 from gdnbench.judge.result import TensorResult
 from gdnbench.judge.row_source import Memory
@@ -42,7 +42,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredRecord]:
 def outputs_of(record: StoredRecord) -> dict[str, Tensor]:
     from gdnbench.judge import calls
 
-    return dict(run_kernel(OP, "torch", calls.compact(record, OP, CPU)))
+    return dict(run_kernel(OP, "torch", calls.compact_call(record, OP, CPU)))
 
 
 def both(record: StoredRecord, outputs: dict[str, Tensor]) -> Iterator[tuple[TensorResult, TensorResult]]:
@@ -90,7 +90,7 @@ def test_its_figures_are_those_of_a_full_comparison(
     partition = Partition((Region(6, 10, 0), Region(0, 5, 1)), head_axis)
     axes = ("row", "a", "b", "c")
     full = compare(Memory(x), Memory(y), partition, axes)
-    brief = errors(x, y, partition, axes)
+    brief = quick_errors(x, y, partition, axes)
     assert brief is not None
     assert brief.elements == full.elements
     assert brief.worst is not None
@@ -106,10 +106,10 @@ def test_its_figures_are_those_of_a_full_comparison(
 def test_what_it_leaves_to_a_full_comparison() -> None:
     whole = Partition((Region(0, 4, 0),), 1)
     x, y = torch.ones(4, 2, 3), torch.ones(4, 2, 3, dtype=torch.float64)
-    assert errors(x, y, whole, ()) is not None
-    assert errors(x.where(torch.eye(4, 2).bool()[..., None], torch.nan), y, whole, ()) is None
-    assert errors(x.int(), y, whole, ()) is None
-    assert errors(x, y, Partition((Region(0, 4, 0, tokens=2),), 1), ()) is None
+    assert quick_errors(x, y, whole, ()) is not None
+    assert quick_errors(x.where(torch.eye(4, 2).bool()[..., None], torch.nan), y, whole, ()) is None
+    assert quick_errors(x.int(), y, whole, ()) is None
+    assert quick_errors(x, y, Partition((Region(0, 4, 0, tokens=2),), 1), ()) is None
 
 
 class TestOnAGpu:

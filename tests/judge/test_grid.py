@@ -14,7 +14,7 @@ from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.grid import Grid
 from gdnbench.judge.row_source import Memory
 from gdnbench.judge.rule import Bound
-from gdnbench.judge.tensor import Subject, hold, judge, show
+from gdnbench.judge.tensor import Subject, judge, judge_against_target, show_difference
 from gdnbench.record import When
 from gdnbench_kernels.contract import Partition, Region
 from tests.seeds import drawn, fresh
@@ -132,7 +132,10 @@ def test_differences_have_grids_too_and_only_where_they_are_asked_for() -> None:
     kernel = oracle.float()
     kernel[14, 0, 0] += 0.5
     x, y = Memory(kernel), Memory(oracle.float())
-    for found in (show(subject(), x, y).grid, hold(subject(), x, y, Tolerance(1.0)).grid):
+    for found in (
+        show_difference(subject(), x, y).grid,
+        judge_against_target(subject(), x, y, Tolerance(1.0)).grid,
+    ):
         assert isinstance(found, Grid)
         assert found.worst[3, 0].tolist() == [14, 0, 0]
         assert found.torch_rms is None

@@ -12,7 +12,7 @@ from gdnbench.errors import BadInputError
 from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.row_source import Memory
 from gdnbench.judge.rule import Bitwise, Bound, make_rule
-from gdnbench.judge.tensor import Subject, hold, judge, show
+from gdnbench.judge.tensor import Subject, judge, judge_against_target, show_difference
 from gdnbench.record import When
 from gdnbench_kernels.contract import Partition, Region
 
@@ -167,25 +167,25 @@ def test_shape_and_dtype_must_match() -> None:
 def test_bitwise_sees_a_sign_of_zero_but_no_payload() -> None:
     x, y = torch.zeros(64, 2, 8), torch.zeros(64, 2, 8)
     x[0], y[0] = NAN, -NAN
-    assert hold(subject(), Memory(x), Memory(y), Bitwise()).passed
+    assert judge_against_target(subject(), Memory(x), Memory(y), Bitwise()).passed
     x[9, 1, 1] = -0.0
-    result = hold(subject(), Memory(x), Memory(y), Bitwise())
+    result = judge_against_target(subject(), Memory(x), Memory(y), Bitwise())
     assert result.reasons[0].startswith("1 of 1024 elements differ in their bits; worst [9, 1, 1]")
 
 
 def test_tolerance_and_non_finite() -> None:
     x, y = torch.ones(64, 2, 8), torch.ones(64, 2, 8)
     x[5, 0, 0] = 1.2
-    assert hold(subject(), Memory(x), Memory(y), Tolerance(0.1, 0.11)).passed
-    assert not hold(subject(), Memory(x), Memory(y), Tolerance(0.1)).passed
+    assert judge_against_target(subject(), Memory(x), Memory(y), Tolerance(0.1, 0.11)).passed
+    assert not judge_against_target(subject(), Memory(x), Memory(y), Tolerance(0.1)).passed
     x[5, 0, 0] = NAN
-    result = hold(subject(), Memory(x), Memory(y), Tolerance(1e9))
+    result = judge_against_target(subject(), Memory(x), Memory(y), Tolerance(1e9))
     assert "NaN or infinite on one side only; first [5, 0, 0]" in result.reasons[0]
 
 
 def test_a_shown_difference_decides_nothing() -> None:
     x, y = torch.ones(64, 2, 8), torch.zeros(64, 2, 8)
-    result = show(subject(), Memory(x), Memory(y))
+    result = show_difference(subject(), Memory(x), Memory(y))
     assert result.passed
     assert not result.judged
     assert result.errors is not None
@@ -196,7 +196,7 @@ def test_slots_are_named_as_the_caller_knows_them() -> None:
     x, y = torch.ones(64, 2, 8), torch.ones(64, 2, 8)
     x[3, 1, 2] = 2.0
     slots = tuple(range(100, 164))
-    result = hold(subject(slots=slots), Memory(x), Memory(y), Bitwise())
+    result = judge_against_target(subject(slots=slots), Memory(x), Memory(y), Bitwise())
     assert result.worst is not None
     assert result.worst.at.index == (103, 1, 2)
 

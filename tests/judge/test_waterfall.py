@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdnbench.judge.error_attribution import StageShare, waterfall
+from gdnbench.judge.error_attribution import StageShare, attribute_errors
 from gdnbench.judge.rule import Bound
 from gdnbench.judge.stages import exact_stages, judge_stages
 from gdnbench_kernels.contract import Call, Operation
@@ -70,7 +70,7 @@ def as_contract(name: str, value: np.ndarray) -> Tensor:
 
 
 def shares(operation: Operation, call: Call, shown: dict[str, Tensor]) -> dict[str, StageShare]:
-    found = waterfall(operation, call, shown, exact_stages(operation, call))
+    found = attribute_errors(operation, call, shown, exact_stages(operation, call))
     assert found is not None
     return {share.stage: share for share in found}
 
@@ -174,4 +174,4 @@ def test_decode_has_its_state_among_the_stages() -> None:
 
 def test_an_operation_without_steps_has_none() -> None:
     made = SWA.synth()
-    assert waterfall(SWA, made, {}, {}) is None
+    assert attribute_errors(SWA, made, {}, {}) is None

@@ -214,7 +214,9 @@ class Prover:
         if record.outcome is not Outcome.PASS:
             return record, left
         found = operation(self.grid.op)
-        return record, counted(found, calls.compact(store.records[number], found, torch.device("cpu")), left)
+        return record, counted(
+            found, calls.compact_call(store.records[number], found, torch.device("cpu")), left
+        )
 
     def prove(self, names: Sequence[str], quick: bool, told: Told) -> None:
         cases = [

@@ -13,7 +13,7 @@ from gdnbench.bits import as_integers
 from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.row_source import Memory
 from gdnbench.judge.rule import Bound
-from gdnbench.judge.tensor import Subject, hold, judge
+from gdnbench.judge.tensor import Subject, judge, judge_against_target
 from gdnbench.record import When
 from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim import Settings, active
@@ -101,7 +101,7 @@ def assert_passes(call: Call, outputs: Outputs) -> None:
             result = judge(subject, tensor, oracle[name], torchs[name], Bound())
         else:
             tolerance = Tolerance(held.absolute, held.relative)
-            result = hold(subject, Memory(tensor), Memory(oracle[name]), tolerance)
+            result = judge_against_target(subject, Memory(tensor), Memory(oracle[name]), tolerance)
         assert result.reasons == (), name
     nothing = ~attended(flat_of(call), call.tensors["swa_lens"]).any(1)
     assert (outputs["o"][nothing] == 0).all()

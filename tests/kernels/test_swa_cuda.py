@@ -11,7 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
-from gdnbench.judge.calls import compact
+from gdnbench.judge.calls import compact_call
 from gdnbench.store.reader import Store
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.swa_decode.contract import OPERATION
@@ -91,7 +91,7 @@ def test_bits_of_a_model_s_heads_are_those_of_the_simulator(heads: int, layout: 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_bits_of_a_capture_are_those_of_the_simulator(layout: str, arch: str) -> None:
     with Store.open(CAPTURES / f"swa_{layout}.zarr.zip") as store:
-        records = [compact(record, OPERATION, torch.device("cpu")) for record in store.records]
+        records = [compact_call(record, OPERATION, torch.device("cpu")) for record in store.records]
     assert records
     for call in records:
         assert_same_as_simulated(call, arch)

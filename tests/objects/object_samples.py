@@ -31,7 +31,7 @@ def as_objects(path: Path, url: str) -> Objects:
     objects = Objects(url)
     for file in path.rglob("*"):
         if file.is_file():
-            objects.put(file.relative_to(path).as_posix(), file.read_bytes())
+            objects.put_object(file.relative_to(path).as_posix(), file.read_bytes())
     return objects
 
 

@@ -44,7 +44,7 @@ def refusals(port: int, local: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     for request in (
         lambda: Store.open(URL),
         lambda: Uploader(local, Objects(URL)).step(),
-        lambda: Objects(URL).put("a", b"content"),
+        lambda: Objects(URL).put_object("a", b"content"),
         lambda: Objects(URL).folders("segments"),
         lambda: list(Objects(URL).list("segments", 10)),
     ):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gdnbench.errors import BadInputError, CannotRunError, Exit, StoreError
-from gdnbench.store.address import shown
+from gdnbench.store.address import redacted_url
 from gdnbench.store.merge import merge
 from gdnbench.store.objects import Objects, _reason
 from gdnbench.store.piece_cache import PieceCache
@@ -56,7 +56,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again(bucket: Bucket, local: Pat
 def test_the_middle_of_a_large_object_breaks_off(bucket: Bucket) -> None:
     content = bytes(range(256)) * (16 << 10)
     objects = Objects(bucket.url)
-    objects.put("blob", content)
+    objects.put_object("blob", content)
     for after in (300, 1 << 20, 4_000_000):
         bucket.proxy.cut("down", after)
         assert objects.get("blob", 8 << 20) == content
@@ -88,7 +88,7 @@ def test_what_was_written_anew_is_not_taken_from_the_cache(bucket: Bucket, local
         contents(store)
         array = store.records[0].before["state"].location.array
     key = next(key for key, _ in objects.list(array, 100) if key != "zarr.json")
-    objects.put(f"{array}/{key}", bytes((local / array / key).stat().st_size))
+    objects.put_object(f"{array}/{key}", bytes((local / array / key).stat().st_size))
     with Store.open(bucket.url) as store, pytest.raises(StoreError, match=r"state before .* damaged"):
         contents(store)
 
@@ -96,13 +96,13 @@ def test_what_was_written_anew_is_not_taken_from_the_cache(bucket: Bucket, local
 def test_the_cache_stays_within_its_bound(tmp_path: Path) -> None:
     cache = PieceCache(tmp_path / "cache", 1000)
     for number in range(30):
-        cache.put(f"{number}", bytes([number]) * 100)
+        cache.store_piece(f"{number}", bytes([number]) * 100)
         assert sum(file.stat().st_size for file in (tmp_path / "cache").iterdir()) <= 1000
-    assert cache.get("29", 100) == bytes([29]) * 100
-    assert cache.get("29", 99) is None  # cut off
-    assert cache.get("0", 100) is None
-    cache.put("larger", bytes(1001))
-    assert cache.get("larger", 1001) is None
+    assert cache.load_piece("29", 100) == bytes([29]) * 100
+    assert cache.load_piece("29", 99) is None  # cut off
+    assert cache.load_piece("0", 100) is None
+    cache.store_piece("larger", bytes(1001))
+    assert cache.load_piece("larger", 1001) is None
     assert (tmp_path / "cache").stat().st_mode & 0o77 == 0
 
 
@@ -157,12 +157,12 @@ def test_what_is_refused(bucket: Bucket, local: Path, monkeypatch: pytest.Monkey
     assert refusal("gopher://x/run.zarr")[0] == 2
     code, message = refusal("s3://user:hunter2@bucket/run.zarr?token=hunter3")
     assert (code, "hunter" in message, "environment" in message) == (2, False, True)
-    assert shown("https://u:p@host/a?b#c") == "https://host/a"
+    assert redacted_url("https://u:p@host/a?b#c") == "https://host/a"
     objects = as_objects(local, bucket.url)
     for key in ("../x", "a//b", "/a", "a/./b"):
         with pytest.raises(StoreError, match="lead out"):
             objects.get(key, 10)
-    objects.put("zarr.json", bytes((64 << 20) + 1))
+    objects.put_object("zarr.json", bytes((64 << 20) + 1))
     assert "more than" in refusal(bucket.url)[1]
     monkeypatch.setitem(sys.modules, "obstore", None)
     assert refusal(bucket.url) == (

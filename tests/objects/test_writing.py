@@ -109,10 +109,10 @@ class DyingObjects(Objects):
         super().__init__(url)
         self._lives = iter(range(lives))  # which threads share
 
-    def put(self, key: str, content: bytes | Path) -> None:
+    def put_object(self, key: str, content: bytes | Path) -> None:
         if next(self._lives, None) is None:
             raise ObjectsUnreachableError(f"{self.url} is gone")
-        super().put(key, content)
+        super().put_object(key, content)
 
 
 def test_nothing_half_written_is_visible_wherever_an_upload_ends(bucket: Bucket, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_request_that_breaks_off_is_made_again(bucket: Bucket, tmp_path: Path,
     bucket.proxy.cut("up", after)
     uploader = Uploader(local, Objects(bucket.url))
     uploader.step()
-    assert (uploader.batches, uploader.left(), bucket.proxy.drops) == (4, [], 1)
+    assert (uploader.batches, uploader.missing_batches(), bucket.proxy.drops) == (4, [], 1)
     with Store.open(local) as here, Store.open(bucket.url) as there:
         assert contents(there) == contents(here)
 
@@ -162,7 +162,7 @@ def test_a_spool_lets_go_of_what_has_arrived(bucket: Bucket, tmp_path: Path) -> 
     assert not spool.clear()  # its segments go on
     fresh = Uploader.of_spool(spool)  # after a crash: what has arrived is known, though its arrays are gone
     fresh.step()
-    assert (fresh.batches, fresh.left()) == (0, [])
+    assert (fresh.batches, fresh.missing_batches()) == (0, [])
     with Store.open(tmp_path / "local.zarr") as here, Store.open(bucket.url) as there:
         assert contents(there) == contents(here)
 
@@ -307,9 +307,9 @@ def test_a_file_called_address_makes_no_spool(tmp_path: Path) -> None:
     address = tmp_path / "address"
     for content in (b"\xff\xfe street", b"12 Main Street\n", b"see https://example.org\n"):
         address.write_bytes(content)
-        assert Spool.of(tmp_path / "store") is None
+        assert Spool.of_store(tmp_path / "store") is None
     address.write_text("s3://bucket/run.zarr\n")
-    assert Spool.of(tmp_path / "store") is not None
+    assert Spool.of_store(tmp_path / "store") is not None
 
 
 def test_a_url_that_is_none_is_refused_without_its_password() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from gdnbench.cli.judging import factors, tolerance
 from gdnbench.cli.rules import tensor_rules
-from gdnbench.judge.by_tensor import describe, options, with_rules
+from gdnbench.judge.by_tensor import describe_rules, replay_options_of, with_rules
 from gdnbench.judge.rule import make_rule
 from gdnbench.page.repeat import command, quote
 
@@ -85,7 +85,7 @@ def test_a_diff() -> None:
 @pytest.mark.parametrize("tensors", [[], ["o=bitwise", "gdn_decode.state=tol:0.001,0"], ["A=k:3", "P=k:2"]])
 def test_a_rule_in_words_is_asked_for_by_options(asked: dict[str, Any], tensors: list[str]) -> None:
     rule = with_rules(make_rule(**asked), tensor_rules(tensors))
-    words = options(describe(rule))
+    words = replay_options_of(describe_rules(rule))
     assert words is not None
     given: dict[str, list[str]] = {}
     left = iter(words)
@@ -98,8 +98,8 @@ def test_a_rule_in_words_is_asked_for_by_options(asked: dict[str, Any], tensors:
 
 
 def test_words_of_no_rule_have_no_options() -> None:
-    assert options("state: error <= 2 x torch's; o: bitwise") is None
-    assert options("bitwise; o: whatever") is None
+    assert replay_options_of("state: error <= 2 x torch's; o: bitwise") is None
+    assert replay_options_of("bitwise; o: whatever") is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdnbench.judge.calls import compact
+from gdnbench.judge.calls import compact_call
 from gdnbench.record import RecordDraft
 from gdnbench.replay.replay import replay
 from gdnbench.report.runs import read_run
@@ -30,7 +30,7 @@ def test_a_run_with_stages_has_their_shares(store_of: StoreOf, made: Made, tmp_p
     assert [next(iter(shares)), list(shares)[-1]] == ["g_cu", "o"]
     kernels = [t for t in record["tensors"] if t["side"] == "kernel"]
     assert set(shares) == {t["tensor"] for t in kernels}
-    call = compact(store.records[0], PREFILL, torch.device("cpu"))
+    call = compact_call(store.records[0], PREFILL, torch.device("cpu"))
     by_token, by_chunk = (run_kernel(PREFILL, name, one) for name, one in (
         ("reference", call), ("reference_staged", PREFILL.stage_call(call)),
     ))  # fmt: skip

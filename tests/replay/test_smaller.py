@@ -93,7 +93,7 @@ def test_a_store_of_one_record(op: str, tmp_path: Path) -> None:
 
 def _compact(store: Store) -> Call:
     record = store.records[0]
-    return calls.compact(record, operation(record.info.op), torch.device("cpu"))
+    return calls.compact_call(record, operation(record.info.op), torch.device("cpu"))
 
 
 def test_an_operation_of_one_shape() -> None:

@@ -109,7 +109,7 @@ def test_the_compact_call_has_stored_pages_alone(
     store_of: StoreOf, few_pages: dict[str, RecordDraft], layout: str
 ) -> None:
     (record,) = store_of([few_pages[layout]]).records
-    small = calls.compact(record, OP, CPU)
+    small = calls.compact_call(record, OP, CPU)
     pages = len(record.info.pools["cache"].rows)
     assert small.tensors["cache"].shape[0] == pages
     OP.validate(small)
@@ -121,7 +121,7 @@ def test_the_compact_call_has_stored_pages_alone(
 def test_the_outline_reads_no_pool(store_of: StoreOf, few_pages: dict[str, RecordDraft]) -> None:
     for layout in LAYOUTS:
         (record,) = store_of([few_pages[layout]], f"{layout}.zarr").records
-        outline = calls.outline(record, OP)
+        outline = calls.outline_call(record, OP)
         assert outline.tensors["cache"].is_meta
         assert len(OP.partition(outline, "o").regions) == 4
 
@@ -274,7 +274,7 @@ def test_a_record_that_lacks_a_page_is_refused(
 ) -> None:
     store = store_of([without_page(few_pages[layout], names)])
     with pytest.raises(BadInputError, match=reason):
-        calls.compact(store.records[0], OP, CPU)
+        calls.compact_call(store.records[0], OP, CPU)
     (record,) = run(store, "torch").records
     assert record.outcome is Outcome.REFUSED
     assert reason in record.reason

@@ -81,11 +81,11 @@ def test_heads_have_bases_of_their_own_and_share_them_with_their_values() -> Non
 def test_a_rotation_is_orthogonal_and_of_its_secret() -> None:
     one, again, other = (bases(Kind.ROTATION, secret).basis(64, "x", 1) for secret in (b"a", b"a", b"b"))
     eye = torch.eye(64, dtype=torch.float64)
-    matrix = one.of(eye).T
+    matrix = one.transform(eye).T
     # 64 products of numbers below 1, in fp64.
     assert float((matrix @ matrix.T - eye).abs().max()) < 64 * 2.0**-52
-    assert torch.equal(one.of(eye), again.of(eye))
-    assert not torch.allclose(one.of(eye), other.of(eye))
+    assert torch.equal(one.transform(eye), again.transform(eye))
+    assert not torch.allclose(one.transform(eye), other.transform(eye))
 
 
 @pytest.mark.parametrize("kind", Kind)
@@ -101,7 +101,7 @@ def test_a_basis_hangs_on_the_whole_secret(kind: Kind, monkeypatch: pytest.Monke
     for name in ("Generator", "manual_seed", "randn", "randperm", "randint", "rand"):
         monkeypatch.setattr(torch, name, refuse)
     secrets = [bytes(32), bytes(31) + b"\1", b"\1" + bytes(31), bytes(15) + b"\x80" + bytes(16)]
-    turned = [bases(kind, secret).basis(64, "k", 0).of(x) for secret in secrets]
+    turned = [bases(kind, secret).basis(64, "k", 0).transform(x) for secret in secrets]
     assert not any(torch.allclose(turned[a], turned[b]) for a in range(4) for b in range(a))
 
 
@@ -109,7 +109,7 @@ def test_rotations_and_permutations_are_uniform() -> None:
     """A row of an orthogonal matrix drawn uniformly is z / |z| of normal numbers z, whose direction does not
     depend on |z|: E z_1^4 = 3 and E |z|^4 = n (n + 2), so that an entry has E r^4 = 3 / (n (n + 2))."""
     n = 64
-    matrix = bases(Kind.ROTATION).basis(n, "x").of(torch.eye(n, dtype=torch.float64))
+    matrix = bases(Kind.ROTATION).basis(n, "x").transform(torch.eye(n, dtype=torch.float64))
     # The fourth power of a normal number has deviation sqrt(96), so the mean of n^2 of them is off by
     # a part of sqrt(96) / 3 / n = 0.05 at one deviation; five are allowed.
     assert abs(float((matrix**4).mean()) * n * (n + 2) / 3 - 1) < 0.26
@@ -126,7 +126,7 @@ def test_rotations_and_permutations_are_uniform() -> None:
 def test_a_permutation_rounds_nothing() -> None:
     basis = bases(Kind.PERMUTATION).basis(64, "x")
     x = torch.randn(5, 64).bfloat16()
-    moved = basis.of(x)
+    moved = basis.transform(x)
     assert torch.equal(moved.abs().sort(dim=-1).values, x.abs().sort(dim=-1).values)
     assert not torch.equal(moved, x)
 

@@ -60,7 +60,7 @@ def seal(store: Path, until_gone: int) -> None:
         except BlockingIOError:
             return False
 
-    Sealer(store).run(writer_is_gone, lambda _: None)
+    Sealer(store).run_until(writer_is_gone, lambda _: None)
 
 
 def forked(work: Callable[[], None]) -> int:

@@ -127,7 +127,7 @@ def test_a_lock_file_without_a_host_is_as_in_earlier_versions(tmp_path: Path, co
 
 def test_a_lock_file_that_is_a_pipe_holds_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "writer.lock")
-    assert journal_host.elsewhere(tmp_path / "writer.lock") is None
+    assert journal_host.other_host(tmp_path / "writer.lock") is None
 
 
 def test_a_journal_in_the_making_on_a_host_whose_clock_differs_stays(tmp_path: Path, on: Move) -> None:

@@ -21,12 +21,12 @@ from gdnbench.store.ranks import Rank
     ],
 )
 def test_what_a_process_says_of_its_rank(process: dict[str, object], shown: str) -> None:
-    assert str(Rank.of(process)) == shown
-    assert Rank.of(process).known is bool(shown)
+    assert str(Rank.from_process(process)) == shown
+    assert Rank.from_process(process).is_known is bool(shown)
 
 
 def test_a_rank_is_chosen_by_any_part_of_it() -> None:
-    rank = Rank.of({"rank": 3, "parallel": {"tp": [1, 2], "dp": [1, 2]}})
+    rank = Rank.from_process({"rank": 3, "parallel": {"tp": [1, 2], "dp": [1, 2]}})
     assert all(rank.matches(Rank.parse(text)) for text in ("3", "tp1", "dp1,tp1", str(rank)))
     assert not any(rank.matches(Rank.parse(text)) for text in ("1", "tp0", "pp0", "dp1 tp0", "2 tp1"))
 

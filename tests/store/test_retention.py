@@ -11,7 +11,7 @@ import pytest
 from gdnbench.errors import BadInputError
 from gdnbench.record import RecordDraft, Status
 from gdnbench.store.reader import Store, StoredRecord
-from gdnbench.store.retention import Retention, seconds
+from gdnbench.store.retention import Retention, parse_age
 from gdnbench.store.writer import StoreWriter
 from tests.store.store_samples import PLAIN, drafts_of, info, randn
 
@@ -87,11 +87,11 @@ def test_a_record_to_keep_that_is_not_there_is_refused(records: list[StoredRecor
 
 
 def test_ages() -> None:
-    assert [seconds(text, "--older-than") for text in ("90s", "1.5h", "7d", "2w")] == [
+    assert [parse_age(text, "--older-than") for text in ("90s", "1.5h", "7d", "2w")] == [
         90,
         5400,
         604800,
         1209600,
     ]
     with pytest.raises(BadInputError, match="--older-than '7' is no age"):
-        seconds("7", "--older-than")
+        parse_age("7", "--older-than")

@@ -410,7 +410,7 @@ def test_a_writer_that_blocks_is_freed_by_the_sealer(tmp_path: Path) -> None:
 def test_a_sealer_holds_its_segment_for_the_writer_to_see(tmp_path: Path) -> None:
     writer = new_writer(tmp_path)
     assert not writer._log.sealer_lives()
-    sealer = SegmentSealer.take(tmp_path, writer.segment)
+    sealer = SegmentSealer.try_lock(tmp_path, writer.segment)
     assert sealer is not None
     assert writer._log.sealer_lives()
     sealer.close()

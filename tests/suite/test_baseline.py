@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gdnbench.errors import BadInputError
-from gdnbench.suite.baseline import Baseline, Key, changing
+from gdnbench.suite.baseline import Baseline, Key, locked_baseline
 from gdnbench.suite.read import read_suite
 from gdnbench.suite.update import update_baseline
 
@@ -23,7 +23,7 @@ OTHER: Key = ("a.zarr", "torch", "cpu", "segment/0", "state")
 
 
 def accept(path: Path, key: Key, rms: float, reason: str = "a reason") -> list[dict[str, Any]]:
-    with changing(path) as baseline:
+    with locked_baseline(path) as baseline:
         errors = {key: {"rms": rms, "max_abs": 2 * rms}}
         return baseline.accept(
             errors, reason=reason, git={"sha": "abc", "dirty": False}, provenance={"os": "x"}

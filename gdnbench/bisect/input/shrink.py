@@ -173,7 +173,7 @@ def _begin(record: StoredRecord, found: Operation) -> Call:
     )
     if pools <= WHOLE_POOLS:
         return bind.exact(record, found, CPU).call
-    return calls.compact(record, found, CPU)
+    return calls.compact_call(record, found, CPU)
 
 
 def _placed(candidate: Candidate, record: StoredRecord) -> Iterator[Candidate]:

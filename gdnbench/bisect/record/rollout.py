@@ -25,7 +25,7 @@ from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.bits import as_integers
 from gdnbench.errors import BAD_INPUT_ERRORS, StoreError
 from gdnbench.judge.block_stats import Tolerance
-from gdnbench.judge.calls import compact
+from gdnbench.judge.calls import compact_call
 from gdnbench.judge.record import ORACLE, YARDSTICK, judge_call
 from gdnbench.judge.rule import Rule, make_rule
 from gdnbench.ops import operation as operation_of
@@ -218,7 +218,7 @@ def advance(
     own = kernel.run_call(op, _with_states(record, op, links, carried, OWN))[name]
     exact = run_kernel(op, ORACLE, _with_states(record, op, links, carried, EXACT))[name]
     torchs = run_kernel(op, YARDSTICK, _with_states(record, op, links, carried, TORCH))[name]
-    call = compact(record, op, torch.device("cpu"))
+    call = compact_call(record, op, torch.device("cpu"))
     pooled = op.spec(name).pool_index is not None
     written = {
         row: region.sequence
@@ -246,7 +246,7 @@ def _with_states(
     record: StoredRecord, op: Operation, links: Links, carried: Carried, whose: str, rounded: bool = False
 ) -> Call:
     """The call with the states that one side left before in place of those that were recorded."""
-    call = compact(record, op, torch.device("cpu"))
+    call = compact_call(record, op, torch.device("cpu"))
     name = op.carries[0] if op.carries is not None else ""
     if name not in call.tensors:
         return call

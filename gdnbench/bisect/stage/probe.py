@@ -29,8 +29,8 @@ from gdnbench.judge.result import Held, TensorResult
 from gdnbench.judge.rule import Bound, Rule, make_rule
 from gdnbench.judge.stages import (
     STAGED_ORACLE,
-    held_to,
     in_named_dtype,
+    judge_against_exact,
     judge_stage,
     judge_stages,
     stage_subject,
@@ -74,7 +74,7 @@ class _One:
 
     def given(self) -> Call:
         """The same, contiguous: what oracle and yardstick get."""
-        compact = calls.compact(self.record, self.operation, device_of(self.on))
+        compact = calls.compact_call(self.record, self.operation, device_of(self.on))
         return self.operation.convert(compact, conversion(compact, self.operation, self.kernel).target)
 
     def stages(self) -> list[str]:
@@ -255,14 +255,14 @@ def _judged(
             limit = op.stage_limit(given, name)
             result = judge_stage(subject, held, oracle[name], yardstick[name], one.bound, limit)
         else:
-            result = _with_limit(held_to(subject, held, oracle[name], one.rule), one.rule)
+            result = _with_limit(judge_against_exact(subject, held, oracle[name], one.rule), one.rule)
         facts.append(as_facts(replace(result, stage=name in stages), subject, held, oracle[name]))
     return facts
 
 
 def _judged_outputs(one: _One, outputs: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     judge = Judge(one.rule, device_of(one.on))
-    compact = calls.compact(one.record, one.operation, device_of(one.on))
+    compact = calls.compact_call(one.record, one.operation, device_of(one.on))
     oracle = _on_cpu(run_kernel(one.operation, ORACLE, compact))
     return [
         as_facts(

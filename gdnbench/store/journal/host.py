@@ -40,13 +40,13 @@ def this_host() -> Host:
     return Host(boot, socket.gethostname())
 
 
-def unborn_mark() -> str:
+def host_mark() -> str:
     """The host's part in the name of a journal in the making."""
     host = this_host()
     return (host.boot or host.name).replace("/", "")[:12]
 
 
-def elsewhere(lock: Path, names: Collection[str] = ()) -> str | None:
+def other_host(lock: Path, names: Collection[str] = ()) -> str | None:
     """The name of another host whose process made the lock file `lock`; None if `flock` is reliable here.
 
     It is reliable on the same boot, and after a reboot of the same host, where earlier writers are dead.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gdnbench.store.journal.codec import Buffer
 from gdnbench.store.journal.format import Kind, pack_head, pack_trailer, padding
-from gdnbench.store.journal.host import this_host, unborn_mark
+from gdnbench.store.journal.host import host_mark, this_host
 
 JOURNAL_FOLDER = ".journal"
 WRITER_LOCK = "writer.lock"
@@ -55,7 +55,7 @@ class JournalLog:
     def _create(self) -> None:
         """Create the journal under a hidden name, so that a visible journal is locked and has its first
         entry."""
-        hidden = self.folder.with_name(f"{UNBORN}{unborn_mark()}.{self.folder.name}")
+        hidden = self.folder.with_name(f"{UNBORN}{host_mark()}.{self.folder.name}")
         hidden.mkdir(parents=True)
         flags = os.O_CREAT | os.O_RDWR
         try:
