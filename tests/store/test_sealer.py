@@ -395,7 +395,7 @@ def test_a_writer_that_blocks_is_freed_by_the_sealer(tmp_path: Path) -> None:
     writer = new_writer(tmp_path, limit_bytes=400_000)
     stop = threading.Event()
     seen: list[Progress] = []
-    thread = threading.Thread(target=Sealer(tmp_path).run, args=(stop.is_set, seen.append))
+    thread = threading.Thread(target=Sealer(tmp_path).run_until, args=(stop.is_set, seen.append))
     thread.start()
     for n in range(60):
         assert writer.append(calls.draft(n))
