@@ -1,4 +1,4 @@
-"""The operations there are: every folder of `gdnbench_kernels` that has a `contract` module."""
+"""Finds the operations: every folder of `gdnbench_kernels` with a `contract` module."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def operations() -> dict[str, Operation]:
 
 
 def operation(name: str) -> Operation:
-    """The operation called `name`; BadInputError names those there are."""
+    """The operation called `name`; BadInputError, which lists the operations, if there is none."""
     try:
         return operations()[name]
     except KeyError:

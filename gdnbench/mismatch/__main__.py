@@ -1,8 +1,8 @@
-"""The process that judges: until its standard input closes, and then what is left.
+"""The judging process: runs until its standard input closes, then judges what is left.
 
     python -m gdnbench.mismatch CANDIDATES STORE K
 
-prints on stdout what came of the calls, as JSON.
+prints its counts on stdout as JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 
 IDLE_SECONDS = 0.2
 IDLE_SHARE = 9
-"""So often as long as it took to look for calls and find none: to list thousands of them takes a while."""
+"""After a poll without new calls, wait this many times the poll's duration: listing thousands of calls takes
+a while."""
 
 
 def main(arguments: list[str]) -> int:
@@ -56,7 +57,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _stdin_closed(seconds: float) -> bool:
-    """Whether it is, or comes to be within `seconds`."""
+    """Whether standard input is closed, or closes within `seconds`."""
     readable, _, _ = select.select([0], [], [], seconds)
     return bool(readable) and os.read(0, 4096) == b""
 

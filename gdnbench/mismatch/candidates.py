@@ -1,4 +1,4 @@
-"""Records that wait to be judged: those that fail are copied into the store, the others are dropped."""
+"""Judges waiting records: copies those that fail into the store, and drops the others."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from gdnbench.store.writer import StoreWriter
 
 @dataclass(slots=True)
 class Tally:
-    """How many calls had which outcome."""
+    """The number of calls with each outcome."""
 
     judged: int = 0
     kept: int = 0
-    raised: int = 0  # calls that did not come back, which are kept with their inputs
-    not_judged: int = 0  # they made room for later ones before their turn
+    raised: int = 0  # calls that raised, kept with their inputs
+    not_judged: int = 0  # dropped for later calls before they were judged
     refused: int = 0  # calls that cannot be judged
     first_refused: str | None = None
 
 
 class Candidates:
-    """The calls in the store `candidates`, which is being written, and those of them that `store` is to keep.
+    """The calls in the store `candidates`, which is being written; those that fail are copied to `store`.
 
     The rule is that of `gdnbench replay --against recorded`: at most `k` times the error of torch's kernel,
     both against the fp64 oracle.
@@ -49,8 +49,8 @@ class Candidates:
         self.tally = Tally()
 
     def poll(self) -> int:
-        """Judges the calls that are new, oldest first, and returns their number. StoreError if `store` cannot
-        be written."""
+        """Judge the new calls, oldest first; returns their number. StoreError if `store` cannot be
+        written."""
         if not (self._candidates / METADATA).is_file():
             return 0
         judged = 0
@@ -63,7 +63,7 @@ class Candidates:
                     record = store.records[number]
                     key, result = record.key, replayer.replay(record)
                 except (StoreError, FileNotFoundError):
-                    continue  # it has made room for another meanwhile
+                    continue  # dropped for a later call meanwhile
                 self._judged(key)
                 self._keep_if_wrong(record, result)
                 judged += 1
@@ -113,7 +113,7 @@ class Candidates:
         return self._writers[segment.name]
 
     def close(self) -> Tally:
-        """Ends the segments that were written and counts the calls that were not judged."""
+        """End the written segments and count the calls that were not judged."""
         for name, writer in self._writers.items():
             write_summary(self._store, name, SegmentSummary(closed=True, records=self._kept.get(name, 0)))
             writer.close()
@@ -122,7 +122,8 @@ class Candidates:
         return self.tally
 
     def _recorded(self) -> int:
-        """Entries of all segments: as many as their ends say, or, of one without an end, as were met."""
+        """The number of entries of all segments: from their ends or, without an end, the highest entry
+        seen."""
         found = {name: max(entries) + 1 for name, entries in self._done.items()}
         if (self._candidates / METADATA).is_file():
             with Store.open(self._candidates, cached=False) as store:
@@ -133,8 +134,7 @@ class Candidates:
 
 
 def mismatch(result: RecordResult) -> str | None:
-    """The recorded tensors that are wrong, and how many times its limit the worst error is; None if none is
-    wrong."""
+    """The recorded tensors that are wrong, and the worst error / limit; None if none is wrong."""
     wrong = [one for one in result.tensors if one.side is Side.AGAINST and not one.passed]
     if not wrong:
         strays = any(fault.startswith("recorded ") for fault in result.faults)

@@ -1,4 +1,4 @@
-"""`gdnbench capture STORE --on-mismatch K -- CMD`: runs the command and the process that judges beside it."""
+"""Runs `gdnbench capture STORE --on-mismatch K -- CMD`: the command, and the judging process beside it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ _RAISED = ("raised and is", "raised and are")
 def run_judged(
     store: str | os.PathLike[str], command: Sequence[str], options: CaptureOptions, k: float
 ) -> int:
-    """Run `command`, and keep in `store` those of its calls whose outputs are over `k` times the error of
-    torch's kernel. The exit status as of `run_captured`, but 3 where the judge failed.
+    """Run `command`, and keep in `store` the calls whose outputs exceed `k` times the error of torch's
+    kernel.
 
-    Of each process at most `options.max_bytes` wait to be judged, 4 GiB unless given; the oldest make room.
-    BadInputError and StoreError as `run_captured`, and for a URL, a negative `k`, and other triggers.
+    The exit status is that of `run_captured`, but 3 if the judge failed. Of each process at most
+    `options.max_bytes` (default 4 GiB) wait to be judged; the oldest are dropped beyond that. BadInputError
+    and StoreError as `run_captured`, and BadInputError for a URL, a negative `k`, and other triggers.
     """
     if "://" in str(store):
         raise BadInputError(
@@ -53,7 +54,7 @@ def run_judged(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if made:
-            with contextlib.suppress(OSError):  # something is in it
+            with contextlib.suppress(OSError):  # not empty
                 place.rmdir()
     if judge.returncode:
         print(
@@ -72,7 +73,7 @@ def _ended(status: int) -> str:
 
 
 def summary(tally: dict[str, object], store: object) -> list[str]:
-    """Lines for stderr."""
+    """The summary lines for stderr."""
     some = [
         f"{tally[count]} {one if tally[count] == 1 else many} in {store}"
         for count, one, many in (("kept", "differs and is", "differ and are"), ("raised", *_RAISED))

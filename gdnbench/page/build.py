@@ -1,4 +1,5 @@
-"""The page as one file: its own script and style put into it, with a policy that lets nothing else act."""
+"""Builds the page as one file, with its own script and style inline and a policy that blocks everything
+else."""
 
 from __future__ import annotations
 
@@ -23,16 +24,16 @@ _EXPORT = re.compile(r"^export (?=const|function|async|class)", re.MULTILINE)
 
 
 def page(runs: Sequence[Run], title: str = "gdnbench report", grid_characters: int = GRID_CHARACTERS) -> str:
-    """The whole HTML document of `runs`. The same runs give the same text.
+    """The HTML document for `runs`; deterministic.
 
-    `grid_characters`: see `document`. BadInputError for no runs, or one that holds what no replay writes.
+    `grid_characters`: see `document`. BadInputError for no runs, or a run with invalid content.
     """
     if not runs:
         raise BadInputError("a report of no runs: name run stores, or files of replay --json")
     index, blocks = document(runs, title, grid_characters)
     style = "\n".join(_asset("style", f"{name}.css") for name in STYLES)
     script = script_of(MAIN)
-    # Text of elements is allowed by its digest; whatever else would load or run, from anywhere, is not.
+    # The policy allows the inline script and style by digest, and blocks everything else.
     policy = (
         f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; "
         "base-uri 'none'; form-action 'none'"
@@ -52,7 +53,7 @@ def page(runs: Sequence[Run], title: str = "gdnbench report", grid_characters: i
 
 
 def write(runs: Sequence[Run], path: Path, title: str = "gdnbench report") -> None:
-    """`page` in a file, whole or not at all; BadInputError where it cannot be written."""
+    """Write `page` to a file, atomically; BadInputError if it cannot be written."""
     text = page(runs, title)
     try:
         replace_text(path, text)
@@ -61,9 +62,9 @@ def write(runs: Sequence[Run], path: Path, title: str = "gdnbench report") -> No
 
 
 def script_of(name: str) -> str:
-    """The module `name` and those it imports as one: each once, after what it needs, without its imports.
+    """The module `name` and its imports as one script, each module once and after its imports.
 
-    They share one scope then, so no two modules may give the same name to different things.
+    They share one scope, so two modules must not use the same name for different things.
     """
     return "\n".join(_modules(name, set()))
 

@@ -1,5 +1,7 @@
-"""Runs as the plain values that the page shows: an index of all records, small enough to be read at once, and
-blocks of records with everything about each, of which the page unpacks those that are looked at.
+"""Turns runs into the page's data: an index of all records, read at once, and packed blocks of record
+details.
+
+The page unpacks only the blocks that the reader looks at.
 """
 
 from __future__ import annotations
@@ -16,18 +18,18 @@ from gdnbench.report.runs import Run, as_replayed
 from gdnbench.version import __version__
 
 BLOCK = 32
-"""Records of one packed block: enough that what they have in common is kept once, few enough to unpack at a
-keystroke."""
+"""Records in one packed block: enough to share common text, few enough to unpack at a keystroke."""
 
 GRID_CHARACTERS = 96 << 20
-"""Of all grids on a page, as JSON. Beyond it passing records furthest from their limits go without."""
+"""Limit of all grids on a page, as JSON. Beyond it, the passing records furthest from their limits have
+none."""
 
 
 def document(
     runs: Sequence[Run], title: str, grid_characters: int = GRID_CHARACTERS
 ) -> tuple[dict[str, Any], list[str]]:
-    """The index, and the blocks: `packed_json` of lists of records. BadInputError for a run that holds what
-    no replay writes."""
+    """The index, and the blocks: `packed_json` of lists of records. BadInputError for a run with invalid
+    content."""
     with as_replayed(f"{', '.join(run.path for run in runs)}: a record"):
         return _document(runs, title, grid_characters)
 
@@ -77,7 +79,7 @@ def _run(run: Run) -> dict[str, Any]:
 
 
 def _columns(entries: Sequence[Entry], strings: dict[str, int]) -> dict[str, list[Any]]:
-    """What the list of records shows, a column each; texts as their place among `strings`."""
+    """The columns of the record list; texts as indices into `strings`."""
 
     def interned(text: object) -> int:
         return strings.setdefault(str(text), len(strings))
@@ -97,7 +99,7 @@ def _columns(entries: Sequence[Entry], strings: dict[str, int]) -> dict[str, lis
 
 
 def _first_reason(record: Mapping[str, Any]) -> str:
-    """In one line why a record did not pass, as specific as it is known."""
+    """One line why a record did not pass, as specific as possible."""
     for tensor in record["tensors"]:
         for reason in tensor["reasons"]:
             return f"{tensor['tensor']}: {reason}"
@@ -114,8 +116,8 @@ def _details(run: Run, entry: Entry, with_grid: bool) -> dict[str, Any]:
 
 
 def _grids_kept(entries: Sequence[Entry], characters: int) -> set[int]:
-    """Places of the records whose grids are shown: failures all, then the closest to failing that there is
-    room for."""
+    """Indices of the records whose grids are shown: all failures, then the closest to failing while there is
+    room."""
     kept, used = set(), 0
     for place, entry in enumerate(entries):
         used += _grid_characters(entry.record)

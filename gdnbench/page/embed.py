@@ -1,8 +1,8 @@
-"""Values as text inside an HTML page, where nothing that a store holds may act.
+"""Embeds values in an HTML page as text, so that nothing from a store can execute.
 
-JSON goes into `<script type="application/json">`, which is data to a browser. There alone `</script` and
-`<!--` would end or confuse it, so `<`, `>` and `&` are written as JSON escapes; everything that is not ASCII
-too, so that U+2028 and halves of surrogate pairs are plain text, and a character is a byte.
+JSON goes into `<script type="application/json">`, which browsers treat as data. Only `</script` and `<!--`
+could end or confuse it, so `<`, `>` and `&` are written as JSON escapes. All non-ASCII characters are escaped
+too, so that U+2028 and unpaired surrogates are plain text, and every character is one byte.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ def script_json(value: Any) -> str:
 
 
 def packed_json(value: Any) -> str:
-    """`value` as JSON, compressed (gzip, without a time) and in base64: ASCII that needs no escape."""
+    """`value` as JSON, compressed (gzip without a time) and in base64: ASCII without escapes."""
     packer = zlib.compressobj(6, wbits=31)
     packed = packer.compress(_json(value).encode("ascii")) + packer.flush()
     return base64.b64encode(packed).decode("ascii")
 
 
 def digest(text: str) -> str:
-    """`text` of an inline script or style as a Content-Security-Policy names it."""
+    """The hash of an inline script or style, as a Content-Security-Policy writes it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _json(value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
-    except ValueError:  # rare: a store's own text may hold such numbers
+    except ValueError:  # rare: NaN or infinity in a store's own values
         return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
 
 

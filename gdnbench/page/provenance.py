@@ -1,4 +1,4 @@
-"""Where runs and what they replayed come from, side by side."""
+"""Compares the provenance of runs, and of the captures that they replayed, side by side."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 from gdnbench.report.runs import Run
 
-# Of a process: what says where and how it ran. The rest (pid, ranks) names it and explains nothing.
+# The fields of a process that describe where and how it ran; pid and ranks are omitted.
 _PROCESS = ("host", "time", "cwd", "argv")
 
-# What differs between any two processes: shown, never marked.
+# Fields that differ between any two processes: shown, never marked.
 _ALWAYS_DIFFERENT = frozenset({"time", "argv", "cwd"})
 
 
 def provenance(runs: Sequence[Run]) -> dict[str, Any]:
     """`{columns: [{title, of}], rows: [{name, values, differs}]}`: who captured and who replayed each run.
 
-    Captures that several runs have in common stand there once. A value is text, None where it is not known;
-    `differs` where two columns know different ones.
+    Captures shared by several runs appear once. A value is text, or None if unknown; `differs` if two columns
+    have different known values.
     """
     columns: list[dict[str, str]] = []
     sides: list[dict[str, str]] = []
@@ -33,7 +33,7 @@ def provenance(runs: Sequence[Run]) -> dict[str, Any]:
 
     for run in runs:
         store = run.header.get("store", run.path)
-        for source in filter(None, _distinct(run.captured.values())):  # made records come from nowhere
+        for source in filter(None, _distinct(run.captured.values())):  # synthetic records have no provenance
             add("captured", store, source)
     for run in runs:
         side = _side({**run.provenance, **run.process})
@@ -47,7 +47,7 @@ def provenance(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _distinct(sources: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """The sides of a capture's processes, each once whatever its time."""
+    """The distinct processes of a capture, regardless of their times."""
     found: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
     for source in sources:
         side = _side({**source.get("provenance", {}), **source.get("process", {})})
@@ -79,7 +79,7 @@ def _row(name: str, values: list[str | None]) -> dict[str, Any]:
 
 
 def _rank(name: str) -> tuple[int, str]:
-    """What kernels depend on first: code, packages, machine, then the process."""
+    """Sort key: what kernels depend on first (code, packages, machine), then the process."""
     first = name.split()[0]
     order = ("git", "packages", "gpus", "cuda", "driver", "python", "os", "cpu", *_PROCESS)
     return (order.index(first) if first in order else len(order), name)

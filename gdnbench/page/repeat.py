@@ -1,4 +1,4 @@
-"""The command that runs one record of a run again, as a person types it."""
+"""The shell command that runs one record of a run again."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from gdnbench.judge.by_tensor import replay_options_of
 
-# Options of `gdnbench replay` that no result tells, each with a value.
+# Options of `gdnbench replay` that results do not contain, each with a value.
 _CARRIED = ("--timeout", "--accept", "--schedule", "--shape")
 
 
 def command(header: Mapping[str, str], record: Mapping[str, Any], arguments: Sequence[str] = ()) -> str:
-    """What replays `record`, or compares it again. `arguments`: the command line of the process that did."""
+    """The command that replays `record`, or compares it again. `arguments`: the original command line."""
     return " ".join(quote(word) for word in ("gdnbench", *_words(header, record, arguments)))
 
 
 def quote(word: str) -> str:
-    """`word` for a shell, in one line: where it holds what does not print, as bash's and zsh's $'...'."""
+    """`word` quoted for a shell, on one line: unprintable characters as $'...' of bash and zsh."""
     if word.isprintable():
         return shlex.quote(word)
     return "$'" + "".join(_escaped(character) for character in word) + "'"
@@ -29,7 +29,7 @@ def _escaped(character: str) -> str:
         return "\\" + character
     if character.isprintable():
         return character
-    # Python writes a byte of a path that is no UTF-8 as one of these; any other surrogate is nobody's byte.
+    # Python decodes a non-UTF-8 byte of a path to one of these surrogates; other surrogates encode no byte.
     how = "surrogateescape" if "\udc80" <= character <= "\udcff" else "surrogatepass"
     return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", how))
 
@@ -39,7 +39,7 @@ def _words(header: Mapping[str, str], record: Mapping[str, Any], arguments: Sequ
     if header.get("command") == "diff":
         yield from ("diff", header["a"], header["b"], "--op", str(record["op"]))
         yield from (["--oracle"] if "torch's" in header.get("rule", "") else [])
-        yield from (word for word in rule if word != "--bitwise")  # what a diff holds to anyhow
+        yield from (word for word in rule if word != "--bitwise")  # a diff's default
         return
     yield from ("replay", header["store"], str(record["number"]))
     yield from ("--kernel", header["kernel"], "--against", header["against"], "--on", header["on"])
@@ -50,7 +50,7 @@ def _words(header: Mapping[str, str], record: Mapping[str, Any], arguments: Sequ
 
 
 def _carried(arguments: Sequence[str]) -> Iterator[str]:
-    """Options of a `gdnbench replay` or `trace` command line that change how a record runs and are in no
+    """Options of a `gdnbench replay` or `trace` command line that affect a record's run and are in no
     result."""
     command = next((word for word in arguments if word in ("replay", "trace")), None)
     if command is None:

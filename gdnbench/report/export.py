@@ -1,4 +1,4 @@
-"""A replay or a diff for machines: JSON (schema in docs/replay.md) and JUnit XML."""
+"""Exports a replay or diff as JSON (schema in docs/replay.md) and JUnit XML."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCHEMA = 1
 
 
 def to_json(report: Report) -> str:
-    """The whole report, one document; NaN and infinities are the strings "nan", "inf" and "-inf"."""
+    """The whole report as one document; NaN and infinities become the strings "nan", "inf" and "-inf"."""
     document = {
         "schema": SCHEMA,
         **report.header,
@@ -51,7 +51,7 @@ def to_junit(report: Report) -> str:
 
 
 def junit_element(record: RecordResult) -> str | None:
-    """The JUnit element of a record's outcome; None for a pass."""
+    """The JUnit element for a record's outcome; None for a pass."""
     if record.outcome.exit_code is Exit.PASS:
         return None
     if record.outcome.exit_code is Exit.CANNOT_RUN:
@@ -60,7 +60,7 @@ def junit_element(record: RecordResult) -> str | None:
 
 
 def details(record: RecordResult) -> list[str]:
-    """All that is wrong with a record, line by line."""
+    """Everything that is wrong with a record, one line each."""
     lines = [record.reason, *record.faults]
     for tensor in record.tensors:
         for reason in tensor.reasons:
@@ -72,7 +72,7 @@ def details(record: RecordResult) -> list[str]:
 
 
 def record_json(record: RecordResult, *, grids: bool = False) -> dict[str, Any]:
-    """One record as plain values; with `grids` its tensors' errors by chunk and head too."""
+    """One record as JSON values; `grids` adds the errors by chunk and head."""
     return {
         "number": record.number,
         "key": record.key,
@@ -97,13 +97,13 @@ def record_json(record: RecordResult, *, grids: bool = False) -> dict[str, Any]:
 
 
 def _decodes(name: str) -> bool:
-    """False of an operation that this release does not have."""
+    """Whether the operation is a decode; False for an unknown operation."""
     found = operations().get(name)
     return found is not None and found.decodes
 
 
 def _plain(value: StageShare | Ranges) -> dict[str, Any]:
-    """A dataclass of text, numbers, and numbers by name."""
+    """A dataclass of texts, numbers, and numbers by name as JSON values."""
     found: dict[str, Any] = {}
     for field in fields(value):
         item = getattr(value, field.name)
@@ -150,7 +150,7 @@ def _tensor(tensor: TensorResult, grids: bool) -> dict[str, Any]:
 
 
 def grid_json(grid: Grid) -> dict[str, Any]:
-    """A grid as plain values: regions as [sequence, chunk, first row, rows], arrays as `packed` text."""
+    """A grid as JSON values: regions as [sequence, chunk, first row, rows], arrays as `packed` text."""
     torchs = grid.torch_rms
     return {
         "regions": [[r.sequence, r.chunk, r.start, r.stop - r.start] for r in grid.regions],

@@ -1,4 +1,4 @@
-"""Grids as a run keeps them, unpacked: the inverse of `export.grid_json`."""
+"""Reads the grids of a saved run: the inverse of `export.grid_json`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gdnbench_kernels.contract import Region
 
 
 def grid_from_json(value: Mapping[str, Any], where: str) -> Grid:
-    """The grid that `grid_json` made `value` of; BadInputError with `where` for anything else."""
+    """The grid that `grid_json` wrote as `value`; BadInputError with `where` for anything else."""
     try:
         regions = tuple(
             Region(int(start), int(start) + int(rows), int(sequence), None if chunk is None else int(chunk))

@@ -1,4 +1,4 @@
-"""Errors over decode steps: by layer and step, of every output of every run."""
+"""Errors over decode steps, by layer and step, for every output of every run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def growth(records: Sequence[tuple[int, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """`[{run, op, tensor, layers: [text], steps: [number], error: [[..]], torch: [[..]], place: [[..]]}]` of
-    `(run, record)` of decode steps, in the order given.
+    """Matrices of errors by layer and step, of the decode steps in `(run, record)` pairs: `[{run, op, tensor,
+    layers: [text], steps: [number], error: [[..]], torch: [[..]], place: [[..]]}]`.
 
-    error, torch: RMS of the error relative to that of the exact value, [layer][step], None where there is no
-    record; of several records, processes each with their own, that of the largest error. place: its place
-    among the records given. One step alone is no growth and makes nothing.
+    error, torch: RMS of the error relative to that of the exact value, [layer][step]; None without a record.
+    If several processes have a record, the largest error is used. place: that record's index among those
+    given. A single step gives no matrix.
     """
     found: dict[tuple[int, str, str], dict[tuple[Any, ...], dict[int, tuple[float, float | None, int]]]] = {}
     for place, (run, record) in enumerate(records):
@@ -56,7 +56,8 @@ def _matrix(
 
 
 def rounded(value: float | None) -> float | str | None:
-    """To what a picture can show; text where it is not finite, as JSON has it here. A whole number stays."""
+    """Round to four digits for a picture; a value that is not finite becomes text, as in the JSON. Integers
+    are unchanged."""
     if value is None or isinstance(value, int):
         return value
     return float(f"{value:.4g}") if math.isfinite(value) else str(value)

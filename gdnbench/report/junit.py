@@ -1,4 +1,4 @@
-"""JUnit XML as CI systems read it: suites of test cases, each with its counts."""
+"""Writes JUnit XML for CI systems: suites of test cases, each with its counts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 from xml.etree import ElementTree
 
-# XML 1.0 has no place for these characters, not even escaped.
+# XML 1.0 cannot contain these characters, not even escaped.
 _NOT_XML: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _COUNTERS: Final = {"failure": "failures", "error": "errors", "skipped": "skipped"}
 
@@ -24,7 +24,7 @@ class Problem:
 
 
 class JunitSuite:
-    """A test suite, filled case by case. `seconds`: None to write no time."""
+    """A test suite to which cases are added. `seconds`: None to write no time."""
 
     def __init__(
         self, name: str, properties: Mapping[str, str] | None = None, seconds: str | None = None
@@ -38,7 +38,7 @@ class JunitSuite:
                 ElementTree.SubElement(parent, "property", name=key, value=_xml_text(value))
 
     def add_case(self, classname: str, name: str, seconds: float, problem: Problem | None) -> None:
-        """Adds a test case, which passed if it has no problem."""
+        """Add a test case; it passed if `problem` is None."""
         self.counts["tests"] += 1
         case = ElementTree.SubElement(
             self.element, "testcase", classname=classname, name=_xml_text(name), time=f"{seconds:.6f}"
@@ -54,7 +54,7 @@ class JunitSuite:
 
 
 def junit_text(suites: Iterable[JunitSuite], name: str | None = None) -> str:
-    """The document. With a `name` its root has that name and the sums of all counts."""
+    """The document. With a `name`, its root has that name and the sums of all counts."""
     root = ElementTree.Element("testsuites")
     totals = dict.fromkeys(("tests", *_COUNTERS.values()), 0)
     for suite in suites:

@@ -1,4 +1,4 @@
-"""What became of a replayed record, and the exit code that many of them come to."""
+"""The outcome of a replayed record, and the exit code of a command over many records."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gdnbench.errors import Exit
 
 class Outcome(StrEnum):
     PASS = "pass"
-    MISMATCH = "numeric mismatch"  # also an input written to, or a slot that the call has no business with
-    CHECK = "check error"  # the simulator's checker found one, whatever the numbers
+    MISMATCH = "numeric mismatch"  # also: an input was written, or a slot that the call must not touch
+    CHECK = "check error"  # the simulator's checker reported an error, whatever the numbers
     CRASH = "crash"  # an exception, a signal, a device error
     HANG = "hang"  # killed after the timeout
     COMPILE_FAILURE = "compile failure"
-    UNSUPPORTED = "unsupported"  # the kernel says it cannot do this call
+    UNSUPPORTED = "unsupported"  # the kernel does not support this call
     MISSING = "missing device or package"
     NOT_COMPARABLE = "cannot compare"  # the other side has no output, e.g. the recorded call never finished
     REFUSED = "refused"  # the record breaks its operation's contract, or cannot be read
@@ -38,8 +38,7 @@ _EXITS = {
     Outcome.REFUSED: Exit.BAD_INPUT,
 }
 
-# A kernel that is known to be wrong is worse news than one that did not run, and that than a record not
-# looked at.
+# Worst first: a kernel that is wrong, then one that did not run, then a record that was not judged.
 _WORST_FIRST = (Exit.MISMATCH, Exit.CANNOT_RUN, Exit.BAD_INPUT, Exit.PASS)
 
 
@@ -49,6 +48,6 @@ def exit_code(outcomes: Iterable[Outcome]) -> Exit:
 
 
 def worst(codes: Iterable[Exit]) -> Exit:
-    """The one that a command over all of them ends with: 1 beats 3 beats 2 beats 0."""
+    """The exit code of a command with several exit codes: 1 beats 3 beats 2 beats 0."""
     found = set(codes)
     return next((code for code in _WORST_FIRST if code in found), Exit.PASS)

@@ -1,4 +1,4 @@
-"""Records of runs in the order in which they are worth a look: failures, then what came closest to one."""
+"""Ranks the records of runs for inspection: failures first, then those closest to their limit."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ _SEVERITY = {Exit.MISMATCH: 0, Exit.CANNOT_RUN: 1, Exit.BAD_INPUT: 2, Exit.PASS:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One record of one run. `ratio`: its largest error as a part of the limit that it was held to, None
-    where nothing was; over 1 fails."""
+    """One record of one run. `ratio`: its largest error / limit, None without a limit; over 1 fails."""
 
     run: int
     record: Mapping[str, Any]
@@ -26,18 +25,18 @@ class Entry:
 
     @property
     def failed(self) -> bool:
-        """Whether it is anything but a pass."""
+        """Whether the outcome is not a pass."""
         return self.severity < _SEVERITY[Exit.PASS]
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Failures first, then what came closest to failing."""
+        """Sort key: failures first, then the records closest to failing."""
         ratio = -1.0 if self.ratio is None else math.inf if math.isnan(self.ratio) else self.ratio
         return (self.severity, -ratio, self.run, self.record["number"])
 
 
 def ranked(runs: Sequence[Run]) -> list[Entry]:
-    """The records of `runs` in that order. BadInputError for a run that holds what no replay writes."""
+    """The records of `runs` in that order. BadInputError for a run with invalid content."""
     return sorted(_entries(runs), key=lambda entry: entry.order)
 
 

@@ -1,4 +1,4 @@
-"""A replay or a diff as a table for people."""
+"""Renders a replay or a diff as a table for a terminal."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _GROUPS = 3
 
 
 def render_table(report: Report, *, show_notes: bool = True, show_accepted: bool = False) -> RenderableType:
-    """Records in trouble, a row for each of their tensors and a line for each reason; else the worst by
-    tensor.
+    """The failing records, with a row for each tensor and a line for each reason; without failures, the worst
+    by tensor.
 
-    Ends with notes, of what was converted and what was not looked at, and one summary line. Findings that
-    were accepted are counted, and with `show_accepted` told.
+    Ends with notes (conversions, exclusions) and one summary line. Accepted findings are counted, and listed
+    with `show_accepted`.
     """
     parts: list[RenderableType] = []
     troubled = [record for record in report.records if record.outcome is not Outcome.PASS]
@@ -81,7 +81,7 @@ def render_histogram(tensor: TensorResult) -> str:
 
 
 def render_groups(tensor: TensorResult) -> str:
-    """`0.12 in sequence 3 chunk 1 head 0; ...`: the groups that are furthest off, a few of them."""
+    """`0.12 in sequence 3 chunk 1 head 0; ...`: the groups with the largest errors."""
     words = []
     for group in tensor.groups[:_GROUPS]:
         owner = (("sequence", group.sequence), ("chunk", group.chunk), ("head", group.head))
@@ -140,12 +140,12 @@ def _reasons(record: RecordResult) -> Iterator[Text]:
 
 
 def _line(text: str) -> Text:
-    """A line that is not broken at the console's width, so that it can be searched for and copied."""
+    """A line that is not wrapped at the console's width, so that it can be searched and copied."""
     return Text(text, no_wrap=True, overflow="ignore")
 
 
 def worst_by_tensor(records: tuple[RecordResult, ...]) -> Iterator[tuple[RecordResult, TensorResult]]:
-    """For each operation, tensor and side the record where its RMS ratio is largest."""
+    """For each operation, tensor and side, the record with the largest RMS ratio."""
     worst: dict[tuple[str, str, str, str], tuple[RecordResult, TensorResult]] = {}
     for record in records:
         for tensor in record.tensors:
@@ -168,7 +168,7 @@ def _excluded(tensor: TensorResult) -> str:
 
 
 def _findings(record: RecordResult, show_accepted: bool) -> Iterator[str]:
-    """Those that do not fail the record, each text once."""
+    """Findings that do not fail the record, each text once."""
     for finding in record.findings or ():
         if finding.accepted is None and not finding.fails:
             yield f"{finding.severity}: {finding.summary}"
@@ -180,7 +180,7 @@ def _findings(record: RecordResult, show_accepted: bool) -> Iterator[str]:
 
 
 def _notes(records: tuple[RecordResult, ...], show_accepted: bool) -> Iterator[str]:
-    """Each note once, with how many records it concerns."""
+    """Each note once, with the number of its records."""
     counts: dict[str, int] = {}
     for record in records:
         excluded = (_excluded(tensor) for tensor in record.tensors if tensor.excluded)

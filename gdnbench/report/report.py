@@ -1,4 +1,4 @@
-"""What a replay came to, record by record."""
+"""The results of a replay or diff, record by record."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecordResult:
-    """One record: what became of it, in one line where it is not a pass, and its tensors.
+    """The result of one record: its outcome, a one-line reason unless it passed, and its tensors.
 
-    `faults`: what the kernel wrote that it must not. `notes`: what was converted, or of the caller's layout
-    not rebuilt. `findings`: what the simulator's checker found, None if it was not asked.
+    `faults`: forbidden writes of the kernel. `notes`: conversions, and parts of the caller's layout that were
+    not rebuilt. `findings`: those of the simulator's checker, None if it did not run.
     """
 
     number: int
@@ -39,16 +39,16 @@ class RecordResult:
     tensors: tuple[TensorResult, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
-    other: str | None = None  # in a diff: the key of the record it is compared with
-    timing: RecordTiming | None = None  # of a record that passed, where times were asked for
+    other: str | None = None  # in a diff: the key of the record that it is compared with
+    timing: RecordTiming | None = None  # for a record that passed, if timed
     findings: tuple[Finding, ...] | None = None
     imported: bool = True  # False: the kernel failed before it could be called
-    waterfall: tuple[StageShare, ...] | None = None  # where stages were asked for, with grids
-    ranges: tuple[Ranges, ...] | None = None  # of what the call was given; with grids
+    waterfall: tuple[StageShare, ...] | None = None  # with stages and grids
+    ranges: tuple[Ranges, ...] | None = None  # ranges of the inputs; with grids
 
     @classmethod
     def from_record(cls, record: StoredRecord, outcome: Outcome, reason: str = "") -> RecordResult:
-        """The result of `record`, no tensor of which was looked at."""
+        """The result of `record` without any judged tensor."""
         info = record.info
         return cls(
             record.number, record.key, info.op, info.layer, info.layer_index, info.step, outcome, reason
@@ -61,7 +61,7 @@ class RecordResult:
 
 
 class Report(ABC):
-    """What a command over many records came to."""
+    """The results of a command over many records."""
 
     __slots__ = ()
     records: tuple[RecordResult, ...]
@@ -69,7 +69,7 @@ class Report(ABC):
     @property
     @abstractmethod
     def header(self) -> dict[str, str]:
-        """What was compared with what, by which rule."""
+        """What was compared with what, and the rule."""
 
     @property
     def outcomes(self) -> Counter[Outcome]:
@@ -105,7 +105,7 @@ class ReplayReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class DiffReport(Report):
-    """Two stores compared; a record that only one of them has is among `records`, as a mismatch."""
+    """Two stores compared. A record that only one of them has is a mismatch."""
 
     a: str
     b: str

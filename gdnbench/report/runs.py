@@ -1,7 +1,6 @@
-"""Reads what a replay or a diff came to: a run store (`replay --save`), or a file of `--json`.
+"""Reads the results of a replay or diff: a run store (`replay --save`), or a file of `--json`.
 
-Whatever is in either came from another machine, or from an editor: a run that cannot be read is an error with
-the place, and nothing in it is run or followed.
+Both are untrusted input: an invalid run raises an error with its place, and nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ COMMANDS = ("replay", "diff")
 class Run:
     """One replay or diff, as plain values.
 
-    header: what was compared with what, by which rule (`ReplayReport.header`, `DiffReport.header`).
-    provenance, process: of the process that replayed; empty for a file of `--json`, which says neither.
-    captured: provenance and process of those that captured the records, by segment of their store.
-    records: `export.record_json` each, from a run store with grids, and `segment`, a key of `captured`.
-    expected: how many records there were to be; more than there are if the run was interrupted.
+    - header: what was compared with what, and the rule (`ReplayReport.header`, `DiffReport.header`)
+    - provenance, process: of the process that replayed; empty for a file of `--json`, which lacks both
+    - captured: provenance and process of the capturing processes, by segment of their store
+    - records: `export.record_json` each, from a run store with grids, and `segment`, a key of `captured`
+    - expected: the planned number of records; more than there are if the run was interrupted
     """
 
     path: str
@@ -58,8 +57,8 @@ class Run:
 
 @contextmanager
 def as_replayed(where: str) -> Iterator[None]:
-    """While values of a run are taken apart, of which `read_run` looks at no more than every reader needs:
-    BadInputError with `where` for those that no replay writes."""
+    """Context for parsing values of a run that `read_run` has not checked: turns errors into BadInputError
+    with `where`."""
     try:
         yield
     except GdnbenchError:
@@ -72,7 +71,7 @@ def as_replayed(where: str) -> Iterator[None]:
 
 
 def read_run(path: Address) -> Run:
-    """The run at `path`; BadInputError if there is none, StoreError if its store is damaged."""
+    """The run at `path`; BadInputError if it is none, StoreError if its store is damaged."""
     if not is_url(path) and (place := local_path(path)).is_file() and place.suffix != ".zip":
         return _from_text(place)
     with open_store(path) as store:
@@ -134,7 +133,7 @@ def _header(value: Any, where: str) -> dict[str, str]:
 
 
 def _record(value: Any, where: str) -> Mapping[str, Any]:
-    """A record's result, as far as every reader of it relies on: what it is of, its outcome, its tensors."""
+    """A record's result, with the parts that every reader needs checked: identity, outcome, tensors."""
     found = _object(value, where)
     if not all(isinstance(found.get(name), str) for name in ("key", "op", "layer", "reason", "outcome")):
         raise BadInputError(f"{where} lacks its key, operation, layer, outcome or reason")

@@ -1,1 +1,1 @@
-"""Copies of stores that can be given away: what a failure needs is kept, and shown to be by replay."""
+"""Copies of stores to give away: without private metadata, and checked by replay to show the same failure."""

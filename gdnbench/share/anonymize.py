@@ -1,4 +1,4 @@
-"""Tensors of a record in other bases; see `basis`."""
+"""Anonymises the tensors of a record by expressing them in another basis; see `transforms`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from gdnbench_kernels.swa_decode.sizes import GROUP, HEAD_DIM, NOPE_DIM
 Hidden = tuple[dict[str, Tensor], dict[str, Tensor]]
 """Tensors before and after the call."""
 Change = Callable[[str, Sequence[str], Tensor], Tensor]
-"""Of a tensor by name and axes: the same in another basis, in its dtype."""
+"""A function of a tensor's name, axes and elements: the tensor in another basis, in its dtype."""
 
 
 def anonymized_tensors(record: StoredRecord, bases: Bases) -> Hidden:
-    """The tensors of `record` in other bases: one for each process, layer and head. BadInputError where the
-    operation has none that is derived, or its layout none that keeps its codes.
+    """The tensors of `record` in other bases, one for each process, layer and head.
+
+    BadInputError for an operation without a derived transform, or a layout whose codes a transform cannot
+    keep.
     """
     where = record.segment.name, record.info.layer
     if record.info.op in ("gdn_prefill", "gdn_decode"):
@@ -41,8 +43,8 @@ def anonymized_tensors(record: StoredRecord, bases: Bases) -> Hidden:
 
 
 def of_delta_rule(bases: Bases, where: Sequence[str], key_heads: int) -> Change:
-    """q, k and the K axis of states in a basis for each key head, all that has V in one for each value
-    head."""
+    """Transform for the gated delta rule: one basis for each key head (q, k, the K axis of states), one for
+    each value head (everything with V)."""
 
     def change(_: str, axes: Sequence[str], x: Tensor) -> Tensor:
         x = _by_head(x, axes, "K", key_heads, lambda head, size: bases.basis(size, *where, "k", head))
@@ -52,7 +54,8 @@ def of_delta_rule(bases: Bases, where: Sequence[str], key_heads: int) -> Change:
 
 
 def of_window(bases: Bases, where: Sequence[str], layout: str) -> Change:
-    """q, rows and o in one basis; BadInputError for a rotation of quantised rows."""
+    """Transform for sliding-window attention: one basis for q, rows and o. BadInputError for a rotation of
+    quantised rows."""
     if bases.kind is Kind.ROTATION and layout != CacheLayout.BFLOAT16:
         raise BadInputError(
             f"--hide rotation would quantise a {layout} cache anew, another failure: use --hide permutation"
@@ -68,9 +71,9 @@ def of_window(bases: Bases, where: Sequence[str], layout: str) -> Change:
 
 
 def _transformed(basis: Basis, x: Tensor) -> Tensor:
-    """`x` [..., D] in `basis`; of codes, by a permutation alone."""
+    """`x` [..., D] in `basis`; quantised codes by a permutation only."""
     if x.dtype in (torch.uint8, torch.float8_e4m3fn):
-        if not isinstance(basis, Permutation):  # a store of a stranger's may say so of any tensor
+        if not isinstance(basis, Permutation):  # an untrusted store may have codes anywhere
             raise BadInputError(
                 f"--hide rotation would quantise {x.dtype} codes anew: use --hide permutation"
             )
@@ -79,8 +82,11 @@ def _transformed(basis: Basis, x: Tensor) -> Tensor:
 
 
 def _pages(pages: Tensor, basis: Permutation) -> Tensor:
-    """fp8_ds_mla pages, uint8 [blocks, block_size, 584]: e4m3 codes move within their scale's 64, the part
-    with rope, bfloat16, within itself; see kernels/gdnbench_kernels/swa_decode/layouts.py."""
+    """Permute fp8_ds_mla pages, uint8 [blocks, block_size, 584].
+
+    e4m3 codes move within the 64 that share a scale; the bfloat16 rope part moves within itself. See
+    kernels/gdnbench_kernels/swa_decode/layouts.py.
+    """
     blocks, size, _ = pages.shape
     flat = pages.clone().reshape(blocks, -1)
     data = flat[:, : size * DATA_BYTES].reshape(blocks, size, DATA_BYTES)
@@ -95,8 +101,8 @@ def _pages(pages: Tensor, basis: Permutation) -> Tensor:
 def _by_head(
     data: Tensor, axes: Sequence[str], axis: str, key_heads: int | None, basis: Callable[[int, int], Basis]
 ) -> Tensor:
-    """`data` with each head's `axis` in the basis of that head: of key head hv // (Hv // H) where `key_heads`
-    is given."""
+    """`data` with each head's `axis` in that head's basis; with `key_heads`, the basis of key head hv // (Hv
+    // H)."""
     name = next((one for one in ("H", "Hv") if one in axes), None)
     if axis not in axes or name is None or not data.numel():
         return data

@@ -1,4 +1,4 @@
-"""In plain sentences: what a copy no longer tells, and what can still be told from it."""
+"""States in plain sentences what a copy hides, and what can still be inferred from it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CACHES = ("Sinks and the scales of FP8 caches are the model's own.",)
 
 
 def sentences(hide: str, operations: Iterable[str]) -> list[str]:
-    """Of a copy with records of these operations, hidden in this way."""
+    """The sentences for a copy with records of these operations, hidden in this way."""
     ops = set(operations)
     gates = GATES if any(op.startswith("gdn_") for op in ops) else ()
     return [*HIDDEN[hide], *gates, *ALWAYS, *(CACHES if "swa_decode" in ops else ())]

@@ -1,7 +1,7 @@
-"""What a shared record says beside its elements. Lists of what is kept: anything else is left out.
+"""Allow-lists for the metadata of a shared record: anything not listed is left out.
 
-A name is kept where it is one of the contract's, of a released package's, or a number. What a caller may have
-chosen (paths, command lines, hosts, names of layers and functions of one's own) never is.
+A name is kept if the contract or a released package defines it, or if it is a number. Names that a caller may
+have chosen (paths, command lines, hosts, names of layers and of the caller's functions) are never kept.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gdnbench.record import Pool, RecordInfo, TensorMeta
 from gdnbench.store.reader import StoredRecord
 
 PROCESS = ("rank", "world_size", "local_rank", "parallel")
-"""Of the process: which of its peers it was."""
+"""Of the process: its rank among its peers."""
 PARALLEL = ("tp", "pp", "dp", "ep", "cp", "sp", "dcp", "pcp")
-"""Kinds of parallelism, as frameworks call them; an adapter of somebody's own may call them anything."""
+"""Kinds of parallelism with common names; a third-party adapter may use other names, which are left out."""
 PROVENANCE = ("packages", "python", "gpus", "cuda", "driver")
-"""Versions: a failure may be of one of them."""
+"""Versions, since a failure may depend on one of them."""
 DISPATCH = (
     "path",
     "backend",
@@ -38,24 +38,24 @@ DISPATCH = (
 )
 """How the call came to run as it did, where its adapter is one of this package's."""
 FRAMEWORKS = ("gdnbench", "gdnbench_kernels", "transformers", "fla", "flashinfer", "vllm", "sglang")
-"""Packages that anyone can have: functions in them are named as they are."""
+"""Public packages, whose function names are kept."""
 ELSEWHERE = "shared:function"
-"""What stands for the name of any other function."""
+"""Replaces the name of any other function."""
 
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:,+ -]{0,119}")
 _VERSION = re.compile(r"[0-9][A-Za-z0-9.+!]{0,39}")
 _TRIGGER = re.compile(r"when|raised|nonfinite:[a-zA-Z_,]+|mismatch:[a-zA-Z_]+ [0-9.e+-]+x|around:call [0-9]+")
 _DEVICE = re.compile(r"[a-z]{1,16}")
 _LEFT_OUT = "an output"
-"""What stands for outputs that its capture left out, in words of somebody else's adapter."""
+"""Replaces a third-party adapter's text about outputs that it did not record."""
 
 NAMED = {"argv", "cwd", "host", "pid", "parent", "time", "git", "os", "cpu", "implementation", "replays"}
-"""Names of what is left out that may be told, as this package chose them."""
+"""Names of left-out values that may be disclosed, because this package chose them."""
 
 
 @dataclass(slots=True)
 class Layers:
-    """Names of layers by what they were called: layers.3, or layer.0 where the caller gave no index."""
+    """Replaces layer names: layers.3, or layer.0 if the caller gave no index."""
 
     names: dict[tuple[str, int | None], str] = field(default_factory=dict)
 
@@ -72,7 +72,7 @@ class Layers:
 
 @dataclass(slots=True)
 class Dropped:
-    """What was left out, by what it was."""
+    """Names of the values that were left out."""
 
     names: set[str] = field(default_factory=lambda: {"segment names, which hold a time and a process"})
     layers: Layers = field(default_factory=Layers)
@@ -83,7 +83,7 @@ class Dropped:
 
 
 def process_of(process: Mapping[str, Any], dropped: Dropped) -> dict[str, Any]:
-    """Of a segment's `process` what may be shared."""
+    """The part of a segment's `process` that may be shared."""
     found = {name: process[name] for name in PROCESS if name in process and _is_rank(name, process[name])}
     dropped.others("process", process, found)
     return found
@@ -96,12 +96,12 @@ def _is_rank(name: str, value: Any) -> bool:
 
 
 def provenance_of(provenance: Mapping[str, Any], dropped: Dropped) -> dict[str, Any]:
-    """Of a segment's `provenance` what may be shared."""
+    """The part of a segment's `provenance` that may be shared."""
     found = {name: provenance[name] for name in PROVENANCE if name in provenance}
     packages = found.pop("packages", None)
     found = {name: value for name, value in found.items() if value is None or _is_told(name, value)}
     if isinstance(packages, Mapping):
-        # A local version (1.2+company.git) says where it was built.
+        # A local version (1.2+company.git) names its builder.
         found["packages"] = {
             str(name): str(version).partition("+")[0]
             for name, version in packages.items()
@@ -116,7 +116,7 @@ def _is_told(name: str, value: Any) -> bool:
 
 
 def info_of(record: StoredRecord, salt: bytes, dropped: Dropped) -> RecordInfo:
-    """What is said of the call in the copy. `salt`: secret, of this copy alone."""
+    """The record's info in the copy. `salt`: secret, for this copy only."""
     info = record.info
     contract = operation(info.op)
     scalars = {spec.name for spec in contract.scalars if _is_scalar(info.scalars.get(spec.name))}
@@ -142,12 +142,12 @@ def info_of(record: StoredRecord, salt: bytes, dropped: Dropped) -> RecordInfo:
 
 
 def _dispatch_of(info: RecordInfo) -> dict[str, Any]:
-    # Of a function of somebody's own, an adapter of their own may have written what it likes there.
+    # For the caller's own function, a third-party adapter may have written anything here.
     told = DISPATCH if _is_public(info.target) else ()
     found = {name: info.dispatch[name] for name in told if _plain(info.dispatch.get(name))}
     if not _is_numbers(found.get("metadata", {})):
         del found["metadata"]
-    if "not_recorded" in info.dispatch:  # a replay asks whether it is there
+    if "not_recorded" in info.dispatch:  # replay checks for the key
         found.setdefault("not_recorded", _LEFT_OUT)
     trigger, implementation = (info.dispatch.get(name) for name in ("trigger", "implementation"))
     if isinstance(trigger, str) and _TRIGGER.fullmatch(trigger):
@@ -158,13 +158,15 @@ def _dispatch_of(info: RecordInfo) -> dict[str, Any]:
 
 
 def meta_of(meta: TensorMeta) -> TensorMeta:
-    """As it is: shapes, strides and dtypes are what a failure may hang on. Only the device's number goes."""
+    """The metadata unchanged, since a failure may depend on shapes, strides and dtypes; only the device
+    number is removed."""
     device = meta.device.partition(":")[0]
     return replace(meta, device=device if _DEVICE.fullmatch(device) else "cpu")
 
 
 def _pool(pool: Pool, salt: bytes) -> Pool:
-    """The checksums of rows that are not stored, so that equal ones stay equal and nothing else is told."""
+    """Replace the checksums of rows that are not stored by salted hashes, so that only their equality is
+    preserved."""
     before, after = (
         None if sum_ is None else hashlib.blake2b(sum_.encode(), key=salt, digest_size=8).hexdigest()
         for sum_ in (pool.untouched_before, pool.untouched_after)
@@ -186,14 +188,14 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_numbers(value: Any) -> bool:
-    """Whether `value` is numbers, by names of fields or in a row."""
+    """Whether `value` consists of numbers, by field name or in a list."""
     if isinstance(value, Mapping):
         return all(_plain(name) and _is_numbers(one) for name, one in value.items())
     return all(map(_is_numbers, value)) if isinstance(value, list | tuple) else _is_number(value)
 
 
 def _plain(value: Any) -> bool:
-    """Whether `value` is numbers and short words alone."""
+    """Whether `value` consists of numbers and short words."""
     if isinstance(value, bool | int | float):
         return True
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Makes a copy of a store that can be given away, and shows that it still has what the source shows."""
+"""Makes an anonymised copy of a store, and verifies that it still shows what the source shows."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter, root_json
 
 KINDS = ("capture", "synth")
-"""Of stores that are shared: a run is of somebody's capture, and its results hold what they were made of."""
+"""Kinds of stores that are shared. A run is excluded: its results contain what it was made from."""
 NOTHING, SYNTHETIC = "nothing", "synthetic"
 HIDES = (NOTHING, *Kind, SYNTHETIC)
 TRIES = 3
-"""Secrets that are tried until the copy shows what the source shows."""
+"""Number of secrets to try until the copy shows what the source shows."""
 _BATCH_RECORDS = 64
 _BATCH_BYTES = 64 << 20
 
 Progress = Callable[[int, int], None]
-"""Called with the records copied so far and the records there are."""
+"""Called with the number of records copied and the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What came of it. `lost`: why nothing was written, a line each; empty if the copy is there."""
+    """The result. `lost`: why nothing was written, one line each; empty if the copy exists."""
 
     records: int
     dropped: tuple[str, ...]
@@ -58,7 +58,7 @@ class Shared:
 
 @dataclass(slots=True)
 class _Copy:
-    """One try: where it is written, and with which secret."""
+    """One attempt: its folder and its secret."""
 
     folder: Path
     hide: str
@@ -76,14 +76,14 @@ def share(
     replays: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Shared:
-    """Copy records `numbers` of `source` to `out`, a folder or .zip that is not there yet.
+    """Copy records `numbers` of `source` to `out`, a folder or .zip that does not exist yet.
 
     hide: `nothing`, `rotation`, `permutation` or `synthetic`. replays: options of `replay` under which source
-    and copy must show the same; None: elements must be the same, or, where they are hidden, torch's kernel
-    must come out the same against what was recorded.
+    and copy must give the same results; None: the elements must be equal or, if they are hidden, torch's
+    kernel must give the same results against the recorded outputs.
 
-    Nothing is at `out` before all of it is. BadInputError for a path that is taken, a run store, or something
-    that cannot be hidden so; CannotRunError where the kernel cannot run; what a replay raises.
+    `out` appears only when it is complete. BadInputError for an existing path, a run store, or data that
+    cannot be hidden in this way; CannotRunError if the kernel cannot run; also what a replay raises.
     """
     out = folder_to_write(out)
     _check(source, out, hide)
@@ -91,8 +91,8 @@ def share(
     if not numbers:
         raise BadInputError(f"{source.path} has no record to share")
     options = _replays(source, numbers, hide, replays)
-    # What is rounded to bfloat16 in another basis gives other outputs than were recorded, by more than
-    # kernels are allowed: they would only mislead, but where it is the recorded output that fails.
+    # Rotation rounds inputs to bfloat16 again, so outputs differ from the recorded ones by more than kernels
+    # may: leave them out, unless the recorded output is what fails.
     outputs = hide != Kind.ROTATION or (options or {}).get("against") == RECORDED
     found: list[Shown] = []
     for _ in range(TRIES if hide != NOTHING else 1):
@@ -145,7 +145,7 @@ def _replays(
 
 
 def _check_bytes(copy: Path) -> None:
-    """StoreError unless every byte of the copy is what was to be written."""
+    """StoreError unless the copy verifies completely."""
     report = verify(copy)
     if not report.ok or report.problems:
         raise StoreError(f"the copy was not written whole: {(*report.damages, *report.problems)[0]}")
@@ -158,7 +158,7 @@ def _lost_bits(source: Store, numbers: Sequence[int], copy: Store) -> list[str]:
 
 @contextmanager
 def _beside(out: Path) -> Iterator[Path]:
-    """A hidden folder next to `out`, on the same file system, gone at the end unless it was renamed."""
+    """A hidden folder next to `out`, on the same file system; removed at the end unless it was renamed."""
     folder = out.absolute().parent / f".{out.name}.{secrets.token_hex(4)}"
     try:
         folder.mkdir()
@@ -184,7 +184,7 @@ def _write(
         with StoreWriter(
             copy.folder,
             kind=source.kind,
-            # As names of segments are, but for the time and the process.
+            # Like segment names, without time and process.
             segment=f"{at:013d}-0-{secrets.token_hex(4)}",
             process=metadata.process_of(segment.process, copy.dropped),
             provenance=metadata.provenance_of(segment.provenance, copy.dropped),
@@ -198,7 +198,7 @@ def _write(
 
 
 def _write_root(copy: _Copy, kind: str, statement: Sequence[str]) -> None:
-    """Anew: only now is it known what was left out, and nobody has seen the store."""
+    """Write the root again, now that the left-out names are known; nobody has seen the store yet."""
     shared = {
         "dropped": sorted(copy.dropped.names),
         "transformed": None if copy.hide == NOTHING else copy.hide,
@@ -209,7 +209,7 @@ def _write_root(copy: _Copy, kind: str, statement: Sequence[str]) -> None:
 
 
 def _batches(records: Sequence[StoredRecord]) -> Iterator[tuple[int, list[StoredRecord]]]:
-    """Runs of records, with the number of the first, that fit into memory."""
+    """Runs of records that fit into memory, each with the number of its first record."""
     first, batch, nbytes = 0, [], 0
     for record in records:
         batch.append(record)
@@ -229,7 +229,8 @@ def _draft(record: StoredRecord, copy: _Copy) -> RecordDraft:
 
 
 def _check_tensors(record: StoredRecord) -> None:
-    """Names of tensors and axes go into the copy: BadInputError for any that the contract does not have."""
+    """BadInputError for tensors or axes that the contract does not define, since their names go into the
+    copy."""
     contract = operation(record.info.op)
     specs = {spec.name: spec for spec in contract.tensors}
     conventions = conventions_of(record, contract)
@@ -269,9 +270,9 @@ def _publish(folder: Path, out: Path) -> None:
     with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:
         for path in sorted(folder.rglob("*")):
             if path.is_file() and path != made:
-                # Without the times of files.
+                # ZipInfo has no file times
                 archive.writestr(zipfile.ZipInfo(path.relative_to(folder).as_posix()), path.read_bytes())
     sync(made)
-    # Fails where somebody made it meanwhile, as a rename does for a folder that is not empty.
+    # Like a rename onto a folder that is not empty, link() fails if `out` exists.
     os.link(made, out)
     sync(out.absolute().parent)

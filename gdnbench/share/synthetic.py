@@ -1,10 +1,10 @@
-"""Inputs made up anew, with what the difficulty of a gated delta rule hangs on: gates, step sizes, and what
-keys have to do with one another.
+"""Replaces inputs by synthetic ones that keep what makes a gated delta rule hard: gates, step sizes, key
+similarity.
 
-The inverse of a chunk depends on beta, g and K K^T alone (`gdn_prefill`'s stages A and Ai). Keys are rotated,
-by a rotation of their own for each record and key head, which keeps K K^T up to the rounding of their dtype.
-Queries and values are random directions of the lengths that were recorded, head by head and token by token;
-states are random, each head's of the Frobenius norm that it had.
+The inverse of a chunk depends only on beta, g and K K^T (`gdn_prefill`'s stages A and Ai). Keys are rotated,
+by one rotation for each record and key head, which keeps K K^T up to the rounding of their dtype. Queries and
+values are random directions with the recorded norms, by head and token; states are random with the recorded
+Frobenius norm of each head.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STATES = ("initial_state", "state")
 
 
 def synthetic_inputs(record: StoredRecord, bases: Bases) -> dict[str, Tensor]:
-    """Inputs in the place of the record's. BadInputError for another operation."""
+    """Synthetic inputs for the record. BadInputError for another operation."""
     if record.info.op not in OPERATIONS:
         raise BadInputError(
             f"record {record.key} is of {record.info.op}: --hide synthetic knows {' and '.join(OPERATIONS)}"
@@ -59,7 +59,8 @@ def _rotated(k: Tensor, axes: Sequence[str], bases: Bases, key: str) -> Tensor:
 
 
 def _of_norm(x: Tensor, over: tuple[int, ...], drawn: Tensor) -> Tensor:
-    """`drawn`, of x's shape, with x's norms over these axes. Where x is not finite or all zero it stays."""
+    """`drawn`, of x's shape, scaled to x's norms over these axes. Elements stay as in x where its norm is 0
+    or not finite."""
     wide = x.double()
     norms, lengths = (torch.linalg.vector_norm(one, dim=over, keepdim=True) for one in (wide, drawn))
     made = drawn * (norms / lengths.clamp(min=torch.finfo(torch.float64).tiny))

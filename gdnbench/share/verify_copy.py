@@ -1,4 +1,4 @@
-"""Whether a copy shows what its source shows: the same records replayed from both."""
+"""Verifies a copy: replays the same records from source and copy, and compares the results."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _NEVER_RAN = (Outcome.UNSUPPORTED, Outcome.MISSING, Outcome.COMPILE_FAILURE)
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One record, replayed from the source and from the copy. `lost`: what the copy does not show; empty if
-    it shows the same outcome and the same tensors failing."""
+    """One record replayed from source and copy. `lost`: what the copy does not show.
+
+    `lost` is empty if the outcome and the failing tensors are the same.
+    """
 
     source: RecordResult
     copy: RecordResult
@@ -37,8 +39,10 @@ class Shown:
 
 
 def replay_both(source: Store, numbers: Sequence[int], copy: Store, options: dict[str, Any]) -> list[Shown]:
-    """Replay records `numbers` of `source`, and all of `copy`, which has those in the same order. `options`
-    are those of `replay`; errors as of it, and CannotRunError where the kernel cannot run on a record.
+    """Replay records `numbers` of `source`, and all records of `copy`, which are the same in the same order.
+
+    `options` are those of `replay`; raises what it raises, and CannotRunError if the kernel cannot run on a
+    record.
     """
     ours = replay(source, records=list(numbers), **options).records
     for one in ours:
@@ -64,7 +68,7 @@ def _lost(source: RecordResult, copy: RecordResult) -> str:
 
 
 def _kind(crash: RecordResult) -> str:
-    """Which exception or signal, without its message, which may tell sizes or addresses."""
+    """The exception or signal without its message, which may contain sizes or addresses."""
     return crash.reason.partition(":")[0].partition(" (")[0]
 
 
@@ -77,7 +81,7 @@ def _names(failing: set[tuple[str, Side]]) -> str:
 
 
 def same_elements(source: Store, numbers: Sequence[int], copy: Store) -> str:
-    """The first tensor of the copy whose digest is not that of the source's; "" if there is none."""
+    """The first tensor of the copy whose digest differs from the source's; "" if there is none."""
     for at, number in enumerate(numbers):
         ours, theirs = source.records[number], copy.records[at]
         for when in ("before", "after"):

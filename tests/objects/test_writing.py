@@ -200,7 +200,7 @@ def test_whatever_ends_an_upload_nothing_counts_as_arrived(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool = spooled(bucket, tmp_path)
-    monkeypatch.setattr(Objects, "put", lambda *_: 1 // 0)
+    monkeypatch.setattr(Objects, "put_object", lambda *_: 1 // 0)
     thread = UploadThread(spool)
     thread.start()
     thread.finish()
