@@ -164,8 +164,6 @@ def store(t: Translator, ins: Instruction) -> None:
 
 def cvta(t: Translator, ins: Instruction) -> None:
     """Converts between a state space's addresses and generic ones: adds or subtracts the window's base."""
-    if ins.types[-1] != "u64":
-        raise UnsupportedError(ins.name)
     base = WINDOWS["const" if ins.has("const") else space_of(ins)]
     value = t.read(ins.sources[0], 64)
     if base:

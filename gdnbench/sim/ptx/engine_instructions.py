@@ -1,4 +1,5 @@
-"""The instructions that the engines execute, by what their rows have in common."""
+"""The rows of the instructions that the engines execute, grouped by their properties; `forms` explains the
+notation."""
 
 from __future__ import annotations
 
@@ -45,7 +46,6 @@ TABLE: dict[Traits, str] = {
     dp4a  .{u32,s32}.{u32,s32}  d, a, b, c
     dp2a  .{lo,hi}.{u32,s32}.{u32,s32}  d, a, b, c
     """,
-    # for sums and products.
     Traits("float arithmetic"): """
     add   {.rnd}{.ftz}{.sat}.f32  d, a, b
     add   {.rnd}{.ftz}.f32x2  d, a, b
@@ -181,7 +181,7 @@ TABLE: dict[Traits, str] = {
     prmt  {.f4e,.b4e,.rc8,.ecl,.ecr,.rc16}.b32  d, a, b, c
     """,
     Traits("move and address"): """
-    cvta  {.to}.space.{u64,b64}  d, a
+    cvta  {.to}.space.u64  d, a
     isspacep .space  p, a
     """,
     Traits("load and store", access=Access.READ): """
@@ -268,7 +268,7 @@ TABLE: dict[Traits, str] = {
     Traits("control"): """
     brkpt
     """,
-    # No engine executes these. A spelling that a row above has too belongs to that one.
+    # No engine executes these. An instruction that also fits a row above belongs to that row.
     Traits("float arithmetic", executed=False): """
     fma  .rn.oob{.relu}.half  d, a, b, c
     """,

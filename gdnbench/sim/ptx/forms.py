@@ -1,20 +1,20 @@
-"""What a row of the instruction table says, and how one spelling of an instruction is matched to it.
+"""Reads the rows of the instruction table, and matches the suffixes and types of an instruction to them.
 
-A row is written in three columns, opcode, suffixes and operands, each in the notation of the PTX ISA.
+A row has three columns, opcode, suffixes and operands, each in the notation of the PTX ISA.
 
     ld  {.sem}{.scope}{.space}{.hint}*{.vec}.moved  d, [a]{.L2::cache_hint, cache-policy}
 
-    .name         a suffix that stands there; a choice if `name` is a set (`instructions.SETS`)
+    .name         a suffix; one of a set of suffixes if `name` is a set (`instructions.SETS`)
     .{a,b}        one of them
     {.a.b}        both or none; {.a,.b} one of them or none
     {.a}*         any number of them
-    d  d|p  d{|p} the first operand, if it is `d`, `p` or `r`, is the destination; {d,} may be left out
-    [a]  a        a memory operand; any other source. [map, coordinates] is that of a tensor map
-    {, b}         an operand that may be left out; {.x, b} one that is there if and only if .x is
-    b:32          an immediate here has 32 bits, not those of the last type; b:first those of the first type,
-                  b:double twice those of the last
+    d  d|p  d{|p} the destination, if the first operand is `d`, `p` or `r`; {d,} may be left out
+    [a]  a        a memory operand; another source. [map, coordinates] is the operand of a tensor copy
+    {, b}         an operand that may be left out; {.x, b} an operand that comes with the suffix .x
+    b:32          an immediate here has 32 bits; b:first as many as the first type, b:double twice as many as
+                  the last type. Without such a mark it has as many as the last type
 
-Suffixes may come in any order, as ptxas takes most of them; types keep theirs.
+The suffixes of an instruction may have any order, since ptxas accepts most orders. Types keep theirs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Flow(Enum):
 
 
 class Access(Enum):
-    """How an instruction accesses memory through the generic proxy when it executes."""
+    """How an instruction accesses memory through the generic proxy while it executes."""
 
     NONE = auto()
     READ = auto()
@@ -54,19 +54,20 @@ class Access(Enum):
 
 
 class Sync(Enum):
-    """What an instruction does to synchronise threads, or a thread and its asynchronous operations."""
+    """How an instruction synchronises threads with each other, or a thread with its asynchronous
+    operations."""
 
     NONE = auto()
-    INIT = auto()  # makes an mbarrier
-    INVALIDATE = auto()  # ends its use
+    INIT = auto()  # initialises an mbarrier
+    INVALIDATE = auto()  # ends the use of an mbarrier
     ARRIVE = auto()  # arrives at an mbarrier
-    ARRIVE_EXPECT = auto()  # has it expect bytes, then arrives
+    ARRIVE_EXPECT = auto()  # adds to the bytes that an mbarrier expects, then arrives
     EXPECT = auto()  # adds to the bytes that an mbarrier expects
-    COMPLETE = auto()  # takes from them
-    POLL = auto()  # asks whether a phase of it is complete
+    COMPLETE = auto()  # subtracts from the bytes that an mbarrier expects
+    POLL = auto()  # tests whether a phase of an mbarrier is complete
     BARRIER_ARRIVE = auto()  # arrives at a barrier of threads and goes on
     BARRIER_WAIT = auto()  # waits at a barrier of threads
-    BARRIER_REDUCE = auto()  # waits there for a value
+    BARRIER_REDUCE = auto()  # waits at a barrier of threads for a reduced value
     CLUSTER_ARRIVE = auto()
     CLUSTER_WAIT = auto()
     WARP_BARRIER = auto()  # waits for lanes of its warp
@@ -77,7 +78,7 @@ class Sync(Enum):
 
 
 class Until(Enum):
-    """What tells that an asynchronous operation is over."""
+    """The wait that completes an asynchronous operation."""
 
     NOW = ""
     TENSOR_LOAD = "tcgen05.wait::ld"
@@ -126,14 +127,26 @@ _SHARED = ("shared", "shared::cta", "shared::cluster")
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What the spellings of a row have in common. `cls`: its class in a profile. `effects` of an instruction
-    without `access` and not `bulk`, whose spelling tells them. `bulk`: a bulk copy; `reduces`: one that
-    combines what it copies with what is there. `aligned`: all threads of the warp execute it together,
-    whatever its suffixes. `lanes_meet`: it waits for the lanes of its warp that it names. `moves`: the
-    sources whose bits the destination gets, written or not; `whole`: as they are. `until`: when what it
-    starts is over; `ends`: what it waits for; `commits`: what it collects in a group, or has arrive at an
-    mbarrier when it is over. `orders`: the effects behind it that it orders. `executed`:
-    false of what no engine has, which both refuse by name."""
+    """The properties that all instructions of a row share.
+
+    `cls`: the class in a profile.
+    `owner`: who executes the instruction.
+    `flow`: which instruction follows.
+    `access`: how the instruction accesses memory while it executes.
+    `sync`: how it synchronises.
+    `effects`: what other instructions must be ordered with. Rows with `access` or `bulk` leave it out: their
+        suffixes decide.
+    `bulk`: a bulk copy. `reduces`: a bulk copy that combines its data with the destination's.
+    `aligned`: all threads of the warp execute it together, even without the suffix `.aligned`.
+    `lanes_meet`: it waits for the lanes of its warp that its mask names.
+    `moves`: the sources whose bits the destination receives, even if they were never written. `whole`: the
+        destination receives all bits of one of these sources.
+    `until`: the wait that completes the asynchronous operation that it starts.
+    `ends`: the asynchronous operations that it waits for.
+    `commits`: the asynchronous operations that it collects in a group, or that arrive at its mbarrier.
+    `orders`: the effects of later instructions that it orders.
+    `executed`: False if no engine executes it; both engines refuse it by name.
+    """
 
     cls: str
     owner: Owner = Owner.ENGINE
@@ -156,10 +169,14 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Form(Traits):
-    """One spelling of an instruction. `dests`: number of destinations; None if the first operand is one
-    unless it is a memory operand. `sources`: the fewest and the most. `widths`: bits of an immediate by
-    source, None where it has as many as it needs. `addresses`: for each source that must be there, what it
-    is: "", "address" or "tensor"."""
+    """The row's properties for one combination of suffixes and types.
+
+    `dests`: the number of destinations. None: the first operand is a destination unless it is a memory
+        operand.
+    `sources`: the fewest and the most sources.
+    `widths`: for each source the bits of an immediate, None for as many as its value needs.
+    `addresses`: for each source that must be there "", "address" or "tensor".
+    """
 
     op: str = ""
     dests: int | None = 0
@@ -241,7 +258,7 @@ class Row:
         return frozenset(name for group in self.groups for part in group.parts for name in part)
 
     def match(self, mods: tuple[str, ...], types: tuple[str, ...], vec: int) -> Form | None:
-        """What the row says of a spelling; None if it is not one of the row."""
+        """The form of these suffixes and types; None if the row does not have them."""
         if len(types) != len(self.types) or any(t not in s for t, s in zip(types, self.types, strict=True)):
             return None
         left = [*mods, *(name for name, count in VECTORS.items() if count == vec)]
@@ -288,8 +305,9 @@ class Row:
 
 
 def _effects(traits: Traits, mods: tuple[str, ...]) -> Effect:
-    """Those of the spelling: an address without a space may be in either; nobody writes what `ld.global.nc`
-    reads; bulk copies to shared memory arrive at an mbarrier, those from it belong to a group."""
+    """The effects of an instruction with these suffixes. An address without a state space may be in shared or
+    in global memory. No thread writes what `ld.global.nc` reads. Bulk copies to shared memory arrive at an
+    mbarrier; bulk copies from shared memory belong to a group."""
     if traits.bulk:
         return Effect.DRAIN if "bulk_group" in mods else Effect.FILL | Effect.SIGNAL
     if traits.access is Access.NONE or any(mod in _PRIVATE for mod in mods):
@@ -313,7 +331,7 @@ _DESTINATIONS = frozenset(("d", "p", "r", "d|p", "d{|p}", "p{|q}"))
 
 
 def row(line: str, traits: Traits, sets: Mapping[str, frozenset[str]]) -> Row:
-    """A line of the table."""
+    """Read a row of the table."""
     op, _, rest = line.strip().partition(" ")
     if re.fullmatch(r"[a-z][\w.:]*", op) is None:
         raise ValueError(f"a row without an opcode: {line}")

@@ -1,8 +1,11 @@
 """The instructions: a row for each form, in the syntax of the PTX ISA (9.2, chapter 9) as `forms` explains.
 
-An instruction that is no row is refused by name when it is parsed; so are suffixes of which one would have to
-be ignored. Parser, engines, profile, checker and mutants take from here what an instruction is; what it
-computes each engine says for itself. Suffixes in `hint` change speed, never results.
+The parser refuses an instruction without a row by name. The parser, the engines, the profile, the checker and
+the mutants read operands, types, effects and waits here. Each engine defines what an instruction computes.
+Suffixes in `hint` change the speed of an instruction, never its result.
+
+To add an instruction: add a row to `engine_instructions` with a function in each engine, or to
+`machine_instructions` with a handler of the machine.
 """
 
 from __future__ import annotations

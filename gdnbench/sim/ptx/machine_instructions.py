@@ -1,5 +1,6 @@
-"""The instructions that the machine executes, by what their rows have in common. The last ones nobody
-executes: they are refused when they would be."""
+"""The rows of the instructions that the machine executes, grouped by their properties; `forms` explains the
+notation. If the machine has no handler for an opcode, it refuses the instruction by name when a warp executes
+it."""
 
 from __future__ import annotations
 
