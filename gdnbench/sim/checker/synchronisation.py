@@ -47,6 +47,7 @@ from gdnbench.sim.machine.operands import constant, distinct, one, shared_addres
 from gdnbench.sim.machine.tcgen05_access import cells_of
 from gdnbench.sim.machine.tmem import column_of
 from gdnbench.sim.ptx.forms import Sync, Until
+from gdnbench.sim.ptx.instructions import BARRIERS, opcodes
 from gdnbench.sim.ptx.ir import Immediate
 
 MBARRIER_BYTES = 8
@@ -356,17 +357,8 @@ def _tmem_dealloc(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None
 BEGINS: dict[str, Begin] = {
     "mbarrier.init": _mbarrier_init,
     "mbarrier.inval": _mbarrier_inval,
-    **dict.fromkeys(
-        (
-            "mbarrier.arrive",
-            "mbarrier.arrive.expect_tx",
-            "mbarrier.arrive_drop",
-            "mbarrier.arrive_drop.expect_tx",
-        ),
-        _mbarrier_arrive,
-    ),
-    "mbarrier.expect_tx": _mbarrier_use,
-    "mbarrier.complete_tx": _mbarrier_use,
+    **dict.fromkeys(opcodes(Sync.ARRIVE, Sync.ARRIVE_EXPECT), _mbarrier_arrive),
+    **dict.fromkeys(opcodes(Sync.EXPECT, Sync.COMPLETE), _mbarrier_use),
     "fence.proxy.async": _fence_proxy,
     "fence.proxy.async::generic": _fence_proxy,
     "fence.mbarrier_init": _fence_init,
@@ -380,16 +372,11 @@ BEGINS: dict[str, Begin] = {
     "cp.async.commit_group": _commit_group("copies"),
     "cp.async.bulk.commit_group": _commit_group("bulk"),
     "wgmma.commit_group": _commit_group("wgmma"),
-    **{
-        f"{base}.{action}": _named_barrier_begins
-        for base in ("bar", "bar.cta", "barrier", "barrier.cta")
-        for action in ("sync", "arrive", "red")
-    },
+    **dict.fromkeys(BARRIERS, _named_barrier_begins),
 }
 
 ENDS: dict[str, End] = {
-    "mbarrier.test_wait": _mbarrier_wait,
-    "mbarrier.try_wait": _mbarrier_wait,
+    **dict.fromkeys(opcodes(Sync.POLL), _mbarrier_wait),
     "cp.async.wait_group": _wait_group("copies"),
     "cp.async.wait_all": _wait_group("copies"),
     "cp.async.bulk.wait_group": _wait_group("bulk"),
@@ -398,9 +385,5 @@ ENDS: dict[str, End] = {
     "tcgen05.ld": _tmem_access,
     "tcgen05.st": _tmem_access,
     "tcgen05.alloc": _tmem_alloc,
-    **{
-        f"{base}.{action}": _named_barrier
-        for base in ("bar", "bar.cta", "barrier", "barrier.cta")
-        for action in ("sync", "arrive", "red")
-    },
+    **dict.fromkeys(BARRIERS, _named_barrier),
 }

@@ -10,6 +10,7 @@ from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.operands import constant, one, uniform
 from gdnbench.sim.ptx.forms import Sync
+from gdnbench.sim.ptx.instructions import BARRIERS
 from gdnbench.sim.ptx.ir import Instruction
 
 REGISTERS_MIN = 24
@@ -72,11 +73,7 @@ def _setmaxnreg(
 
 
 HANDLERS: dict[str, Handler] = {
-    **{
-        f"{base}.{action}": _barrier
-        for base in ("bar", "bar.cta", "barrier", "barrier.cta")
-        for action in ("sync", "arrive", "red")
-    },
+    **dict.fromkeys(BARRIERS, _barrier),
     "setmaxnreg.inc": _setmaxnreg,
     "setmaxnreg.dec": _setmaxnreg,
 }

@@ -11,7 +11,7 @@ To add an instruction: add a row to `engine_instructions` with a function in eac
 from __future__ import annotations
 
 from gdnbench.sim.ptx import engine_instructions, machine_instructions
-from gdnbench.sim.ptx.forms import Row, row
+from gdnbench.sim.ptx.forms import Row, Sync, row
 
 # The names of sets of suffixes in rows.
 SETS: dict[str, frozenset[str]] = {
@@ -88,3 +88,12 @@ def _rows() -> dict[str, tuple[Row, ...]]:
 
 ROWS = _rows()
 """The rows of each opcode."""
+
+
+def opcodes(*syncs: Sync) -> tuple[str, ...]:
+    """The opcodes that synchronise in one of these ways."""
+    return tuple(op for op, rows in ROWS.items() if rows[0].traits.sync in syncs)
+
+
+BARRIERS = opcodes(Sync.BARRIER_WAIT, Sync.BARRIER_ARRIVE, Sync.BARRIER_REDUCE)
+"""The opcodes of named barriers."""
