@@ -35,8 +35,6 @@ import torch
 from gdnbench_kernels.gdn_decode.torch_recurrent import torch_recurrent
 from gdnbench_kernels.gdn_prefill.torch_chunked import torch_chunked
 from gdnbench_kernels.swa_decode.torch_paged import torch_paged
-from tests.subset import quick
-from tests.subset import quick
 
 
 def answer(kernel, call):
