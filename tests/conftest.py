@@ -23,6 +23,10 @@ from tests.seeds import VARIABLE as SEED_VARIABLE
 # Compiled kernels are kept between runs, beside the sources, and never in the user's own cache.
 os.environ.setdefault("GDNBENCH_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".cache" / "gdnbench"))
 
+# Torch in one thread: the threads of several test processes wait for each other at every small operation, which
+# then takes 3 to 7 times as long on 2 cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     help = "draw new seeds, or those of run N; without it a run repeats the last one's"
