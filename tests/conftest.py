@@ -23,8 +23,8 @@ from tests.seeds import VARIABLE as SEED_VARIABLE
 # Compiled kernels are kept between runs, beside the sources, and never in the user's own cache.
 os.environ.setdefault("GDNBENCH_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".cache" / "gdnbench"))
 
-# Torch in one thread: the threads of several test processes wait for each other at every small operation, which
-# then takes 3 to 7 times as long on 2 cores.
+# Torch in one thread: the threads of several test processes wait for each other at every small operation,
+# which then takes 3 to 7 times as long on 2 cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
