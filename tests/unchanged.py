@@ -43,6 +43,8 @@ STANDS_ON = (
     "scripts/test",
     "tests/__init__.py",
     "tests/conftest.py",
+    "tests/messages/__init__.py",
+    "tests/messages/messages.toml",
     "tests/seeds.py",
     "tests/subset.py",
     "tests/sim/conftest.py",

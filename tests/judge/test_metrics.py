@@ -16,6 +16,7 @@ from gdnbench.judge.location import whole
 from gdnbench.judge.metrics import compare
 from gdnbench.judge.row_source import Memory
 from gdnbench_kernels.contract import Partition, Region
+from tests.messages import wording
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2]
 AXES = ("T", "Hv", "V")
@@ -313,8 +314,8 @@ def test_equal_digests_read_nothing() -> None:
 
 
 def test_shapes_must_be_equal_and_regions_apart() -> None:
-    with pytest.raises(ValueError, match=r"shapes \(2,\) and \(3,\)"):
+    with pytest.raises(ValueError, match=wording("judge.shapes-differ", shape="(2,)", other="(3,)")):
         compare(Memory(torch.zeros(2)), Memory(torch.zeros(3)), whole(2))
     overlapping = Partition((Region(0, 2, 0), Region(1, 3, 1)), None)
-    with pytest.raises(ValueError, match="overlap at row 1"):
+    with pytest.raises(ValueError, match=wording("judge.regions-overlap", row=1)):
         compare(Memory(torch.zeros(3)), Memory(torch.zeros(3)), overlapping)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from gdnbench.judge.stages import judge_stages
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill.contract import OPERATION, stage_limit, with_rounded_sums
 from gdnbench_kernels.run import run_kernel
+from tests.messages import wording
 
 NAMES = ["g_cu", "A", "Ai", "U", "W", "h", "V_new", "P"]
 
@@ -95,7 +97,7 @@ def test_rows_that_no_token_owns_do_not_count(
 def test_a_stage_that_is_not_finite_fails(call: Call, exact: dict[str, Tensor], name: str) -> None:
     exact[name][0] = torch.nan
     result = judged(call, exact)[name]
-    assert "NaN or infinite" in result.reasons[0]
+    assert re.search(wording("judge.nonfinite-wrong"), result.reasons[0])
 
 
 def test_a_nan_may_reach_all_of_its_chunk_and_head_and_nothing_else() -> None:
@@ -141,7 +143,7 @@ def test_identical_keys_fail_a_design_that_stores_a_in_bf16() -> None:
     alike = OPERATION.synth(seqlens=(128,), heads=(1, 1), key_correlation=1.0, gate_span=0.06, beta=1.0)
     results = judged(alike, stages_of(alike, "torch"))
     assert {name for name, result in results.items() if not result.passed} == {"Ai", "U"}
-    assert "beyond their limit: worst sequence 0 chunk" in results["Ai"].reasons[0]
+    assert re.search(wording("judge.states-over", worst="sequence 0 chunk"), results["Ai"].reasons[0])
     exact = stages_of(alike, "reference_staged")
     assert all(result.passed for result in judged(alike, exact).values())
     # An exact inverse rounded to fp16 keeps the limit: it is the method that is judged, not the dtype.
@@ -153,9 +155,16 @@ def test_a_part_of_the_inverse_is_held_by_itself(call: Call, exact: dict[str, Te
     assert float(exact["Ai"][0, 0].norm()) * 3e-3 > 0.02
     exact["Ai"][0, 0, 40, 20] += 0.02
     (reason,) = judged(call, exact)["Ai"].reasons
-    assert reason == (
-        "1 parts of 16 x 16 beyond their limit: worst sequence 0 chunk 0 head 0 row 32 column 16,"
-        " |x - y| 0.02 over 0.012, relative 0.005 over 0.003"
+    assert re.fullmatch(
+        wording(
+            "judge.parts-over",
+            count=1,
+            rows=16,
+            columns=16,
+            worst="sequence 0 chunk 0 head 0 row 32 column 16, |x - y| 0.02 over 0.012, "
+            "relative 0.005 over 0.003",
+        ),
+        reason,
     )
 
 

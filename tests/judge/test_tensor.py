@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from gdnbench.judge.rule import Bitwise, Bound, make_rule
 from gdnbench.judge.tensor import Subject, judge, judge_against_target, show_difference
 from gdnbench.record import When
 from gdnbench_kernels.contract import Partition, Region
+from tests.messages import wording
 
 INF, NAN = math.inf, math.nan
 
@@ -57,7 +59,7 @@ def test_one_head_of_one_sequence_fails_alone() -> None:
     yardstick[0, 0, 0] += 0.1  # so that the largest error is no help
     result = judge(subject(), candidate, oracle, yardstick, Bound(k=1.5))
     assert len(result.reasons) == 1
-    assert "1 of 4 (sequence, head): worst sequence 1 head 1" in result.reasons[0]
+    assert re.search(wording("judge.rms-over", count=1, of=4, sequence=1, head=1), result.reasons[0])
 
 
 def test_one_wild_element_fails_by_its_size_alone() -> None:
@@ -170,7 +172,9 @@ def test_bitwise_sees_a_sign_of_zero_but_no_payload() -> None:
     assert judge_against_target(subject(), Memory(x), Memory(y), Bitwise()).passed
     x[9, 1, 1] = -0.0
     result = judge_against_target(subject(), Memory(x), Memory(y), Bitwise())
-    assert result.reasons[0].startswith("1 of 1024 elements differ in their bits; worst [9, 1, 1]")
+    assert re.match(
+        wording("judge.bits-differ", count="1 of 1024 elements", worst="[9, 1, 1]"), result.reasons[0]
+    )
 
 
 def test_tolerance_and_non_finite() -> None:
@@ -180,7 +184,7 @@ def test_tolerance_and_non_finite() -> None:
     assert not judge_against_target(subject(), Memory(x), Memory(y), Tolerance(0.1)).passed
     x[5, 0, 0] = NAN
     result = judge_against_target(subject(), Memory(x), Memory(y), Tolerance(1e9))
-    assert "NaN or infinite on one side only; first [5, 0, 0]" in result.reasons[0]
+    assert re.search(wording("judge.nonfinite-one-side", first="[5, 0, 0]"), result.reasons[0])
 
 
 def test_a_shown_difference_decides_nothing() -> None:
@@ -202,15 +206,15 @@ def test_slots_are_named_as_the_caller_knows_them() -> None:
 
 
 def test_rules_contradict_or_make_no_sense() -> None:
-    with pytest.raises(BadInputError, match="not both"):
+    with pytest.raises(BadInputError, match=wording("judge.bitwise-or-tol")):
         make_rule(tol=(1.0, 0.0), bitwise=True)
-    with pytest.raises(BadInputError, match="must not be negative"):
+    with pytest.raises(BadInputError, match=wording("judge.tol-negative", abs=-1)):
         make_rule(tol=(-1.0, 0.0))
-    with pytest.raises(BadInputError, match="must not be negative"):
+    with pytest.raises(BadInputError, match=wording("judge.k-negative")):
         make_rule(k=NAN)
-    with pytest.raises(BadInputError, match="k -3 must not be negative"):
+    with pytest.raises(BadInputError, match=wording("judge.k-negative", k=-3)):
         make_rule(k_by_tensor={"o": -3.0})
-    with pytest.raises(BadInputError, match="k of 'p': no such output"):
+    with pytest.raises(BadInputError, match=wording("judge.k-unused", output="p")):
         make_rule(k_by_tensor={"p": 3.0})
-    with pytest.raises(BadInputError, match="not looked at bitwise or with tol"):
+    with pytest.raises(BadInputError, match=wording("judge.k-without-oracle")):
         make_rule(k=2.0, tol=(1.0, 0.0))

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.messages import wording
+
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench import artifact_cache, sim
@@ -157,13 +159,16 @@ def test_a_symbol_is_short_enough_to_name_files(tmp_path: Path) -> None:
 
 
 def test_unknown_arch() -> None:
-    with pytest.raises(ArchError, match="arch 'sm_80'; there are sm_90a, sm_100a, sm_100f, sm_103a"):
+    with pytest.raises(
+        ArchError,
+        match=wording("sim.host.arch-unknown", arch="sm_80", known="sm_90a, sm_100a, sm_100f, sm_103a"),
+    ):
         program(AFFINE, "sm_80")
 
 
 def test_without_the_compiler(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "DSL", "no-such-distribution")
-    with pytest.raises(ImportError, match="CuTe DSL is not installed: pip install no-such-distribution"):
+    with pytest.raises(ImportError, match=wording("kernels.cutedsl-missing", package="no-such-distribution")):
         program(AFFINE)
 
 
@@ -447,7 +452,9 @@ def test_full_disk_leaves_no_part_of_an_export(
 def test_exported_files_that_were_changed(suffix: str, tmp_path: Path) -> None:
     path = export(program(AFFINE), tmp_path)
     flip_in_the_middle(path.with_suffix(f".{suffix}"))
-    with pytest.raises(LoadError, match=rf"{AFFINE.symbol}\.{suffix} is not what was exported with it"):
+    with pytest.raises(
+        LoadError, match=wording("kernels.export-changed", program=AFFINE.symbol, suffix=suffix)
+    ):
         load(path)
 
 
@@ -455,7 +462,7 @@ def test_exported_files_that_were_changed(suffix: str, tmp_path: Path) -> None:
 def test_file_that_is_no_record(text: str, tmp_path: Path) -> None:
     path = export(program(AFFINE), tmp_path)
     path.write_text(text)
-    with pytest.raises(LoadError, match="is no record of an exported program"):
+    with pytest.raises(LoadError, match=wording("kernels.export-unreadable")):
         load(path)
 
 
@@ -508,7 +515,7 @@ def test_simulator_refuses_arguments(change: Callable[[Arguments], Arguments], m
 
 
 def test_simulator_refuses_what_was_compiled_in() -> None:
-    with pytest.raises(LaunchError, match="bias is given; the kernel was compiled without it"):
+    with pytest.raises(LaunchError, match=wording("sim.host.compiled-without", argument="bias")):
         sim.launch(program(PLAIN), *arguments())
     with pytest.raises(LaunchError, match="argument count is given twice"):
         sim.launch(program(AFFINE), *arguments(), count=3)

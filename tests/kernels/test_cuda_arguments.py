@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+
+from tests.messages import wording
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
@@ -27,8 +30,12 @@ Arguments = tuple[Any, ...]
 def test_without_a_device() -> None:
     with pytest.raises(
         NotImplementedError,
-        match=r"tests.affine is compiled for sm_100a and needs a GPU of compute capability 10\.0; there is no"
-        " CUDA device here",
+        match=wording(
+            "kernels.gpu-unsuitable",
+            kernel="tests.affine",
+            arch="sm_100a",
+            needed="10.0; there is no CUDA device here",
+        ),
     ):
         program(AFFINE)(*arguments())
 
@@ -53,9 +60,14 @@ def test_on_another_device(
     major, minor = capability
     with pytest.raises(NotImplementedError) as refused:
         program(AFFINE, arch)(*arguments())
-    assert str(refused.value) == (
-        f"tests.affine is compiled for {arch} and needs a GPU of compute capability {needs};"
-        f" NVIDIA Something has {major}.{minor}"
+    assert re.fullmatch(
+        wording(
+            "kernels.gpu-unsuitable",
+            kernel="tests.affine",
+            arch=arch,
+            needed=f"{needs}; NVIDIA Something has {major}.{minor}",
+        ),
+        str(refused.value),
     )
 
 
@@ -203,9 +215,14 @@ def test_cuda_refuses_arguments(
 
 
 def test_cuda_refuses_what_was_compiled_in(cuda_launches: list[Any]) -> None:
-    with pytest.raises(ArgumentError, match=r"tests\.affine was compiled without bias; it is to be None"):
+    with pytest.raises(
+        ArgumentError, match=wording("kernels.compiled-without", kernel="tests.affine", argument="bias")
+    ):
         program(PLAIN)(*arguments())
-    with pytest.raises(ArgumentError, match=r"given were 5 positional arguments and count"):
+    with pytest.raises(
+        ArgumentError,
+        match=wording("kernels.positional-arguments", count="given were 5", others=" and count"),
+    ):
         program(AFFINE)(*arguments(), count=3)
     assert not cuda_launches
 

@@ -15,6 +15,7 @@ from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.gdn_prefill.sm100 import ChunkTables
 from gdnbench_kernels.gdn_prefill.sources import metadata_source
 from gdnbench_kernels.run import run_kernel
+from tests.messages import wording
 
 pytestmark = [
     pytest.mark.gpu,
@@ -84,7 +85,9 @@ def test_another_gpu_is_told_which_is_needed() -> None:
     if capability()[0] == 10:
         pytest.skip("this GPU is the one that is needed")
     found = operation("gdn_prefill")
-    with pytest.raises(NotImplementedError, match=r"compute capability 10\.0, 10\.3; ") as refusal:
+    with pytest.raises(
+        NotImplementedError, match=wording("kernels.capability", wanted="10.0, 10.3")
+    ) as refusal:
         run_kernel(found, "sm100", on_cuda(found.synth(seqlens=(70, 3))))
     assert torch.cuda.get_device_name() in str(refusal.value)
 

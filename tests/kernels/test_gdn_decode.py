@@ -14,6 +14,7 @@ from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.contract import OPERATION as PREFILL
 from gdnbench_kernels.run import run_kernel
+from tests.messages import wording
 
 Measure = Callable[[Tensor, Tensor], float]
 
@@ -278,8 +279,8 @@ def test_transformers_agrees_with_the_oracle(options: dict[str, Any], relative_e
 @pytest.mark.parametrize(
     ("options", "scalars", "message"),
     [
-        ({"steps": 2}, {}, r"decodes one token a sequence, the call has S = 2"),
-        ({}, {"scale": 1.0}, r"scales by K \*\* -0\.5 = 0\.353553391, the call by 1"),
+        ({"steps": 2}, {}, wording("kernels.hf-tokens", tokens=2)),
+        ({}, {"scale": 1.0}, wording("kernels.hf-scale", wanted="0.353553391", given=1)),
     ],
 )
 def test_transformers_refuses_what_it_cannot_do(

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.messages import wording
+
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench.replay.simulated import programs_simulated
@@ -177,7 +179,7 @@ def test_inputs_in_a_slot_are_refused(name: str, first: int) -> None:
     call = made(batch=2, slots=4)
     state = gapped(call)
     view = in_pool(state, call, name, first)
-    with pytest.raises(ValueError, match=f"^{name} shares memory with state; give it memory of its own"):
+    with pytest.raises(ValueError, match="^" + wording("kernels.shares-state", tensor=name)):
         cute(**{**arguments(call), name: view, "state": state})
 
 
@@ -192,7 +194,7 @@ def outputs_over(call: Call, name: str) -> Outputs:
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "A_log", "dt_bias", "state_indices"])
 def test_o_over_an_input_is_refused(name: str) -> None:
     call = made(batch=2)
-    with pytest.raises(ValueError, match=f"o shares memory with {name}; give it memory of its own"):
+    with pytest.raises(ValueError, match=wording("kernels.memory-shared", tensor="o", other=name)):
         cute(**{**arguments(call), **outputs_over(call, name)})
 
 
@@ -200,14 +202,14 @@ def test_o_in_the_pool_is_refused() -> None:
     call = made(batch=2, slots=4)
     o = call.tensors["state"].clone().view(-1).view(torch.bfloat16)[: call.tensors["v"].numel()]
     state = o.view(torch.float32).as_strided(call.tensors["state"].shape, call.tensors["state"].stride())
-    with pytest.raises(ValueError, match="o shares memory with state"):
+    with pytest.raises(ValueError, match=wording("kernels.shares-state", tensor="o")):
         cute(**{**arguments(call), "state": state, "o": o.view_as(call.tensors["v"])})
 
 
 def test_tensors_without_memory_are_refused() -> None:
     given = arguments(made(batch=2))
     meta = {name: x.to("meta") if isinstance(x, Tensor) else x for name, x in given.items()}
-    with pytest.raises(ValueError, match="state has no memory"):
+    with pytest.raises(ValueError, match=wording("kernels.no-memory", tensor="state")):
         cute(**meta)
     with pytest.raises(ValueError, match="q is on meta, v on cpu"):
         cute(**{**given, "q": meta["q"]})
@@ -218,7 +220,7 @@ def test_without_a_device_or_simulator_nothing_is_touched() -> None:
     state = call.tensors["state"].clone()
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    with pytest.raises(NotImplementedError, match="there is no CUDA device here"):
+    with pytest.raises(NotImplementedError, match=wording("kernels.gpu-missing")):
         cute(**{**arguments(call), "state": state})
     assert same(state, call.tensors["state"])
 
@@ -227,5 +229,7 @@ def test_more_sequences_than_a_grid_has_rows_are_refused() -> None:
     call = made(batch=1)
     shared = {"A_log", "dt_bias", "state"}
     many = {name: x if name in shared else x.expand(65_536, *x.shape[1:]) for name, x in call.tensors.items()}
-    with pytest.raises(NotImplementedError, match="up to 65535 sequences, not 65536"):
+    with pytest.raises(
+        NotImplementedError, match=wording("kernels.batch-limit", max_batch=65535, batch=65536)
+    ):
         cute(**{**arguments(call), **many})

@@ -14,6 +14,7 @@ from torch import Tensor
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.run import run_kernel
+from tests.messages import wording
 
 Measure = Callable[[Tensor, Tensor], float]
 
@@ -178,7 +179,7 @@ def test_transformers_refuses_another_scale() -> None:
     call = made(seqlens=(3,), state_layout="KV")
     other = Call(call.tensors, {**call.scalars, "scale": 0.5}, call.conventions)
     with pytest.raises(
-        NotImplementedError, match=r"scales by K \*\* -0\.5 = 0\.0883883476, the call by 0\.5"
+        NotImplementedError, match=wording("kernels.hf-scale", wanted="0.0883883476", given="0.5")
     ):
         run_kernel(OPERATION, "hf", other)
 
@@ -188,7 +189,7 @@ def test_missing_transformers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.setitem(sys.modules, "transformers.models.qwen3_next.modeling_qwen3_next", None)
-    with pytest.raises(ImportError, match=r"pip install 'gdnbench\[hf\]'"):
+    with pytest.raises(ImportError, match=wording("kernels.hf-missing")):
         run_kernel(OPERATION, "hf", made(seqlens=(3,), state_layout="KV"))
 
 

@@ -27,6 +27,7 @@ from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.sm100 import ChunkTables, Workspace, sm100
 from gdnbench_kernels.gdn_prefill.synth import synth
+from tests.messages import wording
 from tests.subset import quick
 
 CAPTURES = Path(__file__).parents[2] / "captures"
@@ -454,7 +455,7 @@ def test_wrong_arguments(name: str, tensor: Tensor, message: str) -> None:
 def test_a_final_state_that_is_not_to_be_filled_is_refused() -> None:
     call = synth(seqlens=(3,), heads=(1, 1))
     final = torch.zeros(1, 1, 128, 128)
-    with simulator() as session, pytest.raises(ValueError, match="final_state is given, which output_final_"):
+    with simulator() as session, pytest.raises(ValueError, match=wording("kernels.final-state-given")):
         sm100(**call.tensors, final_state=final, output_final_state=False)
     assert session.reports == []
 
@@ -465,7 +466,7 @@ def test_tokens_of_no_sequence_are_refused(tokens: int, elements: int) -> None:
     none = torch.zeros(elements, dtype=torch.int32)
     with (
         simulator() as session,
-        pytest.raises(ValueError, match=f"cu_seqlens has {elements} elements: no seq"),
+        pytest.raises(ValueError, match=wording("kernels.no-sequence", elements=elements)),
     ):
         sm100(**{**call.tensors, "cu_seqlens": none})
     assert session.reports == []
@@ -476,7 +477,7 @@ def test_a_state_needs_a_sequence_to_be_carried_through() -> None:
     tables = replace(space.tables, offsets=torch.zeros(1, dtype=torch.int32))
     k, bounds = torch.zeros(3, 1, 128).bfloat16(), torch.zeros(1, dtype=torch.int32)
     given = (k, space.u, space.w, space.g_cu, bounds, tables)
-    with simulator() as session, pytest.raises(ValueError, match="no sequence to carry a state through"):
+    with simulator() as session, pytest.raises(ValueError, match=wording("kernels.no-sequence-state")):
         kernels.chunk_state(*given, initial_state=None, h=space.h, v_new=space.v_new, final_state=None)
     assert session.reports == []
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.messages import wording
+
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench.errors import BadInputError
@@ -131,14 +133,16 @@ def test_columns_of_tensor_memory() -> None:
     "body", [("add.s32 %r1, %r1, 32;",), ("mov.b32 %r1, 32;", "mov.b32 %r1, 64;"), ("mov.b32 %r1, %r2;",)]
 )
 def test_columns_that_are_computed_are_no_figure(body: tuple[str, ...]) -> None:
-    with pytest.raises(UnsupportedError, match="a number of columns that is computed"):
+    with pytest.raises(UnsupportedError, match=wording("kernel_figures.alloc-computed")):
         tmem_columns(ptx(*body, f"{ALLOC}%r1;"))
 
 
 def test_tensor_larger_than_memory() -> None:
     huge = '!cute.memref<f32, gmem, align<16>, "(?,1099511627776):(1099511627776,1)">'
     assert _example('!cute.memref<f32, gmem, align<16>, "(?,4):(4,1)">').shape == (64, 4)
-    with pytest.raises(UnsupportedError, match=r"takes tensors of 7.04e\+13 elements"):
+    with pytest.raises(
+        UnsupportedError, match=wording("kernel_figures.tensor-too-large", elements="7.04e+13")
+    ):
         _example(huge)
 
 
@@ -188,7 +192,7 @@ def test_kernels_that_come_and_go() -> None:
 
 @pytest.mark.parametrize("damaged", [{}, [], {"kernels": [{"name": "k"}]}, {"kernels": 3}])
 def test_no_budget(damaged: Any) -> None:
-    with pytest.raises(BadInputError, match="the budget is no output of gdnbench compile --json"):
+    with pytest.raises(BadInputError, match=wording("kernel_figures.budget-wrong")):
         problems([GOOD], damaged)
 
 
@@ -196,5 +200,7 @@ def test_no_budget(damaged: Any) -> None:
 def test_figures_that_are_no_numbers(value: Any) -> None:
     damaged = budget(GOOD)
     damaged["kernels"][0]["registers"] = value
-    with pytest.raises(BadInputError, match=r"the budget's registers of k is .*, which is no number"):
+    with pytest.raises(
+        BadInputError, match=wording("kernel_figures.budget-number", figure="registers", kernel="k")
+    ):
         problems([GOOD], damaged)

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.messages import wording
+
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench.replay.simulated import programs_simulated
@@ -74,7 +76,7 @@ def test_a_tensor_that_is_not_aligned_is_refused() -> None:
     taken = TensorType.parse(made.parameters[0].type or "")
     assert taken is not None
     taken.check("source", torch.zeros(8, dtype=torch.int32), torch.device("cpu"))
-    with pytest.raises(ArgumentError, match="aligned to 16"):
+    with pytest.raises(ArgumentError, match=wording("kernels.unaligned", align=16)):
         taken.check("source", torch.zeros(9, dtype=torch.int32)[1:], torch.device("cpu"))
 
 

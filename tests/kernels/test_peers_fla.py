@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -24,6 +25,7 @@ from gdnbench_kernels.gdn_decode.contract import slots_of
 from gdnbench_kernels.gdn_prefill import fla as prefill
 from gdnbench_kernels.gdn_prefill.contract import OPERATION as PREFILL
 from gdnbench_kernels.run import run_kernel
+from tests.messages import wording
 from tests.seeds import drawn
 
 HERE = Path(__file__).parent
@@ -227,24 +229,27 @@ def test_chunks_are_counted_once_for_equal_calls(stand_in: None) -> None:
 
 def test_refusals(stand_in: None) -> None:
     call = DECODE.synth(batch=2, steps=2, heads=(1, 2), head_dim=(D, D), state_layout="KV")
-    with pytest.raises(
-        NotImplementedError, match="one state a sequence, not one a token; the call has S = 2"
-    ):
+    with pytest.raises(NotImplementedError, match=wording("kernels.fla-states", tokens=2)):
         decode.fla(**call.tensors)
     call = DECODE.synth(batch=2, padding=1.0, heads=(1, 2), head_dim=(D, D), state_layout="KV")
-    with pytest.raises(NotImplementedError, match="every sequence is padding"):
+    with pytest.raises(NotImplementedError, match=wording("kernels.fla-padding")):
         decode.fla(**call.tensors)
     call = PREFILL.synth(seqlens=(0,), heads=(1, 2), head_dim=(D, D), state_layout="KV")
-    with pytest.raises(NotImplementedError, match="nothing for no tokens"):
+    with pytest.raises(NotImplementedError, match=wording("kernels.nothing-launched")):
         prefill.fla(**call.tensors)
-    with pytest.raises(NotImplementedError, match="takes chunks of 16, 32, 64 tokens, not 128"):
+    with pytest.raises(
+        NotImplementedError, match=wording("kernels.fla-chunk", known="16, 32, 64", given=128)
+    ):
         prefill.fla(**call.tensors, chunk_size=128)
 
 
 def test_dispatch_that_is_on_already(stand_in: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its switch is read once: a process that imported the package without it measures something else."""
     monkeypatch.setattr(sys.modules["fla.backends"], "_DISPATCH_DISABLED", False)
-    with pytest.raises(ImportError, match="FLA_DISABLE_BACKEND_DISPATCH=1 in the environment"):
+    with pytest.raises(
+        ImportError,
+        match=wording("kernels.fla-dispatch", settings=re.compile(".*FLA_DISABLE_BACKEND_DISPATCH=1")),
+    ):
         peers.fla_module("ops.gated_delta_rule")
 
 

@@ -22,6 +22,7 @@ from gdnbench_kernels.gdn_decode.gates import Gates
 from gdnbench_kernels.gdn_prefill import flashinfer as prefill
 from gdnbench_kernels.gdn_prefill.contract import OPERATION as PREFILL
 from gdnbench_kernels.run import run_kernel
+from tests.messages import wording
 from tests.seeds import drawn
 
 # FlashInfer was written against an older CuTe DSL, whose names have moved; others warn of long loops.
@@ -202,7 +203,7 @@ def test_decode_refuses_a_token_without_a_slot() -> None:
     call = made(batch=2, steps=2)
     given = given_to(DECODE, call)
     given["state_indices"][1, 1] = -1
-    with pytest.raises(NotImplementedError, match="writes the state of a token whose slot is -1"):
+    with pytest.raises(NotImplementedError, match=wording("kernels.padding-writes")):
         decode.flashinfer(**given)
 
 
@@ -212,10 +213,10 @@ def test_decode_refuses_slots_that_lie_apart() -> None:
     pool = given["state"]
     apart = torch.zeros(len(pool), 3, *pool.shape[2:])
     given["state"] = apart[:, :2].copy_(pool)
-    with pytest.raises(NotImplementedError, match="does not compile for fp32 slots further apart"):
+    with pytest.raises(NotImplementedError, match=wording("kernels.slots-strided")):
         decode.flashinfer(**given)
     given["state"] = pool.transpose(2, 3)
-    with pytest.raises(NotImplementedError, match="takes slots that are contiguous"):
+    with pytest.raises(NotImplementedError, match=wording("kernels.slots-unaligned")):
         decode.flashinfer(**given)
 
 
@@ -243,5 +244,7 @@ def test_prefill_refuses(name: str) -> None:
 
 def test_a_gate_that_is_not_raw_has_no_way_to_flashinfer() -> None:
     call = DECODE.synth(batch=1, heads=(1, 2))
-    with pytest.raises(ValueError, match="gate cannot go from log to raw"):
+    with pytest.raises(
+        ValueError, match=wording("kernels.convention-fixed", name="gate", current="log", wanted="raw")
+    ):
         run_kernel(DECODE, "flashinfer", call)

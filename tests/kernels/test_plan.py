@@ -26,6 +26,7 @@ from gdnbench_kernels.plan import (
     Sync,
 )
 from gdnbench_kernels.run import run_kernel
+from tests.messages import wording
 
 LAUNCHES = {
     "sm100": ("chunk_metadata", "chunk_uw", "chunk_state", "chunk_output"),
@@ -91,7 +92,11 @@ def test_too_much_shared_memory() -> None:
     barriers = 2 * (2 + 1) * 8
     plan = replace(PLAN, tmem=(), smem=(Buffer("s_x", ((SMEM_LIMIT - barriers) // 4,), "int32", "flat"),))
     assert plan.smem_bytes == SMEM_LIMIT
-    with pytest.raises(PlanError, match=rf"example: 1 x {SMEM_LIMIT + 4} bytes .* there are {SMEM_LIMIT}"):
+    with pytest.raises(
+        PlanError,
+        match="example: "
+        + wording("kernels.plan-shared-memory", ctas=1, bytes=SMEM_LIMIT + 4, limit=SMEM_LIMIT),
+    ):
         replace(plan, tmem=PLAN.tmem)
     with pytest.raises(PlanError, match=rf"2 x {SMEM_LIMIT} bytes"):
         replace(plan, ctas_per_sm=2)
@@ -102,14 +107,18 @@ def test_every_cta_of_an_sm_takes_a_kibibyte_more() -> None:
     x = Buffer("s_x", (115_712 // 4,), "int32", "flat")
     plan = replace(PLAN, tmem=(), pipelines=(), smem=(x,), ctas_per_sm=2)
     assert plan.smem_bytes == 115_712
-    with pytest.raises(PlanError, match=r"2 x 115720 bytes .* there are 231424"):
+    with pytest.raises(
+        PlanError, match=wording("kernels.plan-shared-memory", ctas=2, bytes=115720, limit=231424)
+    ):
         replace(plan, smem=(replace(x, shape=(115_712 // 4 + 1,)),))
 
 
 def test_too_much_tensor_memory() -> None:
     part = Accumulator("t", (128, 256), 0, 256, "M=128", stages=2)
     assert replace(PLAN, tmem=(part,)).tmem_columns == TMEM_COLUMNS
-    with pytest.raises(PlanError, match=r"1 x 1024 columns of tensor memory; there are 512"):
+    with pytest.raises(
+        PlanError, match=wording("kernels.plan-tensor-memory", ctas=1, columns=1024, limit=512)
+    ):
         replace(PLAN, tmem=(replace(part, start=1),))
     with pytest.raises(PlanError, match="2 x 512 columns"):
         replace(PLAN, tmem=(part,), ctas_per_sm=2)
@@ -120,14 +129,18 @@ def test_accumulators_that_overlap(lanes: tuple[str, str]) -> None:
     """Stages count: the second begins in the first's last column."""
     first = Accumulator("one", (64, 32), 32, 32, "M=64", lanes[0], 2)
     second = Accumulator("two", (64, 32), 95, 32, "M=64", lanes[1])
-    with pytest.raises(PlanError, match="example: one and two share tensor memory"):
+    with pytest.raises(
+        PlanError, match="example: " + wording("kernels.plan-overlap", first="one", second="two")
+    ):
         replace(PLAN, tmem=(first, second))
     replace(PLAN, tmem=(first, replace(second, start=96)))
     replace(PLAN, tmem=(replace(first, lanes="low"), replace(second, lanes="high")))
 
 
 def test_roles_leave_no_gap() -> None:
-    with pytest.raises(PlanError, match="example: role LOAD starts at warp 4, not 3"):
+    with pytest.raises(
+        PlanError, match="example: " + wording("kernels.plan-role", role="LOAD", warp=4, wanted=3)
+    ):
         replace(PLAN, warps={"WORK": 3, "LOAD": 1})
 
 

@@ -13,6 +13,7 @@ from gdnbench_kernels.cases import Case
 from gdnbench_kernels.gdn_prefill.cases import cases
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from tests.kernels.proving import GRIDS, Prover
+from tests.messages import wording
 from tests.subset import quick
 
 QUICK = [case for case in cases() if case.quick]
@@ -52,7 +53,7 @@ def test_a_spike_is_one_gate_of_each_block_and_head() -> None:
     assert torch.equal(plain.tensors["g"][~wide], spiked.tensors["g"][~wide])
     assert all(torch.equal(plain.tensors[name], spiked.tensors[name]) for name in ("q", "k", "v", "beta"))
     for size in (-1.0, float("inf")):
-        with pytest.raises(ValueError, match="gate spike"):
+        with pytest.raises(ValueError, match=wording("kernels.gate-spike")):
             OPERATION.synth(**options, gate_spike=size)
 
 

@@ -3,12 +3,15 @@ what they are compiled for. Shapes and addresses alone are looked at, so most of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+
+from tests.messages import wording
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
@@ -142,14 +145,14 @@ def test_refused_in_one_line(message: str) -> None:
 
 @pytest.mark.parametrize("scale", [torch.nan, torch.inf, 1e39, 10**400])
 def test_a_scale_that_float32_does_not_have(scale: float) -> None:
-    with pytest.raises(ValueError, match="scale must be finite, in float32 too"):
+    with pytest.raises(ValueError, match=wording("kernels.scalar-infinite", scalar="scale")):
         prepare(**given(scale=scale))
 
 
 @pytest.mark.parametrize("scale", [True, "0.1", torch.tensor(0.1), [1]])
 def test_a_scale_that_is_no_number(scale: Any) -> None:
     """A tensor on a GPU would have to be waited for."""
-    with pytest.raises(TypeError, match="it must be a number"):
+    with pytest.raises(TypeError, match=wording("kernels.not-a-number")):
         prepare(**given(scale=scale))
 
 
@@ -169,13 +172,15 @@ def test_outputs_have_memory_of_their_own() -> None:
         with pytest.raises(ValueError, match=f"^{said}; give it memory of its own$"):
             prepare(**given(**changes))
     scales = torch.ones(48)
-    with pytest.raises(ValueError, match=r"^lse shares memory with inv_scale; give it memory of its own$"):
+    with pytest.raises(
+        ValueError, match="^" + wording("kernels.memory-shared", tensor="lse", other="inv_scale") + "$"
+    ):
         prepare(**given(inv_scale=scales, lse=scales[:16].view(2, 8)))
 
 
 def test_tensors_without_memory_are_refused() -> None:
     meta = {name: x.to("meta") if isinstance(x, torch.Tensor) else x for name, x in given().items()}
-    with pytest.raises(ValueError, match=r"^q has no memory"):
+    with pytest.raises(ValueError, match="^" + wording("kernels.no-memory", tensor="q")):
         prepare(**meta)
 
 
@@ -263,8 +268,16 @@ def test_what_is_compiled_for_a_gpu(
         return
     with pytest.raises(NotImplementedError) as refused:
         arch_of(device, BLACKWELL)
-    assert str(refused.value) == (
-        "this kernel of swa_decode is compiled for compute capability 10.0, 10.3; NVIDIA Something has 9.0"
+    assert re.fullmatch(
+        wording(
+            "kernels.capability",
+            kernel="this kernel of swa_decode",
+            wanted="10.0, 10.3",
+            gpu="NVIDIA Something",
+            major=9,
+            minor=0,
+        ),
+        str(refused.value),
     )
 
 

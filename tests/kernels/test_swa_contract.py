@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from gdnbench_kernels.contract import Call, ContractError, Region
 from gdnbench_kernels.run import run_kernel
 from gdnbench_kernels.swa_decode.contract import OPERATION, SERVED
 from gdnbench_kernels.swa_decode.layouts import empty_ds_mla
+from tests.messages import wording
 
 NAN, INF = float("nan"), float("inf")
 Edit = Callable[[dict[str, Tensor]], object]
@@ -198,19 +200,37 @@ def test_refuses(call: Callable[[], Call], edit: Edit, message: str) -> None:
 @pytest.mark.parametrize(
     ("scalars", "conventions", "message"),
     [
-        ({"scale": NAN}, {}, "scalar scale is nan; it must be finite"),
-        ({"scale": INF}, {}, "scalar scale is inf; it must be finite"),
-        ({"scale": "1"}, {}, "scalar scale is '1'; it must be of type float"),
-        ({"output_lse": 1}, {}, "scalar output_lse is 1; it must be of type bool"),
-        ({"sm_scale": 1.0}, {}, "scalar 'sm_scale' is not in the contract; it has scale, output_lse"),
+        ({"scale": NAN}, {}, wording("kernels.scalar-finite", scalar="scale", value="nan")),
+        ({"scale": INF}, {}, wording("kernels.scalar-finite", scalar="scale", value="inf")),
+        ({"scale": "1"}, {}, wording("kernels.scalar-type", scalar="scale", value="1", wanted="float")),
+        ({"output_lse": 1}, {}, wording("kernels.scalar-type", scalar="output_lse", value=1, wanted="bool")),
+        (
+            {"sm_scale": 1.0},
+            {},
+            wording("kernels.scalar-unknown", scalar="sm_scale", known="scale, output_lse"),
+        ),
         (
             {},
             {"cache_layout": "fp8"},
             "convention cache_layout is 'fp8'; it must be per_token_scale or fp8_ds_mla",
         ),
-        ({}, {"index_shape": "WT"}, "convention index_shape is 'WT'; it must be TW or T1W or 1TW"),
-        ({}, {"cache_layout": "fp8_ds_mla"}, "cache has size 512 on axis 2; it must be 584"),
-        ({}, {"index_shape": "T1W"}, "swa_indices has shape [4, 32], rank 2; its axes are [T, 1, W]"),
+        (
+            {},
+            {"index_shape": "WT"},
+            wording(
+                "kernels.convention-value", convention="index_shape", value="WT", known="TW or T1W or 1TW"
+            ),
+        ),
+        (
+            {},
+            {"cache_layout": "fp8_ds_mla"},
+            wording("kernels.axis-size", tensor="cache", size=512, axis=2, wanted=584),
+        ),
+        (
+            {},
+            {"index_shape": "T1W"},
+            wording("kernels.tensor-rank", tensor="swa_indices", shape="[4, 32]", rank=2, axes="T, 1, W"),
+        ),
     ],
 )
 def test_refuses_scalars_and_conventions(
@@ -220,7 +240,7 @@ def test_refuses_scalars_and_conventions(
     changed = Call(call.tensors, {**call.scalars, **scalars}, {**call.conventions, **conventions})
     with pytest.raises(ContractError) as refused:
         OPERATION.validate(changed)
-    assert str(refused.value).startswith(f"swa_decode: {message}")
+    assert re.match(f"swa_decode: {message}", str(refused.value))
     assert "\n" not in str(refused.value)
 
 
@@ -330,13 +350,12 @@ def test_renumber_by_hand() -> None:
 @pytest.mark.parametrize(
     ("cache", "scales", "message"),
     [
-        ((0, 4), None, "swa_indices[0, 2] is 32, a slot whose page was not captured"),
-        ((), None, "swa_indices[0, 0] is 3, a slot whose page was not captured"),
+        ((0, 4), None, wording("kernels.page-not-captured", place="swa_indices[0, 2]", slot=32)),
+        ((), None, wording("kernels.page-not-captured", place="swa_indices[0, 0]", slot=3)),
         (
             (0, 2, 4),
             (0, 1, 2),
-            "inv_scale was captured for 3 slots; the captured pages of cache have 48, and they must be the"
-            " same",
+            wording("kernels.scales-captured", slots=3, cache_slots=48),
         ),
     ],
 )
@@ -349,7 +368,7 @@ def test_a_page_that_is_not_stored_is_said(
     stored = {"cache": cache, "inv_scale": scales or [16 * page + i for page in cache for i in range(16)]}
     with pytest.raises(ContractError) as refused:
         OPERATION.renumber(small, stored)
-    assert str(refused.value) == f"swa_decode: {message}"
+    assert re.fullmatch(f"swa_decode: {message}", str(refused.value))
 
 
 def test_every_request_owns_its_rows() -> None:
@@ -385,9 +404,9 @@ def test_index_shapes_convert(one: str, other: str) -> None:
 def test_one_layout_does_not_become_another() -> None:
     with pytest.raises(ContractError) as refused:
         OPERATION.convert(made(), {"cache_layout": "fp8_ds_mla"})
-    assert str(refused.value) == (
-        "swa_decode: a cache in per_token_scale does not become fp8_ds_mla without rounding; capture it in"
-        " that layout"
+    assert re.fullmatch(
+        "swa_decode: " + wording("kernels.layout-rounds", layout="per_token_scale", wanted="fp8_ds_mla"),
+        str(refused.value),
     )
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.messages import wording
+
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench_kernels.contract import Call
@@ -64,7 +66,7 @@ def test_unasked_it_is_never_wgmma(both: Calls) -> None:
 
 def test_another_name_is_refused() -> None:
     call = made(lens=(1,))
-    with pytest.raises(ValueError, match="kernel is 'wgmma'; it is mma_sync or faster"):
+    with pytest.raises(ValueError, match=wording("kernels.kernel-word", kernel="wgmma")):
         portable(**call.tensors, **call.scalars, **call.conventions, kernel="wgmma")
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.messages import wording
+
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench.replay.simulated import programs_simulated
@@ -235,7 +237,7 @@ def test_ctas_fill_the_sms_but_no_item_waits_for_another_part(
 
 
 def test_parts_that_there_are_not() -> None:
-    with pytest.raises(ValueError, match="parts is 1, 2, 4, not 3"):
+    with pytest.raises(ValueError, match=wording("kernels.parts-wrong", known="1, 2, 4", given=3)):
         launch_of(1, 64, 148, parts=3)
 
 

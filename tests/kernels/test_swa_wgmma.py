@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.messages import wording
+
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench.compile import compile_programs, sources_of
@@ -239,7 +241,11 @@ def test_every_plan_fits(layout: CacheLayout, rows: int) -> None:
 
 def test_a_third_window_is_over_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sm90_plan, "STAGES", 3)
-    with pytest.raises(PlanError, match=r"wgmma_decode: 1 x 29\d+ bytes of shared memory; there are 232448"):
+    with pytest.raises(
+        PlanError,
+        match="wgmma_decode: "
+        + wording("kernels.plan-shared-memory", ctas=1, bytes=re.compile(r"29\d+"), limit=232448),
+    ):
         plan(CacheLayout.PER_TOKEN_SCALE, Tuning())
 
 
@@ -255,8 +261,8 @@ def test_registers_of_all_roles_are_those_of_an_sm(rows: int) -> None:
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ({"rows": 48}, "rows is 16, 32, 64, not 48"),
-        ({"prefetch": 9}, "prefetch is 0 to 4, not 9"),
+        ({"rows": 48}, wording("kernels.rows-wrong", known="16, 32, 64", given=48)),
+        ({"prefetch": 9}, wording("kernels.prefetch-range", given=9)),
     ],
 )
 def test_a_tuning_that_there_is_not_is_refused(option: dict[str, int], said: str) -> None:

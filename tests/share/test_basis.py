@@ -18,6 +18,7 @@ from gdnbench_kernels.gdn_decode.reference import reference as decode_oracle
 from gdnbench_kernels.gdn_prefill.reference import reference as prefill_oracle
 from gdnbench_kernels.swa_decode.layouts import unpack
 from gdnbench_kernels.validate import resolved_conventions
+from tests.messages import wording
 
 ORACLES: dict[str, Any] = {"gdn_prefill": prefill_oracle, "gdn_decode": decode_oracle}
 SMALL: dict[str, dict[str, Any]] = {
@@ -162,11 +163,11 @@ def test_codes_of_one_scale_stay_together() -> None:
 
 @pytest.mark.parametrize("layout", ["per_token_scale", "fp8_ds_mla"])
 def test_quantised_rows_are_not_rotated(layout: str) -> None:
-    with pytest.raises(BadInputError, match="use --hide permutation"):
+    with pytest.raises(BadInputError, match=wording("share.rotation-cache")):
         of_window(bases(Kind.ROTATION), ("segment", "layer"), layout)
 
 
 def test_codes_are_not_rotated_whatever_the_store_says_of_them() -> None:
     change = of_window(bases(Kind.ROTATION), ("segment", "layer"), "bfloat16")
-    with pytest.raises(BadInputError, match=r"torch.uint8 codes anew: use --hide permutation"):
+    with pytest.raises(BadInputError, match=wording("share.rotation-refused", dtype="torch.uint8")):
         change("cache", ("blocks", "block_size", "512"), torch.zeros(1, 1, 512, dtype=torch.uint8))

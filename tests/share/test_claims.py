@@ -17,6 +17,7 @@ from gdnbench.share.share import Shared, share
 from gdnbench.store.reader import Store
 from gdnbench.store.verify import verify
 from gdnbench.synth import draft, synthesise
+from tests.messages import wording
 from tests.share import share_samples
 from tests.share.share_samples import decode, keep, prefill, with_a_large_feature
 
@@ -114,8 +115,8 @@ def test_windows_are_rotated_where_nothing_is_quantised(made: Made) -> None:
 @pytest.mark.parametrize(
     ("hide", "layout", "says"),
     [
-        ("rotation", "fp8_ds_mla", "use --hide permutation"),
-        ("rotation", "per_token_scale", "use --hide permutation"),
+        ("rotation", "fp8_ds_mla", wording("share.rotation-cache")),
+        ("rotation", "per_token_scale", wording("share.rotation-cache")),
         ("synthetic", "bfloat16", "gdn_prefill and gdn_decode"),
     ],
 )
@@ -157,7 +158,7 @@ def test_a_call_without_tokens_is_hidden_too(hide: str, made: Made) -> None:
 def test_a_record_without_keys_is_refused(hide: str, made: Made) -> None:
     record = decode()
     left = {name: tensor for name, tensor in record.before.items() if name != "k"}
-    with pytest.raises(BadInputError, match="has no k"):
+    with pytest.raises(BadInputError, match=wording("share.keys-missing")):
         made([replace(record, before=left)], hide, replays("torch"))
 
 

@@ -16,6 +16,7 @@ from gdnbench.share import share as module
 from gdnbench.share.share import share
 from gdnbench.store.reader import Store
 from gdnbench.store.verify import verify
+from tests.messages import wording
 from tests.share.share_samples import decode, keep
 
 
@@ -53,7 +54,7 @@ def test_runs_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_store_without_records_is_refused(source: Path, tmp_path: Path) -> None:
-    with Store.open(source) as opened, pytest.raises(BadInputError, match="no record"):
+    with Store.open(source) as opened, pytest.raises(BadInputError, match=wording("share.no-records")):
         share(opened, tmp_path / "copy.zarr", [])
 
 

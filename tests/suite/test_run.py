@@ -20,6 +20,7 @@ from gdnbench.suite.result import SuiteResult, replay_words
 from gdnbench.suite.run import run_suite
 from gdnbench.suite.schema import WORSE
 from gdnbench.suite.update import update_baseline
+from tests.messages import wording
 
 Write = Callable[[str], Path]
 TODAY = date(2026, 6, 1)
@@ -230,7 +231,7 @@ def test_one_run_at_a_time_has_the_folder(suite_file: Write, folder: Path) -> No
     refusals = []
 
     def second(entry: Entry, done: int, total: int) -> None:
-        with pytest.raises(BadInputError, match="another suite is writing its results into") as refused:
+        with pytest.raises(BadInputError, match=wording("suite.results-busy")) as refused:
             run(path)
         refusals.append(refused)
 
@@ -246,10 +247,10 @@ def test_results_replace_those_of_an_earlier_run_and_nothing_else(suite_file: Wr
     run_suite(suite, folder / "results", today=TODAY, whole=False)
     assert [one.name for one in (folder / "results/runs").iterdir()] == ["decode.torch.cpu.zarr"]
     (folder / "results/notes.txt").write_text("mine")
-    with pytest.raises(BadInputError, match=r"holds notes\.txt, which is no result"):
+    with pytest.raises(BadInputError, match=wording("suite.results-strange", file="notes.txt")):
         run(path)
     (folder / "other/runs").mkdir(parents=True)
-    with pytest.raises(BadInputError, match="holds runs, which is no result"):
+    with pytest.raises(BadInputError, match=wording("suite.results-strange", file="runs")):
         run_suite(suite, folder / "other", today=TODAY)
 
 
@@ -352,7 +353,7 @@ def test_records_pick_among_those_that_an_entry_names(suite_file: Write, tmp_pat
     assert [len(entry.verdicts) for entry in result.entries] == [1, 1]
     result = run_suite(read_suite(path), tmp_path / "more", today=TODAY, records=[range(1, 9)])
     assert [entry.entry.name.split(".")[0] for entry in result.entries] == ["own"]
-    with pytest.raises(BadInputError, match="no entry has any"):
+    with pytest.raises(BadInputError, match=wording("suite.records-none")):
         run_suite(read_suite(path), tmp_path / "none", today=TODAY, records=[range(5, 9)])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from gdnbench.suite.plan import Entry, Known, Suite, TensorRule
 from gdnbench.suite.result import EntryResult, SuiteResult
 from gdnbench.suite.schema import WORSE
 from gdnbench.suite.verdict import Verdict, judge_record
+from tests.messages import wording
 
 TODAY = date(2026, 6, 1)
 HALF_ULP = 2.0**-24  # what rounding to float32 costs of values up to 1
@@ -68,7 +70,8 @@ def test_the_day_after_the_last_it_fails_and_says_so(make: Any) -> None:
     record = make.result(make.tensor("o", 1, 1, "too much"))
     verdict = judged(make, record, make.known(until=TODAY), today=date(2026, 6, 2))
     assert verdict.exit_code is Exit.MISMATCH
-    assert verdict.reason == "o: too much; known until 2026-06-01, which is over: a reason"
+    over = wording("suite.known-over", until="2026-06-01", reason="a reason")
+    assert re.fullmatch("o: too much; " + over, verdict.reason)
 
 
 def test_one_known_tensor_does_not_hide_another(make: Any) -> None:
@@ -121,7 +124,7 @@ def test_worse_by_more_than_the_factor_fails(make: Any, factor: float, fails: bo
     if fails:
         (change,) = verdict.worse
         assert (change.tensor, change.metric, change.now) == ("o", metric, now[metric])
-        assert "3 x the accepted" in verdict.reason
+        assert re.search(wording("suite.metric-over", ratio="3 x"), verdict.reason)
         assert f"factor {factor:g}" in verdict.reason
 
 

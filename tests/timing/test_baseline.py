@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from gdnbench.timing.comparison import compare
 from gdnbench.timing.result import KernelTiming, Machine, RecordTiming, Seen
 from gdnbench.timing.statistics import CONFIDENCE, Rule, Verdict
 from gdnbench.timing.types import Cache, Conditions, Form, Mode
+from tests.messages import wording
 from tests.seeds import drawn
 from tests.timing.synthetic import Machine as World
 from tests.timing.synthetic import Noise, Places, Quiet, White, kernels
@@ -127,14 +129,23 @@ def test_few_placements_widen_the_margin() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"key": "other"}, "record is key, the baseline's is other"),
+        ({"key": "other"}, wording("timing.baseline-differs", field="record", ours="key", theirs="other")),
         ({"op": "gdn_prefill"}, "operation is gdn_decode, the baseline's is gdn_prefill"),
-        ({"mode": Mode(Cache.WARM)}, "cache is cold, the baseline's is warm"),
-        ({"mode": Mode(form=Form.PLAIN)}, "form is graph, the baseline's is plain"),
-        ({"machine": Machine("cpu", "NVIDIA H200", "host")}, "kind of device is cuda, the baseline's is cpu"),
+        (
+            {"mode": Mode(Cache.WARM)},
+            wording("timing.baseline-differs", field="cache", ours="cold", theirs="warm"),
+        ),
+        (
+            {"mode": Mode(form=Form.PLAIN)},
+            wording("timing.baseline-differs", field="form", ours="graph", theirs="plain"),
+        ),
+        (
+            {"machine": Machine("cpu", "NVIDIA H200", "host")},
+            wording("timing.baseline-differs", field="kind of device", ours="cuda", theirs="cpu"),
+        ),
         (
             {"machine": Machine("cuda", "NVIDIA B200", "host")},
-            "device is NVIDIA H200, the baseline's is NVIDIA B",
+            wording("timing.baseline-differs", field="device", ours="NVIDIA H200", theirs="NVIDIA B200"),
         ),
     ],
 )
@@ -142,7 +153,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(change: dict[str, Any], 
     timing = timed(1)
     with pytest.raises(BadInputError) as caught:
         against(timing, replace(timing, **change))
-    assert str(caught.value).startswith(f"record 0 gdn_decode layer step 1: {message}")
+    assert re.match(f"record 0 gdn_decode layer step 1: {message}", str(caught.value))
     assert "\n" not in str(caught.value)
 
 
@@ -155,15 +166,16 @@ def test_kernels_without_a_counterpart_are_said() -> None:
     assert [change.reason for change in found.changes] == ["not timed now: crash", "not in the baseline"]
     assert {change.verdict for change in found.changes} == {Verdict.UNKNOWN}
     assert not found.regression
-    assert against(timing, replace(timing, kernels=(failed,))).changes[0].reason == (
-        "not timed in the baseline: crash"
+    assert re.fullmatch(
+        wording("timing.not-timed-before", outcome="crash"),
+        against(timing, replace(timing, kernels=(failed,))).changes[0].reason,
     )
     short = replace(
         timing,
         blocks=timing.blocks[:8],
         kernels=tuple(replace(k, samples=k.samples[:8]) for k in timing.kernels),
     )
-    assert against(short, timing).changes[0].reason == "too few blocks for an interval"
+    assert re.fullmatch(wording("timing.blocks-too-few"), against(short, timing).changes[0].reason)
 
 
 def test_times_of_a_busy_machine_are_not_judged() -> None:
@@ -173,9 +185,13 @@ def test_times_of_a_busy_machine_are_not_judged() -> None:
     assert against(replace(slow, disturbed={"a": quarter, "b": quarter}), timing).regression
     found = against(replace(slow, disturbed={"a": 1, "b": quarter + 1}), timing).changes[0]
     assert found.verdict is Verdict.UNKNOWN
-    assert found.reason == f"{quarter + 1} of {4 * quarter} blocks now were disturbed"
+    assert re.fullmatch(
+        wording("timing.blocks-disturbed", count=quarter + 1, blocks=4 * quarter, when="now"), found.reason
+    )
     reverse = against(timing, replace(slow, disturbed={"a": quarter + 1})).changes[0]
-    assert reverse.reason == f"{quarter + 1} of {4 * quarter} blocks then were disturbed"
+    assert re.fullmatch(
+        wording("timing.blocks-disturbed", count=quarter + 1, blocks=4 * quarter, when="then"), reverse.reason
+    )
 
 
 def test_what_else_changed_is_noted() -> None:

@@ -19,6 +19,7 @@ from gdnbench.timing.clocks import PerfCounter
 from gdnbench.timing.rotation import Rotation, RotationOptions
 from gdnbench.timing.types import Cache, Form, Mode
 from gdnbench_kernels.contract import Call
+from tests.messages import wording
 from tests.timing.fake_cuda import FakeCuda
 
 pytestmark = pytest.mark.alone
@@ -200,7 +201,7 @@ def test_rounds_that_are_short_for_the_clock_are_repeated_and_averaged(
     assert subject.round(0) == 1 / 64
     assert len(calls) == 6 * 6
     monkeypatch.setattr(clocks, "MOST_PASSES", 3)
-    with pytest.raises(CannotRunError, match="too short for the clock"):
+    with pytest.raises(CannotRunError, match=wording("timing.record-too-small")):
         subject.round(0)
 
 
@@ -304,7 +305,7 @@ def test_a_cpu_has_no_programs_and_a_call_without_tokens_can_be_benched() -> Non
 
 
 def test_memory_that_does_not_suffice_is_one_line() -> None:
-    with pytest.raises(CannotRunError, match="do not fit") as caught:
+    with pytest.raises(CannotRunError, match=wording("timing.buffers-too-large")) as caught:
         made(call(), options=RotationOptions(memory=1000))
     assert "\n" not in str(caught.value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from functools import partial
 
@@ -16,6 +17,7 @@ from gdnbench.timing.cache import MARGIN, Flush, judged, judged_warm, last_level
 from gdnbench.timing.clocks import PerfCounter
 from gdnbench.timing.rotation import RotationOptions
 from gdnbench.timing.types import Cache, Mode
+from tests.messages import wording
 
 CPU = torch.device("cpu")
 LINE = 4096
@@ -82,7 +84,7 @@ def test_a_flush_that_does_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch,
     control = made.control()
     assert control.holds is False
     assert control.cold < control.known / 2
-    assert "still in the cache" in control.reason
+    assert re.search(wording("timing.cache-warm"), control.reason)
 
 
 def test_a_flush_that_is_too_small_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +122,7 @@ def test_where_the_line_is() -> None:
     assert of(100 * (1 - MARGIN)).holds is True
     found = of(93.9)
     assert found.holds is False
-    assert found.reason == "about 10% of a launch's bytes were still in the cache"
+    assert re.fullmatch(wording("timing.cache-warm", part="10%"), found.reason)
     assert of(200.0).holds is True
     assert judged(100.0, 88.1, 100.0, 1, 10).holds is None
     assert judged(100.0, 88.0, 100.0, 1, 10).holds is True

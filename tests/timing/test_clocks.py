@@ -15,6 +15,7 @@ from gdnbench.timing import cuda_clocks, cupti
 from gdnbench.timing.clocks import LONG, PerfCounter, resolution, round_seconds
 from gdnbench.timing.cuda_clocks import GraphClock, PlainClock, clock_of
 from gdnbench.timing.types import Form
+from tests.messages import wording
 from tests.timing.fake_cuda import FakeCuda
 
 pytestmark = pytest.mark.alone
@@ -214,5 +215,5 @@ def test_a_round_that_takes_no_time_ends_in_an_error() -> None:
         def seconds(self) -> float:
             return 0.0
 
-    with pytest.raises(CannotRunError, match="too short for the clock"):
+    with pytest.raises(CannotRunError, match=wording("timing.record-too-small")):
         round_seconds(Nothing(), lambda: None, 1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ from gdnbench.timing.conditions import UnknownWatch
 from gdnbench.timing.result import End
 from gdnbench.timing.statistics import Rule, Verdict
 from gdnbench.timing.types import Conditions
+from tests.messages import wording
 from tests.timing.synthetic import Machine, Noise, Quiet, Synthetic, White, kernels
 
 FINE = Rule(resolution=0.0)
@@ -211,7 +213,14 @@ def test_a_machine_that_is_never_quiet_ends_it_in_one_line() -> None:
     assert isinstance(caught.value, CannotRunError)
     message = str(caught.value)
     assert "\n" not in message
-    assert message.startswith("7 blocks in a row were disturbed: slowed down: SwThermalSlowdown; process 5")
+    assert re.match(
+        wording(
+            "timing.blocks-in-a-row",
+            count=7,
+            reasons=re.compile("slowed down: SwThermalSlowdown; process 5.*"),
+        ),
+        message,
+    )
     assert caught.value.partial.end is End.DISTURBED
     assert len(caught.value.partial.blocks) == 2
     assert caught.value.partial.pairs[0].verdict is Verdict.UNKNOWN
@@ -282,14 +291,14 @@ def test_a_time_that_is_none_is_refused(seconds: float) -> None:
         def round(self, placement: int) -> float:
             return seconds
 
-    with pytest.raises(CannotRunError, match=r"a round of still took .* too coarse"):
+    with pytest.raises(CannotRunError, match=wording("timing.clock-too-coarse", kernel="still")):
         compare([Still("still", 0, 1.0, Machine(White(random.Random(0))))], FINE, Quiet())
 
 
 def test_kernels_on_different_placements_are_refused() -> None:
-    with pytest.raises(BadInputError, match=r"share their placements; theirs are \[4, 8\]"):
+    with pytest.raises(BadInputError, match=wording("timing.placements-apart", counts="[4, 8]")):
         compare([*white(), *white(placements=4)], FINE, Quiet())
-    with pytest.raises(BadInputError, match="share their placements"):
+    with pytest.raises(BadInputError, match=wording("timing.placements-apart")):
         compare([], FINE, Quiet())
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from gdnbench.timing.options import TimingOptions
 from gdnbench.timing.rotation import RotationOptions
 from gdnbench.timing.worker import Mark
 from gdnbench_kernels.contract import Operation
+from tests.messages import wording
 from tests.timing.fake_gpu import FakeGpu, OnTheCpu
 
 pytestmark = pytest.mark.alone
@@ -160,7 +162,10 @@ def test_the_command_with_a_baseline(
         assert store.records[0].info.run["timing"]["clock"] == "events"
     monkeypatch.setattr("gdnbench.timing.cuda_clocks.cupti.installed", lambda: True)
     assert exit_of("--compare", saved) == 2
-    assert "clock is cupti, the baseline's is events" in capsys.readouterr().err
+    assert re.search(
+        wording("timing.baseline-differs", field="clock", ours="cupti", theirs="events"),
+        capsys.readouterr().err,
+    )
 
 
 def test_it_says_which_device_it_pretends_to_be(gpu: FakeGpu) -> None:

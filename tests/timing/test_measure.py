@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from gdnbench.timing.measure import KernelFailed, PreparedWrong, RoundWrong, Ses
 from gdnbench.timing.options import TimingOptions
 from gdnbench.timing.statistics import Rule
 from gdnbench.timing.types import Cache, Form, Mode, Subject, Watch
+from tests.messages import wording
 
 pytestmark = pytest.mark.alone
 
@@ -46,7 +48,7 @@ def test_a_prepared_launch_that_leaves_other_outputs_is_not_timed(store: Store) 
     assert here.judge(record, idle, lambda: None).outcome is Outcome.PASS  # its function is right
     timed = here.time(record, operation("gdn_decode"), [honest])
     assert len(timed.kernels[0].samples) > 0
-    with pytest.raises(KernelFailed, match="the launch that it prepared fails where its function") as caught:
+    with pytest.raises(KernelFailed, match=wording("timing.prepared-launch-fails")) as caught:
         here.time(record, operation("gdn_decode"), [honest, idle])
     assert caught.value.kernel == idle
     assert isinstance(caught.value.error, PreparedWrong)
@@ -61,7 +63,7 @@ def test_rounds_that_do_other_work_on_a_placement_are_no_times(store: Store, cac
         here.time(store.records[0], operation("gdn_decode"), [f"{KERNELS}:honest", f"{KERNELS}:strays"])
     assert caught.value.kernel == f"{KERNELS}:strays"
     assert isinstance(caught.value.error, RoundWrong)
-    assert "launches on placement 2 left other bits" in str(caught.value.error)
+    assert re.search(wording("timing.placements-differ", placement=2), str(caught.value.error))
 
 
 def test_a_kernel_whose_bits_differ_each_time_is_timed(store: Store) -> None:

@@ -23,6 +23,7 @@ from gdnbench.timing.rotation import (
     size,
     span,
 )
+from tests.messages import wording
 from tests.seeds import drawn, fresh
 
 CPU = torch.device("cpu")
@@ -217,7 +218,7 @@ def test_where_memory_is_short_sets_go_first_then_placements() -> None:
     assert (fewer.placements, fewer.sets) == (2, 75)
     assert fewer.notes[1] == "2 placements instead of 4: memory is short"
     assert (of(100).placements, of(100).sets) == (1, 12)
-    with pytest.raises(CannotRunError, match="allow more memory") as caught:
+    with pytest.raises(CannotRunError, match=wording("timing.buffers-too-large")) as caught:
         of(15)
     assert "\n" not in str(caught.value)
 

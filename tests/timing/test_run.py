@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from gdnbench.timing.statistics import Interval, Summary, Verdict
 from gdnbench.timing.table import record_lines, seconds_text, timing_text
 from gdnbench.timing.types import Cache, Form, Mode
 from gdnbench_kernels.contract import Operation
+from tests.messages import wording
 
 MODE = Mode(Cache.WARM, Form.PLAIN)
 HERE = machine(torch.device("cpu"))
@@ -187,7 +189,7 @@ def test_a_record_that_could_not_be_timed_is_no_other_clock_than_the_baselines(s
     before = run(store, "torch", records=[0]).records
     report = run(store, "torch", timer=FakeTimer(failing=["torch"]), records=[0], baseline=before)
     assert report.changes is not None
-    assert report.changes[0].changes[0].reason == "not timed now: crash"
+    assert re.fullmatch(wording("timing.not-timed-now", outcome="crash"), report.changes[0].changes[0].reason)
 
 
 def test_a_kernel_that_an_operation_lacks_is_an_outcome(store: Store) -> None:
@@ -218,11 +220,11 @@ def test_nothing_left_to_time(store: Store) -> None:
 @pytest.mark.parametrize(
     ("kernels", "more", "message"),
     [
-        ((), {}, "no kernel is named"),
-        (("torch", "torch"), {}, "kernel torch is named twice"),
-        (("nosuch",), {}, "kernel 'nosuch' is not known"),
-        (("torch",), {"records": [2]}, "has no record 2"),
-        (("torch",), {"on": "sim"}, "the simulator has no clock"),
+        ((), {}, wording("timing.kernel-missing")),
+        (("torch", "torch"), {}, wording("timing.kernel-twice", kernel="torch")),
+        (("nosuch",), {}, wording("replay.kernel-unknown", kernel="nosuch")),
+        (("torch",), {"records": [2]}, wording("replay.record-missing", number=2)),
+        (("torch",), {"on": "sim"}, wording("timing.sim-clock-missing")),
     ],
 )
 def test_refusals(store: Store, kernels: tuple[str, ...], more: dict[str, object], message: str) -> None:
@@ -233,11 +235,11 @@ def test_refusals(store: Store, kernels: tuple[str, ...], more: dict[str, object
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"seconds": 0.0}, "seconds 0 must be a number of seconds above 0"),
+        ({"seconds": 0.0}, wording("timing.seconds-wrong", name="seconds", value=0)),
         ({"seconds": float("nan")}, "seconds nan"),
         ({"timeout": -1.0}, "timeout -1"),
-        ({"precision": 1.0}, "precision 1 must lie between 0 and 1"),
-        ({"clock": "sundial"}, "clock 'sundial' is not known; there are auto, events, cupti"),
+        ({"precision": 1.0}, wording("timing.precision-range", precision=1)),
+        ({"clock": "sundial"}, wording("timing.clock-unknown", clock="sundial", known="auto, events, cupti")),
     ],
 )
 def test_options_that_mean_nothing(more: dict[str, object], message: str) -> None:
@@ -271,10 +273,10 @@ def test_json_reads_back(store: Store, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "cannot be read as JSON"),
-        ("[]", "is no result of `gdnbench time --json`"),
-        ('{"command": "replay", "records": []}', "is no result of"),
-        ('{"command": "time", "schema": 99, "records": []}', "has schema 99"),
+        ("{", wording("timing.baseline-not-json")),
+        ("[]", wording("timing.baseline-not-timing")),
+        ('{"command": "replay", "records": []}', wording("timing.baseline-not-timing")),
+        ('{"command": "time", "schema": 99, "records": []}', wording("timing.baseline-schema", found=99)),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -295,7 +297,7 @@ def test_a_baseline_that_is_no_result_is_refused_in_one_line(text: str, tmp_path
 
 
 def test_a_store_without_times_is_refused(store: Store) -> None:
-    with pytest.raises(BadInputError, match="holds no times"):
+    with pytest.raises(BadInputError, match=wording("timing.times-missing")):
         read_timings(store.path)
 
 
@@ -365,13 +367,18 @@ def test_slower_than_a_baseline_is_exit_1(store: Store, seconds: float, code: Ex
 def test_a_baseline_of_another_kind_is_refused_before_anything_is_timed(store: Store) -> None:
     before = run(store, "torch", records=[0]).records
     timer = FakeTimer()
-    with pytest.raises(BadInputError, match="the baseline has none of these records"):
+    with pytest.raises(BadInputError, match=wording("timing.baseline-records")):
         run(store, "torch", timer=timer, records=[1], baseline=before)
     cold = [replace(timing, mode=Mode(Cache.COLD, Form.PLAIN)) for timing in before]
-    with pytest.raises(BadInputError, match="cache is warm, the baseline's is cold"):
+    with pytest.raises(
+        BadInputError, match=wording("timing.baseline-differs", field="cache", ours="warm", theirs="cold")
+    ):
         run(store, "torch", timer=timer, records=[0], baseline=cold)
     clocked = [replace(timing, clock="events") for timing in before]
-    with pytest.raises(BadInputError, match="clock is perf_counter, the baseline's is events"):
+    with pytest.raises(
+        BadInputError,
+        match=wording("timing.baseline-differs", field="clock", ours="perf_counter", theirs="events"),
+    ):
         run(store, "torch", timer=timer, records=[0], baseline=clocked)
     assert timer.asked == []
 

@@ -25,6 +25,7 @@ from gdnbench.timing.statistics import (
     unpaired_interval,
     verdict,
 )
+from tests.messages import wording
 from tests.seeds import drawn, fresh
 from tests.timing.synthetic import (
     COARSE,
@@ -67,7 +68,7 @@ def test_students_quantiles_are_the_published_ones(part: float, freedom: int, va
 
 @pytest.mark.parametrize("wrong", [(0.5, 3), (1.0, 3), (0.9, 0)])
 def test_a_quantile_that_does_not_exist_is_refused(wrong: tuple[float, int]) -> None:
-    with pytest.raises(ValueError, match="degrees of freedom"):
+    with pytest.raises(ValueError, match=wording("timing.quantile-freedom")):
         student(*wrong)
 
 
@@ -83,7 +84,7 @@ def test_a_summary_is_numpys(seed: int) -> None:
         ), f"seed {seed}"
         assert found.count == count
     assert summary([0.1] * 7).lower == summary([0.1] * 7).upper == 0.1
-    with pytest.raises(ValueError, match="no samples"):
+    with pytest.raises(ValueError, match=wording("timing.samples-missing")):
         summary([])
 
 

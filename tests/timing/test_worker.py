@@ -22,6 +22,7 @@ from gdnbench.timing.run import time_records
 from gdnbench.timing.statistics import Verdict
 from gdnbench.timing.types import Cache, Form, Mode
 from gdnbench.timing.worker import Mark
+from tests.messages import wording
 
 pytestmark = pytest.mark.alone
 
@@ -109,7 +110,7 @@ def test_one_process_judges_and_times_and_what_ends_it_is_an_outcome(
     assert wrong.outcome is Outcome.MISMATCH
     assert "over" in wrong.reason  # the judge's words: what is over which bound
     assert timer.judge(record, op, "sm100").outcome is Outcome.UNSUPPORTED
-    with pytest.raises(BadInputError, match="has no function 'nosuch'; it has"):
+    with pytest.raises(BadInputError, match=wording("replay.function-missing", function="nosuch")):
         timer.judge(record, op, named("nosuch"))
     assert timer.time(record, op, [named("correct")]).timing is not None
     assert timer._worker is process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from gdnbench.diff.traces.judging import Addresses, Bound
 from gdnbench.diff.traces.report import as_json, report_lines
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.trace.reader import Region, open_trace
+from tests.messages import wording
 from tests.trace.sums import SOURCE, at
 
 Traced = Callable[..., Path]  # the fixture `traced`
@@ -195,7 +197,10 @@ def test_what_was_cut_is_no_difference_and_is_said(traced: Traced) -> None:
 def test_a_trace_of_nothing_is_not_taken_for_an_equal_one(traced: Traced) -> None:
     every, none = traced("a", X), traced("b", X, of="warp=7")
     for one, other in ((every, none), (none, every), (none, none)):
-        with pytest.raises(BadInputError, match=r"nothing in common: no events in \S*b\b.* --select"):
+        with pytest.raises(
+            BadInputError,
+            match=wording("trace.nothing-common", reason=re.compile(r": no events in \S*b\b.* --select")),
+        ):
             compared(one, other)
 
 
@@ -225,14 +230,14 @@ def test_what_has_no_counterpart_is_counted(traced: Traced) -> None:
 def test_kernels_that_share_no_line_are_refused(traced: Traced) -> None:
     other = "\n".join("def f(a): return 0" for _ in range(9))
     edits = (("add.u32 %r3, %r3, 1", "add.u32 %r3, 1, %r3"),)
-    with pytest.raises(BadInputError, match="nothing in common"):
+    with pytest.raises(BadInputError, match=wording("trace.nothing-common")):
         compared(traced("a", X), traced("b", X, source=other, edits=edits))
 
 
 def test_damage_is_not_taken_for_a_difference(traced: Traced) -> None:
     a, b = traced("a", X), traced("b", X)
     (b / "launches" / "000000" / "values" / "c" / "0" / "0").unlink()
-    with pytest.raises(StoreError, match="has 0 bytes of them"):
+    with pytest.raises(StoreError, match=wording("store.claims-shape", bytes=0)):
         compared(a, b)
 
 

@@ -10,6 +10,7 @@ import pytest
 from gdnbench.sim.compiler import native
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.run import run_ptx
+from tests.messages import wording
 from tests.sim.compiler.random_programs import RECORD, THREADS, operands, program
 
 
@@ -33,6 +34,8 @@ def test_without_avx512(as_cpu: Callable[[str], None], seed: int, depth: int, le
 def test_without_fused_multiply_add(as_cpu: Callable[[str], None]) -> None:
     as_cpu("x86-64-v2")
     text = program(203, depth=0, length=20)
-    with pytest.raises(UnsupportedError, match=r"without avx2, f16c, fma; engine='interpreter'"):
+    with pytest.raises(
+        UnsupportedError, match=wording("sim.compiler.cpu-unsuitable", missing="avx2, f16c, fma")
+    ):
         left(text, 203, "compiled")
     left(text, 203, "interpreter")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from gdnbench.sim.argspec import DTYPES, Argument, TensorSpec, make_tensor, parse_argument
 from gdnbench.sim.errors import InputError
+from tests.messages import wording
 
 
 def made(text: str, seed: int = 0) -> Tensor:
@@ -108,23 +110,23 @@ def test_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("f32[3", "no number, literal or tensor"),
-        ("abc", "no number, literal or tensor"),
-        ("f33[3]", "type 'f33'; there are f64"),
+        ("f32[3", wording("sim.argument-wrong")),
+        ("abc", wording("sim.argument-wrong")),
+        ("f33[3]", wording("sim.argument-type", dtype="f33", known="f64")),
         ("f32[3,x]", "extent 'x'"),
         ("f32[-3]", "extent '-3'"),
-        ("f32[3,4:1]", "one number for each extent"),
-        ("f32[3:a]", "one number for each extent"),
-        ("i32[3]:randn", "write randint"),
-        ("f32[3]:gauss", "contents 'gauss'; there are"),
-        ("@missing.npy", "missing.npy cannot be read: No such file"),
-        ("@x.txt", "neither .npy nor .pt"),
+        ("f32[3,4:1]", wording("sim.argument-strides")),
+        ("f32[3:a]", wording("sim.argument-strides")),
+        ("i32[3]:randn", wording("sim.argument-fill-float")),
+        ("f32[3]:gauss", wording("sim.argument-fill", fill="gauss")),
+        ("@missing.npy", wording("file.unreadable", path="missing.npy", reason="No such file")),
+        ("@x.txt", wording("sim.argument-file-type")),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_argument(text)
-    assert message in str(caught.value)
+    assert re.search(message, str(caught.value))
     assert repr(text) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -141,7 +143,7 @@ def test_what_is_wrong_is_said_in_one_line(text: str, message: str) -> None:
     ],
 )
 def test_a_tensor_that_cannot_be_made(text: str) -> None:
-    with pytest.raises(InputError, match=r"^a tensor .* cannot be made: ") as caught:
+    with pytest.raises(InputError, match="^" + wording("sim.tensor-not-made")) as caught:
         made(text)
     assert "\n" not in str(caught.value)
 
@@ -149,5 +151,5 @@ def test_a_tensor_that_cannot_be_made(text: str) -> None:
 def test_a_file_that_is_no_array(tmp_path: Path) -> None:
     for name in ("x.npy", "x.pt"):
         (tmp_path / name).write_bytes(b"nothing")
-        with pytest.raises(InputError, match="holds no tensor"):
+        with pytest.raises(InputError, match=wording("sim.argument-file-empty")):
             parse_argument(f"@{tmp_path / name}")

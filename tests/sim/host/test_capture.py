@@ -4,6 +4,7 @@ form."""
 from __future__ import annotations
 
 import functools
+import re
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from gdnbench.sim.host.capture import capture_launches
 from gdnbench.sim.host.device import device_for
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.host.runtime import Runtime
+from tests.messages import wording
 from tests.sim.host import host_kernels
 
 try:
@@ -156,9 +158,12 @@ def test_arguments_that_do_not_fit(form: str, wrong: str) -> None:
 @each_form
 def test_wrong_number_of_arguments(form: str) -> None:
     x, y = rows()
-    with pytest.raises(LaunchError, match=r"missing: count$"):
+    with pytest.raises(LaunchError, match=wording("sim.host.arguments-missing", names="count") + "$"):
         capture_launches(scale(form), (x, y, 1.0))
-    with pytest.raises(LaunchError, match=r"6 arguments for 4: x, y, factor, count"):
+    with pytest.raises(
+        LaunchError,
+        match=wording("sim.host.argument-count", given=6, expected=4, names="x, y, factor, count"),
+    ):
         capture_launches(scale(form), (x, y, 1.0, 1, 2, 3))
     with pytest.raises(LaunchError, match="other"):
         capture_launches(scale(form), (x, y, 1.0, 1), {"other": 1})
@@ -173,7 +178,7 @@ def test_only_cpu_tensors(form: str) -> None:
 
 def test_an_integer_out_of_range() -> None:
     x, y = rows()
-    with pytest.raises(LaunchError, match="integer of 32 bits"):
+    with pytest.raises(LaunchError, match=wording("sim.host.argument-not-integer", bits=32)):
         capture_launches(scale("plain"), (x, y, 1.0, 1 << 32))
 
 
@@ -233,7 +238,7 @@ def test_names_of_nested_tensors_in_messages() -> None:
     )
     with pytest.raises(LaunchError, match=r"pair\[1\] is int64"):
         capture_launches(compiled, ((source, target.long()), None, 1))
-    with pytest.raises(LaunchError, match="takes 2 tensors; there are 1"):
+    with pytest.raises(LaunchError, match=wording("sim.host.tensor-count", wanted=2, given=1)):
         capture_launches(compiled, ((source,), None, 1))
 
 
@@ -300,7 +305,10 @@ def test_a_kernel_without_its_ptx_names_the_setting() -> None:
         host_kernels.add_pair, (example, example), None, cutlass.Int32(0), make_fake_stream()
     )
     with pytest.raises(
-        ExportError, match=r"without its PTX kept: .*sim\.compile.*keep_ptx.*CUTE_DSL_KEEP=ptx,ir-debug"
+        ExportError,
+        match=wording(
+            "sim.host.ptx-missing", hint=re.compile(r".*sim\.compile.*keep_ptx.*CUTE_DSL_KEEP=ptx,ir-debug")
+        ),
     ):
         capture_launches(compiled, ((source, target), None, 1))
 
@@ -312,14 +320,17 @@ def test_a_kernel_without_its_argument_types_names_the_setting() -> None:
         host_kernels.add_pair, (example, example), None, cutlass.Int32(0), make_fake_stream()
     )
     compiled.artifacts.MLIR = None
-    with pytest.raises(ExportError, match=r"argument types.*CUTE_DSL_KEEP=ptx,ir-debug"):
+    with pytest.raises(
+        ExportError,
+        match=wording("sim.host.argument-types-missing", hint=re.compile(".*CUTE_DSL_KEEP=ptx,ir-debug")),
+    ):
         capture_launches(compiled, ((source, target), None, 1))
     mine = tuple(from_dlpack(tensor).mark_layout_dynamic() for tensor in (source, target))
     assert capture_launches(compiled, (mine, None, 1)).requests
 
 
 def test_something_else_than_a_compiled_kernel() -> None:
-    with pytest.raises(ExportError, match=r"function is not what cute\.compile returns"):
+    with pytest.raises(ExportError, match=wording("sim.host.not-compile-result", type="function")):
         capture_launches(rows, ())
 
 
@@ -362,7 +373,9 @@ def test_another_cute_dsl_is_said_to_be_what_cannot_run(monkeypatch: pytest.Monk
     )
     body = SimpleNamespace(operations=[operation])
     compiled = SimpleNamespace(function_name="f", ir_module=SimpleNamespace(body=body))
-    with pytest.raises(ExportError, match=r"does not say what a host function takes; .*: install that"):
+    with pytest.raises(
+        ExportError, match=wording("sim.host.cutedsl-signature", hint=re.compile("; .*: install that"))
+    ):
         cutlass_dsl.host_parameter_count(compiled)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import threading
 from typing import Any
 
@@ -15,6 +16,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor, make_ptr
 from torch import Tensor
 
 from gdnbench import sim
+from tests.messages import wording
 from tests.sim.host import host_kernels
 
 each_engine = pytest.mark.parametrize("engine", ["interpreter", "compiled"])
@@ -76,7 +78,7 @@ def test_a_fault_is_raised_or_reported(engine: str) -> None:
     assert not report.ok
     (finding,) = report.findings
     assert (finding.severity, finding.kind, finding.launch) == ("error", "out-of-bounds access", 0)
-    assert "nearest is x" in finding.message
+    assert re.search(wording("sim.machine.nearest-allocation", name="x"), finding.message)
     assert finding.ptx is not None
     assert finding.ptx.startswith("ld.global")
     assert finding.file is not None

@@ -19,6 +19,7 @@ from gdnbench.sim.host import cutlass_dsl, layouts
 from gdnbench.sim.host.device import device_for
 from gdnbench.sim.host.elf import Elf, cubin_at
 from gdnbench.sim.host.runtime import LaunchConfig, Runtime
+from tests.messages import wording
 from tests.sim.host import host_kernels
 
 
@@ -80,13 +81,18 @@ def test_attributes_of_a_launch(cubin: tuple[bytes, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "message"), [(2, "a cooperative launch"), (7, "launch attribute 7"), (99, "attribute 99")]
+    ("number", "message"),
+    [
+        (2, wording("sim.host.cooperative-launch")),
+        (7, wording("sim.host.launch-attribute", number=7)),
+        (99, "attribute 99"),
+    ],
 )
 def test_attributes_that_would_change_the_result(cubin: tuple[bytes, str], number: int, message: str) -> None:
     runtime, kernel = loaded(cubin)
     assert launch(runtime, kernel, attribute(number, 1), 1) != 0
     assert isinstance(runtime.error, UnsupportedError)
-    assert message in str(runtime.error)
+    assert re.search(message, str(runtime.error))
     assert not runtime.launches
 
 
@@ -120,7 +126,7 @@ def test_static_shared_memory_of_a_kernel(cubin: tuple[bytes, str]) -> None:
     assert runtime.kernel_attribute(ctypes.addressof(out), 1, kernel, 0) == 0
     assert out.value == Elf.parse(cubin[0]).static_shared(cubin[1])
     assert runtime.kernel_attribute(ctypes.addressof(out), 4, kernel, 0) != 0
-    assert "kernel attribute 4" in str(runtime.error)
+    assert re.search(wording("sim.host.kernel-attribute", attribute=4), str(runtime.error))
 
 
 def test_a_fat_binary_is_opened(cubin: tuple[bytes, str]) -> None:
@@ -137,7 +143,7 @@ def test_something_else_than_a_cubin(code: bytes) -> None:
     runtime = Runtime("", device_for("sm_100a"), lambda _: [])
     held, out = ctypes.create_string_buffer(code, len(code)), ctypes.c_void_p()
     assert runtime.load_library(ctypes.addressof(out), ctypes.addressof(held)) != 0
-    assert "something else than a cubin" in str(runtime.error)
+    assert re.search(wording("sim.host.not-cubin"), str(runtime.error))
 
 
 # cudaDeviceAttr numbers, and the values of NVIDIA's tables of compute capabilities 9.0 and 10.0.
@@ -165,7 +171,7 @@ def test_unknown_questions_are_refused() -> None:
     runtime = Runtime("", device_for("sm_100a"), lambda _: [])
     out = ctypes.c_int32(-1)
     assert runtime.device_attribute(ctypes.addressof(out), 12345, 0) != 0
-    assert "device attribute 12345" in str(runtime.error)
+    assert re.search(wording("sim.host.device-attribute", attribute=12345), str(runtime.error))
     assert out.value == -1
     assert runtime.set_device(1) != 0
     with pytest.raises(UnsupportedError, match="sm_120a"):

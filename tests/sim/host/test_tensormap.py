@@ -19,6 +19,7 @@ from gdnbench.sim.host import cutlass_dsl
 from gdnbench.sim.host.capture import capture_launches
 from gdnbench.sim.host.encode_tiled import encode_tiled
 from gdnbench.sim.machine.tensormap import BIT_LARGE, ENCODED_BYTES, TensorMap, decode_tensormap
+from tests.messages import wording
 from tests.sim.host import host_kernels
 
 BF16, F16, F32, U8 = (
@@ -120,13 +121,13 @@ def test_strides_beyond_32_bits_and_an_empty_dimension() -> None:
         (8, 0x01, "known version"),
         (9, 0x08, "interleave 1"),
         (9, 0x10, "interleave 2"),
-        (10, 0x08, "flag bits 0x00080000"),
-        (11, 0x80, "flag bits 0x80000000"),
+        (10, 0x08, wording("sim.machine.map-flags", bits="0x00080000")),
+        (11, 0x80, wording("sim.machine.map-flags", bits="0x80000000")),
         (8, 0x50, "rank 8"),
-        (8, 0x80, "element type 11"),
-        (30, 0x01, "stride bits"),
-        (54, 0x80, "beside the element strides"),
-        (60, 0x01, "bytes 60 to 63"),
+        (8, 0x80, wording("sim.machine.map-element-type", code=11)),
+        (30, 0x01, wording("sim.machine.map-stride-bits")),
+        (54, 0x80, wording("sim.machine.map-element-bits")),
+        (60, 0x01, wording("sim.machine.map-last-bytes")),
     ],
 )
 def test_bits_that_are_not_modelled_are_refused(at: int, bits: int, what: str) -> None:
@@ -202,13 +203,13 @@ def changed(**fields: Any) -> TensorMap:
 @pytest.mark.parametrize(
     ("map_", "what"),
     [
-        (changed(address=0x1008), "multiple of 16"),
+        (changed(address=0x1008), wording("sim.host.map-address")),
         (changed(strides=(2, 120)), "strides"),
         (changed(dims=(0, 8)), "extents"),
         (changed(box=(64, 257)), "box"),
-        (changed(box=(4, 8)), "inner box"),
-        (changed(box=(128, 8)), "wider than the swizzle"),
-        (changed(element_strides=(1, 9)), "element strides"),
+        (changed(box=(4, 8)), wording("sim.host.map-box-multiple")),
+        (changed(box=(128, 8)), wording("sim.host.map-box-wide")),
+        (changed(element_strides=(1, 9)), wording("sim.host.map-element-strides")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -12,6 +12,7 @@ import pytest
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError, WorkerError
 from gdnbench.sim.machine import grid, processes
 from gdnbench.sim.run import RunResult, run_ptx
+from tests.messages import wording
 
 # Thread i of CTA b, i < 32: out[32 b + i] = in[32 b + i] * 3 + b, after `spin` turns of a loop.
 PTX = """.version 8.8
@@ -127,7 +128,7 @@ def test_a_process_that_dies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(processes, "_run_share", dies)
-    with pytest.raises(WorkerError, match=r"worker process \d+ died"):
+    with pytest.raises(WorkerError, match=wording("sim.machine.worker-died")):
         launch(np.zeros(32 * CTAS, np.int32))
 
 

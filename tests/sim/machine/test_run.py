@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from itertools import product
 
@@ -12,6 +13,7 @@ import torch
 from gdnbench.sim.errors import FaultKind, InputError, KernelFault, LaunchError, UnsupportedError
 from gdnbench.sim.machine.grid import communicates, resident
 from gdnbench.sim.run import RunResult, run_ptx
+from tests.messages import wording
 from tests.sim.machine.tma_model import Map
 
 ENGINES = ("interpreter", "compiled")
@@ -117,12 +119,12 @@ def test_parameters() -> None:
     run(text, [out, -5, 2.5, 1.5, struct.pack("<ii", 1, 77)])
     assert struct.unpack("<i4xdfi", out.tobytes()) == (-5, 2.5, 1.5, 77)
     for params, message in (
-        ([out, -5, 2.5, 1.5], "5 parameters, 4 were given"),
-        ([out, 1 << 40, 2.5, 1.5, b""], "does not fit a"),
+        ([out, -5, 2.5, 1.5], wording("sim.parameter-count", wanted=5, given=4)),
+        ([out, 1 << 40, 2.5, 1.5, b""], wording("sim.parameter-range", name="a")),
         ([out, "x", 2.5, 1.5, b""], "a str for a"),
-        ([out, 1, 2.5, 1.5, bytes(9)], "s has 8 bytes, 9"),
-        ([out, 1, 2.5, 1.5, bytes(7)], "s has 8 bytes, 7"),
-        ([out, out, 2.5, 1.5, b""], "a ndarray for a of 4 bytes"),
+        ([out, 1, 2.5, 1.5, bytes(9)], wording("sim.parameter-size", name="s", size=8, given=9)),
+        ([out, 1, 2.5, 1.5, bytes(7)], wording("sim.parameter-size", name="s", size=8, given=7)),
+        ([out, out, 2.5, 1.5, b""], wording("sim.parameter-type", type="ndarray", name="a", size=4)),
     ):
         with pytest.raises(LaunchError, match=message):
             run(text, params)  # type: ignore[arg-type]
@@ -131,9 +133,11 @@ def test_parameters() -> None:
 
 
 def test_names_of_things_that_are_not() -> None:
-    with pytest.raises(LaunchError, match=r"no kernel 'q'.*it has k"):
+    with pytest.raises(LaunchError, match=wording("sim.kernel-missing", name=re.compile("'q'.*"), known="k")):
         run_ptx(ADD_ONE, "q", (1, 1, 1), (32, 1, 1), [])
-    with pytest.raises(LaunchError, match=r"no kernel \['k'\].*it has k"):
+    with pytest.raises(
+        LaunchError, match=wording("sim.kernel-missing", name=re.compile(r"\['k'\].*"), known="k")
+    ):
         run_ptx(ADD_ONE, ["k"], (1, 1, 1), (32, 1, 1), [])  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match="engine 'fast'"):
         run(ADD_ONE, [0], engine="fast")
@@ -142,7 +146,7 @@ def test_names_of_things_that_are_not() -> None:
     with pytest.raises(LaunchError, match="mma 'sloppy'; there are hardware and exact"):
         run(ADD_ONE, [np.zeros(32, np.int32)], mma="sloppy")
     data = np.zeros(32, np.int32)
-    with pytest.raises(LaunchError, match="threads 0; 1 or more"):
+    with pytest.raises(LaunchError, match=wording("sim.threads-wrong", threads=0)):
         run(ADD_ONE, [data], threads=0)
     assert not data.any()
 
@@ -169,15 +173,27 @@ EMPTY = "    ret;"
 @pytest.mark.parametrize(
     ("directives", "grid", "block", "options", "message"),
     [
-        ("", (1, 1, 1), (1024, 1, 2), {}, "2048 threads; the limit is 1024"),
+        ("", (1, 1, 1), (1024, 1, 2), {}, wording("sim.machine.block-too-large", threads=2048, limit=1024)),
         ("", (1, 1, 1), (1, 1, 65), {}, r"block \(1, 1, 65\)"),
         ("", (0, 1, 1), (32, 1, 1), {}, r"grid \(0, 1, 1\)"),
         ("", (1, 65536, 1), (32, 1, 1), {}, r"grid \(1, 65536, 1\)"),
-        ("", (1, 1, 1), (32, 1, 1), {"smem": 227 * 1024 + 1}, "232449 bytes of shared memory"),
-        ("", (1, 1, 1), (512, 1, 1), {"registers": 129}, "512 threads of 129 registers take 69632"),
-        (".maxnreg 136", (1, 1, 1), (512, 1, 1), {}, "of 136 registers"),
+        (
+            "",
+            (1, 1, 1),
+            (32, 1, 1),
+            {"smem": 227 * 1024 + 1},
+            wording("sim.machine.shared-too-large", bytes=232449),
+        ),
+        (
+            "",
+            (1, 1, 1),
+            (512, 1, 1),
+            {"registers": 129},
+            wording("sim.machine.registers-too-many", threads=512, each=129, taken=69632),
+        ),
+        (".maxnreg 136", (1, 1, 1), (512, 1, 1), {}, wording("sim.compiler.register-count", count=136)),
         (".reqntid 64, 1, 1", (1, 1, 1), (32, 1, 1), {}, r"requires \(64, 1, 1\)"),
-        (".maxntid 64, 1, 1", (1, 1, 1), (65, 1, 1), {}, "takes 64 threads at most"),
+        (".maxntid 64, 1, 1", (1, 1, 1), (65, 1, 1), {}, wording("sim.machine.block-over-maxntid", most=64)),
     ],
 )
 def test_over_budget(directives: str, grid: tuple, block: tuple, options: dict, message: str) -> None:  # type: ignore[type-arg]
@@ -202,14 +218,16 @@ def test_within_budget(directives: str, block: tuple, options: dict) -> None:  #
 
 
 def test_clusters_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match=r"cluster launch \(2, 1, 1\) of k"):
+    with pytest.raises(
+        UnsupportedError, match=wording("sim.machine.cluster-launch", cluster="(2, 1, 1)", kernel="k")
+    ):
         run(module(EMPTY, "", directives=".reqnctapercluster 2, 1, 1"), [])
 
 
 def test_static_and_dynamic_shared_memory_share_the_budget() -> None:
     body = "    .shared .align 4 .b8 static[2048];\n    ret;"
     run(module(body, ""), [], smem=225 * 1024)
-    with pytest.raises(KernelFault, match="233472 bytes of shared memory"):
+    with pytest.raises(KernelFault, match=wording("sim.machine.shared-too-large", bytes=233472)):
         run(module(body, ""), [], smem=226 * 1024)
 
 
@@ -365,7 +383,10 @@ def test_expecting_too_many_bytes_is_a_deadlock(engine: str) -> None:
     with pytest.raises(KernelFault) as caught:
         pipeline(expected=2064, engine=engine)
     assert caught.value.kind is FaultKind.DEADLOCK
-    assert "parity 0 (phase 0): 0 of 1 arrivals and 16 bytes pending" in caught.value.message
+    assert re.search(
+        wording("sim.machine.mbarrier-state", parity=0, phase=0, pending=0, expected=1, tx=16),
+        caught.value.message,
+    )
     assert "mbarrier.try_wait.parity.shared.b64 %p2" in caught.value.message
 
 
@@ -443,10 +464,10 @@ def test_a_launch_of_what_is_no_setting(change: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("declared", "value", "match"),
     [
-        (".f32 a", 1e39, "does not fit a of 4 bytes"),
-        (".f16 a", 1e9, "does not fit a of 2 bytes"),
-        (".b64 a", np.array([None]), "Python objects"),
-        (".b64 a", np.frombuffer(b"constant", np.uint8), "read-only"),
+        (".f32 a", 1e39, wording("sim.parameter-range", name="a", size=4)),
+        (".f16 a", 1e9, wording("sim.parameter-range", name="a", size=2)),
+        (".b64 a", np.array([None]), wording("sim.parameter-objects")),
+        (".b64 a", np.frombuffer(b"constant", np.uint8), wording("sim.parameter-read-only")),
     ],
 )
 def test_a_parameter_that_cannot_be_passed(declared: str, value: object, match: str) -> None:
@@ -473,5 +494,5 @@ def test_the_end_of_a_kernel_is_no_instruction(end: str) -> None:
 
 def test_a_constant_too_large_for_its_format() -> None:
     text = module(".reg .b16 %h; mov.b16 %h, 1e30;", "")
-    with pytest.raises(InputError, match="1e\\+30 does not fit 16 bits"):
+    with pytest.raises(InputError, match=wording("sim.ptx.value-too-wide", value="1e+30", width=16)):
         run_ptx(text, "k", (1, 1, 1), (32, 1, 1), [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,7 @@ from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.async_queue import PATIENCE, AsyncOperation
 from gdnbench.sim.machine.engine_interface import SHARED_BASE
 from gdnbench.sim.machine.memory import GlobalMemory
+from tests.messages import wording
 from tests.sim.machine.bench import ALL, Bench, play, step
 
 BAR = SHARED_BASE
@@ -36,11 +38,12 @@ def test_deadlock_names_who_waits_for_what() -> None:
             [step("bar.sync 3, 96", lanes=ALL)],
         )
     message = str(caught.value)
-    assert (
-        f"warp 0 (1 lanes) waits for mbarrier {BAR:#x} parity 0 (phase 0): 1 of 2 arrivals and 512 bytes"
-        in message
+    mbarrier = wording(
+        "sim.machine.mbarrier-state", address=f"{BAR:#x}", parity=0, phase=0, pending=1, expected=2, tx=512
     )
-    assert "warp 1 (32 lanes) waits for barrier 3: 64 of 96 threads have arrived" in message
+    assert re.search(r"warp 0 \(1 lanes\) waits for " + mbarrier, message)
+    barrier = wording("sim.machine.threads-missing", barrier=3, arrived=64, threads=96)
+    assert re.search(r"warp 1 \(32 lanes\) waits for " + barrier, message)
     assert "PTX line" in message
     assert "CTA (0, 0, 0)" in message
 
@@ -51,7 +54,7 @@ def test_a_barrier_for_all_warps_names_the_missing_ones() -> None:
     sync = [step("bar.sync 0", lanes=ALL)]
     with deadlock() as caught:
         play(bench, sync, sync, [step(TRY, a=BAR, n=0), *sync], sync)
-    assert r"barrier 0: warps [2] have not arrived" in str(caught.value)
+    assert re.search(wording("sim.machine.warps-missing", barrier=0, warps="[2]"), str(caught.value))
 
 
 def test_no_deadlock_when_the_last_arrival_comes() -> None:

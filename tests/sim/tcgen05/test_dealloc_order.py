@@ -7,6 +7,7 @@ import pytest
 
 from gdnbench import sim
 from gdnbench.sim.errors import FaultKind, KernelFault
+from tests.messages import wording
 from tests.sim.fault_cases import FREE, GLOBAL_BYTES, ptx
 
 BODY = """
@@ -53,7 +54,7 @@ def test_the_late_schedule_shows_it_as_a_note(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ["interpreter", "compiled"])
 def test_the_early_schedule_shows_it_as_a_fault(engine: str) -> None:
-    with pytest.raises(KernelFault, match="nothing is allocated") as caught:
+    with pytest.raises(KernelFault, match=wording("sim.machine.tmem-unallocated")) as caught:
         run(UNORDERED, engine, "early")
     assert caught.value.kind is FaultKind.TMEM_ACCESS
     assert caught.value.place is not None

@@ -7,6 +7,7 @@ import pytest
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine.engine_interface import SHARED_BASE, Wait
+from tests.messages import wording
 from tests.sim.tcgen05.cute_layouts import shared_layout
 from tests.sim.tcgen05.products import Operand, instruction_descriptor, matrix_descriptor
 from tests.sim.tcgen05.tensor_machine import ONE, Machine
@@ -35,7 +36,7 @@ def test_sizes_must_not_increase() -> None:
     """PTX ISA 9.7.16.7.1."""
     machine = Machine()
     machine.alloc(32)
-    with pytest.raises(KernelFault, match="must not increase"):
+    with pytest.raises(KernelFault, match=wording("sim.machine.alloc-size-grows")):
         machine.alloc(64)
 
 
@@ -57,7 +58,7 @@ def test_allocation_after_relinquishing() -> None:
     machine = Machine()
     machine.alloc(32)
     machine.issue("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;")
-    with pytest.raises(KernelFault, match="after tcgen05") as caught:
+    with pytest.raises(KernelFault, match=wording("sim.machine.alloc-after-relinquish")) as caught:
         machine.alloc(32)
     assert caught.value.kind is FaultKind.TMEM_ALLOCATION
 
@@ -87,7 +88,7 @@ def test_freeing_what_a_product_still_writes() -> None:
     operand.put(machine, np.zeros((64, 16)))
     idesc = instruction_descriptor("bf16", "bf16", 64, 64)
     machine.mma("f16", 0, operand.descriptor(0), operand.descriptor(0), idesc)
-    with pytest.raises(KernelFault, match="being written"):
+    with pytest.raises(KernelFault, match=wording("sim.machine.dealloc-in-flight")):
         machine.dealloc(0, 64)
     machine.finish()
     machine.dealloc(0, 64)
@@ -97,10 +98,12 @@ def test_freeing_what_a_product_still_writes() -> None:
 def test_access_past_the_allocation(address: int) -> None:
     machine = Machine()
     machine.alloc(64)
-    with pytest.raises(KernelFault, match=f"TMEM columns {address}.*allocated columns: 0..63") as caught:
+    with pytest.raises(
+        KernelFault, match=wording("sim.machine.tmem-outside", first=address, held="allocated columns: 0..63")
+    ) as caught:
         machine.store("32x32b", 8, address, np.zeros((32, 8), np.uint32))
     assert caught.value.kind is FaultKind.TMEM_ACCESS
-    with pytest.raises(KernelFault, match=f"TMEM columns {address}"):
+    with pytest.raises(KernelFault, match=wording("sim.machine.tmem-outside", first=address)):
         machine.load("32x32b", 8, address)
 
 
@@ -109,7 +112,7 @@ def test_access_after_dealloc() -> None:
     machine.alloc(64)
     machine.store("32x32b", 1, 0, np.zeros((32, 1), np.uint32))
     machine.dealloc(0, 64)
-    with pytest.raises(KernelFault, match="nothing is allocated") as caught:
+    with pytest.raises(KernelFault, match=wording("sim.machine.tmem-unallocated")) as caught:
         machine.load("32x32b", 1, 0)
     assert caught.value.kind is FaultKind.TMEM_ACCESS
 
@@ -117,7 +120,7 @@ def test_access_after_dealloc() -> None:
 def test_another_warps_quarter() -> None:
     machine = Machine()
     machine.alloc(32)
-    with pytest.raises(KernelFault, match=r"reaches lanes 32..63") as caught:
+    with pytest.raises(KernelFault, match=wording("sim.machine.tmem-lane", first=32, last=63)) as caught:
         machine.load("32x32b", 1, 64 << 16, warp=1)
     assert caught.value.kind is FaultKind.TMEM_ACCESS
 
@@ -126,7 +129,7 @@ def test_another_warps_quarter() -> None:
 def test_lanes_within_a_quarter(shape: str, lane: int) -> None:
     machine = Machine()
     machine.alloc(32)
-    with pytest.raises(KernelFault, match="of its quarter"):
+    with pytest.raises(KernelFault, match=wording("sim.machine.tmem-quarter")):
         machine.load(shape, 1, lane << 16)
 
 
@@ -135,7 +138,7 @@ def test_uninitialised_cells() -> None:
     machine.alloc(32)
     machine.store("32x32b", 2, 0, np.zeros((32, 2), np.uint32))
     machine.load("32x32b", 2, 0)
-    with pytest.raises(KernelFault, match="lane 0, column 2 was never written") as caught:
+    with pytest.raises(KernelFault, match=wording("sim.machine.tmem-unwritten", lane=0, column=2)) as caught:
         machine.load("32x32b", 4, 0)
     assert caught.value.kind is FaultKind.UNINITIALISED
 
@@ -143,7 +146,7 @@ def test_uninitialised_cells() -> None:
 def test_an_address_that_differs_between_lanes() -> None:
     machine = Machine()
     machine.alloc(32)
-    with pytest.raises(KernelFault, match="the address of") as caught:
+    with pytest.raises(KernelFault, match=wording("sim.compiler.address-of")) as caught:
         machine.load("32x32b", 1, np.arange(32))
     assert caught.value.kind is FaultKind.DIVERGENCE
 
@@ -151,7 +154,7 @@ def test_an_address_that_differs_between_lanes() -> None:
 def test_a_warp_must_load_together() -> None:
     machine = Machine()
     machine.alloc(32)
-    with pytest.raises(KernelFault, match="without lanes") as caught:
+    with pytest.raises(KernelFault, match=wording("sim.machine.lanes-missing")) as caught:
         machine.issue("tcgen05.ld.sync.aligned.32x32b.x1.b32 {%o}, [%r];", lanes=ONE, r=0)
     assert caught.value.kind is FaultKind.DIVERGENCE
 

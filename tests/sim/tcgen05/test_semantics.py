@@ -9,6 +9,7 @@ from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import mbarrier
 from gdnbench.sim.machine.engine_interface import SHARED_WINDOW
 from gdnbench.sim.tensorcore.formats import FORMATS
+from tests.messages import wording
 from tests.sim.tcgen05.cute_layouts import shared_layout, swizzle
 from tests.sim.tcgen05.products import Operand, codes, instruction_descriptor, matrix_descriptor, result
 from tests.sim.tcgen05.tensor_machine import ALL, BARRIER, ONE, Machine
@@ -328,13 +329,13 @@ def test_refused_by_name(opcode: str, named: str) -> None:
         (1 << 6, "f16", "bits 6..6"),
         (1 << 23, "f16", "bits 23..23"),
         (1 << 29, "f16", "bits 29..29"),
-        (1 << 30, "f16", "maximum shift"),
+        (1 << 30, "f16", wording("sim.machine.maximum-shift")),
         (1 << 3, "f16", "saturation"),
         (1, "f16", "bits 0..1"),
-        (7 << 7, "f16", "no type 7 of A"),
-        (2 << 4, "f16", "no type"),
+        (7 << 7, "f16", wording("sim.machine.type-unknown", code=7, operand="A")),
+        (2 << 4, "f16", wording("sim.machine.type-unknown", kind="f16", code=3, operand="D")),
         (0x1F << 24, "f16", "M = "),
-        (0, "tf32", "kind::tf32 has no type"),
+        (0, "tf32", wording("sim.machine.type-unknown", kind="tf32")),
     ],
 )
 def test_illegal_instruction_descriptors(bits: int, kind: str, message: str) -> None:
@@ -400,13 +401,13 @@ def test_lane_alignment_of_d(m: int, lane: int) -> None:
 def test_a_and_d_must_use_the_same_lanes() -> None:
     setup = Setup()
     idesc = instruction_descriptor("bf16", "bf16", 64, 24)
-    with pytest.raises(KernelFault, match="A in TMEM starts at lane 0, D at lane 16"):
+    with pytest.raises(KernelFault, match=wording("sim.machine.lanes-apart", a_lane=0, d_lane=16)):
         setup.machine.mma("f16", 16 << 16, 32, setup.right.descriptor(0), idesc, a_in_tmem=True)
 
 
 def test_operands_outside_shared_memory() -> None:
     setup = Setup(shared=64 * 1024)
-    with pytest.raises(KernelFault, match="B spans shared addresses") as caught:
+    with pytest.raises(KernelFault, match=wording("sim.machine.operand-outside", what="B")) as caught:
         setup.machine.mma(
             "f16", 0, setup.left.descriptor(0), matrix_descriptor(0x10400 - 256, 16, 256, 6),
             instruction_descriptor("bf16", "bf16", 64, 24),
@@ -418,7 +419,10 @@ def test_uninitialised_operand() -> None:
     setup = Setup()
     setup.machine.cta.shared.valid[B_AT + 40] = False
     setup.issue()
-    with pytest.raises(KernelFault, match=f"B: 1 bytes never written, the first .* {B_AT + 40:#x}") as caught:
+    with pytest.raises(
+        KernelFault,
+        match=wording("sim.machine.operand-unwritten", what="B", bytes=1, address=f"{B_AT + 40:#x}"),
+    ) as caught:
         setup.machine.finish()
     assert caught.value.kind is FaultKind.UNINITIALISED
     assert caught.value.place is not None
@@ -428,6 +432,6 @@ def test_uninitialised_operand() -> None:
 def test_uninitialised_accumulator() -> None:
     setup = Setup()
     setup.issue(accumulate=True)
-    with pytest.raises(KernelFault, match="never all written") as caught:
+    with pytest.raises(KernelFault, match=wording("sim.machine.accumulator-unwritten")) as caught:
         setup.machine.finish()
     assert caught.value.kind is FaultKind.UNINITIALISED

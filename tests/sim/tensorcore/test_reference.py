@@ -13,6 +13,7 @@ from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.tensorcore.formats import BF16, E4M3, E5M2, F16, F32, TF32, Codes, Format
 from gdnbench.sim.tensorcore.product import BYTE_FORMATS, Product
 from gdnbench.sim.tensorcore.reference import multiply
+from tests.messages import wording
 from tests.sim.tensorcore.mma_operands import PRODUCTS, SPREADS, cancelling, every_kind, stratified
 from tests.sim.tensorcore.mma_scalar import Rule, codes_of, dot, fused_sum, values
 
@@ -271,7 +272,7 @@ class TestRefusals:
             multiply(product, "hardware", good[:, :8], good, None)
         with pytest.raises(ValueError, match="int16"):
             multiply(product, "hardware", good.view(np.int16), good, None)
-        with pytest.raises(ValueError, match=r"want uint32 of \[M,N\]"):
+        with pytest.raises(ValueError, match=wording("sim.tensorcore.accumulator-wrong", wanted="uint32")):
             multiply(product, "hardware", good, good, np.zeros((2, 3), np.uint32))
         with pytest.raises(ValueError, match="hardware, exact"):
             multiply(product, "fast", good, good, None)
