@@ -1,1 +1,1 @@
-"""Pictures of runs beside the page: heatmaps in a terminal, and PNG files."""
+"""Charts of runs: heatmaps in a terminal, and PNG files."""

@@ -1,4 +1,4 @@
-"""Bars: verdicts of runs, ULP histograms, and what each stage adds to an error."""
+"""Bar charts: verdicts of runs, ULP histograms, and the error that each stage adds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS = {
 
 
 def verdicts(runs: Sequence[tuple[str, Mapping[str, int]]], below: str) -> Figure:
-    """How many records of each run came to which outcome; `below` stands under it."""
+    """The number of records of each run by outcome; `below` is the caption."""
     figure, (axis,) = panels("Records by outcome", 1, height=1.1 + 0.75 * len(runs))
     for row, (name, outcomes) in enumerate(runs):
         start = 0
@@ -43,7 +43,7 @@ def verdicts(runs: Sequence[tuple[str, Mapping[str, int]]], below: str) -> Figur
 
 
 def ulp(title: str, tensors: Sequence[tuple[str, Sequence[int]]]) -> Figure:
-    """How many elements of each of `tensors` are how many units in the last place off."""
+    """Histogram of ULP distances for each of `tensors`."""
     figure, axes = panels(title, len(tensors), height=2.0)
     for axis, (name, counts) in zip(axes, tensors, strict=True):
         total = max(1, sum(counts))
@@ -62,12 +62,12 @@ def ulp(title: str, tensors: Sequence[tuple[str, Sequence[int]]]) -> Figure:
 
 
 def _distance(bucket: int) -> str:
-    """`4-7`, or of a large one where it begins."""
+    """`4-7`; for a large bucket only its lower end."""
     return bucket_label(bucket) if bucket < 10 else f"2^{bucket - 1} .."
 
 
 def stages(title: str, shares: Sequence[Mapping[str, Any]]) -> Figure:
-    """What each stage adds to the error beside what it inherits, relative to its exact value."""
+    """The error that each stage adds and inherits, relative to its exact value."""
     figure, (axis,) = panels(title, 1, height=1.0 + 0.42 * len(shares))
     at = np.arange(len(shares))
     parts = (("added", BLUE, "", -0.2), ("inherited", GREEN, "//", 0.2))

@@ -1,7 +1,7 @@
-"""What all PNG files have in common: how they look, and that equal runs give equal bytes.
+"""Style and file output shared by all PNG charts; equal runs give equal bytes.
 
-Colours can be told apart by people who see fewer of them: cividis for sizes, and of the colours of Okabe and
-Ito a few for kinds, which differ in form or text too.
+The colours are safe for colour-blind readers: cividis for magnitudes, and some of Okabe and Ito's for
+categories, which also differ in shape or text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WIDTH = 9.0
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8a8a8a"
 SIZES = "cividis"
 NOTHING = "#ececec"
-"""Where there is no error."""
+"""Colour for no error."""
 
 _STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
@@ -38,13 +38,13 @@ _STYLE: dict[Any, Any] = {
     "figure.titlesize": 11.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "text.parse_math": False,  # a name from a store may have two dollar signs
+    "text.parse_math": False,  # a store's name may contain two dollar signs
 }
 
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Figures made and saved inside look the same whatever the user's own settings are."""
+    """Context in which figures look the same whatever the user's matplotlib settings are."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
@@ -52,7 +52,7 @@ def styled() -> Iterator[None]:
 
 
 def panels(title: str, count: int, height: float, across: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` panels, each `height` inches high."""
+    """A figure with `count` panels, each `height` inches high."""
     rows = -(-count // across)
     figure = Figure(figsize=(WIDTH, 0.7 + rows * height), dpi=DPI, layout="constrained")
     figure.suptitle(clean(title), x=0.01, ha="left")
@@ -61,14 +61,14 @@ def panels(title: str, count: int, height: float, across: int = 1) -> tuple[Figu
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """`figure` as a PNG without a time or the name of what made it."""
+    """Save `figure` as a PNG without time and software name."""
     figure.savefig(path, format="png", metadata={"Software": None})
     return path
 
 
 def decade(values: np.ndarray) -> tuple[float, float]:
-    """Ends of a logarithmic axis of those of `values` that are finite and above zero, at least a decade apart
-    so that what hardly differs looks so; one to ten without any."""
+    """Limits of a logarithmic axis for the finite positive `values`, at least a decade apart so that small
+    differences look small; 1 to 10 without values."""
     there = values[np.isfinite(values) & (values > 0)]
     if not there.size:
         return 1.0, 10.0
@@ -77,14 +77,15 @@ def decade(values: np.ndarray) -> tuple[float, float]:
 
 
 def number_log(axis: Axis, low: float, high: float) -> None:
-    """Ticks of a logarithmic axis from `low` to `high` as 0.01 and 1e-05; of a short one 2 and 5 as well."""
+    """Ticks of a logarithmic axis from `low` to `high`, such as 0.01 and 1e-05; on a short axis also at 2 and
+    5."""
     axis.set_major_locator(LogLocator(subs=(1.0,) if high > 300 * low else (1.0, 2.0, 5.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
 def colour_bar(axis: Axes, drawn: AxesImage, low: float, high: float, label: str) -> None:
-    """The scale of an image whose colours are logarithmic from `low` to `high`, beside its axes."""
+    """Draw the colour bar of an image with logarithmic colours from `low` to `high`."""
     bar = axis.figure.colorbar(drawn, ax=axis)
     number_log(bar.ax.yaxis, low, high)
     bar.set_label(label)

@@ -1,4 +1,4 @@
-"""What a heatmap of errors shows: a number for each head and chunk, and what it is a number of."""
+"""The cells of an error heatmap: one number for each head and chunk, and its meaning."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from gdnbench_kernels.contract import Region
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """`values` fp64 [H, R], heads down and regions across: 0 where nothing is off, infinite where an element
-    is not finite on one side alone. `of_torch`: whether they are parts of torch's error or of the exact
-    value."""
+    """`values` fp64 [H, R], heads by regions: 0 for no error, infinite if an element is not finite on one
+    side only.
+
+    `of_torch`: whether values are relative to torch's error or to the exact value.
+    """
 
     values: np.ndarray
     regions: tuple[Region, ...]
@@ -34,7 +36,7 @@ class Cells:
         return f"sequence {region.sequence}{chunk} head {head}"
 
     def worst(self) -> tuple[int, int] | None:
-        """Head and column of the largest value; None where nothing is off."""
+        """Head and column of the largest value; None if there is no error."""
         if not self.values.size or not self.values.max() > 0:
             return None
         head, column = np.unravel_index(int(self.values.argmax()), self.values.shape)
@@ -42,12 +44,12 @@ class Cells:
 
     @property
     def column(self) -> str:
-        """What a column is."""
+        """What a column is: chunk or sequence."""
         return "sequence" if all(region.chunk is None for region in self.regions) else "chunk"
 
     @property
     def sequences(self) -> list[int]:
-        """Columns with which a sequence begins."""
+        """Columns at which a sequence begins."""
         return [
             column
             for column, region in enumerate(self.regions)
@@ -56,10 +58,11 @@ class Cells:
 
 
 def cells_of(grid: Grid, dtype: str) -> Cells:
-    """The cells of a tensor of the logical `dtype`, errors of `gdnbench.bits.logical` for another.
+    """The cells of a tensor of the logical `dtype`; raises what `gdnbench.bits.logical` raises for an unknown
+    dtype.
 
-    A part of torch's error where that was asked for and is any; where torch has none in a cell, of what
-    rounding to the dtype may cost there, u rms(y), u being the unit roundoff.
+    Values are relative to torch's error if it is known and not zero everywhere; in cells where torch's error
+    is zero, relative to the rounding error u rms(y), with unit roundoff u.
     """
     error, exact = grid.rms.astype(np.float64), grid.rms_reference.astype(np.float64)
     of_torch = grid.torch_rms is not None and bool((grid.torch_rms > 0).any())
@@ -75,8 +78,8 @@ def cells_of(grid: Grid, dtype: str) -> Cells:
 
 
 def pooled(values: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, int, int]:
-    """`values` [H, R] by maxima of blocks, at most `rows` x `columns` of them, and how many rows and columns
-    a block has: no cell that stands out is lost."""
+    """`values` [H, R] reduced by the maximum of blocks to at most `rows` x `columns`, and the block's rows
+    and columns."""
     down, across = (
         max(1, -(-size // most)) for size, most in zip(values.shape, (rows, columns), strict=True)
     )

@@ -1,5 +1,8 @@
-"""Runs as PNG files: verdicts, ranges of what was captured, errors over decode steps, and of the records most
-worth a look where their errors are, how they grow, their ULP histograms, stages and times."""
+"""Draws runs as PNG files: verdicts, ranges of captured inputs, errors over decode steps, and details of
+ranked records.
+
+The details are error heatmaps, growth, ULP histograms, stages and times.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ if TYPE_CHECKING:
     from gdnbench.judge.grid import Grid
 
 MOST_RECORDS = 12
-"""Records that get files of their own, see `_chosen`."""
+"""Records with files of their own, see `_chosen`."""
 
 MOST_FAILURES = 8
-"""Of these, where there are passing records too."""
+"""The number of failures among these, if there are passing records too."""
 
 MOST_TENSORS = 12
-"""Of a record in one file: the eight stages of a prefill, its outputs, and two more."""
+"""Tensors of a record in one file: the eight stages of a prefill, its outputs, and two more."""
 
 MOST_MATRICES = 12
 """Files of errors over decode steps."""
@@ -36,10 +39,10 @@ _LABELS = {"kernel": "", "against": ", against", "difference": ", difference"}
 
 
 def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Writes PNG files into `folder`, which is made, and returns them: equal runs make equal files.
+    """Write PNG files into `folder`, creating it, and return their paths; equal runs give equal files.
 
-    BadInputError for a run that holds what no replay writes and for a folder that cannot be written to,
-    CannotRunError without matplotlib.
+    BadInputError for a run with invalid content or a folder that cannot be written; CannotRunError without
+    matplotlib.
     """
     try:
         from gdnbench.pictures.canvas import save, styled
@@ -61,12 +64,12 @@ def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
 
 
 def left_out(runs: Sequence[Run]) -> int:
-    """Records that get no files of their own."""
+    """The number of records without files of their own."""
     return max(0, sum(len(run.records) for run in runs) - MOST_RECORDS)
 
 
 def _figures(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
-    """File names without their ending, and what is in them."""
+    """File names without suffix, and their figures."""
     from gdnbench.pictures.bars import verdicts
     from gdnbench.pictures.growth import over_steps
 
@@ -91,8 +94,8 @@ def _figures(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
 
 
 def _chosen(entries: Sequence[Entry]) -> list[Entry]:
-    """Failures, then of every run and operation the passing record that is closest to its limit, then what
-    follows; `entries` are ranked."""
+    """From ranked `entries`: failures, then for each run and operation the passing record closest to its
+    limit, then the next."""
     first: dict[tuple[int, str], Entry] = {}
     for entry in entries:
         if not entry.failed:
@@ -103,7 +106,7 @@ def _chosen(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _captured(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
-    """Ranges by operation; of a record that several runs replayed once."""
+    """Ranges by operation; a record replayed by several runs counts once."""
     from gdnbench.pictures.ranges import ranges
 
     by_op: dict[str, dict[tuple[str, Any], Sequence[Mapping[str, Any]]]] = {}

@@ -16,10 +16,10 @@ from gdnbench.pictures.cells import Cells, pooled
 
 MOST_ROWS, MOST_COLUMNS = 64, 512
 LINES = 64
-"""Sequences that are told apart by a line; more would hide what is between them."""
+"""Maximum number of sequences separated by lines; more lines would hide the cells."""
 
 DECADES = 1e-4
-"""The smallest error that a colour tells from less, as a part of the largest."""
+"""The smallest error with a colour of its own, relative to the largest."""
 
 
 def errors(title: str, tensors: Sequence[tuple[str, Cells]]) -> Figure:
@@ -58,7 +58,7 @@ def _heatmap(axis: Axes, name: str, cells: Cells) -> None:
 
 
 def _marks(axis: Axes, cells: Cells) -> None:
-    """Axes, lines between sequences, and a frame around the worst cell."""
+    """Draw axes, lines between sequences, and a frame around the worst cell."""
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axis.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
     many = len(cells.sequences) > 1

@@ -1,4 +1,4 @@
-"""How errors grow: along the chunks of a sequence, and over decode steps."""
+"""Charts of growing errors: along the chunks of a sequence, and over decode steps."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from gdnbench.pictures.canvas import (
 from gdnbench.pictures.labels import clean
 
 MOST_LINES = 4
-"""Layers drawn as lines, those of the largest errors; the picture below has all."""
+"""Layers drawn as lines, those with the largest errors; the heatmap below has all."""
 
 RELATIVE = "RMS error /\nRMS of the value"
 
 
 def grows(grid: Grid) -> bool:
-    """Whether there is an error in a tensor of more than one chunk."""
+    """Whether a tensor with more than one chunk has an error."""
     return sum(region.chunk is not None for region in grid.regions) > 1 and bool((grid.rms > 0).any())
 
 
@@ -58,14 +58,15 @@ def _line(axis: Axes, grid: Grid, rms: np.ndarray, name: str, colour: str, form:
     for column, region in enumerate(grid.regions):
         if column and region.sequence != grid.regions[column - 1].sequence:
             x.append(column - 0.5)
-            y.append(np.nan)  # nothing is handed on from one sequence to the next
+            y.append(np.nan)  # sequences are independent
         x.append(column)
         y.append(relative[column] if np.isfinite(relative[column]) and relative[column] > 0 else np.nan)
     axis.plot(x, y, form, color=colour, ms=3.5, lw=1.2, label=name)
 
 
 def over_steps(title: str, matrix: Mapping[str, Any]) -> Figure:
-    """The matrix of `gdnbench.report.growth`: layers of the largest errors as lines, and all as a picture."""
+    """The matrix of `gdnbench.report.growth`: the layers with the largest errors as lines, and all as a
+    heatmap."""
     error = np.array([[_number(value) for value in row] for row in matrix["error"]], dtype=np.float64)
     torchs = np.array([[_number(value) for value in row] for row in matrix["torch"]], dtype=np.float64)
     steps, layers = matrix["steps"], [clean(layer, 40) for layer in matrix["layers"]]

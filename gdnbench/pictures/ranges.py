@@ -1,4 +1,4 @@
-"""Between what values the inputs of the captured calls lie."""
+"""Chart of the ranges of the captured calls' inputs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gdnbench.pictures.canvas import BLUE, GREEN, ORANGE, PURPLE, panels
 from gdnbench.pictures.labels import clean
 
 MOST_RECORDS = 500
-"""Drawn one by one; of more, as many stretches of neighbours together."""
+"""Records drawn one by one; more are merged in runs of neighbours."""
 
 _FORMS = ((BLUE, "_"), (ORANGE, "x"), (GREEN, "^"), (PURPLE, "D"))
 
 
 def ranges(title: str, records: Sequence[Sequence[Mapping[str, Any]]]) -> Figure | None:
-    """A panel for each range by name; `records` are `capture` of records one after another. None where none
-    has any."""
+    """A panel for each range, by name; None if no record has any. `records` holds `capture` of each record,
+    in order."""
     names: dict[str, Mapping[str, Any]] = {}
     for record in records:
         for one in record:
@@ -49,8 +49,8 @@ def ranges(title: str, records: Sequence[Sequence[Mapping[str, Any]]]) -> Figure
 
 
 def _series(values: Sequence[Any], largest: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Places and figures of records, NaN where there is none or it is not finite; of many records the largest
-    or least of every stretch."""
+    """Positions and values of records, NaN where missing or not finite; runs of many records are reduced to
+    their maximum or minimum."""
     found = np.array([np.nan if value is None else float(value) for value in values], dtype=np.float64)
     found[~np.isfinite(found)] = np.nan
     each = -(-len(found) // MOST_RECORDS)

@@ -1,5 +1,7 @@
-"""Heatmaps of errors by chunk and head as text, for a terminal or a pipe: no colours, and ASCII where the
-encoding has no blocks."""
+"""Heatmaps of errors by chunk and head as text, for a terminal or a pipe.
+
+They have no colours, and use ASCII if the encoding has no block characters.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +18,25 @@ from gdnbench.report.render import worst_by_tensor
 from gdnbench.report.report import RecordResult, Report
 
 MOST_TENSORS = 12
-"""Drawn of one report: more is a page's business."""
+"""Maximum number of tensors drawn for one report."""
 
 MOST_ROWS = 32
 NARROWEST = 40
-"""Columns of a terminal that are made use of in any case."""
+"""The minimum width that is used, in columns."""
 
 BLOCKS, ASCII = "·░▒▓█!", ".:+*#!"
 """Nothing is off; up to each of three bounds; beyond; not finite on one side alone."""
 
 OF_TORCH = (1.0, 2.0, 10.0)
-"""Bounds of parts of torch's error."""
+"""Bounds of errors relative to torch's."""
 
 OF_LARGEST = (0.01, 0.1, 0.5)
-"""Bounds of parts of exact values, as parts of the largest of them."""
+"""Bounds of errors relative to exact values, as parts of the largest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The characters of cells, and the bounds that tell them apart, ascending."""
+    """The characters of cells, and the ascending bounds between them."""
 
     characters: str
     bounds: tuple[float, ...]
@@ -60,9 +62,11 @@ class Scale:
 
 
 def heatmaps(report: Report, width: int, characters: str = BLOCKS) -> str:
-    """Heatmaps of the tensors of failing records that fail, or else of those where errors are largest, at
-    most `width` characters wide, of those `characters`; one line where none differs. The report's results
-    have grids."""
+    """Heatmaps at most `width` characters wide: of the failing tensors, or else of those with the largest
+    errors.
+
+    One line if no tensor has an error. The report's results must have grids.
+    """
     found = list(_chosen(report))
     if not found:
         return "heatmap: no element differs of any tensor that could be compared\n"
@@ -107,7 +111,7 @@ def _heatmap(record: RecordResult, tensor: TensorResult, width: int, characters:
 
 
 def _marks(cells: Cells, across: int, margin: int, columns: int) -> Iterator[str]:
-    """Numbers of sequences above the columns with which they begin, as far as there is room."""
+    """The sequence numbers above the columns at which sequences begin, where there is room."""
     line = [" "] * columns
     after = 0
     for column in cells.sequences:

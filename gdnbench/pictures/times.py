@@ -1,4 +1,4 @@
-"""Times of kernels on a record: every sample, and the interval of each ratio."""
+"""Chart of kernel times on a record: every sample, and the interval of each ratio."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gdnbench.timing.result import RecordTiming
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "\N{MICRO SIGN}s"), (1e-9, "ns"))
 _SPREAD = 7
-"""Samples beside one another, so that equal ones are seen."""
+"""Samples drawn side by side, so that equal ones are visible."""
 
 
 def times(title: str, timing: RecordTiming) -> Figure | None:
-    """Samples with median and quartiles of each kernel; below, ratios to the first with their intervals. None
-    where nothing was timed."""
+    """Samples with median and quartiles of each kernel, and ratios to the first with intervals; None without
+    times."""
     timed = [kernel for kernel in timing.kernels if kernel.summary is not None]
     if not timed:
         return None

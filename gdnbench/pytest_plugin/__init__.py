@@ -1,8 +1,7 @@
 """The pytest plugin: recorded calls as parametrised tests, and stores as arguments of pytest; see
 docs/pytest.md.
 
-Every pytest of an environment loads this module, whether it has captures or not: what it needs it imports
-when a test asks for it.
+Every pytest in the environment loads this module, so it imports its parts only when a test needs them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A recorded call, as a test has it."""
+"""A recorded call as a test sees it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 class Mismatch(AssertionError):
-    """A record does not pass; below its reason the text has what `gdnbench replay` prints of it."""
+    """A record does not pass. The text has the reason, then what `gdnbench replay` prints."""
 
 
 @dataclass(repr=False)
 class Case:
-    """Record `record` of `operation`, and the replay that its test asks for."""
+    """Record `record` of `operation`, and the replay that its test requests."""
 
     record: StoredRecord
     operation: Operation
@@ -51,8 +51,8 @@ class Case:
 
     @cached_property
     def call(self) -> Call:
-        """The call on the device asked for, in the record's conventions: contiguous tensors; of a pool the
-        stored slots alone, its indices numbered to match."""
+        """The call on the requested device, in the record's conventions: contiguous tensors; pools reduced to
+        the stored slots, with indices renumbered."""
         found = calls.compact_call(self.record, self.operation, device_of(self._replaying.options.on))
         inputs = {spec.name for spec in self.operation.tensors if spec.role is Role.INPUT}
         self._before = {name: tensor.clone() for name, tensor in found.tensors.items() if name in inputs}
@@ -60,26 +60,29 @@ class Case:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Tensors and scalars of `call` by contract name, for a function of the test's own."""
+        """Tensors and scalars of `call` by contract name, for the test's own function."""
         scalars = {
             spec.name: self.call.scalars.get(spec.name, spec.default) for spec in self.operation.scalars
         }
         return {**scalars, **self.call.tensors}
 
     def check(self, kernel: Kernel | None = None) -> RecordResult:
-        """Replay the record through the kernel asked for, or a function of the test, and judge its outputs.
+        """Replay the record with the requested kernel, or with a function of the test, and judge its outputs.
 
-        A function is called here as any kernel of a user is, see docs/replay.md: its parameters by name, the
-        caller's strides and slots, outputs poisoned. Raises Mismatch unless the record passes; skips the test
-        where the kernel cannot run.
+        The function is called as any user's kernel, see docs/replay.md: parameters by name, the caller's
+        strides and slots, poisoned outputs. Raises Mismatch unless the record passes; skips the test if the
+        kernel cannot run.
         """
         __tracebackhide__ = True
         return self._conclude(kernel)
 
     def judge(self, outputs: Any) -> RecordResult:
-        """Judge outputs that the test made of `arguments`: a tensor, a tuple in contract order or a dict by
-        name. What a call mutates is taken from `arguments` where it is not among them. Raises as `check`, and
-        WrongReturn for what the operation has no place for."""
+        """Judge outputs that the test computed from `arguments`: a tensor, a tuple in contract order, or a
+        dict by name.
+
+        Mutated tensors that are not among them are taken from `arguments`. Raises as `check`, and WrongReturn
+        for outputs that the operation does not have.
+        """
         __tracebackhide__ = True
         call, op = self.call, self.operation
         mutated = {spec.name: call.tensors[spec.name] for spec in op.tensors if spec.role is Role.MUTATED}
@@ -91,7 +94,7 @@ class Case:
     def result(
         self, kernel: Kernel | Execution | None = None, accepted: Accepted | None = None
     ) -> RecordResult:
-        """What the record comes to, whatever that is; its errors become properties of the test."""
+        """The record's result, whatever it is; its errors become properties of the test."""
         __tracebackhide__ = True
         try:
             result = self._replaying.replay(self.record, kernel, accepted)
@@ -103,7 +106,7 @@ class Case:
         return result
 
     def text(self, result: RecordResult, kernel: Kernel | Execution | None = None) -> str:
-        """What `gdnbench replay` prints of a result of this record."""
+        """The text that `gdnbench replay` prints for a result of this record."""
         lines = render_text(self._replaying.report(result, kernel)).strip("\n").split("\n")
         return "\n".join(map(printable, lines))
 
@@ -119,8 +122,11 @@ class Case:
 
 
 def open_case(chosen: Chosen, node: pytest.Item, replays: Replays) -> Case:
-    """The case that was chosen for test `node`: fails its setup, in one line, where the store, the record or
-    what is asked cannot be used, and skips it where a device is not here."""
+    """The case chosen for test `node`.
+
+    Fails the test's setup, in one line, if the store, the record or the options cannot be used; skips it if a
+    device is missing.
+    """
     if chosen.problem is not None:
         pytest.fail(chosen.problem, pytrace=False)
     try:
@@ -136,7 +142,7 @@ def open_case(chosen: Chosen, node: pytest.Item, replays: Replays) -> Case:
 
 
 def _figures(tensors: tuple[TensorResult, ...]) -> list[tuple[str, str]]:
-    """Errors of each tensor, for reports that take properties of a test, such as JUnit's."""
+    """Errors of each tensor as test properties, for reports such as JUnit's."""
     found = []
     for tensor in tensors:
         side = f"{tensor.side} " if tensor.side is not Side.KERNEL else ""

@@ -1,4 +1,4 @@
-"""Stores that are arguments of pytest: each record a test, through the kernel of the command line."""
+"""Stores as arguments of pytest: each record is a test with the kernel of the command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StoreFile(pytest.File):
 
 
 class StoreFolder(pytest.Directory):
-    """A store that is a folder."""
+    """A store in a folder."""
 
     def collect(self) -> Iterator[pytest.Item]:
         yield from _items(self)
@@ -39,7 +39,7 @@ def _items(parent: pytest.File | pytest.Directory) -> Iterator[pytest.Item]:
 
 
 class RecordItem(pytest.Item):
-    """A record, replayed and judged."""
+    """A test that replays and judges a record."""
 
     def __init__(self, *, chosen: Chosen, **rest: Any) -> None:
         super().__init__(**rest)
@@ -57,7 +57,7 @@ class RecordItem(pytest.Item):
         self.conclude(self._case)
 
     def conclude(self, case: Case) -> None:
-        """Raises what the test ends in unless the record passes."""
+        """Raise the test's outcome unless the record passes."""
         case.check()
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
@@ -66,5 +66,5 @@ class RecordItem(pytest.Item):
         return str(excinfo.value) if isinstance(excinfo.value, Mismatch) else super().repr_failure(excinfo)
 
     def reportinfo(self) -> tuple[Path, None, str]:
-        # Not the name alone: pytest would print the dots of a layer in it as "::".
+        # With the path: pytest would print dots in the name as "::".
         return self.path, None, f"{self.path.name} {self.name}"

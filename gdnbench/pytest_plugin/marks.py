@@ -1,4 +1,4 @@
-"""What a mark, or the command line, asks of the records it names."""
+"""The records and options that a mark or the command line requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KNOWN = (*_DEFAULTS, "op", "records", *_RULES, "stages", "check", "isolate", "t
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Which records, and what is given of the options of `gdnbench.replay.replay.replay_options`.
+    """The requested records, and options of `gdnbench.replay.replay.replay_options`.
 
     `records` is a text such as "0,3-5"; None: all.
     """
@@ -31,15 +31,18 @@ class Asked:
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def options(self) -> ReplayOptions:
-        """Errors as of `replay_options`. Needs torch, which choosing records does not."""
+        """The replay options; raises what `replay_options` raises. Needs torch, which selecting records does
+        not."""
         from gdnbench.replay.replay import replay_options
 
         return replay_options(**self.given)
 
 
 def asked_of(options: Mapping[str, Any], config: pytest.Config, *folders: Path) -> Asked:
-    """What `options` of a mark ask for, the command line's where they say nothing. A kernel's file is looked
-    for in `folders`. BadInputError for an option that there is not, or of a wrong type."""
+    """The request of a mark's `options`, with the command line's values as defaults.
+
+    A kernel's file is searched in `folders`. BadInputError for an unknown option or a wrong type.
+    """
     for name in options:
         if name not in _KNOWN:
             raise BadInputError(f"mark gdnbench has no option {name!r}; it has {', '.join(_KNOWN)}")
@@ -87,7 +90,7 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
 
 
 def in_folder(kernel: str, *folders: Path) -> str:
-    """`path/file.py:function` with the path made absolute, if the file is in one of `folders`."""
+    """`path/file.py:function` with an absolute path, if the file is in one of `folders`."""
     place, _, function = kernel.rpartition(":")
     if not place.endswith(".py"):
         return kernel

@@ -1,4 +1,4 @@
-"""What is kept from one test to the next: the open store, the kernel's process, the judge and its oracle."""
+"""State kept between tests: the open store, the kernel's process, the judge and its oracle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Done:
-    """Stands in for a kernel that has run: what the test itself computed."""
+    """Stands in for a kernel: returns outputs that the test computed itself."""
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
@@ -39,8 +39,8 @@ class Done:
 
 
 class Replaying:
-    """A store and what replays its records. Opening it raises StoreError where there is no store, and
-    CannotRunError for a device that is not here."""
+    """A store and the means to replay its records. StoreError if there is no store, CannotRunError for a
+    missing device."""
 
     def __init__(self, path: Address, options: ReplayOptions) -> None:
         self.options = options
@@ -55,7 +55,8 @@ class Replaying:
         kernel: Kernel | Execution | None = None,
         accepted: Accepted | None = None,
     ) -> RecordResult:
-        """What a record comes to with the kernel asked for; with a function, run here; or with what ran."""
+        """The result of a record: with the requested kernel, with a function called here, or of a finished
+        execution."""
         replayer, options = self._replayer, self.options
         if isinstance(kernel, Execution):
             replayer = replayer.with_kernel(Done(kernel))
@@ -66,7 +67,7 @@ class Replaying:
             return replayer.judge(record).result_with_findings(accepted)
 
     def report(self, result: RecordResult, kernel: Kernel | Execution | None = None) -> ReplayReport:
-        """`result` as `gdnbench replay` reports it."""
+        """`result` as a report of `gdnbench replay`."""
         report = replace(self.options.report(self.store), records=(result,))
         return report if kernel is None else replace(report, kernel=_name_of(kernel))
 
@@ -75,14 +76,14 @@ class Replaying:
 
 
 class Replays:
-    """Keeps the last store and kernel open: tests of one mark follow each other."""
+    """Keeps the last store and kernel open, since tests of one mark follow each other."""
 
     def __init__(self) -> None:
         self._key: tuple[Address, ReplayOptions] | None = None
         self._last: Replaying | None = None
 
     def replaying(self, path: Address, options: ReplayOptions) -> Replaying:
-        """That of `path` and `options`; errors as of `Replaying`."""
+        """The `Replaying` for `path` and `options`; raises what that raises."""
         key = (path, options)
         if self._last is None or self._key != key:
             self.close()
@@ -103,8 +104,11 @@ def _name_of(kernel: Kernel | Execution) -> str:
 
 @contextmanager
 def _modules_found() -> Iterator[None]:
-    """While a kernel's process, which starts with the first record, finds the modules that tests do: pytest
-    puts folders on this process' path that its environment does not name."""
+    """Context in which a kernel's process finds the modules that tests find.
+
+    pytest adds folders to this process' path that its environment does not name; the kernel's process starts
+    with the first record.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         yield

@@ -1,6 +1,7 @@
-"""Which records become tests, and what each is called.
+"""Selects the records that become tests, and names the tests.
 
-Nothing here depends on the process or the time: the processes of pytest-xdist must all find the same.
+Nothing here depends on the process or the time, because all processes of pytest-xdist must find the same
+tests.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from gdnbench.store.address import Address, is_url
 from gdnbench.store.reader import Store
 
 _LONGEST = 80
-"""Characters of a layer's name in a test's; the record's number tells two apart."""
+"""Maximum length of a layer's name in a test's name; the record's number keeps names unique."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A test to be: record `number` of the store at `path`, or a `problem` that is its outcome."""
+    """A future test: record `number` of the store at `path`, or a `problem` that is its outcome."""
 
     path: Address
     asked: Asked
@@ -39,14 +40,16 @@ class Chosen:
 def select_marked(marks: Sequence[pytest.Mark], file: Path, config: pytest.Config) -> list[Chosen]:
     """The records that `marks` of a test in `file` name, in the order of marks, paths and records.
 
-    BadInputError if a mark makes no sense or names no store or record. A store that cannot be read is a
-    `problem` among the others.
+    BadInputError if a mark is invalid or names no store or record. A store that cannot be read becomes a
+    `problem`.
     """
     if not marks:
         raise BadInputError("which stores? Give the test @pytest.mark.gdnbench('captures/*.zarr.zip')")
     folders = (file.parent, config.rootpath)
     found: list[Chosen] = []
-    for mark in reversed(marks):  # the closest to the function comes first; read down the page
+    for mark in reversed(
+        marks
+    ):  # the mark closest to the function comes first; reverse to read down the page
         if not mark.args:
             raise BadInputError("mark gdnbench names no store: its arguments are paths and globs")
         asked = asked_of(mark.kwargs, config, *folders)
@@ -62,8 +65,8 @@ def select_marked(marks: Sequence[pytest.Mark], file: Path, config: pytest.Confi
 
 
 def select(path: Address, asked: Asked, prefix: str = "") -> list[Chosen]:
-    """The records asked for of the store at `path`, named after `prefix`; what of it cannot be read is a
-    problem."""
+    """The requested records of the store at `path`, with names that begin with `prefix`; unreadable ones
+    become problems."""
 
     def problem(name: str, error: object) -> Chosen:
         return Chosen(path, asked, f"{prefix}{name}", problem=printable(error))
@@ -96,13 +99,13 @@ def _numbers(store: Store, asked: Asked) -> Sequence[int]:
 
 
 def safe(text: str) -> str:
-    """`text` in a test's name: what pytest, a shell or `-k` would take for more than a name is `_`."""
+    """`text` for a test's name: characters that are special to pytest, a shell or `-k` become `_`."""
     kept = "".join(c if c.isalnum() or c in "._-+/" else "_" for c in text)
     return kept if len(kept) <= _LONGEST else f"{kept[: _LONGEST - 2]}.."
 
 
 def _paths(pattern: object, folders: tuple[Path, ...]) -> Iterator[Address]:
-    """A URL, or what a path or glob names in the first of `folders` where it names anything, by name."""
+    """A URL, or the sorted matches of a path or glob in the first of `folders` that has any."""
     text = str(pattern)
     if is_url(text):
         return iter([text])
@@ -115,10 +118,10 @@ def _paths(pattern: object, folders: tuple[Path, ...]) -> Iterator[Address]:
 
 
 def _labelled(paths: Sequence[Address], folders: tuple[Path, ...]) -> Iterator[tuple[Address, str]]:
-    """Each path with its name, or, where several have the same, with its path in the folder."""
+    """Each path with its file name or, if that is not unique, with its path in the folder."""
     count = Counter(Path(path).name for path in paths)
     for address in paths:
-        path = Path(address)  # of a URL too, for its last name
+        path = Path(address)  # works for a URL's last name too
         inside = next((folder for folder in folders if path.is_relative_to(folder)), None)
         longer = address if inside is None else path.relative_to(inside)
         yield address, safe(path.name if count[path.name] == 1 else str(longer))

@@ -1,4 +1,4 @@
-"""The name of the plugin's mark, and the stores that a session keeps open from one test to the next."""
+"""The name of the plugin's mark, and the stores that a session keeps open between tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPLAYS = pytest.StashKey["Replays"]()
 
 
 def replays_of(config: pytest.Config) -> Replays:
-    """The replays of this session, made when first asked for."""
+    """The replays of this session, created on first use."""
     from gdnbench.pytest_plugin.replays import Replays
 
     return config.stash.setdefault(REPLAYS, Replays())

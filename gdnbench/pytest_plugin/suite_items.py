@@ -1,4 +1,4 @@
-"""Suites that are arguments of pytest: each record of each entry a test."""
+"""Suites as arguments of pytest: each record of each entry is a test."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in a suite a test belongs, and what the suite knows beforehand."""
+    """The entry of a suite that a test belongs to, with the suite's baseline and accepted findings."""
 
     suite: Suite
     baseline: Baseline | None
@@ -40,7 +40,7 @@ class Place:
 
 
 class SuiteFile(pytest.File):
-    """A suite, see docs/ci.md."""
+    """A suite file, see docs/ci.md."""
 
     def collect(self) -> Iterator[pytest.Item]:
         try:
@@ -55,7 +55,7 @@ class SuiteFile(pytest.File):
         given = replay_arguments(entry)
         place = Place(suite, baseline, entry, given.pop("accepted"))
         op, numbers = given.pop("op"), given.pop("records")
-        # A test may change the current folder, which an entry's paths are relative to.
+        # A test may change the current folder, to which an entry's paths are relative.
         given["kernel"] = in_folder(entry.kernel, Path.cwd())
         asked = Asked(op, None if numbers is None else ",".join(map(str, numbers)), given)
         for chosen in select(absolute(entry.path), asked, f"{entry.name}-"):
@@ -63,7 +63,7 @@ class SuiteFile(pytest.File):
 
 
 class SuiteItem(RecordItem):
-    """A record of an entry, judged as `gdnbench suite` does."""
+    """A record of an entry, judged as `gdnbench suite` judges it."""
 
     def __init__(self, *, place: Place, **rest: Any) -> None:
         super().__init__(**rest)

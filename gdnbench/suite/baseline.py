@@ -1,11 +1,12 @@
-"""Accepted errors, and how they came to be: one JSON file, changed only as a whole and with a reason.
+"""The baseline: accepted errors and their history, in one JSON file that is replaced as a whole and with a
+reason.
 
     {"schema": 1,
      "accepted": {capture: {kernel: {on: {record's key: {tensor: {"rms", "max_abs", "update"}}}}}},
      "history": [{"time", "reason", "git", "provenance", "changes": [{... "from", "to"}]}]}
 
-`update` counts the updates from 1: it names the entry of the history that says who accepted an error and why.
-The captures' paths are relative to the suite.
+`update` numbers the updates from 1 and names the history entry that accepted the error. The captures' paths
+are relative to the suite.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ NAMES = ("capture", "kernel", "on", "record", "tensor")
 
 @dataclass(slots=True)
 class Baseline:
-    """What the file at `path` holds; nothing where there is no file yet."""
+    """The content of the file at `path`; empty if there is no file yet."""
 
     path: Path
     accepted: dict[Key, dict[str, Any]] = field(default_factory=dict)
@@ -41,7 +42,7 @@ class Baseline:
 
     @classmethod
     def read(cls, path: Path) -> Baseline:
-        """BadInputError for a file that cannot be read or holds something else."""
+        """Read the file. BadInputError if it cannot be read or has invalid content."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
         except FileNotFoundError:
@@ -61,7 +62,8 @@ class Baseline:
         return cls(path, accepted, history)
 
     def find(self, *key: str) -> Mapping[str, Any] | None:
-        """The accepted errors of a tensor: by capture, kernel, where it ran, record and tensor."""
+        """The accepted errors of a tensor, by capture, kernel, where it ran, record and tensor; None if there
+        are none."""
         capture, kernel, on, record, tensor = key
         return self.accepted.get((capture, kernel, on, record, tensor))
 
@@ -73,7 +75,7 @@ class Baseline:
         git: Mapping[str, Any] | None,
         provenance: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
-        """Make `errors` the accepted ones; what changed, as the history has it. Call it in `changing`."""
+        """Accept `errors`; returns the changes as the history records them. Call it in `locked_baseline`."""
         number = len(self.history) + 1
         changes = []
         for key, found in sorted(errors.items()):
@@ -91,7 +93,7 @@ class Baseline:
         return changes
 
     def _text(self) -> str:
-        """One line for each error and each change, so that a review shows what changed and no more."""
+        """The JSON with one line for each error and each change, for readable reviews."""
         tree: dict[str, Any] = {}
         for key in sorted(self.accepted):
             place = tree
@@ -107,9 +109,9 @@ class Baseline:
 
 @contextmanager
 def locked_baseline(path: Path) -> Iterator[Baseline]:
-    """The baseline at `path`, read again and written at the end, while no other process may do the same.
+    """Read the baseline at `path` under a lock, and write it at the end.
 
-    The baseline itself is replaced by another, so the lock is on a file beside it.
+    The baseline file itself is replaced, so the lock is on a file beside it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.with_name(f".{path.name}.lock")):
@@ -125,15 +127,16 @@ def locked_baseline(path: Path) -> Iterator[Baseline]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of the file at `path`, which is there for that time alone.
+    """Hold the lock of the file at `path`, which exists only meanwhile.
 
-    It is open for writing, as NFS locks none alone that is not (flock(2)): a folder cannot be locked there.
+    It is opened for writing, because NFS grants an exclusive lock only then (flock(2)); so a folder cannot be
+    locked there.
     """
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _is_at(path, lock):  # whoever held it took the file away meanwhile
+            if not _is_at(path, lock):  # its previous holder removed the file meanwhile
                 continue
             try:
                 yield
@@ -164,7 +167,7 @@ def _leaves(tree: Any, above: tuple[str, ...], path: Path) -> Iterator[tuple[Key
 
 
 def check_errors(errors: Any, where: str) -> None:
-    """BadInputError unless both errors are finite numbers of 0 or more: NaN would accept anything."""
+    """BadInputError unless both errors are finite and not negative: NaN would accept anything."""
     if isinstance(errors, dict) and all(_is_error(errors.get(metric)) for metric in METRICS):
         return
     raise BadInputError(f"{where}: {' and '.join(METRICS)} must be finite numbers of 0 or more")
@@ -172,7 +175,7 @@ def check_errors(errors: Any, where: str) -> None:
 
 def _is_error(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 <= value <= sys.float_info.max  # integers go beyond
+    return number and 0 <= value <= sys.float_info.max  # integers may exceed it
 
 
 def _is_update(value: Any) -> bool:
@@ -187,7 +190,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _lines(value: Any, indent: str = "") -> Iterator[str]:
-    """JSON with what holds nothing more, or is one change, on a line of its own."""
+    """JSON in which flat values and changes have a line of their own."""
     if _flat(value):
         yield json.dumps(value, allow_nan=False)
         return

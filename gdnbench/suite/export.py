@@ -1,4 +1,4 @@
-"""What a suite came to as plain values: summary.json, schema in docs/ci.md."""
+"""Exports a suite's result as summary.json; the schema is in docs/ci.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEMA = 1
 
 
 def summary_json(result: SuiteResult, finished: bool = True) -> dict[str, Any]:
-    """All of it, but for who made it."""
+    """The whole result, without provenance."""
     return {
         "schema": SCHEMA,
         "suite": str(result.suite.path),

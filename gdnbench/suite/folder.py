@@ -1,4 +1,4 @@
-"""A folder of captures as a suite of its own."""
+"""Treats a folder of captures as a suite."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from gdnbench.suite.plan import FACTOR, Entry, Suite
 from gdnbench.suite.read import entries_of, read_suite
 
 SUITE, BASELINES = "suite.toml", "baselines.json"
-GUESSED = {"optional": True}  # nobody asked for this kernel, which may not take a capture's conventions
+GUESSED = {"optional": True}  # this kernel was not requested, and may not support a capture's conventions
 
 
 def suite_at(path: Path) -> Suite:
-    """The suite in a file, or in a folder: its suite.toml, else every capture in it through torch's kernel on
-    the CPU and through the first kernel of its operation that the simulator runs, beside baselines.json."""
+    """The suite in a file, or in a folder.
+
+    For a folder: its suite.toml, or else every capture in it with torch's kernel on the CPU and with the
+    operation's first kernel that the simulator runs, and baselines.json.
+    """
     if not path.is_dir():
         return read_suite(path)
     if (path / SUITE).is_file():

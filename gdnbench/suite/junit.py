@@ -1,4 +1,4 @@
-"""A suite's results as JUnit XML: a test suite for each entry, a test case for each record."""
+"""Writes a suite's results as JUnit XML: a test suite for each entry, a test case for each record."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ WHOLE = "the entry as a whole"
 
 
 def to_junit(result: SuiteResult) -> str:
-    """Known failures are skipped with their reason; an error above the accepted one is a failure.
+    """The JUnit document.
 
-    An entry that could not run is a case of its own. So is an entry that has not run, so that a killed run
-    does not pass.
+    Known failures are skipped with their reason; an error worse than accepted is a failure. An entry that
+    could not run is a test case, and so is an entry that has not run, so that a killed run does not pass.
     """
     suites = [_suite(one) for one in result.entries]
     suites += [_not_run(entry) for entry in result.suite.entries[len(result.entries) :]]

@@ -1,4 +1,5 @@
-"""What a suite came to as Markdown, for the summary of a CI job: what failed first, with how to replay it."""
+"""Writes a suite's result as Markdown for a CI job's summary: failures first, with the command that replays
+each."""
 
 from __future__ import annotations
 
@@ -10,18 +11,18 @@ from gdnbench.printable import printable
 from gdnbench.suite.result import EntryResult, SuiteResult
 
 MOST = 50
-"""Failures told one by one: a job's summary is cut off at 1 MiB, and the JSON has all of them."""
+"""Failures listed one by one: a job's summary is limited to 1 MiB, and the JSON has all of them."""
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#!&])")
 
 
 def to_markdown(result: SuiteResult, finished: bool = True) -> str:
-    """A headline, failures, a table of entries, then what else there is to know."""
+    """A headline, failures, a table of entries, then other sections."""
     return "\n".join(_lines(result, finished)) + "\n"
 
 
 def headline(result: SuiteResult, finished: bool = True) -> str:
-    """`fails: 3 entries, 40 records: 38 pass, 2 known failure`, with what became of the run itself."""
+    """`fails: 3 entries, 40 records: 38 pass, 2 known failure`, and whether the run finished."""
     counts: dict[str, int] = {}
     for entry in result.entries:
         for outcome, count in entry.outcomes.items():
@@ -83,7 +84,7 @@ def _failures(result: SuiteResult) -> Iterator[str]:
 
 
 def sections(result: SuiteResult) -> Iterator[tuple[str, list[str]]]:
-    """What no single failure says: (title, lines)."""
+    """Sections that concern more than one failure: (title, lines)."""
     known = {
         f"{one.entry.name} record {verdict.record.label}: {failure.text}; {by.reason}, until {by.until}"
         f"{f', {by.link}' if by.link else ''}": None
@@ -121,7 +122,7 @@ def sections(result: SuiteResult) -> Iterator[tuple[str, list[str]]]:
 
 
 def baseline_text(one: EntryResult) -> str:
-    """`64 compared, 1 worse, 2 better, 3 missing`, of what there is."""
+    """`64 compared, 1 worse, 2 better, 3 missing`, without zero counts."""
     parts = [
         (sum(verdict.compared for verdict in one.verdicts), "compared"),
         (sum(len(verdict.worse) for verdict in one.verdicts), "worse"),
@@ -151,12 +152,12 @@ def _row(one: EntryResult) -> str:
 
 
 def escaped(text: object) -> str:
-    """Text from elsewhere as it reads, on one line and with no markup of its own."""
+    """Untrusted text on one line, with Markdown escaped."""
     return _SPECIAL.sub(r"\\\1", printable(text))
 
 
 def _code(command: str) -> Iterator[str]:
-    """A fenced block, whose fence is longer than any in the text."""
+    """A fenced block, with a fence longer than any in the text."""
     text = printable(command)
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     yield f"{fence}sh"

@@ -1,4 +1,4 @@
-"""What a suite asks for, as plain values: what is replayed, by which rules, and which failures are known."""
+"""A suite as plain values: what is replayed, by which rules, and which failures are known."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gdnbench.report.report import RecordResult
 from gdnbench.store.address import Address
 
 FACTOR = 2.0
-"""How much worse than accepted an error may be, unless a suite says otherwise; docs/ci.md derives it."""
+"""Default limit of an error relative to the accepted one; docs/ci.md derives it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRule:
-    """How close is close enough; None and False ask for nothing, and then it is k = 2."""
+    """The rule of a tensor; with None and False throughout, it is k = 2."""
 
     k: float | None = None
     tol: tuple[float, float] | None = None
@@ -27,10 +27,10 @@ class TensorRule:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a table of replays says beside what is replayed, each as the option of `replay` of that name.
+    """The options of a [[replay]] table, named as those of `replay`.
 
     `tensors`: rules of single tensors, by TENSOR or OPERATION.TENSOR. `optional`: what cannot run here is no
-    failure. `factor`: of the ratchet.
+    failure. `factor`: limit of an error relative to the accepted one.
     """
 
     against: str = ORACLE
@@ -47,16 +47,16 @@ class Options:
     factor: float = FACTOR
 
     def rule_of(self, op: str, tensor: str) -> TensorRule:
-        """The rule of a tensor of an operation: its own, else that of its name, else the table's."""
+        """The rule of a tensor: for OPERATION.TENSOR, else for TENSOR, else the table's."""
         return self.tensors.get(f"{op}.{tensor}") or self.tensors.get(tensor) or self.rule
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One capture through one kernel in one place.
+    """One capture with one kernel on one device.
 
-    `capture`: as baselines know it, relative to the suite's folder; `path`, `kernel`: as `replay` takes them
-    from the current folder. `written`: the kernel as the suite has it, which baselines know it by.
+    `capture`: the baseline's name for it, relative to the suite's folder; `path`, `kernel`: arguments for
+    `replay` from the current folder. `written`: the kernel as written in the suite, which baselines use.
     """
 
     name: str
@@ -75,10 +75,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A failure that is known, until a day that counts still. Patterns have `*` and `?`; None fits all.
+    """A known failure, valid through the day `until`. Patterns use `*` and `?`; None matches everything.
 
-    `record` fits a record's number, its key or its label. With a `tensor` only that tensor's failures are
-    known, with an `outcome` only those that are called so.
+    `record` matches a record's number, key or label. With `tensor` only that tensor's failures are known,
+    with `outcome` only those with that outcome.
     """
 
     where: str
@@ -106,7 +106,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A suite, with every capture found. `baselines`: where accepted errors are kept, None for nowhere."""
+    """A suite with its captures resolved. `baselines`: the file of accepted errors, or None."""
 
     path: Path
     entries: tuple[Entry, ...]

@@ -1,9 +1,9 @@
-"""Errors of a run beside those accepted before: what became worse by more than a factor, and what better.
+"""Compares a run's errors with the accepted ones: which are worse by more than a factor, and which are
+better.
 
-An error is worse than accepted when it is over `factor` times the accepted one and over what rounding the
-exact result costs in any case (as in `gdnbench.judge.tensor`: u rms(y) + s / 2, of one element
-u |y| + s / 2), so that what was accepted as nearly exact is not held to less than a rounding. Better is the
-same turned round.
+An error is worse if it exceeds both `factor` times the accepted error and the error of rounding the exact
+result (as in `gdnbench.judge.tensor`: u rms(y) + s / 2, for one element u |y| + s / 2), so that an accepted
+error near zero does not demand less than a rounding. Better is defined the other way round.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ METRICS = ("rms", "max_abs")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The errors of one tensor against the oracle, and what rounding alone may have cost of each."""
+    """The errors of one tensor against the oracle, and the part that rounding alone may explain."""
 
     rms: float
     max_abs: float
@@ -39,7 +39,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An error now and as it was accepted."""
+    """An error now, and as accepted."""
 
     tensor: str
     metric: str
@@ -54,8 +54,8 @@ class Change:
 
 
 def measured(entry: Entry, record: RecordResult) -> dict[str, Measured]:
-    """Errors that may become accepted ones, by tensor: of what was judged against the oracle and passed, and
-    are finite."""
+    """Errors that may be accepted, by tensor: finite ones of tensors that were judged against the oracle and
+    passed."""
     found = {}
     for tensor in record.tensors:
         errors = tensor.errors
@@ -70,12 +70,12 @@ def measured(entry: Entry, record: RecordResult) -> dict[str, Measured]:
 
 
 def named(tensor: TensorResult) -> str:
-    """A stage and an output may have one name."""
+    """The tensor's name in a baseline; a stage and an output may have the same name."""
     return f"{tensor.tensor} (stage)" if tensor.stage else tensor.tensor
 
 
 def _against_oracle(entry: Entry, op: str, tensor: TensorResult) -> bool:
-    """Whether errors are those against the oracle in fp64: neither against it rounded nor another kernel."""
+    """Whether the errors are relative to the fp64 oracle, not to a rounded oracle or another kernel."""
     rule = entry.options.rule_of(op, tensor.tensor)
     other = rule.tol is not None and entry.options.against != ORACLE
     return tensor.judged and tensor.side is Side.KERNEL and not rule.bitwise and not other

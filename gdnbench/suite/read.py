@@ -1,4 +1,4 @@
-"""Reads a suite, a TOML file, and finds the captures that it names."""
+"""Reads a suite from a TOML file, and finds the captures that it names."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from gdnbench.suite import schema
 from gdnbench.suite.plan import FACTOR, Entry, Known, Options, Suite, TensorRule
 
 LONGEST = 200
-"""Characters of an entry's name: files of 255 at most must have it with `.zarr` and more."""
+"""Maximum length of an entry's name: with `.zarr` and more it must fit a file name of 255 bytes."""
 
 
 def read_suite(path: Path) -> Suite:
-    """The suite at `path`; BadInputError, with file, table and key, for one that is wrong."""
+    """The suite at `path`; BadInputError, with file, table and key, if it is invalid."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:  # integers of too many digits are no TOMLDecodeError
+    except (ValueError, RecursionError) as error:  # an integer with too many digits raises ValueError
         raise BadInputError(f"{path} is not TOML: {' '.join(str(error).split())}") from None
     values = schema.parse_table(document, schema.SUITE, str(path))
     if "replay" not in values:
@@ -59,13 +59,13 @@ def read_suite(path: Path) -> Suite:
 
 
 def _apart(defaults: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
-    """The defaults that a table leaves standing: a rule of its own takes the place of another's."""
+    """The defaults that apply to a table: a rule in the table replaces a default rule of another kind."""
     ruled = any(name in table for name in schema.RULE)
     return {name: value for name, value in defaults.items() if not (ruled and name in schema.RULE)}
 
 
 def entries_of(folder: Path, table: dict[str, Any], where: str, factor: float) -> Iterator[Entry]:
-    """What one table asks for, each capture through each kernel in each place; `factor` unless it says so."""
+    """The entries of one table: each capture with each kernel on each device. `factor` is the default."""
     values = schema.parse_table(table, schema.REPLAY, where)
     for name in ("captures", "kernels"):
         if name not in values:
@@ -122,7 +122,7 @@ def _options(folder: Path, values: dict[str, Any], where: str) -> Options:
 
 
 def _captures(folder: Path, patterns: tuple[str, ...], options: Options, where: str) -> list[str]:
-    """Paths of the captures, relative to `folder` where they can be, that have what is asked of them."""
+    """Paths of the matching captures, relative to `folder` if possible."""
     found: dict[str, None] = {}
     for pattern in patterns:
         if is_url(pattern):
@@ -134,7 +134,7 @@ def _captures(folder: Path, patterns: tuple[str, ...], options: Options, where: 
         matches = sorted(glob.glob(os.path.join(root, pattern), recursive=True))
         if not matches:
             raise BadInputError(f"{where}: captures {pattern!r} match nothing in {folder}")
-        # A pattern may reach the runs that an earlier replay of this suite left.
+        # A pattern may match the runs that an earlier replay of this suite saved.
         captured = [match for match in matches if not glob.has_magic(pattern) or not _is_run(Path(match))]
         with_op = [match for match in captured if _has(Path(match), options, where)]
         if not with_op:
@@ -144,7 +144,7 @@ def _captures(folder: Path, patterns: tuple[str, ...], options: Options, where: 
 
 
 def _is_run(path: Path) -> bool:
-    """Whether a store is what a replay saved; one that cannot be read is not."""
+    """Whether a store is a saved replay; False for a store that cannot be read."""
     try:
         with open_store(path) as store:
             return store.kind == "run"
@@ -153,7 +153,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _has(path: Address, options: Options, where: str) -> bool:
-    """Whether a capture has a record of the operation asked for."""
+    """Whether a capture has a record of the requested operation."""
     try:
         with open_store(path) as store:
             ops = [record.info.op for record in store.records]
@@ -181,18 +181,19 @@ def _check(kernel: str, on: str, options: Options, where: str) -> None:
 
 
 def _kernel(folder: Path, written: str) -> str:
-    """A function's file from the suite's folder; modules are looked for from the current one."""
+    """The kernel for `replay`: a file is relative to the suite's folder; modules are imported from the
+    current one."""
     place, colon, function = written.rpartition(":")
     return f"{_from_here(folder / place)}{colon}{function}" if place.endswith(".py") else written
 
 
 def _from_here(path: Path) -> str:
-    """As a person types it: from the current folder, or from the root where that is shorter."""
+    """The path relative to the current folder, or absolute if that is shorter."""
     return min(os.path.relpath(path), os.path.abspath(path), key=len)
 
 
 def _stems(captures: list[str]) -> list[str]:
-    """Short names: those of the files where no two are the same, else their paths."""
+    """Short names: file names if they are unique, else paths."""
     short = [_stem(Path(capture).name) for capture in captures]
     return short if len(set(short)) == len(short) else [_stem(capture) for capture in captures]
 
@@ -202,7 +203,7 @@ def _stem(name: str) -> str:
 
 
 def _slug(text: str) -> str:
-    """As part of a file's name on any system."""
+    """`text` as part of a file name on any system."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-") or "_"
 
 
@@ -218,7 +219,7 @@ def _known(table: dict[str, Any], where: str, entries: dict[str, Entry]) -> Know
 
 
 def only(suite: Suite, pattern: str) -> Suite:
-    """The suite with the entries whose names fit `pattern`; BadInputError if none does."""
+    """The suite with the entries whose names match `pattern`; BadInputError if none does."""
     left = tuple(entry for entry in suite.entries if fnmatchcase(entry.name, pattern))
     if not left:
         there = ", ".join(entry.name for entry in suite.entries)

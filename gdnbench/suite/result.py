@@ -1,4 +1,4 @@
-"""What a suite came to, entry by entry."""
+"""The result of a suite, entry by entry."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from gdnbench.suite.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class EntryResult:
-    """An entry's records. `error`: why it could not run, or not to its end; `code` is that of the error, and
-    PASS for one that need not run here. `expected`: how many records there are."""
+    """An entry's records. `expected`: the number of records.
+
+    `error`: why it could not run, or not completely; `code` is the error's exit code, PASS for an optional
+    entry.
+    """
 
     entry: Entry
     verdicts: tuple[Verdict, ...] = ()
@@ -43,13 +46,13 @@ class EntryResult:
 
     @property
     def run_store(self) -> str:
-        """The run store, in the folder of results."""
+        """The path of its run store in the folder of results."""
         return f"runs/{self.entry.name}.zarr"
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """`whole`: whether all entries and records of the suite were asked for."""
+    """The entries' results. `whole`: whether all entries and records of the suite were requested."""
 
     suite: Suite
     folder: Path
@@ -66,17 +69,17 @@ class SuiteResult:
 
     @property
     def known_passing(self) -> list[Known]:
-        """Known failures of which nothing failed, though records that they are of had a verdict."""
+        """Known failures that matched a judged record but excused nothing."""
         return [known for known, seen, used in self._known() if seen and not used]
 
     @property
     def known_unmatched(self) -> list[Known]:
-        """Known failures of no record, if all were asked for."""
+        """Known failures that matched no record, if all were requested."""
         whole = self.whole and not self.interrupted
         return [known for known, seen, used in self._known() if whole and not seen and not used]
 
     def _known(self) -> Iterator[tuple[Known, bool, bool]]:
-        """Each with whether a record that it is of had a verdict, and whether it knew a failure of one."""
+        """Each known failure with whether it matched a judged record, and whether it excused a failure."""
         for known in self.suite.known:
             of = [
                 verdict for entry, verdict in self.verdicts() if known.is_of(entry.entry.name, verdict.record)
@@ -91,7 +94,8 @@ class SuiteResult:
 
     @property
     def update(self) -> str | None:
-        """The command that accepts what was measured, where that makes the baseline better or fuller."""
+        """The command that accepts the measured errors; None if it would not improve or complete the
+        baseline."""
         if self.suite.baselines is None:
             return None
         if not any(verdict.better or verdict.missing for _, verdict in self.verdicts()):
@@ -100,12 +104,12 @@ class SuiteResult:
         return shlex.join(words)
 
     def command(self, entry: Entry, number: int | None = None) -> str:
-        """What replays an entry again, or one record of it."""
+        """The command that replays an entry, or one record of it."""
         return shlex.join(replay_words(entry, number))
 
 
 def replay_words(entry: Entry, number: int | None = None) -> list[str]:
-    """`gdnbench replay` with the options of an entry, those that are the defaults left out."""
+    """`gdnbench replay` with the options of an entry that are not defaults."""
     options = entry.options
     words = ["gdnbench", "replay", str(entry.path)]
     numbers = options.records if number is None else (number,)
@@ -129,7 +133,7 @@ def _rule(rule: TensorRule) -> list[str]:
 
 
 def rule_text(rule: TensorRule) -> str:
-    """As `replay --rule` takes it."""
+    """The rule as `replay --rule` takes it."""
     if rule.tol is not None:
         return "tol:" + ",".join(f"{value!r}" for value in rule.tol)
     return "bitwise" if rule.bitwise else "k:2" if rule.k is None else f"k:{rule.k!r}"

@@ -1,4 +1,4 @@
-"""The folder that a suite leaves: run stores, summary.json, junit.xml and summary.md."""
+"""The results folder of a suite: run stores, summary.json, junit.xml and summary.md."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from gdnbench.whole_file import replace_text
 SUMMARY, JUNIT, MARKDOWN, RUNS = "summary.json", "junit.xml", "summary.md", "runs"
 _OURS = {SUMMARY, JUNIT, MARKDOWN, RUNS}
 _UNFINISHED = re.compile(rf"\.({SUMMARY}|{JUNIT}|{MARKDOWN})\.[0-9a-f]{{16}}")
-"""What `replace_text` leaves of one of them when it is killed."""
+"""Temporary files that a killed `replace_text` leaves."""
 
 
 class Results:
-    """Takes over `folder`: one that is not there, is empty, or has the results of an earlier run. No other
-    run gets it until this one is left. BadInputError for any other."""
+    """Takes over `folder`, which must not exist, be empty, or hold results of an earlier run; locks it until
+    exit.
+
+    BadInputError for any other folder.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -65,21 +68,21 @@ class Results:
             raise BadInputError(f"{self._folder / SUMMARY} is of another schema: name another folder with -o")
 
     def begin(self, result: SuiteResult) -> None:
-        """Replace what is there by `result`, which has no entries yet: however this run ends, nobody takes
-        the results of an earlier one for its own."""
-        self._write_summary(result, finished=False)  # first: the folder is known by it
+        """Replace the folder's content by `result`, which has no entries yet, so that earlier results are
+        never taken for this run's."""
+        self._write_summary(result, finished=False)  # first, because it identifies the folder
         for path in self._folder.iterdir():
             if path.name != SUMMARY:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         self.write(result, finished=False)
 
     def run_store(self, entry: str) -> Path:
-        """Where the results of an entry go."""
+        """The path for the results of an entry."""
         (self._folder / RUNS).mkdir(exist_ok=True)
         return self._folder / RUNS / f"{entry}.zarr"
 
     def write(self, result: SuiteResult, finished: bool) -> None:
-        """Write all three summaries; each is there as a whole or as it was."""
+        """Write all three summaries, each atomically."""
         self._write_summary(result, finished)
         replace_text(self._folder / JUNIT, to_junit(result))
         replace_text(self._folder / MARKDOWN, to_markdown(result, finished))
@@ -90,7 +93,7 @@ class Results:
 
 
 def json_of(path: Path) -> dict[str, object]:
-    """The object that a file of JSON holds; BadInputError if there is none."""
+    """The object in a JSON file; BadInputError if there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Runs a suite: replays entry by entry, and keeps what is finished however it ends."""
+"""Runs a suite entry by entry, and keeps finished results however it ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gdnbench.suite.spreading import Replays
 from gdnbench.suite.verdict import judge_record
 
 Progress = Callable[[Entry, int, int], None]
-"""Called with an entry and how many of its records are done, of how many: 0 of 0 when it begins."""
+"""Called with an entry, the number of its records done, and their total; 0 of 0 when it begins."""
 
 
 def run_suite(
@@ -42,14 +42,15 @@ def run_suite(
     scheduler: str | None = None,
     progress: Progress | None = None,
 ) -> SuiteResult:
-    """Replay all entries and write results into `folder`, after each entry what there is by then.
+    """Replay all entries and write the results so far into `folder` after each entry.
 
-    today: known failures count until their day. whole: see `SuiteResult`. records: of each entry's those
-    alone that lie in one of these.
-    workers, scheduler: see `gdnbench.distributed`. An interrupt ends the run, and is told by the result.
+    - today: the day on which known failures are checked for expiry
+    - whole: see `SuiteResult`
+    - records: replay only records in these ranges
+    - workers, scheduler: see `gdnbench.distributed`
 
-    BadInputError for a folder that holds something else or is another run's, or a baseline that cannot be
-    read.
+    An interrupt ends the run and is noted in the result. BadInputError for a folder with other content or in
+    use by another run, or an unreadable baseline.
     """
     baseline = None if suite.baselines is None else Baseline.read(suite.baselines)
     if records is not None:
@@ -72,7 +73,7 @@ def run_suite(
 
 
 def _of_records(entry: Entry, ranges: Sequence[range]) -> Entry | None:
-    """`entry` with those of its records that lie in `ranges`; None if none does."""
+    """`entry` restricted to records in `ranges`; None if there are none."""
     options = entry.options
     with open_store(entry.path) as store:
         ops = [record.info.op for record in store.records]
@@ -122,7 +123,7 @@ def _run(
 
 
 def replay_arguments(entry: Entry) -> dict[str, Any]:
-    """Keyword arguments of `replay` that an entry says."""
+    """Keyword arguments for `replay` from an entry."""
     options: Options = entry.options
     return {
         "kernel": entry.kernel,

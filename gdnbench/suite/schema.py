@@ -1,4 +1,5 @@
-"""The keys of a suite's tables, and what each may hold; for anything else one line says what to write."""
+"""The keys of a suite's tables and their allowed values; an invalid value gives a one-line error that says
+what is allowed."""
 
 from __future__ import annotations
 
@@ -14,24 +15,24 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.suite.plan import TensorRule
 
 WORSE = "worse than accepted"
-"""The outcome of a tensor that passes its rule and not its baseline."""
+"""The outcome of a tensor that passes its rule but not its baseline."""
 
 LARGEST = sys.float_info.max
-"""Integers go beyond what a float can hold."""
+"""Limit for integers, which may exceed the range of a float."""
 
 FAILURES = (*(str(outcome) for outcome in Outcome if outcome is not Outcome.PASS), WORSE)
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a key may hold, in words, and the function that takes it from TOML or raises ValueError."""
+    """A key's allowed values, in words, and the function that parses a TOML value or raises ValueError."""
 
     holds: str
     parse: Callable[[Any], Any]
 
 
 def parse_table(table: Mapping[str, Any], keys: Mapping[str, Key], where: str) -> dict[str, Any]:
-    """The values of a table; BadInputError for a key that is not among `keys`, or a value it cannot have."""
+    """The values of a table; BadInputError for an unknown key or an invalid value."""
     values = {}
     for name, value in table.items():
         if name not in keys:
@@ -171,7 +172,8 @@ SUITE = {
 
 
 def take_rule(values: dict[str, Any], where: str) -> TensorRule:
-    """Takes k, tol and bitwise out of `values`; BadInputError if they contradict each other."""
+    """Remove k, tol and bitwise from `values` and return them as a rule; BadInputError if several are
+    given."""
     given = [name for name in RULE if values.get(name) not in (None, False)]
     if len(given) > 1:
         raise BadInputError(f"{where}: {' and '.join(given)} are rules of which a tensor has one; choose")

@@ -1,4 +1,4 @@
-"""The workers of a suite: one pool for all entries that run in one place, rather than one each."""
+"""Shares one worker pool among all entries of a suite that run on one device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class Replays:
-    """Replays stores here, or over `workers` processes or a `scheduler`'s; see `gdnbench.distributed`."""
+    """Replays stores in this process, or with `workers` processes or a `scheduler`; see
+    `gdnbench.distributed`."""
 
     def __init__(self, workers: int | None = None, scheduler: str | None = None) -> None:
         self._workers, self._scheduler = workers, scheduler
@@ -34,7 +35,7 @@ class Replays:
         self._stack.close()
 
     def replay(self, path: Address, **options: Any) -> ReplayReport:
-        """As `replay` of the store at `path`; errors of it and of `gdnbench.distributed`."""
+        """Call `replay` on the store at `path`; raises what it and `gdnbench.distributed` raise."""
         if self._workers is None and self._scheduler is None:
             with open_store(path) as store:
                 return replay(store, **options)
@@ -53,6 +54,6 @@ class Replays:
             except GdnbenchError as error:
                 self._pools[on] = error
         found = self._pools[on]
-        if isinstance(found, GdnbenchError):  # not asked again for every entry: it takes seconds
+        if isinstance(found, GdnbenchError):  # cached: failing again takes seconds for every entry
             raise found
         return found

@@ -1,4 +1,4 @@
-"""Makes accepted errors of what a suite measured."""
+"""Accepts the errors that a suite measured into its baseline."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from gdnbench.suite.results import SUMMARY, json_of
 
 
 def update_baseline(suite: Suite, results: Path, reason: str) -> list[dict[str, Any]]:
-    """Accept the errors in the folder `results` that had no accepted ones, or are worse or better by the
-    factor; what changed. The others stay: accepted again and again, an error would creep up.
+    """Accept the errors in the folder `results` that are new, or worse or better by the factor; returns the
+    changes.
 
+    The others stay, because accepting small changes again and again would let an error creep up.
     BadInputError for a blank reason, a suite without baselines, or results of another suite.
     """
     if not reason.strip():
@@ -48,7 +49,7 @@ def update_baseline(suite: Suite, results: Path, reason: str) -> list[dict[str, 
 
 
 def _differs(errors: Mapping[str, float], accepted: Mapping[str, Any] | None, factor: float) -> bool:
-    """Whether any error is `factor` times the other, one way or the other; no floor hides it."""
+    """Whether any error differs from the accepted one by `factor` in either direction, without a floor."""
     if accepted is None:
         return True
     pairs = [(errors[metric], accepted[metric]) for metric in METRICS]
@@ -56,7 +57,7 @@ def _differs(errors: Mapping[str, float], accepted: Mapping[str, Any] | None, fa
 
 
 def _errors(entry: Any, where: str) -> dict[Key, dict[str, float]]:
-    """The errors of an entry of a summary; BadInputError where one is no finite number."""
+    """The errors in an entry of a summary; BadInputError if one is no finite number."""
     found = {}
     capture, kernel, on = (_text(_object(entry, where).get(name), f"{where}.{name}") for name in NAMES[:3])
     for record, tensors in _object(entry.get("errors"), f"{where}.errors").items():

@@ -1,4 +1,4 @@
-"""What a suite makes of one replayed record: which failures are known, and what the baseline says of it."""
+"""The suite's verdict on a replayed record: known failures excused, errors compared with the baseline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gdnbench.suite.schema import WORSE
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One thing that is wrong with a record; `tensor` None: not with one tensor alone."""
+    """One failure of a record; `tensor` is None if it concerns no single tensor."""
 
     outcome: str
     text: str
@@ -33,12 +33,15 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A record's result with what the suite knows of it.
+    """A record's result with the suite's knowledge.
 
-    failures: what is wrong and not known. excused: what is wrong and known, by whom. expired: what no longer
-    excuses. errors: those that may be accepted, by tensor; worse, better: of them beside the accepted ones;
-    missing: tensors with no accepted error, where the suite has a baseline. skipped: it could not run here
-    and need not.
+    - failures: unknown failures
+    - excused: known failures, each with what excuses it
+    - expired: known failures that no longer excuse
+    - errors: errors that may be accepted, by tensor
+    - worse, better: errors compared with the accepted ones
+    - missing: tensors without an accepted error, if the suite has a baseline
+    - skipped: it could not run here and is optional
     """
 
     record: RecordResult
@@ -61,7 +64,7 @@ class Verdict:
 
     @property
     def outcome(self) -> str:
-        """The record's, but for what only a suite can say of it."""
+        """The record's outcome, or one that only a suite has: skipped, worse than accepted, known failure."""
         if self.skipped:
             return "skipped"
         if self.failures and self.record.outcome is Outcome.PASS:
@@ -80,7 +83,7 @@ class Verdict:
 def judge_record(
     entry: Entry, record: RecordResult, known: Sequence[Known], baseline: Baseline | None, today: date
 ) -> Verdict:
-    """`known`: all of the suite's."""
+    """The verdict on one record; `known` holds all known failures of the suite."""
     errors = measured(entry, record)
     worst: list[Change] = []
     best: list[Change] = []
@@ -122,7 +125,7 @@ def judge_record(
 
 
 def _failures(record: RecordResult) -> Iterator[Failure]:
-    """All that fails a record, so that what is known of one thing does not hide another."""
+    """Every failure of a record, so that a known one does not hide another."""
     if record.outcome is Outcome.PASS:
         return
     outcome = str(record.outcome)
