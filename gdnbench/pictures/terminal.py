@@ -25,7 +25,7 @@ NARROWEST = 40
 """The minimum width that is used, in columns."""
 
 BLOCKS, ASCII = "·░▒▓█!", ".:+*#!"
-"""Nothing is off; up to each of three bounds; beyond; not finite on one side alone."""
+"""Characters for: no error; up to each of three bounds; beyond; not finite on one side only."""
 
 OF_TORCH = (1.0, 2.0, 10.0)
 """Bounds of errors relative to torch's."""

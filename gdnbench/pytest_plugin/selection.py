@@ -47,9 +47,7 @@ def select_marked(marks: Sequence[pytest.Mark], file: Path, config: pytest.Confi
         raise BadInputError("which stores? Give the test @pytest.mark.gdnbench('captures/*.zarr.zip')")
     folders = (file.parent, config.rootpath)
     found: list[Chosen] = []
-    for mark in reversed(
-        marks
-    ):  # the mark closest to the function comes first; reverse to read down the page
+    for mark in reversed(marks):  # the closest to the function comes first
         if not mark.args:
             raise BadInputError("mark gdnbench names no store: its arguments are paths and globs")
         asked = asked_of(mark.kwargs, config, *folders)
