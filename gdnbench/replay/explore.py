@@ -21,7 +21,7 @@ from gdnbench.replay.simulated import SIM
 from gdnbench.replay.subcalls import smaller_record
 from gdnbench.report.outcome import Outcome
 from gdnbench.sim import Settings, active
-from gdnbench.sim.explore import Exploration, Run, Shape, Told, explore
+from gdnbench.sim.explore import Exploration, Progress, Run, Shape, explore
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench_kernels.contract import Operation
 
@@ -41,7 +41,7 @@ def explore_records(
     command: Command,
     stages: bool = False,
     check: bool = False,
-    told: Told | None = None,
+    told: Progress | None = None,
 ) -> Exploration:
     """Each record of `store` under each of `schedules`, and for each of `seeds` a smaller call made of it.
     What the first run of each leaves is held to the float64 oracle by `rule`, what the others do to its bits.

@@ -158,11 +158,11 @@ class Exploration:
         }
 
 
-Told = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 """Called after each run with (runs done, runs in all)."""
 
 
-def explore(shapes: Sequence[Shape], schedules: Sequence[str], told: Told | None = None) -> Exploration:
+def explore(shapes: Sequence[Shape], schedules: Sequence[str], told: Progress | None = None) -> Exploration:
     """Run every shape under every schedule. If a shape refuses the first schedule, its others are skipped.
 
     KeyboardInterrupt stops the exploration; the results so far are returned.
@@ -203,7 +203,7 @@ def _runs(shape: Shape, schedules: Sequence[str], tried: Tried) -> Iterator[tupl
         if run.tensors is not None and against is None:
             against, bits = schedule, run.tensors
         elif run.tensors is not None and against is not None and tried.difference is None:
-            name = different(bits, run.tensors)
+            name = first_difference(bits, run.tensors)
             tried.difference = _difference(shape, name, schedule, against, bits) if name else None
         yield run, schedule
 
@@ -212,11 +212,11 @@ def _difference(
     shape: Shape, tensor: str, schedule: str, against: str, bits: Mapping[str, Tensor]
 ) -> Difference:
     again = shape.run(against).tensors
-    unsteady = again is None or bool(different(bits, again))
+    unsteady = again is None or bool(first_difference(bits, again))
     return Difference(tensor, schedule, against, unsteady, shape.command(schedule))
 
 
-def different(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:
+def first_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:
     """The first tensor, by name, whose bits differ between two runs; "" if none does."""
     for name in sorted(one.keys() | other.keys()):
         if name not in one or name not in other or not _same(one[name], other[name]):

@@ -48,7 +48,7 @@ class Finding:
     of: str | None = None
 
     @classmethod
-    def at(cls, place: Place | None, **what: Any) -> Finding:
+    def at_place(cls, place: Place | None, **what: Any) -> Finding:
         """Make a finding with the lines of `place`."""
         if place is None:
             return cls(**what)
@@ -57,7 +57,7 @@ class Finding:
     @classmethod
     def of_fault(cls, fault: KernelFault, launch: int) -> Finding:
         """Make the finding for a fault."""
-        return cls.at(
+        return cls.at_place(
             fault.place,
             severity=Severity.ERROR,
             kind=fault.kind.value,
@@ -69,7 +69,7 @@ class Finding:
     @classmethod
     def of_evidence(cls, evidence: Evidence, launch: int) -> Finding:
         """Make the finding for the checker's evidence, at the later of its two accesses."""
-        return cls.at(
+        return cls.at_place(
             None if evidence.second is None else evidence.second.place,
             severity=Severity(evidence.verdict.value),
             kind=evidence.cause,

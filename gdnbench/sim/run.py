@@ -139,7 +139,7 @@ def run_ptx(
     if checks is not None:
         checker = checks.begin
     memory = GlobalMemory() if memory is None else memory
-    param = pack(kernel, params, memory)
+    param = pack_parameters(kernel, params, memory)
     kind = ENGINES[engine]
     config = MachineConfig(
         schedule=order,
@@ -198,7 +198,7 @@ def prepare_launch(
 ) -> Launch:
     """Check the launch against the limits and allocate the module's variables."""
     padded = kernel.dynamic_shared if smem else kernel.shared_size
-    budget.check(kernel, grid, block, padded + smem, config.registers)
+    budget.check_budget(kernel, grid, block, padded + smem, config.registers)
     for variable in module.variables:
         if variable.space in ("global", "const") and variable.name not in memory.symbols:
             memory.add_variable(variable.name, variable.size, variable.align, variable.init)
@@ -217,7 +217,7 @@ def prepare_launch(
     )
 
 
-def pack(kernel: Kernel, params: Sequence[object], memory: GlobalMemory) -> bytes:
+def pack_parameters(kernel: Kernel, params: Sequence[object], memory: GlobalMemory) -> bytes:
     """The bytes of the kernel's parameter block. Tensors and arrays are added to `memory`."""
     if not isinstance(params, Sequence) or isinstance(params, str | bytes | bytearray):
         raise LaunchError(f"params is of type {type(params).__name__}: a list, one for each parameter")

@@ -201,7 +201,7 @@ def _run_one(
 
 
 def _of_note(note: Note, count: int, launch: int) -> Finding:
-    return Finding.at(
+    return Finding.at_place(
         note.place,
         severity=Severity.NOTE,
         kind="note",

@@ -2,7 +2,7 @@
 
     class Printer:                                              # a `Recorder`; a `Watch` passes it on
         selection = Selection.parse("cta=3 class=store")
-        def add(self, cta, warp, pc, occurrence, lanes, values): ...
+        def add_event(self, cta, warp, pc, occurrence, lanes, values): ...
 
 An event has all 32 lanes; a lane that did not execute has the register's previous value.
 """
@@ -40,7 +40,7 @@ _CLASS_OF = {
 _OTHER = ("mbarrier", "bar", "barrier", "cp", "fence", "tcgen05", "wgmma", "tensormap", "mapa", "getctarank")
 
 
-def class_of(ins: Instruction) -> str:
+def instruction_class(ins: Instruction) -> str:
     """One of `CLASSES`."""
     return _CLASS_OF.get(ins.op, OTHER if ins.op.partition(".")[0] in _OTHER else ARITHMETIC)
 
@@ -121,16 +121,16 @@ class Selection:
                 ) from None
         return cls(**given)
 
-    def takes_cta(self, cta: int) -> bool:
+    def includes_cta(self, cta: int) -> bool:
         return self.ctas is None or cta in self.ctas
 
-    def takes_warp(self, warp: int) -> bool:
+    def includes_warp(self, warp: int) -> bool:
         return self.warps is None or warp in self.warps
 
-    def takes(self, ins: Instruction) -> bool:
+    def includes(self, ins: Instruction) -> bool:
         """Whether the selection includes `ins`, in the CTAs and warps that it includes."""
         place = ins.place
-        if self.classes is not None and class_of(ins) not in self.classes:
+        if self.classes is not None and instruction_class(ins) not in self.classes:
             return False
         if self.lines is not None and not self.lines[0] <= place.line <= self.lines[1]:
             return False
@@ -189,7 +189,7 @@ def traced_registers(ins: Instruction) -> tuple[Register, ...]:
     wait."""
     if ins.form.until is Until.WGMMA_GROUP:
         return ()
-    if class_of(ins) != STORE:
+    if instruction_class(ins) != STORE:
         return tuple(register for register in ins.written() if isinstance(register, Register))
     sources = [source for source in ins.sources if not isinstance(source, Address)]
     return tuple(
@@ -219,7 +219,7 @@ def _addresses(ins: Instruction) -> tuple[int, ...]:
     return tuple(base.index for base in found if isinstance(base, Register))
 
 
-def described(kernel: Kernel, selection: Selection) -> list[TracedInstruction]:
+def traced_instructions(kernel: Kernel, selection: Selection) -> list[TracedInstruction]:
     """All instructions of the kernel, in order."""
     formats = register_formats(kernel)
     return [_described(ins, formats, selection) for ins in kernel.instructions]
@@ -234,7 +234,7 @@ def _described(ins: Instruction, formats: dict[int, str], selection: Selection) 
     return TracedInstruction(
         ins.pc,
         ins.name,
-        class_of(ins),
+        instruction_class(ins),
         place.line,
         place.text,
         place.file,
@@ -242,7 +242,7 @@ def _described(ins: Instruction, formats: dict[int, str], selection: Selection) 
         registers,
         _operands(ins),
         _addresses(ins),
-        bool(registers) and selection.takes(ins),
+        bool(registers) and selection.includes(ins),
     )
 
 
@@ -260,14 +260,14 @@ class Recorder(Protocol):
     @property
     def selection(self) -> Selection: ...
 
-    def begin(self, launch: Launch, engine: str) -> None:
+    def begin_launch(self, launch: Launch, engine: str) -> None:
         """The launch begins; `engine` runs what is not recorded."""
         ...
 
-    def add(
+    def add_event(
         self, cta: int, warp: int, pc: int, occurrence: int, lanes: int, values: npt.NDArray[np.uint64]
     ) -> None:
         """One execution, in the order of its warp; `Event` explains the arguments. Calls do not overlap."""
         ...
 
-    def end(self, how: End) -> None: ...
+    def end_launch(self, how: End) -> None: ...

@@ -29,7 +29,7 @@ class Observed:
             from gdnbench.sim.interpreter.traced import TracingEngine
 
             tracing = TracingEngine(launch.kernel, self.values, engine)
-            self.values.begin(launch, name)
+            self.values.begin_launch(launch, name)
             engine = tracing
         if self.before_cta is None or communicates(launch.kernel):
             return engine
@@ -38,7 +38,7 @@ class Observed:
     def end(self, how: End) -> None:
         """The launch has ended: ends the recorder."""
         if self.values is not None:
-            self.values.end(how)
+            self.values.end_launch(how)
 
 
 class Watch(Protocol):

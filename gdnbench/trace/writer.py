@@ -22,7 +22,7 @@ from blake3 import blake3
 
 from gdnbench.errors import StoreError
 from gdnbench.provenance import process_info, provenance
-from gdnbench.sim.value_trace import LANES, End, Selection, TracedInstruction, described
+from gdnbench.sim.value_trace import LANES, End, Selection, TracedInstruction, traced_instructions
 from gdnbench.store.arrays import write_array
 from gdnbench.store.compression import Chunking, Compression
 from gdnbench.store.files import FolderFiles
@@ -155,10 +155,10 @@ class LaunchWriter:
     _counts: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))  # rows by pc
     _attributes: dict[str, Any] = field(default_factory=dict)
 
-    def begin(self, launch: Launch, engine: str) -> None:
+    def begin_launch(self, launch: Launch, engine: str) -> None:
         """Create the launch's group. Raises StoreError if the store cannot be written."""
         config = launch.config
-        instructions = described(launch.kernel, self.selection)
+        instructions = traced_instructions(launch.kernel, self.selection)
         with _writing(self.store.path):
             table = "".join(json.dumps(asdict(one)) + "\n" for one in instructions)
             self._attributes = {
@@ -186,7 +186,7 @@ class LaunchWriter:
             self._values = self._array(VALUES, (LANES,), "<u8", VALUES_CHUNK)
         self._counts = np.array([len(one.registers) for one in instructions], np.uint64)
 
-    def add(
+    def add_event(
         self, cta: int, warp: int, pc: int, occurrence: int, lanes: int, values: npt.NDArray[np.uint64]
     ) -> None:
         """Add one execution of an instruction, in the order of its warp. `values` belongs to the writer from
@@ -205,7 +205,7 @@ class LaunchWriter:
         if self._waiting >= VALUES_CHUNK or len(self._heads) == EVENTS_CHUNK:
             self._write()
 
-    def end(self, how: End) -> None:
+    def end_launch(self, how: End) -> None:
         """The launch has ended: write everything recorded."""
         if self._values is not None:
             self._write(how)

@@ -34,7 +34,7 @@ from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult
 from gdnbench.sim import Accepted, Settings, active
-from gdnbench.sim.explore import different
+from gdnbench.sim.explore import first_difference
 from gdnbench.store.reader import Store
 from gdnbench.store.recover import open_store
 from gdnbench.store.writer import StoreWriter
@@ -182,7 +182,7 @@ class Prover:
                 if other.outcome is not Outcome.PASS:
                     reason = f"under schedule {schedule}: {other.reason}"
                     return replace(other, findings=first.findings, reason=reason)
-                if wrong := different(bits, others):
+                if wrong := first_difference(bits, others):
                     reason = f"{wrong} under schedule {schedule} has not the bits of {schedules[0]}"
                     return replace(first, outcome=Outcome.MISMATCH, reason=reason)
         return first

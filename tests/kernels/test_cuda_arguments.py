@@ -85,7 +85,7 @@ class MockEngine:
     def __init__(self, data: bytes, libraries: list[str], use_jit_link: bool) -> None:
         from gdnbench.sim.host import loader
 
-        self.code = loader.load(data, MockEngine.runtime)
+        self.code = loader.load_host_object(data, MockEngine.runtime)
 
     def lookup(self, name: str) -> int:
         """The address of a function or of a constant, such as the signature that the object carries."""

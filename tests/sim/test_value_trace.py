@@ -22,7 +22,7 @@ from gdnbench.sim.value_trace import (
     Recorder,
     Selection,
     TracedInstruction,
-    described,
+    traced_instructions,
 )
 from gdnbench.sim.watch import Observed
 from tests.sim.kernels import compiling, simt
@@ -40,13 +40,13 @@ class Kept:
     events: list[Event] = field(default_factory=list)
     ended: list[End] = field(default_factory=list)
 
-    def begin(self, launch: Launch, engine: str) -> None:
-        self.instructions = described(launch.kernel, self.selection)
+    def begin_launch(self, launch: Launch, engine: str) -> None:
+        self.instructions = traced_instructions(launch.kernel, self.selection)
 
-    def add(self, *event: Any) -> None:
+    def add_event(self, *event: Any) -> None:
         self.events.append(Event(*event))
 
-    def end(self, how: End) -> None:
+    def end_launch(self, how: End) -> None:
         self.ended.append(how)
 
     def named(self, event: Event, op: str, space: str) -> bool:
@@ -131,7 +131,7 @@ def test_a_selection_is_kept_to(kernel: object) -> None:
     everything = Kept(Selection.parse("all"))
     run(kernel, everything)
     assert {event.cta for event in everything.events} == {0, 1, 2}
-    assert Selection.parse("cta=0-9999999999").takes_cta(7_000_000_000)
+    assert Selection.parse("cta=0-9999999999").includes_cta(7_000_000_000)
 
 
 @pytest.mark.parametrize("text", ["lane=3", "cta=", "cta=4-2", "class=load1", "source=8-9", "lines=a", "x"])

@@ -153,17 +153,17 @@ class Wrapped:
     selection = recorder.selection
     count = 0
 
-    def begin(self, launch, engine):
-        recorder.begin(launch, engine)
+    def begin_launch(self, launch, engine):
+        recorder.begin_launch(launch, engine)
 
-    def add(self, *event):
+    def add_event(self, *event):
         Wrapped.count += 1
         {each}
-        recorder.add(*event)
+        recorder.add_event(*event)
 
-    def end(self, how):
+    def end_launch(self, how):
         {end}
-        recorder.end(how)
+        recorder.end_launch(how)
 
 text = sums.PTX.replace("@FILE@", "none.py")
 run_ptx(text, "sums", (1, 1, 1), (32, 1, 1), [x, z, 2], observed=Observed(Wrapped()))
@@ -184,7 +184,7 @@ def long(path: Path, each: str = "pass", end: str = "pass") -> subprocess.Comple
 
 def test_a_killed_process_leaves_a_trace_that_says_so(tmp_path: Path) -> None:
     path = tmp_path / "a.zarr"
-    more = f"[recorder.add(0, 0, event[2], n, 1, event[5]) for n in range({EVENTS_CHUNK + 100})]"
+    more = f"[recorder.add_event(0, 0, event[2], n, 1, event[5]) for n in range({EVENTS_CHUNK + 100})]"
     done = long(path, each=f"{more}; os.kill(os.getpid(), signal.SIGKILL)")
     assert done.returncode == -signal.SIGKILL, done.stderr
     with open_trace(path) as trace:
@@ -198,7 +198,9 @@ def test_a_killed_process_leaves_a_trace_that_says_so(tmp_path: Path) -> None:
 def test_memory_does_not_grow_with_a_trace(tmp_path: Path) -> None:
     """140,000 events of one register more are 37 MiB more before compression. What is held is one chunk of
     each array, and what zarr has in flight to write one: less than 16 MiB, with ten chunks or one."""
-    more = "[recorder.add(0, 0, event[2], n, 1, event[5]) for n in range({} if Wrapped.count == 1 else 0)]"
+    more = (
+        "[recorder.add_event(0, 0, event[2], n, 1, event[5]) for n in range({} if Wrapped.count == 1 else 0)]"
+    )
     peaks = []
     for name, count in (("a", 14_000), ("b", 154_000)):
         said = "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"

@@ -43,7 +43,13 @@ from gdnbench.sim.checker.vector_clocks import SPACES, ClockSet
 from gdnbench.sim.machine.barrier_state import BarrierWait, Round
 from gdnbench.sim.machine.engine_interface import Lanes, Results, Wait
 from gdnbench.sim.machine.footprint import Footprint
-from gdnbench.sim.machine.operands import constant, distinct, one, shared_address, uniform
+from gdnbench.sim.machine.operands import (
+    distinct_operands,
+    same_in_all_lanes,
+    scalar_operand,
+    shared_address,
+    uniform_value,
+)
 from gdnbench.sim.machine.tcgen05_access import cells_of
 from gdnbench.sim.machine.tmem import column_of
 from gdnbench.sim.ptx.forms import Sync, Until
@@ -74,7 +80,7 @@ def _record(
 
 def _mbarrier_addresses(issued: IssuedInstruction, lanes: Lanes) -> list[int]:
     """The addresses of the mbarriers that these lanes name."""
-    named = distinct(lanes, one(issued.sources[0]))
+    named = distinct_operands(lanes, scalar_operand(issued.sources[0]))
     return [shared_address(address, issued.ins) for _, (address,) in named]
 
 
@@ -116,8 +122,10 @@ def _mbarrier_arrive(detector: CtaStateWithTmem, issued: IssuedInstruction) -> N
     event = _record(detector, issued, Access.ATOMIC)
     clocks = detector.warp_clocks[issued.warp.index]
     expects = issued.ins.form.sync is Sync.ARRIVE_EXPECT
-    counts = one(issued.sources[1]) if len(issued.sources) > 1 and not expects else constant(1)
-    for members, (name,) in distinct(issued.lanes, one(issued.sources[0])):
+    counts = (
+        scalar_operand(issued.sources[1]) if len(issued.sources) > 1 and not expects else same_in_all_lanes(1)
+    )
+    for members, (name,) in distinct_operands(issued.lanes, scalar_operand(issued.sources[0])):
         address = shared_address(name, issued.ins)
         barrier = detector.use_mbarrier(address, event)
         if barrier is not None:
@@ -177,7 +185,7 @@ def _named_barrier(
         clocks.synchronize_lanes(subset)
         return
     opened = detector.open_rounds.pop(issued.warp.index, None)
-    index = uniform(issued.sources[0], issued.lanes, "the barrier's number") & 0xFFFF_FFFF
+    index = uniform_value(issued.sources[0], issued.lanes, "the barrier's number") & 0xFFFF_FFFF
     if isinstance(results, BarrierWait):
         use = results.use
     else:
@@ -210,7 +218,7 @@ def _check_barrier_round(
 
 
 def _named_barrier_begins(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
-    index = uniform(issued.sources[0], issued.lanes, "the barrier's number") & 0xFFFF_FFFF
+    index = uniform_value(issued.sources[0], issued.lanes, "the barrier's number") & 0xFFFF_FFFF
     use = detector.cta.barriers.rounds.get(index)
     if use is not None:
         detector.open_rounds[issued.warp.index] = use
@@ -267,7 +275,7 @@ def _wait_group(name: str) -> End:
             allowed = (
                 operand.bits
                 if isinstance(operand, Immediate)
-                else uniform(issued.sources[0], issued.lanes, "the number of groups")
+                else uniform_value(issued.sources[0], issued.lanes, "the number of groups")
             )
             known = groups.wait_group(issued.lanes, allowed, only_read=issued.ins.has("read"))
         clocks = detector.warp_clocks[issued.warp.index]
@@ -335,8 +343,8 @@ def _tmem_alloc(
 ) -> None:
     if isinstance(results, Wait):
         return
-    address = shared_address(uniform(issued.sources[0], issued.lanes, "the address"), issued.ins)
-    columns = uniform(issued.sources[1], issued.lanes, "nCols")
+    address = shared_address(uniform_value(issued.sources[0], issued.lanes, "the address"), issued.ins)
+    columns = uniform_value(issued.sources[1], issued.lanes, "nCols")
     # Every lane executes it before what it does next: the address is there for all of them.
     warp = issued.warp.index
     event = detector.events.record(
@@ -349,8 +357,8 @@ def _tmem_alloc(
 
 
 def _tmem_dealloc(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
-    address = uniform(issued.sources[0], issued.lanes, "the address")
-    columns = uniform(issued.sources[1], issued.lanes, "nCols")
+    address = uniform_value(issued.sources[0], issued.lanes, "the address")
+    columns = uniform_value(issued.sources[1], issued.lanes, "nCols")
     detector.tmem.record_dealloc(column_of(address), columns, _record(detector, issued, Access.WRITE))
 
 

@@ -119,8 +119,8 @@ class AccessLog:
         live = _lanes(named.max(axis=1) >> np.uint64(LANES))
         for lanes, members, there in zip(masks, named, live, strict=True):
             for mask in np.unique(members[lanes]).tolist():
-                self.met(warp, ins, lanes & (members == mask), there)
+                self.log_collective(warp, ins, lanes & (members == mask), there)
 
-    def met(self, warp: CompiledWarp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
+    def log_collective(self, warp: CompiledWarp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
         """Like `_met`, for lanes that arrived while no compiled code ran."""
         self._checker.on_warp_collective(warp.warp, ins, lanes, live)

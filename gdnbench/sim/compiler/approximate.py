@@ -29,7 +29,7 @@ from gdnbench.sim.compiler.formats import (
     decode,
     element,
     encode,
-    finish,
+    finish_result,
     is_nan,
     narrow,
     write_elements,
@@ -185,7 +185,7 @@ def exact_or_approximate(t: Translator, ins: Instruction) -> None:
             result = flush_operation(t, "div", mode, [one, value], result)
     else:
         result = operate(t, "sqrt", mode, [value])
-    t.write(ins.dests[0], finish(t, kind, result, ftz=ftz))
+    t.write(ins.dests[0], finish_result(t, kind, result, ftz=ftz))
 
 
 def _gross_reciprocal(t: Translator, ins: Instruction) -> None:

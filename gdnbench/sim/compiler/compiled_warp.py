@@ -50,7 +50,7 @@ class CompiledWarp(Protocol):
     @property
     def layout(self) -> Layout: ...
 
-    def tell_met(self, ins: Instruction, lanes: Lanes) -> None:
+    def report_collective(self, ins: Instruction, lanes: Lanes) -> None:
         """Report to the checker, if there is one, lanes that arrived at a collective while no compiled code
         ran."""
         ...

@@ -21,11 +21,11 @@ def branch(t: Translator, ins: Instruction) -> None:
     all_label, not_all, none_label, split = (code.new_label(s) for s in ("taken", "other", "not", "split"))
     code.branch(code.compare("icmp eq", lanes, t.entered), all_label, not_all)
     code.at(all_label)
-    t.go(there)
+    t.go_to(there)
     code.at(not_all)
     code.branch(code.comparei("icmp eq", lanes, 0), none_label, split)
     code.at(none_label)
-    t.go(here)
+    t.go_to(here)
     code.at(split)
     taken = code.bits(lanes, "<32 x i1>")
     gone = False

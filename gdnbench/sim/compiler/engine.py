@@ -197,7 +197,7 @@ class CompiledWarp:
     def executed(self) -> int:
         return self.longs[EXECUTED]
 
-    def run(self, quantum: int) -> WarpState:
+    def run_turn(self, quantum: int) -> WarpState:
         executed, cells, log, watch = self.longs, self.cells, self._log, self._watch
         limit = executed[EXECUTED] + quantum
         if self._waiting:
@@ -223,11 +223,11 @@ class CompiledWarp:
             elif status != Status.FULL:
                 return self._idle()
 
-    def tell_met(self, ins: Instruction, lanes: Lanes) -> None:
+    def report_collective(self, ins: Instruction, lanes: Lanes) -> None:
         """Report to the checker, if there is one, lanes that arrived at a collective while no compiled code
         ran."""
         if self._log is not None:
-            self._log.met(self, ins, lanes, mask_lanes(self.cells[LIVE]))
+            self._log.log_collective(self, ins, lanes, mask_lanes(self.cells[LIVE]))
 
     def _idle(self) -> WarpState:
         """No lane can continue: all have exited, or they wait."""

@@ -22,7 +22,7 @@ _SPACES = {FaultCode.SHARED: "shared", FaultCode.LOCAL: "local", FaultCode.PARAM
 
 
 def fault(warp: CompiledWarp) -> KernelFault:
-    """The fault at which the last `run` stopped."""
+    """The fault at which the last turn stopped."""
     code = FaultCode(warp.cells[HEADER["fault_code"] // 4])
     ins = warp.kernel.instructions[warp.cells[HEADER["fault_pc"] // 4]]
     lanes = mask_lanes(warp.cells[HEADER["fault_lanes"] // 4])

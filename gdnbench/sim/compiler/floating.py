@@ -14,7 +14,7 @@ from gdnbench.sim.compiler.formats import (
     decode,
     element,
     encode,
-    finish,
+    finish_result,
     flush32,
     flush_exact,
     is_nan,
@@ -104,7 +104,7 @@ def arithmetic(t: Translator, ins: Instruction) -> None:
         value = operate(t, ins.op, way, list(values))
         if ftz and name == "f32":
             value = flush_operation(t, ins.op, mode, list(values), value)
-        results.append(finish(t, name, value, ftz=ftz, sat=ins.has("sat"), relu=ins.has("relu")))
+        results.append(finish_result(t, name, value, ftz=ftz, sat=ins.has("sat"), relu=ins.has("relu")))
     write_elements(t, ins.dests[0], results)
 
 
@@ -116,7 +116,7 @@ def divide(t: Translator, ins: Instruction) -> None:
     value = operate(t, "div", mode, [a, b])
     if ftz:
         value = flush_operation(t, "div", mode, [a, b], value)
-    t.write(ins.dests[0], finish(t, kind, value, ftz=ftz))
+    t.write(ins.dests[0], finish_result(t, kind, value, ftz=ftz))
 
 
 def abs_neg(t: Translator, ins: Instruction) -> None:

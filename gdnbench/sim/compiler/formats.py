@@ -267,7 +267,7 @@ def flush_exact(code: Code, name: str, value: Value, mode: str = "rn") -> Value:
     return code.select(tiny, code.intrinsic("copysign", value.type, zero, value), value)
 
 
-def finish(
+def finish_result(
     t: Translator,
     name: str,
     value: Value,

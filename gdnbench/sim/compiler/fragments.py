@@ -17,7 +17,7 @@ from gdnbench.sim.compiler.compiled_warp import CompiledWarp
 from gdnbench.sim.compiler.runtime_calls import Read, Service
 from gdnbench.sim.errors import KernelFault, UnsupportedError
 from gdnbench.sim.machine.engine_interface import LANES, Lanes
-from gdnbench.sim.machine.operands import uniform
+from gdnbench.sim.machine.operands import uniform_value
 from gdnbench.sim.machine.tcgen05_access import access, load_words, store_words
 from gdnbench.sim.ptx.forms import Until
 from gdnbench.sim.ptx.ir import Immediate, Instruction
@@ -64,7 +64,7 @@ class TmemAccess:
     def execute(self, warp: CompiledWarp, lanes: Lanes) -> None:
         state = warp.state.view(np.uint32)
         try:
-            address = uniform(self.address(warp.state), lanes, f"the address of {self.ins.name}")
+            address = uniform_value(self.address(warp.state), lanes, f"the address of {self.ins.name}")
             if self.loads:
                 loaded = load_words(warp.cta, warp.warp, self.ins, address, self.split)
                 _put(state, self.words, loaded, lanes)

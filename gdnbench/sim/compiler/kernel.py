@@ -103,8 +103,8 @@ def compile_kernel(module: Module, kernel: Kernel, *, logged: bool = False) -> N
     shadows = None
     if logged and (planned := plan_shadows(kernel, blocks, layout)) is not None:
         shadows, blocks = planned
-    name = native.key(module.text, kernel.name, *(["logged"] if logged else []))
-    found = native.fetch(name)
+    name = native.cache_key(module.text, kernel.name, *(["logged"] if logged else []))
+    found = native.read_cached(name)
     if found is None or not _complete(found.record):
         text, program = translate(kernel, blocks, layout, shadows)
         record = {
@@ -114,14 +114,14 @@ def compile_kernel(module: Module, kernel: Kernel, *, logged: bool = False) -> N
             "seen": list(program.seen.items()),
         }
         found = native.Compiled(native.compile_text(text), record)
-        native.keep(name, found)
+        native.write_cached(name, found)
     layout.size = -(-found.record["size"] // ALIGN) * ALIGN
     traffic = tuple(found.record["traffic"])
     return NativeKernel(
         kernel,
         blocks,
         layout,
-        native.load(found.code),
+        native.load_object(found.code),
         found.record["symbols"],
         traffic,
         dict(found.record["seen"]),

@@ -16,7 +16,7 @@ _PAIR = 32
 _REGISTER = f"<{_HALF} x i32>"
 
 
-def pick(code: Code, tables: Sequence[Sequence[int]], index: Value) -> list[Value]:
+def look_up(code: Code, tables: Sequence[Sequence[int]], index: Value) -> list[Value]:
     """`table[index]` in each lane, for each table. The tables are equally long; the index is in range."""
     if has_feature("avx512f"):
         return _from_registers(code, tables, index)

@@ -48,7 +48,7 @@ def locate(t: Translator, ins: Instruction, space: str, address: Value, width: i
     return code.load(I64, out, 64)
 
 
-def tell(t: Translator, ins: Instruction, space: str, address: Value) -> None:
+def log_located_access(t: Translator, ins: Instruction, space: str, address: Value) -> None:
     """Log a checked access by the address that `ins` computed, generic if it names no space."""
     if space in ("local", "param"):
         return
@@ -122,7 +122,7 @@ def load(t: Translator, ins: Instruction) -> None:
     else:
         address = t.address(ins, source)
         hosts = locate(t, ins, space, address, width)
-        tell(t, ins, space, address)
+        log_located_access(t, ins, space, address)
         values = read_rows(t, hosts, size, count)
     count_access(t, space, address, width, load=True)
     for dest, value in zip(dests, values, strict=True):
@@ -157,7 +157,7 @@ def store(t: Translator, ins: Instruction) -> None:
     values = [t.read(part, size * 8) for part in parts]
     address = t.address(ins, target)
     hosts = locate(t, ins, space, address, width)
-    tell(t, ins, space, address)
+    log_located_access(t, ins, space, address)
     write_rows(t, hosts, values, size)
     count_access(t, space, address, width, load=False)
 

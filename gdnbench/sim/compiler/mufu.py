@@ -22,7 +22,7 @@ from gdnbench.sim.compiler.emit import (
     f32_const,
     f64_const,
 )
-from gdnbench.sim.compiler.lane_lookup import pick
+from gdnbench.sim.compiler.lane_lookup import look_up
 from gdnbench.sim.special_function import EX2, LG2, RCP, RSQ, SIN, SQRT, TANH, TANH_IGNORED, Table
 
 _SIGN, _INFINITY, _NAN, _ONE = 0x8000_0000, 0x7F80_0000, 0x7FFF_FFFF, 0x3F80_0000
@@ -80,7 +80,7 @@ def _coefficients(code: Code, table: Table, place: Value) -> tuple[list[Value], 
         [c1 for _, c1, _ in table.rows],
         [4 * c2 for _, _, c2 in table.rows],
     )
-    picked = pick(code, words, interval)
+    picked = look_up(code, words, interval)
     return picked, code.opi("shl", x, 17 - table.low), _truncated_square(code, x, table.low)
 
 
@@ -239,7 +239,7 @@ def _tanh(code: Code) -> Value:
     for low in TANH_IGNORED.values():
         starts.append(starts[-1] + (1 << (6 - low) << TANH.low))
     number = code.opi("sub", octave, first_octave)
-    ignored, start = pick(code, (list(TANH_IGNORED.values()), starts[:-1]), number)
+    ignored, start = look_up(code, (list(TANH_IGNORED.values()), starts[:-1]), number)
     place = code.op("add", start, code.op("lshr", a.mantissa, ignored))
     unit = code.opi("add", code.intrinsic("smin", I32, octave, const(I32, -1)), -41)
     size = _scale(code, _cut(code, _interpolate(code, TANH, place)), unit)

@@ -97,7 +97,7 @@ def _machine() -> Any:
     return target.create_target_machine(cpu=cpu, features=features, opt=1, reloc="static", codemodel="large")
 
 
-def key(*texts: str) -> str:
+def cache_key(*texts: str) -> str:
     """A file name derived from everything that a compiled kernel depends on."""
     digest = hashlib.sha256(_VERSION)
     for text in (*texts, *_host(), repr(llvm.llvm_version_info)):
@@ -123,7 +123,7 @@ def compile_text(text: str) -> bytes:
         return bytes(machine.emit_object(module))
 
 
-def load(code: bytes) -> Loaded:
+def load_object(code: bytes) -> Loaded:
     """Map an object file into this process."""
     with _lock:
         module = llvm.parse_assembly("")
@@ -135,7 +135,7 @@ def load(code: bytes) -> Loaded:
     return Loaded(kind(address), engine)
 
 
-def fetch(name: str) -> Compiled | None:
+def read_cached(name: str) -> Compiled | None:
     """The cache entry `name`, or None."""
     found = CACHE.fetch(name)
     if found is None or len(found[1]) != 1:
@@ -144,6 +144,6 @@ def fetch(name: str) -> Compiled | None:
     return Compiled(code, record)
 
 
-def keep(name: str, compiled: Compiled) -> None:
+def write_cached(name: str, compiled: Compiled) -> None:
     """Write the cache entry `name`; errors of the file system are ignored."""
     CACHE.keep(name, compiled.record, [compiled.code])

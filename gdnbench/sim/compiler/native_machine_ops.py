@@ -28,7 +28,7 @@ WITHOUT_EFFECT = frozenset(
 _SHARED = ("shared", "shared::cta", "shared::cluster")
 
 
-def inline(t: Translator, ins: Instruction, python: str) -> None:
+def try_native(t: Translator, ins: Instruction, python: str) -> None:
     """Try to execute the instruction and end the block; otherwise continue at the label `python`."""
     if ins.op in WITHOUT_EFFECT:
         _skip(t, ins, python)

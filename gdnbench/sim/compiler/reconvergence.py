@@ -63,7 +63,7 @@ def meet(warp: CompiledWarp) -> bool:
         arrived = np.logical_or.reduce([group.lanes for group in together])
         if (first.needed & ~arrived).any():
             continue
-        warp.tell_met(first.ins, arrived)
+        warp.report_collective(first.ins, arrived)
         for group in together:
             mask = lanes_mask(group.lanes)
             warp.cells[_JOINING] &= _ALL ^ mask

@@ -99,7 +99,7 @@ class RegisterWatch:
     def wrote(self, ins: Instruction, lanes: Lanes) -> None:
         """Python has executed a service: mark its destinations."""
         if ins.form.until is Until.WGMMA_GROUP:
-            return  # see `launch`
+            return  # see `mark_in_flight`
         number = 0
         if ins.form.until is Until.TENSOR_LOAD:
             number = self._fly(Writer(ins, self._loads))
@@ -140,19 +140,19 @@ class RegisterWatch:
 
     # wgmma, see `RegisterAccess`
 
-    def require(self, registers: RegisterList) -> None:
+    def require_written(self, registers: RegisterList) -> None:
         every = np.ones(LANES, np.bool_)
         for register in registers.registers:
             self._look(register, Lack.UNWRITTEN, every)
 
-    def launch(self, registers: RegisterList, owner: object, ins: Instruction) -> None:
+    def mark_in_flight(self, registers: RegisterList, owner: object, ins: Instruction) -> None:
         if owner not in self._owners:
             self._owners[owner] = self._fly(Writer(ins))
         every = np.ones(LANES, np.bool_)
         for register in registers.registers:
             self._set(register, every, self._owners[owner])
 
-    def settle(self, owner: object) -> None:
+    def mark_landed(self, owner: object) -> None:
         number = self._owners.pop(owner, None)
         if number in self._flights:
             self._deliver(number)

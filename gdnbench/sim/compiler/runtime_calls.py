@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gdnbench.sim.compiler.emit import const
 from gdnbench.sim.compiler.layout import HEADER, SCALARS, Layout
-from gdnbench.sim.compiler.native_machine_ops import inline
+from gdnbench.sim.compiler.native_machine_ops import try_native
 from gdnbench.sim.compiler.translator import Exit, Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.engine_interface import LANES, SHARED_BASE, Argument, Values, window_of_variable
@@ -59,7 +59,7 @@ def enter_service(t: Translator, ins: Instruction) -> None:
         code.at(python)
     last = code.new_label("machine")
     before = len(code.lines)
-    inline(t, ins, last)
+    try_native(t, ins, last)
     if len(code.lines) > before:
         code.at(last)
     t.ret(const("i32", Exit.SERVICE))

@@ -18,7 +18,7 @@ from gdnbench.sim.compiler.blocks import Block, Blocks, is_service
 from gdnbench.sim.compiler.emit import I64, Code, Library, Value, const, lane_constants
 from gdnbench.sim.compiler.layout import ALIGN, Layout, slot_bytes
 from gdnbench.sim.compiler.translator import Translate, Translator
-from gdnbench.sim.compiler.uninitialized_analysis import Lack, find_unready_registers, moved
+from gdnbench.sim.compiler.uninitialized_analysis import Lack, find_unready_registers, moved_sources
 from gdnbench.sim.ptx.flow import registers_of
 from gdnbench.sim.ptx.ir import (
     Destination,
@@ -97,7 +97,7 @@ class Shadows:
 
     def _moving(self, ins: Instruction, lack: Lack) -> Instruction | None:
         """`ins` with shadows as operands; None if it moves no register with a shadow."""
-        places = moved(ins, lack)
+        places = moved_sources(ins, lack)
         first = list(ins.written()) if ins.form.copies else [*ins.written()][:1]
         if not places or not any(self.shadow(register, lack) for register in first):
             return None

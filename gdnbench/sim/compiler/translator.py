@@ -183,7 +183,7 @@ class Translator:
     def leave(self, block: int) -> None:
         """End the function; the lanes continue at `block`."""
         self.write_back()
-        self.go(block)
+        self.go_to(block)
 
     def exits(self, block: int) -> bool:
         """True if lanes at `block` only exit. They exit earlier, at the branch, so that no collective waits
@@ -193,7 +193,7 @@ class Translator:
         ins = self.program.kernel.instructions[self.program.blocks.blocks[block].start]
         return ins.form.flow is Flow.EXIT and ins.guard is None
 
-    def go(self, block: int) -> None:
+    def go_to(self, block: int) -> None:
         """Return the next block, or exit, for all lanes that entered, also those whose guard disabled the
         last instruction."""
         if self.exits(block):

@@ -28,15 +28,15 @@ class Lack(Enum):
 _SHARED = ("shared", "shared::cta", "shared::cluster")
 
 
-def moved(ins: Instruction, lack: Lack) -> tuple[int, ...]:
+def moved_sources(ins: Instruction, lack: Lack) -> tuple[int, ...]:
     """The places of the sources that may lack their value without a fault. The first destination gets it,
     of `mov` all do."""
     return () if lack is Lack.FLYING and ins.form.lanes_meet else ins.form.moves
 
 
-def used(ins: Instruction, lack: Lack) -> Iterator[Register]:
+def used_registers(ins: Instruction, lack: Lack) -> Iterator[Register]:
     """The registers that have to be there when `ins` executes, its guard apart."""
-    spared = moved(ins, lack)
+    spared = moved_sources(ins, lack)
     if lack is Lack.UNWRITTEN and ins.op == "st" and ins.has(*_SHARED):
         spared = (1,)
     for place, source in enumerate(ins.sources):
@@ -79,7 +79,10 @@ class Maybe:
         if not written:
             return
         kept = 0 if ins.guard is None else written
-        carried = _sources(ins, moved(ins, Lack.UNWRITTEN)), _sources(ins, moved(ins, Lack.FLYING))
+        carried = (
+            _sources(ins, moved_sources(ins, Lack.UNWRITTEN)),
+            _sources(ins, moved_sources(ins, Lack.FLYING)),
+        )
         first = written if ins.form.copies else _first(ins)
         lacks = self.unwritten & carried[0], self.loading & carried[1], self.multiplying & carried[1]
         self.unwritten = self.unwritten & ~(written & ~kept) | (first if lacks[0] else 0)
@@ -151,7 +154,7 @@ def _look(ins: Instruction, at: Maybe, found: Readiness) -> None:
         maybe = at.lacking(lack)
         if not maybe:
             continue
-        names = list(used(ins, lack))
+        names = list(used_registers(ins, lack))
         if ins.guard is not None:
             names.append(ins.guard.register)
         if ins.form.until is Until.WGMMA_GROUP and lack is Lack.UNWRITTEN:  # D is added to
@@ -160,7 +163,7 @@ def _look(ins: Instruction, at: Maybe, found: Readiness) -> None:
             if maybe >> register.index & 1:
                 found.uses.setdefault(ins.pc, []).append((register, lack))
                 found.tracked[lack] |= 1 << register.index
-        carried = _sources(ins, moved(ins, lack)) & maybe
+        carried = _sources(ins, moved_sources(ins, lack)) & maybe
         if carried:
             found.carried[ins.pc, lack] = carried
 

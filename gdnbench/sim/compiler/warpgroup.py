@@ -52,34 +52,34 @@ class CompiledRegisters:
             self._tables[registers] = found
         return found
 
-    def take(self, registers: RegisterList) -> Words:
+    def read_words(self, registers: RegisterList) -> Words:
         table = self._table(registers)
         if isinstance(table, slice):
             return self._words[table].reshape(-1, LANES).copy()
         return self._words.take(table)
 
-    def put(self, registers: RegisterList, words: Words) -> None:
+    def write_words(self, registers: RegisterList, words: Words) -> None:
         table = self._table(registers)
         self._words[table] = words.reshape(-1) if isinstance(table, slice) else words
 
-    def replace(self, register: Register, token: int, words: Words, halves: bool) -> None:
+    def replace_token(self, register: Register, token: int, words: Words, halves: bool) -> None:
         slot = self._layout.slots.get(register.index)
         if slot is None:  # it is live only inside one block, which does not contain the wait
             return
         # 32 lanes of n bits are n words.
         put_for_token(self._words[slot // 4 : slot // 4 + register.bits], token, words, halves)
 
-    def require(self, registers: RegisterList) -> None:
+    def require_written(self, registers: RegisterList) -> None:
         if self._watch is not None:
-            self._watch.require(registers)
+            self._watch.require_written(registers)
 
-    def launch(self, registers: RegisterList, owner: object, ins: Instruction) -> None:
+    def mark_in_flight(self, registers: RegisterList, owner: object, ins: Instruction) -> None:
         if self._watch is not None:
-            self._watch.launch(registers, owner, ins)
+            self._watch.mark_in_flight(registers, owner, ins)
 
-    def settle(self, owner: object) -> None:
+    def mark_landed(self, owner: object) -> None:
         if self._watch is not None:
-            self._watch.settle(owner)
+            self._watch.mark_landed(owner)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

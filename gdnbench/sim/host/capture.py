@@ -18,7 +18,7 @@ from gdnbench.sim.host.device import device_for
 from gdnbench.sim.host.elf import Elf
 from gdnbench.sim.host.exported_kernel import NO_STREAM, ExportedKernel
 from gdnbench.sim.host.layouts import parameter_types
-from gdnbench.sim.host.loader import HostObject, load
+from gdnbench.sim.host.loader import HostObject, load_host_object
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.host.runtime import Runtime
 from gdnbench.sim.ptx.ir import Module
@@ -55,7 +55,7 @@ def capture_launches(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, An
     host = _host(compiled)
     call: Callable[..., int]
     if isinstance(compiled, ExportedKernel):
-        arguments = exported_kernel.bind(compiled, args, kwargs or {})
+        arguments = exported_kernel.bind_arguments(compiled, args, kwargs or {})
         call = _exported_call
     else:
         arguments = cutlass_dsl.bind(compiled, args, kwargs or {}, NO_STREAM)
@@ -95,7 +95,7 @@ def _load(exported: Exported) -> Host:
 
     runtime = Runtime(exported.ptx, device_for(module.target), param_sizes)
     extra = tvm_ffi.symbols(Elf.parse(exported.data).undefined()) if exported.tvm_ffi else {}
-    code = load(exported.data, runtime, extra)
+    code = load_host_object(exported.data, runtime, extra)
     if not exported.tvm_ffi:
         _initialise(code, exported.prefix)
     return Host(exported, module, code)
@@ -142,7 +142,7 @@ def _plain_call(compiled: Any, host: Host, arguments: Mapping[str, Any]) -> int:
 
 def _exported_call(kernel: ExportedKernel, host: Host, arguments: Mapping[str, Any]) -> int:
     """Like `_plain_call`, for a kernel that describes its own parameters."""
-    packed = exported_kernel.pack(kernel, arguments)
+    packed = exported_kernel.pack_bound(kernel, arguments)
     return _call_host(host, [address for value in packed for address in value.__c_pointers__()])
 
 

@@ -44,7 +44,7 @@ class ExportedKernel(Protocol):
     def host_object(self) -> bytes: ...
 
 
-def bind(kernel: ExportedKernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def bind_arguments(kernel: ExportedKernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Run-time arguments by parameter name, in order, with a null stream. Raises LaunchError if they do not
     fit."""
     expected = [parameter.name for parameter in kernel.parameters if parameter.type != STREAM]
@@ -71,7 +71,7 @@ def bind(kernel: ExportedKernel, args: Sequence[Any], kwargs: Mapping[str, Any])
     return bound
 
 
-def pack(kernel: ExportedKernel, bound: Mapping[str, Any]) -> list[Packed]:
+def pack_bound(kernel: ExportedKernel, bound: Mapping[str, Any]) -> list[Packed]:
     """The result of `bind` as the host function takes it: one struct in memory each."""
     types = [parameter.type for parameter in kernel.parameters if parameter.type is not None]
     return [

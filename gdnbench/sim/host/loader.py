@@ -80,7 +80,7 @@ class HostObject:
                 _running.runtime = outer
 
 
-def load(data: bytes, runtime: Runtime, extra: dict[str, int] | None = None) -> HostObject:
+def load_host_object(data: bytes, runtime: Runtime, extra: dict[str, int] | None = None) -> HostObject:
     """Link `data`, an ELF object, against `runtime` and `extra` symbols (name -> address)."""
     extra = extra or {}
     known = {*SYMBOLS, *LINKER_OWN, *C_LIBRARY, *extra}

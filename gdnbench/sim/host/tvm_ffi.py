@@ -18,7 +18,7 @@ DEVICE_TYPE_AT = 8  # of DLTensor: after the data pointer
 _NAME = b"dltensor"
 
 
-def package() -> Any:
+def tvm_ffi_module() -> Any:
     """The tvm_ffi module. Raises ExportError if it is missing."""
     try:
         import tvm_ffi
@@ -60,14 +60,14 @@ class _AsCuda:
 
 def as_cuda(named: NamedTensor) -> Any:
     """The tensor in the form that the entry takes."""
-    return package().from_dlpack(_AsCuda(named.tensor))
+    return tvm_ffi_module().from_dlpack(_AsCuda(named.tensor))
 
 
 class Entry:
     """The entry at an address. Called with no arguments, it reports its parameters."""
 
     def __init__(self, address: int) -> None:
-        self._function = package().Function.__from_extern_c__(address)
+        self._function = tvm_ffi_module().Function.__from_extern_c__(address)
 
     def parameter_count(self) -> int:
         """The number of arguments, including the stream if the entry takes one."""

@@ -30,18 +30,18 @@ class TracingEngine:
         self._rows = {
             ins.pc: [register.index for register in traced_registers(ins)]
             for ins in kernel.instructions
-            if recorder.selection.takes(ins) and traced_registers(ins)
+            if recorder.selection.includes(ins) and traced_registers(ins)
         }
         self._plain = prepare(kernel)
         self._traced = replace(self._plain, entries=tuple(map(self._wrapped, self._plain.entries)))
 
     def warps(self, cta: Cta) -> Sequence[WarpEngine]:
         selection = self._recorder.selection
-        if not selection.takes_cta(cta.index):
+        if not selection.includes_cta(cta.index):
             return self._other.warps(cta)
         found: list[WarpEngine] = []
         for index in range(cta.launch.warps):
-            if selection.takes_warp(index):
+            if selection.includes_warp(index):
                 found.append(_TracedWarp(self._traced, cta, cta.warp(index), self))
             else:
                 found.append(InterpretedWarp(self._plain, cta, cta.warp(index)))
@@ -56,7 +56,7 @@ class TracingEngine:
         warp.occurrences[ins.pc] = occurrence + 1
         mask = int.from_bytes(np.packbits(lanes, bitorder="little").tobytes(), "little")
         cta, index = warp.cta.index, warp.warp.index
-        self._recorder.add(cta, index, ins.pc, occurrence, mask, warp.registers.bits[rows])
+        self._recorder.add_event(cta, index, ins.pc, occurrence, mask, warp.registers.bits[rows])
 
     def _wrapped(self, entry: Entry) -> Entry:
         if isinstance(entry, Plain | Collective) and entry.ins.pc in self._rows:

@@ -88,7 +88,7 @@ class InterpretedWarp:
         self._loads = 0
         self.special = SpecialRegisters(cta, warp, lambda: self.executed)
 
-    def run(self, quantum: int) -> WarpState:
+    def run_turn(self, quantum: int) -> WarpState:
         """Execute at most `quantum` instructions; stop early when no group can go on."""
         end = self.executed + quantum
         with np.errstate(all="ignore"):

@@ -27,24 +27,24 @@ class InterpretedRegisters:
             self._indices[registers] = found
         return found
 
-    def take(self, registers: RegisterList) -> Words:
+    def read_words(self, registers: RegisterList) -> Words:
         return np.ascontiguousarray(self._words[self._index(registers), :, 0])
 
-    def put(self, registers: RegisterList, words: Words) -> None:
+    def write_words(self, registers: RegisterList, words: Words) -> None:
         self._words[self._index(registers), :, 0] = words
 
-    def replace(self, register: Register, token: int, words: Words, halves: bool) -> None:
+    def replace_token(self, register: Register, token: int, words: Words, halves: bool) -> None:
         put_for_token(self._words[register.index], token, words, halves)
 
-    def require(self, registers: RegisterList) -> None:
+    def require_written(self, registers: RegisterList) -> None:
         every = np.ones(LANES, np.bool_)
         for register in registers.registers:
             if not self._file.clean[register.index]:
                 self._file.require(register.index, every)
 
-    def launch(self, registers: RegisterList, owner: object, ins: Instruction) -> None:
+    def mark_in_flight(self, registers: RegisterList, owner: object, ins: Instruction) -> None:
         every = np.ones(LANES, np.bool_)
         self._file.load([r.index for r in registers.registers], every, Flight(ins, owner=owner))
 
-    def settle(self, owner: object) -> None:
+    def mark_landed(self, owner: object) -> None:
         self._file.deliver(owner)

@@ -107,14 +107,14 @@ class RegisterPool:
         self.free = 0
         self._held: dict[int, int] = {}
 
-    def held(self, warp: int) -> int:
+    def registers_of(self, warp: int) -> int:
         """Registers per thread of `warp`."""
         assert self.initial is not None
         return self._held.get(warp, self.initial)
 
-    def take(self, warp: int, count: int) -> bool:
+    def resize(self, warp: int, count: int) -> bool:
         """Change `warp` to `count` registers per thread; False if the pool has too few."""
-        change = count - self.held(warp)
+        change = count - self.registers_of(warp)
         if change > self.free:
             return False
         self.free -= change

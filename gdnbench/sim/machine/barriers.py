@@ -8,7 +8,7 @@ from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.barrier_state import REGISTERS_STEP, BarrierWait, Round
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
-from gdnbench.sim.machine.operands import constant, one, uniform
+from gdnbench.sim.machine.operands import same_in_all_lanes, scalar_operand, uniform_value
 from gdnbench.sim.ptx.forms import Sync
 from gdnbench.sim.ptx.instructions import BARRIERS
 from gdnbench.sim.ptx.ir import Instruction
@@ -25,12 +25,14 @@ def _barrier(
     arrives = ins.form.sync is Sync.BARRIER_ARRIVE
     if isinstance(previous, BarrierWait):
         return _reduced(ins, previous.use) if reduces else ()
-    index = uniform(sources[0], lanes, "the barrier's number") & 0xFFFF_FFFF
+    index = uniform_value(sources[0], lanes, "the barrier's number") & 0xFFFF_FFFF
     numbers = sources[1:-1] if reduces else sources[1:]
-    threads = uniform(numbers[0], lanes, "the barrier's thread count") & 0xFFFF_FFFF if numbers else None
+    threads = (
+        uniform_value(numbers[0], lanes, "the barrier's thread count") & 0xFFFF_FFFF if numbers else None
+    )
     if arrives and threads is None:
         raise KernelFault(FaultKind.BARRIER, f"{ins.name} without a thread count")
-    votes = int((one(sources[-1])[lanes] & np.uint64(1)).sum()) if reduces else 0
+    votes = int((scalar_operand(sources[-1])[lanes] & np.uint64(1)).sum()) if reduces else 0
     use = cta.barriers.arrive(index, threads, warp, lanes, votes)
     if arrives:
         return ()
@@ -42,15 +44,15 @@ def _barrier(
 def _reduced(ins: Instruction, use: Round) -> Results:
     """The result of bar.red over the participating threads."""
     if ins.has("popc"):
-        return (constant(use.votes),)
-    return (constant(use.votes == use.voters if ins.has("and") else use.votes > 0),)
+        return (same_in_all_lanes(use.votes),)
+    return (same_in_all_lanes(use.votes == use.voters if ins.has("and") else use.votes > 0),)
 
 
 def _setmaxnreg(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results | Wait:
     """PTX ISA, "setmaxnreg": dec gives registers to the CTA's pool, inc waits until the pool has enough."""
-    count = uniform(sources[0], lanes, "the register count")
+    count = uniform_value(sources[0], lanes, "the register count")
     if not REGISTERS_MIN <= count <= REGISTERS_MAX or count % REGISTERS_STEP:
         raise KernelFault(
             FaultKind.BUDGET,
@@ -59,16 +61,16 @@ def _setmaxnreg(
     pool = cta.pool
     if pool.initial is None:
         return ()
-    held = pool.held(warp.index)
+    held = pool.registers_of(warp.index)
     if (ins.op.endswith("dec") and count > held) or (ins.op.endswith("inc") and count < held):
         raise KernelFault(
             FaultKind.BUDGET, f"{ins.name} {count} in a warp that has {held} registers a thread"
         )
-    if pool.take(warp.index, count):
+    if pool.resize(warp.index, count):
         return ()
     return Wait(
-        lambda: count - pool.held(warp.index) <= pool.free,
-        lambda: f"{count} registers a thread: it has {pool.held(warp.index)}, the pool {pool.free}",
+        lambda: count - pool.registers_of(warp.index) <= pool.free,
+        lambda: f"{count} registers a thread: it has {pool.registers_of(warp.index)}, the pool {pool.free}",
     )
 
 

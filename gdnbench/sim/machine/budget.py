@@ -20,7 +20,7 @@ def _over(message: str) -> KernelFault:
     return KernelFault(FaultKind.BUDGET, message)
 
 
-def check(kernel: Kernel, grid: Dim3, block: Dim3, shared: int, registers: int | None) -> None:
+def check_budget(kernel: Kernel, grid: Dim3, block: Dim3, shared: int, registers: int | None) -> None:
     """Raises KernelFault if the launch exceeds a limit of the SM or of the kernel's own directives."""
     if kernel.cluster is not None and kernel.cluster != (1, 1, 1):
         raise UnsupportedError(f"cluster launch {kernel.cluster} of {kernel.name}")

@@ -19,7 +19,13 @@ from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Values, Wait, Warp
 from gdnbench.sim.machine.footprint import Span
 from gdnbench.sim.machine.memory import POISON, Bytes
-from gdnbench.sim.machine.operands import SHARED_SPACES, active, distinct, one, uniform
+from gdnbench.sim.machine.operands import (
+    SHARED_SPACES,
+    active_lanes,
+    distinct_operands,
+    scalar_operand,
+    uniform_value,
+)
 from gdnbench.sim.machine.reduce import OPERATIONS, reduce
 from gdnbench.sim.ptx.ir import Instruction
 
@@ -35,18 +41,18 @@ def refuse_unknown(ins: Instruction, known: frozenset[str]) -> None:
             raise UnsupportedError(f"{ins.op} with .{mod}")
 
 
-def operations(
+def issued_operations(
     cta: Cta, ins: Instruction, lanes: Lanes, *arguments: Values
 ) -> list[tuple[list[int], tuple[int, ...]]]:
     """The operations that the active lanes issue: equal operands make one, with a note."""
-    found = list(distinct(lanes, *arguments))
+    found = list(distinct_operands(lanes, *arguments))
     for members, _ in found:
         if len(members) > 1:
             cta.note(f"{ins.op} reached by {len(members)} lanes with equal operands is done once", ins)
     return found
 
 
-def placed(ins: Instruction, effect: Callable[[], None]) -> Callable[[], None]:
+def with_place(ins: Instruction, effect: Callable[[], None]) -> Callable[[], None]:
     """Wrap `effect` so that its faults carry the place of the instruction that issued it."""
 
     def landing() -> None:
@@ -59,7 +65,7 @@ def placed(ins: Instruction, effect: Callable[[], None]) -> Callable[[], None]:
     return landing
 
 
-def start(
+def submit_bulk(
     cta: Cta,
     warp: Warp,
     ins: Instruction,
@@ -73,7 +79,7 @@ def start(
     cta.queue.submit(operation, poison)
 
 
-def view(cta: Cta, space: str, address: int, size: int) -> Bytes:
+def memory_view(cta: Cta, space: str, address: int, size: int) -> Bytes:
     """Bytes of shared or global memory; `space` is the instruction's name of the space."""
     if space in SHARED_SPACES:
         return cta.shared.view(address, size)
@@ -96,8 +102,8 @@ def _copy(
     reducing = ins.form.reduces
     refuse_unknown(ins, _KNOWN | OPERATIONS | {"noftz"} if reducing else _KNOWN)
     target_space, source_space = _spaces(ins)
-    arguments = [one(argument) for argument in sources[: 3 if ins.has("bulk_group") else 4]]
-    for members, (target, source, size, *barrier) in operations(cta, ins, lanes, *arguments):
+    arguments = [scalar_operand(argument) for argument in sources[: 3 if ins.has("bulk_group") else 4]]
+    for members, (target, source, size, *barrier) in issued_operations(cta, ins, lanes, *arguments):
         size &= 0xFFFF_FFFF
         for what, value in (("destination", target), ("source", source), ("size", size)):
             if value % BULK_ALIGN:
@@ -106,11 +112,11 @@ def _copy(
                 )
         if size == 0:
             raise KernelFault(FaultKind.OUT_OF_BOUNDS, f"{ins.op} of no bytes")
-        to = view(cta, target_space, target, size)
-        view(cta, source_space, source, size)
+        to = memory_view(cta, target_space, target, size)
+        memory_view(cta, source_space, source, size)
         operation = _operation(cta, ins, to, (target_space, target), (source_space, source), size, barrier)
-        start(cta, warp, ins, members, operation, None if reducing else partial(to.fill, POISON))
-        count(cta, source_space, target_space, size)
+        submit_bulk(cta, warp, ins, members, operation, None if reducing else partial(to.fill, POISON))
+        count_traffic(cta, source_space, target_space, size)
     return ()
 
 
@@ -127,7 +133,7 @@ def _operation(
     data = np.empty(size, np.uint8)
 
     def read() -> None:
-        data[:] = view(cta, *source, size)
+        data[:] = memory_view(cta, *source, size)
 
     def land() -> None:
         to[:] = reduce(ins, ins.types[0], to, data) if ins.form.reduces else data
@@ -138,7 +144,7 @@ def _operation(
 
     return AsyncOperation(
         ins.op,
-        land=placed(ins, land),
+        land=with_place(ins, land),
         read=read,
         signals=tuple(barrier),
         reads=(Span(space_name(source[0]), source[1], size),),
@@ -151,7 +157,7 @@ def space_name(space: str) -> str:
     return "shared" if space in SHARED_SPACES else space
 
 
-def count(cta: Cta, source: str, target: str, size: int) -> None:
+def count_traffic(cta: Cta, source: str, target: str, size: int) -> None:
     """Add `size` bytes to the traffic between two memories."""
     cta.counters.traffic[f"{space_name(source)} to {space_name(target)}"] += size
 
@@ -159,15 +165,15 @@ def count(cta: Cta, source: str, target: str, size: int) -> None:
 def _commit(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    cta.copies.bulk(warp).commit(active(lanes))
+    cta.copies.bulk(warp).commit(active_lanes(lanes))
     return ()
 
 
 def _wait(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    allowed = uniform(sources[0], lanes, "the number of groups")
-    cta.copies.bulk(warp).wait(active(lanes), allowed, cta.queue, only_read=ins.has("read"))
+    allowed = uniform_value(sources[0], lanes, "the number of groups")
+    cta.copies.bulk(warp).wait(active_lanes(lanes), allowed, cta.queue, only_read=ins.has("read"))
     return ()
 
 
@@ -182,9 +188,13 @@ def _store(
     width = _STORE_BYTES[ins.types[0]]
     values = sources[1] if isinstance(sources[1], tuple) else (sources[1],)
     size = width * len(values)
-    kept = np.stack([one(value) for value in values], axis=1).view(np.uint8).reshape(-1, len(values), 8)
-    for lane in active(lanes):
-        address, barrier = int(one(sources[0])[lane]), int(one(sources[2])[lane])
+    kept = (
+        np.stack([scalar_operand(value) for value in values], axis=1)
+        .view(np.uint8)
+        .reshape(-1, len(values), 8)
+    )
+    for lane in active_lanes(lanes):
+        address, barrier = int(scalar_operand(sources[0])[lane]), int(scalar_operand(sources[2])[lane])
         if address % size:
             raise KernelFault(FaultKind.MISALIGNED, f"{ins.op} of {size} bytes to {address:#x}")
         to = cta.shared.view(address, size)
@@ -197,7 +207,7 @@ def _store(
 
         operation = AsyncOperation(
             ins.op,
-            land=placed(ins, land),
+            land=with_place(ins, land),
             signals=(barrier,),
             writes=(Span("shared", address, size),),
         )

@@ -11,13 +11,13 @@ import numpy as np
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine import mbarrier
 from gdnbench.sim.machine.async_queue import AsyncOperation
-from gdnbench.sim.machine.bulk import placed
+from gdnbench.sim.machine.bulk import with_place
 from gdnbench.sim.machine.copy_state import CopyInFlight
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import LANES, Argument, Lanes, Results, Values, Wait, Warp
 from gdnbench.sim.machine.footprint import Span
 from gdnbench.sim.machine.memory import check_aligned
-from gdnbench.sim.machine.operands import active, one, shared_address, uniform
+from gdnbench.sim.machine.operands import active_lanes, scalar_operand, shared_address, uniform_value
 from gdnbench.sim.ptx.forms import Sync
 from gdnbench.sim.ptx.ir import Instruction, Negated, Register
 
@@ -29,7 +29,7 @@ def _source_sizes(ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...],
     extra = len(sources) - 3 - ins.has("L2::cache_hint")
     if extra == 0:
         return np.full(LANES, width, np.uint64)
-    values, operand = one(sources[3]), ins.sources[3]
+    values, operand = scalar_operand(sources[3]), ins.sources[3]
     if isinstance(operand, Negated) or (isinstance(operand, Register) and operand.type == "pred"):
         return np.where(values != 0, np.uint64(0), np.uint64(width))
     sizes = values & np.uint64(0xFFFF_FFFF)
@@ -43,14 +43,14 @@ def _source_sizes(ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...],
 def _cp_async(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    target, source = one(sources[0]), one(sources[1])
-    width = uniform(sources[2], lanes, "the copy's size")
+    target, source = scalar_operand(sources[0]), scalar_operand(sources[1])
+    width = uniform_value(sources[2], lanes, "the copy's size")
     if width not in CP_SIZES["cg" if ins.has("cg") else "ca"]:
         raise KernelFault(FaultKind.MISALIGNED, f"{ins.name} of {width} bytes")
     sizes = _source_sizes(ins, lanes, sources, width)
     target, source, mask = target.copy(), source.copy(), lanes.copy()
     whole = mask & (sizes == width)
-    short = active(mask & (sizes != 0) & ~whole)
+    short = active_lanes(mask & (sizes != 0) & ~whole)
     cta.shared.check_lanes(target, mask, width)
     check_aligned(source, mask, width)
     cta.memory.check_lanes(source, whole, width)
@@ -64,7 +64,7 @@ def _cp_async(
             size = int(sizes[lane])
             data[lane, :size] = cta.memory.view(int(source[lane]), size)
 
-    watched = active(mask) if cta.queue.checker is not None else ()
+    watched = active_lanes(mask) if cta.queue.checker is not None else ()
     operation = AsyncOperation(
         ins.name,
         land=lambda: cta.shared.store(target, mask, data),
@@ -94,7 +94,7 @@ def _wait(
     copies = cta.copies.threads(warp)
     last = copies.group.copy()
     if ins.form.sync is Sync.WAIT_GROUP:
-        last -= uniform(sources[0], lanes, "the number of groups") + 1
+        last -= uniform_value(sources[0], lanes, "the number of groups") + 1
     for copy in copies.flying:
         if (lanes & copy.lanes & (copy.group <= last)).any():
             cta.queue.complete(copy.operation)
@@ -110,7 +110,7 @@ def _arrive(
     copies = cta.copies.threads(warp)
     copies.prune()
     earlier = [copy.operation for copy in copies.flying if (copy.lanes & lanes).any()]
-    addresses = [shared_address(address, ins) for address in one(sources[0])[lanes].tolist()]
+    addresses = [shared_address(address, ins) for address in scalar_operand(sources[0])[lanes].tolist()]
     if not ins.has("noinc"):
         for address in addresses:
             mbarrier.expect_arrival(cta.shared, address)
@@ -122,7 +122,7 @@ def _arrive(
             mbarrier.arrive(cta.shared, address)
 
     signals = tuple(dict.fromkeys(addresses))
-    cta.queue.submit(AsyncOperation(ins.name, land=placed(ins, land), signals=signals))
+    cta.queue.submit(AsyncOperation(ins.name, land=with_place(ins, land), signals=signals))
     return ()
 
 

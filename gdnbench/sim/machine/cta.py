@@ -102,7 +102,7 @@ class Launch:
     def wgmma(self) -> Forms:
         """The kernel's wgmma forms, decoded at the first execution."""
         if self._wgmma is None:
-            self._wgmma = Forms.of(self.kernel)
+            self._wgmma = Forms.collect(self.kernel)
         return self._wgmma
 
     def plan(self, ins: Instruction) -> Plan:

@@ -101,29 +101,29 @@ class RegisterAccess(Protocol):
     registers before the wait; the moves then copy the token.
     """
 
-    def take(self, registers: RegisterList) -> Words:
+    def read_words(self, registers: RegisterList) -> Words:
         """A copy of the registers, uint32[registers, 32]."""
         ...
 
-    def put(self, registers: RegisterList, words: Words) -> None:
+    def write_words(self, registers: RegisterList, words: Words) -> None:
         """Write `words` to the registers, in all lanes."""
         ...
 
-    def replace(self, register: Register, token: int, words: Words, halves: bool) -> None:
+    def replace_token(self, register: Register, token: int, words: Words, halves: bool) -> None:
         """Where 32 aligned bits of `register` equal the token, write the lane's word: uint32[32]. With
         `halves`, also where 16 bits equal a half of the token, write that half of the word."""
         ...
 
-    def require(self, registers: RegisterList) -> None:
+    def require_written(self, registers: RegisterList) -> None:
         """Raise a fault, or report to the checker, if one of them was never written. Engines that do not
         track this do nothing."""
         ...
 
-    def launch(self, registers: RegisterList, owner: object, ins: Instruction) -> None:
+    def mark_in_flight(self, registers: RegisterList, owner: object, ins: Instruction) -> None:
         """Mark the registers as in flight for `owner`, which `ins` issued."""
         ...
 
-    def settle(self, owner: object) -> None:
+    def mark_landed(self, owner: object) -> None:
         """The warp has waited for `owner`: its registers, and copies of them, may be used."""
         ...
 
@@ -158,12 +158,12 @@ class WarpEngine(Protocol):
 
     warp: Warp
 
-    def run(self, quantum: int) -> WarpState:
+    def run_turn(self, quantum: int) -> WarpState:
         """Execute about `quantum` instructions at most; stop early when no group can continue."""
         ...
 
     def blocked(self) -> tuple[Blocked, ...]:
-        """The waiting groups, if the last `run` returned BLOCKED."""
+        """The waiting groups, if the last `run_turn` returned BLOCKED."""
         ...
 
     @property

@@ -11,7 +11,7 @@ from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.memory import POISON
-from gdnbench.sim.machine.operands import active, one
+from gdnbench.sim.machine.operands import active_lanes, scalar_operand
 from gdnbench.sim.ptx.ir import Instruction
 
 # The only size that the PTX ISA ("discard") allows.
@@ -39,8 +39,8 @@ def _discard(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
     """The bytes lose their value without write-back. Reading them is undefined, so they are poisoned."""
-    addresses = one(sources[0])
-    for lane in active(lanes):
+    addresses = scalar_operand(sources[0])
+    for lane in active_lanes(lanes):
         address = int(addresses[lane])
         if address % DISCARD_BYTES:
             raise KernelFault(

@@ -16,7 +16,7 @@ import time
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.cta import Cta, Engine, Launch
 from gdnbench.sim.machine.engine_interface import LANES
-from gdnbench.sim.machine.processes import Progress, fits, run_in_processes
+from gdnbench.sim.machine.processes import Progress, can_fork, run_in_processes
 from gdnbench.sim.machine.scheduler import Scheduler
 from gdnbench.sim.ptx.ir import Instruction, Kernel
 
@@ -97,7 +97,7 @@ class _Threads:
         self._next = 0
         self._lock = threading.Lock()
 
-    def take(self) -> int | None:
+    def next_cta(self) -> int | None:
         """The index of the next CTA to run."""
         with self._lock:
             if self._next >= self.launch.ctas or self.failures or self.cancelled:
@@ -119,7 +119,7 @@ class _Threads:
 
     def work(self) -> None:
         """The loop of each thread."""
-        while (index := self.take()) is not None:
+        while (index := self.next_cta()) is not None:
             try:
                 self.run_one(index)
             except BaseException as error:  # raised again in the waiting thread
@@ -201,8 +201,8 @@ def run_grid(
     if communicates(launch.kernel):
         return _run_together(launch, engine, max(1, quantum // SHORTER), progress)
     count = len(os.sched_getaffinity(0)) if threads is None else threads
-    if launch.checker is not None and (launch.parts is None or not fits(launch)):
+    if launch.checker is not None and (launch.parts is None or not can_fork(launch)):
         count = 1
-    if launch.recorder is None and fits(launch):
+    if launch.recorder is None and can_fork(launch):
         return _run_apart(launch, engine, quantum, count, progress)
     return _Threads(launch, engine, quantum).run(min(count, launch.ctas), progress)

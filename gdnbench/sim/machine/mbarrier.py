@@ -25,11 +25,11 @@ from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import LANES, Argument, Lanes, Results, Values, Wait, Warp
 from gdnbench.sim.machine.memory import SharedMemory
 from gdnbench.sim.machine.operands import (
-    active,
-    constant,
-    distinct,
+    active_lanes,
+    distinct_operands,
     equal_operands,
-    one,
+    same_in_all_lanes,
+    scalar_operand,
     shared_address,
     wants_result,
 )
@@ -48,7 +48,7 @@ a peek with the wrong parity then succeeds before the other side has progressed.
 PARITY_SHIFT = 63
 BYTES = 8
 
-_ZERO, _ONE = constant(0), constant(1)
+_ZERO, _ONE = same_in_all_lanes(0), same_in_all_lanes(1)
 
 
 def _fault(message: str) -> KernelFault:
@@ -172,7 +172,9 @@ def describe(shared: SharedMemory, address: int, parity: int) -> str:
 def _init(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    for members, (address, count) in distinct(lanes, one(sources[0]), one(sources[1])):
+    for members, (address, count) in distinct_operands(
+        lanes, scalar_operand(sources[0]), scalar_operand(sources[1])
+    ):
         if len(members) > 1:
             cta.note(f"{len(members)} lanes initialise one mbarrier", ins)
         init(cta.shared, shared_address(address, ins), count & 0xFFFF_FFFF)
@@ -182,7 +184,7 @@ def _init(
 def _inval(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    for _, (address,) in distinct(lanes, one(sources[0])):
+    for _, (address,) in distinct_operands(lanes, scalar_operand(sources[0])):
         inval(cta.shared, shared_address(address, ins))
     return ()
 
@@ -194,8 +196,8 @@ def _arrive(
     shared = cta.shared
     drop = ins.op.startswith("mbarrier.arrive_drop")
     expects = ins.form.sync is Sync.ARRIVE_EXPECT
-    extra = one(sources[1]) if len(sources) > 1 else _ZERO if expects else _ONE
-    addresses = one(sources[0])
+    extra = scalar_operand(sources[1]) if len(sources) > 1 else _ZERO if expects else _ONE
+    addresses = scalar_operand(sources[0])
     same = equal_operands(lanes, addresses, extra)
     if same is not None and not ins.has("noComplete"):
         at, count, expect = shared_address(same[0], ins), *_counts(same[1], expects)
@@ -206,7 +208,7 @@ def _arrive(
             word = arrive(shared, at, count * members, expect=expect * members, drop=drop)
             return (_tokens(word, count, lanes, drop),) if ins.dests else ()
     state = np.zeros(LANES, np.uint64)
-    operands = zip(active(lanes), addresses[lanes].tolist(), extra[lanes].tolist(), strict=True)
+    operands = zip(active_lanes(lanes), addresses[lanes].tolist(), extra[lanes].tolist(), strict=True)
     for lane, address, operand in operands:
         at, count, expect = shared_address(address, ins), *_counts(operand, expects)
         before = shared.phase_cells[_slot(shared, at)]
@@ -232,7 +234,7 @@ def _transaction(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
     change = expect_tx if ins.form.sync is Sync.EXPECT else complete_tx
-    addresses, sizes = one(sources[0])[lanes].tolist(), one(sources[1])[lanes].tolist()
+    addresses, sizes = scalar_operand(sources[0])[lanes].tolist(), scalar_operand(sources[1])[lanes].tolist()
     for address, size in zip(addresses, sizes, strict=True):
         change(cta.shared, shared_address(address, ins), size & 0xFFFF_FFFF)
     return ()
@@ -244,9 +246,9 @@ def _wait(
     """test_wait and try_wait. Lanes that wait at several mbarriers continue together."""
     shared = cta.shared
     by_parity = ins.has("parity")
-    operands = (one(sources[0]), one(sources[1]))
+    operands = (scalar_operand(sources[0]), scalar_operand(sources[1]))
     same = equal_operands(lanes, *operands)
-    groups = distinct(lanes, *operands) if same is None else [(lanes, same)]
+    groups = distinct_operands(lanes, *operands) if same is None else [(lanes, same)]
     awaited: list[tuple[list[int] | Lanes, int, int]] = []
     for members, (address, operand) in groups:
         parity = operand & 0xFFFF_FFFF if by_parity else operand >> PARITY_SHIFT
@@ -286,7 +288,7 @@ def _answers_at_once(cta: Cta) -> bool:
 def _pending_count(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    return (one(sources[0]) & np.uint64(COUNT_MAX),)
+    return (scalar_operand(sources[0]) & np.uint64(COUNT_MAX),)
 
 
 HANDLERS: dict[str, Handler] = {

@@ -14,27 +14,27 @@ from gdnbench.sim.ptx.ir import Instruction, Sink
 SHARED_SPACES = ("shared", "shared::cta", "shared::cluster")
 
 
-def one(argument: Argument) -> Values:
+def scalar_operand(argument: Argument) -> Values:
     """A source with one value per lane."""
     assert isinstance(argument, np.ndarray)
     return argument
 
 
-def many(argument: Argument) -> tuple[Values, ...]:
+def vector_operand(argument: Argument) -> tuple[Values, ...]:
     """A source that is a vector, or an address with coordinates, as a tuple."""
     assert isinstance(argument, tuple)
     return argument
 
 
-def active(lanes: Lanes) -> list[int]:
+def active_lanes(lanes: Lanes) -> list[int]:
     """The indices of the active lanes, ascending."""
     indices: list[int] = np.flatnonzero(lanes).tolist()
     return indices
 
 
-def uniform(argument: Argument, lanes: Lanes, what: str) -> int:
+def uniform_value(argument: Argument, lanes: Lanes, what: str) -> int:
     """The value of an operand that all active lanes must agree on. Raises KernelFault if they differ."""
-    values = equal_operands(lanes, one(argument))
+    values = equal_operands(lanes, scalar_operand(argument))
     if values is None:
         raise KernelFault(FaultKind.DIVERGENCE, f"{what} differs between the lanes of a warp")
     return values[0]
@@ -56,15 +56,15 @@ def shared_address(address: int, ins: Instruction) -> int:
     return offset
 
 
-def distinct(lanes: Lanes, *arguments: Values) -> Iterator[tuple[list[int], tuple[int, ...]]]:
+def distinct_operands(lanes: Lanes, *arguments: Values) -> Iterator[tuple[list[int], tuple[int, ...]]]:
     """Group the active lanes by equal operands: (lanes, their operands), in the order of the first lane."""
     same = equal_operands(lanes, *arguments)
     if same is not None:
-        yield active(lanes), same
+        yield active_lanes(lanes), same
         return
     groups: dict[tuple[int, ...], list[int]] = {}
     columns = [argument[lanes].tolist() for argument in arguments]
-    for lane, *values in zip(active(lanes), *columns, strict=True):
+    for lane, *values in zip(active_lanes(lanes), *columns, strict=True):
         groups.setdefault(tuple(values), []).append(lane)
     for values_of_group, members in groups.items():
         yield members, values_of_group
@@ -86,7 +86,7 @@ def wants_result(ins: Instruction) -> bool:
     return any(not isinstance(register, Sink) for register in ins.written())
 
 
-def constant(value: int) -> Values:
+def same_in_all_lanes(value: int) -> Values:
     """One value in all lanes, read-only."""
     values = np.full(LANES, value, np.uint64)
     values.flags.writeable = False

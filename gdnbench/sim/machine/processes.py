@@ -72,7 +72,7 @@ class _Board:
         self._lock = os.pipe()
         os.write(self._lock[1], b".")
 
-    def take(self, end: int) -> int | None:
+    def next_cta(self, end: int) -> int | None:
         """The next CTA below `end`; None once a CTA has failed."""
         os.read(self._lock[0], 1)
         try:
@@ -93,7 +93,7 @@ class _Board:
             os.close(end)
 
 
-def fits(launch: Launch) -> bool:
+def can_fork(launch: Launch) -> bool:
     """True if the launch's memory can be copied for each worker and the system can fork."""
     total = sum(int(end) - int(base) for base, end in _intervals(launch))
     return hasattr(os, "fork") and total <= MAX_BYTES
@@ -157,7 +157,7 @@ def _run_share(launch: Launch, run_cta: RunCta, board: _Board, write: int) -> _S
     if launch.parts is not None:
         launch.parts.reset()
     total, failure = Counters(), None
-    while failure is None and (index := board.take(launch.ctas)) is not None:
+    while failure is None and (index := board.next_cta(launch.ctas)) is not None:
         try:
             total.merge(run_cta(index))
             _send(write, b"")

@@ -64,7 +64,7 @@ class Scheduler:
     def _turn(self, index: int) -> WarpState:
         warp, recorder = self.warps[index], self.cta.recorder
         before = warp.executed
-        self._states[index] = state = warp.run(self._quantum())
+        self._states[index] = state = warp.run_turn(self._quantum())
         if recorder is not None:
             blocked = warp.blocked() if state is WarpState.BLOCKED else ()
             recorder.turn(warp.warp.index, warp.executed - before, blocked)

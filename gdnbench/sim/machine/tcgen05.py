@@ -16,7 +16,7 @@ from gdnbench.sim.machine import mbarrier, tcgen05_access, tcgen05_copy, tcgen05
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
-from gdnbench.sim.machine.operands import shared_address, uniform
+from gdnbench.sim.machine.operands import shared_address, uniform_value
 from gdnbench.sim.machine.tcgen05_issue import STREAM, refuse_pairs, single_issuer, value
 from gdnbench.sim.machine.tmem import check_size, column_of
 from gdnbench.sim.ptx.ir import Instruction
@@ -27,8 +27,8 @@ def _allocate(
 ) -> Results | Wait:
     """alloc: waits while too few columns are free, then writes the address to shared memory."""
     refuse_pairs(ins)
-    address = shared_address(uniform(sources[0], lanes, "the address of tcgen05.alloc"), ins)
-    columns = uniform(sources[1], lanes, "nCols of tcgen05.alloc")
+    address = shared_address(uniform_value(sources[0], lanes, "the address of tcgen05.alloc"), ins)
+    columns = uniform_value(sources[1], lanes, "nCols of tcgen05.alloc")
     if address % 4:
         raise KernelFault(FaultKind.MISALIGNED, f"tcgen05.alloc writes to {address:#x}, no multiple of 4")
     check_size(columns)
@@ -38,7 +38,7 @@ def _allocate(
     if first is None:
         return Wait(
             lambda: tmem.find(columns) is not None,
-            lambda: f"tcgen05.alloc of {columns} columns; {tmem.held()}",
+            lambda: f"tcgen05.alloc of {columns} columns; {tmem.describe_allocations()}",
         )
     word[:] = np.array([first], np.uint32).view(np.uint8)
     cta.shared.written(address, 4)
@@ -63,8 +63,8 @@ def _deallocate(
     columns are freed at once and such an access is a fault.
     """
     refuse_pairs(ins)
-    address = uniform(sources[0], lanes, "the address of tcgen05.dealloc")
-    columns = uniform(sources[1], lanes, "nCols of tcgen05.dealloc")
+    address = uniform_value(sources[0], lanes, "the address of tcgen05.dealloc")
+    columns = uniform_value(sources[1], lanes, "nCols of tcgen05.dealloc")
     tmem = cta.tmem
     tmem.check_allocation(address, columns)
     if previous is None and cta.queue.schedule.kind == "late" and len(cta.barriers.live) > 1:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
-from gdnbench.sim.machine.operands import uniform
+from gdnbench.sim.machine.operands import uniform_value
 from gdnbench.sim.machine.tcgen05_fragment import REGISTERS, Fragment, fragment
 from gdnbench.sim.machine.tcgen05_issue import as_values, quarter_base
 from gdnbench.sim.machine.tmem import COLUMNS, POISON, TensorMemory, column_of
@@ -119,7 +119,7 @@ def cells_of(warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument
 
 def _operands(ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> tuple[int, int]:
     """The address, which must be equal in all lanes (PTX ISA 9.7.16.8.3), and immHalfSplitoff."""
-    address = uniform(sources[0], lanes, f"the address of {ins.name}")
+    address = uniform_value(sources[0], lanes, f"the address of {ins.name}")
     if "16x32bx2" not in ins.mods:
         return address, 0
     if len(ins.sources) < 2 or not isinstance(ins.sources[1], Immediate):

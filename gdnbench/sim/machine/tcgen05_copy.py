@@ -90,7 +90,7 @@ class _Copy:
             tmem = self.cta.tmem
             tmem.end_write(self.writer)
             tmem.require(self.column, self.column + self.columns, self.ins.name)
-            data = tcgen05_operand.read(self.cta.shared, self.gather, "the source")
+            data = tcgen05_operand.read_chunks(self.cta.shared, self.gather, "the source")
             where = slice(self.column, self.column + self.columns)
             tmem.cells[self.lanes, where] = data.view(np.uint32)
             tmem.valid[self.lanes, where] = True

@@ -22,7 +22,7 @@ from gdnbench.sim.machine.footprint import TmemBlock
 from gdnbench.sim.machine.tcgen05_descriptor import SUB_BYTE
 from gdnbench.sim.machine.tcgen05_issue import STREAM, refuse_pairs, single_issuer, value
 from gdnbench.sim.machine.tcgen05_operand import CHUNK
-from gdnbench.sim.machine.tcgen05_plan import A_COLUMNS, Matrix, Plan, plan
+from gdnbench.sim.machine.tcgen05_plan import A_COLUMNS, Matrix, Plan, plan_mma
 from gdnbench.sim.machine.tmem import TensorMemory, Writer
 from gdnbench.sim.ptx.ir import Address, Immediate, Instruction, Vector
 
@@ -80,19 +80,19 @@ class _Mma:
 
     def _write(self, tmem: TensorMemory, result: Codes) -> None:
         work = self.plan
-        cells = work.rows.of(tmem.cells, work.first, work.last)
+        cells = work.rows.view(tmem.cells, work.first, work.last)
         result = result.reshape(cells.shape)
         if self.enabled is None:
             cells[...] = result
             if tmem.track:
-                work.rows.of(tmem.valid, work.first, work.last)[...] = True
+                work.rows.view(tmem.valid, work.first, work.last)[...] = True
         else:
             rows = self._enabled_rows(self.enabled)
             cells[rows] = result[rows]
-            work.rows.of(tmem.valid, work.first, work.last)[rows] = True
+            work.rows.view(tmem.valid, work.first, work.last)[rows] = True
 
     def _enabled_rows(self, enabled: npt.NDArray[np.bool_]) -> npt.NDArray[np.generic]:
-        return self.plan.rows.of(enabled[:, None], 0, 1)[..., 0]
+        return self.plan.rows.view(enabled[:, None], 0, 1)[..., 0]
 
     def _input(self, tmem: TensorMemory) -> Codes | None:
         """D as the accumulator's input; None if the product does not accumulate."""
@@ -100,7 +100,7 @@ class _Mma:
         if not self.accumulate:
             return None
         if tmem.track:
-            valid = work.rows.of(tmem.valid, work.first, work.last)
+            valid = work.rows.view(tmem.valid, work.first, work.last)
             if self.enabled is not None:
                 valid = valid[self._enabled_rows(self.enabled)]
             if not valid.all():
@@ -109,7 +109,7 @@ class _Mma:
                     f"D in TMEM columns {work.first}..{work.last - 1} was never all written",
                 )
         shape = (work.descriptor.m, work.descriptor.n)
-        c = work.rows.of(tmem.cells, work.first, work.last).reshape(shape)
+        c = work.rows.view(tmem.cells, work.first, work.last).reshape(shape)
         if work.product.d == "f16":
             return c.astype(np.uint16)
         if self.scale:
@@ -119,7 +119,7 @@ class _Mma:
 
     def _from_shared(self, matrix: Matrix) -> Codes:
         assert matrix.gather is not None
-        data = tcgen05_operand.read(self.cta.shared, matrix.gather, matrix.name)
+        data = tcgen05_operand.read_chunks(self.cta.shared, matrix.gather, matrix.name)
         if matrix.format.name in SUB_BYTE:
             return _flip(_unpack(data, matrix.format.bits), matrix)
         codes = data.view(matrix.format.storage)
@@ -129,11 +129,11 @@ class _Mma:
         work, matrix = self.plan, self.plan.a
         first, last = matrix.column, matrix.column + A_COLUMNS
         tmem.require(first, last, "A")
-        if tmem.track and not work.rows.of(tmem.valid, first, last).all():
+        if tmem.track and not work.rows.view(tmem.valid, first, last).all():
             raise KernelFault(
                 FaultKind.UNINITIALISED, f"A in TMEM columns {first}..{last - 1} was never all written"
             )
-        words = work.rows.of(tmem.cells, first, last).reshape(work.descriptor.m, A_COLUMNS)
+        words = work.rows.view(tmem.cells, first, last).reshape(work.descriptor.m, A_COLUMNS)
         codes = np.ascontiguousarray(words).view(matrix.format.storage)
         if matrix.format.name in SUB_BYTE:
             # Eight-bit containers: four-bit codes in bits 2..5, six-bit codes in bits 0..5 (9.7.16.10.4.3).
@@ -163,7 +163,7 @@ def _issue(
     kind = _kind(ins.mods)
     lane = single_issuer(cta, ins, lanes, sources)
     d, a, b, idesc = (value(source, lane) for source in sources[:4])
-    work = plan(kind, idesc, d, a, isinstance(ins.sources[1], Address), b)
+    work = plan_mma(kind, idesc, d, a, isinstance(ins.sources[1], Address), b)
     rest, enabled = 4, None
     if isinstance(ins.sources[rest], Vector):
         enabled = _enabled(sources[rest], lane)

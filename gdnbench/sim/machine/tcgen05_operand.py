@@ -120,7 +120,7 @@ def check_bounds(shared: SharedMemory, gather: Gather, what: str) -> None:
         )
 
 
-def read(shared: SharedMemory, gather: Gather, what: str) -> npt.NDArray[np.uint8]:
+def read_chunks(shared: SharedMemory, gather: Gather, what: str) -> npt.NDArray[np.uint8]:
     """The chunks' current bytes: one row of the result per row of the table."""
     if shared.track:
         valid = shared.valid[gather.origin :].view(_CHUNK_TYPE).take(gather.table).view(np.bool_)

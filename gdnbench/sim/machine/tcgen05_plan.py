@@ -40,7 +40,7 @@ class Rows:
     m: int
     lane: int
 
-    def of(self, cells: npt.NDArray[np.generic], first: int, last: int) -> npt.NDArray[np.generic]:
+    def view(self, cells: npt.NDArray[np.generic], first: int, last: int) -> npt.NDArray[np.generic]:
         """A view of the rows of columns [first, last); its last axis is the columns."""
         if self.m == LANES:
             return cells[:, first:last]
@@ -82,7 +82,7 @@ class Plan:
 
 
 @lru_cache(maxsize=1 << 16)
-def plan(kind: str, idesc: int, d: int, a: int, a_in_tmem: bool, b: int) -> Plan:
+def plan_mma(kind: str, idesc: int, d: int, a: int, a_in_tmem: bool, b: int) -> Plan:
     """The product of these descriptors and addresses. Raises KernelFault if one of them is illegal."""
     descriptor = decode_instruction(idesc, kind)
     lane = lane_of(d)
@@ -134,7 +134,7 @@ def _in_tmem(address: int, lane: int, d: InstructionDescriptor) -> Matrix:
 @cache
 def _lanes_of(m: int, lane: int) -> npt.NDArray[np.bool_]:
     mask = np.zeros(LANES, bool)
-    Rows(m, lane).of(mask[:, None], 0, 1)[...] = True
+    Rows(m, lane).view(mask[:, None], 0, 1)[...] = True
     mask.setflags(write=False)
     return mask
 

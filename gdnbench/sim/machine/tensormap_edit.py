@@ -19,7 +19,7 @@ from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.memory import Bytes, resolve
-from gdnbench.sim.machine.operands import active, one, uniform
+from gdnbench.sim.machine.operands import active_lanes, scalar_operand, uniform_value
 from gdnbench.sim.machine.tensormap import (
     ELEMENT_TYPES,
     ENCODED_BYTES,
@@ -146,10 +146,10 @@ def _replace(
     """PTX ISA, "tensormap.replace": every active lane edits the map at its own address."""
     (field,) = _FIELDS.intersection(ins.mods)
     by_dimension = field in _ORDINAL_FIELDS
-    ordinal = uniform(sources[1], lanes, "the ordinal") if by_dimension else 0
+    ordinal = uniform_value(sources[1], lanes, "the ordinal") if by_dimension else 0
     mask = (1 << (64 if ins.types == ("b64",) else 32)) - 1
-    addresses, values = one(sources[0]), one(sources[2 if by_dimension else 1])
-    for lane in active(lanes):
+    addresses, values = scalar_operand(sources[0]), scalar_operand(sources[2 if by_dimension else 1])
+    for lane in active_lanes(lanes):
         target = _map(cta, ins, int(addresses[lane]))
         value = int(values[lane]) & mask
         target[:ENCODED_BYTES] = np.frombuffer(
@@ -162,9 +162,9 @@ def _copy_and_fence(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
     """PTX ISA, "tensormap.cp_fenceproxy": the warp copies one map from shared to global memory."""
-    target = uniform(sources[0], lanes, "the destination")
-    source = uniform(sources[1], lanes, "the source")
-    _check_size(ins, uniform(sources[2], lanes, "the size"))
+    target = uniform_value(sources[0], lanes, "the destination")
+    source = uniform_value(sources[1], lanes, "the source")
+    _check_size(ins, uniform_value(sources[2], lanes, "the size"))
     for what, address in (("destination", target), ("source", source)):
         if address % MAP_ALIGN:
             raise KernelFault(
@@ -181,9 +181,9 @@ def _fence(
     if not ins.has("cta", "cluster", "gpu", "sys") or ins.has("acquire") == ins.has("release"):
         raise UnsupportedError(ins.name)
     if ins.has("acquire"):
-        _check_size(ins, uniform(sources[1], lanes, "the size"))
-        for lane in active(lanes):
-            space, address = resolve(int(one(sources[0])[lane]))
+        _check_size(ins, uniform_value(sources[1], lanes, "the size"))
+        for lane in active_lanes(lanes):
+            space, address = resolve(int(scalar_operand(sources[0])[lane]))
             if space == "global":
                 cta.memory.check(address, TENSORMAP_BYTES)
     return ()

@@ -21,12 +21,18 @@ import numpy.typing as npt
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine import mbarrier
 from gdnbench.sim.machine.async_queue import AsyncOperation
-from gdnbench.sim.machine.bulk import count, operations, placed, refuse_unknown, start
+from gdnbench.sim.machine.bulk import (
+    count_traffic,
+    issued_operations,
+    refuse_unknown,
+    submit_bulk,
+    with_place,
+)
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.footprint import Chunks, Strided
 from gdnbench.sim.machine.memory import POISON, Bytes, resolve
-from gdnbench.sim.machine.operands import SHARED_SPACES, many, one
+from gdnbench.sim.machine.operands import SHARED_SPACES, scalar_operand, vector_operand
 from gdnbench.sim.machine.reduce import OPERATIONS, reduce
 from gdnbench.sim.machine.tensor_elements import converted, fill
 from gdnbench.sim.machine.tensormap import (
@@ -185,15 +191,15 @@ def _tensor_copy(
     distinguishes loads from stores."""
     if isinstance(sources[0], tuple):
         refuse_unknown(ins, _STORE | OPERATIONS if ins.form.reduces else _STORE)
-        descriptor, *coordinates = many(sources[0])
-        arguments = (one(sources[1]), descriptor, *coordinates)
-        for members, (shared, address, *where) in operations(cta, ins, lanes, *arguments):
+        descriptor, *coordinates = vector_operand(sources[0])
+        arguments = (scalar_operand(sources[1]), descriptor, *coordinates)
+        for members, (shared, address, *where) in issued_operations(cta, ins, lanes, *arguments):
             _store(cta, warp, ins, members, shared, address, tuple(map(_signed, where)))
         return ()
     refuse_unknown(ins, _LOAD)
-    descriptor, *coordinates = many(sources[1])
-    arguments = (one(sources[0]), one(sources[2]), descriptor, *coordinates)
-    for members, (shared, barrier, address, *where) in operations(cta, ins, lanes, *arguments):
+    descriptor, *coordinates = vector_operand(sources[1])
+    arguments = (scalar_operand(sources[0]), scalar_operand(sources[2]), descriptor, *coordinates)
+    for members, (shared, barrier, address, *where) in issued_operations(cta, ins, lanes, *arguments):
         _load(cta, warp, ins, members, shared, barrier, address, tuple(map(_signed, where)))
     return ()
 
@@ -231,14 +237,14 @@ def _load(
 
     operation = AsyncOperation(
         ins.op,
-        land=placed(ins, land),
+        land=with_place(ins, land),
         read=read,
         signals=(barrier,),
         reads=(_in_tensor(box),),
         writes=(Chunks(order, UNIT),),
     )
-    start(cta, warp, ins, members, operation, lambda: units.__setitem__(order, _POISON_UNIT))
-    count(cta, "global", "shared", box.size)
+    submit_bulk(cta, warp, ins, members, operation, lambda: units.__setitem__(order, _POISON_UNIT))
+    count_traffic(cta, "global", "shared", box.size)
 
 
 def _store(
@@ -284,13 +290,13 @@ def _store(
 
     operation = AsyncOperation(
         ins.op,
-        land=placed(ins, land),
-        read=placed(ins, read),
+        land=with_place(ins, land),
+        read=with_place(ins, read),
         reads=(Chunks(order, UNIT, shape=box.shape, inside=box.inside),),
         writes=(_in_tensor(box),),
     )
-    start(cta, warp, ins, members, operation, None if reducing else poison)
-    count(cta, "shared", "global", box.size + sum(memory.size for _, memory in beyond))
+    submit_bulk(cta, warp, ins, members, operation, None if reducing else poison)
+    count_traffic(cta, "shared", "global", box.size + sum(memory.size for _, memory in beyond))
 
 
 def _beyond(cta: Cta, ins: Instruction, box: Box) -> list[tuple[tuple[int | slice, ...], Bytes]]:
@@ -335,8 +341,8 @@ def _prefetch(
 ) -> Results:
     """A prefetch into L2 changes no value; its tensor map must be valid."""
     refuse_unknown(ins, _COMMON | {"L2"})
-    descriptor, *_ = many(sources[0])
-    for _, (address,) in operations(cta, ins, lanes, descriptor):
+    descriptor, *_ = vector_operand(sources[0])
+    for _, (address,) in issued_operations(cta, ins, lanes, descriptor):
         _descriptor(cta, address)
     return ()
 

@@ -101,7 +101,8 @@ class TensorMemory:
         if lane_of(address) != 0 or self.allocations.get(first) != columns:
             raise KernelFault(
                 FaultKind.TMEM_ALLOCATION,
-                f"tcgen05.dealloc of {columns} columns at 0x{address:08x}, no allocation; {self.held()}",
+                f"tcgen05.dealloc of {columns} columns at 0x{address:08x}, no allocation; "
+                f"{self.describe_allocations()}",
             )
         if self.busy[first : first + columns].any():
             raise KernelFault(
@@ -119,7 +120,7 @@ class TensorMemory:
         self.valid[:, first : first + columns] = False
         self.cells[:, first : first + columns] = POISON
 
-    def held(self) -> str:
+    def describe_allocations(self) -> str:
         """The allocations, for messages."""
         if not self.allocations:
             return "nothing is allocated"
@@ -130,7 +131,8 @@ class TensorMemory:
         """Raises KernelFault unless columns [first, last) are allocated."""
         if last > COLUMNS or not self.allocated[first:last].all():
             raise KernelFault(
-                FaultKind.TMEM_ACCESS, f"{what} of TMEM columns {first}..{last - 1}; {self.held()}"
+                FaultKind.TMEM_ACCESS,
+                f"{what} of TMEM columns {first}..{last - 1}; {self.describe_allocations()}",
             )
         for start, used in self.ending.items():
             if start < last and first < start + self.allocations[start]:
@@ -157,7 +159,9 @@ class TensorMemory:
         if self.allocations:
             place = self.places[min(self.allocations)]
             raise KernelFault(
-                FaultKind.TMEM_LEAK, f"the CTA exits without tcgen05.dealloc; {self.held()}", place
+                FaultKind.TMEM_LEAK,
+                f"the CTA exits without tcgen05.dealloc; {self.describe_allocations()}",
+                place,
             )
 
 

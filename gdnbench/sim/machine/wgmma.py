@@ -27,7 +27,7 @@ from gdnbench.sim.machine.engine_interface import (
     Warp,
     Words,
 )
-from gdnbench.sim.machine.operands import uniform
+from gdnbench.sim.machine.operands import uniform_value
 from gdnbench.sim.machine.tcgen05_operand import Gather
 from gdnbench.sim.machine.wgmma_form import OP, Form, M
 from gdnbench.sim.machine.wgmma_fragment import (
@@ -53,7 +53,7 @@ def _fence(
     _whole_warp(warp, ins)
     groups = cta.warpgroups
     assert warp.registers is not None
-    groups.state(warp).seen = warp.registers.take(groups.forms.named)
+    groups.state(warp).seen = warp.registers.read_words(groups.forms.named)
     return ()
 
 
@@ -89,9 +89,9 @@ def _issue(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
     in_registers = cta.warpgroups.forms.by_pc[ins.pc].a is not None
-    a = 0 if in_registers else uniform(sources[0], lanes, "the descriptor of A")
-    b = uniform(sources[1], lanes, "the descriptor of B")
-    accumulate = bool(uniform(sources[2], lanes, "scale-d"))
+    a = 0 if in_registers else uniform_value(sources[0], lanes, "the descriptor of A")
+    b = uniform_value(sources[1], lanes, "the descriptor of B")
+    accumulate = bool(uniform_value(sources[2], lanes, "scale-d"))
     issue(cta, warp, ins, Operands(a, b, accumulate))
     return WRITTEN
 
@@ -109,15 +109,15 @@ def _share(cta: Cta, warp: Warp, ins: Instruction, form: Form, state: WarpState,
     assert registers is not None
     a = None
     if form.a is not None:
-        a = registers.take(form.a)
+        a = registers.read_words(form.a)
         _fenced(cta, state, form.a, a, ins)
-    held = registers.take(form.d)
+    held = registers.read_words(form.d)
     flight = state.live.get(int(held[0, 0]))
     if flight is not None and flight.holds(held):
         _same_shape(ins, form, flight)
         if flight.homes[-1] is not form.d:
             flight.homes.append(form.d)
-            registers.launch(form.d, flight, ins)
+            registers.mark_in_flight(form.d, flight, ins)
         return Share(warp, flight, a, None)
     if groups.in_flight(state, held):
         raise KernelFault(
@@ -129,15 +129,15 @@ def _share(cta: Cta, warp: Warp, ins: Instruction, form: Form, state: WarpState,
     if passed_on and latest is not None and latest.waits:
         _same_shape(ins, form, latest)
     if accumulate and not passed_on and not state.moved_here(form, held):
-        registers.require(form.d)
+        registers.require_written(form.d)
         _fenced(cta, state, form.d, held, ins)
     if latest is not None:
         latest.superseded = True
     flight = groups.fly(form, ins.place)
     state.live[int(flight.tokens[0])] = flight
     state.latest[form.d] = flight
-    registers.put(form.d, flight.image)
-    registers.launch(form.d, flight, ins)
+    registers.write_words(form.d, flight.image)
+    registers.mark_in_flight(form.d, flight, ins)
     return Share(warp, flight, a, held if accumulate else None)
 
 
@@ -270,7 +270,7 @@ def _settle(cta: Cta, warp: Warp, products: list[GroupProduct]) -> None:
         share = product.shares[warp.index % WARPS]
         assert share is not None
         if share.a is not None and product.form.a is not None:
-            held = registers.take(product.form.a)
+            held = registers.read_words(product.form.a)
             groups.refuse_writes(product.form.a, held, share.a, "of A is written", product.ins.place)
         share.flight.waits -= 1
         flights[share.flight] = None
@@ -278,7 +278,7 @@ def _settle(cta: Cta, warp: Warp, products: list[GroupProduct]) -> None:
         groups.check_accumulators(warp, flight)
         if not flight.waits:
             groups.state(warp).landed.pop(flight, None)
-            registers.settle(flight)
+            registers.mark_landed(flight)
 
 
 HANDLERS: dict[str, Handler] = {

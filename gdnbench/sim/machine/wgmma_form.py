@@ -144,7 +144,7 @@ class Forms:
     by_halves: frozenset[int]
 
     @classmethod
-    def of(cls, kernel: Kernel) -> Forms:
+    def collect(cls, kernel: Kernel) -> Forms:
         by_pc: dict[int, Form] = {}
         lists: Lists = {}
         for ins in kernel.instructions:

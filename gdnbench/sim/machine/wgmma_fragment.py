@@ -95,7 +95,7 @@ def locate(bits: int, mn_major: bool, rows: int, k: int, element: int) -> Gather
 
 def read_matrix(shared: SharedMemory, gather: Gather, mn_major: bool, form: Format, what: str) -> Codes:
     """The matrix [rows, k] with the current contents of shared memory."""
-    codes: Codes = tcgen05_operand.read(shared, gather, what).view(form.storage)
+    codes: Codes = tcgen05_operand.read_chunks(shared, gather, what).view(form.storage)
     return np.ascontiguousarray(codes.T) if mn_major else codes
 
 

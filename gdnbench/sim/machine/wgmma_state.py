@@ -172,7 +172,7 @@ class Warpgroups:
         assert warp.registers is not None
         home = flight.homes[-1]
         expected = flight.image if flight.words is None else flight.words
-        self.refuse_writes(home, warp.registers.take(home), expected, "is written", flight.place)
+        self.refuse_writes(home, warp.registers.read_words(home), expected, "is written", flight.place)
 
     def refuse_writes(
         self, registers: RegisterList, held: Words, expected: Words, how: str, place: Place
@@ -200,15 +200,15 @@ class Warpgroups:
         state.live.pop(int(flight.tokens[0]), None)
         state.landed[flight] = None
         for home in flight.homes:
-            held = registers.take(home)
+            held = registers.read_words(home)
             if flight.holds(held):
-                registers.put(home, words)
+                registers.write_words(home, words)
             else:
-                registers.put(home, np.where(held == flight.image, words, held))
+                registers.write_words(home, np.where(held == flight.image, words, held))
             for row, register in enumerate(home.registers):
                 for copy in forms.moved_to.get(register.index, ()):
                     halves = copy.bits == 16 or copy.index in of_halves
-                    registers.replace(copy, int(flight.tokens[row]), words[row], halves)
+                    registers.replace_token(copy, int(flight.tokens[row]), words[row], halves)
 
     def in_flight(self, state: WarpState, held: Words) -> bool:
         """Whether registers contain a token of a flight."""

@@ -7,7 +7,7 @@ from gdnbench.sim.ptx.forms import OTHER
 from gdnbench.sim.ptx.instructions import ROWS
 
 
-def class_of(counted: str) -> str:
+def counter_class(counted: str) -> str:
     """The class of a counter name of `machine.counters.counted_as`: an opcode, with its first type where the
     type decides the class. "other" for hints, launch control and unknown opcodes."""
     op, types = isa.split(counted)

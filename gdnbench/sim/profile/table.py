@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from gdnbench.sim.profile.classes import class_of
+from gdnbench.sim.profile.classes import counter_class
 from gdnbench.sim.profile.recorder import LaunchRecord
 from gdnbench.sim.profile.roles import role
 
@@ -14,7 +14,7 @@ def by_class(instructions: Mapping[str, int]) -> Counter[str]:
     """Counts of warp instructions by class, from counts by opcode."""
     classes: Counter[str] = Counter()
     for op, count in instructions.items():
-        classes[class_of(op)] += count
+        classes[counter_class(op)] += count
     return classes
 
 

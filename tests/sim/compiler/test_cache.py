@@ -148,14 +148,14 @@ def test_a_change_of_any_source_that_decides_the_code_is_another_key(
 
 
 def test_the_key_depends_on_all_that_decides_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = native.key("text", "k")
-    assert native.key("text", "k") == before
-    assert native.key("text", "l") != before
+    before = native.cache_key("text", "k")
+    assert native.cache_key("text", "k") == before
+    assert native.cache_key("text", "l") != before
     monkeypatch.setattr(native, "_host", lambda: ("another-cpu", "+sse2"))
-    assert native.key("text", "k") != before
+    assert native.cache_key("text", "k") != before
     monkeypatch.undo()
     monkeypatch.setattr(native, "_VERSION", b"another engine")
-    assert native.key("text", "k") != before
+    assert native.cache_key("text", "k") != before
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602])
@@ -185,9 +185,9 @@ def test_entries_unused_for_longest_go(tmp_path: Path, monkeypatch: pytest.Monke
     folder = native.CACHE.directory()
     entry = native.Compiled(b"code", {})
     for number in range(10):
-        native.keep(f"{number}", entry)
+        native.write_cached(f"{number}", entry)
         os.utime(folder / f"{number}", (number, number))
     monkeypatch.setattr(artifact_cache, "MAX_BYTES", 10 * (folder / "0").stat().st_size)
-    assert native.fetch("0") == entry  # used: now the youngest
-    native.keep("x", entry)
+    assert native.read_cached("0") == entry  # used: now the youngest
+    native.write_cached("x", entry)
     assert {path.name for path in folder.iterdir()} == {"0", "3", "4", "5", "6", "7", "8", "9", "x"}

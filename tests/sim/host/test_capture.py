@@ -393,4 +393,4 @@ def test_missing_symbols_are_named_before_anything_is_linked() -> None:
     )
     runtime = Runtime("", device_for("sm_100a"), lambda _: [])
     with pytest.raises(ExportError, match=r": _cudaOfTomorrow$"):
-        loader.load(machine.emit_object(module), runtime)
+        loader.load_host_object(machine.emit_object(module), runtime)

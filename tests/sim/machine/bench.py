@@ -161,7 +161,7 @@ class ScriptWarp:
     def executed(self) -> int:
         return self._executed
 
-    def run(self, quantum: int) -> WarpState:
+    def run_turn(self, quantum: int) -> WarpState:
         for _ in range(quantum):
             if self._at == len(self.actions):
                 self.warp.exists[:] = False

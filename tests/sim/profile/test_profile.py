@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gdnbench.sim.machine.counters import counted_as
-from gdnbench.sim.profile.classes import class_of
+from gdnbench.sim.profile.classes import counter_class
 from gdnbench.sim.profile.roles import OTHER as COMPUTE
 from gdnbench.sim.profile.roles import role
 from gdnbench.sim.profile.table import by_class, profile_table, waits_by_role
@@ -171,12 +171,12 @@ def test_the_trace_is_what_perfetto_reads(run: RunResult, tmp_path: Path) -> Non
     ],
 )
 def test_classes(opcode: str, name: str) -> None:
-    assert class_of(opcode) == name
+    assert counter_class(opcode) == name
 
 
 def test_every_engine_opcode_has_a_class() -> None:
     engine = [op for op, rows in ROWS.items() if rows[0].traits.owner is Owner.ENGINE]
-    assert [op for op in engine if class_of(op) == OTHER] == []
+    assert [op for op in engine if counter_class(op) == OTHER] == []
 
 
 def test_what_is_counted_keeps_the_type_of_arithmetic_only() -> None:
