@@ -109,7 +109,7 @@ def sources() -> list[Source]:
 
 
 def source_of(threads: int, unroll: int, no_allocate: bool) -> Source:
-    return Source.of(
+    return Source.create(
         "memory_ceiling.move",
         "gdnbench_kernels.memory_ceiling:build",
         threads=threads,

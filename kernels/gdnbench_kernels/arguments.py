@@ -20,14 +20,18 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def fits(tensor: Tensor, align: int) -> bool:
+def is_contiguous_aligned(tensor: Tensor, align: int) -> bool:
     """Whether a kernel can take this tensor: contiguous, with its first element aligned to `align` bytes."""
     return tensor.is_contiguous() and tensor.data_ptr() % align == 0
 
 
-def held(tensor: Tensor, align: int) -> Tensor:
+def contiguous_aligned(tensor: Tensor, align: int) -> Tensor:
     """The tensor itself if a kernel can take it, else a contiguous, aligned copy."""
-    return tensor if fits(tensor, align) else tensor.clone(memory_format=torch.contiguous_format)
+    return (
+        tensor
+        if is_contiguous_aligned(tensor, align)
+        else tensor.clone(memory_format=torch.contiguous_format)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class Output:
     given: Tensor | None
 
     @classmethod
-    def of(
+    def allocate(
         cls,
         given: Tensor | None,
         shape: Sequence[int],
@@ -48,7 +52,7 @@ class Output:
         align: int,
     ) -> Output:
         """Use `given`, which has that shape, dtype and device, or allocate a new tensor if it is None."""
-        if given is not None and fits(given, align):
+        if given is not None and is_contiguous_aligned(given, align):
             return cls(given, given)
         return cls(torch.empty(tuple(shape), dtype=dtype, device=device), given)
 

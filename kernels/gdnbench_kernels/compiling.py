@@ -5,7 +5,7 @@ A `Source` names a kernel and its options; `program` compiles it, or finds it in
 what runs it; the default is CUDA, on torch's current device and stream.
 
     target = "gdnbench_kernels.gdn_prefill.sources:build_output"
-    source = Source.of("gdn_prefill.chunk_output", target, heads=2, value_heads=4)
+    source = Source.create("gdn_prefill.chunk_output", target, heads=2, value_heads=4)
     program(source)(q, k, ...)
 
 Importing this module needs neither CuTe DSL nor a GPU. Compiling needs CuTe DSL and no GPU.
@@ -83,7 +83,7 @@ class Source:
     options: tuple[tuple[str, Option], ...] = ()
 
     @staticmethod
-    def of(name: str, target: str, **options: Option) -> Source:
+    def create(name: str, target: str, **options: Option) -> Source:
         return Source(name, target, tuple(sorted(options.items())))
 
     @property
@@ -286,7 +286,7 @@ def _write_whole(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def load(path: Path) -> Program:
+def load_program(path: Path) -> Program:
     """The program whose record `export` wrote to `path`. Raises LoadError unless all its files are
     unchanged."""
     try:

@@ -33,7 +33,7 @@ NO_DISPATCH = {"FLA_FLASH_QLA": "0", "FLA_DISABLE_BACKEND_DISPATCH": "1"}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def taking(bind: Callable[..., Any]) -> Callable[[Function], Function]:
+def with_signature_of(bind: Callable[..., Any]) -> Callable[[Function], Function]:
     """Gives a function of `**call` the signature of `bind`, from which callers know what to pass."""
 
     def mark(function: Function) -> Function:
@@ -87,7 +87,7 @@ def _missing(distribution: str, package: str, error: ImportError) -> ImportError
     return ImportError(f"{distribution} cannot be imported ({error}): {INSTALL}")
 
 
-class Later(Mapping[str, Tensor]):
+class LazyOutputs(Mapping[str, Tensor]):
     """The outputs of a launch, by contract name, converted to the contract's form at first access: timed
     launches never access them."""
 
@@ -116,16 +116,16 @@ class PeerLaunch:
         self._finish = finish
         self.result: Any = None
 
-    def __call__(self) -> Later:
+    def __call__(self) -> LazyOutputs:
         with torch.no_grad():
             self.result = self._call()
-        return Later(partial(self._finish, self.result))
+        return LazyOutputs(partial(self._finish, self.result))
 
 
 _warm: set[Hashable] = set()
 
 
-def kind(peer: str, call: Mapping[str, Any]) -> Hashable:
+def call_kind(peer: str, call: Mapping[str, Any]) -> Hashable:
     """The properties of a call for which peers compile and tune: everything except the tensors' values and
     addresses; of the addresses only the alignment."""
     return peer, *(
@@ -136,7 +136,7 @@ def kind(peer: str, call: Mapping[str, Any]) -> Hashable:
     )
 
 
-def warmed(
+def warmed_up(
     launch: PeerLaunch,
     pool: Tensor | None = None,
     slots: Tensor | None = None,
@@ -155,24 +155,24 @@ def warmed(
     return launch
 
 
-def held(tensor: Tensor) -> Tensor:
+def contiguous_aligned(tensor: Tensor) -> Tensor:
     """The tensor itself if a peer can take it, else a contiguous, aligned copy."""
-    return arguments.held(tensor, ALIGN)
+    return arguments.contiguous_aligned(tensor, ALIGN)
 
 
 def output_of(given: Tensor | None, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Output:
     """The caller's output if a peer can write to it, else a new one."""
-    return Output.of(given, shape, dtype, device, ALIGN)
+    return Output.allocate(given, shape, dtype, device, ALIGN)
 
 
-def take_dtypes(peer: str, name: str, tensor: Tensor | None, *taken: torch.dtype) -> None:
+def require_dtypes(peer: str, name: str, tensor: Tensor | None, *taken: torch.dtype) -> None:
     """Raises NotImplementedError if the tensor is given and has none of those dtypes."""
     if tensor is not None and tensor.dtype not in taken:
         names = " or ".join(map(dtype_name, taken))
         raise NotImplementedError(f"{peer} takes {name} as {names}, not as {dtype_name(tensor.dtype)}")
 
 
-def take_dims(peer: str, k: Tensor, v: Tensor, size: int) -> None:
+def require_dims(peer: str, k: Tensor, v: Tensor, size: int) -> None:
     """Raises NotImplementedError unless K and V are both `size`."""
     if k.shape[-1] != size or v.shape[-1] != size:
         raise NotImplementedError(f"{peer} takes K = V = {size}, not K = {k.shape[-1]} and V = {v.shape[-1]}")

@@ -36,6 +36,6 @@ def sizes(name: str, label: str, values: Iterable[Tensor]) -> Ranges | None:
     return Ranges(name, label, {"rms": math.sqrt(squares / count), "max abs": float(largest)})
 
 
-def there(ranges: Iterable[Ranges | None]) -> tuple[Ranges, ...]:
+def present_ranges(ranges: Iterable[Ranges | None]) -> tuple[Ranges, ...]:
     """The ranges that are not None."""
     return tuple(one for one in ranges if one is not None)

@@ -24,7 +24,7 @@ class Arithmetic:
         return x.to(self.stored)
 
 
-def served(dtype: torch.dtype) -> Arithmetic:
+def tensor_core_arithmetic(dtype: torch.dtype) -> Arithmetic:
     """The arithmetic of tensor cores with operands of `dtype`: exact products, fp32 sums, rounded to
     `dtype`."""
     return Arithmetic(torch.float32, dtype)

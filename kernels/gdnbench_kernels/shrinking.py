@@ -47,7 +47,7 @@ class Shrinking:
     rows, by pool. None without pools."""
 
 
-def take(tensor: Tensor, axis: int, units: Sequence[int]) -> Tensor:
+def take_units(tensor: Tensor, axis: int, units: Sequence[int]) -> Tensor:
     """The `units` of one axis, as a contiguous copy with the same bits."""
     index = torch.tensor(list(units), dtype=torch.long)
     if tensor.element_size() == 1:  # torch cannot index fp8
@@ -55,7 +55,9 @@ def take(tensor: Tensor, axis: int, units: Sequence[int]) -> Tensor:
     return tensor.index_select(axis, index)
 
 
-def select(call: Call, specs: Sequence[TensorSpec], kept: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+def select_units(
+    call: Call, specs: Sequence[TensorSpec], kept: Mapping[str, Sequence[int]]
+) -> dict[str, Tensor]:
     """The tensors of `call` with only the kept units of every axis in `kept`."""
     tensors = dict(call.tensors)
     for spec in specs:
@@ -63,7 +65,7 @@ def select(call: Call, specs: Sequence[TensorSpec], kept: Mapping[str, Sequence[
             continue
         for axis, symbol in enumerate(spec.axes_in(call.conventions)):
             if symbol in kept and list(kept[symbol]) != list(range(tensors[spec.name].shape[axis])):
-                tensors[spec.name] = take(tensors[spec.name], axis, kept[symbol])
+                tensors[spec.name] = take_units(tensors[spec.name], axis, kept[symbol])
     return tensors
 
 
@@ -73,7 +75,9 @@ def with_tensors(call: Call, tensors: Mapping[str, Tensor]) -> Call:
 
 def axis_of(operation: Operation, call: Call, name: str, symbol: str, units: int) -> Axis:
     """Units of the axis `symbol` in every tensor that has it; nothing else depends on them."""
-    return Axis(name, units, lambda kept: with_tensors(call, select(call, operation.tensors, {symbol: kept})))
+    return Axis(
+        name, units, lambda kept: with_tensors(call, select_units(call, operation.tensors, {symbol: kept}))
+    )
 
 
 def head_axes(operation: Operation, call: Call, key_heads: int, value_heads: int) -> tuple[Axis, Axis]:
@@ -82,11 +86,11 @@ def head_axes(operation: Operation, call: Call, key_heads: int, value_heads: int
 
     def keep_groups(kept: Sequence[int]) -> Call:
         values = [head * group + place for head in kept for place in range(group)]
-        return with_tensors(call, select(call, operation.tensors, {"H": kept, "Hv": values}))
+        return with_tensors(call, select_units(call, operation.tensors, {"H": kept, "Hv": values}))
 
     def keep_places(kept: Sequence[int]) -> Call:
         values = [head * group + place for head in range(key_heads) for place in kept]
-        return with_tensors(call, select(call, operation.tensors, {"Hv": values}))
+        return with_tensors(call, select_units(call, operation.tensors, {"Hv": values}))
 
     return Axis("key heads", key_heads, keep_groups), Axis("value heads a key head", group, keep_places)
 
@@ -126,7 +130,7 @@ def pool_axis(
         rows = torch.cat([touched, spare[list(kept)]]).sort().values
         stored = {pool: rows, **follow(rows)}
         places = renumber(call, {one: of.tolist() for one, of in stored.items()})
-        pools = {one: take(call.tensors[one], 0, of.tolist()) for one, of in stored.items()}
+        pools = {one: take_units(call.tensors[one], 0, of.tolist()) for one, of in stored.items()}
         return with_tensors(call, {**call.tensors, **places, **pools})
 
     return Axis(name, len(spare), keep, least=0, of_pool=True)

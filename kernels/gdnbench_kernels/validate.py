@@ -142,7 +142,7 @@ def first_true(mask: Tensor) -> tuple[int, ...] | None:
     return tuple(int(index) for index in torch.nonzero(mask)[0])
 
 
-def at(name: str, position: Sequence[int]) -> str:
+def element_name(name: str, position: Sequence[int]) -> str:
     """`name[position]`, as in error messages."""
     return f"{name}[{', '.join(map(str, position))}]"
 
@@ -153,7 +153,9 @@ def check_range(op: str, call: Call, name: str, low: float, high: float) -> None
     found = first_true(values.isfinite() & ((values < low) | (values > high)))
     if found is not None:
         value = float(values[found])
-        raise ContractError(f"{op}: {at(name, found)} is {value:.9g}; it must lie in [{low:g}, {high:g}]")
+        raise ContractError(
+            f"{op}: {element_name(name, found)} is {value:.9g}; it must lie in [{low:g}, {high:g}]"
+        )
 
 
 def check_integers(op: str, call: Call, name: str, expected: Tensor, why: str) -> None:
@@ -163,5 +165,6 @@ def check_integers(op: str, call: Call, name: str, expected: Tensor, why: str) -
     found = first_true(values != expected)
     if found is not None:
         raise ContractError(
-            f"{op}: {at(name, found)} is {int(values[found])}; {why} makes it {int(expected[found])}"
+            f"{op}: {element_name(name, found)} is {int(values[found])}; {why} makes it"
+            f" {int(expected[found])}"
         )

@@ -33,6 +33,6 @@ def reciprocal(x: Any) -> Any:
     )
 
 
-def pick(condition: Any, one: Any, other: Any) -> Any:
+def select_value(condition: Any, one: Any, other: Any) -> Any:
     """`one` if the condition holds, else `other`; the result has the type of `one`."""
     return type(one)(cutlass.select_(condition, one, other))

@@ -18,14 +18,14 @@ from gdnbench_kernels.gdn_prefill.chunks import gather_chunks, scatter_chunks
 from gdnbench_kernels.gdn_prefill.contract import OPERATION, plan_of
 from gdnbench_kernels.gdn_prefill.sources import build_output
 from gdnbench_kernels.gdn_prefill.synth import synth
-from gdnbench_kernels.rounding import EXACT, Arithmetic, served
+from gdnbench_kernels.rounding import EXACT, Arithmetic, tensor_core_arithmetic
 from gdnbench_kernels.run import run_kernel
 from tests.subset import quick
 
 LENGTHS = (1, 63, 64, 65, 0, 127, 129)
 SCALE = 128**-0.5
 POISON = torch.nan
-BF16 = served(torch.bfloat16)
+BF16 = tensor_core_arithmetic(torch.bfloat16)
 
 
 @cache

@@ -19,14 +19,14 @@ from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, gather_chunks
 from gdnbench_kernels.gdn_prefill.contract import OPERATION, plan_of
 from gdnbench_kernels.gdn_prefill.sources import StateDtype, build_state
 from gdnbench_kernels.gdn_prefill.synth import synth
-from gdnbench_kernels.rounding import EXACT, Arithmetic, served
+from gdnbench_kernels.rounding import EXACT, Arithmetic, tensor_core_arithmetic
 from gdnbench_kernels.run import run_kernel
 from tests.subset import quick
 
 LENGTHS = (1, 63, 0, 64, 65, 127, 129)
 GUARD = 3
 """Rows before and after every output that nobody may write to."""
-BF16 = served(torch.bfloat16)
+BF16 = tensor_core_arithmetic(torch.bfloat16)
 DTYPES: dict[StateDtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NAMES: dict[torch.dtype, StateDtype] = {dtype: name for name, dtype in DTYPES.items()}
 

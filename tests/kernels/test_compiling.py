@@ -30,14 +30,14 @@ from gdnbench_kernels.compiling import (
     Source,
     export,
     launching,
-    load,
+    load_program,
     program,
 )
 from tests.kernels.compiled_kernels import COLUMNS, arguments, same, wanted
 
 HERE = Path(__file__).parent
-AFFINE = Source.of("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True)
-PLAIN = Source.of("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=False)
+AFFINE = Source.create("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True)
+PLAIN = Source.create("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=False)
 
 Arguments = tuple[Any, ...]
 
@@ -87,7 +87,7 @@ def write(folder: Path, **files: str) -> None:
 
 
 def test_files_are_those_that_the_kernel_imports() -> None:
-    source = Source.of("x", "gdnbench_kernels.gdn_prefill.chunk_uw:f")
+    source = Source.create("x", "gdnbench_kernels.gdn_prefill.chunk_uw:f")
     found = source.files()
     assert {"gdnbench_kernels.gdn_prefill.chunk_uw", "gdnbench_kernels.blackwell"} <= found.keys()
     assert {"gdnbench_kernels.plan", "gdnbench_kernels.gdn_prefill", "gdnbench_kernels"} <= found.keys()
@@ -110,7 +110,7 @@ def test_files_are_found_without_importing_them(tmp_path: Path, monkeypatch: pyt
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     names = ["", ".deep", ".helper", ".kernel", ".other"]
-    assert list(Source.of("x", "somepackage.kernel:build").files()) == [
+    assert list(Source.create("x", "somepackage.kernel:build").files()) == [
         f"somepackage{name}" for name in names
     ]
 
@@ -120,14 +120,14 @@ def test_key_depends_on_all_that_decides_the_code(tmp_path: Path, monkeypatch: p
     package.mkdir()
     write(package, __init__="", kernel="from keyed import helper\n", helper="A = 1\n", unrelated="B = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    source = Source.of("k", "keyed.kernel:build", heads=2)
+    source = Source.create("k", "keyed.kernel:build", heads=2)
     first = source.key("sm_100a")
     assert source.key("sm_100a") == first
     write(package, unrelated="B = 2\n")
     assert source.key("sm_100a") == first
     keys = {first, source.key("sm_100f"), replace(source, name="other").key("sm_100a")}
-    keys |= {Source.of("k", "keyed.kernel:build", heads=value).key("sm_100a") for value in (3, "2", True)}
-    keys |= {Source.of("k", "keyed.kernel:other", heads=2).key("sm_100a")}
+    keys |= {Source.create("k", "keyed.kernel:build", heads=value).key("sm_100a") for value in (3, "2", True)}
+    keys |= {Source.create("k", "keyed.kernel:other", heads=2).key("sm_100a")}
     write(package, helper="A = 2\n")
     keys.add(source.key("sm_100a"))
     monkeypatch.setattr(compiling, "dsl_version", lambda: "9.9.9")
@@ -148,14 +148,14 @@ def test_options_are_in_the_symbol() -> None:
 def test_a_symbol_is_short_enough_to_name_files(tmp_path: Path) -> None:
     """Plans once grew options until no GPU could load their programs. Names end at 255 bytes on Linux."""
     long = {f"an_option_that_is_long_{number}": number for number in range(20)}
-    one = Source.of("tests.affine", AFFINE.target, **long)
-    other = Source.of("tests.affine", AFFINE.target, **{**long, "an_option_that_is_long_19": 20})
+    one = Source.create("tests.affine", AFFINE.target, **long)
+    other = Source.create("tests.affine", AFFINE.target, **{**long, "an_option_that_is_long_19": 20})
     for source in (one, other):
         assert source.symbol.startswith("tests_affine_an_option_that_is_long_0_0_")
         assert source.symbol.isidentifier()
         (tmp_path / f".{source.symbol}.cubin.{2**22}").touch()
     assert one.symbol != other.symbol
-    assert Source.of("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True) == AFFINE
+    assert Source.create("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True) == AFFINE
 
 
 def test_unknown_arch() -> None:
@@ -201,7 +201,8 @@ def test_program_is_complete() -> None:
 def test_compiled_once(empty_cache: Path, compilations: list[str]) -> None:
     first = program(AFFINE)
     assert (
-        program(Source.of("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True)) is first
+        program(Source.create("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True))
+        is first
     )
     forget()
     second = program(AFFINE)
@@ -327,7 +328,7 @@ def edit(file: Path) -> None:
     file.write_text(file.read_text() + "# edited\n")
 
 
-EDITED = Source.of("tests.affine", "edited:affine", with_bias=True)
+EDITED = Source.create("tests.affine", "edited:affine", with_bias=True)
 
 
 def test_code_imported_before_an_edit_is_not_kept_as_the_edited(empty_cache: Path, kernel_file: Path) -> None:
@@ -387,7 +388,7 @@ import torch
 from gdnbench import artifact_cache, sim
 from gdnbench_kernels.compiling import Source, program
 
-compiled = program(Source.of("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True))
+compiled = program(Source.create("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True))
 x = torch.arange(50 * 64, dtype=torch.float32).reshape(50, 64)
 y = torch.full((50, 64), torch.nan)
 sim.launch(compiled, x, torch.arange(64, dtype=torch.float32), y, 45, 0.5)
@@ -420,7 +421,7 @@ def test_exported_files_are_a_program(tmp_path: Path, compilations: list[str]) -
     compilations.clear()
     path = export(made, tmp_path / "a" / "b")
     assert path.name == f"{AFFINE.symbol}.json"
-    found = load(path)
+    found = load_program(path)
     assert found is not made
     assert all(getattr(found, name) == getattr(made, name) for name in Program.__slots__ if name[0] != "_")
     x, bias, y, count, factor = arguments()
@@ -455,7 +456,7 @@ def test_exported_files_that_were_changed(suffix: str, tmp_path: Path) -> None:
     with pytest.raises(
         LoadError, match=wording("kernels.export-changed", program=AFFINE.symbol, suffix=suffix)
     ):
-        load(path)
+        load_program(path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"sha256": {}}'])
@@ -463,7 +464,7 @@ def test_file_that_is_no_record(text: str, tmp_path: Path) -> None:
     path = export(program(AFFINE), tmp_path)
     path.write_text(text)
     with pytest.raises(LoadError, match=wording("kernels.export-unreadable")):
-        load(path)
+        load_program(path)
 
 
 # How a program is called

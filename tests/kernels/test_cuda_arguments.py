@@ -20,8 +20,8 @@ from gdnbench_kernels.compiling import ArgumentError, Source, program
 from gdnbench_kernels.gdn_prefill import sources
 from tests.kernels.compiled_kernels import COLUMNS, ROWS, arguments
 
-AFFINE = Source.of("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True)
-PLAIN = Source.of("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=False)
+AFFINE = Source.create("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True)
+PLAIN = Source.create("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=False)
 
 Arguments = tuple[Any, ...]
 

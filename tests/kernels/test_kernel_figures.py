@@ -28,8 +28,8 @@ from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.ptx import parse
 from gdnbench_kernels.compiling import Source, program
 
-AFFINE = Source.of("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True)
-SPILLING = Source.of("tests.spilling", "tests.kernels.compiled_kernels:spilling")
+AFFINE = Source.create("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True)
+SPILLING = Source.create("tests.spilling", "tests.kernels.compiled_kernels:spilling")
 
 GOOD = Figures(
     name="k",
@@ -95,7 +95,7 @@ def test_figures_do_not_depend_on_where_the_files_lie(
     text = (Path(__file__).parent / "compiled_kernels.py").read_text()
     (folder / "moved_kernels.py").write_text("# A comment\n\n" + text)
     monkeypatch.syspath_prepend(str(folder))
-    moved = program(Source.of("tests.affine", "moved_kernels:affine", with_bias=True))
+    moved = program(Source.create("tests.affine", "moved_kernels:affine", with_bias=True))
     here = program(AFFINE)
     # The name of the module is in the kernel's name, once in PTX and several times in the cubin.
     assert len("moved_kernels") + 3 == len("compiled_kernels")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gdnbench_kernels.peers import PeerLaunch, kind, warmed
+from gdnbench_kernels.peers import PeerLaunch, call_kind, warmed_up
 from tests.seeds import drawn
 
 
@@ -29,8 +29,8 @@ def call(**more: Any) -> dict[str, Any]:
     ],
 )
 def test_which_calls_are_alike(more: dict[str, Any], alike: bool) -> None:
-    assert (kind("one", call()) == kind("one", call(**more))) == alike
-    assert kind("one", call()) != kind("other", call())
+    assert (call_kind("one", call()) == call_kind("one", call(**more))) == alike
+    assert call_kind("one", call()) != call_kind("other", call())
 
 
 def test_the_first_of_a_kind_is_called_and_its_pool_restored() -> None:
@@ -49,10 +49,10 @@ def test_the_first_of_a_kind_is_called_and_its_pool_restored() -> None:
 
     once = ("test", drawn("peers warmed"))
     with pytest.raises(RuntimeError, match="compiler"):
-        warmed(launch("broken", fails=True), pool, slots, once)
+        warmed_up(launch("broken", fails=True), pool, slots, once)
     pool.copy_(torch.arange(4.0))
     for name in ("first", "second"):
-        warmed(launch(name), pool, slots, once)
-    warmed(launch("always"), pool, slots)
+        warmed_up(launch(name), pool, slots, once)
+    warmed_up(launch("always"), pool, slots)
     assert called == ["broken", "first", "always"]
     assert torch.equal(pool, torch.arange(4.0))

@@ -15,7 +15,7 @@ from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
 from gdnbench_kernels.gdn_prefill.chunked import ChunkedPrefill, PrefillInputs
 from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
-from gdnbench_kernels.rounding import served
+from gdnbench_kernels.rounding import tensor_core_arithmetic
 
 PREFILL: dict[str, Any] = {
     "seqlens": (70,),
@@ -83,13 +83,13 @@ def _inputs(call: Mapping[str, Any]) -> PrefillInputs:
 
 
 def newton(**call: Any) -> dict[str, Tensor]:
-    run = _Newton(_inputs(call), served(call["v"].dtype))
+    run = _Newton(_inputs(call), tensor_core_arithmetic(call["v"].dtype))
     return {"o": run.run(), "final_state": run.state}
 
 
 def trips_on_a_feature(**call: Any) -> dict[str, Tensor]:
     """Torch's kernel, wrong where one feature of a query is large."""
-    run = ChunkedPrefill(_inputs(call), served(call["v"].dtype))
+    run = ChunkedPrefill(_inputs(call), tensor_core_arithmetic(call["v"].dtype))
     o = run.run()
     o += (call["q"][..., LARGE].abs().amax(-1) > 0.9)[:, None, None].to(o.dtype)
     return {"o": o, "final_state": run.state}

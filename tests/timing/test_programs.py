@@ -132,7 +132,9 @@ class TestOnAGpu:
         arch = arch_of(torch.device("cuda"))
         options = {"threads": 256, "unroll": 4, "no_allocate": False}
         target = "gdnbench_kernels.memory_ceiling:build"
-        small, large = (program(Source.of(f"program.{name}", target, **options), arch) for name in ("a", "b"))
+        small, large = (
+            program(Source.create(f"program.{name}", target, **options), arch) for name in ("a", "b")
+        )
         x = torch.zeros(1 << 26, dtype=torch.int32, device="cuda")
         y = torch.zeros(1 << 27, dtype=torch.int32, device="cuda")
 

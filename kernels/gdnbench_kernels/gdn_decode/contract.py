@@ -54,7 +54,7 @@ from gdnbench_kernels.gdn_decode.steps import CUTE_STEPS, EXACT_STEPS, TORCH_STE
 from gdnbench_kernels.gdn_decode.synth import synth
 from gdnbench_kernels.shrinking import Shrinking
 from gdnbench_kernels.validate import (
-    at,
+    element_name,
     first_true,
     resolved_scalars,
 )
@@ -229,7 +229,7 @@ def _check_slots(call: Call, sizes: Mapping[str, int]) -> None:
         wrong = first_true(((counts < 1) | (counts > sizes["S"])) & (indices != PADDING).any(1))
         if wrong is not None:
             raise ContractError(
-                f"{NAME}: {at('num_accepted', wrong)} is {int(counts[wrong])};"
+                f"{NAME}: {element_name('num_accepted', wrong)} is {int(counts[wrong])};"
                 f" it must lie in [1, S = {sizes['S']}]"
             )
     _check_races(slots_of(call))
@@ -240,7 +240,7 @@ def _check_in_pool(name: str, tensor: Tensor, slots: int) -> None:
     outside = first_true((indices < PADDING) | (indices >= slots))
     if outside is not None:
         raise ContractError(
-            f"{NAME}: {at(name, outside)} is {int(indices[outside])};"
+            f"{NAME}: {element_name(name, outside)} is {int(indices[outside])};"
             f" it must be a slot in [0, {slots - 1}], or -1 for padding"
         )
 
@@ -255,7 +255,7 @@ def _check_races(plan: SlotPlan) -> None:
 
     def place(ordered: int) -> str:
         token = int(order[ordered])
-        return at("state_indices", (int(plan.active[token // tokens]), token % tokens))
+        return element_name("state_indices", (int(plan.active[token // tokens]), token % tokens))
 
     raced = first_true((slots[1:] == slots[:-1]) & (owners[1:] != owners[:-1]) & (slots[1:] != PADDING))
     if raced is not None:
@@ -268,8 +268,8 @@ def _check_races(plan: SlotPlan) -> None:
     theirs = (slots[found] == plan.read) & (owners[found] != torch.arange(len(plan.read)))
     if (stolen := first_true(theirs)) is not None:
         raise ContractError(
-            f"{NAME}: {at('read_indices', (int(plan.active[stolen]),))} is {int(plan.read[stolen])}, as is"
-            f" {place(int(found[stolen]))}; one sequence would read what another writes"
+            f"{NAME}: {element_name('read_indices', (int(plan.active[stolen]),))} is {int(plan.read[stolen])},"
+            f" as is {place(int(found[stolen]))}; one sequence would read what another writes"
         )
 
 

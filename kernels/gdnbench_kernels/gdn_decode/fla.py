@@ -20,7 +20,14 @@ from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
 from gdnbench_kernels.gdn_decode.slots import PADDING, plan_slots
-from gdnbench_kernels.peers import PeerLaunch, fla_module, held, kind, taking, warmed
+from gdnbench_kernels.peers import (
+    PeerLaunch,
+    call_kind,
+    contiguous_aligned,
+    fla_module,
+    warmed_up,
+    with_signature_of,
+)
 
 
 def _bind(
@@ -53,7 +60,9 @@ def _bind(
         raise NotImplementedError("flash-linear-attention launches nothing where every sequence is padding")
     every = len(plan.active) == len(q)
     inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    given: dict[str, Any] = {name: held(x if every else x[plan.active]) for name, x in inputs.items()}
+    given: dict[str, Any] = {
+        name: contiguous_aligned(x if every else x[plan.active]) for name, x in inputs.items()
+    }
     if gate == "raw":
         given |= {"use_gate_in_kernel": True, "A_log": A_log, "dt_bias": dt_bias}
         given |= {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": beta_max == 2}
@@ -78,14 +87,14 @@ def _bind(
     return PeerLaunch(call, finish)
 
 
-@taking(_bind)
+@with_signature_of(_bind)
 def fla(**call: Any) -> dict[str, Tensor]:
     """Update `state` [slots, Hv, K, V] in place and return o [B, 1, Hv, V], NaN for padding sequences. Raises
     NotImplementedError for a call that flash-linear-attention does not take, ImportError if it is missing."""
     return dict(_bind(**call)())
 
 
-@taking(_bind)
+@with_signature_of(_bind)
 def prepare(**call: Any) -> Launch:
     """A launch of the call, compiled. It does not change the pool until its outputs are read."""
-    return warmed(_bind(**call), once=kind("fla", call))
+    return warmed_up(_bind(**call), once=call_kind("fla", call))

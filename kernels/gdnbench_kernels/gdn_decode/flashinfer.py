@@ -25,15 +25,15 @@ from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
 from gdnbench_kernels.peers import (
     ALIGN,
     PeerLaunch,
+    call_kind,
+    contiguous_aligned,
     flashinfer_call,
     flashinfer_module,
-    held,
-    kind,
     output_of,
-    take_dims,
-    take_dtypes,
-    taking,
-    warmed,
+    require_dims,
+    require_dtypes,
+    warmed_up,
+    with_signature_of,
 )
 
 NAME = "FlashInfer's decode"
@@ -76,20 +76,20 @@ def _bind(
     read[plan.active] = plan.read.int()
     out = output_of(o, v.shape, BFLOAT16, v.device)
     inputs = {"q": q, "k": k, "v": v, "a": g, "b": beta, "A_log": A_log, "dt_bias": dt_bias}
-    given: dict[str, Any] = {name: held(tensor) for name, tensor in inputs.items()}
+    given: dict[str, Any] = {name: contiguous_aligned(tensor) for name, tensor in inputs.items()}
     given |= {
         "output": out.buffer,
         "scale": default_scale(scale, HEAD_DIM),
-        "initial_state_indices": held(read),
+        "initial_state_indices": contiguous_aligned(read),
     }
     if steps == 1:
         function = flashinfer_module("gdn_decode", q.device).gated_delta_rule_decode_pretranspose
         given |= {"state": None, "initial_state": state, "use_qk_l2norm": qk == "raw"}
-        write = held(state_indices[:, 0])
+        write = contiguous_aligned(state_indices[:, 0])
         if read_indices is not None and not torch.equal(write[plan.active], read[plan.active]):
             given["output_state_indices"] = write
     else:
-        given["ssm_state_indices"] = held(state_indices)
+        given["ssm_state_indices"] = contiguous_aligned(state_indices)
         if state.dtype == FLOAT32:
             function = flashinfer_module("gdn_decode", q.device).gated_delta_rule_mtp
             given |= {"initial_state": state, "disable_state_update": False, "use_qk_l2norm": qk == "raw"}
@@ -103,7 +103,7 @@ def _bind(
     return _Bound(launch, state, torch.unique(torch.cat([plan.read, written])))
 
 
-@taking(_bind)
+@with_signature_of(_bind)
 def flashinfer(**call: Any) -> dict[str, Tensor]:
     """Update `state` [slots, Hv, V, K] in place and return o [B, S, Hv, V]. Raises NotImplementedError for a
     call that FlashInfer does not take, ImportError if it is missing."""
@@ -112,11 +112,11 @@ def flashinfer(**call: Any) -> dict[str, Tensor]:
     return dict(_bind(**call).launch())
 
 
-@taking(_bind)
+@with_signature_of(_bind)
 def prepare(**call: Any) -> Launch:
     """A launch of the call, compiled; the pool is unchanged."""
     bound = _bind(**call)
-    return warmed(bound.launch, bound.state, bound.touched, kind("flashinfer", call))
+    return warmed_up(bound.launch, bound.state, bound.touched, call_kind("flashinfer", call))
 
 
 def _refuse(
@@ -131,16 +131,16 @@ def _refuse(
     beta_max: float,
 ) -> None:
     """Raises NotImplementedError for forms that FlashInfer does not take, or takes only by rounding them."""
-    take_dims(NAME, k, v, HEAD_DIM)
+    require_dims(NAME, k, v, HEAD_DIM)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        take_dtypes(NAME, name, tensor, BFLOAT16)
-    take_dtypes(NAME, "state", state, FLOAT32, BFLOAT16)
-    take_dtypes(NAME, "A_log", a_log, FLOAT32)
-    take_dtypes(NAME, "dt_bias", dt_bias, FLOAT32, BFLOAT16)
+        require_dtypes(NAME, name, tensor, BFLOAT16)
+    require_dtypes(NAME, "state", state, FLOAT32, BFLOAT16)
+    require_dtypes(NAME, "A_log", a_log, FLOAT32)
+    require_dtypes(NAME, "dt_bias", dt_bias, FLOAT32, BFLOAT16)
     # The kernels for several tokens and for bf16 states round a and b to bf16 first.
     rounds = q.shape[1] > 1 or state.dtype == BFLOAT16
     for name, tensor in (("a", a), ("b", b)):
-        take_dtypes(NAME, name, tensor, *((BFLOAT16,) if rounds else (BFLOAT16, torch.float16, FLOAT32)))
+        require_dtypes(NAME, name, tensor, *((BFLOAT16,) if rounds else (BFLOAT16, torch.float16, FLOAT32)))
     if beta_max != 1:
         raise NotImplementedError(f"{NAME} makes beta = sigmoid(b), at most 1; beta_max is {beta_max:g}")
     if not state[:1].is_contiguous() or state.data_ptr() % ALIGN or state.stride(0) * state.itemsize % ALIGN:

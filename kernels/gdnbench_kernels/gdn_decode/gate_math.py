@@ -75,7 +75,7 @@ def sigmoid(x: Any) -> Any:
     inverse = ptx.reciprocal(below)
     inverse = ptx.fma(ptx.fma(ptx.negative(below), inverse, F32(1.0)), inverse, inverse)
     # NaN is not >= 0, so a NaN result comes from t.
-    return ptx.multiply(ptx.pick(x >= F32(0.0), F32(1.0), t), inverse)
+    return ptx.multiply(ptx.select_value(x >= F32(0.0), F32(1.0), t), inverse)
 
 
 def inverse_norm(square: Any) -> Any:
@@ -84,7 +84,7 @@ def inverse_norm(square: Any) -> Any:
     missing = ptx.fma(ptx.negative(ptx.multiply(square, found)), found, F32(1.0))
     refined = ptx.fma(ptx.multiply(found, F32(0.5)), missing, found)
     # inf times 0 is NaN, so an infinite sum keeps the first result.
-    return ptx.pick(refined == refined, refined, found)
+    return ptx.select_value(refined == refined, refined, found)
 
 
 def _power_of_two(exponent: Any) -> Any:

@@ -451,7 +451,7 @@ class StateUpdate:
         offset = work.lane // chunks * (self.plan.tile_rows * BF16) + work.lane % chunks * CHUNK
         for number in cutlass.range_constexpr(self.tokens):
             where = (work.sequence, number, key_head)
-            row = ptx.pick(half == 0, address(params.q, where, BF16), address(params.k, where, BF16))
+            row = ptx.select_value(half == 0, address(params.q, where, BF16), address(params.k, where, BF16))
             here = work.operands + number * self.plan.token_bytes + work.lane * CHUNK
             ptx.cp_async_16B(here, row + I64(place * CHUNK))
             values = address(params.v, (work.sequence, number, work.head), BF16) + I64(work.first_row * BF16)
@@ -570,7 +570,7 @@ class StateUpdate:
             return
         own = outputs[-1]
         for row, output in enumerate(outputs[:-1]):
-            own = ptx.pick(work.part == row, output, own)
+            own = ptx.select_value(work.part == row, output, own)
         ptx.store_bf16_if(self.plan.rows - 1 - work.part, at + I64(work.part * (GROUPS * BF16)), own)
 
 

@@ -90,7 +90,7 @@ class Tapped(StateUpdate):
         if self.tap == "inject":
             return self.scalar(taps.alpha, where), self.scalar(taps.beta, where)
         # Lanes past the last token repeat it: they store nothing.
-        mine = ptx.pick(work.first_row == 0, I32(self.tokens - 1) - work.lane, I32(-1))
+        mine = ptx.select_value(work.first_row == 0, I32(self.tokens - 1) - work.lane, I32(-1))
         for tap, gate in zip((taps.alpha, taps.beta), gates, strict=True):
             ptx.store_if(mine, address(tap, where, FLOAT), [gate])
         return gates
@@ -99,7 +99,7 @@ class Tapped(StateUpdate):
         """Store u of each row. All eight lanes of a group have every row's: they take turns."""
         first = address(taps.delta, (work.sequence, number, work.head), FLOAT)
         for row, update in enumerate(updates):
-            mine = ptx.pick(work.part == row % ROW_LANES, I32(0), I32(-1))
+            mine = ptx.select_value(work.part == row % ROW_LANES, I32(0), I32(-1))
             ptx.store_if(mine, first + I64((work.row + row * self.plan.row_step) * FLOAT), [update])
 
 

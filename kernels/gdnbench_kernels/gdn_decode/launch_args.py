@@ -286,7 +286,7 @@ def _check_pool(state: Tensor, value_heads: int, device: torch.device) -> None:
 def _output(o: Tensor | None, v: Tensor) -> Output:
     """The output tensor. If it is a stand-in for the caller's, it starts with the caller's values: padding
     rows keep them."""
-    found = Output.of(o, v.shape, torch.bfloat16, v.device, ALIGN)
+    found = Output.allocate(o, v.shape, torch.bfloat16, v.device, ALIGN)
     if o is not None and found.buffer is not o:
         found.buffer.copy_(o)
     return found

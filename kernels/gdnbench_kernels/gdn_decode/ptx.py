@@ -15,8 +15,8 @@ import cutlass.cute as cute
 
 from gdnbench_kernels.warp_values import bfloats as bfloats
 from gdnbench_kernels.warp_values import float_of as float_of
-from gdnbench_kernels.warp_values import pick as pick
 from gdnbench_kernels.warp_values import reciprocal as reciprocal
+from gdnbench_kernels.warp_values import select_value as select_value
 from gdnbench_kernels.warp_values import widened as widened
 
 I32, F32 = cutlass.Int32, cutlass.Float32

@@ -10,7 +10,7 @@ from gdnbench_kernels.gdn import log_decay
 from gdnbench_kernels.gdn_decode.gates import Gates
 from gdnbench_kernels.gdn_decode.slots import SlotPlan
 from gdnbench_kernels.gdn_ranges import KeyCosines, chunk_sums
-from gdnbench_kernels.ranges import extremes, sizes, there
+from gdnbench_kernels.ranges import extremes, present_ranges, sizes
 
 
 def ranges(call: Call, plan: SlotPlan) -> tuple[Ranges, ...]:
@@ -24,7 +24,7 @@ def ranges(call: Call, plan: SlotPlan) -> tuple[Ranges, ...]:
     bounds = range(0, len(g) * tokens + 1, max(1, tokens))
     keys = KeyCosines()
     keys.add(k.flatten(0, 1), bounds)
-    return there(
+    return present_ranges(
         (
             extremes("g", "gate g, log decay", g),
             chunk_sums(g.flatten(0, 1), bounds) if tokens > 1 else None,

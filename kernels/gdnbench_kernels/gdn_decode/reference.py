@@ -34,7 +34,7 @@ def reference(
 
     o of padding sequences is NaN.
     """
-    return exact_steps.run(
+    return exact_steps.run_steps(
         stages,
         q=q,
         k=k,

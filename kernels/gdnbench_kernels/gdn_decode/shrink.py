@@ -15,7 +15,7 @@ from gdnbench_kernels.shrinking import (
     head_axes,
     optional_axis,
     pool_axis,
-    select,
+    select_units,
     with_tensors,
 )
 
@@ -24,7 +24,7 @@ def axes(operation: Operation, call: Call) -> tuple[Axis, ...]:
     batch, steps, key_heads, _ = call.tensors["q"].shape
 
     def keep_steps(kept: Sequence[int]) -> Call:
-        tensors = select(call, operation.tensors, {"S": kept})
+        tensors = select_units(call, operation.tensors, {"S": kept})
         if "num_accepted" in tensors:
             tensors["num_accepted"] = _accepted(tensors["num_accepted"], kept)
         return with_tensors(call, tensors)

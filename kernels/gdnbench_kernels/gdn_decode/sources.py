@@ -89,7 +89,7 @@ def source(
             raise ValueError(f"{name} is {' or '.join(taken)}, not {value!r}")
     if gate == "raw" and bias_dtype not in BIAS_DTYPES:
         raise ValueError(f"bias_dtype is {' or '.join(BIAS_DTYPES)}, not {bias_dtype!r}")
-    return Source.of(
+    return Source.create(
         f"gdn_decode.state_update_{plan.rows}x{plan.warps}",
         f"{__name__}:build",
         tokens=tokens,

@@ -22,7 +22,7 @@ from gdnbench_kernels.gdn import default_scale, in_vk, normalised
 from gdnbench_kernels.gdn_decode.gates import Gates
 from gdnbench_kernels.gdn_decode.recurrence import Terms, decode
 from gdnbench_kernels.gdn_decode.slots import plan_slots
-from gdnbench_kernels.rounding import EXACT, Arithmetic, served
+from gdnbench_kernels.rounding import EXACT, Arithmetic, tensor_core_arithmetic
 
 _TAKES_AND_GIVES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("gates", (), ("alpha_t", "beta_t")),
@@ -67,7 +67,7 @@ class DecodeSteps:
         )
         return {"delta_t": delta, "o": o, "state": pool}
 
-    def run(self, stages: dict[str, Tensor] | None, **call: Any) -> dict[str, Tensor]:
+    def run_steps(self, stages: dict[str, Tensor] | None, **call: Any) -> dict[str, Tensor]:
         """Run all steps and return o and the pool, which is as in `update`; fill `stages`, if given, with
         every stage."""
         made = {**self.gates(**call), **self.normalise(**call)}
@@ -93,7 +93,7 @@ def _gates(call: Mapping[str, Any]) -> Gates:
     )
 
 
-torch_steps = DecodeSteps(served)
+torch_steps = DecodeSteps(tensor_core_arithmetic)
 exact_steps = DecodeSteps(lambda dtype: EXACT)
 
 

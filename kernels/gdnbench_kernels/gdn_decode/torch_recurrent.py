@@ -34,7 +34,7 @@ def torch_recurrent(
 ) -> dict[str, Tensor]:
     """Update `state` in place and return o [B, S, Hv, V] in v's dtype, NaN for padding sequences; fill
     `stages`, if given, with every stage."""
-    found = torch_steps.run(
+    found = torch_steps.run_steps(
         stages,
         q=q,
         k=k,

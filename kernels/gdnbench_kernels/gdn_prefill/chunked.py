@@ -174,7 +174,7 @@ class ChunkedPrefill:
         }
         self.state = self._first_state(key_dim)
 
-    def run(self) -> Tensor:
+    def run_steps(self) -> Tensor:
         """Run all steps and return o [T, Hv, V]; afterwards `stages` and `state` (the final state, unrounded)
         are set."""
         self.sum_gates()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
 from gdnbench_kernels.gdn_prefill.torch_chunked import final_dtype
-from gdnbench_kernels.peers import PeerLaunch, fla_module, held, taking, warmed
+from gdnbench_kernels.peers import PeerLaunch, contiguous_aligned, fla_module, warmed_up, with_signature_of
 
 CHUNKS = (16, 32, 64)
 
@@ -49,9 +49,9 @@ def _bind(
     inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
     call = partial(
         function,
-        **{name: held(x).unsqueeze(0) for name, x in inputs.items()},
+        **{name: contiguous_aligned(x).unsqueeze(0) for name, x in inputs.items()},
         scale=scale,
-        initial_state=None if initial_state is None else held(initial_state),
+        initial_state=None if initial_state is None else contiguous_aligned(initial_state),
         output_final_state=output_final_state,
         use_qk_l2norm_in_kernel=qk == "raw",
         cu_seqlens=bounds,
@@ -77,14 +77,14 @@ def _chunks_of(
     return cu_seqlens, indices
 
 
-@taking(_bind)
+@with_signature_of(_bind)
 def fla(**call: Any) -> dict[str, Tensor]:
     """o [T, Hv, V] and final_state [N, Hv, K, V]; states have layout KV. Raises NotImplementedError for a
     call that flash-linear-attention does not take, ImportError if it is missing."""
     return dict(_bind(**call)())
 
 
-@taking(_bind)
+@with_signature_of(_bind)
 def prepare(**call: Any) -> Launch:
     """A launch of the call, compiled and tuned."""
-    return warmed(_bind(**call))
+    return warmed_up(_bind(**call))

@@ -19,14 +19,14 @@ from gdnbench_kernels.gdn import default_scale
 from gdnbench_kernels.gdn_prefill.torch_chunked import final_dtype
 from gdnbench_kernels.peers import (
     PeerLaunch,
+    contiguous_aligned,
     flashinfer_call,
     flashinfer_module,
-    held,
     output_of,
-    take_dims,
-    take_dtypes,
-    taking,
-    warmed,
+    require_dims,
+    require_dtypes,
+    warmed_up,
+    with_signature_of,
 )
 
 NAME = "FlashInfer's prefill"
@@ -60,9 +60,9 @@ def _bind(
     if output_final_state:
         shape = (len(cu_seqlens) - 1, v.shape[1], HEAD_DIM, HEAD_DIM)
         final = output_of(final_state, shape, dtype, v.device)
-    q, k, v, cu_seqlens = map(held, (q, k, v, cu_seqlens))
-    alpha, beta = held(g.float()), held(beta.float())
-    first = None if initial_state is None else held(initial_state)
+    q, k, v, cu_seqlens = map(contiguous_aligned, (q, k, v, cu_seqlens))
+    alpha, beta = contiguous_aligned(g.float()), contiguous_aligned(beta.float())
+    first = None if initial_state is None else contiguous_aligned(initial_state)
     state = None if final is None else final.buffer
     factor = default_scale(scale, HEAD_DIM)
     call: partial[Any]
@@ -88,17 +88,17 @@ def _bind(
     )
 
 
-@taking(_bind)
+@with_signature_of(_bind)
 def flashinfer(**call: Any) -> dict[str, Tensor]:
     """o [T, Hv, V] and final_state [N, Hv, V, K]. Raises NotImplementedError for a call that FlashInfer does
     not take, ImportError if it is missing."""
     return dict(_bind(**call)())
 
 
-@taking(_bind)
+@with_signature_of(_bind)
 def prepare(**call: Any) -> Launch:
     """A launch of the call, compiled."""
-    return warmed(_bind(**call))
+    return warmed_up(_bind(**call))
 
 
 def _refuse(
@@ -111,9 +111,9 @@ def _refuse(
     qk: str,
 ) -> None:
     """Raises NotImplementedError for a call that FlashInfer's kernels do not take."""
-    take_dims(NAME, k, v, HEAD_DIM)
-    take_dtypes(NAME, "q, k and v", q, *HALF)
-    take_dtypes(NAME, "initial_state", initial_state, *STATES)
+    require_dims(NAME, k, v, HEAD_DIM)
+    require_dtypes(NAME, "q, k and v", q, *HALF)
+    require_dtypes(NAME, "initial_state", initial_state, *STATES)
     if chunk_size != CHUNK:
         raise NotImplementedError(f"{NAME} takes chunks of {CHUNK} tokens, not of {chunk_size}")
     if not len(q):

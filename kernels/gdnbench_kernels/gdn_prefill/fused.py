@@ -15,7 +15,7 @@ from gdnbench_kernels.gdn_prefill.launch_args import (
     check_ctas,
     check_inputs,
     compiled,
-    held,
+    contiguous_aligned,
     refuse,
 )
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
@@ -48,12 +48,14 @@ def sm100_fused(
     check_inputs(q, k, v, g, beta, cu_seqlens, initial_state)
     heads, value_heads, sequences = k.shape[1], v.shape[1], len(cu_seqlens) - 1
     check_ctas(sequences, value_heads)
-    outputs = Outputs.of(v, initial_state, o, final_state, output_final_state, final_state_dtype, sequences)
-    first = None if initial_state is None else held(initial_state)
+    outputs = Outputs.allocate(
+        v, initial_state, o, final_state, output_final_state, final_state_dtype, sequences
+    )
+    first = None if initial_state is None else contiguous_aligned(initial_state)
     final = outputs.final_state
     if len(v):
         g, beta = g.to(FLOAT32), beta.to(FLOAT32)
-        q, k, v, g, beta, cu_seqlens = map(held, (q, k, v, g, beta, cu_seqlens))
+        q, k, v, g, beta, cu_seqlens = map(contiguous_aligned, (q, k, v, g, beta, cu_seqlens))
         dtypes = (None if state is None else dtype_name(state.dtype) for state in (first, final))
         launch = compiled(v.device, fused_source, heads, value_heads, *dtypes, beta_max)
         launch(q, k, v, g, beta, cu_seqlens, first, outputs.o, final, default_scale(scale, HEAD_DIM))

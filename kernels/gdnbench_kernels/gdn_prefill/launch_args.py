@@ -54,7 +54,7 @@ def output_of(
     check_count(name, shape)
     if given is not None:
         check_form(name, given, shape, dtype, device)
-    return Output.of(given, shape, dtype, device, ALIGN)
+    return Output.allocate(given, shape, dtype, device, ALIGN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Outputs:
     _final_state: Output | None
 
     @classmethod
-    def of(
+    def allocate(
         cls,
         v: Tensor,
         initial_state: Tensor | None,
@@ -111,9 +111,9 @@ class Outputs:
         return found
 
 
-def held(tensor: Tensor) -> Tensor:
+def contiguous_aligned(tensor: Tensor) -> Tensor:
     """The tensor itself if the kernels can take it, else a contiguous, aligned copy."""
-    return arguments.held(tensor, ALIGN)
+    return arguments.contiguous_aligned(tensor, ALIGN)
 
 
 def refuse(q: Tensor, k: Tensor, v: Tensor, chunk_size: int, beta_max: float) -> None:
@@ -162,7 +162,7 @@ def check_tensor(
 ) -> None:
     """Raises ValueError unless a kernel can take this tensor, NotImplementedError if another kernel could."""
     check_form(name, tensor, shape, dtypes, device)
-    if not arguments.fits(tensor, ALIGN):
+    if not arguments.is_contiguous_aligned(tensor, ALIGN):
         raise ValueError(f"{name} must be contiguous and aligned to {ALIGN} bytes")
 
 

@@ -7,7 +7,7 @@ import torch
 from gdnbench_kernels.contract import Call, Ranges
 from gdnbench_kernels.gdn import log_decay
 from gdnbench_kernels.gdn_ranges import CHUNK, KeyCosines, chunk_sums
-from gdnbench_kernels.ranges import extremes, sizes, there
+from gdnbench_kernels.ranges import extremes, present_ranges, sizes
 
 
 def ranges(call: Call) -> tuple[Ranges, ...]:
@@ -18,7 +18,7 @@ def ranges(call: Call) -> tuple[Ranges, ...]:
     keys = KeyCosines()
     keys.add(tensors["k"], bounds, chunk)
     states = tensors.get("initial_state")
-    return there(
+    return present_ranges(
         (
             extremes("g", "gate g, log decay", g),
             chunk_sums(g, bounds, chunk),

@@ -93,7 +93,7 @@ def reference_staged(
     run = ChunkedPrefill(
         PrefillInputs(q, k, v, g, beta, first, plan_chunks(cu_seqlens, chunk_size), factor, gate, qk), EXACT
     )
-    outputs = {"o": run.run()}
+    outputs = {"o": run.run_steps()}
     if output_final_state:
         outputs["final_state"] = in_vk(run.state, state_layout).contiguous()
     if stages is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from gdnbench_kernels.contract import Call, Operation
 from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, chunk_bound, plan_chunks
 from gdnbench_kernels.gdn_prefill.reference import reference
-from gdnbench_kernels.shrinking import Axis, head_axes, optional_axis, select, with_tensors
+from gdnbench_kernels.shrinking import Axis, head_axes, optional_axis, select_units, with_tensors
 
 CHUNK_SIZE = 64
 """The contract's default chunk size."""
@@ -88,7 +88,7 @@ def _cut(operation: Operation, call: Call, tokens: Sequence[int], sequences: Seq
     kept = torch.tensor(list(tokens), dtype=torch.long)
     owner = torch.searchsorted(bounds, kept, right=True) - 1
     lengths = torch.bincount(owner, minlength=len(bounds) - 1)[list(sequences)]
-    tensors = select(call, operation.tensors, {"T": list(tokens), "N": list(sequences)})
+    tensors = select_units(call, operation.tensors, {"T": list(tokens), "N": list(sequences)})
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     tensors["cu_seqlens"] = offsets.to(call.tensors["cu_seqlens"].dtype)
     return with_tensors(call, tensors | _chunk_tables(with_tensors(call, tensors)))

@@ -30,8 +30,8 @@ from gdnbench_kernels.gdn_prefill.launch_args import (
     check_rows,
     check_tensor,
     compiled,
+    contiguous_aligned,
     ctas_of,
-    held,
     refuse,
 )
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
@@ -132,7 +132,9 @@ def sm100(
     refuse(q, k, v, chunk_size, beta_max)
     check_inputs(q, k, v, g, beta, cu_seqlens, initial_state)
     tokens, value_heads, sequences = len(v), v.shape[1], len(cu_seqlens) - 1
-    outputs = Outputs.of(v, initial_state, o, final_state, output_final_state, final_state_dtype, sequences)
+    outputs = Outputs.allocate(
+        v, initial_state, o, final_state, output_final_state, final_state_dtype, sequences
+    )
     space = workspace or Workspace.allocate(tokens, sequences, value_heads, v.device)
     a = ai = None
     check_rows(len(space.tables.indices), value_heads)
@@ -142,11 +144,11 @@ def sm100(
         a, ai = (torch.empty(square, dtype=FLOAT32, device=v.device) for _ in range(2))
         stages |= {"g_cu": space.g_cu, "A": a, "Ai": ai}
         stages |= {"U": space.u, "W": space.w, "h": space.h, "V_new": space.v_new}
-    first = None if initial_state is None else held(initial_state)
+    first = None if initial_state is None else contiguous_aligned(initial_state)
     final = outputs.final_state
     if tokens:
         g, beta = g.to(FLOAT32), beta.to(FLOAT32)
-        q, k, v, g, beta, cu_seqlens = map(held, (q, k, v, g, beta, cu_seqlens))
+        q, k, v, g, beta, cu_seqlens = map(contiguous_aligned, (q, k, v, g, beta, cu_seqlens))
         tables, g_cu, u, w, h, v_new = space.tables, space.g_cu, space.u, space.w, space.h, space.v_new
         factor = default_scale(scale, HEAD_DIM)
         chunk_metadata(cu_seqlens, tables)

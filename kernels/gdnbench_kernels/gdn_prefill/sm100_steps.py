@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.gdn import default_scale
-from gdnbench_kernels.gdn_prefill.launch_args import FLOAT32, Outputs, check_inputs, held, refuse
+from gdnbench_kernels.gdn_prefill.launch_args import (
+    FLOAT32,
+    Outputs,
+    check_inputs,
+    contiguous_aligned,
+    refuse,
+)
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sm100 import (
     Workspace,
@@ -30,27 +36,27 @@ Call = Mapping[str, Any]
 
 
 def form_a(**call: Any) -> dict[str, Tensor]:
-    made = _Made.of(call)
+    made = _Made.prepare(call)
     found = made.uw("dump", a=made.square(), ai=made.square())
     return {name: found[name] for name in ("g_cu", "A")}
 
 
 def invert(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
-    made = _Made.of(call)
-    return {"Ai": made.uw("invert", a=held(stages["A"].to(FLOAT32)), ai=made.square())["Ai"]}
+    made = _Made.prepare(call)
+    return {"Ai": made.uw("invert", a=contiguous_aligned(stages["A"].to(FLOAT32)), ai=made.square())["Ai"]}
 
 
 def form_uw(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
-    made = _Made.of(call)
-    found = made.uw("inject_ai", ai=held(stages["Ai"].to(FLOAT32)))
+    made = _Made.prepare(call)
+    found = made.uw("inject_ai", ai=contiguous_aligned(stages["Ai"].to(FLOAT32)))
     return {name: found[name] for name in ("U", "W")}
 
 
 def carry_state(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
-    made = _Made.of(call)
+    made = _Made.prepare(call)
     first = call.get("initial_state")
-    first = None if first is None else held(first)
-    outputs = Outputs.of(
+    first = None if first is None else contiguous_aligned(first)
+    outputs = Outputs.allocate(
         call["v"],
         first,
         None,
@@ -63,9 +69,9 @@ def carry_state(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tenso
     if made.tokens:
         chunk_state(
             made.k,
-            held(stages["U"]),
-            held(stages["W"]),
-            held(stages["g_cu"]),
+            contiguous_aligned(stages["U"]),
+            contiguous_aligned(stages["W"]),
+            contiguous_aligned(stages["g_cu"]),
             made.cu_seqlens,
             space.tables,
             initial_state=first,
@@ -81,15 +87,15 @@ def carry_state(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tenso
 
 
 def read_out(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
-    made = _Made.of(call)
+    made = _Made.prepare(call)
     o = torch.empty(call["v"].shape, dtype=call["v"].dtype, device=call["v"].device)
     if made.tokens:
         chunk_output(
-            held(call["q"]),
+            contiguous_aligned(call["q"]),
             made.k,
-            held(stages["V_new"]),
-            held(stages["h"]),
-            held(stages["g_cu"]),
+            contiguous_aligned(stages["V_new"]),
+            contiguous_aligned(stages["h"]),
+            contiguous_aligned(stages["g_cu"]),
             made.cu_seqlens,
             made.space.tables,
             o=o,
@@ -108,15 +114,15 @@ class _Made:
     space: Workspace
 
     @classmethod
-    def of(cls, call: Call) -> _Made:
+    def prepare(cls, call: Call) -> _Made:
         q, k, v, g, beta, cu_seqlens = (call[name] for name in ("q", "k", "v", "g", "beta", "cu_seqlens"))
         refuse(q, k, v, int(call.get("chunk_size") or CHUNK), float(call.get("beta_max") or 1.0))
         check_inputs(q, k, v, g, beta, cu_seqlens, call.get("initial_state"))
         space = Workspace.allocate(len(v), len(cu_seqlens) - 1, v.shape[1], v.device)
-        cu_seqlens = held(cu_seqlens)
+        cu_seqlens = contiguous_aligned(cu_seqlens)
         if len(v):
             chunk_metadata(cu_seqlens, space.tables)
-        return cls(call, held(k), cu_seqlens, space)
+        return cls(call, contiguous_aligned(k), cu_seqlens, space)
 
     @property
     def tokens(self) -> int:
@@ -131,12 +137,12 @@ class _Made:
         """The outputs of chunk_uw, by the build with that tap."""
         space, call = self.space, self.call
         if self.tokens:
-            v, g, beta = (held(call[name]) for name in ("v", "g", "beta"))
+            v, g, beta = (contiguous_aligned(call[name]) for name in ("v", "g", "beta"))
             chunk_uw(
                 self.k,
                 v,
-                held(g.to(FLOAT32)),
-                held(beta.to(FLOAT32)),
+                contiguous_aligned(g.to(FLOAT32)),
+                contiguous_aligned(beta.to(FLOAT32)),
                 self.cu_seqlens,
                 space.tables,
                 g_cu=space.g_cu,

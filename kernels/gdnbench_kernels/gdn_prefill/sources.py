@@ -74,7 +74,7 @@ def fused_sources(
 
 def metadata_source() -> Source:
     """`ChunkMetadata`, for any batch."""
-    return Source.of("gdn_prefill.chunk_metadata", f"{__name__}:build_metadata")
+    return Source.create("gdn_prefill.chunk_metadata", f"{__name__}:build_metadata")
 
 
 def uw_source(heads: int, value_heads: int, tap: Tap, beta_max: float) -> Source:
@@ -83,7 +83,7 @@ def uw_source(heads: int, value_heads: int, tap: Tap, beta_max: float) -> Source
     if tap not in TAPS:
         raise ValueError(f"tap is {' or '.join(TAPS)}, not {tap!r}")
     check_beta_max(beta_max)
-    return Source.of(
+    return Source.create(
         "gdn_prefill.chunk_uw",
         f"{__name__}:build_uw",
         heads=heads,
@@ -99,7 +99,7 @@ def state_source(
     """`ChunkState`, for states of those dtypes."""
     check_heads(heads, value_heads)
     check_states(initial_state, final_state)
-    return Source.of(
+    return Source.create(
         "gdn_prefill.chunk_state",
         f"{__name__}:build_state",
         heads=heads,
@@ -112,7 +112,7 @@ def state_source(
 def output_source(heads: int, value_heads: int) -> Source:
     """`ChunkOutput`."""
     check_heads(heads, value_heads)
-    return Source.of(
+    return Source.create(
         "gdn_prefill.chunk_output", f"{__name__}:build_output", heads=heads, value_heads=value_heads
     )
 
@@ -128,7 +128,7 @@ def fused_source(
     check_heads(heads, value_heads)
     check_states(initial_state, final_state)
     check_beta_max(beta_max)
-    return Source.of(
+    return Source.create(
         "gdn_prefill.chunk_fused",
         f"{__name__}:build_fused",
         heads=heads,

@@ -25,7 +25,7 @@ from gdnbench_kernels.gdn import default_scale, in_vk
 from gdnbench_kernels.gdn_prefill.chunked import ChunkedPrefill, PrefillInputs, published_stages, put_stage
 from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, plan_chunks
 from gdnbench_kernels.gdn_prefill.torch_chunked import final_dtype
-from gdnbench_kernels.rounding import EXACT, Arithmetic, served
+from gdnbench_kernels.rounding import EXACT, Arithmetic, tensor_core_arithmetic
 
 _TAKES_AND_GIVES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("sum_gates", (), ("g_cu",)),
@@ -109,7 +109,7 @@ class ChunkedSteps:
         return state.to(final_dtype(call.get("initial_state"), call.get("final_state_dtype")))
 
 
-torch_steps = ChunkedSteps(served)
+torch_steps = ChunkedSteps(tensor_core_arithmetic)
 exact_steps = ChunkedSteps(lambda dtype: EXACT)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from gdnbench_kernels.gdn import default_scale
 from gdnbench_kernels.gdn_prefill.chunked import ChunkedPrefill, PrefillInputs, published_stages
 from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
-from gdnbench_kernels.rounding import served
+from gdnbench_kernels.rounding import tensor_core_arithmetic
 
 
 def torch_chunked(
@@ -39,8 +39,8 @@ def torch_chunked(
     """
     plan = plan_chunks(cu_seqlens, chunk_size)
     inputs = PrefillInputs(q, k, v, g, beta, initial_state, plan, default_scale(scale, k.shape[2]))
-    run = ChunkedPrefill(inputs, served(v.dtype))
-    outputs = {"o": run.run()}
+    run = ChunkedPrefill(inputs, tensor_core_arithmetic(v.dtype))
+    outputs = {"o": run.run_steps()}
     if output_final_state:
         outputs["final_state"] = run.state.to(final_dtype(initial_state, final_state_dtype))
     if stages is not None:

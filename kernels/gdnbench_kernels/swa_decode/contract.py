@@ -45,11 +45,11 @@ from gdnbench_kernels.swa_decode.window import (
     shaped_indices,
 )
 from gdnbench_kernels.validate import (
-    at,
     check_conventions,
     check_scalars,
     check_tensors,
     dtype_name,
+    element_name,
     first_true,
 )
 
@@ -226,14 +226,14 @@ def _check_window(call: Call, sizes: Mapping[str, int]) -> None:
     wrong = first_true((lens < 0) | (lens > sizes["W"]))
     if wrong is not None:
         raise ContractError(
-            f"{NAME}: {at('swa_lens', wrong)} is {int(lens[wrong])}; it must lie in [0, {sizes['W']}],"
-            " the window"
+            f"{NAME}: {element_name('swa_lens', wrong)} is {int(lens[wrong])}; it must lie in"
+            f" [0, {sizes['W']}], the window"
         )
     slots = sizes["blocks"] * sizes["block_size"]
     outside = first_true(attended(indices, lens) & ((indices < 0) | (indices >= slots)))
     if outside is not None:
         raise ContractError(
-            f"{NAME}: {at('swa_indices', outside)} is {int(indices[outside])}; it must be a slot in"
+            f"{NAME}: {element_name('swa_indices', outside)} is {int(indices[outside])}; it must be a slot in"
             f" [0, {slots - 1}], or -1 for padding"
         )
 
@@ -308,7 +308,8 @@ def renumber(call: Call, stored: Mapping[str, Sequence[int]]) -> dict[str, Tenso
     lost = first_true(counts & ~there)
     if lost is not None:
         raise ContractError(
-            f"{NAME}: {at('swa_indices', lost)} is {int(indices[lost])}, a slot whose page was not captured"
+            f"{NAME}: {element_name('swa_indices', lost)} is {int(indices[lost])}, a slot whose page"
+            " was not captured"
         )
     renumbered = torch.where(counts, place * block_size + indices % block_size, PADDING).to(indices.dtype)
     shape = call.conventions.get("index_shape", INDEX_SHAPE.values[0])

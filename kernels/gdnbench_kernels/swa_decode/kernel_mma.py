@@ -261,7 +261,7 @@ class MmaSyncDecode:
         if length > 0:
             counts = warp * ENTRIES + lane % ENTRIES < length
             entries = Entries(
-                ops.pick(counts, index, I32(PADDING)), warp, lane, arrived, barriers + (warp ^ 1)
+                ops.select_value(counts, index, I32(PADDING)), warp, lane, arrived, barriers + (warp ^ 1)
             )
             self.attend(work, shared, rows, cache, entries, words, attn_sink, o, lse, scale)
 
@@ -375,7 +375,7 @@ class MmaSyncDecode:
             if work.lane == 0:
                 coefficient = scale * F32(LOG2_E) * ops.power_of_two(-power)
                 # A query that is not finite has no finite score.
-                spoilt = ops.pick(field == 255, ops.float_of(I32(NO_NUMBER)), coefficient)
+                spoilt = ops.select_value(field == 255, ops.float_of(I32(NO_NUMBER)), coefficient)
                 ops.store_shared(shared.coefficients + row * 4, spoilt)
 
     def halves(self) -> tuple[list[int], list[int]]:
@@ -408,7 +408,7 @@ class MmaSyncDecode:
             got = ops.load_shared(at + warp * (mine * 128) + place * 512)
             for i in cutlass.range_constexpr(4):
                 number = 4 * place + i
-                own = ops.pick(warp % 2 == 0, parts[first[number]], parts[second[number]])
+                own = ops.select_value(warp % 2 == 0, parts[first[number]], parts[second[number]])
                 found.append(own + ops.float_of(got[i]))
         return found
 
@@ -425,7 +425,7 @@ class MmaSyncDecode:
             coefficient = ops.load_shared_float(shared.coefficients + row * 4)
             raw = [scores[(n * heads + half) * 2 + odd] for n in range(KEY_TILES) for odd in range(2)]
             s = [
-                ops.pick(counts != 0.0, ops.product(x * coefficient, factor), F32(-inf))
+                ops.select_value(counts != 0.0, ops.product(x * coefficient, factor), F32(-inf))
                 for x, (factor, _, _, counts) in zip(raw, own, strict=True)
             ]
             peak = ops.greater(ops.across(ops.greatest(s)), F32(FINITE))
@@ -445,7 +445,7 @@ class MmaSyncDecode:
             ]
             for n, place in enumerate(places):
                 weights.store_pair(row, place, ops.halves(w[2 * n], w[2 * n + 1]))
-            sums.append((ops.summed(ops.total(p)),))
+            sums.append((ops.summed(ops.sum_in_pairs(p)),))
             tops.append((top, power))
         self.publish(work, shared.sums, share, numbers, sums)
         self.publish_tops(work, shared, share, numbers, tops)
@@ -507,14 +507,14 @@ class MmaSyncDecode:
         total = ops.summed(total, SHARES)
         top, power = ops.load_shared_floats(shared.tops + row * 8)
         if cutlass.const_expr(lse is not None):
-            natural = ops.pick(total == 0.0, F32(-inf), (top + ops.log2(total)) * F32(log(2)))
+            natural = ops.select_value(total == 0.0, F32(-inf), (top + ops.log2(total)) * F32(log(2)))
             self.store_lse(work, head, natural, tells and head < self.heads, lse)
         below = total
         if cutlass.const_expr(logit is not None):
             below = total + ops.exp2(ops.product(logit, F32(LOG2_E)) - top)
         factor = ops.exp2_whole(power - W_TOP) * ops.reciprocal(below)
         if tells:
-            ops.store_shared(shared.factors + row * 4, ops.pick(total == 0.0, F32(0.0), factor))
+            ops.store_shared(shared.factors + row * 4, ops.select_value(total == 0.0, F32(0.0), factor))
 
     def sink_of(self, work: WorkTile, attn_sink: cute.Tensor) -> Any:
         """The sink of the row whose sums over warps this lane computes; None without sinks."""
@@ -554,8 +554,8 @@ class MmaSyncDecode:
                     if cutlass.const_expr(rope):
                         swap = work.warp == WARPS - 1
                         second, third = (
-                            ops.pick(swap, third, second),
-                            ops.pick(swap, second, third),
+                            ops.select_value(swap, third, second),
+                            ops.select_value(swap, second, third),
                         )
                     low = ops.bfloats(first * factor, second * factor)
                     high = ops.bfloats(third * factor, last * factor)

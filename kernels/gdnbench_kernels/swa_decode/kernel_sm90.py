@@ -395,14 +395,14 @@ class WgmmaDecode:
         for number, coefficient in enumerate(coefficients):
             raw = [scores[number // 2 * 4 + 2 * half + number % 2] for half in range(2)]
             s = [
-                ops.pick(counts != 0.0, ops.product(x * coefficient, factor), F32(-inf))
+                ops.select_value(counts != 0.0, ops.product(x * coefficient, factor), F32(-inf))
                 for x, (factor, _, _, counts) in zip(raw, own, strict=True)
             ]
             peak = ops.greater(ops.greatest(s), F32(FINITE))
             u = [x - peak + exponent for x, (_, exponent, _, _) in zip(s, own, strict=True)]
             values.append(s)
             found.append((peak, ops.greatest(u)))
-        self.publish(work, shared.peaks, fold(found, coord.lane, larger))
+        self.publish(work, shared.peaks, combine_lanes(found, coord.lane, combine_peaks))
         self.mma_barrier()
         self.compare(work, shared)
         self.mma_barrier()
@@ -421,7 +421,7 @@ class WgmmaDecode:
                 ]
             )
         self.store_weights(shared, coord, weights)
-        self.publish(work, shared.peaks, fold(sums, coord.lane, added))
+        self.publish(work, shared.peaks, combine_lanes(sums, coord.lane, add_tuples))
         cute.arch.fence_proxy("async.shared", space="cta")
         self.mma_barrier()
 
@@ -465,9 +465,9 @@ class WgmmaDecode:
             pairs = [
                 ops.load_shared_floats(at + more * self.rows * 8) for more in range(MULTIPLIERS // SHARERS)
             ]
-            found = larger(*pairs)
+            found = combine_peaks(*pairs)
             for step in (1, 2):
-                found = larger(found, tuple(cute.arch.shuffle_sync_bfly(x, step) for x in found))
+                found = combine_peaks(found, tuple(cute.arch.shuffle_sync_bfly(x, step) for x in found))
             power = ops.greater(ops.round_up(found[1]), F32(LEAST_POWER))
             if share == 0:
                 ops.store_shared(shared.tops + head * 8, found[0], power)
@@ -482,10 +482,10 @@ class WgmmaDecode:
             parts = [
                 ops.load_shared_float(at + more * self.rows * 4) for more in range(MULTIPLIERS // SHARERS)
             ]
-            total = ops.summed(ops.total(parts), SHARERS)
+            total = ops.summed(ops.sum_in_pairs(parts), SHARERS)
             top, power = ops.load_shared_floats(shared.tops + number * 8)
             if cutlass.const_expr(lse is not None):
-                natural = ops.pick(total == 0.0, F32(-inf), (top + ops.log2(total)) * F32(log(2)))
+                natural = ops.select_value(total == 0.0, F32(-inf), (top + ops.log2(total)) * F32(log(2)))
                 if share == 0 and head < self.heads:
                     lse[work.token, head] = natural
             below = total
@@ -493,7 +493,9 @@ class WgmmaDecode:
                 below = total + ops.exp2(ops.product(logit, F32(LOG2_E)) - top)
             factor = ops.exp2_whole(power - W_TOP) * ops.reciprocal(below)
             if share == 0:
-                ops.store_shared(shared.factors + number * 4, ops.pick(total == 0.0, F32(0.0), factor))
+                ops.store_shared(
+                    shared.factors + number * 4, ops.select_value(total == 0.0, F32(0.0), factor)
+                )
 
     def sink_of(self, work: WorkTile, attn_sink: cute.Tensor) -> Any:
         """The sink of the head that this thread compares; None without sinks."""
@@ -540,25 +542,29 @@ def by_block(x: cute.Tensor) -> cute.Tensor:
     return cute.make_tensor(x.iterator, cute.make_layout(shape, stride=(heads, features, GROUP, tokens)))
 
 
-def larger(one: Any, other: Any) -> tuple[Any, Any]:
+def combine_peaks(one: Any, other: Any) -> tuple[Any, Any]:
     """Combine two (largest score, largest exponent relative to it)."""
     peak = ops.greater(one[0], other[0])
     return peak, ops.greater(one[0] - peak + one[1], other[0] - peak + other[1])
 
 
-def added(one: Any, other: Any) -> tuple[Any, ...]:
+def add_tuples(one: Any, other: Any) -> tuple[Any, ...]:
     return (one[0] + other[0],)
 
 
-def fold(values: list[tuple[Any, ...]], lane: Any, combine: Any) -> list[tuple[Any, ...]]:
+def combine_lanes(values: list[tuple[Any, ...]], lane: Any, combine: Any) -> list[tuple[Any, ...]]:
     """Combine values of the 8 lanes that have the same heads. Each lane keeps some results: of 16 two, of 8
     one, of 4 one, which two lanes share."""
     for step in (16, 8, 4):
         upper, half = (lane & step) != 0, len(values) // 2
         if half:
             pairs = list(zip(values[:half], values[half:], strict=True))
-            given = [tuple(ops.pick(upper, x, y) for x, y in zip(*pair, strict=True)) for pair in pairs]
-            values = [tuple(ops.pick(upper, y, x) for x, y in zip(*pair, strict=True)) for pair in pairs]
+            given = [
+                tuple(ops.select_value(upper, x, y) for x, y in zip(*pair, strict=True)) for pair in pairs
+            ]
+            values = [
+                tuple(ops.select_value(upper, y, x) for x, y in zip(*pair, strict=True)) for pair in pairs
+            ]
         else:
             given = values
         got = [tuple(cute.arch.shuffle_sync_bfly(x, step) for x in value) for value in given]

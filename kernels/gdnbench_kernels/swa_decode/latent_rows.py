@@ -190,16 +190,16 @@ class PerTokenRows(Rows):
         factor = loaded[0]
         bits = ops.bits_of(factor)
         small = ((bits >> 23) & 255) == 0
-        bits = ops.pick(small, ops.bits_of(factor * F32(2.0**32)), bits)
+        bits = ops.select_value(small, ops.bits_of(factor * F32(2.0**32)), bits)
         field = (bits >> 23) & 255
-        exponent = F32(field - ops.pick(small, I32(BIAS + 32), I32(BIAS)))
-        exponent = ops.pick(field == 0, F32(-inf), exponent)
+        exponent = F32(field - ops.select_value(small, I32(BIAS + 32), I32(BIAS)))
+        exponent = ops.select_value(field == 0, F32(-inf), exponent)
         rest = (bits & ~0x7F80_0000) | ONE
-        rest = ops.pick(field == 0, I32(0), rest)
+        rest = ops.select_value(field == 0, I32(0), rest)
         # An infinite scale makes the row NaN too, because its codes of 0 times the scale are NaN.
-        rest = ops.pick(field == 255, I32(NO_NUMBER), rest)
-        factor = ops.pick(field == 255, ops.float_of(I32(NO_NUMBER)), factor)
-        counts = ops.pick(entries.slots != PADDING, F32(1.0), F32(0.0))
+        rest = ops.select_value(field == 255, I32(NO_NUMBER), rest)
+        factor = ops.select_value(field == 255, ops.float_of(I32(NO_NUMBER)), factor)
+        counts = ops.select_value(entries.slots != PADDING, F32(1.0), F32(0.0))
         if entries.lane < ENTRIES:
             entry = entries.warp * ENTRIES + entries.lane
             self.store_entry(entry, factor, exponent, ops.float_of(rest), counts)
@@ -246,11 +246,11 @@ class DsMlaRows(Rows):
         for turn in range(ENTRIES // TURN):
             slot = entries.slot(TURN * turn + lane // ROPE_PARTS)
             counts = slot != PADDING
-            slot = ops.pick(counts, slot, I32(0))
+            slot = ops.select_value(counts, slot, I32(0))
             page, offset, part = pages.page(slot), pages.offset(slot), lane % ROPE_PARTS
             rope = page + I64(offset * DATA_BYTES + NOPE_DIM + part * CHUNK)
             scale = page + I64(self.block_size * DATA_BYTES + offset * SCALE_BYTES + part)
-            scaled = ops.pick(part < GROUPS, I32(counts), I32(0))
+            scaled = ops.select_value(part < GROUPS, I32(counts), I32(0))
             loaded += [*ops.load_global_if(I32(counts), rope), ops.load_byte_if(scaled, scale), I32(counts)]
         return tuple(loaded)
 
@@ -273,7 +273,7 @@ class DsMlaRows(Rows):
         found = []
         for turn, (*rope, scale, counts) in enumerate(each):
             above = cutlass.max(above_ropes[turn], above_codes[turn])
-            above = ops.pick(largest_scales[turn] == NAN_SCALE, I32(NOTHING_ABOVE), above)
+            above = ops.select_value(largest_scales[turn] == NAN_SCALE, I32(NOTHING_ABOVE), above)
             entry = entries.warp * ENTRIES + numbers[turn]
             found.append((entry, part, rope, scale, counts, above))
         return found
@@ -331,8 +331,8 @@ class DsMlaRows(Rows):
             ops.store_shared_half(self.s_groups + (part * MAX_WINDOW + entry) * 2, group)
         if part == 0:
             spoilt = above == NOTHING_ABOVE
-            factor = ops.pick(spoilt, I32(NO_NUMBER), (ref + BIAS) << 23)
-            mantissa = ops.pick(spoilt, I32(NO_NUMBER), I32(ONE))
+            factor = ops.select_value(spoilt, I32(NO_NUMBER), (ref + BIAS) << 23)
+            mantissa = ops.select_value(spoilt, I32(NO_NUMBER), I32(ONE))
             self.store_entry(entry, ops.float_of(factor), F32(ref), ops.float_of(mantissa), F32(counts))
         return ref
 
@@ -350,7 +350,7 @@ class DsMlaRows(Rows):
         which f16 can represent."""
         slot = entries.slot(number)
         reads = I32(slot != PADDING and part < GROUPS)
-        slot = ops.pick(slot != PADDING, slot, I32(0))
+        slot = ops.select_value(slot != PADDING, slot, I32(0))
         codes = pages.page(slot) + I64(pages.offset(slot) * DATA_BYTES + part * GROUP)
         largest = I32(0)
         for chunk in cutlass.range(GROUP // CHUNK, unroll=1):
@@ -360,7 +360,7 @@ class DsMlaRows(Rows):
                     largest = cutlass.max(largest, (words[word] >> (8 * byte)) & CODE_MAGNITUDE)
         # |code| < 2^(field - 6), and field is at least 1 but for the subnormal ones.
         above = scale - BIAS + cutlass.max((largest >> CODE_MANTISSA) - (CODE_BIAS - 1), 0)
-        return ops.pick(largest == 0, I32(NOTHING_THERE), above)
+        return ops.select_value(largest == 0, I32(NOTHING_THERE), above)
 
     def store_rope(self, entry: Any, part: Any, rope: list[Any], scale: Any) -> None:
         """Store features 8 part .. + 7, four pairs: the first and third to one chunk, the others to

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels import programs
-from gdnbench_kernels.arguments import Output, held
+from gdnbench_kernels.arguments import Output, contiguous_aligned
 from gdnbench_kernels.compiling import Program
 from gdnbench_kernels.launch_checks import (
     TensorCheck,
@@ -150,12 +150,12 @@ def prepare(
     if lse is not None and not output_lse:
         raise ValueError("lse is given, which output_lse = False says not to fill")
     found = Arguments(
-        q=held(q, ALIGN),
+        q=contiguous_aligned(q, ALIGN),
         pages=pages,
         inv_scale=scales,
         indices=indices,
-        lens=held(swa_lens, WORD),
-        attn_sink=None if attn_sink is None else held(attn_sink, WORD),
+        lens=contiguous_aligned(swa_lens, WORD),
+        attn_sink=None if attn_sink is None else contiguous_aligned(attn_sink, WORD),
         scale=HEAD_DIM**-0.5 if scale is None else number("scale", scale),
         block_shift=block_shift,
         layout=layout,
@@ -270,4 +270,4 @@ def _output(
     if given is not None:
         _check(name, given, shape, (dtype,), device)
         check_own_elements(name, given)
-    return Output.of(given, shape, dtype, device, align)
+    return Output.allocate(given, shape, dtype, device, align)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Call, Ranges
-from gdnbench_kernels.ranges import extremes, there
+from gdnbench_kernels.ranges import extremes, present_ranges
 from gdnbench_kernels.swa_decode.layouts import SCALE_BIAS, CacheLayout, ds_mla_parts, read_rows
 from gdnbench_kernels.swa_decode.sizes import GROUPS, HEAD_DIM
 from gdnbench_kernels.swa_decode.window import attended
@@ -19,7 +19,7 @@ def ranges(call: Call, indices: Tensor, layout: CacheLayout) -> tuple[Ranges, ..
     counts = attended(indices, lens)
     scales = window_scales(call, indices[counts].long())
     sink = call.tensors.get("attn_sink")
-    return there(
+    return present_ranges(
         (
             extremes("windows", "entries that a request attends to", counts.sum(1)),
             *_scores(call, indices, counts, layout),

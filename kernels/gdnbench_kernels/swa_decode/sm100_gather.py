@@ -81,7 +81,7 @@ class Gather:
         r_factor = cute.make_rmem_tensor((2, EACH), cutlass.Float32)
         r_slot = cute.make_rmem_tensor((EACH,), cutlass.Int32)
         r_bits = cute.make_rmem_tensor((2 * WORDS,), cutlass.Int32)
-        parts = places(shared.kv, down, across)
+        parts = store_addresses(shared.kv, down, across)
         for turn in cutlass.range(scheduler.count, unroll=1):
             token, _ = scheduler.work_tile(turn)
             for i in cutlass.range_constexpr(EACH):
@@ -98,9 +98,9 @@ class Gather:
                         start = group * TOKENS * ROW_BYTES + i * DOWN * ROW_BYTES
                         if cutlass.const_expr(group < groups):
                             self._convert(r_codes[None, group, i], r_scales[None, i], group, r_bits)
-                            store(r_bits, parts, start)
+                            store_words(r_bits, parts, start)
                         else:
-                            store(r_rope[None, i], parts, start)
+                            store_words(r_rope[None, i], parts, start)
                 cute.arch.fence_proxy("async.shared", space="cta")
                 pipelines.kv.producer_commit(state)
                 if cutlass.const_expr(quarter == 0):
@@ -139,7 +139,7 @@ class Gather:
             r_factor[0], r_factor[1] = 1.0, 0.0
             if cutlass.const_expr(self.mla):
                 page, offset = self._page(slot)
-                fetch(page + (DATA_BYTES << self.block_shift) + offset * SCALE_BYTES, r_scales)
+                load_words(page + (DATA_BYTES << self.block_shift) + offset * SCALE_BYTES, r_scales)
             else:
                 factor = cutlass.Float32(self.inv_scale[slot])
                 # NaN if it is infinite, because codes of 0 times infinity are NaN.
@@ -165,9 +165,9 @@ class Gather:
             page, offset = self._page(slot)
             row = page + offset * (DATA_BYTES if self.mla else HEAD_DIM)
             for group in cutlass.range_constexpr(first, min(stop, groups)):
-                fetch(row + group * GROUP + across * CODES, r_codes[None, group])
+                load_words(row + group * GROUP + across * CODES, r_codes[None, group])
             if cutlass.const_expr(stop > groups):
-                fetch(row + GROUPS * GROUP + across * 2 * CODES, r_rope)
+                load_words(row + GROUPS * GROUP + across * 2 * CODES, r_rope)
 
     @cute.jit
     def _store_factors(
@@ -195,13 +195,13 @@ class Gather:
         r_values = cute.make_rmem_tensor((CODES,), cutlass.Float32)
         r_values.store(cute.recast_tensor(r_codes, cutlass.Float8E4M3FN).load().to(cutlass.Float32))
         if cutlass.const_expr(self.mla):
-            factor = power((r_scales[group // 4] >> (8 * (group % 4))) & 0xFF)
+            factor = power_of_scale((r_scales[group // 4] >> (8 * (group % 4))) & 0xFF)
             for i in cutlass.range_constexpr(CODES):
                 r_values[i] = r_values[i] * factor
         cute.recast_tensor(r_bits, cutlass.BFloat16).store(r_values.load().to(cutlass.BFloat16))
 
 
-def fetch(start: cute.Pointer, r_words: cute.Tensor) -> None:
+def load_words(start: cute.Pointer, r_words: cute.Tensor) -> None:
     """Load consecutive bytes from global memory, aligned to the size of one load."""
     size = cute.size(r_words)
     align = min(4 * size, BYTES)
@@ -209,7 +209,7 @@ def fetch(start: cute.Pointer, r_words: cute.Tensor) -> None:
     cute.autovec_copy(cute.make_tensor(words, cute.make_layout(size)), r_words)
 
 
-def places(s_kv: cute.Tensor, row: cutlass.Int32, across: cutlass.Int32) -> list[cutlass.Int32]:
+def store_addresses(s_kv: cute.Tensor, row: cutlass.Int32, across: cutlass.Int32) -> list[cutlass.Int32]:
     """The addresses of a thread's two parts of a row of the first group. A group of 64 features of all tokens
     is rows of 128 bytes, in which the swizzle moves part k of 16 bytes to k ^ (row % 8). All rows and groups
     of a thread have constant distances from these two addresses."""
@@ -217,7 +217,7 @@ def places(s_kv: cute.Tensor, row: cutlass.Int32, across: cutlass.Int32) -> list
     return [start + ((2 * across + part) ^ (row % 8)) * BYTES for part in range(2)]
 
 
-def store(r_words: cute.Tensor, parts: list[cutlass.Int32], distance: int) -> None:
+def store_words(r_words: cute.Tensor, parts: list[cutlass.Int32], distance: int) -> None:
     """Store 16 values of 16 bits to shared memory."""
     for i, part in enumerate(parts):
         target = cute.make_ptr(cutlass.Int32, part + distance, cute.AddressSpace.smem, assumed_align=BYTES)
@@ -226,7 +226,7 @@ def store(r_words: cute.Tensor, parts: list[cutlass.Int32], distance: int) -> No
 
 
 @cute.jit
-def power(scale: cutlass.Int32) -> cutlass.Float32:
+def power_of_scale(scale: cutlass.Int32) -> cutlass.Float32:
     """2^(scale - 127), NaN for 255: scale is the exponent of a normal f32, except 0, whose power is
     subnormal."""
     bits = scale << 23

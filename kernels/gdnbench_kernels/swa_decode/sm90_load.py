@@ -190,7 +190,7 @@ class Loader:
                 # Only in the first turn: later turns have prefetched these queries before.
                 first = blackwell.opaque(turn) == 0
                 self.prefetch_queries(
-                    scheduler, ops.pick(first, I32(self.tuning.prefetch), scheduler.count), warp
+                    scheduler, ops.select_value(first, I32(self.tuning.prefetch), scheduler.count), warp
                 )
             slots, length = later_slots, later_length
             later_slots, later_length = counted(after, after_length, warp), after_length
@@ -301,4 +301,4 @@ class Loader:
 
 def counted(slot: Any, length: Any, warp: Any) -> Any:
     """The slot of this lane's entry; -1 if it does not count."""
-    return ops.pick(warp * 32 + cute.arch.lane_idx() < length, slot, I32(PADDING))
+    return ops.select_value(warp * 32 + cute.arch.lane_idx() < length, slot, I32(PADDING))

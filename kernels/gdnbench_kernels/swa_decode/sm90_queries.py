@@ -61,7 +61,7 @@ class Queries:
             self.store_chunks(own, some, ops.power_of_two(power), lane)
             coefficient = self.scale * F32(LOG2_E) * ops.power_of_two(-power)
             # A query that is not finite has no finite score.
-            spoilt = ops.pick(field == 255, ops.float_of(I32(NO_NUMBER)), coefficient)
+            spoilt = ops.select_value(field == 255, ops.float_of(I32(NO_NUMBER)), coefficient)
             self.store_coefficient(head, spoilt, lane)
 
     def places(self, head: Any, lane: Any) -> list[Any]:
@@ -83,8 +83,8 @@ class Queries:
                 rope = lane >> 3 == BLOCKS - 5
                 evens, odds = even_and_odd(pairs)
                 chunks = (
-                    [ops.pick(rope, x, y) for x, y in zip(evens, chunks[0], strict=True)],
-                    [ops.pick(rope, x, y) for x, y in zip(odds, chunks[1], strict=True)],
+                    [ops.select_value(rope, x, y) for x, y in zip(evens, chunks[0], strict=True)],
+                    [ops.select_value(rope, x, y) for x, y in zip(odds, chunks[1], strict=True)],
                 )
             ops.store_shared(place, *chunks[0])
             ops.store_shared(place ^ CHUNK, *chunks[1])

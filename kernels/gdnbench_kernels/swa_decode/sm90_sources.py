@@ -33,7 +33,7 @@ def wgmma_source(
 ) -> Source:
     """`WgmmaDecode`, which also takes the number of CTAs."""
     check_options(heads, cache_layout, scale_dtype)
-    return Source.of(
+    return Source.create(
         "swa_decode.wgmma_decode",
         f"{__name__}:build_wgmma",
         heads=heads,

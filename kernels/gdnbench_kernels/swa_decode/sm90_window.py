@@ -195,7 +195,8 @@ class DsMlaWindow(DsMlaRows):
         even, even_more, odd, odd_more = words[2 * TILES :]
         rope = (even, odd, even_more, odd_more)
         found[-1] = [
-            ops.pick(coord.group == GROUPS // TILES, x, y) for x, y in zip(rope, found[-1], strict=True)
+            ops.select_value(coord.group == GROUPS // TILES, x, y)
+            for x, y in zip(rope, found[-1], strict=True)
         ]
         return [tuple(a) for a in found]
 

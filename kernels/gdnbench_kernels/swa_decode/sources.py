@@ -54,7 +54,7 @@ def portable_source(
     check_options(heads, cache_layout, scale_dtype)
     if rows not in PORTABLE_ROWS:
         raise ValueError(f"rows is {' or '.join(map(str, PORTABLE_ROWS))}, not {rows}")
-    return Source.of(
+    return Source.create(
         f"swa_decode.mma_sync_decode_{rows}",
         f"{__name__}:build_portable",
         heads=heads,
@@ -87,7 +87,7 @@ def sm100_source(
 ) -> Source:
     """`Tcgen05Decode`, which also takes the number of parts and of CTAs per part."""
     check_options(heads, cache_layout, scale_dtype)
-    return Source.of(
+    return Source.create(
         "swa_decode.tcgen05_decode",
         f"{__name__}:build_sm100",
         heads=heads,

@@ -14,8 +14,8 @@ import cutlass.cute as cute
 
 from gdnbench_kernels.warp_values import bfloats as bfloats
 from gdnbench_kernels.warp_values import float_of as float_of
-from gdnbench_kernels.warp_values import pick as pick
 from gdnbench_kernels.warp_values import reciprocal as reciprocal
+from gdnbench_kernels.warp_values import select_value as select_value
 from gdnbench_kernels.warp_values import widened as widened
 
 I32, F32 = cutlass.Int32, cutlass.Float32
@@ -246,25 +246,25 @@ def greatest(values: list[Any]) -> Any:
 
 def across(value: Any, lanes: int = 4) -> Any:
     """The maximum over the lanes that share a row."""
-    for step in powers(lanes):
+    for step in powers_of_two(lanes):
         value = greater(value, cute.arch.shuffle_sync_bfly(value, step))
     return value
 
 
 def summed(value: Any, lanes: int = 4) -> Any:
     """The sum over the lanes that share a row."""
-    for step in powers(lanes):
+    for step in powers_of_two(lanes):
         value = value + cute.arch.shuffle_sync_bfly(value, step)
     return value
 
 
-def total(values: list[Any]) -> Any:
+def sum_in_pairs(values: list[Any]) -> Any:
     """The sum in pairs, then pairs of pairs."""
     while len(values) > 1:
         values = [x + y for x, y in zip(values[::2], values[1::2], strict=True)]
     return values[0]
 
 
-def powers(below: int) -> list[int]:
+def powers_of_two(below: int) -> list[int]:
     """1, 2, 4 ..., excluding `below`."""
     return [1 << place for place in range(below.bit_length() - 1)]
