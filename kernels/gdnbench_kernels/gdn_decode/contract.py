@@ -268,8 +268,8 @@ def _check_races(plan: SlotPlan) -> None:
     theirs = (slots[found] == plan.read) & (owners[found] != torch.arange(len(plan.read)))
     if (stolen := first_true(theirs)) is not None:
         raise ContractError(
-            f"{NAME}: {element_name('read_indices', (int(plan.active[stolen]),))} is {int(plan.read[stolen])},"
-            f" as is {place(int(found[stolen]))}; one sequence would read what another writes"
+            f"{NAME}: {element_name('read_indices', (int(plan.active[stolen]),))} is {int(plan.read[stolen])}"
+            f", as is {place(int(found[stolen]))}; one sequence would read what another writes"
         )
 
 
