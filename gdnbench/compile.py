@@ -9,7 +9,9 @@ from typing import Any
 
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.ops import operation
-from gdnbench_kernels.compiling import ARCHS, ArchError, Program, Source, program
+from gdnbench_kernels.artifacts import ARCHS
+from gdnbench_kernels.compiling import ArchError, Program, program
+from gdnbench_kernels.source import Source
 
 Sources = Callable[..., Sequence[Source]]
 

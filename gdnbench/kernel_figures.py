@@ -20,7 +20,8 @@ from gdnbench.errors import BadInputError
 from gdnbench.sim.errors import ExportError, UnsupportedError
 from gdnbench.sim.host import DTYPES, NO_CONTENTS, Elf, Extent, TensorType, capture_launches, tensor_type
 from gdnbench.sim.ptx import Immediate, Instruction, Kernel, Register
-from gdnbench_kernels.compiling import STREAM, Program
+from gdnbench_kernels.artifacts import STREAM
+from gdnbench_kernels.compiling import Program
 from gdnbench_kernels.plan import SMEM_LIMIT, TMEM_COLUMNS
 
 TMA = (

@@ -20,8 +20,7 @@ from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.store.recover import open_store
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import drafted
-from gdnbench_kernels.contract import Call, ContractError, Operation
-from gdnbench_kernels.shrinking import Axis
+from gdnbench_kernels.contract import Axis, Call, ContractError, Operation
 
 KEPT = 0.5
 """The share of axes of which everything is kept: shapes that differ in one thing alone are tried as well."""

@@ -23,8 +23,10 @@ from gdnbench.timing.result import Ceiling
 from gdnbench.timing.rotation import CallTensors, Rotation, RotationOptions, held_bytes, size
 from gdnbench.timing.types import Form
 from gdnbench_kernels import programs
-from gdnbench_kernels.compiling import ARCHS, Program, Source, program
+from gdnbench_kernels.artifacts import ARCHS
+from gdnbench_kernels.compiling import Program, program
 from gdnbench_kernels.contract import Launch
+from gdnbench_kernels.source import Source
 
 ROUNDS = 7
 """Of each candidate, after one that does not count; the median is taken."""

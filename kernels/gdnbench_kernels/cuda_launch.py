@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.compiling import ARCHS, STREAM, ArgumentError, Parameter, Program
+from gdnbench_kernels.artifacts import ARCHS, STREAM, ArgumentError, Artifacts, Parameter
 
 DTYPES = {
     "f32": (torch.float32,),
@@ -128,7 +128,7 @@ class _Argument:
         return [ctypes.addressof(self._value)]
 
 
-def launch(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def launch(program: Artifacts, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Enqueue `program` on torch's current stream. The first call loads the program.
 
     Raises NotImplementedError, which names the required device, if torch's current one differs, and
@@ -138,7 +138,7 @@ def launch(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     _loaded(program)(*_packed(program, args, kwargs, device, ctypes.c_void_p(stream)))
 
 
-def prepared(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], None]:
+def prepared(program: Artifacts, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], None]:
     """A function that launches `program` on these arguments, checked and packed once, on torch's then current
     stream. Raises the errors of `launch`."""
     device, stream = current(program)
@@ -153,7 +153,7 @@ def prepared(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def _packed(
-    program: Program,
+    program: Artifacts,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     device: torch.device,
@@ -167,7 +167,7 @@ def _packed(
     ]
 
 
-def current(program: Program) -> tuple[torch.device, int]:
+def current(program: Artifacts) -> tuple[torch.device, int]:
     """(torch's current CUDA device, the handle of its current stream)."""
     wanted = " or ".join(f"{major}.{minor}" for major, minor in ARCHS[program.arch])
     needs = f"{program.name} is compiled for {program.arch} and needs a GPU of compute capability {wanted}"
@@ -181,10 +181,10 @@ def current(program: Program) -> tuple[torch.device, int]:
     return torch.device("cuda", index), torch.cuda.current_stream(index).cuda_stream
 
 
-_functions: WeakKeyDictionary[Program, Callable[..., object]] = WeakKeyDictionary()
+_functions: WeakKeyDictionary[Artifacts, Callable[..., object]] = WeakKeyDictionary()
 
 
-def _loaded(program: Program) -> Callable[..., object]:
+def _loaded(program: Artifacts) -> Callable[..., object]:
     """The program's host function, loaded into this process."""
     found = _functions.get(program)
     if found is None:

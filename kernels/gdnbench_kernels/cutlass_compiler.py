@@ -19,14 +19,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gdnbench_kernels.compiling import STREAM, Parameter, Program, Source
+from gdnbench_kernels.artifacts import STREAM, Artifacts, Parameter
+from gdnbench_kernels.source import Source
 
 
 class CompileError(RuntimeError):
-    """The compiler succeeded, but its output does not fit a `Program`."""
+    """The compiler succeeded, but its output does not fit a `Artifacts`."""
 
 
-def compile_source(source: Source, arch: str, key: str) -> Program:
+def compile_source(source: Source, arch: str, key: str) -> Artifacts:
     """Compile for `arch`; errors of the compiler pass through."""
     import cutlass.cute as cute
 
@@ -42,7 +43,7 @@ def compile_source(source: Source, arch: str, key: str) -> Program:
     function = str(compiled.function_name)
     names = list(compiled.execution_args.signature.parameters)
     types = _parameter_types(compiled.artifacts.MLIR, function)
-    return Program(
+    return Artifacts(
         name=source.name,
         arch=arch,
         key=key,

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from gdnbench_kernels.compiling import ARCHS, Program, Source, program
+from gdnbench_kernels.artifacts import ARCHS
+from gdnbench_kernels.compiling import Program, program
+from gdnbench_kernels.source import Source
 
 SM90, SM100, SM103 = "sm_90a", "sm_100a", "sm_103a"
 BLACKWELL = (SM100, SM103)

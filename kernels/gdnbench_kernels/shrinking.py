@@ -3,48 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.contract import Call, Role, TensorSpec
-
-if TYPE_CHECKING:
-    from gdnbench_kernels.contract import Operation
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """Units of a call that can be removed: sequences, heads, unused slots.
-
-    `keep` makes the call with only the given units, ascending, at least `least` of them. It raises
-    ContractError if they make no valid call. `of_pool`: the units are rows of a pool, and the others are
-    renumbered.
-    """
-
-    name: str
-    units: int
-    keep: Callable[[Sequence[int]], Call]
-    least: int = 1
-    of_pool: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Shrinking:
-    """How to make calls of an operation smaller. All callables take valid calls."""
-
-    axes: Callable[[Operation, Call], tuple[Axis, ...]]
-    """The axes along which a call can shrink, larger parts first. The rest keeps its values; offsets, chunk
-    tables and slots are adapted."""
-    extent: Callable[[Call], dict[str, int]]
-    """The sizes of a call for people, by singular noun: {"token": 9991}."""
-    level: Callable[[Call], dict[str, float]]
-    """A constant, in its range, for all elements of a floating tensor; 1 for a tensor left out."""
-    placed: Callable[[Call, Mapping[str, Sequence[int]]], dict[str, Tensor]] | None = None
-    """The inverse of `Operation.renumber`: the index tensors of a call whose pool rows move to the given
-    rows, by pool. None without pools."""
+from gdnbench_kernels.contract import Axis, Call, Operation, Role, TensorSpec
 
 
 def take_units(tensor: Tensor, axis: int, units: Sequence[int]) -> Tensor:

@@ -183,10 +183,10 @@ def test_folder_that_cannot_be_made(gdnbench: Invoke, tmp_path: Path) -> None:
 
 
 def test_without_the_compiler(gdnbench: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from gdnbench_kernels import compiling
+    from gdnbench_kernels import compiling, source
 
     monkeypatch.setattr(compiling, "_programs", {})
-    monkeypatch.setattr(compiling, "DSL", "no-such-distribution")
+    monkeypatch.setattr(source, "DSL", "no-such-distribution")
     done = gdnbench("compile")
     assert (done.code, done.out) == (3, "")
     assert done.err == "gdnbench: CuTe DSL is not installed: pip install no-such-distribution\n"

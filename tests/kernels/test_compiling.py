@@ -21,18 +21,19 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 from gdnbench import artifact_cache, sim
 from gdnbench.sim.errors import LaunchError
 from gdnbench_kernels import compiling
+from gdnbench_kernels import source as source_module
+from gdnbench_kernels.artifacts import STREAM, Parameter
 from gdnbench_kernels.compiling import (
     CACHE,
     ArchError,
     LoadError,
-    Parameter,
     Program,
-    Source,
     export,
     launching,
     load_program,
     program,
 )
+from gdnbench_kernels.source import Source
 from tests.kernels.compiled_kernels import COLUMNS, arguments, same, wanted
 
 HERE = Path(__file__).parent
@@ -130,11 +131,11 @@ def test_key_depends_on_all_that_decides_the_code(tmp_path: Path, monkeypatch: p
     keys |= {Source.create("k", "keyed.kernel:other", heads=2).key("sm_100a")}
     write(package, helper="A = 2\n")
     keys.add(source.key("sm_100a"))
-    monkeypatch.setattr(compiling, "dsl_version", lambda: "9.9.9")
+    monkeypatch.setattr(source_module, "dsl_version", lambda: "9.9.9")
     keys.add(source.key("sm_100a"))
-    installed = compiling._code_generators()
+    installed = source_module._code_generators()
     assert any(name.endswith(("-cu12", "-cu13")) for name, _ in installed)
-    monkeypatch.setattr(compiling, "_code_generators", lambda: installed[:-1])
+    monkeypatch.setattr(source_module, "_code_generators", lambda: installed[:-1])
     keys.add(source.key("sm_100a"))
     monkeypatch.setenv("CUTE_DSL_COMPILER_OPT", "x")
     keys.add(source.key("sm_100a"))
@@ -167,7 +168,7 @@ def test_unknown_arch() -> None:
 
 
 def test_without_the_compiler(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "DSL", "no-such-distribution")
+    monkeypatch.setattr(source_module, "DSL", "no-such-distribution")
     with pytest.raises(ImportError, match=wording("kernels.cutedsl-missing", package="no-such-distribution")):
         program(AFFINE)
 
@@ -182,7 +183,7 @@ def test_program_is_complete() -> None:
     assert (found.name, found.arch, found.symbol) == ("tests.affine", "sm_100a", AFFINE.symbol)
     matrix = f'!cute.memref<f32, gmem, align<16>, "(?,{COLUMNS}):({COLUMNS},1)">'
     bias = f'!cute.memref<f32, gmem, align<16>, "({COLUMNS}):(1)">'
-    types = [matrix, bias, matrix, "i32", "f32", compiling.STREAM]
+    types = [matrix, bias, matrix, "i32", "f32", STREAM]
     names = ["x", "bias", "y", "count", "factor", "stream"]
     assert found.parameters == tuple(map(Parameter, names, types))
     assert program(PLAIN).parameters[1] == Parameter("bias", None)
@@ -386,7 +387,8 @@ IN_A_PROCESS = """
 import hashlib, sys
 import torch
 from gdnbench import artifact_cache, sim
-from gdnbench_kernels.compiling import Source, program
+from gdnbench_kernels.compiling import program
+from gdnbench_kernels.source import Source
 
 compiled = program(Source.create("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True))
 x = torch.arange(50 * 64, dtype=torch.float32).reshape(50, 64)

@@ -16,8 +16,10 @@ from tests.messages import wording
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench_kernels import cuda_launch
-from gdnbench_kernels.compiling import ArgumentError, Source, program
+from gdnbench_kernels.artifacts import ArgumentError
+from gdnbench_kernels.compiling import program
 from gdnbench_kernels.gdn_prefill import sources
+from gdnbench_kernels.source import Source
 from tests.kernels.compiled_kernels import COLUMNS, ROWS, arguments
 
 AFFINE = Source.create("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from gdnbench.ops import operation
-from gdnbench_kernels.compiling import ARCHS, Program, program
+from gdnbench_kernels.artifacts import ARCHS
+from gdnbench_kernels.compiling import Program, program
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK

@@ -26,7 +26,8 @@ from gdnbench.kernel_figures import (
 )
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.ptx import parse
-from gdnbench_kernels.compiling import Source, program
+from gdnbench_kernels.compiling import program
+from gdnbench_kernels.source import Source
 
 AFFINE = Source.create("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True)
 SPILLING = Source.create("tests.spilling", "tests.kernels.compiled_kernels:spilling")

@@ -13,7 +13,9 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim import Settings, active
 from gdnbench.timing.ceiling import KEY, arch_of, grids, sources
-from gdnbench_kernels.compiling import ArgumentError, Source, program
+from gdnbench_kernels.artifacts import ArgumentError
+from gdnbench_kernels.compiling import program
+from gdnbench_kernels.source import Source
 from tests.seeds import drawn
 
 FRESH = drawn("memory ceiling", 20)

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from gdnbench.ops import operation
 from gdnbench.synth import synthesise
-from gdnbench_kernels.contract import Call
+from gdnbench_kernels.contract import Axis, Call, Shrinking
 from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
 from gdnbench_kernels.run import run_kernel
-from gdnbench_kernels.shrinking import Axis, Shrinking
 
 SMALL = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 

@@ -11,7 +11,8 @@ import torch
 
 from gdnbench.timing.clocks import PerfCounter
 from gdnbench.timing.programs import by_program
-from gdnbench_kernels.compiling import Parameter, Program
+from gdnbench_kernels.artifacts import Parameter
+from gdnbench_kernels.compiling import Program
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -127,7 +128,8 @@ class TestOnAGpu:
         pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
         from gdnbench.timing.ceiling import arch_of
         from gdnbench.timing.cuda_clocks import GraphClock
-        from gdnbench_kernels.compiling import Source, program
+        from gdnbench_kernels.compiling import program
+        from gdnbench_kernels.source import Source
 
         arch = arch_of(torch.device("cuda"))
         options = {"threads": 256, "unroll": 4, "no_allocate": False}

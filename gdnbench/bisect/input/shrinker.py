@@ -12,8 +12,7 @@ from gdnbench.bisect.input.failure import Signature
 from gdnbench.bisect.input.probing import Candidate, CandidateProber
 from gdnbench.bisect.verdict import Verdict
 from gdnbench.errors import BAD_INPUT_ERRORS
-from gdnbench_kernels.contract import Call, ContractError
-from gdnbench_kernels.shrinking import Axis, Shrinking
+from gdnbench_kernels.contract import Axis, Call, ContractError, Shrinking
 
 COARSE = 8
 """Parts that every axis is cut into before one of them is cut into single units: a probe of a small record is

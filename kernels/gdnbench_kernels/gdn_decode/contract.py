@@ -26,6 +26,7 @@ from gdnbench_kernels.contract import (
     Role,
     ScalarSpec,
     Shaped,
+    Shrinking,
     Stage,
     TensorSpec,
     Work,
@@ -52,7 +53,6 @@ from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
 from gdnbench_kernels.gdn_decode.stage_rules import stage_limit
 from gdnbench_kernels.gdn_decode.steps import CUTE_STEPS, EXACT_STEPS, TORCH_STEPS
 from gdnbench_kernels.gdn_decode.synth import synth
-from gdnbench_kernels.shrinking import Shrinking
 from gdnbench_kernels.validate import (
     element_name,
     first_true,

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.contract import Call, Operation
+from gdnbench_kernels.contract import Axis, Call, Operation
 from gdnbench_kernels.gdn_decode.slots import PADDING
 from gdnbench_kernels.shrinking import (
-    Axis,
     axis_of,
     head_axes,
     optional_axis,

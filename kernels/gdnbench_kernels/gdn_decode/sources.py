@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-from gdnbench_kernels.compiling import Source
 from gdnbench_kernels.gdn_decode.decode_plan import Advice, DecodePlan, Transport, chosen
 from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM, MAX_TOKENS
+from gdnbench_kernels.source import Source
 
 ALIGN = 16
 """Alignment of q, k, v, o, their rows and every slot in bytes: a lane copies that many at once."""

@@ -21,6 +21,7 @@ from gdnbench_kernels.contract import (
     Role,
     ScalarSpec,
     Shaped,
+    Shrinking,
     Stage,
     TensorSpec,
     Work,
@@ -48,7 +49,6 @@ from gdnbench_kernels.gdn_prefill.ranges import ranges
 from gdnbench_kernels.gdn_prefill.stage_rules import stage_limit, with_rounded_sums
 from gdnbench_kernels.gdn_prefill.steps import CUT, EXACT_STEPS, SM100_STEPS, TORCH_STEPS
 from gdnbench_kernels.gdn_prefill.synth import synth
-from gdnbench_kernels.shrinking import Shrinking
 from gdnbench_kernels.validate import (
     check_integers,
     first_true,

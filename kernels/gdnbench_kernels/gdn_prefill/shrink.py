@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.contract import Call, Operation
+from gdnbench_kernels.contract import Axis, Call, Operation
 from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, chunk_bound, plan_chunks
 from gdnbench_kernels.gdn_prefill.reference import reference
-from gdnbench_kernels.shrinking import Axis, head_axes, optional_axis, select_units, with_tensors
+from gdnbench_kernels.shrinking import head_axes, optional_axis, select_units, with_tensors
 
 CHUNK_SIZE = 64
 """The contract's default chunk size."""

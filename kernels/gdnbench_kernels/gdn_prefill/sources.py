@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-from gdnbench_kernels.compiling import Source
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
+from gdnbench_kernels.source import Source
 
 ALIGN = 16
 """Bytes that every tensor is aligned to: what TMA asks of a base address."""

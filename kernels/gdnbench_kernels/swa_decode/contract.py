@@ -25,11 +25,11 @@ from gdnbench_kernels.contract import (
     Role,
     ScalarSpec,
     Shaped,
+    Shrinking,
     TensorSpec,
     Tolerance,
     Work,
 )
-from gdnbench_kernels.shrinking import Shrinking
 from gdnbench_kernels.swa_decode import shrink
 from gdnbench_kernels.swa_decode.layouts import SERVED as SERVED_LAYOUTS
 from gdnbench_kernels.swa_decode.layouts import CacheLayout

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.contract import Call, Operation
-from gdnbench_kernels.shrinking import Axis, axis_of, optional_axis, pool_axis, with_tensors
+from gdnbench_kernels.contract import Axis, Call, Operation
+from gdnbench_kernels.shrinking import axis_of, optional_axis, pool_axis, with_tensors
 from gdnbench_kernels.swa_decode.window import PADDING, attended, flat_indices, shaped_indices
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gdnbench_kernels.compiling import Source
+from gdnbench_kernels.source import Source
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.sm90_plan import Tuning
 from gdnbench_kernels.swa_decode.sources import Build, Layout, ScaleDtype, check_options, examples

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-from gdnbench_kernels.compiling import Source
+from gdnbench_kernels.source import Source
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.sizes import HEAD_DIM, MAX_HEADS
 
