@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from gdnbench.capture.hook import AfterImport, CaptureFinder, install
+from gdnbench.capture.hook import AfterImport, CaptureFinder, install_finder
 
 
 def _load() -> Mapping[str, AfterImport]:
@@ -38,4 +38,4 @@ def _fix_store() -> None:
 
 
 _fix_store()
-install(CaptureFinder(_load))
+install_finder(CaptureFinder(_load))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from gdnbench.capture import runtime
 from gdnbench.capture.destination import check_objects, local_store
-from gdnbench.capture.hook import CaptureFinder, install, remove
+from gdnbench.capture.hook import CaptureFinder, install_finder, remove_finder
 from gdnbench.capture.launch import check_store
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.recorder import Counts
@@ -32,14 +32,14 @@ def capturing(store: Address, options: CaptureOptions | None = None) -> Iterator
     capture = runtime.Capture(path, options, report=Report(None), on_first_record=runtime.start_sealer)
     finder = CaptureFinder(lambda: capture.patcher.after_import)
     session = capture.session
-    install(finder)
+    install_finder(finder)
     capture.patcher.patch_loaded()
     runtime.running.append(capture)
     try:
         yield session.counts
     finally:
         runtime.running.remove(capture)
-        remove(finder)
+        remove_finder(finder)
         capture.patcher.restore()
         session.close()
     if session.segment is not None:

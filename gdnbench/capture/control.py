@@ -104,7 +104,7 @@ class _Handler:
             self.earlier(number, frame)
 
 
-class Remote:
+class SwitchControl:
     """Controls a `Switch` from outside: watches the control file and handles the signal. Restarts in a forked
     child."""
 

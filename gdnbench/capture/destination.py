@@ -24,7 +24,7 @@ def local_store(address: Address) -> Path:
 def check_objects(url: str, options: CaptureOptions) -> None:
     """Check, before the command runs, that a capture can be written to `url`, and begin it there.
 
-    BadInputError for options that an object store does not support; raises what `begin` raises.
+    BadInputError for options that an object store does not support; raises what `begin_store` raises.
     """
     if options.when_over == "drop-oldest":
         raise BadInputError(

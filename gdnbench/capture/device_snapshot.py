@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gdnbench.capture.adapter import Seen
 from gdnbench.capture.packing import Bundle, Fill, copy_fill, pack, packed_bytes
-from gdnbench.capture.snapshot import Copied, Form, elements, snapshot
+from gdnbench.capture.snapshot import Copied, Form, detached_elements, snapshot
 from gdnbench.capture.streams import HostCopy, Streams
 from gdnbench.pools import row_sums
 from gdnbench_kernels.contract import Call, Operation, Role
@@ -212,6 +212,6 @@ def snapshot_on_device(
             # Copy: the record is written after the device copies, when the caller may have reused the tensor.
             here[name] = snapshot(one, reused=True)
             continue
-        tensor, forms[name] = elements(one.tensor), Form.from_seen(one)
+        tensor, forms[name] = detached_elements(one.tensor), Form.from_seen(one)
         fills |= pools[name].fills(name, tensor) if name in pools else {name: copy_fill(tensor)}
     return DeviceSnapshot(here, forms, frozenset(pools), fills)

@@ -140,11 +140,11 @@ def _call_after_exec(spec: ModuleSpec, after_import: AfterImport) -> None:
         loader.exec_module = exec_then_patch  # type: ignore[method-assign, union-attr]
 
 
-def install(finder: CaptureFinder) -> None:
+def install_finder(finder: CaptureFinder) -> None:
     # First, because other finders that return their own loaders must not hide a target.
     sys.meta_path.insert(0, finder)
 
 
-def remove(finder: CaptureFinder) -> None:
+def remove_finder(finder: CaptureFinder) -> None:
     if finder in sys.meta_path:
         sys.meta_path.remove(finder)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture import adapters
 from gdnbench.capture.adapter import Adapter, Target
-from gdnbench.capture.control import Remote, Switch
+from gdnbench.capture.control import Switch, SwitchControl
 from gdnbench.capture.destination import local_store
 from gdnbench.capture.hook import AfterImport
 from gdnbench.capture.options import OPTIONS_VARIABLE, STORE_VARIABLE, CaptureOptions
@@ -44,7 +44,7 @@ class Capture:
         self._report = report
         self._on_first_record = on_first_record
         self._session: Session | None = None
-        self._remote = Remote(Switch(options.paused), options, report)
+        self._remote = SwitchControl(Switch(options.paused), options, report)
         found, problems = adapters.load_adapters(options)
         for problem in problems:
             report.note("problem", text=problem)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from gdnbench.capture.adapter import Adapter, Observation, Seen, Target, operations_of
-from gdnbench.capture.control import Remote, Switch
+from gdnbench.capture.control import Switch, SwitchControl
 from gdnbench.capture.graphs import GraphCall, Graphs
 from gdnbench.capture.inflight import (
     CallName,
@@ -104,13 +104,13 @@ class Session:
         on_first_record: Callable[[Path], None] | None = None,
         streams: Streams = CUDA,
         graph_class: type[Any] = torch.cuda.CUDAGraph,
-        remote: Remote | None = None,
+        remote: SwitchControl | None = None,
     ) -> None:
         self._store = store
         self._options = options
         self._report = report
         self._on_first_record = on_first_record
-        self._remote = Remote(Switch(options.paused), options, report) if remote is None else remote
+        self._remote = SwitchControl(Switch(options.paused), options, report) if remote is None else remote
         self._switch = self._remote.switch
         self.selection = Selection(options, self._switch)
         self.triggers = Triggers(options)

@@ -101,7 +101,7 @@ def is_plain(tensor: Tensor) -> bool:
     return type(tensor) in _PLAIN and tensor.layout is torch.strided
 
 
-def elements(tensor: Tensor) -> Tensor:
+def detached_elements(tensor: Tensor) -> Tensor:
     """The tensor detached from its autograd graph, so that a copy neither keeps the graph alive nor joins it.
 
     TypeError for tensors whose elements are not in this process in strided form.
@@ -112,13 +112,13 @@ def elements(tensor: Tensor) -> Tensor:
 
 
 def snapshot(seen: Seen, *, reused: bool, kept: Tensor | None = None) -> Copied:
-    """Copy the elements of a tensor on the CPU. TypeError as for `elements`.
+    """Copy the elements of a tensor on the CPU. TypeError as for `detached_elements`.
 
     `reused`: the caller may write to the tensor before the copy is stored. An output of a CPU call is
     journalled before the caller sees it, so a contiguous one is not copied. `kept` is an existing copy to
     use.
     """
-    tensor = elements(seen.tensor)
+    tensor = detached_elements(seen.tensor)
     if kept is None:
         kept = _copy(tensor) if reused else tensor.contiguous()
     return Form.from_seen(seen).copied(kept)

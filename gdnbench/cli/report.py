@@ -37,13 +37,13 @@ def report(
     count = sum(len(run.records) for run in found)
     said = f"{count} record{'' if count == 1 else 's'}"
     if output is not None:
-        from gdnbench.page.build import write
+        from gdnbench.page.build import write_page
 
-        write(found, output, title)
+        write_page(found, output, title)
         print(f"{output}: {said}, {output.stat().st_size / 2**20:.1f} MiB")
     if png is not None:
-        from gdnbench.pictures.draw import draw, left_out
+        from gdnbench.pictures.draw import draw_pictures, records_left_out
 
-        pictures, rest = draw(found, png), left_out(found)
+        pictures, rest = draw_pictures(found, png), records_left_out(found)
         some = f"; {rest} of them without any of their own" if rest else ""
         print(f"{png}: {said}, {len(pictures)} picture{'' if len(pictures) == 1 else 's'}{some}")

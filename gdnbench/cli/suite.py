@@ -51,13 +51,13 @@ def suite(
     3 something could not run here.
     """
     from gdnbench.suite.folder import suite_at
-    from gdnbench.suite.read import only
+    from gdnbench.suite.read import restrict_to_entries
     from gdnbench.suite.run import run_suite
 
     is_spread(workers, scheduler)
     folder = folder_to_write(Path(f"{suite.resolve().stem}.results") if results is None else results)
     asked = suite_at(suite)
-    chosen = asked if entry is None else only(asked, entry)
+    chosen = asked if entry is None else restrict_to_entries(asked, entry)
     among = None if records is None else record_ranges(records)
     with progress("suite") as advance:
         result = run_suite(

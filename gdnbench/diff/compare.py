@@ -17,7 +17,7 @@ from gdnbench.diff.pairs import pair
 from gdnbench.errors import BAD_INPUT_ERRORS, BadInputError, StoreError
 from gdnbench.judge import calls
 from gdnbench.judge.block_stats import Tolerance
-from gdnbench.judge.location import whole
+from gdnbench.judge.location import whole_tensor
 from gdnbench.judge.record import Judge
 from gdnbench.judge.result import Side, TensorResult
 from gdnbench.judge.row_source import Stored
@@ -140,14 +140,14 @@ class _Owners:
     def partition_of(self, name: str, when: When, handle: TensorHandle) -> Partition:
         rows = handle.meta.shape[0] if handle.meta.shape else 1
         if self.op.spec(name).role is Role.INPUT:
-            return whole(rows)
+            return whole_tensor(rows)
         try:
             if self.call is None:
                 self.call = calls.outline_call(self.record, self.op)
             return self.op.partition(self.call, name)
         except KeyError as error:
             self.notes.append(f"{name}: all rows compared, because {error} is not recorded")
-            return whole(rows)
+            return whole_tensor(rows)
 
 
 def _strangers(a: StoredRecord, b: StoredRecord, op: Operation) -> Iterator[str]:

@@ -34,7 +34,7 @@ class Location:
         return f"[{', '.join(map(str, self.index))}]" + (f" ({', '.join(words)})" if words else "")
 
 
-def whole(rows: int) -> Partition:
+def whole_tensor(rows: int) -> Partition:
     """All `rows` rows of a tensor as one region without sequence or head."""
     return Partition((Region(0, rows, NO_SEQUENCE),), None)
 

@@ -75,7 +75,7 @@ class Judge:
         oracle = self._run(ORACLE, record, operation, compact) if needs_oracle else {}
         yardstick = self._run(YARDSTICK, record, operation, compact) if isinstance(self.rule, Bound) else {}
         results: list[TensorResult] = []
-        for name in compared(operation, compact):
+        for name in compared_tensors(operation, compact):
             subject = replace(subject_of(record, operation, compact, name), grid=self.grids)
             if name not in outputs:  # a kernel returns all of them; a record may lack some
                 results.append(
@@ -155,7 +155,7 @@ def judge_call(
     oracle = run_kernel(operation, ORACLE, call)
     yardstick = run_kernel(operation, YARDSTICK, call) if isinstance(rule, Bound) else {}
     results: list[TensorResult] = []
-    for name in compared(operation, call):
+    for name in compared_tensors(operation, call):
         axes = operation.spec(name).axes_in(call.conventions)
         subject = Subject(name, When.AFTER, operation.partition(call, name), axes)
         tolerance = operation.tolerances.get(name)
@@ -195,7 +195,7 @@ def _tolerated(
     return [*results, show_difference(difference, Memory(outputs[name]), Memory(other[name]))]
 
 
-def compared(operation: Operation, call: Call) -> tuple[str, ...]:
+def compared_tensors(operation: Operation, call: Call) -> tuple[str, ...]:
     """The tensors of a call that are compared: its outputs and what it mutates, in contract order."""
     outputs = operation.outputs(call)
     return tuple(

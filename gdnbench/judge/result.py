@@ -34,7 +34,7 @@ class GroupErrors:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LimitCheck:
     """An error and its limit, of the whole tensor or of a (sequence, chunk, head).
 
     The group is the one that comes closest to its limit or exceeds it most.
@@ -80,7 +80,7 @@ class TensorResult:
     groups: tuple[GroupErrors, ...] = field(default=())
     judged: bool = True  # False: shown only; does not affect the outcome
     stage: bool = False  # an intermediate result, not an output
-    held: tuple[Held, ...] = ()  # each limit of a bound, exceeded or not
+    held: tuple[LimitCheck, ...] = ()  # each limit of a bound, exceeded or not
     grid: Grid | None = field(default=None, compare=False)  # errors by chunk and head, if requested
 
     @property

@@ -17,7 +17,7 @@ from torch import Tensor
 from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.by_tensor import ByTensor
 from gdnbench.judge.record import YARDSTICK
-from gdnbench.judge.result import Held, Side, TensorResult
+from gdnbench.judge.result import LimitCheck, Side, TensorResult
 from gdnbench.judge.row_source import Memory
 from gdnbench.judge.rule import Bitwise, Bound, Rule
 from gdnbench.judge.tensor import Subject, judge, judge_against_target, missing_tensor, show_difference
@@ -151,7 +151,7 @@ def _excused(subject: Subject, oracle: Tensor, yardstick: Tensor) -> Tensor:
     return excused
 
 
-def against_limit(subject: Subject, tensor: Tensor, oracle: Tensor, limit: Limit) -> tuple[Held, ...]:
+def against_limit(subject: Subject, tensor: Tensor, oracle: Tensor, limit: Limit) -> tuple[LimitCheck, ...]:
     """The (sequence, chunk, head), and the part of one, that come closest to the limit or exceed it most.
 
     Elements that are not finite in both count as equal: another check judges whether they may be so.
@@ -165,7 +165,7 @@ def against_limit(subject: Subject, tensor: Tensor, oracle: Tensor, limit: Limit
         if errors is _parts and limit.block is None:
             continue
         all_held = [
-            Held(what, one.error, one.allowed, region.sequence, region.chunk, one.head)
+            LimitCheck(what, one.error, one.allowed, region.sequence, region.chunk, one.head)
             for region, x, y in tiles
             for one in errors(region, x, y, limit)
         ]

@@ -35,7 +35,7 @@ from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.grid import Grid, grid_of
 from gdnbench.judge.location import locate
 from gdnbench.judge.metrics import Comparison, Groups, Worst, compare
-from gdnbench.judge.result import Held, Side, TensorResult, worst_groups
+from gdnbench.judge.result import LimitCheck, Side, TensorResult, worst_groups
 from gdnbench.judge.row_source import Memory, RowSource
 from gdnbench.judge.rule import Bitwise, Bound
 from gdnbench.record import When
@@ -110,7 +110,7 @@ def judge(
     own = subject.compare(Memory(screened.tensor), y)
     torchs = subject.compare(Memory(screened.yardstick), y)
     reasons = screened.reasons
-    held: tuple[Held, ...] = ()
+    held: tuple[LimitCheck, ...] = ()
     if bound is not None:
         allowance = _Allowance.for_dtype(tensor.dtype, bound.factor(subject.name), added)
         held = _held_to(own, torchs, allowance, screened.largest)
@@ -355,21 +355,25 @@ def _over_bound(
     return tuple(reasons)
 
 
-def _held_to(own: Comparison, torchs: Comparison, allowance: _Allowance, largest: float) -> tuple[Held, ...]:
+def _held_to(
+    own: Comparison, torchs: Comparison, allowance: _Allowance, largest: float
+) -> tuple[LimitCheck, ...]:
     """The three limits of `_over_bound`, with their errors."""
     by_head = own.groups.by_sequence()
     errors, roots = by_head.rms(), by_head.rms_reference()
     limits = allowance.limit(torchs.groups.by_sequence().rms(), roots)
-    found = [Held("RMS", own.total.rms, allowance.limit(torchs.total.rms, own.total.rms_reference))]
+    found = [LimitCheck("RMS", own.total.rms, allowance.limit(torchs.total.rms, own.total.rms_reference))]
     if errors.size:
         tightest = np.where(errors > 0, errors / np.maximum(limits, np.finfo(np.float64).tiny), 0.0).argmax()
         region, head = (int(i) for i in np.unravel_index(tightest, errors.shape))
         sequence = by_head.regions[region].sequence
         error, limit = float(errors[region, head]), float(limits[region, head])
-        found.append(Held("RMS of a sequence and head", error, limit, sequence, head=head))
+        found.append(LimitCheck("RMS of a sequence and head", error, limit, sequence, head=head))
     at = own.worst.at if own.worst is not None else None
     place = () if at is None else (at.sequence, at.chunk, at.head)
-    found.append(Held("largest", own.total.max_abs, allowance.limit(torchs.total.max_abs, largest), *place))
+    found.append(
+        LimitCheck("largest", own.total.max_abs, allowance.limit(torchs.total.max_abs, largest), *place)
+    )
     return tuple(found)
 
 

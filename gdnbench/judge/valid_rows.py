@@ -1,4 +1,4 @@
-"""What of a kernel's tensors counts: two runs may leave different bits in rows that belong to nobody."""
+"""Selects the valid rows of a kernel's tensors: padding rows may differ between two runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from gdnbench_kernels.contract import Call, Operation
 
 
-def counted(operation: Operation, call: Call, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Outputs and stages of `call` by name, as copies with zeros in rows of no region, and in a chunk's rows
+def keep_valid_rows(operation: Operation, call: Call, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of outputs and stages of `call`, by name, with zeros in rows of no region, and in a chunk's rows
     past its last token."""
     found = {}
     for name, tensor in tensors.items():

@@ -86,7 +86,7 @@ class Candidates:
             self.tally.first_refused = self.tally.first_refused or f"{result.outcome}: {result.reason}"
             return
         self.tally.judged += 1
-        why = mismatch(result)
+        why = describe_mismatch(result)
         if why is not None:
             self.tally.kept += self._keep(record, f"mismatch:{why}")
 
@@ -133,7 +133,7 @@ class Candidates:
         return sum(found.values())
 
 
-def mismatch(result: RecordResult) -> str | None:
+def describe_mismatch(result: RecordResult) -> str | None:
     """The recorded tensors that are wrong, and the worst error / limit; None if none is wrong."""
     wrong = [one for one in result.tensors if one.side is Side.AGAINST and not one.passed]
     if not wrong:

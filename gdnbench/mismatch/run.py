@@ -63,7 +63,7 @@ def run_judged(
             file=sys.stderr,
         )
         return status or Exit.CANNOT_RUN
-    for line in summary(json.loads(found), store):
+    for line in mismatch_summary(json.loads(found), store):
         print(f"gdnbench: {line}", file=sys.stderr)
     return status
 
@@ -72,7 +72,7 @@ def _ended(status: int) -> str:
     return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
-def summary(tally: dict[str, object], store: object) -> list[str]:
+def mismatch_summary(tally: dict[str, object], store: object) -> list[str]:
     """The summary lines for stderr."""
     some = [
         f"{tally[count]} {one if tally[count] == 1 else many} in {store}"

@@ -10,8 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from gdnbench.errors import BadInputError
-from gdnbench.page.document import GRID_CHARACTERS, document
-from gdnbench.page.embed import digest, script_json
+from gdnbench.page.document import GRID_CHARACTERS, page_data
+from gdnbench.page.embed import csp_hash, script_json
 from gdnbench.printable import printable
 from gdnbench.report.runs import Run
 from gdnbench.whole_file import replace_text
@@ -23,19 +23,21 @@ _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=const|function|async|class)", re.MULTILINE)
 
 
-def page(runs: Sequence[Run], title: str = "gdnbench report", grid_characters: int = GRID_CHARACTERS) -> str:
+def render_page(
+    runs: Sequence[Run], title: str = "gdnbench report", grid_characters: int = GRID_CHARACTERS
+) -> str:
     """The HTML document for `runs`; deterministic.
 
-    `grid_characters`: see `document`. BadInputError for no runs, or a run with invalid content.
+    `grid_characters`: see `page_data`. BadInputError for no runs, or a run with invalid content.
     """
     if not runs:
         raise BadInputError("a report of no runs: name run stores, or files of replay --json")
-    index, blocks = document(runs, title, grid_characters)
+    index, blocks = page_data(runs, title, grid_characters)
     style = "\n".join(_asset("style", f"{name}.css") for name in STYLES)
     script = script_of(MAIN)
     # The policy allows the inline script and style by digest, and blocks everything else.
     policy = (
-        f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; "
+        f"default-src 'none'; script-src {csp_hash(script)}; style-src {csp_hash(style)}; "
         "base-uri 'none'; form-action 'none'"
     )
     values = {
@@ -52,9 +54,9 @@ def page(runs: Sequence[Run], title: str = "gdnbench report", grid_characters: i
     return re.sub(r"@(\w+)@", lambda found: values[found[1]], _asset("page.html"))
 
 
-def write(runs: Sequence[Run], path: Path, title: str = "gdnbench report") -> None:
-    """Write `page` to a file, atomically; BadInputError if it cannot be written."""
-    text = page(runs, title)
+def write_page(runs: Sequence[Run], path: Path, title: str = "gdnbench report") -> None:
+    """Write `render_page` to a file, atomically; BadInputError if it cannot be written."""
+    text = render_page(runs, title)
     try:
         replace_text(path, text)
     except OSError as error:

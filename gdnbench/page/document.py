@@ -11,9 +11,9 @@ from typing import Any
 
 from gdnbench.page.embed import packed_json
 from gdnbench.page.provenance import provenance
-from gdnbench.page.repeat import command
-from gdnbench.report.growth import growth, rounded
-from gdnbench.report.ranking import Entry, ranked
+from gdnbench.page.repeat import repeat_command
+from gdnbench.report.growth import error_growth, round_for_chart
+from gdnbench.report.ranking import Entry, rank_records
 from gdnbench.report.runs import Run, as_replayed
 from gdnbench.version import __version__
 
@@ -25,7 +25,7 @@ GRID_CHARACTERS = 96 << 20
 none."""
 
 
-def document(
+def page_data(
     runs: Sequence[Run], title: str, grid_characters: int = GRID_CHARACTERS
 ) -> tuple[dict[str, Any], list[str]]:
     """The index, and the blocks: `packed_json` of lists of records. BadInputError for a run with invalid
@@ -35,7 +35,7 @@ def document(
 
 
 def _document(runs: Sequence[Run], title: str, grid_characters: int) -> tuple[dict[str, Any], list[str]]:
-    entries = ranked(runs)
+    entries = rank_records(runs)
     kept = _grids_kept(entries, grid_characters)
     blocks = [
         packed_json(
@@ -57,7 +57,7 @@ def _document(runs: Sequence[Run], title: str, grid_characters: int) -> tuple[di
         "block": BLOCK,
         "failures": sum(entry.failed for entry in entries),
         "provenance": provenance(runs),
-        "growth": growth([(entry.run, entry.record) for entry in entries]),
+        "growth": error_growth([(entry.run, entry.record) for entry in entries]),
         "without_grid": sum(
             place not in kept and _grid_characters(entry.record) > 0 for place, entry in enumerate(entries)
         ),
@@ -88,7 +88,7 @@ def _columns(entries: Sequence[Entry], strings: dict[str, int]) -> dict[str, lis
         "run": [entry.run for entry in entries],
         "number": [entry.record["number"] for entry in entries],
         "step": [entry.record["step"] for entry in entries],
-        "ratio": [rounded(entry.ratio) for entry in entries],
+        "ratio": [round_for_chart(entry.ratio) for entry in entries],
         "severity": [entry.severity for entry in entries],
         **{
             name: [interned(entry.record[name]) for entry in entries]
@@ -108,7 +108,7 @@ def _first_reason(record: Mapping[str, Any]) -> str:
 
 def _details(run: Run, entry: Entry, with_grid: bool) -> dict[str, Any]:
     record = dict(entry.record)
-    record["command"] = command(run.header, record, run.process.get("argv") or ())
+    record["command"] = repeat_command(run.header, record, run.process.get("argv") or ())
     if not with_grid:
         record["tensors"] = [{**tensor, "grid": None} for tensor in record["tensors"]]
         record["grid_left_out"] = _grid_characters(entry.record) > 0

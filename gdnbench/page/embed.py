@@ -30,7 +30,7 @@ def packed_json(value: Any) -> str:
     return base64.b64encode(packed).decode("ascii")
 
 
-def digest(text: str) -> str:
+def csp_hash(text: str) -> str:
     """The hash of an inline script or style, as a Content-Security-Policy writes it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 

@@ -12,12 +12,14 @@ from gdnbench.judge.by_tensor import replay_options_of
 _CARRIED = ("--timeout", "--accept", "--schedule", "--shape")
 
 
-def command(header: Mapping[str, str], record: Mapping[str, Any], arguments: Sequence[str] = ()) -> str:
+def repeat_command(
+    header: Mapping[str, str], record: Mapping[str, Any], arguments: Sequence[str] = ()
+) -> str:
     """The command that replays `record`, or compares it again. `arguments`: the original command line."""
-    return " ".join(quote(word) for word in ("gdnbench", *_words(header, record, arguments)))
+    return " ".join(shell_quote(word) for word in ("gdnbench", *_words(header, record, arguments)))
 
 
-def quote(word: str) -> str:
+def shell_quote(word: str) -> str:
     """`word` quoted for a shell, on one line: unprintable characters as $'...' of bash and zsh."""
     if word.isprintable():
         return shlex.quote(word)

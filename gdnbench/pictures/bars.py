@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from gdnbench.errors import Exit
 from gdnbench.judge.ulp import bucket_label
 from gdnbench.pictures.canvas import BLUE, GREEN, GREY, ORANGE, PURPLE, number_log, panels
-from gdnbench.pictures.labels import clean
+from gdnbench.pictures.labels import drawable_text
 from gdnbench.report.outcome import Outcome
 
 _KINDS = {
@@ -22,7 +22,7 @@ _KINDS = {
 }
 
 
-def verdicts(runs: Sequence[tuple[str, Mapping[str, int]]], below: str) -> Figure:
+def verdict_bars(runs: Sequence[tuple[str, Mapping[str, int]]], below: str) -> Figure:
     """The number of records of each run by outcome; `below` is the caption."""
     figure, (axis,) = panels("Records by outcome", 1, height=1.1 + 0.75 * len(runs))
     for row, (name, outcomes) in enumerate(runs):
@@ -34,7 +34,7 @@ def verdicts(runs: Sequence[tuple[str, Mapping[str, int]]], below: str) -> Figur
             axis.barh(row, count, 0.5, left=start, color=colour, hatch=hatch, edgecolor="white")
             start += count
         words = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-        axis.text(0, row - 0.33, clean(f"{name}: {words or 'no record'}", 120), va="bottom")
+        axis.text(0, row - 0.33, drawable_text(f"{name}: {words or 'no record'}", 120), va="bottom")
     axis.set_ylim(len(runs) - 0.5, -0.75)
     axis.set_yticks([])
     axis.spines.left.set_visible(False)
@@ -42,7 +42,7 @@ def verdicts(runs: Sequence[tuple[str, Mapping[str, int]]], below: str) -> Figur
     return figure
 
 
-def ulp(title: str, tensors: Sequence[tuple[str, Sequence[int]]]) -> Figure:
+def ulp_histogram(title: str, tensors: Sequence[tuple[str, Sequence[int]]]) -> Figure:
     """Histogram of ULP distances for each of `tensors`."""
     figure, axes = panels(title, len(tensors), height=2.0)
     for axis, (name, counts) in zip(axes, tensors, strict=True):
@@ -66,7 +66,7 @@ def _distance(bucket: int) -> str:
     return bucket_label(bucket) if bucket < 10 else f"2^{bucket - 1} .."
 
 
-def stages(title: str, shares: Sequence[Mapping[str, Any]]) -> Figure:
+def stage_bars(title: str, shares: Sequence[Mapping[str, Any]]) -> Figure:
     """The error that each stage adds and inherits, relative to its exact value."""
     figure, (axis,) = panels(title, 1, height=1.0 + 0.42 * len(shares))
     at = np.arange(len(shares))
@@ -84,7 +84,7 @@ def stages(title: str, shares: Sequence[Mapping[str, Any]]) -> Figure:
     axis.set_xlim(least, largest)
     number_log(axis.xaxis, least, largest)
     names = [f"{share['stage']}  ({share['step']})" for share in shares]
-    axis.set_yticks(at, [clean(name, 40) for name in names])
+    axis.set_yticks(at, [drawable_text(name, 40) for name in names])
     axis.set_ylim(len(shares) - 0.5, -0.5)
     axis.set_xlabel("RMS error / RMS of the stage's exact value")
     axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

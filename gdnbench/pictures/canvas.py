@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from gdnbench.pictures.labels import clean
+from gdnbench.pictures.labels import drawable_text
 
 DPI = 120
 WIDTH = 9.0
@@ -43,7 +43,7 @@ _STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def styled() -> Iterator[None]:
+def figure_style() -> Iterator[None]:
     """Context in which figures look the same whatever the user's matplotlib settings are."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -55,18 +55,18 @@ def panels(title: str, count: int, height: float, across: int = 1) -> tuple[Figu
     """A figure with `count` panels, each `height` inches high."""
     rows = -(-count // across)
     figure = Figure(figsize=(WIDTH, 0.7 + rows * height), dpi=DPI, layout="constrained")
-    figure.suptitle(clean(title), x=0.01, ha="left")
+    figure.suptitle(drawable_text(title), x=0.01, ha="left")
     axes = [figure.add_subplot(rows, across, number + 1) for number in range(count)]
     return figure, axes
 
 
-def save(figure: Figure, path: Path) -> Path:
+def save_png(figure: Figure, path: Path) -> Path:
     """Save `figure` as a PNG without time and software name."""
     figure.savefig(path, format="png", metadata={"Software": None})
     return path
 
 
-def decade(values: np.ndarray) -> tuple[float, float]:
+def log_limits(values: np.ndarray) -> tuple[float, float]:
     """Limits of a logarithmic axis for the finite positive `values`, at least a decade apart so that small
     differences look small; 1 to 10 without values."""
     there = values[np.isfinite(values) & (values > 0)]

@@ -77,7 +77,7 @@ def cells_of(grid: Grid, dtype: str) -> Cells:
     return Cells(values.T, grid.regions, of_torch, grid.left_out)
 
 
-def pooled(values: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, int, int]:
+def max_pooled(values: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, int, int]:
     """`values` [H, R] reduced by the maximum of blocks to at most `rows` x `columns`, and the block's rows
     and columns."""
     down, across = (

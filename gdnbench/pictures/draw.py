@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.pictures.cells import cells_of
-from gdnbench.pictures.labels import clean
+from gdnbench.pictures.labels import drawable_text
 from gdnbench.report.grids import grid_from_json
-from gdnbench.report.growth import growth
-from gdnbench.report.ranking import Entry, ranked
+from gdnbench.report.growth import error_growth
+from gdnbench.report.ranking import Entry, rank_records
 from gdnbench.report.runs import Run, as_replayed
 
 if TYPE_CHECKING:
@@ -38,14 +38,14 @@ MOST_MATRICES = 12
 _LABELS = {"kernel": "", "against": ", against", "difference": ", difference"}
 
 
-def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
+def draw_pictures(runs: Sequence[Run], folder: Path) -> list[Path]:
     """Write PNG files into `folder`, creating it, and return their paths; equal runs give equal files.
 
     BadInputError for a run with invalid content or a folder that cannot be written; CannotRunError without
     matplotlib.
     """
     try:
-        from gdnbench.pictures.canvas import save, styled
+        from gdnbench.pictures.canvas import figure_style, save_png
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("matplotlib"):
             raise
@@ -55,35 +55,35 @@ def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with styled(), as_replayed(f"{', '.join(run.path for run in runs)}: a record"):
+        with figure_style(), as_replayed(f"{', '.join(run.path for run in runs)}: a record"):
             for name, figure in _figures(runs):
-                written.append(save(figure, folder / f"{name}.png"))
+                written.append(save_png(figure, folder / f"{name}.png"))
     except OSError as error:
         raise BadInputError(f"{folder} cannot be written to: {error.strerror}") from None
     return written
 
 
-def left_out(runs: Sequence[Run]) -> int:
+def records_left_out(runs: Sequence[Run]) -> int:
     """The number of records without files of their own."""
     return max(0, sum(len(run.records) for run in runs) - MOST_RECORDS)
 
 
 def _figures(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
     """File names without suffix, and their figures."""
-    from gdnbench.pictures.bars import verdicts
+    from gdnbench.pictures.bars import verdict_bars
     from gdnbench.pictures.growth import over_steps
 
-    entries = ranked(runs)
-    counts = [(clean(run.path, 60), run.outcomes) for run in runs]
-    rest = left_out(runs)
+    entries = rank_records(runs)
+    counts = [(drawable_text(run.path, 60), run.outcomes) for run in runs]
+    rest = records_left_out(runs)
     below = (
         f"{MOST_RECORDS} of {len(entries)} records have files of their own: failures, and what came closest"
         if rest
         else "every record has files of its own"
     )
-    yield "verdicts", verdicts(counts, below)
+    yield "verdicts", verdict_bars(counts, below)
     yield from _captured(runs)
-    matrices = growth([(entry.run, entry.record) for entry in entries])
+    matrices = error_growth([(entry.run, entry.record) for entry in entries])
     for number, matrix in enumerate(matrices[:MOST_MATRICES]):
         run = f" in {runs[matrix['run']].path}" if len(runs) > 1 else ""
         title = f"{matrix['op']} {matrix['tensor']}: error over decode steps{run}"
@@ -107,7 +107,7 @@ def _chosen(entries: Sequence[Entry]) -> list[Entry]:
 
 def _captured(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
     """Ranges by operation; a record replayed by several runs counts once."""
-    from gdnbench.pictures.ranges import ranges
+    from gdnbench.pictures.ranges import range_chart
 
     by_op: dict[str, dict[tuple[str, Any], Sequence[Mapping[str, Any]]]] = {}
     for run in runs:
@@ -115,16 +115,16 @@ def _captured(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
         for record in run.records:
             by_op.setdefault(record["op"], {}).setdefault((store, record["key"]), record.get("capture") or [])
     for number, (op, records) in enumerate(sorted(by_op.items())):
-        figure = ranges(f"{op}: ranges of the captured inputs", list(records.values()))
+        figure = range_chart(f"{op}: ranges of the captured inputs", list(records.values()))
         if figure is not None:
             yield f"captured-{number:02}", figure
 
 
 def _of_record(rank: str, runs: Sequence[Run], entry: Entry) -> Iterator[tuple[str, Figure]]:
-    from gdnbench.pictures.bars import stages, ulp
-    from gdnbench.pictures.errors import errors
-    from gdnbench.pictures.growth import along_sequence, grows
-    from gdnbench.pictures.times import times
+    from gdnbench.pictures.bars import stage_bars, ulp_histogram
+    from gdnbench.pictures.errors import error_heatmaps
+    from gdnbench.pictures.growth import along_sequence, has_growth
+    from gdnbench.pictures.times import time_chart
     from gdnbench.timing.result import RecordTiming
 
     record, where = entry.record, _where(runs, entry)
@@ -136,24 +136,24 @@ def _of_record(rank: str, runs: Sequence[Run], entry: Entry) -> Iterator[tuple[s
     grids = [(tensor, grid_from_json(tensor["grid"], where)) for tensor in tensors if tensor.get("grid")]
     if grids:
         shown = [(_name(tensor), cells_of(grid, tensor["dtype"])) for tensor, grid in grids[:MOST_TENSORS]]
-        yield f"{name}-errors", errors(title, shown)
-    along: list[tuple[str, Grid]] = [(_name(tensor), grid) for tensor, grid in grids if grows(grid)]
+        yield f"{name}-errors", error_heatmaps(title, shown)
+    along: list[tuple[str, Grid]] = [(_name(tensor), grid) for tensor, grid in grids if has_growth(grid)]
     if along:
         yield f"{name}-growth", along_sequence(title, along[:MOST_TENSORS])
     counted = [(_name(tensor), tensor["ulp_histogram"]) for tensor in tensors if tensor["ulp_histogram"]]
     if counted:
-        yield f"{name}-ulp", ulp(title, counted[:MOST_TENSORS])
+        yield f"{name}-ulp", ulp_histogram(title, counted[:MOST_TENSORS])
     if record.get("waterfall"):
-        yield f"{name}-stages", stages(title, record["waterfall"])
+        yield f"{name}-stages", stage_bars(title, record["waterfall"])
     if record.get("timing"):
-        figure = times(title, RecordTiming.from_json(record["timing"], f"{where}: its timing"))
+        figure = time_chart(title, RecordTiming.from_json(record["timing"], f"{where}: its timing"))
         if figure is not None:
             yield f"{name}-times", figure
 
 
 def _name(tensor: Mapping[str, Any]) -> str:
     verdict = "" if not tensor["judged"] else ", pass" if tensor["passed"] else ", FAIL"
-    return clean(f"{tensor['tensor']}{_LABELS.get(tensor['side'], '')}{verdict}", 60)
+    return drawable_text(f"{tensor['tensor']}{_LABELS.get(tensor['side'], '')}{verdict}", 60)
 
 
 def _where(runs: Sequence[Run], entry: Entry) -> str:

@@ -11,8 +11,8 @@ from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from gdnbench.pictures.canvas import NOTHING, ORANGE, SIZES, colour_bar, decade, panels
-from gdnbench.pictures.cells import Cells, pooled
+from gdnbench.pictures.canvas import NOTHING, ORANGE, SIZES, colour_bar, log_limits, panels
+from gdnbench.pictures.cells import Cells, max_pooled
 
 MOST_ROWS, MOST_COLUMNS = 64, 512
 LINES = 64
@@ -22,7 +22,7 @@ DECADES = 1e-4
 """The smallest error with a colour of its own, relative to the largest."""
 
 
-def errors(title: str, tensors: Sequence[tuple[str, Cells]]) -> Figure:
+def error_heatmaps(title: str, tensors: Sequence[tuple[str, Cells]]) -> Figure:
     """A panel for each of `tensors`, by name."""
     figure, axes = panels(title, len(tensors), height=2.3)
     for axis, (name, cells) in zip(axes, tensors, strict=True):
@@ -31,14 +31,14 @@ def errors(title: str, tensors: Sequence[tuple[str, Cells]]) -> Figure:
 
 
 def _heatmap(axis: Axes, name: str, cells: Cells) -> None:
-    values, down, across = pooled(cells.values, MOST_ROWS, MOST_COLUMNS)
+    values, down, across = max_pooled(cells.values, MOST_ROWS, MOST_COLUMNS)
     axis.set_title(_title(name, cells, down, across))
     axis.set_facecolor(NOTHING)
     heads, columns = cells.values.shape
     extent = (-0.5, values.shape[1] * across - 0.5, values.shape[0] * down - 0.5, -0.5)
     sizes = np.where(np.isfinite(values) & (values > 0), values, np.nan)
     if np.isfinite(sizes).any():
-        least, largest = decade(sizes)
+        least, largest = log_limits(sizes)
         least = max(least, largest * DECADES)
         drawn = axis.imshow(
             np.ma.masked_invalid(sizes),

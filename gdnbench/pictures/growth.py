@@ -21,11 +21,11 @@ from gdnbench.pictures.canvas import (
     PURPLE,
     SIZES,
     colour_bar,
-    decade,
+    log_limits,
     number_log,
     panels,
 )
-from gdnbench.pictures.labels import clean
+from gdnbench.pictures.labels import drawable_text
 
 MOST_LINES = 4
 """Layers drawn as lines, those with the largest errors; the heatmap below has all."""
@@ -33,7 +33,7 @@ MOST_LINES = 4
 RELATIVE = "RMS error /\nRMS of the value"
 
 
-def grows(grid: Grid) -> bool:
+def has_growth(grid: Grid) -> bool:
     """Whether a tensor with more than one chunk has an error."""
     return sum(region.chunk is not None for region in grid.regions) > 1 and bool((grid.rms > 0).any())
 
@@ -69,7 +69,7 @@ def over_steps(title: str, matrix: Mapping[str, Any]) -> Figure:
     heatmap."""
     error = np.array([[_number(value) for value in row] for row in matrix["error"]], dtype=np.float64)
     torchs = np.array([[_number(value) for value in row] for row in matrix["torch"]], dtype=np.float64)
-    steps, layers = matrix["steps"], [clean(layer, 40) for layer in matrix["layers"]]
+    steps, layers = matrix["steps"], [drawable_text(layer, 40) for layer in matrix["layers"]]
     figure, axes = panels(title, 2 if len(layers) > 1 else 1, height=2.7)
     largest = np.where(np.isfinite(error), error, 0).max(axis=1)
     order = sorted(np.argsort(-largest, kind="stable")[:MOST_LINES])
@@ -92,7 +92,7 @@ def _by_layer(axis: Axes, error: np.ndarray, steps: Sequence[int]) -> None:
     axis.set_facecolor(NOTHING)
     sizes = np.ma.masked_where(~(np.isfinite(error) & (error > 0)), error)
     if sizes.count():
-        ends = decade(error)
+        ends = log_limits(error)
         drawn = axis.imshow(sizes, colormaps[SIZES], LogNorm(*ends), aspect="auto", interpolation="nearest")
         colour_bar(axis, drawn, *ends, RELATIVE)
     shown = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 12)).astype(int))
@@ -103,7 +103,7 @@ def _by_layer(axis: Axes, error: np.ndarray, steps: Sequence[int]) -> None:
 
 
 def _finish(axis: Axes, across: str) -> None:
-    low, high = decade(
+    low, high = log_limits(
         np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in axis.lines])
     )
     axis.set_yscale("log")

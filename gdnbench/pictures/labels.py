@@ -5,7 +5,7 @@ from __future__ import annotations
 from gdnbench.printable import printable
 
 
-def clean(text: str, longest: int = 110) -> str:
+def drawable_text(text: str, longest: int = 110) -> str:
     """`text` in characters that the font has, shortened in the middle to `longest` characters."""
     found = printable(text).encode("latin-1", "backslashreplace").decode("latin-1")
     half = (longest - 3) // 2

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from gdnbench.pictures.canvas import BLUE, GREEN, ORANGE, PURPLE, panels
-from gdnbench.pictures.labels import clean
+from gdnbench.pictures.labels import drawable_text
 
 MOST_RECORDS = 500
 """Records drawn one by one; more are merged in runs of neighbours."""
@@ -18,7 +18,7 @@ MOST_RECORDS = 500
 _FORMS = ((BLUE, "_"), (ORANGE, "x"), (GREEN, "^"), (PURPLE, "D"))
 
 
-def ranges(title: str, records: Sequence[Sequence[Mapping[str, Any]]]) -> Figure | None:
+def range_chart(title: str, records: Sequence[Sequence[Mapping[str, Any]]]) -> Figure | None:
     """A panel for each range, by name; None if no record has any. `records` holds `capture` of each record,
     in order."""
     names: dict[str, Mapping[str, Any]] = {}
@@ -30,12 +30,14 @@ def ranges(title: str, records: Sequence[Sequence[Mapping[str, Any]]]) -> Figure
     figure, axes = panels(title, len(names), height=1.6)
     for axis, (name, first) in zip(axes, names.items(), strict=True):
         by_record = [{str(one["name"]): one["values"] for one in record}.get(name, {}) for record in records]
-        unit = "exponent of 2" if first.get("unit") == "2^" else clean(str(first.get("unit") or ""), 20)
-        axis.set_title(clean(str(first.get("label", name))) + (f" ({unit})" if unit else ""))
+        unit = (
+            "exponent of 2" if first.get("unit") == "2^" else drawable_text(str(first.get("unit") or ""), 20)
+        )
+        axis.set_title(drawable_text(str(first.get("label", name))) + (f" ({unit})" if unit else ""))
         figures = list(dict.fromkeys(str(what) for values in by_record for what in values))
         for what, (colour, mark) in zip(figures, _FORMS, strict=False):
             x, y = _series([values.get(what) for values in by_record], largest=what != "min")
-            axis.plot(x, y, mark, color=colour, ms=6, mew=1.4, ls="none", label=clean(what, 20))
+            axis.plot(x, y, mark, color=colour, ms=6, mew=1.4, ls="none", label=drawable_text(what, 20))
         if {"min", "max"} <= set(figures):
             x, low = _series([values.get("min") for values in by_record], largest=False)
             _, high = _series([values.get("max") for values in by_record], largest=True)

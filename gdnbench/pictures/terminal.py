@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gdnbench.judge.result import Side, TensorResult
-from gdnbench.pictures.cells import Cells, cells_of, pooled
+from gdnbench.pictures.cells import Cells, cells_of, max_pooled
 from gdnbench.printable import printable
 from gdnbench.report.render import worst_by_tensor
 from gdnbench.report.report import RecordResult, Report
@@ -93,7 +93,7 @@ def _heatmap(record: RecordResult, tensor: TensorResult, width: int, characters:
     scale = Scale.for_cells(cells, characters)
     heads, regions = cells.values.shape
     margin = len("head ") + len(str(max(0, heads - 1))) + 1
-    values, down, across = pooled(cells.values, MOST_ROWS, max(width, NARROWEST) - margin)
+    values, down, across = max_pooled(cells.values, MOST_ROWS, max(width, NARROWEST) - margin)
     side = {Side.KERNEL: "", Side.AGAINST: ", against", Side.DIFFERENCE: ", difference"}[tensor.side]
     yield f"{printable(f'record {record.label}')}: {printable(tensor.tensor)}{side}: {cells.label}"
     yield scale.legend

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from gdnbench.pictures.canvas import BLUE, GREY, ORANGE, panels
-from gdnbench.pictures.labels import clean
+from gdnbench.pictures.labels import drawable_text
 from gdnbench.timing.result import RecordTiming
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "\N{MICRO SIGN}s"), (1e-9, "ns"))
@@ -14,7 +14,7 @@ _SPREAD = 7
 """Samples drawn side by side, so that equal ones are visible."""
 
 
-def times(title: str, timing: RecordTiming) -> Figure | None:
+def time_chart(title: str, timing: RecordTiming) -> Figure | None:
     """Samples with median and quartiles of each kernel, and ratios to the first with intervals; None without
     times."""
     timed = [kernel for kernel in timing.kernels if kernel.summary is not None]
@@ -35,7 +35,7 @@ def times(title: str, timing: RecordTiming) -> Figure | None:
         axes[0].plot([low, high], [row, row], "-", color=ORANGE, lw=3, solid_capstyle="butt")
         axes[0].plot(middle, row, "D", color="black", ms=5)
     axes[0].set_title("every sample; quartiles as a bar, the median as a diamond")
-    axes[0].set_yticks(range(len(timed)), [clean(kernel.name, 40) for kernel in timed])
+    axes[0].set_yticks(range(len(timed)), [drawable_text(kernel.name, 40) for kernel in timed])
     axes[0].set_ylim(len(timed) - 0.5, -0.5)
     axes[0].set_xlabel(f"{unit} a launch")
     axes[0].grid(axis="x", alpha=0.3)
@@ -49,8 +49,8 @@ def times(title: str, timing: RecordTiming) -> Figure | None:
             axis.plot(pair.interval.ratio, row, "D", color="black", ms=5)
             axis.text(pair.interval.high, row - 0.3, f" {pair.verdict}", va="center", fontsize=8)
         confidence = pairs[0].interval.confidence if pairs[0].interval is not None else 0.0
-        axis.set_title(f"time over that of {clean(pairs[0].first, 40)}; {confidence:.0%} intervals")
-        axis.set_yticks(range(len(pairs)), [clean(pair.other, 40) for pair in pairs])
+        axis.set_title(f"time over that of {drawable_text(pairs[0].first, 40)}; {confidence:.0%} intervals")
+        axis.set_yticks(range(len(pairs)), [drawable_text(pair.other, 40) for pair in pairs])
         axis.set_ylim(len(pairs) - 0.5, -0.7)
         axis.set_xlabel("ratio; grey: no difference that could be told")
         axis.grid(axis="x", alpha=0.3)

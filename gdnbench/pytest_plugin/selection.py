@@ -53,7 +53,9 @@ def select_marked(marks: Sequence[pytest.Mark], file: Path, config: pytest.Confi
         asked = asked_of(mark.kwargs, config, *folders)
         paths = list(dict.fromkeys(path for pattern in mark.args for path in _paths(pattern, folders)))
         chosen = [
-            one for path, label in _labelled(paths, folders) for one in select(path, asked, f"{label}-")
+            one
+            for path, label in _labelled(paths, folders)
+            for one in select_records(path, asked, f"{label}-")
         ]
         if not chosen:
             which = f"record of {asked.op}" if asked.op is not None else "record"
@@ -62,7 +64,7 @@ def select_marked(marks: Sequence[pytest.Mark], file: Path, config: pytest.Confi
     return found
 
 
-def select(path: Address, asked: Asked, prefix: str = "") -> list[Chosen]:
+def select_records(path: Address, asked: Asked, prefix: str = "") -> list[Chosen]:
     """The requested records of the store at `path`, with names that begin with `prefix`; unreadable ones
     become problems."""
 
@@ -83,7 +85,7 @@ def select(path: Address, asked: Asked, prefix: str = "") -> list[Chosen]:
                     found.append(problem(f"{number}-unreadable", error))
                     continue
                 if asked.op in (None, info.op):
-                    name = f"{number}-{safe(info.op)}-{safe(info.layer)}-step{info.step}"
+                    name = f"{number}-{safe_name(info.op)}-{safe_name(info.layer)}-step{info.step}"
                     found.append(Chosen(path, asked, f"{prefix}{name}", number))
     except EXPECTED_ERRORS as error:
         return [*found, problem("unreadable", error)]
@@ -96,7 +98,7 @@ def _numbers(store: Store, asked: Asked) -> Sequence[int]:
     return record_numbers(asked.records, len(store.records))
 
 
-def safe(text: str) -> str:
+def safe_name(text: str) -> str:
     """`text` for a test's name: characters that are special to pytest, a shell or `-k` become `_`."""
     kept = "".join(c if c.isalnum() or c in "._-+/" else "_" for c in text)
     return kept if len(kept) <= _LONGEST else f"{kept[: _LONGEST - 2]}.."
@@ -122,4 +124,4 @@ def _labelled(paths: Sequence[Address], folders: tuple[Path, ...]) -> Iterator[t
         path = Path(address)  # works for a URL's last name too
         inside = next((folder for folder in folders if path.is_relative_to(folder)), None)
         longer = address if inside is None else path.relative_to(inside)
-        yield address, safe(path.name if count[path.name] == 1 else str(longer))
+        yield address, safe_name(path.name if count[path.name] == 1 else str(longer))

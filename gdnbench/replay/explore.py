@@ -10,7 +10,7 @@ from gdnbench.errors import Exit
 from gdnbench.judge import calls
 from gdnbench.judge.record import ORACLE, Judge
 from gdnbench.judge.rule import Rule
-from gdnbench.judge.valid_rows import counted
+from gdnbench.judge.valid_rows import keep_valid_rows
 from gdnbench.ops import operation
 from gdnbench.replay import kernels
 from gdnbench.replay.execute import Execution, device_of
@@ -127,4 +127,4 @@ class _Input:
             return Run(None, checked, refused=reason)
         self._judged = True
         call = calls.compact_call(record, found, device_of(SIM))
-        return Run(counted(found, call, {**left.stages, **left.outputs}), checked, failed)
+        return Run(keep_valid_rows(found, call, {**left.stages, **left.outputs}), checked, failed)

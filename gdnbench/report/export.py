@@ -15,7 +15,7 @@ from gdnbench.errors import Exit
 from gdnbench.judge.error_attribution import StageShare
 from gdnbench.judge.grid import Grid
 from gdnbench.judge.metrics import Errors, Worst
-from gdnbench.judge.result import Held, TensorResult
+from gdnbench.judge.result import LimitCheck, TensorResult
 from gdnbench.ops import operations
 from gdnbench.report.junit import JunitSuite, Problem, junit_text
 from gdnbench.report.outcome import Outcome
@@ -45,7 +45,7 @@ def to_junit(report: Report) -> str:
         element = junit_element(record)
         problem = None
         if element is not None:
-            problem = Problem(element, str(record.outcome), record.reason, "\n".join(details(record)))
+            problem = Problem(element, str(record.outcome), record.reason, "\n".join(failure_lines(record)))
         suite.add_case(record.op, record.label, record.seconds, problem)
     return junit_text([suite])
 
@@ -59,7 +59,7 @@ def junit_element(record: RecordResult) -> str | None:
     return "failure" if record.outcome in (Outcome.MISMATCH, Outcome.CHECK) else "error"
 
 
-def details(record: RecordResult) -> list[str]:
+def failure_lines(record: RecordResult) -> list[str]:
     """Everything that is wrong with a record, one line each."""
     lines = [record.reason, *record.faults]
     for tensor in record.tensors:
@@ -150,31 +150,31 @@ def _tensor(tensor: TensorResult, grids: bool) -> dict[str, Any]:
 
 
 def grid_json(grid: Grid) -> dict[str, Any]:
-    """A grid as JSON values: regions as [sequence, chunk, first row, rows], arrays as `packed` text."""
+    """A grid as JSON values: regions as [sequence, chunk, first row, rows], arrays as `pack_base64` text."""
     torchs = grid.torch_rms
     return {
         "regions": [[r.sequence, r.chunk, r.start, r.stop - r.start] for r in grid.regions],
         "heads": grid.heads,
         "axes": list(grid.axes),
         "left_out": grid.left_out,
-        "rms": packed(grid.rms),
-        "rms_reference": packed(grid.rms_reference),
-        "torch_rms": None if torchs is None else packed(torchs),
-        "max_abs": packed(grid.max_abs),
-        "nonfinite": packed(grid.nonfinite),
-        "worst": packed(grid.worst),
-        "x": packed(grid.x),
-        "y": packed(grid.y),
+        "rms": pack_base64(grid.rms),
+        "rms_reference": pack_base64(grid.rms_reference),
+        "torch_rms": None if torchs is None else pack_base64(torchs),
+        "max_abs": pack_base64(grid.max_abs),
+        "nonfinite": pack_base64(grid.nonfinite),
+        "worst": pack_base64(grid.worst),
+        "x": pack_base64(grid.x),
+        "y": pack_base64(grid.y),
     }
 
 
-def packed(values: np.ndarray) -> str:
+def pack_base64(values: np.ndarray) -> str:
     """fp32 or int32 elements in C order, little-endian, in Base64."""
     assert values.dtype in (np.float32, np.int32)
     return base64.b64encode(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()).decode()
 
 
-def _held(held: Held) -> dict[str, Any]:
+def _held(held: LimitCheck) -> dict[str, Any]:
     return {
         "what": held.what,
         "error": _number(held.error),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def growth(records: Sequence[tuple[int, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def error_growth(records: Sequence[tuple[int, Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """Matrices of errors by layer and step, of the decode steps in `(run, record)` pairs: `[{run, op, tensor,
     layers: [text], steps: [number], error: [[..]], torch: [[..]], place: [[..]]}]`.
 
@@ -47,7 +47,7 @@ def _matrix(
         "steps": steps,
         **{
             name: [
-                [rounded(by_step[step][part]) if step in by_step else None for step in steps]
+                [round_for_chart(by_step[step][part]) if step in by_step else None for step in steps]
                 for by_step in rows
             ]
             for part, name in enumerate(("error", "torch", "place"))
@@ -55,7 +55,7 @@ def _matrix(
     }
 
 
-def rounded(value: float | None) -> float | str | None:
+def round_for_chart(value: float | None) -> float | str | None:
     """Round to four digits for a picture; a value that is not finite becomes text, as in the JSON. Integers
     are unchanged."""
     if value is None or isinstance(value, int):

@@ -44,10 +44,10 @@ _WORST_FIRST = (Exit.MISMATCH, Exit.CANNOT_RUN, Exit.BAD_INPUT, Exit.PASS)
 
 def exit_code(outcomes: Iterable[Outcome]) -> Exit:
     """The exit code of a command over many records: 1 beats 3 beats 2 beats 0."""
-    return worst(outcome.exit_code for outcome in outcomes)
+    return worst_exit_code(outcome.exit_code for outcome in outcomes)
 
 
-def worst(codes: Iterable[Exit]) -> Exit:
+def worst_exit_code(codes: Iterable[Exit]) -> Exit:
     """The exit code of a command with several exit codes: 1 beats 3 beats 2 beats 0."""
     found = set(codes)
     return next((code for code in _WORST_FIRST if code in found), Exit.PASS)

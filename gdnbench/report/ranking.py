@@ -35,7 +35,7 @@ class Entry:
         return (self.severity, -ratio, self.run, self.record["number"])
 
 
-def ranked(runs: Sequence[Run]) -> list[Entry]:
+def rank_records(runs: Sequence[Run]) -> list[Entry]:
     """The records of `runs` in that order. BadInputError for a run with invalid content."""
     return sorted(_entries(runs), key=lambda entry: entry.order)
 

@@ -42,7 +42,7 @@ def render_table(report: Report, *, show_notes: bool = True, show_accepted: bool
         parts.append(table)
     if show_notes:
         parts += [_line(f"note: {note}") for note in _notes(report.records, show_accepted)]
-    parts.append(_line(summary(report)))
+    parts.append(_line(summary_line(report)))
     return Group(*parts)
 
 
@@ -54,7 +54,7 @@ def render_text(report: Report, *, show_notes: bool = True, width: int = 120) ->
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
 
 
-def summary(report: Report) -> str:
+def summary_line(report: Report) -> str:
     """`12 records: 11 pass, 1 numeric mismatch`, with what was compared and the rule."""
     count = len(report.records)
     outcomes = ", ".join(f"{number} {outcome}" for outcome, number in sorted(report.outcomes.items()))

@@ -36,7 +36,7 @@ DISPATCH = (
     "qk_heads_as_called",
     "metadata",
 )
-"""How the call came to run as it did, where its adapter is one of this package's."""
+"""Keys of `dispatch` that are kept if the adapter is one of this package's."""
 FRAMEWORKS = ("gdnbench", "gdnbench_kernels", "transformers", "fla", "flashinfer", "vllm", "sglang")
 """Public packages, whose function names are kept."""
 ELSEWHERE = "shared:function"

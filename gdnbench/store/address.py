@@ -85,12 +85,12 @@ def _split(url: str) -> SplitResult:
         raise BadInputError(f"{scheme}://... is no URL: {error}; write s3://bucket/run.zarr") from None
 
 
-def stem(address: Address) -> str:
+def store_name(address: Address) -> str:
     """The name of the store at `address`, up to its first dot."""
     return os.fspath(address).rstrip("/").rpartition("/")[2].partition(".")[0]
 
 
-def absolute(address: Address) -> str:
+def absolute_address(address: Address) -> str:
     """`address` in a form that is valid from every folder: a path without links, or the URL itself."""
     return os.fspath(address) if is_url(address) else str(local_path(address).resolve())
 

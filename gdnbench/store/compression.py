@@ -50,13 +50,13 @@ class Chunking:
 
         Both are runs of the array in C order: full in the trailing axes, 1 in the leading ones.
         """
-        chunks = run_of(shape, tuple(1 for _ in shape), max(1, self.chunk // itemsize))
+        chunks = largest_run(shape, tuple(1 for _ in shape), max(1, self.chunk // itemsize))
         if self.shard is None or all(c >= s for c, s in zip(chunks, shape, strict=True)):
             return chunks, None
-        return chunks, run_of(shape, chunks, max(1, self.shard // itemsize))
+        return chunks, largest_run(shape, chunks, max(1, self.shard // itemsize))
 
 
-def run_of(shape: tuple[int, ...], unit: tuple[int, ...], limit: int) -> tuple[int, ...]:
+def largest_run(shape: tuple[int, ...], unit: tuple[int, ...], limit: int) -> tuple[int, ...]:
     """The shape of the largest C-order run of at most `limit` elements that consists of whole `unit`s."""
     block = list(unit)
     for axis in reversed(range(len(shape))):

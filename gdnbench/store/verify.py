@@ -10,7 +10,7 @@ from blake3 import blake3
 from gdnbench.errors import StoreError
 from gdnbench.store.address import Address
 from gdnbench.store.batch import byte_view
-from gdnbench.store.compression import run_of
+from gdnbench.store.compression import largest_run
 from gdnbench.store.grid import Slices, grid_of
 from gdnbench.store.index import IndexEntry, parse_index
 from gdnbench.store.reader import BatchInfo, Store, StoredRecord, TensorHandle
@@ -202,7 +202,7 @@ def _digest(handle: TensorHandle, array: StoredArray) -> str:
     hasher = blake3(max_threads=blake3.AUTO)
     if handle.location.row is not None:
         return hasher.update(byte_view(handle.bits())).hexdigest()
-    block = run_of(array.shape, _unit(array), max(1, _BLOCK_BYTES // array.dtype.itemsize))
+    block = largest_run(array.shape, _unit(array), max(1, _BLOCK_BYTES // array.dtype.itemsize))
     for at in grid_of(array.whole, block):
         hasher.update(byte_view(array.read(_block(at, block, array.shape))))
     return hasher.hexdigest()

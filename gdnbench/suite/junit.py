@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gdnbench.errors import Exit
-from gdnbench.report.export import details, junit_element
+from gdnbench.report.export import failure_lines, junit_element
 from gdnbench.report.junit import JunitSuite, Problem, junit_text
 from gdnbench.suite.plan import Entry
 from gdnbench.suite.result import EntryResult, SuiteResult
@@ -30,7 +30,7 @@ def _suite(one: EntryResult) -> JunitSuite:
     for verdict in one.verdicts:
         record, element, problem = verdict.record, _element(verdict), None
         if element is not None:
-            text = "\n".join([verdict.reason, *details(record)])
+            text = "\n".join([verdict.reason, *failure_lines(record)])
             problem = Problem(element, verdict.outcome, verdict.reason, text)
         suite.add_case(entry.name, record.label, record.seconds, problem)
     if one.error or one.interrupted:

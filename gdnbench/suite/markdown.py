@@ -45,7 +45,7 @@ def headline(result: SuiteResult, finished: bool = True) -> str:
 
 
 def _lines(result: SuiteResult, finished: bool) -> Iterator[str]:
-    yield f"# {escaped(result.suite.path)} {escaped(headline(result, finished))}"
+    yield f"# {escape_markdown(result.suite.path)} {escape_markdown(headline(result, finished))}"
     yield ""
     yield from _failures(result)
     yield "| entry | records | outcomes | beside the baseline | s |"
@@ -54,7 +54,7 @@ def _lines(result: SuiteResult, finished: bool) -> Iterator[str]:
         yield _row(one)
     for title, lines in sections(result):
         yield f"\n## {title}\n"
-        yield from (f"- {escaped(line)}" for line in lines)
+        yield from (f"- {escape_markdown(line)}" for line in lines)
     if result.update is not None:
         yield "\nTo accept what was measured:\n"
         yield from _code(result.update)
@@ -67,14 +67,14 @@ def _failures(result: SuiteResult) -> Iterator[str]:
         return
     yield "## What failed\n"
     for one in stopped:
-        yield f"**{escaped(one.entry.name)}** {escaped(one.error)}\n"
+        yield f"**{escape_markdown(one.entry.name)}** {escape_markdown(one.error)}\n"
         yield from _code(result.command(one.entry))
     for one, verdict in found[:MOST]:
-        label, outcome = escaped(verdict.record.label), escaped(verdict.outcome)
-        yield f"**{escaped(one.entry.name)}** record {label}: {outcome}\n"
-        yield from (f"- {escaped(failure.text)}" for failure in verdict.failures)
+        label, outcome = escape_markdown(verdict.record.label), escape_markdown(verdict.outcome)
+        yield f"**{escape_markdown(one.entry.name)}** record {label}: {outcome}\n"
+        yield from (f"- {escape_markdown(failure.text)}" for failure in verdict.failures)
         yield from (
-            f"- known until {known.until}, which is over: {escaped(known.reason)}"
+            f"- known until {known.until}, which is over: {escape_markdown(known.reason)}"
             for known in verdict.expired
         )
         yield ""
@@ -142,16 +142,16 @@ def outcomes_text(one: EntryResult) -> str:
 def _row(one: EntryResult) -> str:
     mark = "" if one.exit_code is Exit.PASS else "**"
     cells = (
-        f"{mark}{escaped(one.entry.name)}{mark}",
+        f"{mark}{escape_markdown(one.entry.name)}{mark}",
         str(len(one.verdicts)),
-        escaped(outcomes_text(one)),
+        escape_markdown(outcomes_text(one)),
         baseline_text(one),
         f"{one.seconds:.1f}",
     )
     return f"| {' | '.join(cells)} |"
 
 
-def escaped(text: object) -> str:
+def escape_markdown(text: object) -> str:
     """Untrusted text on one line, with Markdown escaped."""
     return _SPECIAL.sub(r"\\\1", printable(text))
 

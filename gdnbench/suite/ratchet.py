@@ -53,7 +53,7 @@ class Change:
         return f"{name} {self.now:.3g} is {times} the accepted {self.accepted:.3g}; factor {self.factor:g}"
 
 
-def measured(entry: Entry, record: RecordResult) -> dict[str, Measured]:
+def acceptable_errors(entry: Entry, record: RecordResult) -> dict[str, Measured]:
     """Errors that may be accepted, by tensor: finite ones of tensors that were judged against the oracle and
     passed."""
     found = {}
@@ -65,11 +65,11 @@ def measured(entry: Entry, record: RecordResult) -> dict[str, Measured]:
             unit, tiny = rounding(logical(tensor.dtype).torch_dtype)
             peak = abs(tensor.worst.y) if tensor.worst is not None and isfinite(tensor.worst.y) else 0.0
             floors = unit * errors.rms_reference + tiny, unit * peak + tiny
-            found[named(tensor)] = Measured(errors.rms, errors.max_abs, *floors)
+            found[baseline_name(tensor)] = Measured(errors.rms, errors.max_abs, *floors)
     return found
 
 
-def named(tensor: TensorResult) -> str:
+def baseline_name(tensor: TensorResult) -> str:
     """The tensor's name in a baseline; a stage and an output may have the same name."""
     return f"{tensor.tensor} (stage)" if tensor.stage else tensor.tensor
 

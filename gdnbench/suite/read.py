@@ -218,7 +218,7 @@ def _known(table: dict[str, Any], where: str, entries: dict[str, Entry]) -> Know
     return Known(where, **values)
 
 
-def only(suite: Suite, pattern: str) -> Suite:
+def restrict_to_entries(suite: Suite, pattern: str) -> Suite:
     """The suite with the entries whose names match `pattern`; BadInputError if none does."""
     left = tuple(entry for entry in suite.entries if fnmatchcase(entry.name, pattern))
     if not left:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gdnbench.errors import Exit
 from gdnbench.judge.record import ORACLE
-from gdnbench.report.outcome import worst
+from gdnbench.report.outcome import worst_exit_code
 from gdnbench.suite.plan import Entry, Known, Suite, TensorRule
 from gdnbench.suite.verdict import Verdict
 
@@ -34,7 +34,7 @@ class EntryResult:
 
     @property
     def exit_code(self) -> Exit:
-        return worst([self.code, *(verdict.exit_code for verdict in self.verdicts)])
+        return worst_exit_code([self.code, *(verdict.exit_code for verdict in self.verdicts)])
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -62,7 +62,7 @@ class SuiteResult:
 
     @property
     def exit_code(self) -> Exit:
-        return worst(entry.exit_code for entry in self.entries)
+        return worst_exit_code(entry.exit_code for entry in self.entries)
 
     def verdicts(self) -> Iterator[tuple[EntryResult, Verdict]]:
         return ((entry, verdict) for entry in self.entries for verdict in entry.verdicts)

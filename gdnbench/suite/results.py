@@ -64,7 +64,7 @@ class Results:
         if there and (strange := there - _OURS or ({min(there)} if SUMMARY not in there else set())):
             what = f"{self._folder} holds {min(strange)}, which is no result of a suite"
             raise BadInputError(f"{what}: name another folder with -o")
-        if SUMMARY in there and json_of(self._folder / SUMMARY).get("schema") != SCHEMA:
+        if SUMMARY in there and read_json_object(self._folder / SUMMARY).get("schema") != SCHEMA:
             raise BadInputError(f"{self._folder / SUMMARY} is of another schema: name another folder with -o")
 
     def begin(self, result: SuiteResult) -> None:
@@ -92,7 +92,7 @@ class Results:
         replace_text(self._folder / SUMMARY, json.dumps(document, indent=1, allow_nan=False))
 
 
-def json_of(path: Path) -> dict[str, object]:
+def read_json_object(path: Path) -> dict[str, object]:
     """The object in a JSON file; BadInputError if there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

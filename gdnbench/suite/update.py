@@ -11,7 +11,7 @@ from gdnbench.suite.baseline import NAMES, Key, check_errors, locked_baseline
 from gdnbench.suite.export import SCHEMA
 from gdnbench.suite.plan import Suite
 from gdnbench.suite.ratchet import METRICS
-from gdnbench.suite.results import SUMMARY, json_of
+from gdnbench.suite.results import SUMMARY, read_json_object
 
 
 def update_baseline(suite: Suite, results: Path, reason: str) -> list[dict[str, Any]]:
@@ -26,7 +26,7 @@ def update_baseline(suite: Suite, results: Path, reason: str) -> list[dict[str, 
     if suite.baselines is None:
         raise BadInputError(f"{suite.path} has no baselines: give it a key, baselines = 'FILE.json'")
     place = results / SUMMARY
-    summary = json_of(place)
+    summary = read_json_object(place)
     entries = summary.get("entries")
     if summary.get("schema") != SCHEMA or not isinstance(entries, list):
         raise BadInputError(f"{place} is no summary of schema {SCHEMA}, as `gdnbench suite` writes it")

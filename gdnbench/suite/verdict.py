@@ -13,7 +13,7 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult
 from gdnbench.suite.baseline import Baseline
 from gdnbench.suite.plan import Entry, Known
-from gdnbench.suite.ratchet import Change, Measured, better_errors, measured, worse_errors
+from gdnbench.suite.ratchet import Change, Measured, acceptable_errors, better_errors, worse_errors
 from gdnbench.suite.schema import WORSE
 
 
@@ -84,7 +84,7 @@ def judge_record(
     entry: Entry, record: RecordResult, known: Sequence[Known], baseline: Baseline | None, today: date
 ) -> Verdict:
     """The verdict on one record; `known` holds all known failures of the suite."""
-    errors = measured(entry, record)
+    errors = acceptable_errors(entry, record)
     worst: list[Change] = []
     best: list[Change] = []
     missing = []

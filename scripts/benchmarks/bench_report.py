@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from gdnbench.page.build import write
+from gdnbench.page.build import write_page
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -49,7 +49,7 @@ def main() -> int:
         path = options.keep or Path(folder) / "report.html"
         run = large(options.records, options.failures)
         start = time.perf_counter()
-        write([run], path)
+        write_page([run], path)
         written = time.perf_counter() - start
         print(f"{options.records} records, {path.stat().st_size / 2**20:.1f} MiB, written in {written:.1f} s")
         found: dict[str, list[float]] = {name: [] for name in MARKS}

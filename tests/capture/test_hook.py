@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gdnbench.capture.adapter import Target
-from gdnbench.capture.hook import CaptureFinder, install, remove
+from gdnbench.capture.hook import CaptureFinder, install_finder, remove_finder
 from gdnbench.capture.patching import Patch, Patcher
 
 SOURCE = """
@@ -72,9 +72,9 @@ def hooked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hooked]:
     monkeypatch.syspath_prepend(tmp_path)
     made.clear()
     hooked = Hooked()
-    install(hooked.finder)
+    install_finder(hooked.finder)
     yield hooked
-    remove(hooked.finder)
+    remove_finder(hooked.finder)
     for name in ("madeup.inner", "madeup"):
         sys.modules.pop(name, None)
 
@@ -138,7 +138,7 @@ def test_restoring_leaves_alone_what_others_put_in_our_place(hooked: Hooked) -> 
 
 
 def test_modules_imported_before_are_patched_on_request(hooked: Hooked) -> None:
-    remove(hooked.finder)
+    remove_finder(hooked.finder)
     assert inner().double(1) == 2
     assert made == []
     hooked.patcher.patch_loaded()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from gdnbench.capture.hook import CaptureFinder, install, remove
+from gdnbench.capture.hook import CaptureFinder, install_finder, remove_finder
 from gdnbench.capture.layers import LayerNames
 from gdnbench.capture.report import Report, read_report
 from gdnbench.errors import BadInputError
@@ -192,13 +192,13 @@ def hooked() -> Any:
     def hook(*names: str) -> list[str]:
         seen: list[str] = []
         finder = CaptureFinder(lambda: dict.fromkeys(names, lambda module: seen.append(module.__name__)))
-        install(finder)
+        install_finder(finder)
         finders.append(finder)
         return seen
 
     yield hook
     for finder in finders:
-        remove(finder)
+        remove_finder(finder)
 
 
 def test_modules_that_share_a_loader_are_told_apart(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gdnbench.capture import CaptureOptions, capturing
 from gdnbench.capture.adapters import load_adapters
-from gdnbench.capture.adapters.paged import at_place, pages
+from gdnbench.capture.adapters.paged import at_place, paged_view
 from gdnbench.ops import operation
 from gdnbench.replay import bind
 from gdnbench.replay.replay import replay
@@ -394,33 +394,33 @@ def test_an_entry_point_may_name_a_table(engine: Any, monkeypatch: pytest.Monkey
 )
 def test_a_cache_with_further_axes_is_a_view(shape: tuple[int, ...]) -> None:
     cache = torch.arange(5 * 64 * 512).view(shape).bfloat16()
-    found = pages(cache, "bfloat16", None)
+    found = paged_view(cache, "bfloat16", None)
     assert (found.shape, found.data_ptr()) == ((5, 64, 512), cache.data_ptr())
 
 
 @pytest.mark.parametrize("shape", [(1, 64, 1, 512), (1, 1, 64, 512), (1, 64, 512)])
 def test_a_cache_of_one_page_keeps_its_axis(shape: tuple[int, ...]) -> None:
-    assert pages(torch.zeros(shape), "bfloat16", None).shape == (1, 64, 512)
+    assert paged_view(torch.zeros(shape), "bfloat16", None).shape == (1, 64, 512)
 
 
 def test_pages_of_bytes_are_taken_apart_by_the_tables_block_size() -> None:
     memory = torch.arange(3 * 37440, dtype=torch.int32).to(torch.uint8).view(3, 37440)
-    found = pages(memory, "fp8_ds_mla", 64)
+    found = paged_view(memory, "fp8_ds_mla", 64)
     assert (found.shape, found.stride(), found.data_ptr()) == (
         (3, 64, 584),
         (37440, 584, 1),
         memory.data_ptr(),
     )
     with pytest.raises(ValueError, match="two axes: the table must give its block_size"):
-        pages(memory, "fp8_ds_mla", None)
+        paged_view(memory, "fp8_ds_mla", None)
     with pytest.raises(ValueError, match="a page of 128 takes 74752 bytes"):
-        pages(memory, "fp8_ds_mla", 128)
+        paged_view(memory, "fp8_ds_mla", 128)
     with pytest.raises(ValueError, match="100 slots, not a multiple of its block_size 64"):
-        pages(torch.zeros(100, 512), "bfloat16", 64)
+        paged_view(torch.zeros(100, 512), "bfloat16", 64)
     with pytest.raises(
         ValueError, match=r"cache has shape \[2, 3, 64, 512\]; it must be \[blocks, block_size"
     ):
-        pages(torch.zeros(2, 3, 64, 512), "bfloat16", None)
+        paged_view(torch.zeros(2, 3, 64, 512), "bfloat16", None)
 
 
 def test_places_reach_through_attributes_keys_and_indices() -> None:

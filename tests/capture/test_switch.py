@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gdnbench.capture.control import Remote, Switch, process_start_ticks, send_to_switchable
+from gdnbench.capture.control import Switch, SwitchControl, process_start_ticks, send_to_switchable
 from gdnbench.capture.launch import run_captured
 from gdnbench.capture.layers import Layer
 from gdnbench.capture.options import OPTIONS_VARIABLE, CaptureOptions
@@ -231,7 +231,7 @@ def usr2() -> Iterator[int]:
 
 def test_only_living_processes_that_said_so_are_sent_a_signal(usr2: int, tmp_path: Path) -> None:
     report = Report(str(tmp_path / "report"))
-    remote = Remote(Switch(), CaptureOptions(signal="USR2"), report)
+    remote = SwitchControl(Switch(), CaptureOptions(signal="USR2"), report)
     report.note("started")
     notes = read_report(tmp_path / "report")
     assert [note["event"] for note in notes] == ["switchable", "started"]
@@ -248,7 +248,7 @@ def test_only_living_processes_that_said_so_are_sent_a_signal(usr2: int, tmp_pat
 
 def test_a_handler_that_came_later_stays(usr2: int) -> None:
     switch = Switch()
-    remote = Remote(switch, CaptureOptions(signal="USR2"), Report(None))
+    remote = SwitchControl(switch, CaptureOptions(signal="USR2"), Report(None))
     heard: list[int] = []
 
     def own(number: int, frame: object) -> None:
@@ -262,9 +262,9 @@ def test_a_handler_that_came_later_stays(usr2: int) -> None:
     assert signal.getsignal(usr2) is own
 
 
-def remote_of(file: Path, switch: Switch, report: Path | None = None) -> Remote:
+def remote_of(file: Path, switch: Switch, report: Path | None = None) -> SwitchControl:
     options = CaptureOptions(paused=switch.off, control=str(file))
-    return Remote(switch, options, Report(None if report is None else str(report)))
+    return SwitchControl(switch, options, Report(None if report is None else str(report)))
 
 
 def problems(report: Path) -> list[str]:
@@ -345,7 +345,7 @@ def test_a_handler_that_calls_the_one_before_it_toggles_once(usr2: int) -> None:
     """By the program's own handler that ends in a call of ours, which it found there."""
     switch, heard = Switch(), list[int]()
     signal.signal(usr2, lambda number, frame: heard.append(0))
-    remote = Remote(switch, CaptureOptions(signal="USR2"), Report(None))
+    remote = SwitchControl(switch, CaptureOptions(signal="USR2"), Report(None))
     there: Any = signal.getsignal(usr2)
 
     def own(number: int, frame: Any) -> None:
@@ -365,7 +365,7 @@ def test_a_handler_that_calls_the_one_before_it_toggles_once(usr2: int) -> None:
 
 
 def test_a_first_call_off_the_main_thread_says_that_the_signal_is_lost(usr2: int, tmp_path: Path) -> None:
-    remote = Remote(Switch(), CaptureOptions(signal="USR2"), Report(str(tmp_path / "report")))
+    remote = SwitchControl(Switch(), CaptureOptions(signal="USR2"), Report(str(tmp_path / "report")))
     signal.signal(usr2, lambda number, frame: None)
     thread = threading.Thread(target=remote.start)
     thread.start()

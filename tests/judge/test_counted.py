@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gdnbench.judge.valid_rows import counted
+from gdnbench.judge.valid_rows import keep_valid_rows
 from gdnbench.ops import operation
 from gdnbench.synth import synthesise
 
@@ -19,7 +19,7 @@ def test_rows_of_no_chunk_and_of_no_token_are_left_out() -> None:
         "U": torch.full((4 * 64, 1, 8), 7.0),
         "h": torch.full((4, 1, 8, 8), 7.0),
     }
-    found = counted(operation("gdn_prefill"), call, tensors)
+    found = keep_valid_rows(operation("gdn_prefill"), call, tensors)
     assert bool((found["o"] == 7).all())
     assert [int((found["A"][chunk] == 7).sum()) for chunk in range(4)] == [64 * 64, 64, 3 * 64, 0]
     assert bool((found["A"][2, 0, :3] == 7).all())
@@ -33,5 +33,5 @@ def test_padding_of_a_batch_is_left_out() -> None:
     call = synthesise("gdn_decode", batch=3, heads=(1, 1), head_dim=(8, 8), padding=0.34)
     padding = (call.tensors["state_indices"].reshape(3, -1)[:, 0] < 0).tolist()
     assert sorted(padding) == [False, False, True]
-    found = counted(operation("gdn_decode"), call, {"o": torch.ones(3, 1, 1, 8)})["o"]
+    found = keep_valid_rows(operation("gdn_decode"), call, {"o": torch.ones(3, 1, 1, 8)})["o"]
     assert [bool(row.any()) for row in found] == [not padded for padded in padding]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gdnbench.judge import block_stats, metrics
 from gdnbench.judge.block_stats import Tolerance
-from gdnbench.judge.location import whole
+from gdnbench.judge.location import whole_tensor
 from gdnbench.judge.metrics import compare
 from gdnbench.judge.row_source import Memory
 from gdnbench_kernels.contract import Partition, Region
@@ -127,7 +127,7 @@ def test_ulp_of_bfloat16_agrees_with_ml_dtypes_neighbours() -> None:
     for steps in range(1, 4):
         x = np.nextafter(x, np.array(np.inf, dtype=ml_dtypes.bfloat16))
         tensors = [torch.from_numpy(v.view(np.int16).copy()).view(torch.bfloat16) for v in (x, y)]
-        assert compare(Memory(tensors[0]), Memory(tensors[1]), whole(4)).total.max_ulp == steps
+        assert compare(Memory(tensors[0]), Memory(tensors[1]), whole_tensor(4)).total.max_ulp == steps
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -175,7 +175,7 @@ def test_nan_and_infinity() -> None:
     inf, nan = math.inf, math.nan
     x = torch.tensor([nan, nan, 1.0, inf, inf, -inf, 2.0, 4.0])
     y = torch.tensor([nan, 1.0, nan, inf, -inf, 5.0, inf, 3.0])
-    found = compare(Memory(x), Memory(y), whole(8), ("n",))
+    found = compare(Memory(x), Memory(y), whole_tensor(8), ("n",))
     wrong = found.nonfinite
     assert (wrong.nan_only_x, wrong.nan_only_y, wrong.inf_unequal) == (1, 1, 3)
     assert wrong.first is not None
@@ -188,7 +188,7 @@ def test_nan_and_infinity() -> None:
 def test_nans_of_any_payload_are_equal() -> None:
     x = torch.tensor([0x7FC00000, 0x7F800001, -1], dtype=torch.int32).view(torch.float32)
     y = torch.tensor([-0x400000, 0x7FC12345, 0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
-    found = compare(Memory(x), Memory(y), whole(3))
+    found = compare(Memory(x), Memory(y), whole_tensor(3))
     assert found.bits_equal
     assert found.nonfinite.unequal == 0
 
@@ -196,7 +196,7 @@ def test_nans_of_any_payload_are_equal() -> None:
 def test_zeros_of_both_signs_are_0_ulp_apart_but_unequal() -> None:
     x, y = torch.zeros(2, 3, dtype=torch.bfloat16), torch.zeros(2, 3, dtype=torch.bfloat16)
     x[1, 2] = -0.0
-    found = compare(Memory(x), Memory(y), whole(2), ("rows", "columns"))
+    found = compare(Memory(x), Memory(y), whole_tensor(2), ("rows", "columns"))
     assert (found.total.max_ulp, found.total.max_abs, found.unequal) == (0, 0.0, 1)
     assert found.worst is not None
     assert found.worst.at.index == (1, 2)
@@ -246,7 +246,7 @@ def test_no_region_compares_nothing() -> None:
 
 def test_integers() -> None:
     x, y = torch.tensor([1, 5, -7], dtype=torch.int32), torch.tensor([1, 5, 2], dtype=torch.int32)
-    found = compare(Memory(x), Memory(y), whole(3))
+    found = compare(Memory(x), Memory(y), whole_tensor(3))
     assert (found.unequal, found.total.max_abs, found.total.max_ulp) == (1, 9.0, 9)
 
 
@@ -270,7 +270,7 @@ def test_unordered_regions_and_head_axis_2() -> None:
 def test_against_fp64_takes_ulp_and_bits_from_the_rounded_reference() -> None:
     y = torch.tensor([1.0, 1.0 + 2.0**-10, 3.0], dtype=torch.float64)
     x = torch.tensor([1.0, 1.0, 3.0 + 2.0**-6], dtype=torch.bfloat16)
-    found = compare(Memory(x), Memory(y), whole(3))
+    found = compare(Memory(x), Memory(y), whole_tensor(3))
     assert found.unequal == 1
     assert found.total.max_ulp == 1
     assert found.total.max_abs == 2.0**-6
@@ -278,7 +278,7 @@ def test_against_fp64_takes_ulp_and_bits_from_the_rounded_reference() -> None:
 
 def test_tolerance_counts_what_exceeds_it() -> None:
     x, y = torch.tensor([1.0, 2.0, 100.0, 0.0]), torch.tensor([1.05, 2.5, 101.0, 0.2])
-    found = compare(Memory(x), Memory(y), whole(4), (), Tolerance(0.1, 0.01))
+    found = compare(Memory(x), Memory(y), whole_tensor(4), (), Tolerance(0.1, 0.01))
     expected = np.abs(wide(x) - wide(y)) > 0.1 + 0.01 * np.abs(wide(y))
     assert found.violations == expected.sum() == 2
     assert found.worst is not None
@@ -315,7 +315,7 @@ def test_equal_digests_read_nothing() -> None:
 
 def test_shapes_must_be_equal_and_regions_apart() -> None:
     with pytest.raises(ValueError, match=wording("judge.shapes-differ", shape="(2,)", other="(3,)")):
-        compare(Memory(torch.zeros(2)), Memory(torch.zeros(3)), whole(2))
+        compare(Memory(torch.zeros(2)), Memory(torch.zeros(3)), whole_tensor(2))
     overlapping = Partition((Region(0, 2, 0), Region(1, 3, 1)), None)
     with pytest.raises(ValueError, match=wording("judge.regions-overlap", row=1)):
         compare(Memory(torch.zeros(3)), Memory(torch.zeros(3)), overlapping)

@@ -26,7 +26,7 @@ from gdnbench.cli.console import table
 from gdnbench.errors import BAD_INPUT_ERRORS, Exit
 from gdnbench.judge import calls
 from gdnbench.judge.result import TensorResult
-from gdnbench.judge.valid_rows import counted
+from gdnbench.judge.valid_rows import keep_valid_rows
 from gdnbench.ops import operation
 from gdnbench.replay.kernels import load
 from gdnbench.replay.replay import replay
@@ -214,7 +214,7 @@ class Prover:
         if record.outcome is not Outcome.PASS:
             return record, left
         found = operation(self.grid.op)
-        return record, counted(
+        return record, keep_valid_rows(
             found, calls.compact_call(store.records[number], found, torch.device("cpu")), left
         )
 

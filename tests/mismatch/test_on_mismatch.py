@@ -12,7 +12,7 @@ import pytest
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.errors import BadInputError
 from gdnbench.mismatch.candidates import Candidates
-from gdnbench.mismatch.run import run_judged, summary
+from gdnbench.mismatch.run import mismatch_summary, run_judged
 from gdnbench.store.reader import Store
 from gdnbench.store.summary import SegmentSummary, write_summary
 from gdnbench.store.verify import verify
@@ -128,7 +128,7 @@ def test_what_was_not_judged_is_said() -> None:
         "refused": 4,
         "first_refused": "refused: no",
     }
-    assert summary(tally, "run.zarr") == [
+    assert mismatch_summary(tally, "run.zarr") == [
         "3 calls were judged; 1 differs and is in run.zarr",
         "2 calls were not judged, for want of time; give a larger --every",
         "4 calls cannot be judged; the first: refused: no",

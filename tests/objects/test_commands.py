@@ -11,7 +11,7 @@ import pytest
 
 from gdnbench.cli.main import run
 from gdnbench.pytest_plugin.marks import Asked
-from gdnbench.pytest_plugin.selection import select
+from gdnbench.pytest_plugin.selection import select_records
 from gdnbench.store.address import is_absolute
 from tests.objects.object_samples import as_objects
 from tests.objects.s3_bucket import Bucket
@@ -70,7 +70,7 @@ def test_commands_take_a_url(
 
 def test_a_mark_of_the_plugin_takes_a_url(bucket: Bucket, prefills: Path) -> None:
     as_objects(prefills, bucket.url)
-    chosen = select(bucket.url, Asked(None, None, {}))
+    chosen = select_records(bucket.url, Asked(None, None, {}))
     assert [(one.path, one.number, one.problem) for one in chosen] == [
         (bucket.url, 0, None),
         (bucket.url, 1, None),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gdnbench.page.build import page
+from gdnbench.page.build import render_page
 from gdnbench.report.runs import Run
 from tests.page import synthetic
 from tests.page.chromium import Chromium, find
@@ -45,7 +45,7 @@ def opened(browser: Chromium, tmp_path: Path) -> Callable[[Sequence[Run]], Chrom
 
     def open_page(runs: Sequence[Run]) -> Chromium:
         file = tmp_path / "report.html"
-        file.write_text(page(runs), encoding="utf-8")
+        file.write_text(render_page(runs), encoding="utf-8")
         browser.media()
         browser.view(1280, 900)
         browser.open(file)

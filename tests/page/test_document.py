@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gdnbench.errors import BadInputError
-from gdnbench.page.build import page, write
-from gdnbench.page.document import BLOCK, document
+from gdnbench.page.build import render_page, write_page
+from gdnbench.page.document import BLOCK, page_data
 
 
 def details(blocks: list[str]) -> list[dict[str, Any]]:
@@ -23,7 +23,7 @@ def test_failures_stand_first_and_columns_fit_details(made: Any, wrong: Any, rig
     others = [{**right, "number": number, "key": f"k/{number}"} for number in range(10, 10 + 2 * BLOCK)]
     crashed = {**right, "number": 7, "outcome": "crash", "reason": "signal 11", "tensors": []}
     cannot = {**right, "number": 8, "outcome": "unsupported", "reason": "no", "tensors": []}
-    index, blocks = document([made.run([*others, cannot, wrong[0], crashed])], "t")
+    index, blocks = page_data([made.run([*others, cannot, wrong[0], crashed])], "t")
     found, columns = details(blocks), index["columns"]
     assert [one["number"] for one in found] == columns["number"]
     assert columns["number"][:3] == [3, 7, 8]
@@ -40,7 +40,7 @@ def test_failures_stand_first_and_columns_fit_details(made: Any, wrong: Any, rig
 def test_grids_beyond_the_limit_are_left_out_of_passing_records_alone(
     made: Any, wrong: Any, right: dict[str, Any]
 ) -> None:
-    index, blocks = document([made.run([right, wrong[0]])], "t", grid_characters=1)
+    index, blocks = page_data([made.run([right, wrong[0]])], "t", grid_characters=1)
     failing, passing = details(blocks)
     assert failing["tensors"][0]["grid"] == wrong[0]["tensors"][0]["grid"]
     assert passing["tensors"][0]["grid"] is None
@@ -50,7 +50,7 @@ def test_grids_beyond_the_limit_are_left_out_of_passing_records_alone(
 
 def test_no_runs_are_refused() -> None:
     with pytest.raises(BadInputError, match="no runs"):
-        page([])
+        render_page([])
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_records_that_no_replay_writes_are_refused_or_harmless(
     made: Any, right: dict[str, Any], broken: dict[str, Any]
 ) -> None:
     try:
-        page([made.run([{**right, **broken}], "there.json")])
+        render_page([made.run([{**right, **broken}], "there.json")])
     except BadInputError as error:
         assert "there.json" in str(error)  # noqa: PT017  either is right
     else:
@@ -70,6 +70,6 @@ def test_records_that_no_replay_writes_are_refused_or_harmless(
 
 def test_a_file_that_cannot_be_written_is_named(made: Any, right: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="cannot be written"):
-        write([made.run([right])], tmp_path / "no" / "report.html")
-    write([made.run([right])], tmp_path / "report.html", "a byte of no text: \udcff")
+        write_page([made.run([right])], tmp_path / "no" / "report.html")
+    write_page([made.run([right])], tmp_path / "report.html", "a byte of no text: \udcff")
     assert [one.name for one in tmp_path.iterdir()] == ["report.html"]

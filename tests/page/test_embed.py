@@ -12,8 +12,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from gdnbench.page.build import page, script_of
-from gdnbench.page.embed import digest, packed_json, script_json
+from gdnbench.page.build import render_page, script_of
+from gdnbench.page.embed import csp_hash, packed_json, script_json
 
 
 class Scripts(HTMLParser):
@@ -55,15 +55,15 @@ def test_packed_json_is_gzip_and_the_same_every_time() -> None:
 
 
 def test_a_hostile_run_adds_no_element(made: Any, right: dict[str, Any], hostile: str) -> None:
-    harmless = page([made.run([right])], "a report")
+    harmless = render_page([made.run([right])], "a report")
     record = {**right, "layer": hostile, "reason": hostile, "notes": [hostile], "key": hostile}
     header = {**made.HEADER, "store": hostile, "kernel": hostile, "rule": hostile}
-    text = page([made.run([record], hostile, header=header, provenance={hostile: hostile})], hostile)
+    text = render_page([made.run([record], hostile, header=header, provenance={hostile: hostile})], hostile)
     assert [tag for tag, _ in Scripts(text).tags] == [tag for tag, _ in Scripts(harmless).tags]
 
 
 def test_the_policy_names_the_digests_of_what_is_in_the_page(made: Any, right: dict[str, Any]) -> None:
-    found = Scripts(page([made.run([right])]))
+    found = Scripts(render_page([made.run([right])]))
     policy = next(
         attributes["content"] or ""
         for tag, attributes in found.tags
@@ -75,12 +75,12 @@ def test_the_policy_names_the_digests_of_what_is_in_the_page(made: Any, right: d
     expected = {
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in running
     }
-    assert {rules["style-src"], rules["script-src"]} == expected == {digest(text) for text in running}
+    assert {rules["style-src"], rules["script-src"]} == expected == {csp_hash(text) for text in running}
     assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
 
 
 def test_nothing_in_the_page_points_outside(made: Any, right: dict[str, Any]) -> None:
-    for tag, attributes in Scripts(page([made.run([right])])).tags:
+    for tag, attributes in Scripts(render_page([made.run([right])])).tags:
         for name in ("src", "href", "action", "srcset", "data"):
             target = attributes.get(name)
             assert target is None or target.startswith("#"), (tag, name)
@@ -109,4 +109,4 @@ def test_assets_are_installed() -> None:
 
 
 def test_the_same_runs_make_the_same_page(made: Any, right: dict[str, Any]) -> None:
-    assert page([made.run([right])]) == page([made.run([dict(right)])])
+    assert render_page([made.run([right])]) == render_page([made.run([dict(right)])])

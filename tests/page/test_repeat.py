@@ -13,7 +13,7 @@ from gdnbench.cli.judging import factors, tolerance
 from gdnbench.cli.rules import tensor_rules
 from gdnbench.judge.by_tensor import describe_rules, replay_options_of, with_rules
 from gdnbench.judge.rule import make_rule
-from gdnbench.page.repeat import command, quote
+from gdnbench.page.repeat import repeat_command, shell_quote
 
 HEADER = {
     "command": "replay",
@@ -30,13 +30,13 @@ def record(**more: Any) -> dict[str, Any]:
 
 
 def test_a_replay() -> None:
-    assert command(HEADER, record()) == (
+    assert repeat_command(HEADER, record()) == (
         "gdnbench replay 'a store.zarr' 12 --kernel mine.py:kernel --against torch --on sim --bitwise"
     )
 
 
 def test_stages_and_check_are_asked_for_again() -> None:
-    again = command(HEADER, record(tensors=[{"stage": True}], findings=[]))
+    again = repeat_command(HEADER, record(tensors=[{"stage": True}], findings=[]))
     assert again.endswith("--bitwise --stages --check")
 
 
@@ -54,20 +54,25 @@ def test_what_no_result_tells_is_taken_from_the_command_line() -> None:
         "--no-isolate",
     ]
     words += ["--json", "--schedule", "random:3", "--shape"]
-    again = command(HEADER, record(), words)
+    again = repeat_command(HEADER, record(), words)
     assert again.endswith("--bitwise --timeout 9 --accept a.toml --no-isolate --schedule random:3")
-    traced = command(
+    traced = repeat_command(
         HEADER, record(), ["gdnbench", "trace", "a", "t.zarr", "--timeout", "3", "--select", "all"]
     )
-    assert traced == f"{command(HEADER, record())} --timeout 3"
-    assert command(HEADER, record(), ["gdnbench", "suite", "--timeout", "3"]) == command(HEADER, record())
+    assert traced == f"{repeat_command(HEADER, record())} --timeout 3"
+    assert repeat_command(HEADER, record(), ["gdnbench", "suite", "--timeout", "3"]) == repeat_command(
+        HEADER, record()
+    )
 
 
 def test_a_diff() -> None:
     header = {"command": "diff", "a": "a.zarr", "b": "b.zarr", "rule": "error <= 3 x torch's + rounding"}
     expected = "gdnbench diff a.zarr b.zarr --op gdn_prefill --oracle --k 3"
-    assert command(header, record()) == expected
-    assert command({**header, "rule": "bitwise"}, record()) == "gdnbench diff a.zarr b.zarr --op gdn_prefill"
+    assert repeat_command(header, record()) == expected
+    assert (
+        repeat_command({**header, "rule": "bitwise"}, record())
+        == "gdnbench diff a.zarr b.zarr --op gdn_prefill"
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,7 +114,7 @@ def test_a_shell_reads_the_word(word: str) -> None:
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("no bash here to read it")
-    text = quote(word)
+    text = shell_quote(word)
     assert text.isprintable()
     if word.isprintable():
         assert shlex.split(text) == [word]

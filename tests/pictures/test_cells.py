@@ -7,7 +7,7 @@ import pytest
 
 from gdnbench.errors import BadInputError
 from gdnbench.judge.grid import Grid
-from gdnbench.pictures.cells import cells_of, pooled
+from gdnbench.pictures.cells import cells_of, max_pooled
 from gdnbench.report.export import grid_json
 from gdnbench.report.grids import grid_from_json
 from gdnbench_kernels.contract import Region
@@ -70,11 +70,11 @@ def test_what_is_not_finite_stands_above_all() -> None:
 
 def test_a_pool_keeps_the_largest_of_each_block() -> None:
     values = np.arange(35.0).reshape(5, 7)
-    found, down, across = pooled(values, 2, 3)
+    found, down, across = max_pooled(values, 2, 3)
     assert (down, across) == (3, 3)
     assert found.tolist() == [[16, 19, 20], [30, 33, 34]]
-    assert pooled(values, 5, 7)[0].tolist() == values.tolist()
-    assert pooled(np.zeros((4, 0)), 2, 2)[0].shape == (2, 0)
+    assert max_pooled(values, 5, 7)[0].tolist() == values.tolist()
+    assert max_pooled(np.zeros((4, 0)), 2, 2)[0].shape == (2, 0)
 
 
 def test_a_grid_comes_back_from_json() -> None:

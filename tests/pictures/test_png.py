@@ -28,8 +28,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from gdnbench.pictures.canvas import DPI, NOTHING, ORANGE, styled
-from gdnbench.pictures.errors import errors
+from gdnbench.pictures.canvas import DPI, NOTHING, ORANGE, figure_style
+from gdnbench.pictures.errors import error_heatmaps
 from gdnbench.pictures.growth import along_sequence
 
 
@@ -119,7 +119,7 @@ def chunks_of(png: Path) -> set[bytes]:
 
 
 def test_the_pictures_of_a_run(tmp_path: Path) -> None:
-    made = drawing.draw([run([record(0), record(1, "numeric mismatch", 20.0)])], tmp_path / "png")
+    made = drawing.draw_pictures([run([record(0), record(1, "numeric mismatch", 20.0)])], tmp_path / "png")
     assert [path.name for path in made] == [
         "verdicts.png",
         "captured-00.png",
@@ -137,10 +137,10 @@ def test_the_pictures_of_a_run(tmp_path: Path) -> None:
 
 def test_equal_runs_give_equal_bytes(tmp_path: Path) -> None:
     records = [record(0), record(1, "numeric mismatch", 20.0)]
-    first = drawing.draw([run(records)], tmp_path / "a")
-    second = drawing.draw([run(records)], tmp_path / "b")
+    first = drawing.draw_pictures([run(records)], tmp_path / "a")
+    second = drawing.draw_pictures([run(records)], tmp_path / "b")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
-    other = drawing.draw([run([record(0), record(1, "numeric mismatch", 30.0)])], tmp_path / "c")
+    other = drawing.draw_pictures([run([record(0), record(1, "numeric mismatch", 30.0)])], tmp_path / "c")
     assert [path.read_bytes() for path in other] != [path.read_bytes() for path in first]
 
 
@@ -167,8 +167,8 @@ def as_rgb(colour: Any) -> tuple[int, int, int]:
 def test_a_cell_has_the_colour_of_its_number() -> None:
     """Of errors 0.5 to 50 times torch's: cividis between the decade ends, grey for none, orange for NaN."""
     values = np.array([[0.5, 5.0], [50.0, 0.0], [1.0, 2.0]])
-    with styled():
-        figure = errors("a record", [("o", cells_of(grid(values, wrong=(2, 1)), "float32"))])
+    with figure_style():
+        figure = error_heatmaps("a record", [("o", cells_of(grid(values, wrong=(2, 1)), "float32"))])
         axis = figure.axes[0]
         scale = colormaps["cividis"]
         norm = LogNorm(0.5, 50.0)
@@ -184,7 +184,7 @@ def test_a_cell_has_the_colour_of_its_number() -> None:
 
 def test_growth_is_the_worst_head_of_each_chunk_and_breaks_between_sequences() -> None:
     values = np.array([[1.0, 4.0], [2.0, 3.0], [8.0, 0.0]])
-    with styled():
+    with figure_style():
         figure = along_sequence("a record", [("o", grid(values))])
     kernels, torchs = figure.axes[0].lines
     assert np.array_equal(kernels.get_ydata(), [4, 3, np.nan, 8], equal_nan=True)
@@ -204,8 +204,8 @@ def test_of_many_records_a_bounded_number_of_files(tmp_path: Path, monkeypatch: 
         *({**records[1], "number": n, "key": f"key{n}", "tensors": []} for n in range(30, 10_000)),
     ]
     given = run(many)
-    assert drawing.left_out([given]) == 10_000 - drawing.MOST_RECORDS
-    made = drawing.draw([given], tmp_path)
+    assert drawing.records_left_out([given]) == 10_000 - drawing.MOST_RECORDS
+    made = drawing.draw_pictures([given], tmp_path)
     assert len(made) <= 2 + 5 * drawing.MOST_RECORDS
     chosen = [path.name.split("-")[3] for path in made if path.name.endswith("-errors.png")]
     # 13 passes with the largest error, 6; what is left of the four goes to another failure.
@@ -217,7 +217,7 @@ def test_text_of_a_store_is_drawn_as_it_is(tmp_path: Path) -> None:
     bad = {**record(0, "numeric mismatch"), "layer": hostile, "op": f"{hostile}/op"}
     bad["tensors"][0]["tensor"] = hostile
     bad["capture"][0] |= {"label": hostile, "unit": hostile, "values": {hostile: 1.0}}
-    made = drawing.draw([run([bad, {**bad, "step": 1}], path=hostile)], tmp_path / "png")
+    made = drawing.draw_pictures([run([bad, {**bad, "step": 1}], path=hostile)], tmp_path / "png")
     assert made
     assert all(path.parent == tmp_path / "png" for path in made)
     assert sorted((tmp_path / "png").iterdir()) == sorted(made)
@@ -233,7 +233,7 @@ def test_text_of_a_store_is_drawn_as_it_is(tmp_path: Path) -> None:
 )
 def test_a_run_that_no_replay_wrote_is_told(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=said):
-        drawing.draw([run([{**record(0), **changed}])], tmp_path)
+        drawing.draw_pictures([run([{**record(0), **changed}])], tmp_path)
 
 
 def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,16 +241,16 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(CannotRunError, match=r"pip install 'gdnbench\[pictures\]'"):
-        drawing.draw([run([record(0)])], tmp_path)
+        drawing.draw_pictures([run([record(0)])], tmp_path)
 
 
 def test_the_users_own_settings_do_not_count(tmp_path: Path) -> None:
     import matplotlib
 
     given = [run([{**record(0), "waterfall": None, "capture": None}])]
-    plain = drawing.draw(given, tmp_path / "a")
+    plain = drawing.draw_pictures(given, tmp_path / "a")
     with matplotlib.rc_context({"font.size": 20.0, "axes.facecolor": "red", "savefig.dpi": 50}):
-        other = drawing.draw(given, tmp_path / "b")
+        other = drawing.draw_pictures(given, tmp_path / "b")
         assert matplotlib.rcParams["font.size"] == 20.0
     assert [path.read_bytes() for path in plain] == [path.read_bytes() for path in other]
 
@@ -258,4 +258,4 @@ def test_the_users_own_settings_do_not_count(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInputError, match="cannot be written to"):
-        drawing.draw([run([record(0)])], tmp_path / "file" / "png")
+        drawing.draw_pictures([run([record(0)])], tmp_path / "file" / "png")

@@ -12,7 +12,7 @@ import pytest
 from gdnbench.errors import BadInputError
 from gdnbench.suite.folder import suite_at
 from gdnbench.suite.plan import FACTOR, TensorRule
-from gdnbench.suite.read import only, read_suite
+from gdnbench.suite.read import read_suite, restrict_to_entries
 from tests.messages import wording
 
 Write = Callable[[str], Path]
@@ -228,12 +228,12 @@ def test_names_of_entries_are_names_of_files(suite_file: Write) -> None:
 
 def test_entries_are_picked_by_pattern(suite_file: Write) -> None:
     suite = read_suite(suite_file('[[replay]]\ncaptures = "*.zarr"\nkernels = "torch"\n'))
-    assert [entry.name for entry in only(suite, "dec*").entries] == ["decode.torch.cpu"]
+    assert [entry.name for entry in restrict_to_entries(suite, "dec*").entries] == ["decode.torch.cpu"]
     with pytest.raises(
         BadInputError,
         match=wording("suite.option-entry-unmatched", pattern="x", known=re.compile(r"both\.torch\.cpu.*")),
     ):
-        only(suite, "x")
+        restrict_to_entries(suite, "x")
 
 
 def test_a_folder_of_captures_is_a_suite(folder: Path) -> None:

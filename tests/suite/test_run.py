@@ -15,7 +15,7 @@ import typer
 from gdnbench.errors import BadInputError, CannotRunError, Exit
 from gdnbench.report.runs import read_run
 from gdnbench.suite.plan import Entry
-from gdnbench.suite.read import only, read_suite
+from gdnbench.suite.read import read_suite, restrict_to_entries
 from gdnbench.suite.result import SuiteResult, replay_words
 from gdnbench.suite.run import run_suite
 from gdnbench.suite.schema import WORSE
@@ -243,7 +243,7 @@ def test_one_run_at_a_time_has_the_folder(suite_file: Write, folder: Path) -> No
 def test_results_replace_those_of_an_earlier_run_and_nothing_else(suite_file: Write, folder: Path) -> None:
     path = suite_file(TWO)
     run(path)
-    suite = only(read_suite(path), "decode*")
+    suite = restrict_to_entries(read_suite(path), "decode*")
     run_suite(suite, folder / "results", today=TODAY, whole=False)
     assert [one.name for one in (folder / "results/runs").iterdir()] == ["decode.torch.cpu.zarr"]
     (folder / "results/notes.txt").write_text("mine")

@@ -26,7 +26,7 @@ from gdnbench.judge import calls
 from gdnbench.ops import operation
 from gdnbench.replay import bind, kernels
 from gdnbench.replay.simulated import SIM
-from gdnbench.store.address import Address, stem
+from gdnbench.store.address import Address, store_name
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Call, Operation
 from gdnbench_kernels.shrinking import with_tensors
@@ -191,4 +191,4 @@ def _plain(call: Call) -> tuple[Call, Mapping[str, Tensor]]:
 
 def default_out(store: Address, number: int) -> Path:
     """The default path of a shrunk record, in the current folder."""
-    return Path(f"{stem(store)}-{number}-small.zarr")
+    return Path(f"{store_name(store)}-{number}-small.zarr")

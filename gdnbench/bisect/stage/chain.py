@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gdnbench.judge.record import compared
+from gdnbench.judge.record import compared_tensors
 from gdnbench.poison import poison
 from gdnbench.replay.call import WrongReturn, arguments, conversion
 from gdnbench.replay.kernels import LoadedKernel, load, load_step
@@ -89,7 +89,7 @@ def chain_of(
     kernel = load(name, operation)
     converted = operation.convert(call, conversion(call, operation, kernel).target)
     found = chain(kernel, operation, converted, given, wanted)
-    outputs = {name: found[name] for name in compared(operation, call) if name in found}
+    outputs = {name: found[name] for name in compared_tensors(operation, call) if name in found}
     found |= operation.convert_outputs(outputs, converted.conventions, call.conventions)
     return {name: tensor.cpu() for name, tensor in found.items()}
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.judge.location import Location, locate
-from gdnbench.judge.result import Held, TensorResult
+from gdnbench.judge.result import LimitCheck, TensorResult
 from gdnbench.judge.tensor import Subject
 from gdnbench_kernels.contract import Region
 
@@ -44,7 +44,7 @@ def as_facts(result: TensorResult, subject: Subject, tensor: Tensor, oracle: Ten
     return found
 
 
-def _farthest(subject: Subject, tensor: Tensor, oracle: Tensor, held: Held) -> tuple[int, ...] | None:
+def _farthest(subject: Subject, tensor: Tensor, oracle: Tensor, held: LimitCheck) -> tuple[int, ...] | None:
     """The index of the largest |x - y| in the chunk and head of `held` that is farthest off."""
     axis = subject.partition.head_axis
     best, where = -1.0, None

@@ -24,8 +24,8 @@ from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.errors import BAD_INPUT_ERRORS, BadInputError
 from gdnbench.judge import calls
 from gdnbench.judge.block_stats import Tolerance
-from gdnbench.judge.record import ORACLE, YARDSTICK, Judge, compared, subject_of
-from gdnbench.judge.result import Held, TensorResult
+from gdnbench.judge.record import ORACLE, YARDSTICK, Judge, compared_tensors, subject_of
+from gdnbench.judge.result import LimitCheck, TensorResult
 from gdnbench.judge.rule import Bound, Rule, make_rule
 from gdnbench.judge.stages import (
     STAGED_ORACLE,
@@ -129,7 +129,7 @@ def chained(
             call = one.exact_call()
             with simulated(one.on):
                 made = _on_cpu(chain(one.kernel, one.operation, call, {}))
-            outputs = {name: made[name] for name in compared(one.operation, call) if name in made}
+            outputs = {name: made[name] for name in compared_tensors(one.operation, call) if name in made}
             outputs = one.operation.convert_outputs(
                 outputs, call.conventions, calls.conventions_of(one.record, one.operation)
             )
@@ -212,7 +212,7 @@ def grafted(
         true = chain_of(STAGED_ORACLE, one.operation, one.operation.stage_call(given), {}, one.stages())
         put = {name: _as(true[name], dtypes[name]) for name in exact}
         cut = one.operation.cut
-        outputs = compared(one.operation, call)
+        outputs = compared_tensors(one.operation, call)
         with simulated(one.on):
             if cut is not None and set(cut.needs) & set(exact):
                 put |= _carried_exactly(one, call, true, put)
@@ -282,7 +282,7 @@ def _with_limit(result: TensorResult, rule: Rule) -> TensorResult:
     if not isinstance(rule, Tolerance) or result.errors is None or worst is None:
         return result
     error, limit, at = abs(worst.x - worst.y), rule.abs + rule.rel * abs(worst.y), worst.at
-    return replace(result, held=(Held("largest", error, limit, at.sequence, at.chunk, at.head),))
+    return replace(result, held=(LimitCheck("largest", error, limit, at.sequence, at.chunk, at.head),))
 
 
 def _apart(

@@ -17,7 +17,7 @@ from gdnbench.bisect.record.rollout import Carried, RecordKernel, advance, failu
 from gdnbench.bisect.stage.chain import chain, chain_of
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.errors import EXPECTED_ERRORS
-from gdnbench.judge.record import compared
+from gdnbench.judge.record import compared_tensors
 from gdnbench.judge.stages import STAGED_ORACLE
 from gdnbench.replay.call import conversion
 from gdnbench.replay.execute import device_of
@@ -42,7 +42,7 @@ class _Grafted(RecordKernel):
         given = op.convert(moved, conversion(moved, op, kernel).target)
         true = chain_of(STAGED_ORACLE, op, op.stage_call(given), {}, self.exact)
         put = {name: true[name].to(getattr(torch, dtype)) for name, dtype in self.exact.items()}
-        outputs = compared(op, given)
+        outputs = compared_tensors(op, given)
         with simulated(self.on):
             made = chain(kernel, op, given, put, outputs)
         found = {name: made[name] for name in outputs if name in made}

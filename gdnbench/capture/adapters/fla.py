@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
 from gdnbench.capture.adapters.fla_signatures import CHUNK, RECURRENT, SIGNATURES
-from gdnbench.capture.adapters.gdn import decode_tensors, flat, offsets
+from gdnbench.capture.adapters.gdn import decode_tensors, flatten_tokens, sequence_offsets
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
 
 if TYPE_CHECKING:
@@ -93,9 +93,9 @@ class FlaAdapter:
         if one_each and updates and state is not None:
             op, seen = "gdn_decode", decode_tensors({"q": q, "k": k, "v": v}, state) | gates.tensors
         else:
-            op, seen = "gdn_prefill", {"q": flat(q), "k": flat(k), "v": flat(v)}
-            seen |= {one: flat(made, caller) for one, (made, _, caller) in gates.tensors.items()}
-            seen["cu_seqlens"] = offsets(q, cu_seqlens)
+            op, seen = "gdn_prefill", {"q": flatten_tokens(q), "k": flatten_tokens(k), "v": flatten_tokens(v)}
+            seen |= {one: flatten_tokens(made, caller) for one, (made, _, caller) in gates.tensors.items()}
+            seen["cu_seqlens"] = sequence_offsets(q, cu_seqlens)
             if state is not None:
                 seen["initial_state"] = Seen(state)
             scalars |= {
@@ -125,7 +125,7 @@ class FlaAdapter:
         o, state = result
         if seen.op == "gdn_decode":
             return {"o": Seen(o), "state": Seen(state)}
-        return {"o": flat(o), **({} if state is None else {"final_state": Seen(state)})}
+        return {"o": flatten_tokens(o), **({} if state is None else {"final_state": Seen(state)})}
 
     def operations(self, target: Target) -> tuple[str, ...]:
         return ("gdn_prefill",) if NAMES[target.function] == CHUNK else ("gdn_prefill", "gdn_decode")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 STATE_DTYPES = ("float32", "bfloat16", "float16")
 
 
-def flat(tensor: Tensor, caller: Tensor | None = None) -> Seen:
+def flatten_tokens(tensor: Tensor, caller: Tensor | None = None) -> Seen:
     """[B, T, ...] as [B*T, ...]; `caller` as in `Seen`."""
     batch, tokens, *rest = tensor.shape
     return Seen(tensor, (batch * tokens, *rest), caller)
@@ -28,7 +28,7 @@ def own_slots(batch: int) -> Tensor:
     return torch.arange(batch, dtype=torch.int32, device="cpu").unsqueeze(1)
 
 
-def offsets(q: Tensor, cu_seqlens: Tensor | None) -> Seen:
+def sequence_offsets(q: Tensor, cu_seqlens: Tensor | None) -> Seen:
     """cu_seqlens of q [B, T, ...]: the caller's, or [B + 1] on the CPU for B sequences of T tokens."""
     import torch
 
@@ -48,8 +48,8 @@ def prefill_tensors(
     tensors: Mapping[str, Tensor], state: Tensor | None, cu_seqlens: Tensor | None
 ) -> dict[str, Seen]:
     """Tensors of gdn_prefill; `tensors` are [B, T, ...]."""
-    seen = {name: flat(tensor) for name, tensor in tensors.items()}
-    seen["cu_seqlens"] = offsets(tensors["q"], cu_seqlens)
+    seen = {name: flatten_tokens(tensor) for name, tensor in tensors.items()}
+    seen["cu_seqlens"] = sequence_offsets(tensors["q"], cu_seqlens)
     if state is not None:
         seen["initial_state"] = Seen(state)
     return seen

@@ -140,7 +140,7 @@ class Paged:
         found = {name: self._tensor(name, arguments) for name in _INPUTS}
         held = {name: tensor.detach() for name, tensor in found.items() if tensor is not None}
         seen = {"q": Seen(held["q"], (_leading(held["q"], 2), *held["q"].shape[-2:]))}
-        seen["cache"] = Seen(pages(held["cache"], self.cache_layout, self.block_size))
+        seen["cache"] = Seen(paged_view(held["cache"], self.cache_layout, self.block_size))
         if "inv_scale" in held:
             seen["inv_scale"] = Seen(_flat("inv_scale", held["inv_scale"]))
         index_shape, seen["swa_indices"] = self._indices(held["swa_indices"])
@@ -229,7 +229,7 @@ def at_place(place: str, values: Mapping[str, Any]) -> Any:
     return value
 
 
-def pages(cache: Tensor, layout: str, block_size: int | None) -> Tensor:
+def paged_view(cache: Tensor, layout: str, block_size: int | None) -> Tensor:
     """A view of `cache` in the contract's shape [blocks, block_size, row]. ValueError if there is none."""
     import torch
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 
 
-def ranks(module: str, kinds: Iterable[str]) -> Mapping[str, tuple[int, int]]:
+def parallel_ranks(module: str, kinds: Iterable[str]) -> Mapping[str, tuple[int, int]]:
     """Rank and size of this process for each kind of parallelism (tp, pp, dp) whose group `module` holds
     (`_TP`, ...).
 

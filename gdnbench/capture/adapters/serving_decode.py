@@ -29,7 +29,7 @@ BIAS_DTYPES = ("float32", "bfloat16")
 NO_TOKENS = "a decode call has no tokens"
 
 
-def beside(tensors: Mapping[str, Tensor | None]) -> dict[str, Seen]:
+def metadata_tensors(tensors: Mapping[str, Tensor | None]) -> dict[str, Seen]:
     """Tensors of a step's metadata, to be copied along with a call's inputs."""
     return {f"{BESIDE}{name}": Seen(tensor) for name, tensor in tensors.items() if tensor is not None}
 

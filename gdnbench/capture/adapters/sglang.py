@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
 from gdnbench.capture.adapters import sglang_signatures as names
-from gdnbench.capture.adapters.gdn import flat, offsets
-from gdnbench.capture.adapters.parallel import ranks
+from gdnbench.capture.adapters.gdn import flatten_tokens, sequence_offsets
+from gdnbench.capture.adapters.parallel import parallel_ranks
 from gdnbench.capture.adapters.serving_decode import (
     BESIDE,
     NO_TOKENS,
     OFFSETS,
     Batch,
-    beside,
     finish_prefill_with_metadata,
     gate_parameters,
+    metadata_tensors,
     refuse_states,
     split_features,
 )
@@ -68,7 +68,7 @@ RING = ("replayssm_d", "replayssm_k", "replayssm_g", "replayssm_write_pos")
 
 
 def parallel() -> Mapping[str, tuple[int, int]]:
-    return ranks("sglang.srt.distributed.parallel_state", ("tp", "pp"))
+    return parallel_ranks("sglang.srt.distributed.parallel_state", ("tp", "pp"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class SglangAdapter:
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
         if seen.op == "gdn_prefill":
-            outputs = {"o": flat(result[0])}
+            outputs = {"o": flatten_tokens(result[0])}
             if seen.scalars["output_final_state"]:
                 final = gather_states(_pool(arguments), _first(arguments, SLOTS))
                 outputs["final_state"] = Seen(final)
@@ -118,13 +118,13 @@ def _prefill(backend: str, arguments: Mapping[str, Any]) -> Observation:
         raise NotCaptured("heads lie before tokens (head_first); the operation has tokens first")
     q, k, pool, slots = arguments["q"], arguments["k"], _pool(arguments), _first(arguments, SLOTS)
     refuse_states(pool)
-    seen = {name: flat(arguments[name]) for name in ("q", "k", "v", "g", "beta")}
-    seen["cu_seqlens"] = offsets(q, _first(arguments, OFFSET_NAMES))
+    seen = {name: flatten_tokens(arguments[name]) for name in ("q", "k", "v", "g", "beta")}
+    seen["cu_seqlens"] = sequence_offsets(q, _first(arguments, OFFSET_NAMES))
     if pool is not None:
         if slots is not None:
             refuse_in_graph(slots)
         seen["initial_state"] = Seen(gather_states(pool, slots), None, pool)
-    seen |= beside({SLOTS_BESIDE: slots, "extend_prefix_lens": arguments.get("extend_prefix_lens")})
+    seen |= metadata_tensors({SLOTS_BESIDE: slots, "extend_prefix_lens": arguments.get("extend_prefix_lens")})
     scale = arguments.get("scale")
     tracked = arguments.get("track_state") is not None or arguments.get("num_state_checkpoints")
     return Observation(
@@ -183,7 +183,7 @@ def _decode(name: str, backend: str, arguments: Mapping[str, Any]) -> Observatio
     if _verifies(arguments):
         slots = _first(arguments, SLOTS)
         seen["read_indices"] = Seen(int32_slots(slots[: batch.sequences]), None, slots)
-    seen |= beside({OFFSETS: batch.offsets})
+    seen |= metadata_tensors({OFFSETS: batch.offsets})
     scale = arguments.get("scale")
     return Observation(
         op="gdn_decode",

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
-from gdnbench.capture.adapters.serving_decode import beside, finish_with_metadata
+from gdnbench.capture.adapters.serving_decode import finish_with_metadata, metadata_tensors
 from gdnbench.capture.adapters.serving_flash_mla import flash_mla_table, refuse_unsupported_call
 from gdnbench.capture.adapters.sglang import parallel
 from gdnbench.capture.adapters.sglang_signatures import FLASH_MLA, KERNEL_SIGNATURES, SIGNATURES
@@ -50,7 +50,7 @@ class SglangDeepseekV4Adapter:
         metadata = {name: getattr(step, held, None) for name, held in METADATA.items()}
         return replace(
             seen,
-            tensors={**seen.tensors, **beside(metadata)},
+            tensors={**seen.tensors, **metadata_tensors(metadata)},
             dispatch={**seen.dispatch, "path": "decode", "backend": "flashmla"},
             finish=finish_with_metadata({}),
         )

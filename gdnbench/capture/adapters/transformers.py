@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import Finish, Observation, Seen, Target
-from gdnbench.capture.adapters.gdn import decode_tensors, flat, prefill_tensors
+from gdnbench.capture.adapters.gdn import decode_tensors, flatten_tokens, prefill_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +77,7 @@ class TransformersAdapter:
         o, state = result
         if seen.op == "gdn_decode":
             return {"o": Seen(o), "state": Seen(state)}
-        outputs = {"o": flat(o)}
+        outputs = {"o": flatten_tokens(o)}
         if state is not None:
             outputs["final_state"] = Seen(state)
         return outputs

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
 from gdnbench.capture.adapters import vllm_signatures as names
-from gdnbench.capture.adapters.gdn import flat, offsets
-from gdnbench.capture.adapters.parallel import ranks
+from gdnbench.capture.adapters.gdn import flatten_tokens, sequence_offsets
+from gdnbench.capture.adapters.parallel import parallel_ranks
 from gdnbench.capture.adapters.serving_decode import (
     OFFSETS,
     Batch,
-    beside,
     finish_prefill_with_metadata,
     gate_parameters,
+    metadata_tensors,
     refuse_states,
     split_features,
 )
@@ -102,7 +102,7 @@ COUNTS = (
 
 
 def parallel() -> Mapping[str, tuple[int, int]]:
-    return ranks("vllm.distributed.parallel_state", ("tp", "pp", "dp"))
+    return parallel_ranks("vllm.distributed.parallel_state", ("tp", "pp", "dp"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class VllmAdapter:
             o = result[0]
             return {"o": _batch(arguments).rows(o), **state}
         o, final = result
-        outputs = {"o": flat(o)}
+        outputs = {"o": flatten_tokens(o)}
         if seen.scalars["output_final_state"]:
             outputs["final_state"] = Seen(final)
         return outputs
@@ -180,12 +180,12 @@ def _prefill(backend: str, arguments: Mapping[str, Any], layer: object | None, s
     q, k, state = arguments["q"], arguments["k"], arguments["initial_state"]
     cu_seqlens, scale = arguments["cu_seqlens"], arguments.get("scale")
     refuse_states(state)
-    seen = {name: flat(arguments[name]) for name in ("q", "k", "v", "g", "beta")}
-    seen["cu_seqlens"] = offsets(q, cu_seqlens)
+    seen = {name: flatten_tokens(arguments[name]) for name in ("q", "k", "v", "g", "beta")}
+    seen["cu_seqlens"] = sequence_offsets(q, cu_seqlens)
     for name in ("chunk_indices", "chunk_offsets", "initial_state"):
         if arguments.get(name) is not None:
             seen[name] = Seen(arguments[name])
-    seen |= beside(
+    seen |= metadata_tensors(
         {
             "has_initial_state": _first(step, "prefill_has_initial_state", "has_initial_state"),
             "state_indices": _first(step, "prefill_state_indices", "non_spec_state_indices_tensor"),
@@ -232,7 +232,7 @@ def _decode(name: str, arguments: Mapping[str, Any], layer: object | None, step:
         seen |= gate_parameters(arguments["A_log"], arguments["dt_bias"])
     seen |= {"state": Seen(pool), **batch.indices()}
     given = {OFFSETS: arguments.get("cu_seqlens"), "num_accepted_tokens": batch.accepted}
-    seen |= beside(given if batch.ragged else {OFFSETS: given[OFFSETS]})
+    seen |= metadata_tensors(given if batch.ragged else {OFFSETS: given[OFFSETS]})
     hidden = {"not_recorded": "o, which the kernel normalises and gates"}
     return Observation(
         op="gdn_decode",

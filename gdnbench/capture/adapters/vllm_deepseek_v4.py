@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gdnbench.capture.adapter import Observation, Seen, Target
-from gdnbench.capture.adapters.serving_decode import beside, finish_with_metadata
+from gdnbench.capture.adapters.serving_decode import finish_with_metadata, metadata_tensors
 from gdnbench.capture.adapters.serving_flash_mla import flash_mla_table, refuse_unsupported_call
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
 from gdnbench.capture.adapters.vllm import known_of, parallel, step_of
@@ -44,7 +44,7 @@ class VllmDeepseekV4Adapter:
         metadata = {name: getattr(step, name, None) for name in ("seq_lens", "query_start_loc")}
         return replace(
             seen,
-            tensors={**seen.tensors, **beside(metadata)},
+            tensors={**seen.tensors, **metadata_tensors(metadata)},
             dispatch={**seen.dispatch, "path": "decode", "backend": "flashmla"},
             finish=finish_with_metadata(known_of(step, COUNTS)),
         )

@@ -22,7 +22,7 @@ from gdnbench.cli.bisect.common import (
 from gdnbench.cli.judging import tolerance
 from gdnbench.cli.record_options import RecordsArgument, StoreArgument
 from gdnbench.record_numbers import record_numbers
-from gdnbench.store.address import absolute
+from gdnbench.store.address import absolute_address
 
 
 def commit(
@@ -87,7 +87,7 @@ def commit(
         numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
     if check and on != SIM:
         raise BadInputError(f"--check is done by the simulator: --on {SIM}, not {on}")
-    trial = Trial(absolute(store), kernel, on, numbers, None, k, limits, bitwise, check=check)
+    trial = Trial(absolute_address(store), kernel, on, numbers, None, k, limits, bitwise, check=check)
     asked = CommitBisection(
         trial,
         Path(repo),

@@ -23,7 +23,7 @@ from gdnbench.cli.judging import tolerance
 from gdnbench.cli.record_options import RecordsArgument, StoreArgument
 from gdnbench.errors import BadInputError
 from gdnbench.record_numbers import record_numbers
-from gdnbench.store.address import absolute
+from gdnbench.store.address import absolute_address
 
 
 def env(
@@ -69,7 +69,7 @@ def env(
     make_rule(k, None, limits, bitwise)  # refuses what contradicts itself before anything is asked
     with open_store(store) as opened:
         numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
-    trial = Trial(absolute(store), kernel, on, numbers, None, k, limits, bitwise)
+    trial = Trial(absolute_address(store), kernel, on, numbers, None, k, limits, bitwise)
     options = [] if index_url is None else ["--index-url", index_url]
     options += [word for place in find_links or () for word in ("--find-links", place)]
     options += ["--no-index"] * no_index

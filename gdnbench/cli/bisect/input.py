@@ -25,7 +25,7 @@ from gdnbench.cli.judging import tolerance
 from gdnbench.cli.record_options import StoreArgument
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.record_numbers import record_numbers
-from gdnbench.store.address import absolute, folder_to_write
+from gdnbench.store.address import absolute_address, folder_to_write
 
 if TYPE_CHECKING:
     from gdnbench.bisect.input.shrink import Shrunk
@@ -104,7 +104,9 @@ def input(
                     reason = write_script(found, written, Path(script))
                     print_progress(f"no {script}: {reason}" if reason else f"python {script} reproduces it")
 
-            trial = Trial(absolute(store), kernel, on, tuple(numbers), None, k, limits, bitwise, stages)
+            trial = Trial(
+                absolute_address(store), kernel, on, tuple(numbers), None, k, limits, bitwise, stages
+            )
             found = shrink(
                 opened.records[numbers[0]], trial, Options(same_tensor, budget, timeout), session, keep
             )

@@ -10,7 +10,7 @@ import typer
 from gdnbench.cli.bisect.common import FreshOption, JsonOption, StateOption, begun, finish
 from gdnbench.cli.judging import tolerance as limits
 from gdnbench.cli.record_options import StoreArgument
-from gdnbench.store.address import absolute
+from gdnbench.store.address import absolute_address
 
 _VERSION = "of the kernel: package.module:function or FILE.py:function."
 _PATH = "Folder to import the {} version from first."
@@ -49,7 +49,7 @@ def instruction(
 
     folders = tuple(None if path is None else Path(path).resolve() for path in (good_path, bad_path))
     request = InstructionBisection(
-        absolute(store),
+        absolute_address(store),
         record,
         good,
         bad,

@@ -20,7 +20,7 @@ from gdnbench.cli.bisect.common import (
 from gdnbench.cli.judging import tolerance
 from gdnbench.cli.record_options import RecordsArgument, StoreArgument
 from gdnbench.record_numbers import record_numbers
-from gdnbench.store.address import absolute
+from gdnbench.store.address import absolute_address
 
 
 def record(
@@ -60,7 +60,7 @@ def record(
     make_rule(k, None, limits)
     with open_store(store) as opened:
         numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
-    trial = Trial(absolute(store), kernel, on, numbers, k=k, tol=limits)
+    trial = Trial(absolute_address(store), kernel, on, numbers, k=k, tol=limits)
     with begun("record", arguments, state, fresh) as session:
         found = find_bad_call(RecordBisection(trial, layer, any, carry), session)
         answer = text.answer(found)

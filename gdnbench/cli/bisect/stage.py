@@ -20,7 +20,7 @@ from gdnbench.cli.console import table
 from gdnbench.cli.judging import tolerance
 from gdnbench.cli.record_options import RecordsArgument, StoreArgument
 from gdnbench.record_numbers import record_numbers
-from gdnbench.store.address import absolute
+from gdnbench.store.address import absolute_address
 
 
 def stage(
@@ -58,7 +58,7 @@ def stage(
     make_rule(tol=limits)
     with open_store(store) as opened:
         numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
-    trial = Trial(absolute(store), kernel, on, numbers, k=k, tol=limits)
+    trial = Trial(absolute_address(store), kernel, on, numbers, k=k, tol=limits)
     with begun("stage", arguments, state, fresh) as session:
         found = find_bad_stage(trial, session, carry)
         lines = []
