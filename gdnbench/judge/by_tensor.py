@@ -72,8 +72,8 @@ def describe_rules(rule: Rule | ByTensor) -> str:
 
 
 def replay_options_of(words: str) -> list[str] | None:
-    """The options of `gdnbench replay` for the rule that `describe_rules` wrote as `words`; None if it did not
-    write them."""
+    """The options of `gdnbench replay` for the rule that `describe_rules` wrote as `words`; None if it did
+    not write them."""
     first, *others = words.split("; ")
     found = rule_options(first)
     for other in others:

@@ -91,8 +91,8 @@ def outline_call(record: StoredRecord, operation: Operation) -> Call:
 
 
 def ranges_of(record: StoredRecord, operation: Operation) -> tuple[Ranges, ...] | None:
-    """The ranges of input values of a record that passes `check_record`; None if the operation defines none or
-    inputs are missing."""
+    """The ranges of input values of a record that passes `check_record`; None if the operation defines none
+    or inputs are missing."""
     if operation.ranges is None:
         return None
     try:
