@@ -59,8 +59,8 @@ HISTORY = (
         "chunk_uw: turns are of items",
         replace(
             "chunk_uw",
-            "# One turn more than there are items: each multiplies",
-            "# There is one turn more than there are items: each multiplies",
+            "# One turn more than items: each turn issues",
+            "# There is one turn more than items: each turn issues",
         ),
     ),
     Edit("Notes on gates", write("notes/gates.md", "A gate is the log of a decay, at most 0.")),
