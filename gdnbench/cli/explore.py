@@ -100,6 +100,6 @@ def explore(
             command=command,
             stages=stages,
             check=check,
-            told=advance,
+            progress=advance,
         )
     conclude(found, accepted, write_accept, json=json, verbose=verbose)

@@ -41,7 +41,7 @@ def explore_records(
     command: Command,
     stages: bool = False,
     check: bool = False,
-    told: Progress | None = None,
+    progress: Progress | None = None,
 ) -> Exploration:
     """Each record of `store` under each of `schedules`, and for each of `seeds` a smaller call made of it.
     What the first run of each leaves is held to the float64 oracle by `rule`, what the others do to its bits.
@@ -56,7 +56,7 @@ def explore_records(
             for number in numbers
             for seed in (None, *seeds)
         ]
-        return explore(shapes, schedules, told)
+        return explore(shapes, schedules, progress)
     finally:
         runner.close()
 

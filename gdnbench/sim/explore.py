@@ -162,7 +162,9 @@ Progress = Callable[[int, int], None]
 """Called after each run with (runs done, runs in all)."""
 
 
-def explore(shapes: Sequence[Shape], schedules: Sequence[str], told: Progress | None = None) -> Exploration:
+def explore(
+    shapes: Sequence[Shape], schedules: Sequence[str], progress: Progress | None = None
+) -> Exploration:
     """Run every shape under every schedule. If a shape refuses the first schedule, its others are skipped.
 
     KeyboardInterrupt stops the exploration; the results so far are returned.
@@ -177,8 +179,8 @@ def explore(shapes: Sequence[Shape], schedules: Sequence[str], told: Progress | 
             for run, schedule in _runs(shape, schedules, tried):
                 _merge(found, run.findings, shape, schedule)
                 done += 1
-                if told is not None:
-                    told(done, total)
+                if progress is not None:
+                    progress(done, total)
             done = number * len(schedules)
     except KeyboardInterrupt:
         result.interrupted = True

@@ -156,7 +156,7 @@ def run_ptx(
     launch.checker, launch.parts = checker, checks
     ready: Engine = importlib.import_module(kind.prepare).prepare(module, kernel, config)
     if observed is not None:
-        ready, threads = observed.engine(launch, ready, engine), 1
+        ready, threads = observed.wrap_engine(launch, ready, engine), 1
     start = time.perf_counter()
     # A profile measures waits in rounds of turns: only short turns resolve them.
     quantum = min(kind.quantum, PROFILE_QUANTUM) if profile else kind.quantum
@@ -171,7 +171,7 @@ def run_ptx(
         raise
     finally:
         if observed is not None:
-            observed.end(end)
+            observed.end_launch(end)
     seconds = time.perf_counter() - start
     found = None if checks is None else collect_evidence(checks, launch)
     return RunResult(counters, dict(launch.notes), seconds, launch.ctas, record, found)

@@ -176,7 +176,7 @@ def _run_one(
     if settings.before is not None:
         settings.before(module, request, memory)
     watch = settings.watch
-    observed = None if watch is None else watch.begins(request.entry, request.grid, regions)
+    observed = None if watch is None else watch.on_launch_begin(request.entry, request.grid, regions)
     result = run_ptx(
         module,
         request.entry,
@@ -196,7 +196,7 @@ def _run_one(
         check=settings.check,
     )
     if watch is not None:
-        watch.ended(regions)
+        watch.on_launch_end(regions)
     return result
 
 

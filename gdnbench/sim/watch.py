@@ -23,7 +23,7 @@ class Observed:
     values: Recorder | None = None
     before_cta: Callable[[int], None] | None = None
 
-    def engine(self, launch: Launch, engine: Engine, name: str) -> Engine:
+    def wrap_engine(self, launch: Launch, engine: Engine, name: str) -> Engine:
         """Wrap `engine`, whose name is `name`, so that it does this; starts the recorder."""
         if self.values is not None:
             from gdnbench.sim.interpreter.traced import TracingEngine
@@ -33,9 +33,9 @@ class Observed:
             engine = tracing
         if self.before_cta is None or communicates(launch.kernel):
             return engine
-        return _Told(engine, self.before_cta)
+        return _CtaHook(engine, self.before_cta)
 
-    def end(self, how: End) -> None:
+    def end_launch(self, how: End) -> None:
         """The launch has ended: ends the recorder."""
         if self.values is not None:
             self.values.end_launch(how)
@@ -44,15 +44,15 @@ class Observed:
 class Watch(Protocol):
     """Called for each launch, in order. `regions` are the tensors of the call, at their addresses."""
 
-    def begins(self, entry: str, grid: Dim3, regions: Sequence[Region]) -> Observed | None: ...
+    def on_launch_begin(self, entry: str, grid: Dim3, regions: Sequence[Region]) -> Observed | None: ...
 
-    def ended(self, regions: Sequence[Region]) -> None:
+    def on_launch_end(self, regions: Sequence[Region]) -> None:
         """The launch that began last has ended without a fault."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _CtaHook:
     """Calls `before_cta` before each CTA; implements `Engine`."""
 
     engine: Engine

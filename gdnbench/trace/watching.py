@@ -25,10 +25,10 @@ class Tracing:
     only: int | None = None
     _begun: int = 0
 
-    def begins(self, entry: str, grid: Dim3, regions: Sequence[Region]) -> Observed | None:
+    def on_launch_begin(self, entry: str, grid: Dim3, regions: Sequence[Region]) -> Observed | None:
         self._begun += 1
         if self.only not in (None, self._begun - 1):
             return None
         return Observed(self.writer.launch(self.selection, self.labels))
 
-    def ended(self, regions: Sequence[Region]) -> None: ...
+    def on_launch_end(self, regions: Sequence[Region]) -> None: ...

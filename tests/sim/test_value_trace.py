@@ -61,10 +61,10 @@ class Recording:
         self.recorder = recorder
         self.begun: list[int] = []
 
-    def begins(self, entry: str, grid: object, regions: object) -> Observed:
+    def on_launch_begin(self, entry: str, grid: object, regions: object) -> Observed:
         return Observed(self.recorder, self.begun.append)
 
-    def ended(self, regions: object) -> None: ...
+    def on_launch_end(self, regions: object) -> None: ...
 
 
 @pytest.fixture(scope="module")

@@ -33,11 +33,11 @@ class Survey:
     launches: list[dict[str, Any]] = field(default_factory=list)
     _before: dict[str, Tensor] = field(default_factory=dict)
 
-    def begins(self, entry: str, grid: Dim3, regions: Sequence[Region]) -> None:
+    def on_launch_begin(self, entry: str, grid: Dim3, regions: Sequence[Region]) -> None:
         self._before = {name: tensor.clone() for name, tensor in _tensors(regions).items()}
         self.launches.append({"entry": entry, "grid": list(grid), "tensors": {}})
 
-    def ended(self, regions: Sequence[Region]) -> None:
+    def on_launch_end(self, regions: Sequence[Region]) -> None:
         kept = {}
         hasher = blake3()
         for name, tensor in _tensors(regions).items():
@@ -64,7 +64,7 @@ class WriterSearch:
     _last: int = 0
     _running: int | None = None
 
-    def begins(self, entry: str, grid: Dim3, regions: Sequence[Region]) -> Observed | None:
+    def on_launch_begin(self, entry: str, grid: Dim3, regions: Sequence[Region]) -> Observed | None:
         self._count += 1
         if self._count - 1 != self.launch:
             return None
@@ -73,7 +73,7 @@ class WriterSearch:
         self._last = int(self._element)
         return Observed(before_cta=self._before)
 
-    def ended(self, regions: Sequence[Region]) -> None:
+    def on_launch_end(self, regions: Sequence[Region]) -> None:
         if self._count - 1 == self.launch:
             self._look()
 

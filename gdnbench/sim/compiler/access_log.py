@@ -51,7 +51,7 @@ def log_meeting(t: Translator, ins: Instruction, named: Value) -> None:
 def _define(name: str, library: Library, field: int) -> str:
     """`log_access(state, pc, mask, address)`. An entry without lanes is overwritten by the next."""
     code, state, mask = Code(library), Value("ptr", "%state"), Value("i32", "%mask")
-    code.at("entry")
+    code.start_block("entry")
     place = code.offset(state, field)
     entry = code.load("ptr", place, 8)
     code.store(Value(I64, "%address"), entry, ALIGN)

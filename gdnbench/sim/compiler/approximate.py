@@ -113,7 +113,7 @@ _FUNCTIONS: dict[str, Callable[[Code], Value]] = {
 def _without_flushing(code: Code, op: str, value: Value) -> Value:
     def define(name: str, library: Library) -> str:
         body = Code(library)
-        body.at("entry")
+        body.start_block("entry")
         body.line(f"ret {_FUNCTIONS[op](body)}")
         return f"define internal {F32} @{name}({F32} %a) noinline #0 {{\n{body.text()}\n}}\n"
 

@@ -20,13 +20,13 @@ def branch(t: Translator, ins: Instruction) -> None:
     t.write_back()
     all_label, not_all, none_label, split = (code.new_label(s) for s in ("taken", "other", "not", "split"))
     code.branch(code.compare("icmp eq", lanes, t.entered), all_label, not_all)
-    code.at(all_label)
+    code.start_block(all_label)
     t.go_to(there)
-    code.at(not_all)
+    code.start_block(not_all)
     code.branch(code.comparei("icmp eq", lanes, 0), none_label, split)
-    code.at(none_label)
+    code.start_block(none_label)
     t.go_to(here)
-    code.at(split)
+    code.start_block(split)
     taken = code.bits(lanes, "<32 x i1>")
     gone = False
     for block, mask in ((there, taken), (here, code.op("xor", taken, t.active))):
@@ -34,7 +34,7 @@ def branch(t: Translator, ins: Instruction) -> None:
             t.exit_at(block, mask)
             gone = True
         else:
-            t.place(block, mask)
+            t.set_block(block, mask)
     t.ret(const("i32", Exit.GONE if gone else Exit.SPLIT))
 
 
@@ -49,7 +49,7 @@ def leave_kernel(t: Translator, ins: Instruction) -> None:
         if t.exits(following):
             t.exit_at(following, rest)
         else:
-            t.place(following, rest)
+            t.set_block(following, rest)
     t.ret(const("i32", Exit.GONE))
 
 

@@ -21,7 +21,7 @@ def _define(name: str, library: Library, op: str, kind: str) -> str:
     bits = int(kind[1:])
     vector = lanes_of(f"i{bits}")
     code = Code(library)
-    code.at("entry")
+    code.start_block("entry")
     a, b = Value(vector, "%a"), Value(vector, "%b")
     zero = code.comparei("icmp eq", b, 0)
     if bits == 64:
@@ -67,7 +67,7 @@ def find_nth_set(library: Library) -> str:
 def _find_nth_set(name: str, library: Library) -> str:
     code = Code(library)
     mask, base, offset = Value(I32, "%mask"), Value(I32, "%base"), Value(I32, "%offset")
-    code.at("entry")
+    code.start_block("entry")
     down = code.comparei("icmp slt", offset, 0)
     step = code.select(down, const(I32, -1), const(I32, 1))
     size = code.intrinsic("abs", I32, offset, const("i1", 0))

@@ -118,7 +118,7 @@ class Code:
         self._next += 1
         return f"{stem}{self._next}"
 
-    def at(self, label: str) -> None:
+    def start_block(self, label: str) -> None:
         """Start the basic block `label`."""
         self.lines.append(f"{label}:")
         self.label = label

@@ -209,7 +209,7 @@ class CompiledWarp:
                 return WarpState.RUNNING
             status = run(pointer, left)
             if watch is not None:
-                watch.read()
+                watch.report_uses()
             if log is not None:
                 log.drain(self)
             if status == SERVICE:
@@ -276,12 +276,12 @@ class CompiledWarp:
         self._see_exits()
         watch = self._watch
         if watch is not None and previous is None:
-            watch.uses(service.ins, mask_lanes(executing))
+            watch.check_sources(service.ins, mask_lanes(executing))
         direct = self.engine.direct.get(block)
         if direct is not None and executing == self._seen_live:
             direct.execute(self, mask_lanes(executing))
             if watch is not None:
-                watch.wrote(service.ins, mask_lanes(executing))
+                watch.mark_results(service.ins, mask_lanes(executing))
             self.complete(block, mask)
             return
         lanes = mask_lanes(executing)
@@ -295,7 +295,7 @@ class CompiledWarp:
         if service.slots and results is not WRITTEN:
             service.write(self.state, lanes, results)
         if watch is not None:
-            watch.wrote(service.ins, lanes)
+            watch.mark_results(service.ins, lanes)
         seen = self.engine.native.seen.get(block)
         if seen is not None:
             self.cells[seen // 4] = 1

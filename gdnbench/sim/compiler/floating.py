@@ -65,13 +65,13 @@ def flush_operation(t: Translator, op: str, mode: str, sources: list[Value], res
 
 def _define_flush(name: str, library: Library, op: str, mode: str, count: int) -> str:
     code = Code(library)
-    code.at("entry")
+    code.start_block("entry")
     result = Value(F32, "%result")
     size = code.opi("and", code.bits(result, I32), 0x7FFF_FFFF)
     code.branch(code.any(code.comparei("icmp eq", size, 0x0080_0000)), "again", "plain")
-    code.at("plain")
+    code.start_block("plain")
     code.line(f"ret {flush32(code, result)}")
-    code.at("again")
+    code.start_block("again")
     wide = [code.cast("fpext", Value(F32, f"%a{i}"), F64) for i in range(count)]
     exact = code.call(rounded(library, _OPCODES[op], "odd", "f64", count), F64, *wide)
     judged = flush_exact(code, "f32", exact, mode)

@@ -191,7 +191,7 @@ def _rounded(
     vector = F64 if kind == "f64" else F32
     taken = lanes_of(source) if source else vector
     code = Code(library)
-    code.at("entry")
+    code.start_block("entry")
     arguments = [Value(taken, f"%a{i}") for i in range(sources)]
 
     def once(direction: str) -> Value:

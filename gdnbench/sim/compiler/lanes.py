@@ -49,11 +49,11 @@ def _lane_loop(code: Code, copy: tuple[str, str], width: int, table: Value, area
     start, body, begin = code.label, code.new_label("lane"), code.new_label("begin")
     after = code.new_label("after")
     code.jump(begin)
-    code.at(begin)
+    code.start_block(begin)
     left, left_next = code.name(), code.name()
     code.line(f"{left} = phi i32 [ %mask, %{start} ], [ {left_next}, %{body} ]")
     code.branch(code.comparei("icmp eq", Value("i32", left), 0), after, body)
-    code.at(body)
+    code.start_block(body)
     lane = code.intrinsic("cttz", "i32", Value("i32", left), const("i1", 0))
     lane64 = code.cast("zext", lane, "i64")
     host = code.load("i64", code.value("ptr", f"getelementptr i64, {table}, {lane64}"), 8)
@@ -65,46 +65,46 @@ def _lane_loop(code: Code, copy: tuple[str, str], width: int, table: Value, area
     lower = code.opi("add", Value("i32", left), -1)
     code.line(f"{left_next} = and i32 {left}, {lower.text}")
     code.jump(begin)
-    code.at(after)
+    code.start_block(after)
     code.jump(done)
 
 
 def _fetch(name: str, library: Library, size: int, count: int) -> str:
     code = Code(library)
     width = size * count
-    code.at("entry")
+    code.start_block("entry")
     area = code.value("ptr", f"alloca [{LANES * width} x i8], align 64")
     table = code.value("ptr", f"alloca {I64}, align 64")
     code.branch(code.comparei("icmp eq", MASK, 0), "nothing", "begin")
-    code.at("nothing")
+    code.start_block("nothing")
     code.line("ret void")
-    code.at("begin")
+    code.start_block("begin")
     first, apart, follow = _neighbours(code, width)
     code.branch(follow, "block", "scattered")
 
-    code.at("block")
+    code.start_block("block")
     source = code.cast("inttoptr", first, "ptr")
     code.jump("spread")
 
-    code.at("scattered")
+    code.start_block("scattered")
     lanes = code.value("<32 x i1>", f"bitcast {MASK} to <32 x i1>")
     differs = code.op("and", code.comparei("icmp ne", apart, 0), lanes)
     code.branch(code.any(differs), "each", "same")
 
-    code.at("same")
+    code.start_block("same")
     element = f"i{size * 8}"
     for row in range(count):
         one = code.load(element, code.offset(code.cast("inttoptr", first, "ptr"), row * size), size)
         code.store(code.splat(one), code.offset(ROWS, row * LANES * size), min(64, LANES * size))
     code.line("ret void")
 
-    code.at("each")
+    code.start_block("each")
     code.store(HOSTS, table, 64)
     _lane_loop(code, ("host", "area"), width, table, area, "gathered")
-    code.at("gathered")
+    code.start_block("gathered")
     code.jump("spread")
 
-    code.at("spread")
+    code.start_block("spread")
     pointer = code.phi("ptr", (source, "block"), (area, "gathered"))
     whole = code.load(f"<{LANES * count} x {element}>", pointer, size)
     for row in range(count):
@@ -119,24 +119,24 @@ def _put(name: str, library: Library, size: int, count: int) -> str:
     code = Code(library)
     width = size * count
     element = f"i{size * 8}"
-    code.at("entry")
+    code.start_block("entry")
     area = code.value("ptr", f"alloca [{LANES * width} x i8], align 64")
     table = code.value("ptr", f"alloca {I64}, align 64")
     code.branch(code.comparei("icmp eq", MASK, 0), "done", "begin")
-    code.at("begin")
+    code.start_block("begin")
     kind = f"<{LANES} x {element}>"
     rows = [code.load(kind, code.offset(ROWS, r * LANES * size), min(64, LANES * size)) for r in range(count)]
     whole = _interleave(code, rows)
     first, _, follow = _neighbours(code, width)
     code.branch(follow, "block", "each")
-    code.at("block")
+    code.start_block("block")
     code.store(whole, code.cast("inttoptr", first, "ptr"), size)
     code.jump("done")
-    code.at("each")
+    code.start_block("each")
     code.store(HOSTS, table, 64)
     code.store(whole, area, min(64, LANES * size))
     _lane_loop(code, ("area", "host"), width, table, area, "done")
-    code.at("done")
+    code.start_block("done")
     code.line("ret void")
     return _define(name, code)
 
@@ -167,10 +167,10 @@ def spread(library: Library, width: int) -> str:
 
 def _copy(name: str, library: Library, width: int, copy: tuple[str, str]) -> str:
     code = Code(library)
-    code.at("entry")
+    code.start_block("entry")
     table = code.value("ptr", f"alloca {I64}, align 64")
     code.store(HOSTS, table, 64)
     _lane_loop(code, copy, width, table, ROWS, "done")
-    code.at("done")
+    code.start_block("done")
     code.line("ret void")
     return _define(name, code)

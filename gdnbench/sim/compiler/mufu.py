@@ -266,7 +266,7 @@ def mufu(code: Code, function: str, bits: Value) -> Value:
 
     def define(name: str, library: Library) -> str:
         body = Code(library)
-        body.at("entry")
+        body.start_block("entry")
         body.line(f"ret {_FUNCTIONS[function](body)}")
         return f"define internal {I32} @{name}({I32} %a) noinline #0 {{\n{body.text()}\n}}\n"
 

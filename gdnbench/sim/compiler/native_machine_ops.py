@@ -42,7 +42,7 @@ def _when(t: Translator, condition: Value, python: str) -> None:
     """Continue here if `condition` is true, otherwise at `python`."""
     here = t.code.new_label("inline")
     t.code.branch(condition, here, python)
-    t.code.at(here)
+    t.code.start_block(here)
 
 
 def _allowed(t: Translator, python: str) -> None:
@@ -99,14 +99,14 @@ def _give_up_unless(code: Code, condition: Value) -> None:
     """Return False if the condition is false."""
     on = code.new_label("on")
     code.branch(condition, on, "other")
-    code.at(on)
+    code.start_block(on)
 
 
 def _barrier(code: Code, other_operand: Value) -> tuple[Value, Value, Value]:
     """(address, pointer to the number of completed phases, phases) of the mbarrier that all active lanes name
     with equal operands. Returns false if they do not."""
     addresses = Value(I64, "%address")
-    code.at("entry")
+    code.start_block("entry")
     first = code.opi("and", code.intrinsic("cttz", "i32", _MASK, const("i1", 0)), 31)
     address = code.extract(addresses, first)
     operand = code.extract(other_operand, first)
@@ -135,7 +135,7 @@ def _barrier(code: Code, other_operand: Value) -> tuple[Value, Value, Value]:
 
 def _finish(code: Code, head: str) -> str:
     code.line("ret i1 true")
-    code.at("other")
+    code.start_block("other")
     code.line("ret i1 false")
     return f"{head} noinline #0 {{\n{code.text()}\n}}\n"
 

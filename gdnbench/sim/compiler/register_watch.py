@@ -49,7 +49,7 @@ class RegisterWatch:
         self._loads = 0
         self._present: Instruction | None = None
 
-    def read(self) -> None:
+    def report_uses(self) -> None:
         """Report the uses that compiled code has noted, in order."""
         if not self._cells[self._notes]:
             return
@@ -74,7 +74,7 @@ class RegisterWatch:
 
     # Instructions that Python executes
 
-    def uses(self, ins: Instruction, lanes: Lanes) -> None:
+    def check_sources(self, ins: Instruction, lanes: Lanes) -> None:
         """Python is about to execute a service: check its sources."""
         self._present = ins
         for use in self._shadows.by_pc.get(ins.pc, ()):
@@ -96,7 +96,7 @@ class RegisterWatch:
             flight = int(values.max()) if lack is Lack.FLYING else 0
             self._tell(self._present, register, lack, flight)
 
-    def wrote(self, ins: Instruction, lanes: Lanes) -> None:
+    def mark_results(self, ins: Instruction, lanes: Lanes) -> None:
         """Python has executed a service: mark its destinations."""
         if ins.form.until is Until.WGMMA_GROUP:
             return  # see `mark_in_flight`

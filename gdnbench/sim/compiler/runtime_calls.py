@@ -54,14 +54,14 @@ def enter_service(t: Translator, ins: Instruction) -> None:
     if ins.guard is not None:
         python, skip = code.new_label("python"), code.new_label("skip")
         code.branch(code.any(t.active), python, skip)
-        code.at(skip)
+        code.start_block(skip)
         t.leave(t.next_block(ins.pc + 1))
-        code.at(python)
+        code.start_block(python)
     last = code.new_label("machine")
     before = len(code.lines)
     try_native(t, ins, last)
     if len(code.lines) > before:
-        code.at(last)
+        code.start_block(last)
     t.ret(const("i32", Exit.SERVICE))
 
 

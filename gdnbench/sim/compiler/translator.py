@@ -140,7 +140,7 @@ class Translator:
     def translate(self, table: dict[str, Translate]) -> str:
         """The text of the function."""
         code, kernel = self.code, self.program.kernel
-        code.at("entry")
+        code.start_block("entry")
         code.line(f"%lanes = bitcast i32 %active to {I1}")
         body = kernel.instructions[self.block.start : self.block.stop]
         self.require_log(sum(ins.form.in_engine or ins.form.lanes_meet for ins in body))
@@ -209,7 +209,7 @@ class Translator:
         else:
             self.code.call_void("exit_early", self.state, self.code.mask_bits(mask), const("i32", block))
 
-    def place(self, block: int, mask: Value) -> None:
+    def set_block(self, block: int, mask: Value) -> None:
         """Set the block of the lanes of `mask`."""
         self.masked_store(const(I32, block), self.code.offset(self.state, HEADER["block"]), mask, 64)
 
@@ -237,15 +237,15 @@ class Translator:
         full = code.comparei("icmp eq", self.entered, -1)
         every, some, done = code.new_label("every"), code.new_label("some"), code.new_label("stored")
         code.branch(full, every, some)
-        code.at(every)
+        code.start_block(every)
         for register in wide:
             code.store(self.values[register.index], self.slot(register), 64 if register.bits >= 16 else 32)
         code.jump(done)
-        code.at(some)
+        code.start_block(some)
         for register in wide:
             self._store_masked(register)
         code.jump(done)
-        code.at(done)
+        code.start_block(done)
 
     def _store_predicate(self, register: Register) -> None:
         code, pointer = self.code, self.slot(register)
@@ -441,7 +441,7 @@ class Translator:
         any_bad = code.any(lanes)
         expect = code.intrinsic("expect.i1", "i1", any_bad, const("i1", 0), suffix="")
         code.branch(expect, bad, good)
-        code.at(bad)
+        code.start_block(bad)
         where = const(I64, 0) if address is None else code.resize(address, I64)
         arguments = (
             self.state,
@@ -452,7 +452,7 @@ class Translator:
         )
         code.call_void("record_fault", *arguments)
         self.ret(const("i32", Exit.FAULT))
-        code.at(good)
+        code.start_block(good)
 
     def require_log(self, accesses: int) -> None:
         """Return if the log may be too short for this many more accesses; nothing was executed yet."""
@@ -463,9 +463,9 @@ class Translator:
         full, room = code.new_label("full"), code.new_label("room")
         after = code.opi("add", following, accesses * ENTRY_BYTES)
         code.branch(code.compare("icmp ugt", after, end), full, room)
-        code.at(full)
+        code.start_block(full)
         self.ret(const("i32", Exit.FULL))
-        code.at(room)
+        code.start_block(room)
 
     def gather(self, ins: Instruction, named: Value) -> None:
         """Return and wait if live lanes in the mask `named` (i32) do not execute with these. Lanes whose
@@ -477,9 +477,9 @@ class Translator:
         missing = code.op("and", code.op("and", live, code.not_(self.entered)), named)
         wait, together = code.new_label("wait"), code.new_label("together")
         code.branch(code.comparei("icmp ne", missing, 0), wait, together)
-        code.at(wait)
+        code.start_block(wait)
         self.ret(const("i32", Exit.JOIN))
-        code.at(together)
+        code.start_block(together)
 
     def _part(self, ins: Instruction) -> None:
         """Send lanes whose guard is false past this instruction if the guard differs between lanes."""
@@ -492,16 +492,16 @@ class Translator:
         )
         part, agreed = code.new_label("part"), code.new_label("agreed")
         code.branch(mixed, part, agreed)
-        code.at(part)
+        code.start_block(part)
         rest = code.op("xor", self.active, Value(I1, "%lanes"))
         following = self.next_block(ins.pc + 1)
         if self.exits(following):
             self.exit_at(following, rest)
         else:
-            self.place(following, rest)
-        self.place(self.block.index, self.active)
+            self.set_block(following, rest)
+        self.set_block(self.block.index, self.active)
         self.ret(const("i32", Exit.PART))
-        code.at(agreed)
+        code.start_block(agreed)
 
     def count_traffic(self, name: str, size: int, among: Value | None = None) -> None:
         """Count `size` bytes under `name` for each active lane, or for those in the mask `among`."""

@@ -69,15 +69,15 @@ def per_set(
     places = [t.scratch_at(index * 256) for index in range(len(kinds))]
     begin, body, done, entry = (code.new_label(s) for s in ("sets", "set", "served", "before"))
     code.jump(entry)
-    code.at(entry)
+    code.start_block(entry)
     all_lanes = code.mask_bits(t.active)
     code.jump(begin)
-    code.at(begin)
+    code.start_block(begin)
     left, rest = code.name(), code.name()
     left_phi = len(code.lines)
     code.line("")
     code.branch(code.comparei("icmp eq", Value("i32", left), 0), done, body)
-    code.at(body)
+    code.start_block(body)
     first = code.intrinsic("cttz", "i32", Value("i32", left), const("i1", 0))
     mask = code.extract(named, first)
     same = code.mask_bits(code.compare("icmp eq", named, code.splat(mask)))
@@ -90,7 +90,7 @@ def per_set(
     code.line(f"{rest} = xor i32 {left}, {together.text}")
     code.lines[left_phi] = f"  {left} = phi i32 [ {all_lanes.text}, %{entry} ], [ {rest}, %{code.label} ]"
     code.jump(begin)
-    code.at(done)
+    code.start_block(done)
     return [code.load(kind, place, 64) for kind, place in zip(kinds, places, strict=True)]
 
 
@@ -156,7 +156,7 @@ def permute(t: Translator, value: Value, index: Value) -> Value:
 
 def _permute(name: str, library: Library) -> str:
     code = Code(library)
-    code.at("entry")
+    code.start_block("entry")
     indices = code.value("ptr", f"alloca {I32}, align 64")
     code.store(Value(I32, "%index"), indices, 64)
     result = Value(I32, "poison")

@@ -71,7 +71,7 @@ def issue(cta: Cta, warp: Warp, ins: Instruction, operands: Operands) -> None:
     state = groups.state(warp)
     if state.seen is None:
         raise KernelFault(FaultKind.WGMMA, f"{ins.name} before any wgmma.fence of the warp")
-    product = groups.join(warp, state, ins, form, operands)
+    product = groups.join_product(warp, state, ins, form, operands)
     if product.joined == 1:
         product.b = _matrix(cta, operands.b, form.n, form.b_mn_major, form, "B")
         if form.a is None:
@@ -133,7 +133,7 @@ def _share(cta: Cta, warp: Warp, ins: Instruction, form: Form, state: WarpState,
         _fenced(cta, state, form.d, held, ins)
     if latest is not None:
         latest.superseded = True
-    flight = groups.fly(form, ins.place)
+    flight = groups.start_flight(form, ins.place)
     state.live[int(flight.tokens[0])] = flight
     state.latest[form.d] = flight
     registers.write_words(form.d, flight.image)
@@ -204,7 +204,7 @@ def _land(cta: Cta, product: GroupProduct) -> None:
         share.flight.rows = d[ROWS * index : ROWS * (index + 1)]
         share.flight.under_way -= 1
         if not share.flight.under_way:
-            groups.deliver(share)
+            groups.write_results(share)
 
 
 def _input(product: GroupProduct, shares: list[Share]) -> Codes | None:

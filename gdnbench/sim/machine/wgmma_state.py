@@ -137,12 +137,12 @@ class Warpgroups:
         self._serial = (self._serial + count) % (_LOW * _HIGH)
         return (_TOKEN_BITS | (1 + serial % _HIGH) << 16 | 1 + serial % _LOW).astype(np.uint32)
 
-    def fly(self, form: Form, place: Place) -> Flight:
+    def start_flight(self, form: Form, place: Place) -> Flight:
         """Start a flight of the accumulators of `form`."""
         tokens = self.tokens(len(form.d.registers))
         return Flight(form, place, tokens, np.repeat(tokens, LANES).reshape(-1, LANES), [form.d])
 
-    def join(
+    def join_product(
         self, warp: Warp, state: WarpState, ins: Instruction, form: Form, operands: Operands
     ) -> GroupProduct:
         """The product of this warp's next wgmma. The four warps must issue the same instruction."""
@@ -188,7 +188,7 @@ class Warpgroups:
                     FaultKind.WGMMA, f"register {register.name} {how} while the wgmma at {place} is in flight"
                 )
 
-    def deliver(self, share: Share) -> None:
+    def write_results(self, share: Share) -> None:
         """Write the sum of a flight to the registers that contain its tokens."""
         flight, registers, forms = share.flight, share.warp.registers, self.forms
         # Half of an f32 may equal half a token, so for f32 only 16-bit registers are compared by halves.

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gdnbench.sim.mutants.mutant import Kind, Mutant
-from gdnbench.sim.mutants.reorder import Later
+from gdnbench.sim.mutants.reorder import MoveTargets
 from gdnbench.sim.mutants.text import Edit, Statement, statements
 from gdnbench.sim.ptx.forms import Access, Sync, Until
 from gdnbench.sim.ptx.ir import Instruction, Kernel, Module
@@ -49,7 +49,7 @@ class _Generator:
         self.text = text
         self.kernel = kernel
         self.statements = statements(text, kernel)
-        self.later = Later(kernel)
+        self.targets = MoveTargets(kernel)
 
     def all(self) -> Iterator[Mutant]:
         for ins in self.kernel.instructions:
@@ -127,7 +127,7 @@ class _Generator:
             yield self._mutant(Kind.WEAKENED, ins, weaker, Edit(start, stop, weaker))
 
     def _one_later(self, ins: Instruction) -> Iterator[Mutant]:
-        where = self.later.place(ins) if ins.form.sync in _MOVED else None
+        where = self.targets.find(ins) if ins.form.sync in _MOVED else None
         if where is None:
             return
         statement, target = self.statements[ins.pc], self.statements[where.pc]

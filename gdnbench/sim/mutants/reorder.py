@@ -55,7 +55,7 @@ class Where:
     behind: bool
 
 
-class Later:
+class MoveTargets:
     """Finds the positions in one kernel."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -65,7 +65,7 @@ class Later:
         self._loaded = _held(kernel, Until.TENSOR_LOAD)
         self._products = _held(kernel, Until.WGMMA_GROUP)
 
-    def place(self, moved: Instruction) -> Where | None:
+    def find(self, moved: Instruction) -> Where | None:
         """The position to move to; None if `moved` cannot go further."""
         start = self._after_wait(moved) if moved.form.sync is Sync.POLL else moved.pc + 1
         where = None if start is None else self._next(moved, start)
