@@ -21,7 +21,7 @@ class Place:
 
 
 class FaultKind(StrEnum):
-    """What a kernel did that the PTX ISA or the machine forbids."""
+    """The rule of the PTX ISA or the machine that a kernel broke."""
 
     OUT_OF_BOUNDS = "out-of-bounds access"
     MISALIGNED = "misaligned access"

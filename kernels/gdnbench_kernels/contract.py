@@ -1,8 +1,8 @@
-"""What an operation is: its tensors, scalars, conventions, stages and kernels, each named once.
+"""The contract of an operation: its tensors, scalars, conventions, stages and kernels.
 
-An operation lives in one folder of this package and exposes `OPERATION` in `<folder>/contract.py`. Everything
-that the workbench must know of it (what to capture, convert, validate, poison, compare and where a coordinate
-lies) is asked of that object, so a new operation changes nothing outside its folder.
+An operation is one folder of this package and exposes `OPERATION` in `<folder>/contract.py`. The workbench
+reads everything that it must know from that object: what to capture, convert, validate, poison and compare,
+and where a coordinate is. So a new operation changes nothing outside its folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Scalar = int | float | bool | str | None
 
 
 class ContractError(ValueError):
-    """A call breaks its operation's contract; the message names tensor, position and value."""
+    """A call breaks its operation's contract. The message names tensor, position and value."""
 
 
 class Role(StrEnum):
@@ -32,9 +32,9 @@ class Role(StrEnum):
 class TensorSpec:
     """One tensor of an operation.
 
-    `axes` are symbolic sizes in the default conventions; `axes_by` gives those that a convention changes, as
+    `axes` are symbolic sizes in the default conventions; `axes_by` has those that a convention changes, as
     {(convention, value): axes}. `dtypes` are torch's names without the prefix. `pool_index` names the index
-    tensor that selects rows of axis 0: only the rows a call can touch are captured.
+    tensor that selects rows of axis 0: capture stores only the rows that a call can access.
     """
 
     name: str
@@ -45,7 +45,7 @@ class TensorSpec:
     optional: bool = False
     pool_index: str | None = None
     axes_by: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
-    minus_infinity: bool = False  # -inf is a value like any other
+    minus_infinity: bool = False  # -inf is a valid value
 
     def axes_in(self, conventions: Mapping[str, str]) -> tuple[str, ...]:
         """The axes of this tensor under `conventions`."""
@@ -59,13 +59,13 @@ class TensorSpec:
 class ScalarSpec:
     name: str
     kind: type
-    default: Scalar  # None: derived from the shapes, as `meaning` says
+    default: Scalar  # None: derived from the shapes; `meaning` says how
     meaning: str
 
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """A choice in which implementations of one operation differ; `values[0]` is the default."""
+    """A representation in which implementations of one operation differ; `values[0]` is the default."""
 
     name: str
     values: tuple[str, ...]
@@ -74,22 +74,22 @@ class Convention:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """An intermediate tensor of the staged design: what a bisection can look at."""
+    """An intermediate tensor of the staged design, which a bisection can compare."""
 
     tensor: TensorSpec
     formula: str
-    rounded_to: str  # what it is rounded to between kernels: a dtype, or the tensor whose dtype it takes
+    rounded_to: str  # its dtype between kernels: a dtype, or the tensor that has the same dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a stage must keep to beside the ratio to torch's error, or `instead` of it; or, `added`, a part
-    of the exact value that the ratio is widened by.
+    """The bound of a stage besides the ratio to torch's error, or `instead` of it; or, `added`, a part of the
+    exact value by which the ratio's bound increases.
 
-    x is the kernel's, y exact. For every chunk and head, in the Frobenius norm: |x - y| <= relative |y| +
-    absolute. With `block` also for every block x block part of the last two axes: |x - y| <= relative
-    max(|y|, sqrt(block)) + absolute, the root being the norm of an identity of that size, since a part off
-    the diagonal may be zero.
+    x is the kernel's result, y the exact one. For every chunk and head, in the Frobenius norm: |x - y| <=
+    relative |y| + absolute. With `block` also for every block x block part of the last two axes: |x - y| <=
+    relative max(|y|, sqrt(block)) + absolute. The root is the norm of an identity of that size; it is needed
+    because an off-diagonal part may be zero.
     """
 
     relative: float
@@ -101,7 +101,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What an output is held to instead of the ratio to torch's error: |x - y| <= absolute + relative |y|."""
+    """The bound of an output that replaces the ratio to torch's error: |x - y| <= absolute + relative |y|."""
 
     absolute: float
     relative: float = 0.0
@@ -115,22 +115,23 @@ class Region:
     stop: int
     sequence: int
     chunk: int | None = None
-    token: int | None = None  # position of row `start` in its sequence, where rows are tokens or states after
-    tokens: int | None = None  # where a row is a whole chunk [Hv, C, ...]: how many of its C tokens count
+    token: int | None = None  # position of row `start` in its sequence, if rows are tokens or states after
+    tokens: int | None = None  # if a row is a whole chunk [Hv, C, ...]: how many of its C tokens count
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Which rows of a tensor count, and to whom they belong. Rows in no region never count."""
+    """Which rows of a tensor count, and the sequences that own them. Rows in no region never count."""
 
     regions: tuple[Region, ...]
     head_axis: int | None
-    token_axis: int | None = None  # where axis 0 counts sequences: the axis of their tokens
+    token_axis: int | None = None  # if axis 0 is sequences: the axis of their tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of an operation: inputs and mutated tensors as they were before it, by contract name."""
+    """One call of an operation: inputs, and mutated tensors with their contents before the call, by contract
+    name."""
 
     tensors: Mapping[str, Tensor]
     scalars: Mapping[str, Scalar]
@@ -146,26 +147,26 @@ def _as_it_is(call: Call) -> Call:
 
 
 Kernel = Callable[..., Any]
-"""A kernel takes the contract's tensors and scalars as keyword arguments by name, outputs among them as
-buffers to fill (poisoned with NaN); mutated tensors are written in place. It may instead return outputs: one
-tensor, a tuple in contract order, or a dict by name; what it returns replaces the buffer. A kernel that has a
-parameter `stages` gets a dict there to fill with its intermediates by stage name; one that accepts several
-values of a convention has a parameter of the convention's name and gets the value there. A parameter it does
-not have is not passed, nor is an optional tensor that the call lacks. What a kernel cannot do it refuses with
-NotImplementedError; a missing package is an ImportError whose message says what to install."""
+"""A kernel takes the contract's tensors and scalars as keyword arguments by name. Outputs are buffers to
+fill, poisoned with NaN; mutated tensors are written in place. A kernel may instead return outputs, which
+replace the buffers: one tensor, a tuple in contract order, or a dict by name. A parameter `stages` receives a
+dict to fill with intermediates by stage name. A kernel that accepts several values of a convention has a
+parameter of the convention's name. Parameters that a kernel does not have are not passed, and optional
+tensors that the call lacks are not either. A kernel raises NotImplementedError for a call that it does not
+support, and ImportError, which says what to install, for a missing package."""
 
 
 Launch = Callable[[], object]
-"""A call bound to its tensors. Each time it does the kernel's own work on them and nothing else."""
+"""A call bound to its tensors. Each launch does only the kernel's own work on them."""
 
 Shaped = tuple[tuple[int, ...], torch.dtype]
-"""Shape and dtype of a tensor that is to be allocated."""
+"""Shape and dtype of a tensor to allocate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a call costs whoever computes it: bytes that must come from memory and go to it, each once, and
-    floating-point operations, a multiply-add being two."""
+    """The minimal cost of a call: bytes read from and written to memory, each once, and floating-point
+    operations, where a multiply-add counts as two."""
 
     read: int
     written: int
@@ -178,52 +179,50 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A part of a kernel that runs alone: it makes the stages and outputs `gives` of a call and the stages
-    `takes`.
+    """A part of a kernel that can run alone: it computes the stages and outputs `gives` of a call from the
+    stages `takes`.
 
-    `target` is called as the kernel is, in conventions that the kernel takes, with a dict `stages` of what it
-    takes, if that is anything, in the contract's shapes. It returns what it gives by name; of outputs it may
-    fill the buffers instead, and what the call mutates it may change in place, in a copy if it gives that.
-    Run one after another, each on what the ones before gave, a kernel's steps leave the bits that the kernel
-    leaves.
+    `target` is called like the kernel, in conventions that the kernel accepts, with a dict `stages` of the
+    stages in `takes`, if any, in the contract's shapes. It returns its results by name, or fills the buffers
+    of outputs. A tensor that the call mutates may be changed in place, which is a copy if the step returns
+    it. A kernel's steps, run one after another, each on the earlier steps' results, give the kernel's bits.
     """
 
     name: str
     takes: tuple[str, ...]
     gives: tuple[str, ...]
-    target: str | Kernel  # "package.module:function", imported only when asked for
+    target: str | Kernel  # "package.module:function", imported on demand
 
 
 @dataclass(frozen=True, slots=True)
 class KernelEntry:
-    """An implementation: where it is, which conventions it takes, and what it needs to run."""
+    """An implementation: its function, the conventions that it accepts, and its requirements."""
 
-    target: str  # "package.module:function", imported only when asked for
-    conventions: Mapping[str, tuple[str, ...]]  # accepted values; one left out means its default only
+    target: str  # "package.module:function", imported on demand
+    conventions: Mapping[str, tuple[str, ...]]  # accepted values; if left out, the default only
     devices: tuple[str, ...] = ("cpu", "cuda")
     meaning: str = ""
     needs: tuple[str, ...] = ()  # distributions, beyond this project's own requirements
-    fp64: bool = False  # an oracle: returns everything in fp64, mutated tensors too, and writes to none
-    sources: str = ""  # "package.module:function": options -> a Source for each kernel compiled ahead
-    archs: tuple[str, ...] = ()  # those that its sources compile for; any unless given
+    fp64: bool = False  # an oracle: returns everything in fp64 and writes nothing in place
+    sources: str = ""  # "package.module:function": options -> a Source for each kernel compiled ahead of time
+    archs: tuple[str, ...] = ()  # targets of its sources; empty means any
     prepare: str = ""
-    """"package.module:function", called as the kernel is, returns a `Launch`: tensors are in the form that
-    its launches want, everything is compiled and tuned, and a launch neither allocates nor waits for the
-    device, so that a CUDA graph can hold many. Where it is left out, a launch is a call of the kernel."""
+    """"package.module:function", called like the kernel, returns a `Launch`. Tensors then have the form that
+    launches need, everything is compiled and tuned, and a launch neither allocates nor waits for the device.
+    So a CUDA graph can contain many. If it is empty, a launch is a call of the kernel."""
     steps: tuple[Step, ...] = ()
-    """What it is made of, in the order it runs, for an operation with stages. A function that no operation
-    lists has an attribute of that name."""
+    """The kernel's steps in order, for an operation with stages. A function that no operation lists has an
+    attribute of that name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A call cut into its chunks, none of which waits for another: each is a sequence of its own that begins
-    with the state before it.
+    """A call cut into independent chunks: each is a sequence that begins with the state before it.
 
     `of` takes a call and the stages `needs`, unrounded, and returns the call of its chunks in the same order.
-    Stages have their rows in the same places, and `rows` cuts or fills up their first axis to what the cut
-    call has. `carried` are stages and outputs that are made of what one chunk hands to the next; `back` takes
-    those of the cut call and returns them as the call itself has them.
+    Stages have their rows in the same positions; `rows` truncates or extends their first axis to the cut
+    call's. `carried` are stages and outputs that are computed from what one chunk passes to the next; `back`
+    converts those of the cut call to those of the original call.
     """
 
     carried: tuple[str, ...]
@@ -235,8 +234,8 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """Between what values something in a call lies that decides how hard it is to compute: a few figures by
-    what they are ("min", "max", "99 %"). The unit "2^" says that the values are exponents of 2."""
+    """Statistics of values that determine the numerical difficulty of a call: a few figures by name ("min",
+    "max", "99 %"). The unit "2^" means that the values are exponents of 2."""
 
     name: str
     label: str
@@ -246,14 +245,14 @@ class Ranges:
 
 @dataclass(frozen=True, slots=True)
 class NamedRows:
-    """Which rows of its pools a call names, for a caller that must not wait for a device.
+    """The rows of its pools that a call names, for a caller that must not wait for a device.
 
-    `of` looks at `tensors` alone: pool -> integers, as many as the shapes say, on the device of the index
-    tensors. All rows that the call may touch are among them, and there may be repeats and numbers that are
+    `of` reads only `tensors`: pool -> integers, as many as the shapes determine, on the device of the index
+    tensors. They include all rows that the call may access, possibly with repeats and with numbers that are
     no row.
     """
 
-    tensors: tuple[str, ...]  # where the call has them
+    tensors: tuple[str, ...]  # those of them that the call has
     of: Callable[[Call], dict[str, Tensor]]
 
 
@@ -291,7 +290,8 @@ class Shrinking:
 
 @dataclass(frozen=True)
 class Operation:
-    """A named contract. The callables are pure and see only a `Call` (and outputs where said)."""
+    """A contract with its name. The callables are pure and receive only a `Call`, and outputs where
+    stated."""
 
     name: str
     summary: str
@@ -304,38 +304,40 @@ class Operation:
     convert: Callable[[Call, Mapping[str, str]], Call]  # inputs into other conventions
     convert_outputs: Callable[[Mapping[str, Tensor], Mapping[str, str], Mapping[str, str]], dict[str, Tensor]]
     outputs: Callable[[Call], dict[str, Shaped]]  # shapes to allocate
-    touched: Callable[[Call], dict[str, Tensor]]  # pool -> sorted unique rows the call may read or write
+    touched: Callable[[Call], dict[str, Tensor]]  # pool -> sorted unique rows that the call may access
     partition: Callable[[Call, str], Partition]  # of an output, mutated tensor or stage
     synth: Callable[..., Call]  # makes inputs; its keyword arguments are `gdnbench synth`'s options
     conversions: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
-    """What `convert` does, as a short text by (convention, from, to)."""
+    """Description of each conversion of `convert`, by (convention, from, to)."""
     stage_limit: Callable[[Call, str], Limit | None] = _no_limit
-    """What stage of that name is held to in this call beside torch's error."""
+    """The bound of the stage of that name in this call, besides the ratio to torch's error."""
     stage_call: Callable[[Call], Call] = _as_it_is
-    """The call whose exact stages are asked for: with what the contract itself rounds on the way rounded."""
+    """The call from which exact stages are computed: intermediates that the contract rounds are rounded."""
     renumber: Callable[[Call, Mapping[str, Sequence[int]]], dict[str, Tensor]] | None = None
-    """Index tensors for pools that have only the rows stored, by pool, ascending; ContractError for a row
-    that is not. None: a pool's index tensor names its rows, and each is replaced by its position."""
+    """Index tensors for pools with only the stored rows, which are given by pool, ascending. Raises
+    ContractError for a row that is not stored. None: each row in a pool's index tensor is replaced by its
+    position."""
     named_rows: NamedRows | None = None
-    """None: whoever wants the rows of a pool on a device waits for it."""
+    """None: a caller that needs the rows of a pool waits for the device."""
     work: Callable[[Call], Work] | None = None
-    """What a call costs, from its shapes and its index tensors."""
+    """The minimal cost of a call, from its shapes and its index tensors."""
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
-    """Outputs that are not held to a multiple of torch's error."""
+    """Bounds of outputs that replace a multiple of torch's error."""
     shrinking: Shrinking | None = None
     """How a call is made smaller."""
     carries: tuple[str, str] | None = None
-    """What a call gets of an earlier one and what it leaves to a later one, row by row: two names, or one
-    tensor that it updates. None: a call knows nothing of others."""
+    """The input that a call takes from an earlier call and the output that it leaves for a later one, row by
+    row: two names, or one tensor that it updates. None: calls are independent."""
     cut: Cut | None = None
-    """For stages that are carried from chunk to chunk; None where none is."""
+    """For stages that are carried from chunk to chunk; None if there are none."""
     ranges: Callable[[Call], tuple[Ranges, ...]] | None = None
-    """Ranges of a valid call's inputs, on the CPU; of something that it has no element of, none."""
+    """Ranges of a valid call's inputs, on the CPU; none for tensors without elements."""
     decodes: bool = False
-    """Whether a call makes the next tokens of its sequences: the steps of a layer then follow one another."""
+    """Whether a call computes the next tokens of its sequences: successive calls of a layer then follow one
+    another."""
 
     def spec(self, name: str) -> TensorSpec:
-        """The tensor or stage called `name`; KeyError if there is none."""
+        """The tensor or stage called `name`. Raises KeyError if there is none."""
         for spec in (*self.tensors, *(stage.tensor for stage in self.stages)):
             if spec.name == name:
                 return spec

@@ -1,16 +1,17 @@
-"""Mutants of every instruction of a kernel that synchronises, from its PTX alone.
+"""Generates mutants of every synchronising instruction of a kernel, from its PTX alone.
 
-    removed        the instruction; of a wait by predicate, the predicate is true
+    removed        the instruction; for a wait by predicate, the predicate is set to true
     count more     mbarrier.init, arrive: one; expect_tx: a byte; bar: a warp; wait_group: a group
-    count less     the same; a wait for fewer groups only waits longer, and is left out
+    count less     the same; left out for wait_group, where fewer groups only wait longer
     parity flipped of a wait
     weakened       fence.proxy.async of one memory instead of both, or of the other; scope .cta; release and
                    acquire relaxed; .read of a wait for bulk groups
-    one later      a wait, fence or barrier, behind the next access, see `reorder.py`
+    one later      a wait, fence or barrier, moved behind the next access, see `reorder.py`
 
-Left out, since nothing in one CTA of one launch hangs on them: `griddepcontrol`, which orders launches, and
-`tcgen05.relinquish_alloc_permit`, which orders CTAs of an SM that allocate. An mbarrier.init is not removed:
-each use of what was never initialised is a fault. A `.red` of a barrier is not either: it has a result.
+`griddepcontrol`, which orders launches, and `tcgen05.relinquish_alloc_permit`, which orders allocations of an
+SM's CTAs, have no effect within one CTA of one launch and are left out. An mbarrier.init is not removed,
+because each use of an uninitialised mbarrier is a fault. A `.red` of a barrier is not either, because it has
+a result.
 """
 
 from __future__ import annotations

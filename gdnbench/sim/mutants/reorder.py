@@ -1,38 +1,37 @@
-"""Where a wait, fence or barrier goes when it is moved behind the next instruction that it orders.
+"""Finds the position to which a mutant moves a wait, fence or barrier: behind the next instruction it orders.
 
     moved                         behind the next
-    wait for an mbarrier,         access of any proxy, signal of an mbarrier or arrival: all that the thread
-      barrier, fence, membar        does after it is ordered ("Memory Consistency Model")
-    fence.proxy.*                 asynchronous operation or arrival: each proxy keeps its own order, what
-                                    another does has to come behind the fence ("Proxies")
+    wait for an mbarrier,         access of any proxy, signal of an mbarrier or arrival: it orders all later
+      barrier, fence, membar        accesses of the thread ("Memory Consistency Model")
+    fence.proxy.*                 asynchronous operation or arrival: accesses of one proxy keep their order;
+                                    the fence orders them before accesses of another ("Proxies")
     fence.mbarrier_init           signal of an mbarrier by an asynchronous operation, or arrival: it orders
-                                    mbarrier.init alone
-    tcgen05.fence::before_...     arrival: it orders tcgen05 operations with what comes behind that
-    tcgen05.fence::after_...      tcgen05 operation on tensor memory: it orders those with the wait before it
-    tcgen05.wait::ld              write of tensor memory, arrival, use of a register that tcgen05.ld fills:
-                                    until the wait, the load reads the one and writes the other
+                                    only mbarrier.init
+    tcgen05.fence::before_...     arrival: it orders tcgen05 operations before the arrival
+    tcgen05.fence::after_...      tcgen05 operation on tensor memory: it orders them after the previous wait
+    tcgen05.wait::ld              write of tensor memory, arrival, use of a register that tcgen05.ld writes:
+                                    the load in flight reads tensor memory and writes registers
     tcgen05.wait::st              access to tensor memory, tcgen05.commit or arrival
-    cp.async.wait_*               access to shared memory, write of global memory, or arrival: the copies
-                                    write the one and read the other
-    cp.async.bulk.wait_group      write of shared memory, or arrival; without .read, access to global memory
-                                    too: the copies read the one and write the other
+    cp.async.wait_*               access to shared memory, write of global memory, or arrival: copies in
+                                    flight write shared and read global memory
+    cp.async.bulk.wait_group      write of shared memory, or arrival; without .read also access to global
+                                    memory: copies in flight read shared and write global memory
     wgmma.wait_group              write of shared memory, arrival, use of a register of a product: products
-                                    read and write those
+                                    in flight read shared memory and write registers
     wgmma.fence                   wgmma.mma_async, whose registers it orders
 
-An arrival is whatever lets other threads go on: mbarrier.arrive, a barrier, a release, a fence that another
-kind of access may release behind. Whole warps load and store tensor memory and multiply by wgmma: for those
-`bar.warp.sync`, among lanes, is none. Moves and packings of registers are no uses: compilers put them before
-the wait. Accesses are not told apart by address, which PTX does not show: some are not those that the moved
-instruction orders, and such a mutant is equivalent.
+An arrival is any instruction that lets other threads continue: mbarrier.arrive, a barrier, a release, or a
+fence after which another access may release. `bar.warp.sync` is no arrival for instructions of whole warps
+(tensor-memory loads and stores, wgmma). Moves and packings of registers are no uses: compilers put them
+before the wait. Accesses are not distinguished by address, which PTX does not show. If the moved instruction
+does not order the access behind which it moves, the mutant is equivalent.
 
-A wait or barrier passes the fences behind it. To stop there would undo what such a fence does for the wait,
-and no more than the removal of the fence undoes, which is a mutant too.
+A wait or barrier moves past later fences. Stopping before a fence would only undo the effect of that fence,
+like its removal, which is a separate mutant.
 
-What a branch may skip is passed as a whole if something in it counts. Nothing is moved to where other paths
-come in, out of its loop, over a change of its operands, or behind another like it, which would be the same
-program: such an instruction has no mutant of this kind. Whatever would be unordered further on, its removal
-leaves unordered too, and that is a mutant.
+A conditional section is passed as a whole if it contains an instruction that stops the move. Nothing moves
+past a join of control flow, out of its loop, past a change of its operands, or behind an equal instruction,
+which would be the same program. Such an instruction has no mutant of this kind; its removal is a mutant too.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class MoveTargets:
         self._products = _held(kernel, Until.WGMMA_GROUP)
 
     def find(self, moved: Instruction) -> Where | None:
-        """The position to move to; None if `moved` cannot go further."""
+        """The position to which `moved` moves; None if it cannot."""
         start = self._after_wait(moved) if moved.form.sync is Sync.POLL else moved.pc + 1
         where = None if start is None else self._next(moved, start)
         if where is None or not self._dominates(moved.pc, where.pc) or self._changes(moved, where):
@@ -96,7 +95,7 @@ class MoveTargets:
         return None
 
     def _counts(self, ins: Instruction, moved: Instruction) -> bool:
-        """Whether to go behind `ins` is one later for `moved`."""
+        """Whether a move of `moved` behind `ins` is one step later."""
         if ins.form.sync is Sync.WARP_BARRIER and moved.op.startswith(_WHOLE_WARPS):
             return False
         if moved.form.ends is Until.TENSOR_LOAD and _uses(ins, self._loaded):
@@ -107,11 +106,11 @@ class MoveTargets:
         return bool(ins.form.effects & moved.form.orders)
 
     def _any(self, moved: Instruction, branch: int, end: int) -> bool:
-        """Whether anything that counts lies on a path from a branch to where its paths meet."""
+        """Whether an instruction that stops the move is on a path from a branch to the join of its paths."""
         return any(self._counts(self.kernel.instructions[pc], moved) for pc in self._between(branch, end))
 
     def _between(self, start: int, end: int) -> set[int]:
-        """All that may be executed behind `start` and before `end`."""
+        """All instructions that may execute after `start` and before `end`."""
         seen: set[int] = set()
         left = successors(self.kernel, self.kernel.instructions[start])
         while left:
@@ -122,13 +121,13 @@ class MoveTargets:
         return seen
 
     def _after_wait(self, wait: Instruction) -> int | None:
-        """What follows a wait that succeeds, if one that does not is repeated at once; else None."""
+        """The instruction after a wait that succeeds, if a failed wait repeats at once; else None."""
         (predicate,) = wait.written()
         again = self._follow(wait.pc + 1, predicate, False, wait.pc)
         return self._follow(wait.pc + 1, predicate, True, None) if again == wait.pc else None
 
     def _follow(self, pc: int, predicate: Register | Sink, value: bool, stop: int | None) -> int | None:
-        """Where branches by `predicate` lead; register arithmetic on the way to `stop` is passed."""
+        """The instruction to which branches on `predicate` lead, past register arithmetic before `stop`."""
         for _ in range(len(self.kernel.instructions)):
             if pc == stop or pc >= len(self.kernel.instructions):
                 return pc
@@ -149,7 +148,7 @@ class MoveTargets:
         return pc == first
 
     def _changes(self, moved: Instruction, where: Where) -> bool:
-        """Whether an operand of `moved` has another value there."""
+        """Whether an operand of `moved` has another value at that position."""
         reads = {register for source in moved.sources for register in registers_of(source)}
         if moved.guard is not None:
             reads.add(moved.guard.register)
@@ -175,12 +174,12 @@ def _held(kernel: Kernel, until: Until) -> frozenset[Register]:
 
 
 def _alike(one: Instruction, other: Instruction) -> bool:
-    """Whether it makes no difference which of them comes first."""
+    """Whether the order of the two instructions makes no difference."""
     return (one.name, one.sources, one.guard) == (other.name, other.sources, other.guard)
 
 
 def _uses(ins: Instruction, held: frozenset[Register]) -> bool:
-    """Whether `ins` computes with one of the registers, or gives it another value."""
+    """Whether `ins` computes with one of the registers, or overwrites it."""
     return not ins.form.copies and not held.isdisjoint((*_read(ins), *_written(ins)))
 
 

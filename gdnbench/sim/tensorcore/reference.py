@@ -145,7 +145,7 @@ def _encode(total: Ints, unit: Ints, form: Format, cut: int = 0) -> Codes:
         kept += (drop > 0) & ((rest > half) | ((rest == half) & (kept % 2 == 1)))
     kept = (kept >> cut) << cut
 
-    # A significand that reached the next power of two carries into the exponent field by itself.
+    # A significand that rounds up to the next power of two carries into the exponent field.
     field = exponent + form.bias - 1
     bits = (field << form.fraction_bits) + kept
     infinity = ((1 << form.exponent_bits) - 1) << form.fraction_bits

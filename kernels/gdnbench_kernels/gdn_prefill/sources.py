@@ -1,7 +1,7 @@
-"""What the SM100 kernels of gdn_prefill are compiled from: the object that is called, its arguments' types.
+"""The sources of gdn_prefill's SM100 kernels: the host objects and the types of their arguments.
 
-Extents that count tokens, sequences or chunks are open; heads, feature dims and dtypes are compiled in. CuTe
-DSL is imported when a kernel is compiled, by the `build_` function of its source.
+The numbers of tokens, sequences and chunks are run-time values; heads, feature dims and dtypes are compiled
+in. The `build_` function of a source imports CuTe DSL when the kernel is compiled.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.source import Source
 
 ALIGN = 16
-"""Bytes that every tensor is aligned to: what TMA asks of a base address."""
+"""Alignment of every tensor in bytes, which TMA requires of a base address."""
 
 BETA_MAX = 2.0
-"""The largest beta for which the inverse keeps its limits."""
+"""The largest beta for which the inverse meets its limits."""
 
 MAX_HEADS = 2**31 // HEAD_DIM**2 - 1
-"""One sequence's state, Hv V K elements, is counted in 32 bits."""
+"""The elements of one sequence's state, Hv V K, are indexed with 32 bits."""
 
 StateDtype = Literal["float32", "bfloat16"]
 STATE_DTYPES: tuple[str, ...] = get_args(StateDtype)
 
 Tap = Literal["none", "dump", "inject_a", "inject_ai", "invert"]
-"""A and Ai: in registers alone, both stored too, one of them loaded instead of computed, or A loaded and Ai
+"""A and Ai: only in registers; both also stored; one of them loaded instead of computed; or A loaded and Ai
 stored."""
 TAPS: tuple[str, ...] = get_args(Tap)
 A_TAPS, AI_TAPS = ("dump", "inject_a", "invert"), ("dump", "inject_ai", "invert")
-"""Those that A is stored or loaded by, and Ai."""
+"""The taps that store or load A, and those that store or load Ai."""
 
 Build = tuple[Any, tuple[Any, ...]]
-"""What is compiled, and examples of its arguments."""
+"""The object to compile, and examples of its arguments."""
 
 
 def sources(
@@ -140,7 +140,7 @@ def fused_source(
 
 
 def check_heads(heads: int, value_heads: int) -> None:
-    """ValueError unless every value head has a key head, and a state's strides fit into 32 bits."""
+    """Raises ValueError unless every value head has a key head, and a state's strides fit in 32 bits."""
     if value_heads > MAX_HEADS:
         raise ValueError(f"{value_heads} value heads are more than {MAX_HEADS}, which a state has at most")
     if heads < 1 or value_heads < 1 or value_heads % heads:
@@ -148,14 +148,14 @@ def check_heads(heads: int, value_heads: int) -> None:
 
 
 def check_states(*dtypes: StateDtype | None) -> None:
-    """ValueError for a dtype that states do not have."""
+    """Raises ValueError for a dtype that states cannot have."""
     for dtype in dtypes:
         if dtype not in (None, *STATE_DTYPES):
             raise ValueError(f"a state is {' or '.join(STATE_DTYPES)}, or there is none; not {dtype!r}")
 
 
 def check_beta_max(beta_max: float) -> None:
-    """ValueError for a beta that no build is for."""
+    """Raises ValueError for a beta_max that no build supports."""
     if not 0 <= beta_max <= BETA_MAX:
         raise ValueError(f"beta_max is from 0 to {BETA_MAX:g}, not {beta_max:g}")
 
@@ -276,7 +276,7 @@ def build_fused(
 
 
 class _Examples:
-    """Contiguous tensors known by their types alone, and the extents left open."""
+    """Contiguous tensors with only types, and the open extents."""
 
     def __init__(self) -> None:
         import cutlass
