@@ -53,7 +53,7 @@ class Switch:
         else:
             self.pause()
 
-    def obey(self, text: str) -> bool:
+    def execute(self, text: str) -> bool:
         """Execute the text of a control file: on, off, once, next N. False for any other text."""
         word = " ".join(text.split())
         if word == "on":
@@ -207,7 +207,7 @@ class SwitchControl:
                 self._problem(f"{self._file} cannot be read: {reason}; --control takes a file")
             return
         self._trouble = None
-        if text is not None and text.strip() and not self.switch.obey(text):
+        if text is not None and text.strip() and not self.switch.execute(text):
             self._problem(f"{self._file} says {text!r}; on, off, once, next N do")
 
     def _changed_text(self, path: Path) -> str | None:

@@ -164,9 +164,9 @@ class Recorder:
                 pending.arrive()
                 written = self._journal.end(pending.token, pending.finish_info(), pending.finish_outputs())
                 self._count_record(pending, written, pending.nbytes)
-            self.let_go(pending)
+            self.release_reservation(pending)
         elif self._selection.full or not (self._triggers.any or self._room_for(pending.nbytes)):
-            self.let_go(pending)
+            self.release_reservation(pending)
         elif pending.device is not None:
             self._transfers.enqueue(pending)
         elif not self._triggers.any:
@@ -185,10 +185,10 @@ class Recorder:
             pending.flags = self._triggers.flags(pending, streams)
             self.finish(pending)
         except Exception:
-            self.let_go(pending)
+            self.release_reservation(pending)
             raise
 
-    def let_go(self, pending: PendingRecord) -> None:
+    def release_reservation(self, pending: PendingRecord) -> None:
         """Release the room reserved for a call that will not be written. Idempotent."""
         if pending.device is not None:
             self._transfers.release(pending.device.reserved)

@@ -269,7 +269,7 @@ class Session:
             self._finish(pending, site.adapter.after(pending.observation, arguments, result))
         except Exception as error:
             if isinstance(pending, PendingRecord):
-                self.recorder_here().let_go(pending)
+                self.recorder_here().release_reservation(pending)
             self.counts.fail(error)
 
     def _finish(self, pending: PendingRecord, seen: Mapping[str, Seen]) -> None:

@@ -131,5 +131,5 @@ def _last_line(opened: Store, listed: int) -> str:
     shown = counted(total, "record")
     if listed != total:
         shown = f"{listed} of {shown}"
-    gone = f"; {opened.gone} more were recorded and are gone" if opened.gone else ""
+    gone = f"; {opened.removed_records} more were recorded and are gone" if opened.removed_records else ""
     return f"{shown}, {counted(len(opened.segments), 'process')}, {opened.kind} store{gone}"

@@ -300,7 +300,7 @@ class Store:
         return (*self.damaged, *self.unfinished)
 
     @property
-    def gone(self) -> int:
+    def removed_records(self) -> int:
         """The number of records that were pruned or dropped for later ones.
 
         Segments that were removed whole are not counted.

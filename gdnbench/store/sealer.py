@@ -178,7 +178,7 @@ class _Patience:
         self._latest = Progress()
         self._quiet_since = time.monotonic()
 
-    def see(self, progress: Progress) -> None:
+    def record_progress(self, progress: Progress) -> None:
         if progress.live or progress.busy or len(progress.ended) > len(self._latest.ended):
             self._quiet_since = time.monotonic()
         self._latest = progress
@@ -221,7 +221,9 @@ def main(arguments: list[str] | None = None) -> int:
     patience = _Patience(options.until_stdin_closes)
     try:
         with uploading(options.store) as upload:
-            last = Sealer(options.store, hosts=options.host).run_until(patience.is_over, patience.see)
+            last = Sealer(options.store, hosts=options.host).run_until(
+                patience.is_over, patience.record_progress
+            )
         if upload is not None and upload.error is not None:
             raise upload.error
     except GdnbenchError as error:

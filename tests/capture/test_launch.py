@@ -136,7 +136,7 @@ def test_drop_oldest_keeps_the_latest_records_and_says_so(toy: Toy, tmp_path: Pa
         calls = [record.info.call for record in store.records]
         assert calls == list(range(calls[0], 200))
         assert 0 < calls[0] < 199
-        assert store.gone == calls[0]
+        assert store.removed_records == calls[0]
         (lost,) = store.unfinished
     held = sum(file.stat().st_size for file in (path / "segments").rglob("*") if file.is_file())
     assert held < limit + 20_000  # what describes the segment and its end comes on top

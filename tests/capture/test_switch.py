@@ -43,7 +43,7 @@ def test_what_a_control_file_says(text: str, recorded: list[int]) -> None:
     for step in range(8):
         for layer in layers:
             if (step, layer.name) == (3, "a"):
-                assert selection.switch.obey(text)
+                assert selection.switch.execute(text)
             if selection.switch.off:
                 selection.pass_by(layer)
             elif selection.keeps("op", layer):
@@ -56,7 +56,7 @@ def test_what_a_control_file_says(text: str, recorded: list[int]) -> None:
 )
 def test_what_no_control_file_says(text: str) -> None:
     switch = Switch(paused=True)
-    assert not switch.obey(text)
+    assert not switch.execute(text)
     assert switch.off
 
 

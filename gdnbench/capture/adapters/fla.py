@@ -72,7 +72,7 @@ class FlaAdapter:
         Target(module, function) for module, functions in MODULES.items() for function in functions
     )
     scopes: tuple[Target, ...] = tuple(Target(module, f"{layer}.forward") for module, layer in LAYERS.items())
-    signatures: Signatures = field(default_factory=SIGNATURES.anew, compare=False, repr=False)
+    signatures: Signatures = field(default_factory=SIGNATURES.copy_unchecked, compare=False, repr=False)
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         name = NAMES[target.function]
@@ -133,7 +133,7 @@ class FlaAdapter:
     def implementation(self, function: Callable[..., Any]) -> str | None:
         known = NAMES.get(function.__name__)
         if known is not None:
-            self.signatures.look_at(known, function)
+            self.signatures.compare_function(known, function)
         return qualified_name(function)
 
 

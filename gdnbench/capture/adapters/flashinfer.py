@@ -46,7 +46,7 @@ class FlashinferAdapter:
         Target(module, function) for module, functions in MODULES.items() for function in functions
     )
     scopes: tuple[Target, ...] = ()
-    signatures: Signatures = field(default_factory=SIGNATURES.anew, compare=False, repr=False)
+    signatures: Signatures = field(default_factory=SIGNATURES.copy_unchecked, compare=False, repr=False)
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         self.signatures.check(target.function, arguments)
@@ -69,7 +69,7 @@ class FlashinferAdapter:
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
         if function.__name__ in SIGNATURES.functions:
-            self.signatures.look_at(function.__name__, function)
+            self.signatures.compare_function(function.__name__, function)
         return qualified_name(function)
 
 

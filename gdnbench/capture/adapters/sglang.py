@@ -78,7 +78,7 @@ class SglangAdapter:
         Target(module, function) for module, functions in MODULES.items() for function in functions
     )
     scopes: tuple[Target, ...] = (Target(RADIX, "RadixLinearAttention.forward"),)
-    signatures: Signatures = field(default_factory=names.SIGNATURES.anew, compare=False, repr=False)
+    signatures: Signatures = field(default_factory=names.SIGNATURES.copy_unchecked, compare=False, repr=False)
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         self.signatures.check(target.function, arguments)
@@ -104,7 +104,7 @@ class SglangAdapter:
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
         if function.__qualname__ in names.SIGNATURES.functions:
-            self.signatures.look_at(function.__qualname__, function)
+            self.signatures.compare_function(function.__qualname__, function)
         return qualified_name(function)
 
     def parallel(self) -> Mapping[str, tuple[int, int]]:

@@ -35,8 +35,8 @@ class SglangDeepseekV4Adapter:
     framework: str = "sglang"
     targets: tuple[Target, ...] = (Target(INTERFACE, FLASH_MLA), Target(KERNEL, FLASH_MLA))
     scopes: tuple[Target, ...] = (Target("sglang.srt.models.deepseek_v4", "MQALayer.forward"),)
-    signatures: Signatures = field(default_factory=SIGNATURES.anew, compare=False, repr=False)
-    kernel_signatures: Signatures = field(default_factory=KERNEL_SIGNATURES.anew, compare=False, repr=False)
+    signatures: Signatures = field(default_factory=SIGNATURES.copy_unchecked, compare=False, repr=False)
+    kernel_signatures: Signatures = field(default_factory=KERNEL_SIGNATURES.copy_unchecked, compare=False, repr=False)
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         self._signatures_of(target.module).check(FLASH_MLA, arguments)
@@ -62,7 +62,7 @@ class SglangDeepseekV4Adapter:
         return ("swa_decode",)
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
-        self._signatures_of(function.__module__).look_at(FLASH_MLA, function)
+        self._signatures_of(function.__module__).compare_function(FLASH_MLA, function)
         return qualified_name(function)
 
     def _signatures_of(self, module: str) -> Signatures:

@@ -57,11 +57,11 @@ class Signatures:
     _names: dict[str, frozenset[str]] = field(default_factory=dict, repr=False)
     _found: dict[str, _Found] = field(default_factory=dict, repr=False)
 
-    def anew(self) -> Signatures:
+    def copy_unchecked(self) -> Signatures:
         """A copy in which no function has been compared yet."""
         return Signatures(self.distribution, self.versions, self.read, self.functions)
 
-    def look_at(self, name: str, function: Callable[..., Any]) -> None:
+    def compare_function(self, name: str, function: Callable[..., Any]) -> None:
         """Compare the signature known as `name` with the function to be wrapped."""
         signature = self.functions[name]
         here = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind not in _MANY}

@@ -114,7 +114,7 @@ class VllmAdapter:
     scopes: tuple[Target, ...] = tuple(
         Target(module, f"{layer}.{method}") for module, layer in LAYERS.items() for method in CORES
     )
-    signatures: Signatures = field(default_factory=names.SIGNATURES.anew, compare=False, repr=False)
+    signatures: Signatures = field(default_factory=names.SIGNATURES.copy_unchecked, compare=False, repr=False)
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         name = BOUND[target.function]
@@ -144,7 +144,7 @@ class VllmAdapter:
     def implementation(self, function: Callable[..., Any]) -> str | None:
         known = BOUND.get(function.__qualname__)
         if known is not None:
-            self.signatures.look_at(known, function)
+            self.signatures.compare_function(known, function)
         return qualified_name(function)
 
     def parallel(self) -> Mapping[str, tuple[int, int]]:

@@ -34,7 +34,7 @@ class VllmDeepseekV4Adapter:
     scopes: tuple[Target, ...] = tuple(
         Target(module, "DeepseekV4FlashMLAAttention.forward_mqa") for module in LAYERS
     )
-    signatures: Signatures = field(default_factory=SIGNATURES.anew, compare=False, repr=False)
+    signatures: Signatures = field(default_factory=SIGNATURES.copy_unchecked, compare=False, repr=False)
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         self.signatures.check(FLASH_MLA, arguments)
@@ -57,7 +57,7 @@ class VllmDeepseekV4Adapter:
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
         if function.__name__ == FLASH_MLA:  # without FlashMLA in the build, another function has the name
-            self.signatures.look_at(FLASH_MLA, function)
+            self.signatures.compare_function(FLASH_MLA, function)
         return qualified_name(function)
 
     def parallel(self) -> Mapping[str, tuple[int, int]]:
