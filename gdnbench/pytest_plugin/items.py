@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gdnbench.pytest_plugin.marks import asked_of
+from gdnbench.pytest_plugin.marks import parse_request
 from gdnbench.pytest_plugin.selection import Chosen, select_records
 from gdnbench.pytest_plugin.stash import MARK, replays_of
 
@@ -31,7 +31,7 @@ class StoreFolder(pytest.Directory):
 
 
 def _items(parent: pytest.File | pytest.Directory) -> Iterator[pytest.Item]:
-    chosen = select_records(parent.path, asked_of({}, parent.config))
+    chosen = select_records(parent.path, parse_request({}, parent.config))
     if not chosen:
         raise pytest.Collector.CollectError(f"{parent.path} has no record")
     for one in chosen:

@@ -20,7 +20,7 @@ _KNOWN = (*_DEFAULTS, "op", "records", *_RULES, "stages", "check", "isolate", "t
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RecordRequest:
     """The requested records, and options of `gdnbench.replay.replay.replay_options`.
 
     `records` is a text such as "0,3-5"; None: all.
@@ -38,7 +38,7 @@ class Asked:
         return replay_options(**self.given)
 
 
-def asked_of(options: Mapping[str, Any], config: pytest.Config, *folders: Path) -> Asked:
+def parse_request(options: Mapping[str, Any], config: pytest.Config, *folders: Path) -> RecordRequest:
     """The request of a mark's `options`, with the command line's values as defaults.
 
     A kernel's file is searched in `folders`. BadInputError for an unknown option or a wrong type.
@@ -62,7 +62,7 @@ def asked_of(options: Mapping[str, Any], config: pytest.Config, *folders: Path) 
         given["tol"] = (given["tol"], 0.0)
     _check_numbers(given)
     records = _records(given.pop("records")) if "records" in given else None
-    return Asked(given.pop("op", None), records, given)
+    return RecordRequest(given.pop("op", None), records, given)
 
 
 def _records(value: Any) -> str:

@@ -17,7 +17,7 @@ import pytest
 
 from gdnbench.errors import EXPECTED_ERRORS, BadInputError, StoreError
 from gdnbench.printable import printable
-from gdnbench.pytest_plugin.marks import Asked, asked_of
+from gdnbench.pytest_plugin.marks import RecordRequest, parse_request
 from gdnbench.record_numbers import record_numbers
 from gdnbench.store.address import Address, is_url
 from gdnbench.store.reader import Store
@@ -31,7 +31,7 @@ class Chosen:
     """A future test: record `number` of the store at `path`, or a `problem` that is its outcome."""
 
     path: Address
-    asked: Asked
+    asked: RecordRequest
     id: str
     number: int = -1
     problem: str | None = None
@@ -50,7 +50,7 @@ def select_marked(marks: Sequence[pytest.Mark], file: Path, config: pytest.Confi
     for mark in reversed(marks):  # the closest to the function comes first
         if not mark.args:
             raise BadInputError("mark gdnbench names no store: its arguments are paths and globs")
-        asked = asked_of(mark.kwargs, config, *folders)
+        asked = parse_request(mark.kwargs, config, *folders)
         paths = list(dict.fromkeys(path for pattern in mark.args for path in _paths(pattern, folders)))
         chosen = [
             one
@@ -64,7 +64,7 @@ def select_marked(marks: Sequence[pytest.Mark], file: Path, config: pytest.Confi
     return found
 
 
-def select_records(path: Address, asked: Asked, prefix: str = "") -> list[Chosen]:
+def select_records(path: Address, asked: RecordRequest, prefix: str = "") -> list[Chosen]:
     """The requested records of the store at `path`, with names that begin with `prefix`; unreadable ones
     become problems."""
 
@@ -92,7 +92,7 @@ def select_records(path: Address, asked: Asked, prefix: str = "") -> list[Chosen
     return found
 
 
-def _numbers(store: Store, asked: Asked) -> Sequence[int]:
+def _numbers(store: Store, asked: RecordRequest) -> Sequence[int]:
     if asked.records is None:
         return range(len(store.records))
     return record_numbers(asked.records, len(store.records))

@@ -14,7 +14,7 @@ import pytest
 from gdnbench.errors import EXPECTED_ERRORS, Exit
 from gdnbench.printable import printable
 from gdnbench.pytest_plugin.items import RecordItem
-from gdnbench.pytest_plugin.marks import Asked, in_folder
+from gdnbench.pytest_plugin.marks import RecordRequest, in_folder
 from gdnbench.pytest_plugin.selection import select_records
 from gdnbench.store.address import absolute_address
 from gdnbench.suite.baseline import Baseline
@@ -57,7 +57,7 @@ class SuiteFile(pytest.File):
         op, numbers = given.pop("op"), given.pop("records")
         # A test may change the current folder, to which an entry's paths are relative.
         given["kernel"] = in_folder(entry.kernel, Path.cwd())
-        asked = Asked(op, None if numbers is None else ",".join(map(str, numbers)), given)
+        asked = RecordRequest(op, None if numbers is None else ",".join(map(str, numbers)), given)
         for chosen in select_records(absolute_address(entry.path), asked, f"{entry.name}-"):
             yield SuiteItem.from_parent(self, name=chosen.id, chosen=chosen, place=place)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gdnbench.cli.main import run
-from gdnbench.pytest_plugin.marks import Asked
+from gdnbench.pytest_plugin.marks import RecordRequest
 from gdnbench.pytest_plugin.selection import select_records
 from gdnbench.store.address import is_absolute
 from tests.objects.object_samples import as_objects
@@ -70,7 +70,7 @@ def test_commands_take_a_url(
 
 def test_a_mark_of_the_plugin_takes_a_url(bucket: Bucket, prefills: Path) -> None:
     as_objects(prefills, bucket.url)
-    chosen = select_records(bucket.url, Asked(None, None, {}))
+    chosen = select_records(bucket.url, RecordRequest(None, None, {}))
     assert [(one.path, one.number, one.problem) for one in chosen] == [
         (bucket.url, 0, None),
         (bucket.url, 1, None),

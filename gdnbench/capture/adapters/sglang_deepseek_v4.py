@@ -36,7 +36,9 @@ class SglangDeepseekV4Adapter:
     targets: tuple[Target, ...] = (Target(INTERFACE, FLASH_MLA), Target(KERNEL, FLASH_MLA))
     scopes: tuple[Target, ...] = (Target("sglang.srt.models.deepseek_v4", "MQALayer.forward"),)
     signatures: Signatures = field(default_factory=SIGNATURES.copy_unchecked, compare=False, repr=False)
-    kernel_signatures: Signatures = field(default_factory=KERNEL_SIGNATURES.copy_unchecked, compare=False, repr=False)
+    kernel_signatures: Signatures = field(
+        default_factory=KERNEL_SIGNATURES.copy_unchecked, compare=False, repr=False
+    )
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         self._signatures_of(target.module).check(FLASH_MLA, arguments)
