@@ -310,7 +310,7 @@ def test_a_file_put_there_while_it_is_looked_at_is_obeyed_once(
 ) -> None:
     control, new, switch = tmp_path / "control", tmp_path / "new", Switch(paused=True)
     obeyed: list[str] = []
-    monkeypatch.setattr(switch, "obey", lambda text: not obeyed.append(text))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(switch, "execute", lambda text: not obeyed.append(text))  # type: ignore[func-returns-value]
     remote = remote_of(control, switch)
     control.write_text("off")
     new.write_text("once")
