@@ -37,7 +37,15 @@ from gdnbench.replay.kernels import LoadedKernel, load
 from gdnbench.replay.simulated import simulated
 from gdnbench.store.recover import open_store
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.gdn_decode.drift import Curve, Tokens, curve, faults, growth, states, stretches
+from gdnbench_kernels.gdn_decode.drift import (
+    Curve,
+    Tokens,
+    error_curve,
+    faults,
+    growth_exponent,
+    rms_by_stretch,
+    rollout_states,
+)
 
 CAPTURE = Path(__file__).parents[1] / "captures" / "prefill.zarr.zip"
 RECORD = 4  # its longest prompt
@@ -98,11 +106,11 @@ def on_device(tokens: Tokens, device: torch.device) -> Tokens:
 def curves(kernel: LoadedKernel, on: str, tokens: Tokens, per_call: int, dtype: torch.dtype) -> list[Curve]:
     """Of the kernel, and of torch's on the CPU."""
     oracle, plain = (stepper(load(name, DECODE), "cpu") for name in ("reference", "torch"))
-    exact = list(states(oracle, tokens, per_call, torch.float64))
+    exact = list(rollout_states(oracle, tokens, per_call, torch.float64))
     there = on_device(tokens, device_of(on))
     return [
-        curve(states(stepper(kernel, on), there, per_call, dtype), exact),
-        curve(states(plain, tokens, per_call, dtype), exact),
+        error_curve(rollout_states(stepper(kernel, on), there, per_call, dtype), exact),
+        error_curve(rollout_states(plain, tokens, per_call, dtype), exact),
     ]
 
 
@@ -176,8 +184,8 @@ def row(
     dtype: str, slow: float, per_call: int, mine: Curve, theirs: Curve, wrong: list[str]
 ) -> tuple[object, ...]:
     """Errors of the first 16 tokens and of the last, as root mean squares, and how their ratio grows."""
-    a, b = stretches(mine.whole), stretches(theirs.whole)
-    slope = f"t^{growth(a, b):.2f}" if len(a) > 1 else ""
+    a, b = rms_by_stretch(mine.whole), rms_by_stretch(theirs.whole)
+    slope = f"t^{growth_exponent(a, b):.2f}" if len(a) > 1 else ""
     figures = (f"{a[0]:.3g}", f"{b[0]:.3g}", f"{a[-1]:.3g}", f"{b[-1]:.3g}", slope)
     return (dtype, f"{slow:g}", per_call, "FAIL" if wrong else "pass", *figures, *(wrong[:1] or [""]))
 

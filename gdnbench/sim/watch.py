@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from gdnbench.sim.machine.engine_interface import Dim3, WarpEngine
-from gdnbench.sim.machine.grid import communicates
+from gdnbench.sim.machine.grid import ctas_communicate
 from gdnbench.sim.value_trace import End, Recorder
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Observed:
             tracing = TracingEngine(launch.kernel, self.values, engine)
             self.values.begin_launch(launch, name)
             engine = tracing
-        if self.before_cta is None or communicates(launch.kernel):
+        if self.before_cta is None or ctas_communicate(launch.kernel):
             return engine
         return _CtaHook(engine, self.before_cta)
 

@@ -32,7 +32,7 @@ DL_CUDA = 2  # kDLCUDA of DLPack
 _modules: dict[str, ModuleType | None] = {}
 
 
-def module(name: str) -> ModuleType:
+def stand_in_module(name: str) -> ModuleType:
     """`flashinfer.<name>`. ImportError if it, or the package, is not there."""
     if not _modules:
         _modules.update(_stand_ins(_root()))

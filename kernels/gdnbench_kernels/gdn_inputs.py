@@ -68,7 +68,7 @@ def made_nan(op: str, tensors: Mapping[str, Tensor], rows: Sequence[int], what: 
             tensors[name][row] = torch.nan
 
 
-def ends(span: Span) -> tuple[float, float]:
+def span_bounds(span: Span) -> tuple[float, float]:
     """The two bounds of a span. Raises ContractError unless 0 <= low <= high < inf."""
     low, high = span if isinstance(span, tuple) else (span, span)
     if not (math.isfinite(low) and math.isfinite(high) and 0 <= low <= high):
@@ -76,7 +76,7 @@ def ends(span: Span) -> tuple[float, float]:
     return low, high
 
 
-def correlated(shape: tuple[int, ...], correlation: float, generator: Generator) -> Tensor:
+def correlated_vectors(shape: tuple[int, ...], correlation: float, generator: Generator) -> Tensor:
     """fp32 vectors [T, H, D] whose expected cosine within a head is `correlation`; not normalised, norm near
     sqrt(D).
 
@@ -94,19 +94,19 @@ def queries_and_keys(
     shape: tuple[int, ...], correlation: float, dtype: torch.dtype, raw: bool, generator: Generator
 ) -> tuple[Tensor, Tensor]:
     """q (independent) and k (correlated) [T, H, K] in `dtype`; L2-normalised in fp32 first unless `raw`."""
-    q, k = torch.randn(shape, generator=generator), correlated(shape, correlation, generator)
+    q, k = torch.randn(shape, generator=generator), correlated_vectors(shape, correlation, generator)
     if not raw:
         q, k = l2_normalise(q, torch.float32), l2_normalise(k, torch.float32)
     return q.to(dtype), k.to(dtype)
 
 
-def gates(shape: tuple[int, ...], span: Span, generator: Generator) -> Tensor:
+def random_gates(shape: tuple[int, ...], span: Span, generator: Generator) -> Tensor:
     """Log-space gates [T, Hv], fp32, <= 0. The expected sum of |g| over 64 tokens is `span`.
 
     A range gives every head its own span, log-uniform if the range excludes 0, uniform otherwise. Within a
     head |g| is uniform in [0, 2 span / 64).
     """
-    low, high = ends(span)
+    low, high = span_bounds(span)
     drawn = torch.rand(shape[-1], generator=generator)
     if low > 0:
         spans = torch.exp(math.log(low) + drawn * (math.log(high) - math.log(low)))
@@ -115,7 +115,7 @@ def gates(shape: tuple[int, ...], span: Span, generator: Generator) -> Tensor:
     return -2 * spans / SPAN_TOKENS * torch.rand(shape, generator=generator)
 
 
-def spike(g: Tensor, size: float, generator: Generator) -> None:
+def add_gate_spikes(g: Tensor, size: float, generator: Generator) -> None:
     """Add `size` to |g| of one random token in every 64, separately for each head, in place."""
     if not (math.isfinite(size) and size >= 0):
         raise ContractError(f"gate spike {size:g} is none; give a number of 0 or more")
@@ -125,9 +125,9 @@ def spike(g: Tensor, size: float, generator: Generator) -> None:
         block.scatter_add_(0, token.unsqueeze(0), torch.full_like(block[:1], -size))
 
 
-def betas(shape: tuple[int, ...], beta: Span, generator: Generator) -> Tensor:
+def random_betas(shape: tuple[int, ...], beta: Span, generator: Generator) -> Tensor:
     """beta [T, Hv], fp32: constant, or uniform in a range within [0, 2]."""
-    low, high = ends(beta)
+    low, high = span_bounds(beta)
     if high > 2:
         raise ContractError(f"beta reaches {high:g}; it must lie in [0, 2]")
     drawn = low + torch.rand(shape, generator=generator) * (high - low)

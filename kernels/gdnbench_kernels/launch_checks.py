@@ -65,7 +65,7 @@ def check_own_elements(name: str, tensor: Tensor) -> None:
         reach += (size - 1) * stride
 
 
-def number(name: str, value: float) -> float:
+def finite_number(name: str, value: float) -> float:
     """A number that float32 can represent. Raises TypeError for a tensor, because reading it would wait for
     the device."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -75,7 +75,7 @@ def number(name: str, value: float) -> float:
     return float(value)
 
 
-def span(name: str, tensor: Tensor) -> Span:
+def memory_span(name: str, tensor: Tensor) -> Span:
     """The addresses of a tensor, gaps included; (0, 0) without elements. Raises ValueError for a tensor
     without memory."""
     if not tensor.numel():

@@ -68,7 +68,7 @@ def flashinfer_module(name: str, device: torch.device) -> ModuleType:
     try:
         if device.type == "cuda":
             return importlib.import_module(f"flashinfer.{name}")
-        return flashinfer_stand_in.module(name)
+        return flashinfer_stand_in.stand_in_module(name)
     except ImportError as error:
         raise _missing("flashinfer-python", "flashinfer", error) from error
 

@@ -327,9 +327,9 @@ def named(plan: Any) -> str:
 
 def plans_of(shape: Shape) -> Sequence[LoadedKernel]:
     """The compiled kernel in every plan worth measuring, the one that is chosen first."""
-    from gdnbench_kernels.gdn_decode.decode_plan import candidates
+    from gdnbench_kernels.gdn_decode.decode_plan import candidate_plans
 
-    plans = candidates(shape.batch, shape.heads[1], shape.state_dtype, shape.steps)
+    plans = candidate_plans(shape.batch, shape.heads[1], shape.state_dtype, shape.steps)
     return [with_plan(plan) for plan in plans]
 
 

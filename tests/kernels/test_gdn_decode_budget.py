@@ -17,7 +17,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench.compile import compile_programs, sources_of
 from gdnbench.kernel_figures import Figures, figures, limits, problems
-from gdnbench_kernels.gdn_decode.decode_plan import MIDDLE_CTAS, SMALL_CTAS, chosen
+from gdnbench_kernels.gdn_decode.decode_plan import MIDDLE_CTAS, SMALL_CTAS, default_plans
 from gdnbench_kernels.plan import CTA_SMEM, SM_SMEM
 from tests.subset import quick
 
@@ -54,7 +54,7 @@ def test_other_builds_are_within_the_limits(arch: str, options: dict[str, Any]) 
 @pytest.mark.parametrize("state_dtype", CTAS)
 def test_plans_take_what_they_say(state_dtype: str) -> None:
     found = compiled("sm_90a", {"state_dtype": state_dtype})
-    plans = chosen(state_dtype, 1)
+    plans = default_plans(state_dtype, 1)
     for figure, plan in zip(found, plans, strict=True):
         assert (figure.smem, figure.threads) == (plan.shared_bytes(1, state_dtype), plan.threads), figure.name
     assert tuple(map(resident, found)) == CTAS[state_dtype]

@@ -16,7 +16,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.cute import cute, prepare
-from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, chosen
+from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, default_plans
 from gdnbench_kernels.gdn_decode.launch_args import arch_of
 from tests.kernels.gdn_decode_calls import (
     CALLS,
@@ -96,7 +96,7 @@ OTHERS = [
 @pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
 def test_every_kind_of_plan_has_the_same_bits(state_dtype: str) -> None:
     call = made(batch=48, heads=(4, 8), state_dtype=state_dtype, padding=0.1)
-    first, *others = chosen(state_dtype, 1)
+    first, *others = default_plans(state_dtype, 1)
     outputs = on_gpu(call, first)
     assert_passes(call, outputs)
     for plan in (*others, *OTHERS):
@@ -131,7 +131,7 @@ def test_twice_is_the_same() -> None:
     assert same_outputs(on_gpu(call), on_gpu(call))
 
 
-PLANS = [*chosen("float32", 1), *OTHERS]
+PLANS = [*default_plans("float32", 1), *OTHERS]
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -154,7 +154,7 @@ def test_captured_into_a_graph(plan: DecodePlan) -> None:
     assert same(outputs[1].cpu(), outputs[0].cpu())
 
 
-@pytest.mark.parametrize("plan", chosen("float32", 1))
+@pytest.mark.parametrize("plan", default_plans("float32", 1))
 def test_what_the_kernel_before_writes_is_what_is_read(plan: DecodePlan) -> None:
     """Slots and gates that a copy leaves right in front of a launch, which may start before it is done."""
     call, steps = made(batch=16, heads=(4, 8)), 64

@@ -14,7 +14,7 @@ from gdnbench.errors import Exit
 from gdnbench.replay.kernels import load_function
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.contract import OPERATION
-from gdnbench_kernels.gdn_decode.drift import Curve, faults, growth, states, stretches
+from gdnbench_kernels.gdn_decode.drift import Curve, faults, growth_exponent, rms_by_stretch, rollout_states
 from gdnbench_kernels.gdn_prefill.contract import OPERATION as PREFILL
 from gdnbench_kernels.run import run_kernel
 from tests.seeds import drawn
@@ -33,7 +33,7 @@ def test_states_are_those_of_one_prefill(drift: ModuleType, per_call: int) -> No
     """The oracle's state after 29 tokens, carried from call to call, against the prefill oracle's."""
     tokens = drift.captured(29, slow=8.0)
     oracle = drift.stepper(drift.load("reference", OPERATION), "cpu")
-    found = list(states(oracle, tokens, per_call, torch.float64))
+    found = list(rollout_states(oracle, tokens, per_call, torch.float64))
     assert len(found) == 29
     raw = {name: tensor.unsqueeze(0) for name, tensor in tokens.by_token.items()}
     pool = {"state": tokens.state.unsqueeze(0), "state_indices": torch.zeros(1, 29, dtype=torch.int32)}
@@ -102,8 +102,8 @@ def test_roundings_of_one_side_grow_by_half_a_power() -> None:
     # Over stretches of 16 of 256 tokens: the mean of 16 draws of 0.1, hence 0.035 for a ratio's log, over
     # logs of t that spread by 0.71 at 16 points: the slope is off by 0.035 / (0.71 * 4) = 0.012; 5 times it.
     # Stretches are not points in t: sqrt(mean t^2) over the first is 9.7 against 8.5, which adds 0.05.
-    assert abs(growth(stretches(other), stretches(like_torch))) < 0.06
-    assert abs(growth(stretches(leaning), stretches(like_torch)) - 0.5) < 0.11
+    assert abs(growth_exponent(rms_by_stretch(other), rms_by_stretch(like_torch))) < 0.06
+    assert abs(growth_exponent(rms_by_stretch(leaning), rms_by_stretch(like_torch)) - 0.5) < 0.11
     yardstick = made_curve(like_torch.unsqueeze(1))
     assert faults(made_curve(other.unsqueeze(1)), yardstick, EPS) == []
     (whole, head) = faults(made_curve(leaning.unsqueeze(1)), yardstick, 1.0)

@@ -20,7 +20,7 @@ from gdnbench_kernels import cuda_launch
 from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.cute import cute, prepare
-from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, candidates, choose, chosen
+from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, candidate_plans, default_plan, default_plans
 from gdnbench_kernels.gdn_decode.launch_args import arguments as checked
 from gdnbench_kernels.gdn_decode.sources import source
 from tests.kernels.gdn_decode_calls import (
@@ -108,7 +108,7 @@ def test_chosen_plans_have_the_bits_of_the_plain_one(mixed: Mixed) -> None:
     call, _ = mixed
     state_dtype, tokens = str(call.tensors["state"].dtype).removeprefix("torch."), call.tensors["q"].shape[1]
     plain = run(call, {"plan": DecodePlan()})
-    for plan in dict.fromkeys(chosen(state_dtype, tokens)):
+    for plan in dict.fromkeys(default_plans(state_dtype, tokens)):
         for schedule in ("early", "random:5"):
             assert same_outputs(run(call, {"plan": plan}, schedule=schedule), plain), (plan, schedule)
 
@@ -253,7 +253,7 @@ def test_an_idle_call_touches_nothing(name: str) -> None:
     optional = {"num_accepted": None, "read_indices": None, "scale": None, "beta_max": 1.0}
     given = checked(**{**optional, **arguments(call), "state": state}, o=o)
     with active() as session, programs_simulated():
-        given.compiled(chosen("float32", 1)[0], "sm_100a")(*given.idle)
+        given.compiled(default_plans("float32", 1)[0], "sm_100a")(*given.idle)
     assert len(session.reports) == 1
     assert same(state, call.tensors["state"])
     assert o.isnan().all()
@@ -311,7 +311,7 @@ def test_what_is_launched_is_as_planned(plan: str) -> None:
 @pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
 def test_no_product_and_sum_are_left_to_the_assembler(state_dtype: str) -> None:
     """ptxas fuses `mul.f32` and what adds to it, which the simulator does not: bits would differ."""
-    for plan in chosen(state_dtype, 1):
+    for plan in default_plans(state_dtype, 1):
         made_of = ("raw", "raw", "bfloat16", "bfloat16", "float32", "first")
         text = program(source(1, 2, state_dtype, *made_of, plan), "sm_90a").ptx
         assert re.search(r"\bfma\.rn\.f32\b", text)
@@ -324,8 +324,8 @@ def test_no_product_and_sum_are_left_to_the_assembler(state_dtype: str) -> None:
 def test_candidates_are_plans_that_differ() -> None:
     for batch in (1, 16, 64, 256):
         for state_dtype in ("float32", "bfloat16"):
-            found = candidates(batch, 32, state_dtype, 1)
-            assert found[0] == choose(batch, 32, state_dtype, 1, 132)
+            found = candidate_plans(batch, 32, state_dtype, 1)
+            assert found[0] == default_plan(batch, 32, state_dtype, 1, 132)
             assert 2 < len(set(found)) == len(found) <= 12
 
 

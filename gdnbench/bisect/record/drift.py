@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.gdn_decode.drift import FACTOR, GROWTH, STRETCH, growth, stretches
+from gdnbench_kernels.gdn_decode.drift import FACTOR, GROWTH, STRETCH, growth_exponent, rms_by_stretch
 
 __all__ = ["STRETCH", "Entry", "Grows", "Over", "first_growth", "first_over"]
 
@@ -118,10 +118,10 @@ def first_growth(entries: Sequence[Entry]) -> Grows | None:
             continue
         own, torchs = _curves(members)
         for column in range(own.shape[1]):
-            mine, theirs = stretches(own[:, column]), stretches(torchs[:, column])
+            mine, theirs = rms_by_stretch(own[:, column]), rms_by_stretch(torchs[:, column])
             if not bool((mine > 0).all() and (theirs > 0).all()):
                 continue
-            if (slope := growth(mine, theirs)) > GROWTH:
+            if (slope := growth_exponent(mine, theirs)) > GROWTH:
                 return Grows(lane, members[-1]["number"], None if column == 0 else column - 1, slope)
     return None
 

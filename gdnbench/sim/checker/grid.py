@@ -10,7 +10,7 @@ from gdnbench.sim.checker.findings import FindingGroup, Findings
 from gdnbench.sim.checker.launch_memory import ProcessShadow
 from gdnbench.sim.checker.load_store import KernelAccesses
 from gdnbench.sim.machine.cta import Cta
-from gdnbench.sim.machine.grid import communicates
+from gdnbench.sim.machine.grid import ctas_communicate
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.profile.roles import issued_as, role
 from gdnbench.sim.ptx.ir import Kernel
@@ -41,7 +41,7 @@ class LaunchChecker:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self._forms = KernelAccesses(kernel)
-        self._synchronized = communicates(kernel)
+        self._synchronized = ctas_communicate(kernel)
         self._running: dict[int, CtaRaceDetector] = {}
         self.reset()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from gdnbench.sim.compiler.emit import F64, I32, I64, LANES, Code, Library, Value, const, lanes_of
 
 
-def integer(library: Library, op: str, kind: str) -> str:
+def define_division(library: Library, op: str, kind: str) -> str:
     """The helper `value op(a, b)` for `div` or `rem`. Division by zero is unspecified in the PTX ISA; a GPU
     returns all ones, and the dividend as remainder."""
     name = f"{op}_{kind}"

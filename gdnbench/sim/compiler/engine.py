@@ -236,10 +236,10 @@ class CompiledWarp:
             self._account()
             return WarpState.EXITED
         if self.cells[JOINING]:
-            if reconvergence.meet(self):
+            if reconvergence.merge_groups(self):
                 return WarpState.RUNNING
             if not self._waiting:
-                raise reconvergence.diverged(self)
+                raise reconvergence.divergence_fault(self)
         return WarpState.BLOCKED
 
     def _left_behind(self) -> None:
@@ -332,7 +332,9 @@ class CompiledWarp:
             for block, mask, wait in self._waiting
         ]
         if self.cells[JOINING]:
-            found += [Blocked(group.ins, group.lanes, group.wait()) for group in reconvergence.groups(self)]
+            found += [
+                Blocked(group.ins, group.lanes, group.wait()) for group in reconvergence.waiting_groups(self)
+            ]
         return tuple(found)
 
     def _account(self) -> None:

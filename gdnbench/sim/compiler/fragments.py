@@ -18,7 +18,7 @@ from gdnbench.sim.compiler.runtime_calls import Read, Service
 from gdnbench.sim.errors import KernelFault, UnsupportedError
 from gdnbench.sim.machine.engine_interface import LANES, Lanes
 from gdnbench.sim.machine.operands import uniform_value
-from gdnbench.sim.machine.tcgen05_access import access, load_words, store_words
+from gdnbench.sim.machine.tcgen05_access import access_cells, load_words, store_words
 from gdnbench.sim.ptx.forms import Until
 from gdnbench.sim.ptx.ir import Immediate, Instruction
 
@@ -94,7 +94,7 @@ def _tmem_access(service: Service) -> TmemAccess | None:
     loads = ins.form.until is Until.TENSOR_LOAD
     words = _words(service.slots if loads else service.registers[-1])
     try:
-        registers = len(access(ins.mods, split).flat)
+        registers = len(access_cells(ins.mods, split).flat)
     except UnsupportedError:
         return None  # the generic path refuses it and names the place
     if words is None or len(words) != registers:

@@ -154,7 +154,7 @@ def sad(t: Translator, ins: Instruction) -> None:
 def div_rem(t: Translator, ins: Instruction) -> None:
     kind = ins.types[0]
     a, b = (t.read(s, width(kind)) for s in ins.sources)
-    helper = division.integer(t.code.library, ins.op, kind)
+    helper = division.define_division(t.code.library, ins.op, kind)
     t.write(ins.dests[0], t.code.call(helper, a.type, a, b), signed=kind[0] == "s")
 
 

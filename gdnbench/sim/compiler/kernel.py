@@ -23,10 +23,10 @@ from gdnbench.sim.compiler import (
 )
 from gdnbench.sim.compiler.blocks import Blocks, find_blocks, is_service
 from gdnbench.sim.compiler.emit import Library
-from gdnbench.sim.compiler.layout import ALIGN, Layout, plan
+from gdnbench.sim.compiler.layout import ALIGN, Layout, plan_layout
 from gdnbench.sim.compiler.runtime_calls import enter_service
 from gdnbench.sim.compiler.shadow_registers import Shadows
-from gdnbench.sim.compiler.shadow_registers import plan as plan_shadows
+from gdnbench.sim.compiler.shadow_registers import plan_shadows as plan_shadows
 from gdnbench.sim.compiler.translator import Program, Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.ptx.ir import Kernel, Module
@@ -99,7 +99,7 @@ def compile_kernel(module: Module, kernel: Kernel, *, logged: bool = False) -> N
     if not kernel.instructions:
         raise UnsupportedError(f"kernel {kernel.name} without instructions")
     blocks = find_blocks(kernel)
-    layout = plan(kernel, blocks, logged=logged)
+    layout = plan_layout(kernel, blocks, logged=logged)
     shadows = None
     if logged and (planned := plan_shadows(kernel, blocks, layout)) is not None:
         shadows, blocks = planned

@@ -112,7 +112,7 @@ def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:
     return room[start : start + size]
 
 
-def plan(kernel: Kernel, blocks: Blocks, *, logged: bool = False) -> Layout:
+def plan_layout(kernel: Kernel, blocks: Blocks, *, logged: bool = False) -> Layout:
     """Slots for the registers that are live across blocks or used by services; with `logged` also for the
     log."""
     kept = 0

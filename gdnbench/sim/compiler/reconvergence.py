@@ -38,7 +38,7 @@ class Joining:
         return Wait(lambda: False, lambda: f"lanes {self.missing} of its warp to arrive")
 
 
-def groups(warp: CompiledWarp) -> list[Joining]:
+def waiting_groups(warp: CompiledWarp) -> list[Joining]:
     """The waiting groups, by block."""
     joining = warp.cells[_JOINING]
     if not joining:
@@ -54,10 +54,10 @@ def groups(warp: CompiledWarp) -> list[Joining]:
     return found
 
 
-def meet(warp: CompiledWarp) -> bool:
+def merge_groups(warp: CompiledWarp) -> bool:
     """Let lanes that wait in `bar.warp.sync` with one mask at different places continue together. True if
     some did."""
-    here = [group for group in groups(warp) if group.ins.form.sync is Sync.WARP_BARRIER]
+    here = [group for group in waiting_groups(warp) if group.ins.form.sync is Sync.WARP_BARRIER]
     for first in here:
         together = [group for group in here if np.array_equal(group.needed, first.needed)]
         arrived = np.logical_or.reduce([group.lanes for group in together])
@@ -72,16 +72,16 @@ def meet(warp: CompiledWarp) -> bool:
     return False
 
 
-def diverged(warp: CompiledWarp) -> KernelFault:
+def divergence_fault(warp: CompiledWarp) -> KernelFault:
     """The fault when no lane of the warp can continue and none waits for the machine: the lowest group will
     wait for ever."""
-    group = groups(warp)[0]
+    group = waiting_groups(warp)[0]
     return _fault(warp, group, f"lanes {group.missing}, which it needs, are elsewhere for good")
 
 
 def check_left_alone(warp: CompiledWarp) -> None:
     """Raises KernelFault if threads exited instead of executing an `.aligned` instruction."""
-    for group in groups(warp):
+    for group in waiting_groups(warp):
         aligned = group.ins.has("aligned") or group.block in warp.engine.services
         if aligned and not group.missing:
             raise _fault(warp, group, "the other lanes of the warp exited without it")

@@ -165,7 +165,7 @@ def _row_givers(ins: Instruction) -> Value:
     return lane_constants("i1", [int(lane < rows) for lane in range(32)])
 
 
-def plan(kernel: Kernel, blocks: Blocks, layout: Layout) -> tuple[Shadows, Blocks] | None:
+def plan_shadows(kernel: Kernel, blocks: Blocks, layout: Layout) -> tuple[Shadows, Blocks] | None:
     """The shadows of a kernel, with slots in the state, and its blocks with their liveness: a shadow is live
     as long as its register. None if the kernel needs none."""
     found = find_unready_registers(kernel, blocks)

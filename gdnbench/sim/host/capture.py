@@ -94,7 +94,7 @@ def _load(exported: Exported) -> Host:
         return [param.size for param in module.kernels[entry].params]
 
     runtime = Runtime(exported.ptx, device_for(module.target), param_sizes)
-    extra = tvm_ffi.symbols(Elf.parse(exported.data).undefined()) if exported.tvm_ffi else {}
+    extra = tvm_ffi.tvm_ffi_symbols(Elf.parse(exported.data).undefined()) if exported.tvm_ffi else {}
     code = load_host_object(exported.data, runtime, extra)
     if not exported.tvm_ffi:
         _initialise(code, exported.prefix)

@@ -29,7 +29,7 @@ def tvm_ffi_module() -> Any:
     return tvm_ffi
 
 
-def symbols(names: Sequence[str]) -> dict[str, int]:
+def tvm_ffi_symbols(names: Sequence[str]) -> dict[str, int]:
     """The addresses of those functions among `names` that the tvm-ffi library defines."""
     from tvm_ffi.libinfo import find_libtvm_ffi
 

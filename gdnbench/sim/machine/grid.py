@@ -52,12 +52,12 @@ def _talks(ins: Instruction) -> bool:
     return ins.form.reduces and ins.has("global")
 
 
-def communicates(kernel: Kernel) -> bool:
+def ctas_communicate(kernel: Kernel) -> bool:
     """True if CTAs of `kernel` may depend on one another."""
     return any(_talks(ins) for ins in kernel.instructions)
 
 
-def resident(launch: Launch) -> int:
+def resident_ctas(launch: Launch) -> int:
     """The number of CTAs in flight: what the GPU holds, or fewer if that takes too much memory here."""
     per_sm = min(
         SM_THREADS // (launch.warps * LANES), SM_SHARED // (launch.shared_size + CTA_SHARED), SM_CTAS
@@ -169,7 +169,7 @@ def _run_apart(
 def _run_together(launch: Launch, engine: Engine, quantum: int, progress: Progress | None) -> Counters:
     """CTAs that may wait for one another, in turns."""
     total = Counters()
-    limit = resident(launch)
+    limit = resident_ctas(launch)
     begun = done = 0
     active: list[_Run] = []
     while active or begun < launch.ctas:
@@ -198,7 +198,7 @@ def run_grid(
     progress: Progress | None = None,
 ) -> Counters:
     """Run all CTAs on `threads` cores, None for all. The result does not depend on the number."""
-    if communicates(launch.kernel):
+    if ctas_communicate(launch.kernel):
         return _run_together(launch, engine, max(1, quantum // SHORTER), progress)
     count = len(os.sched_getaffinity(0)) if threads is None else threads
     if launch.checker is not None and (launch.parts is None or not can_fork(launch)):

@@ -17,7 +17,7 @@ from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.operands import shared_address, uniform_value
-from gdnbench.sim.machine.tcgen05_issue import STREAM, refuse_pairs, single_issuer, value
+from gdnbench.sim.machine.tcgen05_issue import STREAM, lane_value, refuse_pairs, single_issuer
 from gdnbench.sim.machine.tmem import check_size, column_of
 from gdnbench.sim.ptx.ir import Instruction
 
@@ -98,7 +98,7 @@ def _commit(
     if ins.has("multicast::cluster"):
         raise UnsupportedError("tcgen05.commit.multicast::cluster")
     lane = single_issuer(cta, ins, lanes, sources)
-    address = shared_address(value(sources[0], lane), ins)
+    address = shared_address(lane_value(sources[0], lane), ins)
 
     issuers = lanes.copy()
 

@@ -42,7 +42,7 @@ class Access:
 
 
 @cache
-def access(mods: tuple[str, ...], split: int) -> Access:
+def access_cells(mods: tuple[str, ...], split: int) -> Access:
     """The cells of `tcgen05.{ld,st}` with these suffixes; `split` is the immediate of 16x32bx2, else 0."""
     shape = next(mod for mod in mods if mod in REGISTERS)
     repeat = int(next(mod for mod in mods if mod[0] == "x").removeprefix("x"))
@@ -101,7 +101,7 @@ def _locate(cta: Cta, warp: Warp, ins: Instruction, address: int, split: int) ->
         raise KernelFault(
             FaultKind.TMEM_ACCESS, f"{ins.name}: immHalfSplitoff {split} is over {COLUMNS} columns"
         )
-    cells = access(ins.mods, split)
+    cells = access_cells(ins.mods, split)
     first = column_of(address)
     cta.tmem.require(first, first + cells.columns, ins.name)
     base = quarter_base(warp.index, address, cells.lanes, ins) * COLUMNS + first
@@ -111,7 +111,7 @@ def _locate(cta: Cta, warp: Warp, ins: Instruction, address: int, split: int) ->
 def cells_of(warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> Table:
     """The cells of a legal tcgen05.ld or .st as numbers 512 lane + column."""
     address, split = _operands(ins, lanes, sources)
-    cells = access(ins.mods, split)
+    cells = access_cells(ins.mods, split)
     base = quarter_base(warp.index, address, cells.lanes, ins) * COLUMNS + column_of(address)
     found = (cells.flat + base).reshape(-1)
     return np.concatenate((found, found + 1)) if cells.packed else found
@@ -132,7 +132,7 @@ def _load(
 ) -> Results:
     address, split = _operands(ins, lanes, sources)
     registers = sum(1 for _ in ins.written())
-    if registers != len(access(ins.mods, split).flat):
+    if registers != len(access_cells(ins.mods, split).flat):
         raise UnsupportedError(f"{ins.name} with {registers} registers")
     return list(load_words(cta, warp, ins, address, split).astype(np.uint64))
 

@@ -25,7 +25,7 @@ from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.footprint import TmemBlock
 from gdnbench.sim.machine.tcgen05_descriptor import check_majorness, decode_matrix
-from gdnbench.sim.machine.tcgen05_issue import STREAM, refuse_pairs, single_issuer, value
+from gdnbench.sim.machine.tcgen05_issue import STREAM, lane_value, refuse_pairs, single_issuer
 from gdnbench.sim.machine.tcgen05_operand import Gather
 from gdnbench.sim.machine.tmem import LANES, Writer, column_of, lane_of
 from gdnbench.sim.ptx.ir import Instruction
@@ -107,7 +107,7 @@ def _issue(
     refuse_pairs(ins)
     shape = shape_of(ins.mods)
     lane = single_issuer(cta, ins, lanes, sources)
-    address, source = value(sources[0], lane), decode_matrix(value(sources[1], lane))
+    address, source = lane_value(sources[0], lane), decode_matrix(lane_value(sources[1], lane))
     check_majorness(source.swizzle, False, 1, "the source")
     first, columns = column_of(address), 4 * shape.chunks
     offset = lane_of(address)

@@ -66,26 +66,30 @@ class MatrixDescriptor:
 def decode_matrix(bits: int) -> MatrixDescriptor:
     """Decode a shared-memory descriptor (table 40)."""
     for low, width in ((14, 2), (30, 2), (53, 8)):
-        if field(bits, low, width):
+        if bit_field(bits, low, width):
             raise _illegal(f"matrix descriptor 0x{bits:016x}: bits {low}..{low + width - 1} must be zero")
-    if field(bits, 46, 3) != _VERSION:
+    if bit_field(bits, 46, 3) != _VERSION:
         raise _illegal(
-            f"matrix descriptor 0x{bits:016x}: bits 46..48 must be 0b001, not {field(bits, 46, 3):#05b}"
+            f"matrix descriptor 0x{bits:016x}: bits 46..48 must be 0b001, not {bit_field(bits, 46, 3):#05b}"
         )
-    if field(bits, 52, 1):
+    if bit_field(bits, 52, 1):
         # Only sm_103a has it, for a K of 48 bytes.
         raise _illegal(
             f"matrix descriptor 0x{bits:016x}: absolute leading-dimension addresses (bit 52) need sm_103a"
         )
-    layout = field(bits, 61, 3)
+    layout = bit_field(bits, 61, 3)
     if layout not in PATTERNS:
         raise _illegal(f"matrix descriptor 0x{bits:016x}: layout type {layout} is none")
     swizzle = Swizzle(layout)
-    base_offset = field(bits, 49, 3)
+    base_offset = bit_field(bits, 49, 3)
     if base_offset and swizzle is Swizzle.NONE:
         raise _illegal(f"matrix descriptor 0x{bits:016x}: base offset {base_offset} without a swizzle")
     return MatrixDescriptor(
-        field(bits, 0, 14) << 4, field(bits, 16, 14) << 4, field(bits, 32, 14) << 4, base_offset, swizzle
+        bit_field(bits, 0, 14) << 4,
+        bit_field(bits, 16, 14) << 4,
+        bit_field(bits, 32, 14) << 4,
+        base_offset,
+        swizzle,
     )
 
 
@@ -137,18 +141,18 @@ class InstructionDescriptor:
 def decode_instruction(bits: int, kind: str) -> InstructionDescriptor:
     """Decode an instruction descriptor (table 42) for `kind::f16`, `kind::tf32` or `kind::f8f6f4`."""
     name = f"instruction descriptor 0x{bits:08x}"
-    if field(bits, 2, 1):
+    if bit_field(bits, 2, 1):
         raise UnsupportedError(f"sparse matrices ({name}, bit 2)")
-    if field(bits, 3, 1):
+    if bit_field(bits, 3, 1):
         raise _illegal(f"{name}: saturation (bit 3) is for kind::i8 only")
     for low, width in ((0, 2), (6, 1), (23, 1), (29, 1)):
-        if field(bits, low, width):
+        if bit_field(bits, low, width):
             raise _illegal(f"{name}: bits {low}..{low + width - 1} must be zero for a dense product")
-    if field(bits, 30, 2):
+    if bit_field(bits, 30, 2):
         raise _illegal(f"{name}: the maximum shift (bits 30..31) is for .ws only")
     types = []
     for low, table, what in ((7, _TYPES, "A"), (10, _TYPES, "B"), (4, _RESULTS, "D")):
-        code = field(bits, low, 2 if what == "D" else 3)
+        code = bit_field(bits, low, 2 if what == "D" else 3)
         if code not in table[kind]:
             raise _illegal(f"{name}: kind::{kind} has no type {code} of {what}")
         types.append(table[kind][code])
@@ -158,8 +162,8 @@ def decode_instruction(bits: int, kind: str) -> InstructionDescriptor:
     if kind == "f16" and a != b:
         # Table 39 writes one column for both types; CUTLASS instantiates equal ones only.
         raise UnsupportedError(f"kind::f16 of {a} by {b} ({name})")
-    negate_a, negate_b, a_mn_major, b_mn_major = (bool(field(bits, low, 1)) for low in range(13, 17))
-    m, n = field(bits, 24, 5) << 4, field(bits, 17, 6) << 3
+    negate_a, negate_b, a_mn_major, b_mn_major = (bool(bit_field(bits, low, 1)) for low in range(13, 17))
+    m, n = bit_field(bits, 24, 5) << 4, bit_field(bits, 17, 6) << 3
     descriptor = InstructionDescriptor(
         a, b, d, m, n, _DEPTH[kind], negate_a, negate_b, a_mn_major, b_mn_major
     )
@@ -194,7 +198,7 @@ def check_majorness(swizzle: Swizzle, mn_major: bool, element_bytes: int, operan
         raise UnsupportedError(f"K-major {operand} with layout 128B_BASE32B")
 
 
-def field(bits: int, low: int, width: int) -> int:
+def bit_field(bits: int, low: int, width: int) -> int:
     return bits >> low & (1 << width) - 1
 
 

@@ -36,7 +36,7 @@ def single_issuer(cta: Cta, ins: Instruction, lanes: Lanes, sources: tuple[Argum
     return first
 
 
-def value(source: Argument, lane: int) -> int:
+def lane_value(source: Argument, lane: int) -> int:
     """A scalar operand of one lane."""
     assert not isinstance(source, tuple)
     return int(source[lane])

@@ -20,7 +20,7 @@ from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.footprint import TmemBlock
 from gdnbench.sim.machine.tcgen05_descriptor import SUB_BYTE
-from gdnbench.sim.machine.tcgen05_issue import STREAM, refuse_pairs, single_issuer, value
+from gdnbench.sim.machine.tcgen05_issue import STREAM, lane_value, refuse_pairs, single_issuer
 from gdnbench.sim.machine.tcgen05_operand import CHUNK
 from gdnbench.sim.machine.tcgen05_plan import A_COLUMNS, Matrix, Plan, plan_mma
 from gdnbench.sim.machine.tmem import TensorMemory, Writer
@@ -162,13 +162,13 @@ def _issue(
     refuse_pairs(ins)
     kind = _kind(ins.mods)
     lane = single_issuer(cta, ins, lanes, sources)
-    d, a, b, idesc = (value(source, lane) for source in sources[:4])
+    d, a, b, idesc = (lane_value(source, lane) for source in sources[:4])
     work = plan_mma(kind, idesc, d, a, isinstance(ins.sources[1], Address), b)
     rest, enabled = 4, None
     if isinstance(ins.sources[rest], Vector):
         enabled = _enabled(sources[rest], lane)
         rest += 1
-    accumulate = bool(value(sources[rest], lane))
+    accumulate = bool(lane_value(sources[rest], lane))
     scale = _scale(ins, sources[rest + 1 :], lane, work)
     cta.tmem.require(work.first, work.last, "D")
     for matrix in (work.a, work.b):
@@ -190,7 +190,7 @@ def _enabled(mask: Argument, lane: int) -> npt.NDArray[np.bool_] | None:
     assert isinstance(mask, tuple)
     if len(mask) != 4:
         raise UnsupportedError(f"disable-output-lane of {len(mask)} registers; cta_group::1 has 4")
-    words = [value(word, lane) for word in mask]
+    words = [lane_value(word, lane) for word in mask]
     if not any(words):
         return None
     enabled: npt.NDArray[np.bool_] = (
@@ -204,7 +204,7 @@ def _scale(ins: Instruction, sources: tuple[Argument, ...], lane: int, work: Pla
     if not sources:
         return 0
     assert isinstance(ins.sources[-1], Immediate)
-    scale = value(sources[0], lane)
+    scale = lane_value(sources[0], lane)
     if work.descriptor.element_bytes == 1 or not 0 <= scale <= 15:
         raise KernelFault(
             FaultKind.DESCRIPTOR, f"scale-input-d {scale} of {work.product}: 0..15, for f16 and tf32 kinds"

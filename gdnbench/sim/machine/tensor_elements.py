@@ -18,7 +18,7 @@ TF32_NAN = np.uint32(0x7FFF_E000)
 _FLOATS = ("f16", "bf16", "f32", "f64")
 
 
-def fill(data: Bytes, tensor: TensorMap) -> None:
+def fill_outside(data: Bytes, tensor: TensorMap) -> None:
     """Fill a box with the value of elements outside the tensor."""
     if not tensor.fill_nan:
         data.fill(0)
@@ -28,7 +28,7 @@ def fill(data: Bytes, tensor: TensorMap) -> None:
         raise UnsupportedError(f"a tensor map of {tensor.dtype} that fills with NaN")
 
 
-def converted(source: Bytes, tensor: TensorMap) -> Bytes:
+def convert_elements(source: Bytes, tensor: TensorMap) -> Bytes:
     """The elements after loading: f32 is rounded to tf32, to nearest even, if the tensor map says so."""
     if not tensor.tf32:
         return source

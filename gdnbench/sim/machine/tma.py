@@ -34,7 +34,7 @@ from gdnbench.sim.machine.footprint import Chunks, Strided
 from gdnbench.sim.machine.memory import POISON, Bytes, resolve
 from gdnbench.sim.machine.operands import SHARED_SPACES, scalar_operand, vector_operand
 from gdnbench.sim.machine.reduce import OPERATIONS, reduce
-from gdnbench.sim.machine.tensor_elements import converted, fill
+from gdnbench.sim.machine.tensor_elements import convert_elements, fill_outside
 from gdnbench.sim.machine.tensormap import (
     ENCODED_BYTES,
     MAX_RANK,
@@ -225,9 +225,9 @@ def _load(
     data = np.empty(box.shape, np.uint8)
 
     def read() -> None:
-        fill(data, tensor)
+        fill_outside(data, tensor)
         if source is not None:
-            data[box.inside] = converted(source, tensor)
+            data[box.inside] = convert_elements(source, tensor)
 
     def land() -> None:
         units[order] = data.reshape(-1).view(units.dtype)

@@ -17,7 +17,7 @@ from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import tcgen05_operand
 from gdnbench.sim.machine.engine_interface import LANES, Words
 from gdnbench.sim.machine.memory import SharedMemory
-from gdnbench.sim.machine.tcgen05_descriptor import MatrixDescriptor, Swizzle, field
+from gdnbench.sim.machine.tcgen05_descriptor import MatrixDescriptor, Swizzle, bit_field
 from gdnbench.sim.machine.tcgen05_operand import CHUNK, Gather
 from gdnbench.sim.tensorcore.formats import Format
 
@@ -64,20 +64,24 @@ def decode_matrix(bits: int) -> MatrixDescriptor:
     Bits that the table leaves out must be zero; what hardware does with them is not known.
     """
     for low, width in ((14, 2), (30, 2), (46, 3), (52, 10)):
-        if field(bits, low, width):
+        if bit_field(bits, low, width):
             raise KernelFault(
                 FaultKind.DESCRIPTOR,
                 f"matrix descriptor 0x{bits:016x}: bits {low}..{low + width - 1} must be zero for wgmma",
             )
-    swizzle = _SWIZZLES[field(bits, 62, 2)]
-    base_offset = field(bits, 49, 3)
+    swizzle = _SWIZZLES[bit_field(bits, 62, 2)]
+    base_offset = bit_field(bits, 49, 3)
     if base_offset and swizzle is Swizzle.NONE:
         raise KernelFault(
             FaultKind.DESCRIPTOR,
             f"matrix descriptor 0x{bits:016x}: base offset {base_offset} without a swizzle",
         )
     return MatrixDescriptor(
-        field(bits, 0, 14) << 4, field(bits, 16, 14) << 4, field(bits, 32, 14) << 4, base_offset, swizzle
+        bit_field(bits, 0, 14) << 4,
+        bit_field(bits, 16, 14) << 4,
+        bit_field(bits, 32, 14) << 4,
+        base_offset,
+        swizzle,
     )
 
 

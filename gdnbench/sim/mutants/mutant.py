@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gdnbench.sim.errors import Place
-from gdnbench.sim.mutants.text import Edit, edited
+from gdnbench.sim.mutants.text import Edit, apply_edits
 
 
 class Kind(StrEnum):
@@ -33,4 +33,4 @@ class Mutant:
 
     def ptx(self, text: str) -> str:
         """The PTX of the mutant of the module `text`. Every other instruction keeps its line."""
-        return edited(text, self.edits)
+        return apply_edits(text, self.edits)

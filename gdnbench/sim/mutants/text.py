@@ -74,7 +74,7 @@ def _operands(plain: str, start: int, stop: int) -> Iterable[tuple[int, int]]:
             begin = at + 1
 
 
-def edited(text: str, edits: Iterable[Edit]) -> str:
+def apply_edits(text: str, edits: Iterable[Edit]) -> str:
     """`text` with all edits applied. The edits must not overlap."""
     pieces: list[str] = []
     position = 0

@@ -43,7 +43,7 @@ from gdnbench.sim.tensorcore.lanes import (
     splat,
     stack_array,
 )
-from gdnbench.sim.tensorcore.product import Model, Product, Rule, rule
+from gdnbench.sim.tensorcore.product import Model, Product, Rule, fused_sum_rule
 
 ROWS = 64
 ENTRY = "product"
@@ -81,7 +81,7 @@ class _Kernel:
     def __init__(self, product: Product, model: Model) -> None:
         self.product = product
         self.exact = model is Model.EXACT
-        self.rule: Rule = rule(product)
+        self.rule: Rule = fused_sum_rule(product)
         self.d_type = ir.IntType(8 * product.accumulator.storage.itemsize)
         self.v_d = ir.VectorType(self.d_type, LANES)
         self.module = ir.Module(ENTRY)

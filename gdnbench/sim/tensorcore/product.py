@@ -153,7 +153,7 @@ ZERO_EXPONENT = -1024
 NAN_BITS: dict[DType, int] = {"f32": 0x7FFFFFFF, "f16": 0x7FFF}
 
 
-def rule(product: Product) -> Rule:
+def fused_sum_rule(product: Product) -> Rule:
     """The rule of the table above."""
     every = tuple(range(product.k))
     if product.unit == "mma.sync" and product.a in BYTE_FORMATS:

@@ -18,7 +18,7 @@ from gdnbench.sim.tensorcore.product import (
     Rule,
     canonical_nan,
     check_operands,
-    rule,
+    fused_sum_rule,
 )
 
 Ints = NDArray[np.int64]
@@ -51,7 +51,7 @@ def _exact(product: Product, a: Codes, b: Codes, c: Codes) -> Codes:
 
 
 def _hardware(product: Product, a: Codes, b: Codes, c: Codes) -> Codes:
-    how = rule(product)
+    how = fused_sum_rule(product)
     fa, fb = product.a, product.b
     if how.widened:
         a, b = _as_f16(fa, a), _as_f16(fb, b)

@@ -16,7 +16,7 @@ from torch import Tensor
 from gdnbench_kernels.arguments import multiprocessors
 from gdnbench_kernels.compiling import Program
 from gdnbench_kernels.contract import Launch
-from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, choose
+from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, default_plan
 from gdnbench_kernels.gdn_decode.launch_args import Arguments, arch_of, arguments
 from gdnbench_kernels.gdn_decode.sources import Tap
 
@@ -61,7 +61,7 @@ def cute(
     """Update `state` [slots, Hv, 128, 128] in place and return o [B, S, Hv, 128] bfloat16, the caller's
     tensor if given; rows of padding sequences stay unchanged.
 
-    `arch` is the target; None takes the device's. `plan` is the kernel's plan; None takes that of `choose`.
+    `arch` is the target; None takes the device's. `plan` is the kernel's plan; None takes `default_plan`.
     `stages`, if given, is filled with alpha_t, beta_t and delta_t by another build. It has no normalised q
     and k, because the kernel never forms them: their norms are factors of sums. Raises NotImplementedError
     for a call that the kernel does not support, ValueError for an invalid one.
@@ -85,13 +85,13 @@ def cute(
         o=o,
     )
     if stages is not None:
-        stages.update(tapped(given, "dump", stages_of(given), plan, arch))
+        stages.update(run_tapped(given, "dump", stages_of(given), plan, arch))
     elif given.batch:
         _program(given, plan, arch)(*given.given)
     return given.finish()
 
 
-def tapped(
+def run_tapped(
     given: Arguments,
     tap: Tap,
     shown: dict[str, Tensor],
@@ -127,7 +127,7 @@ def prepare(*, plan: DecodePlan | None = None, arch: str | None = None, **call: 
     if given.o is not call.get("o"):
         raise NotImplementedError("a launch writes to o itself: give a contiguous o, aligned to 16 bytes")
     if not given.batch:
-        return nothing
+        return launch_nothing
     program = _program(given, plan, arch)
     if given.device.type == "cuda":
         # Launch once with padding only, which accesses no state: the first launch loads the program, which a
@@ -136,7 +136,7 @@ def prepare(*, plan: DecodePlan | None = None, arch: str | None = None, **call: 
     return program.prepared(*given.given)
 
 
-def nothing() -> None:
+def launch_nothing() -> None:
     """The launch of a call of no sequences."""
 
 
@@ -146,6 +146,6 @@ def _program(given: Arguments, plan: DecodePlan | None, arch: str | None) -> Pro
 
 def plan_of(given: Arguments) -> DecodePlan:
     """The default plan of the call."""
-    return choose(
+    return default_plan(
         given.batch, given.value_heads, given.state_dtype, given.tokens, multiprocessors(given.device)
     )

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from gdnbench_kernels.gdn_decode.cute import OPTIONAL, stages_of, tapped
+from gdnbench_kernels.gdn_decode.cute import OPTIONAL, run_tapped, stages_of
 from gdnbench_kernels.gdn_decode.launch_args import Arguments, arguments
 
 _TENSORS = ("q", "k", "v", "g", "beta", "state", "state_indices")
 
 
 def gates(*, state: Tensor, **call: Any) -> dict[str, Tensor]:
-    found = tapped(*_begun({**call, "state": state.clone(), "o": None}, "dump"))
+    found = run_tapped(*_begun({**call, "state": state.clone(), "o": None}, "dump"))
     return {name: found[name] for name in ("alpha_t", "beta_t")}
 
 
@@ -23,7 +23,7 @@ def update(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
     given, tap, shown = _begun(call, "inject")
     for name in ("alpha_t", "beta_t"):
         shown[name].copy_(stages[name])
-    found = tapped(given, tap, shown)
+    found = run_tapped(given, tap, shown)
     return {"delta_t": found["delta_t"], "state": call["state"], **given.finish()}
 
 

@@ -174,7 +174,7 @@ MIDDLE_CTAS = {"float32": 16, "bfloat16": 4}
 """CTAs per SM: four times the resident ones; the resident ones."""
 
 
-def chosen(state_dtype: str, tokens: int) -> tuple[DecodePlan, DecodePlan, DecodePlan]:
+def default_plans(state_dtype: str, tokens: int) -> tuple[DecodePlan, DecodePlan, DecodePlan]:
     """The plans for few, medium and many states."""
     if tokens > 1:
         return SMALL, DRAFTED, DRAFTED
@@ -182,18 +182,20 @@ def chosen(state_dtype: str, tokens: int) -> tuple[DecodePlan, DecodePlan, Decod
     return SMALL, MIDDLE if wide else MIDDLE_BF16, LARGE if wide else LARGE_BF16
 
 
-def choose(batch: int, value_heads: int, state_dtype: str, tokens: int, multiprocessors: int) -> DecodePlan:
+def default_plan(
+    batch: int, value_heads: int, state_dtype: str, tokens: int, multiprocessors: int
+) -> DecodePlan:
     """The default plan of a call; docs/gdn_decode.md has the reasons."""
     states = batch * value_heads
-    small, middle, large = chosen(state_dtype, tokens)
+    small, middle, large = default_plans(state_dtype, tokens)
     if states * small.tiles <= SMALL_CTAS * multiprocessors:
         return small
     return middle if states * middle.tiles <= MIDDLE_CTAS[state_dtype] * multiprocessors else large
 
 
-def candidates(batch: int, value_heads: int, state_dtype: str, tokens: int) -> tuple[DecodePlan, ...]:
+def candidate_plans(batch: int, value_heads: int, state_dtype: str, tokens: int) -> tuple[DecodePlan, ...]:
     """Plans worth measuring for such a call, starting with an H200's default."""
-    first = choose(batch, value_heads, state_dtype, tokens, H200_SMS)
+    first = default_plan(batch, value_heads, state_dtype, tokens, H200_SMS)
     swept = _few() if first == SMALL else _many(state_dtype)
     return tuple(dict.fromkeys((first, *swept)))
 

@@ -57,7 +57,7 @@ class Curve:
     by_head: Tensor  # [T, Hv] fp64
 
 
-def states(step: Step, tokens: Tokens, per_call: int, dtype: torch.dtype) -> Iterator[Tensor]:
+def rollout_states(step: Step, tokens: Tokens, per_call: int, dtype: torch.dtype) -> Iterator[Tensor]:
     """Yield the state [Hv, V, K] after each token, from a pool of `dtype` that only `step` writes."""
     first = tokens.state.to(dtype)
     pool = torch.full((per_call, *first.shape), torch.nan, dtype=dtype, device=first.device)
@@ -73,7 +73,7 @@ def states(step: Step, tokens: Tokens, per_call: int, dtype: torch.dtype) -> Ite
         yield from (pool[token].clone() for token in range(count))
 
 
-def curve(found: Iterator[Tensor], exact: Sequence[Tensor]) -> Curve:
+def error_curve(found: Iterator[Tensor], exact: Sequence[Tensor]) -> Curve:
     """The error of each of the states `found` against `exact`, one per token."""
     by_head, whole = [], []
     for state, true in zip(found, exact, strict=True):
@@ -84,14 +84,14 @@ def curve(found: Iterator[Tensor], exact: Sequence[Tensor]) -> Curve:
     return Curve(torch.stack(whole), torch.stack(by_head))
 
 
-def stretches(errors: Tensor) -> Tensor:
+def rms_by_stretch(errors: Tensor) -> Tensor:
     """The root mean square of errors [T] over each complete stretch of tokens, or over all if there are
     fewer."""
     size = min(STRETCH, len(errors))
     return errors[: len(errors) // size * size].view(-1, size).square().mean(1).sqrt()
 
 
-def growth(kernel: Tensor, yardstick: Tensor) -> float:
+def growth_exponent(kernel: Tensor, yardstick: Tensor) -> float:
     """The least-squares slope of log(kernel / yardstick) over log t, for errors of two or more stretches."""
     t = torch.arange(1, len(kernel) + 1, dtype=torch.float64).log()
     t -= t.mean()
@@ -108,7 +108,7 @@ def faults(kernel: Curve, yardstick: Curve, rounding: float) -> list[str]:
     for head in (None, *range(kernel.by_head.shape[1])):
         name = "state" if head is None else f"state of head {head}"
         mine, theirs = (
-            stretches(one.whole if head is None else one.by_head[:, head]) for one in (kernel, yardstick)
+            rms_by_stretch(one.whole if head is None else one.by_head[:, head]) for one in (kernel, yardstick)
         )
         over = ~(mine <= FACTOR * theirs + rounding)  # NaN is over
         if bool(over.any()):
@@ -119,7 +119,7 @@ def faults(kernel: Curve, yardstick: Curve, rounding: float) -> list[str]:
                 f" {FACTOR:g} x torch's {float(theirs[i]):.3g} + rounding, in {int(over.sum())} of"
                 f" {len(over)} stretches"
             )
-        elif len(mine) > 1 and (slope := growth(mine, theirs)) > GROWTH:
+        elif len(mine) > 1 and (slope := growth_exponent(mine, theirs)) > GROWTH:
             first, last = (float(mine[i] / theirs[i]) for i in (0, -1))
             found.append(
                 f"{name}: error from {first:.2f} to {last:.2f} times torch's, like t^{slope:.2f}; at most"

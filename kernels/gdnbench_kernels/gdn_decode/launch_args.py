@@ -32,8 +32,8 @@ from gdnbench_kernels.launch_checks import (
     check_apart,
     check_own_elements,
     dtypes_of,
-    number,
-    span,
+    finite_number,
+    memory_span,
 )
 from gdnbench_kernels.programs import SM90, SM100, SM103, compiled
 from gdnbench_kernels.validate import dtype_name
@@ -225,8 +225,8 @@ def arguments(
         state_indices=state_indices,
         num_accepted=None if num_accepted is None else num_accepted.contiguous(),
         read_indices=None if read_indices is None else read_indices.contiguous(),
-        scale=HEAD_DIM**-0.5 if scale is None else number("scale", scale),
-        beta_max=number("beta_max", beta_max),
+        scale=HEAD_DIM**-0.5 if scale is None else finite_number("scale", scale),
+        beta_max=finite_number("beta_max", beta_max),
         gate=gate,
         qk=qk,
         _o=_output(o, v),
@@ -315,9 +315,9 @@ def _rows(tensor: Tensor) -> Tensor:
 def _check_apart(state: Tensor, o: Tensor | None, inputs: dict[str, Tensor | None]) -> None:
     """Raises ValueError for an output in the memory of an input, which later CTAs still read. Gaps between
     slots of the pool may contain anything."""
-    pool, after = span("state", state)
+    pool, after = memory_span("state", state)
     given = {**inputs, "o": o}
-    spans = {name: span(name, tensor) for name, tensor in given.items() if tensor is not None}
+    spans = {name: memory_span(name, tensor) for name, tensor in given.items() if tensor is not None}
     check_apart(("o",), spans)
     size = state.element_size()
     step, slot = state.stride(0) * size, state[:1].numel() * size

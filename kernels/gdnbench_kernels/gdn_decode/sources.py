@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-from gdnbench_kernels.gdn_decode.decode_plan import Advice, DecodePlan, Transport, chosen
+from gdnbench_kernels.gdn_decode.decode_plan import Advice, DecodePlan, Transport, default_plans
 from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM, MAX_TOKENS
 from gdnbench_kernels.source import Source
 
@@ -55,7 +55,7 @@ def sources(
     """
     return [
         source(tokens, group, state_dtype, gate, qk, g_dtype, beta_dtype, bias_dtype, reads, plan)
-        for plan in dict.fromkeys(chosen(state_dtype, tokens))
+        for plan in dict.fromkeys(default_plans(state_dtype, tokens))
     ]
 
 

@@ -13,14 +13,14 @@ from gdnbench_kernels.gdn_decode.gates import CONVENTIONS
 from gdnbench_kernels.gdn_decode.slots import PADDING
 from gdnbench_kernels.gdn_inputs import (
     Span,
-    betas,
-    ends,
-    gates,
     made_conventions,
     made_nan,
     named_dtype,
     named_dtypes,
     queries_and_keys,
+    random_betas,
+    random_gates,
+    span_bounds,
 )
 
 READS = ("none", "own", "first", "last", "shared")
@@ -80,8 +80,8 @@ def synth(
         "q": q,
         "k": k,
         "v": torch.randn(tokens, value_heads, value_dim, generator=generator).to(dtypes.activations),
-        "g": gates(per_head, gate_span, generator),
-        "beta": betas(per_head, beta, generator),
+        "g": random_gates(per_head, gate_span, generator),
+        "beta": random_betas(per_head, beta, generator),
     }
     added = {"own": batch - int(padding * batch), "shared": 1}.get(read_indices, 0)
     pool = torch.randn(slots or tokens + 1 + added, value_heads, value_dim, key_dim, generator=generator)
@@ -89,7 +89,7 @@ def synth(
     more = {} if read is None else {"read_indices": read.to(torch.int32)}
     if speculative:
         more["num_accepted"] = torch.randint(1, steps + 1, (batch,), generator=generator, dtype=torch.int32)
-    beta_max = 2.0 if ends(beta)[1] > 1 else 1.0
+    beta_max = 2.0 if span_bounds(beta)[1] > 1 else 1.0
     if gate == "raw":
         more |= _made_raw(by_token, beta_max, dt_bias_dtype, generator)
     of_gates = named_dtype("gate_dtype", gate_dtype or (dtype if gate == "raw" else "float32"), STATES)

@@ -8,14 +8,14 @@ from gdnbench_kernels.contract import Call, ContractError
 from gdnbench_kernels.gdn import convert_call
 from gdnbench_kernels.gdn_inputs import (
     Span,
-    betas,
-    ends,
-    gates,
+    add_gate_spikes,
     made_conventions,
     made_nan,
     named_dtypes,
     queries_and_keys,
-    spike,
+    random_betas,
+    random_gates,
+    span_bounds,
 )
 
 
@@ -60,15 +60,15 @@ def synth(
         "q": q,
         "k": k,
         "v": torch.randn(tokens, value_heads, value_dim, generator=generator).to(dtypes.activations),
-        "g": gates(per_head, gate_span, generator),
-        "beta": betas(per_head, beta, generator),
+        "g": random_gates(per_head, gate_span, generator),
+        "beta": random_betas(per_head, beta, generator),
         "cu_seqlens": torch.tensor([0, *seqlens]).cumsum(0).to(dtypes.offsets),
     }
-    spike(tensors["g"], gate_spike, generator)
+    add_gate_spikes(tensors["g"], gate_spike, generator)
     if initial_state:
         state = torch.randn(len(seqlens), value_heads, value_dim, key_dim, generator=generator)
         tensors["initial_state"] = (state * key_dim**-0.5).to(dtypes.states)
     made_nan("gdn_prefill", tensors, nan_at, "token")
-    scalars = {"beta_max": 2.0 if ends(beta)[1] > 1 else 1.0}
+    scalars = {"beta_max": 2.0 if span_bounds(beta)[1] > 1 else 1.0}
     call = Call(tensors, scalars, {"gate": "log", "state_layout": "VK", "qk": qk})
     return convert_call("gdn_prefill", call, conventions, ("initial_state",))

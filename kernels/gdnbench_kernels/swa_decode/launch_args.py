@@ -21,8 +21,8 @@ from gdnbench_kernels.launch_checks import (
     check_apart,
     check_own_elements,
     dtypes_of,
-    number,
-    span,
+    finite_number,
+    memory_span,
 )
 from gdnbench_kernels.programs import SM90, SM100, SM103
 from gdnbench_kernels.swa_decode.layouts import SERVED, CacheLayout
@@ -156,7 +156,7 @@ def prepare(
         indices=indices,
         lens=contiguous_aligned(swa_lens, WORD),
         attn_sink=None if attn_sink is None else contiguous_aligned(attn_sink, WORD),
-        scale=HEAD_DIM**-0.5 if scale is None else number("scale", scale),
+        scale=HEAD_DIM**-0.5 if scale is None else finite_number("scale", scale),
         block_shift=block_shift,
         layout=layout,
         _o=_output("o", o, q.shape, BFLOAT16, q.device, ALIGN),
@@ -219,7 +219,7 @@ def _check_apart(given: Arguments) -> None:
     read."""
     tensors = {"q": given.q, "cache": given.pages, "inv_scale": given.inv_scale, "swa_lens": given.lens}
     tensors |= {"swa_indices": given.indices, "attn_sink": given.attn_sink, "o": given.o, "lse": given.lse}
-    spans = {name: span(name, tensor) for name, tensor in tensors.items() if tensor is not None}
+    spans = {name: memory_span(name, tensor) for name, tensor in tensors.items() if tensor is not None}
     check_apart(("o", "lse"), spans)
 
 

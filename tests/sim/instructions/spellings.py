@@ -14,7 +14,7 @@ from gdnbench.sim.compiler import kernel as compiler
 from gdnbench.sim.compiler import runtime
 from gdnbench.sim.compiler.blocks import find_blocks
 from gdnbench.sim.compiler.emit import Library
-from gdnbench.sim.compiler.layout import plan
+from gdnbench.sim.compiler.layout import plan_layout
 from gdnbench.sim.compiler.translator import Program, Translator
 from gdnbench.sim.errors import Place, UnsupportedError
 from gdnbench.sim.interpreter.program import entry
@@ -141,7 +141,7 @@ def compiled(case: Case) -> bool:
     ins, registers = _instruction(case)
     kernel = Kernel("k", (), tuple(registers), (), (ins,), 0, 0, None, None, None, None, None)
     blocks = find_blocks(kernel)
-    program = Program(kernel, blocks, plan(kernel, blocks), Library(dict(runtime.DECLARATIONS)))
+    program = Program(kernel, blocks, plan_layout(kernel, blocks), Library(dict(runtime.DECLARATIONS)))
     try:
         Translator(program, blocks.blocks[0]).translate(_TABLE)
     except UnsupportedError:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gdnbench.sim.errors import FaultKind, InputError, KernelFault, LaunchError, UnsupportedError
-from gdnbench.sim.machine.grid import communicates, resident
+from gdnbench.sim.machine.grid import ctas_communicate, resident_ctas
 from gdnbench.sim.run import RunResult, run_ptx
 from tests.messages import wording
 from tests.sim.machine.tma_model import Map
@@ -302,7 +302,7 @@ def test_which_kernels_communicate() -> None:
         "cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r1], %r2;": False,
     }.items():
         kernel = parse(module(f"    {instruction}\n    ret;", "")).kernels["k"]
-        assert communicates(kernel) is talks, instruction
+        assert ctas_communicate(kernel) is talks, instruction
 
 
 def test_interrupting_a_kernel_that_never_ends() -> None:
@@ -410,11 +410,11 @@ def test_resident_ctas() -> None:
     """148 SMs: by threads 2 x 1024, by shared memory 1 of 227 KB or 9 of 24 KB; 256 MB at most."""
     from tests.sim.machine.bench import launch
 
-    assert resident(launch(threads=1024, shared=0)) == 148 * 2
-    assert resident(launch(threads=128, shared=227 * 1024)) == 148
-    assert resident(launch(threads=128, shared=24 * 1024)) == 148 * 9
+    assert resident_ctas(launch(threads=1024, shared=0)) == 148 * 2
+    assert resident_ctas(launch(threads=128, shared=227 * 1024)) == 148
+    assert resident_ctas(launch(threads=128, shared=24 * 1024)) == 148 * 9
     # 32 slots an SM would be 4,736 CTAs of 64 KB; 256 MB hold 4,096.
-    assert resident(launch(threads=32, shared=0)) == 4096
+    assert resident_ctas(launch(threads=32, shared=0)) == 4096
 
 
 @pytest.mark.parametrize(
