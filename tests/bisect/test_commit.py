@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from gdnbench.bisect.commit.worktree import open_worktree
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError, CannotRunError, Exit
+from tests.messages import wording
 from tests.seeds import drawn, fresh
 
 SEEDS = [1, 2, 3, fresh(drawn("bisect commit"))]
@@ -73,27 +75,27 @@ def test_a_failure_of_another_kind_is_told_apart(bisecting: Any, history: Any) -
 
 def test_ends(bisecting: Any, history: Any) -> None:
     made = bisecting.commits(history, "right", "wrong", "right", "wrong", "lacks", "nofunction")
-    with pytest.raises(BadInputError, match=r"the bad end .* 2 right passes; give one that fails"):
+    with pytest.raises(BadInputError, match=wording("bisect.bad-passes", bad=re.compile(".* 2 right"))):
         bisecting(made[0], made[2])
-    with pytest.raises(BadInputError, match=r"good end .* is bad too: numeric mismatch"):
+    with pytest.raises(BadInputError, match=wording("bisect.good-fails", kind="numeric mismatch")):
         bisecting(made[1], made[3])
-    with pytest.raises(
-        BadInputError, match=r"is bad, numeric mismatch, and .* passes; exchange --good and --bad"
-    ):
+    with pytest.raises(BadInputError, match=wording("bisect.endpoints-exchanged", kind="numeric mismatch")):
         bisecting(made[1], made[0])
-    with pytest.raises(BadInputError, match="is an ancestor of --good"):
+    with pytest.raises(BadInputError, match=wording("bisect.bad-before-good")):
         bisecting(made[2], made[1])
-    with pytest.raises(CannotRunError, match=r"bad end .* cannot be told: missing"):
+    with pytest.raises(CannotRunError, match=wording("bisect.endpoint-unknown", end="bad", kind="missing")):
         bisecting(made[0], made[4])
     with pytest.raises(BadInputError, match="5 nofunction: pack has no function"):
         bisecting(made[0], made[5])
-    with pytest.raises(BadInputError, match="--bad 'nosuch' names no commit"):
+    with pytest.raises(
+        BadInputError, match=wording("bisect.commit-unknown", option="--bad", revision="nosuch")
+    ):
         bisecting(made[0], "nosuch")
-    with pytest.raises(BadInputError, match="the same commit"):
+    with pytest.raises(BadInputError, match=wording("bisect.same-commit")):
         bisecting(made[0], made[0])
     with pytest.raises(BadInputError, match="no such package or file in this revision; see --path"):
         bisecting(made[0], made[1], Trial(str(bisecting.store), "elsewhere.kernel:kernel"))
-    with pytest.raises(BadInputError, match="is of this installation"):
+    with pytest.raises(BadInputError, match=wording("bisect.kernel-installed")):
         bisecting(made[0], made[1], Trial(str(bisecting.store), "torch"))
 
 
@@ -209,7 +211,9 @@ def test_submodules_are_part_of_the_question(
         return run(trial) if there else Verdict(State.SKIP, "import failure", "no pack")
 
     monkeypatch.setattr(replays, "run_trial", lacking)
-    with pytest.raises(CannotRunError, match="cannot be told: import failure, no pack"):
+    with pytest.raises(
+        CannotRunError, match=wording("bisect.endpoint-unknown", kind="import failure", reason="no pack")
+    ):
         bisecting(good, bad, path="inner")
     assert bisecting(good, bad, path="inner", submodules=True).found["commit"]["hash"] == bad
 
@@ -255,7 +259,7 @@ def test_a_fault_that_one_schedule_shows_is_said_to_be_and_found(
     trial = Trial(str(bisecting.store), "pack.kernel:kernel", "sim")
     if good == "always":  # a good end that depends on the schedule is a bad one
         made = bisecting.commits(history, word, word, "wrong")
-        with pytest.raises(BadInputError, match=r"good end .* is bad too"):
+        with pytest.raises(BadInputError, match=wording("bisect.good-fails")):
             bisecting(made[0], made[-1], trial)
         return
     made = bisecting.commits(history, "right", "right", "right", word, word)
@@ -422,7 +426,7 @@ def test_two_bisections_do_not_share_a_folder(history: Any, tmp_path: Path) -> N
     repository = Repository(history.path)
     with (
         open_worktree(repository, tmp_path),
-        pytest.raises(BadInputError, match="runs already"),
+        pytest.raises(BadInputError, match=wording("bisect.already-running")),
         open_worktree(repository, tmp_path),
     ):
         pass

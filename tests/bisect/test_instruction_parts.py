@@ -19,6 +19,7 @@ from gdnbench.diff.traces.rounding import decoded, excess, rounded_apart, ulp
 from gdnbench.diff.traces.statements import Source, Statement, pair
 from gdnbench.errors import BadInputError
 from gdnbench.sim.value_trace import ARITHMETIC, Event, TracedInstruction, TracedRegister
+from tests.messages import wording
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -140,7 +141,7 @@ def test_launches_are_compared_where_either_version_wrote(tmp_path: Path) -> Non
     assert (found.tensor, found.place, found.beyond) == ("z", (1, 2), True)
     (found,) = differences([launch], [launch], folders, (2**-9, 0.0))
     assert not found.beyond
-    with pytest.raises(OtherLaunches, match="makes 1 launches, the bad one 2"):
+    with pytest.raises(OtherLaunches, match=wording("bisect.launches-differ", good=1, bad=2)):
         list(differences([launch], [launch, launch], folders, None))
     other = {"entry": "k", "grid": [2, 1, 1]}
     with pytest.raises(OtherLaunches, match=r"grid \(2, 1, 1\)"):
@@ -204,7 +205,7 @@ def test_a_version_is_known_by_the_modules_beside_it(tmp_path: Path, monkeypatch
     assert _question(request, "kernel:f", tmp_path) == before
     (tmp_path / "helper.py").write_text("def f(): return 1\n")
     assert _question(request, "kernel:f", tmp_path) != before
-    with pytest.raises(BadInputError, match="has no module 'other'"):
+    with pytest.raises(BadInputError, match=wording("bisect.module-missing", package="other")):
         _question(request, "other:f", tmp_path)
 
 

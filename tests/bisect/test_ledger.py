@@ -13,6 +13,7 @@ import pytest
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.bisect.verdict_cache import VerdictCache, key_of
 from gdnbench.errors import StoreError
+from tests.messages import wording
 
 GOOD = Verdict(State.GOOD, "pass", digest="d", facts={"errors": {"o": 1e-3}}, seconds=0.5)
 BAD = Verdict(State.BAD, "numeric mismatch", "o: RMS error 2 over 1")
@@ -109,7 +110,9 @@ def test_a_verdict_without_a_sum_is_none(tmp_path: Path) -> None:
 
 def test_what_is_no_verdict_is_said_in_one_line() -> None:
     for data in ({"state": "wrong"}, [], None, {**GOOD.to_json(), "kind": 1}):
-        with pytest.raises(StoreError, match=r"probes\.jsonl holds no verdict") as caught:
+        with pytest.raises(
+            StoreError, match=wording("bisect.verdict-damaged", line="probes.jsonl")
+        ) as caught:
             Verdict.from_json(data, "probes.jsonl")
         assert "\n" not in str(caught.value)
 
@@ -120,7 +123,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Mon
     ledger.add({"a": 1}, GOOD)
     before, write = path.read_bytes(), os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:20]))
-    with pytest.raises(StoreError, match="no space left"):
+    with pytest.raises(StoreError, match=wording("bisect.disk-full")):
         ledger.add({"a": 2}, BAD)
     assert path.read_bytes() == before
     assert ledger.find({"a": 2}) is None

@@ -16,6 +16,7 @@ from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.bisect.workers import ProbeWorker, TrialWorker, raise_error_in, reply_or_error
 from gdnbench.errors import BadInputError, CannotRunError, GdnbenchError, StoreError
 from gdnbench.workers.process import WorkerGone
+from tests.messages import wording
 
 TOLD = {"told": "a record"}
 PASSES = {"verdict": Verdict(State.GOOD, "pass").to_json()}
@@ -97,7 +98,7 @@ def test_a_full_disk_or_a_false_assumption_says_nothing_of_a_kernel(capsys: Any)
         def work(error: Exception = error) -> dict[str, Any]:
             raise error
 
-        with pytest.raises(CannotRunError, match="not the kernel") as caught:
+        with pytest.raises(CannotRunError, match=wording("bisect.probe-failed")) as caught:
             raise_error_in(reply_or_error(work))
         assert "\n" not in str(caught.value)
         assert type(error).__name__ in str(caught.value)
@@ -129,5 +130,5 @@ def test_a_probe_of_a_record_that_is_another_by_now(decode: Path) -> None:
     given |= {"k": None, "tol": None, "schedules": ["late"]}
     kept = trials.trial_question(Trial(str(decode), "torch"))["content"]
     assert probe.chained(**given, content=kept).facts["content"] == kept
-    with pytest.raises(StoreError, match="others than when this began"):
+    with pytest.raises(StoreError, match=wording("bisect.records-changed")):
         probe.chained(**given, content="another")

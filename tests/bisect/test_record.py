@@ -25,6 +25,7 @@ from gdnbench.synth import draft, synthesise
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.contract import OPERATION
 from gdnbench_kernels.run import run_kernel
+from tests.messages import wording
 
 FOLDER = Path(__file__).parent
 STEPS, MARKED = 48, (1, 17)
@@ -83,7 +84,9 @@ def test_any_bad_call_will_do_and_layers_are_told_apart(chain: Path, session: Se
     assert found.first.number == NUMBER
     assert not finding.find_bad_call(asked(chain, "spoils_state", layer="0"), session).bad
     assert finding.find_bad_call(asked(chain, "spoils_state", layer="layers.1"), session).bad
-    with pytest.raises(BadInputError, match=r"--layer 7: there are layers\.0, layers\.1"):
+    with pytest.raises(
+        BadInputError, match=wording("bisect.layer-unknown", layer=7, known="layers.0, layers.1")
+    ):
         finding.find_bad_call(asked(chain, "spoils_state", layer="7"), session)
 
 

@@ -3,6 +3,7 @@ leave no state, and calls whose verdict is not their own."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from gdnbench.errors import BadInputError, StoreError
 from gdnbench.store.reader import Store
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
+from tests.messages import wording
 
 KERNELS = '''
 """gdn_decode times what a copy left that was not waited for: 1 where it landed in time."""
@@ -104,7 +106,9 @@ def test_states_are_followed_under_every_schedule(store: Path, tmp_path: Path, f
     kernel, file = f"{tmp_path / 'mine.py'}:{function}", str(tmp_path / "states.pt")
     followed = rollout.block(**asked_of(store, kernel), keep=[], load_from=None, save_to=file)
     assert (followed.state, followed.kind) == (State.BAD, "bits depend on the schedule")
-    assert "schedule early leaves other bits of state than late" in followed.reason
+    assert re.search(
+        wording("bisect.schedule-changes-bits", schedule="early", name="state", first="late"), followed.reason
+    )
     exact = rollout.steps(**asked_of(store, kernel), judged=[0], k=None)
     assert exact.state is State.BAD
     assert exact.reason.endswith("under early") == (function == "needs_it_late")
@@ -117,12 +121,12 @@ def test_bits_that_differ_within_the_bound_are_a_fault_too(store: Path, tmp_path
     (tmp_path / "mine.py").write_text(KERNELS.replace("FACTOR", "1 + 2**-23"))
     exact = rollout.steps(**asked_of(store, f"{tmp_path / 'mine.py'}:needs_it"), judged=[0], k=None)
     assert exact.state is State.BAD
-    assert "leaves other bits of state than late" in exact.reason
+    assert re.search(wording("bisect.schedule-changes-bits", name="state", first="late"), exact.reason)
 
 
 def test_calls_that_are_no_longer_there_are_not_followed(store: Path, tmp_path: Path) -> None:
     given = asked_of(store, "torch", content="0" * 64)
-    with pytest.raises(StoreError, match="records are others than when this began"):
+    with pytest.raises(StoreError, match=wording("bisect.records-changed")):
         rollout.block(**given, keep=[], load_from=None, save_to=str(tmp_path / "states.pt"))
 
 
@@ -169,7 +173,7 @@ def test_a_call_that_leaves_no_state_is_said_to(session: Session, here: Any, tmp
 def test_a_store_without_records(session: Session, here: Any, tmp_path: Path) -> None:
     with StoreWriter(tmp_path / "none.zarr", kind="synth", durable=False):
         pass
-    with pytest.raises(BadInputError, match="holds no records"):
+    with pytest.raises(BadInputError, match=wording("bisect.store-empty")):
         finding.find_bad_call(RecordBisection(Trial(str(tmp_path / "none.zarr"), "torch")), session)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from gdnbench.bisect.verdict import State
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
+from tests.messages import wording
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
@@ -62,5 +64,5 @@ def test_a_fence_that_no_number_shows_is_seen_by_the_checker(
     assert run_trial(trial).state is State.GOOD
     checked = run_trial(replace(trial, check=True))
     assert (checked.state, checked.kind) == (State.BAD, str(Outcome.CHECK))
-    assert "no proxy fence" in checked.reason
+    assert re.search(wording("sim.checker.proxy-fence-missing"), checked.reason)
     assert run_trial(replace(trial, kernel="scheduled:right", check=True)).state is State.GOOD

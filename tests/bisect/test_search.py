@@ -9,6 +9,7 @@ import pytest
 
 from gdnbench.bisect.search import Span, first_bad
 from gdnbench.bisect.verdict import State
+from tests.messages import wording
 from tests.seeds import drawn, fresh
 
 SEEDS = [1, 2, 3, fresh(drawn("bisect search"))]
@@ -54,5 +55,5 @@ def test_what_is_skipped_is_asked_once_and_said(seed: int) -> None:
 
 
 def test_ends_that_are_no_line() -> None:
-    with pytest.raises(ValueError, match="not before"):
+    with pytest.raises(ValueError, match=wording("bisect.range-reversed")):
         first_bad(3, 3, lambda one: State.GOOD)

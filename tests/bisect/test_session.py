@@ -13,6 +13,7 @@ from gdnbench.bisect.session import STATE, NotKeptError, Session, load_unfinishe
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError, StoreError
+from tests.messages import wording
 
 GOOD = Verdict(State.GOOD, "pass", seconds=1.5)
 BAD = Verdict(State.BAD, "crash", seconds=1.5)
@@ -51,7 +52,7 @@ def test_a_probe_that_is_interrupted_is_the_only_thing_lost(tmp_path: Path) -> N
     assert again.verdicts.find({"a": 1}) == GOOD
     assert again.verdicts.find({"a": 2}) is None
     again.finish({"stage": "Ai"})
-    with pytest.raises(BadInputError, match="no bisection to go on with"):
+    with pytest.raises(BadInputError, match=wording("bisect.nothing-to-resume")):
         load_unfinished(tmp_path)
 
 
@@ -86,12 +87,14 @@ def test_what_failed_is_told_and_what_was_interrupted_goes_on(tmp_path: Path) ->
     failed.fail(BadInputError("the good end is bad too"))
     assert load_unfinished(tmp_path) == ("stage", ARGUMENTS)
     interrupted.finish({})
-    with pytest.raises(BadInputError, match="would again: the good end is bad too; mend that"):
+    with pytest.raises(
+        BadInputError, match=wording("bisect.resume-would-fail", error="the good end is bad too")
+    ):
         load_unfinished(tmp_path)
     again = Session.begin(tmp_path, "record", {"store": "x"}, lambda line: None)
     assert load_unfinished(tmp_path) == ("record", {"store": "x"})
     again.finish({})
-    with pytest.raises(BadInputError, match="no bisection to go on with"):
+    with pytest.raises(BadInputError, match=wording("bisect.nothing-to-resume")):
         load_unfinished(tmp_path)
 
 
@@ -113,7 +116,11 @@ def test_a_folder_that_was_there_is_not_hidden_from_git(tmp_path: Path) -> None:
 
 
 def test_a_bisection_runs_once_at_a_time(tmp_path: Path) -> None:
-    with lock_session(tmp_path), pytest.raises(BadInputError, match="runs already"), lock_session(tmp_path):
+    with (
+        lock_session(tmp_path),
+        pytest.raises(BadInputError, match=wording("bisect.already-running")),
+        lock_session(tmp_path),
+    ):
         pass
     with lock_session(tmp_path):
         pass
@@ -216,5 +223,5 @@ def test_paths_are_those_of_the_folder_that_it_was_begun_in(
     assert folders[0] != folders[1]  # run.zarr is another store
     assert load_unfinished(tmp_path / "state") == ("stage", ARGUMENTS)
     monkeypatch.chdir(places[0])
-    with pytest.raises(BadInputError, match=f"was begun in {places[1]}; go on there"):
+    with pytest.raises(BadInputError, match=wording("bisect.begun-elsewhere", folder=places[1])):
         load_unfinished(tmp_path / "state")

@@ -26,6 +26,7 @@ from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.steps import CUT
 from gdnbench_kernels.run import run_kernel
+from tests.messages import wording
 from tests.subset import quick
 
 FOLDER = Path(__file__).parent
@@ -166,9 +167,9 @@ def test_a_kernel_without_steps_is_looked_at_as_it_is(store: Path, session: Sess
 
 
 def test_what_has_no_stages_says_what_to_use(store: Path, session: Session) -> None:
-    with pytest.raises(BadInputError, match=r"swa_decode has no stages.*bisect record"):
+    with pytest.raises(BadInputError, match=wording("bisect.stages-missing", operation="swa_decode")):
         found(store, "torch", session, record=1)
-    with pytest.raises(BadInputError, match=r"has no parameter `stages` and lists no steps.*bisect input"):
+    with pytest.raises(BadInputError, match=wording("bisect.stages-invisible")):
         found(store, "without_stages", session)
 
 

@@ -25,6 +25,7 @@ from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.contract import OPERATION, slots_of
+from tests.messages import wording
 
 FOLDER = Path(__file__).parent
 KERNELS = FOLDER / "staged_decode.py"
@@ -182,5 +183,5 @@ def test_outputs_are_held_to_the_tolerance_and_stages_are_not(chain: Path, sessi
 def test_a_first_call_has_none_before_it(chain: Path, session: Session) -> None:
     assert found(chain, "beta", session, 0, carry=True).chain is None
     trial = Trial(str(chain), f"{FOLDER / 'chains.py'}:rounds_beta", records=(5,))
-    with pytest.raises(BadInputError, match=r"--carry: .* lists no steps"):
+    with pytest.raises(BadInputError, match=wording("bisect.steps-missing")):
         finding.find_bad_stage(trial, session, carry=True)

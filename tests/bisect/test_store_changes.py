@@ -18,6 +18,7 @@ from gdnbench.bisect.workers import TrialWorker
 from gdnbench.errors import StoreError
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
+from tests.messages import wording
 
 CHANGED = "records are others than when this began"
 
@@ -91,7 +92,7 @@ def test_while_a_process_replays_it(trial: Trial, tmp_path: Path, gone: bool) ->
     replaced = Trial(trial.store, f"{tmp_path / 'mine.py'}:kernel")
     with (
         closing(TrialWorker()) as prober,
-        pytest.raises(StoreError, match="does not exist" if gone else CHANGED) as caught,
+        pytest.raises(StoreError, match=wording("store.missing") if gone else CHANGED) as caught,
     ):
         prober.run_trial(replaced)
     assert "\n" not in str(caught.value)

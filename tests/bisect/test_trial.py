@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from contextlib import closing
 from dataclasses import replace
@@ -18,6 +19,7 @@ from gdnbench.bisect.workers import Place, TrialWorker
 from gdnbench.errors import BadInputError
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
+from tests.messages import wording
 
 KERNELS = """
 import inspect, os, random, signal
@@ -89,7 +91,7 @@ def test_verdicts_of_replays(trial: Trial) -> None:
     assert trials.run_trial(trial).digest == good.digest
     skipped = trials.run_trial(of(trial, "lacks"))
     assert (skipped.state, skipped.kind) == (State.SKIP, "missing device or package")
-    with pytest.raises(BadInputError, match="no function 'nosuch'"):
+    with pytest.raises(BadInputError, match=wording("replay.function-missing", function="nosuch")):
         trials.run_trial(of(trial, "nosuch"))
 
 
@@ -101,7 +103,7 @@ def test_a_process_that_ends_is_a_verdict_and_the_next_trial_runs(trial: Trial) 
         assert prober.run_trial(trial).state is State.GOOD
         hung = prober.run_trial(of(trial, "hangs"))
         assert (hung.state, hung.kind) == (State.BAD, "hang")
-        with pytest.raises(BadInputError, match="no function 'nosuch'"):
+        with pytest.raises(BadInputError, match=wording("replay.function-missing", function="nosuch")):
             prober.run_trial(of(trial, "nosuch"))
 
 
@@ -144,8 +146,8 @@ def test_ends_that_are_steady_and_ends_that_are_not(trial: Trial, beside: Any) -
         assert found.steadiness is steadiness, function
         assert [run.process for run in found.runs] == [*[0] * RUNS, *range(1, RUNS)]
         assert bool(found.reason) == (steadiness is not Steadiness.STEADY)
-    assert "different results" in found.reason
-    assert "RMS error of o" in found.reason
+    assert re.search(wording("bisect.results-differ"), found.reason)
+    assert re.search(wording("bisect.rms-varies", tensor="o"), found.reason)
 
 
 def test_an_end_that_depends_on_its_process_is_not_steady(trial: Trial) -> None:
@@ -153,4 +155,4 @@ def test_an_end_that_depends_on_its_process_is_not_steady(trial: Trial) -> None:
     assert found.steadiness is Steadiness.FLAKY
     assert len({run.process for run in found.runs}) == RUNS
     assert len({run.verdict.digest for run in found.runs if run.process == 0}) == 1
-    assert "RMS error of o" in found.reason
+    assert re.search(wording("bisect.rms-varies", tensor="o"), found.reason)

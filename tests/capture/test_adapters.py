@@ -18,6 +18,7 @@ from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
 from gdnbench.store.reader import Store
 from gdnbench_kernels.contract import Call
+from tests.messages import wording
 
 MODULE = "transformers.models.qwen3_next.modeling_qwen3_next"
 
@@ -127,7 +128,7 @@ def test_targets_by_framework_family_function_and_glob() -> None:
     assert chosen("qwen3_next") == {name for name in chosen() if name.startswith(MODULE + ":")}
     assert len(chosen("torch_chunk*")) == 4
     assert chosen(f"{MODULE}:chunk_gated_delta_rule") == {f"{MODULE}:chunk_gated_delta_rule"}
-    with pytest.raises(BadInputError, match="--target 'qwen9' names no known function"):
+    with pytest.raises(BadInputError, match=wording("capture.target-unknown", pattern="qwen9")):
         chosen("qwen9")
 
 
@@ -172,6 +173,6 @@ def test_a_decorated_function_with_names_of_its_own(tmp_path: Path) -> None:
 
 def test_a_decorator_for_no_operation_is_refused() -> None:
     with pytest.raises(
-        BadInputError, match="operation 'swa' is not known; there are gdn_decode, gdn_prefill"
+        BadInputError, match=wording("ops.operation-unknown", name="swa", known="gdn_decode, gdn_prefill")
     ):
         record("swa")

@@ -30,6 +30,7 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.store.verify import verify
 from gdnbench_kernels.contract import Call
+from tests.messages import wording
 
 SLIDING, CSA, HCA = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 TARGET = Target(MODULE, "eager_attention_forward")
@@ -372,12 +373,15 @@ def call_of(batch: int = 2, tokens: int = 1, keys: int = 6, dim: int = 512, **ch
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"dim": 128}, "the head dimension is 128; swa_decode has 512"),
-        ({"query": torch.zeros(2, HEADS, 1, 512)}, "q is float32; run the model in bfloat16"),
-        ({"query": torch.zeros(2, 129, 1, 512).bfloat16()}, "there are 129 heads; swa_decode has up to 128"),
-        ({"value": torch.zeros(2, 1, 6, 512).bfloat16()}, "keys and values are not the same rows"),
-        ({"attention_mask": torch.ones(2, 1, 1, 6, dtype=torch.bool)}, "the attention mask is not"),
-        ({"attention_mask": torch.zeros(2, HEADS, 1, 6)}, "the attention mask is not"),
+        ({"dim": 128}, wording("capture.head-dim", given=128, wanted=512)),
+        ({"query": torch.zeros(2, HEADS, 1, 512)}, wording("capture.query-dtype", dtype="float32")),
+        (
+            {"query": torch.zeros(2, 129, 1, 512).bfloat16()},
+            wording("capture.head-count", given=129, most=128),
+        ),
+        ({"value": torch.zeros(2, 1, 6, 512).bfloat16()}, wording("capture.keys-not-values")),
+        ({"attention_mask": torch.ones(2, 1, 1, 6, dtype=torch.bool)}, wording("capture.mask-shape")),
+        ({"attention_mask": torch.zeros(2, HEADS, 1, 6)}, wording("capture.mask-shape")),
     ],
 )
 def test_calls_that_swa_decode_does_not_describe(changes: dict[str, Any], reason: str) -> None:
@@ -389,7 +393,7 @@ def test_dropout_in_training_is_no_record() -> None:
     given = call_of(dropout=0.1)
     assert DeepseekV4Adapter().before(TARGET, given, None).op == "swa_decode"
     given["module"].training = True
-    with pytest.raises(NotCaptured, match="dropout was on"):
+    with pytest.raises(NotCaptured, match=wording("capture.dropout-on")):
         DeepseekV4Adapter().before(TARGET, given, None)
 
 
@@ -399,7 +403,7 @@ def test_calls_are_valid_and_without_a_mask_attend_to_all(keys: int) -> None:
     tensors = {n: s.tensor if s.shape is None else s.tensor.reshape(s.shape) for n, s in seen.tensors.items()}
     if keys > WINDOW:
         assert seen.finish is not None
-        with pytest.raises(NotCaptured, match="attends to keys further apart than the window of 128"):
+        with pytest.raises(NotCaptured, match=wording("capture.mask-window")):
             seen.finish(tensors)
         return
     operation("swa_decode").validate(Call(tensors, seen.scalars, seen.conventions))
@@ -413,7 +417,7 @@ def test_a_mask_that_adds_something_is_no_window() -> None:
     mask[0, 0, 0, 2] = -1.5
     seen = DeepseekV4Adapter().before(TARGET, call_of(attention_mask=mask), None)
     assert seen.finish is not None
-    with pytest.raises(NotCaptured, match="adds other values than 0 and the least of its dtype"):
+    with pytest.raises(NotCaptured, match=wording("capture.mask-values")):
         seen.finish({name: one.tensor for name, one in seen.tensors.items()})
 
 

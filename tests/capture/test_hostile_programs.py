@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.machinery
 import os
+import re
 import subprocess
 import sys
 import types
@@ -22,6 +23,7 @@ from gdnbench.capture.report import Report, read_report
 from gdnbench.errors import BadInputError
 from gdnbench.store.journal.log import JournalLog
 from gdnbench.store.reader import Store
+from tests.messages import wording
 
 Toy = Any
 
@@ -57,7 +59,7 @@ def test_two_captures_into_one_store_count_their_own_records(toy: Toy, tmp_path:
     assert (ran.status, other.returncode) == (0, 0)
     assert ran.err.startswith("gdnbench: 16 records, ")
     assert err.startswith("gdnbench: 4 records, ")
-    assert "live on" not in ran.err + err
+    assert not re.search(wording("capture.processes-live"), ran.err + err)
     assert len(Store.open(store).records) == 20
 
 
@@ -78,14 +80,14 @@ def test_what_an_earlier_process_left_is_not_what_the_command_did(toy: Toy, tmp_
     ran = toy.capture(store, toy.script("import toyframe"))
     assert ran.status == 1
     assert ran.err.startswith("gdnbench: 0 records, ")
-    assert "2 records of other processes were in its journal and are sealed now" in ran.err
+    assert re.search(wording("capture.records-recovered", records=2), ran.err)
     assert len(Store.open(store).records) == 2
 
 
 def test_nothing_imported_names_the_targets_too(toy: Toy, tmp_path: Path) -> None:
     ran = toy.capture(tmp_path / "run.zarr", [sys.executable, "-c", "print('hello')"], {"target": ["toy"]})
     assert (ran.status, ran.out) == (1, "hello\n")
-    assert "install gdnbench into the environment" in ran.err
+    assert re.search(wording("capture.no-gdnbench-python"), ran.err)
     assert "never imported: toyframe (step, absent)" in ran.err
 
 
@@ -108,7 +110,7 @@ def test_a_program_that_closes_every_descriptor_keeps_its_own_files(toy: Toy, tm
     ran = toy.capture(tmp_path / "run.zarr", script)
     assert (ran.status, ran.out) == (0, "[1]\n")
     assert "8 dropped" in ran.err
-    assert "the program closed the journal's file" in ran.err
+    assert re.search(wording("store.journal-closed"), ran.err)
     assert len(Store.open(tmp_path / "run.zarr").records) == 2
 
 
@@ -161,7 +163,7 @@ def test_an_adapter_that_does_not_load_stops_nothing(
     (toy.folder / "toy_adapter.py").write_text(adapter)
     ran = toy.capture(tmp_path / "run.zarr", program)
     assert (ran.status, ran.out) == (1, plain.out)
-    assert "problem: adapter 'toy' (toy_adapter:ADAPTER) does not load" in ran.err
+    assert re.search(wording("capture.adapter-fails", name="'toy'", place="toy_adapter:ADAPTER"), ran.err)
     assert said in ran.err
     assert "Traceback" not in ran.err
 
@@ -260,7 +262,7 @@ def test_half_a_url_makes_no_folder(toy: Toy, slip: str, write: str) -> None:
     assert (ran.status, ran.out) == (plain.status, plain.out)
     assert ran.err == f"gdnbench: capture is off: {slip} is no URL: write {write}, or ./{slip} for a folder\n"
     assert sorted(script.parent.iterdir()) == before
-    with pytest.raises(BadInputError, match="is no URL"):
+    with pytest.raises(BadInputError, match=wording("store.url-wrong")):
         toy.capture(slip, script)
 
 

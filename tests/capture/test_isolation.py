@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import textwrap
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from gdnbench.capture import CaptureOptions, capturing, record
 from gdnbench.store.reader import Store
+from tests.messages import wording
 
 Toy = Any
 PROGRAM = """
@@ -60,7 +62,7 @@ def test_a_full_disk_changes_nothing(toy: Toy, tmp_path: Path) -> None:
     plain = toy.run(script)
     ran = toy.capture(tmp_path / "run.zarr", script)
     assert (ran.status, ran.out) == (plain.status, plain.out)
-    assert "cannot be written" in ran.err
+    assert re.search(wording("file.unwritable"), ran.err)
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from gdnbench.capture.options import CaptureOptions
 from gdnbench.errors import BadInputError
 from gdnbench.store.reader import Store
 from gdnbench.store.verify import verify
+from tests.messages import wording
 
 Toy = Any
 
@@ -91,19 +93,23 @@ def test_nothing_selected_is_exit_1_and_says_what_was_called(toy: Toy, program: 
 def test_no_python_with_gdnbench_is_said(toy: Toy, tmp_path: Path) -> None:
     ran = toy.capture(tmp_path / "run.zarr", ["sh", "-c", "exit 0"])
     assert ran.status == 1
-    assert "started no Python in which gdnbench is installed" in ran.err
+    assert re.search(wording("capture.no-gdnbench-python"), ran.err)
 
 
 @pytest.mark.parametrize(
     ("command", "options", "said"),
     [
-        ([], {}, "no command to capture"),
+        ([], {}, wording("capture.command-missing")),
         (
             ["no-such-program-anywhere"],
             {},
-            "'no-such-program-anywhere' cannot be run: No such file or directory",
+            wording(
+                "capture.command-unusable",
+                command="no-such-program-anywhere",
+                reason="No such file or directory",
+            ),
         ),
-        (["true"], {"target": ("nonesuch",)}, "--target 'nonesuch' names no known function"),
+        (["true"], {"target": ("nonesuch",)}, wording("capture.target-unknown", pattern="nonesuch")),
     ],
 )
 def test_refused_before_anything_runs(
@@ -115,9 +121,9 @@ def test_refused_before_anything_runs(
 
 def test_a_path_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("mine")
-    with pytest.raises(BadInputError, match=r"is not a store and holds precious\.txt"):
+    with pytest.raises(BadInputError, match=wording("capture.folder-not-store", file="precious.txt")):
         run_captured(tmp_path, ["true"], CaptureOptions())
-    with pytest.raises(BadInputError, match="is a file"):
+    with pytest.raises(BadInputError, match=wording("capture.path-is-file")):
         run_captured(tmp_path / "precious.txt", ["true"], CaptureOptions())
 
 

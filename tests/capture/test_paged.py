@@ -27,6 +27,7 @@ from gdnbench.replay.replay import replay
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench_kernels.contract import ContractError
+from tests.messages import wording
 
 LAYOUTS = ("per_token_scale", "fp8_ds_mla", "bfloat16")
 BLOCKS, HEADS, REQUESTS = 40, 3, 4
@@ -384,7 +385,15 @@ def test_an_entry_point_may_name_a_table(engine: Any, monkeypatch: pytest.Monkey
     found, problems = load_adapters()
     assert [one.targets[0].name for one in found if one.framework == "mine"] == ["swa_engine:decode"]
     (problem,) = problems
-    assert "cache_layout is 'int4'; it must be one of per_token_scale, fp8_ds_mla, bfloat16" in problem
+    assert re.search(
+        wording(
+            "capture.table-word",
+            name="cache_layout",
+            value="'int4'",
+            words="per_token_scale, fp8_ds_mla, bfloat16",
+        ),
+        problem,
+    )
     assert "\n" not in problem
     sys.modules.pop("engine_tables", None)
 
@@ -411,14 +420,14 @@ def test_pages_of_bytes_are_taken_apart_by_the_tables_block_size() -> None:
         (37440, 584, 1),
         memory.data_ptr(),
     )
-    with pytest.raises(ValueError, match="two axes: the table must give its block_size"):
+    with pytest.raises(ValueError, match=wording("capture.cache-axes")):
         paged_view(memory, "fp8_ds_mla", None)
-    with pytest.raises(ValueError, match="a page of 128 takes 74752 bytes"):
+    with pytest.raises(ValueError, match=wording("capture.page-bytes", block_size=128, bytes=74752)):
         paged_view(memory, "fp8_ds_mla", 128)
-    with pytest.raises(ValueError, match="100 slots, not a multiple of its block_size 64"):
+    with pytest.raises(ValueError, match=wording("capture.slots-not-blocks", slots=100, block_size=64)):
         paged_view(torch.zeros(100, 512), "bfloat16", 64)
     with pytest.raises(
-        ValueError, match=r"cache has shape \[2, 3, 64, 512\]; it must be \[blocks, block_size"
+        ValueError, match=wording("capture.cache-shape", shape="[2, 3, 64, 512]", slots="block_size")
     ):
         paged_view(torch.zeros(2, 3, 64, 512), "bfloat16", None)
 
@@ -429,7 +438,9 @@ def test_places_reach_through_attributes_keys_and_indices() -> None:
 
     assert at_place("a.held[0].deep", {"a": Thing()}) == 5
     assert at_place("a.held[-1]", {"a": Thing()}) == 6
-    with pytest.raises(LookupError, match="b: the call has no argument 'b'; it has a"):
+    with pytest.raises(
+        LookupError, match=wording("capture.argument-missing", place="b", argument="b", known="a")
+    ):
         at_place("b", {"a": 1})
 
 
@@ -437,5 +448,5 @@ def test_a_refused_validation_names_the_operation() -> None:
     """ContractError is what replay would say of the same record."""
     from gdnbench.capture.adapters.paged import _validate
 
-    with pytest.raises(ContractError, match="swa_decode: tensor q is missing"):
+    with pytest.raises(ContractError, match="swa_decode: " + wording("kernels.tensor-missing", tensor="q")):
         _validate((("cache_layout", "bfloat16"),), ())

@@ -13,6 +13,7 @@ from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.selection import Selection, layer_matches
 from gdnbench.errors import BadInputError
 from gdnbench.pools import checksum, digits, mixed, row_sums, untouched_rows
+from tests.messages import wording
 
 
 @pytest.mark.parametrize(
@@ -194,21 +195,23 @@ def test_options_survive_the_environment() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "GDNBENCH_CAPTURE_OPTIONS is not JSON"),
-        ("[1]", r"holds \[1\], must be an object"),
+        ("{", wording("file.not-json", path="GDNBENCH_CAPTURE_OPTIONS")),
+        ("[1]", wording("capture.options-not-object", value=[1])),
         (
             '{"frist": 1}',
-            "'frist', which there is not; there are around, block_size, break_graphs, cache_layout",
+            wording(
+                "capture.option-unknown", name="frist", known="around, block_size, break_graphs, cache_layout"
+            ),
         ),
-        ('{"first": 0}', "'first' is 0, must be an integer above 0"),
-        ('{"every": true}', "'every' is True, must be an integer above 0"),
-        ('{"every": "2"}', "'every' is '2', must be an integer above 0"),
-        ('{"layer": "3"}', "'layer' is '3', must be a list of strings"),
-        ('{"layer": [3]}', r"'layer' is \(3,\), must be a list of strings"),
-        ('{"sync": 1}', "'sync' is 1, must be true or false"),
-        ('{"when_over": "drop"}', "'when_over' is 'drop', must be 'stop' or 'drop-oldest'"),
-        ('{"when_over": "drop-oldest"}', "'when_over' is about max_bytes, and there is no max_bytes"),
-        ('{"when_full": "wait"}', "'when_full' is 'wait', must be 'block' or 'drop'"),
+        ('{"first": 0}', wording("capture.option-above-zero", name="first", value=0)),
+        ('{"every": true}', wording("capture.option-above-zero", name="every", value=True)),
+        ('{"every": "2"}', wording("capture.option-above-zero", name="every", value="2")),
+        ('{"layer": "3"}', wording("capture.option-strings", name="layer", value="3")),
+        ('{"layer": [3]}', wording("capture.option-strings", name="layer", value=(3,))),
+        ('{"sync": 1}', wording("capture.option-flag", name="sync", value=1)),
+        ('{"when_over": "drop"}', wording("capture.when-over", when_over="drop")),
+        ('{"when_over": "drop-oldest"}', wording("capture.when-over-alone")),
+        ('{"when_full": "wait"}', wording("capture.when-full", when_full="wait")),
     ],
 )
 def test_broken_options_are_refused_in_one_line(text: str, said: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ from gdnbench.store.reader import Store
 from gdnbench.store.recover import open_store
 from gdnbench.store.summary import segment_summary
 from gdnbench.store.verify import verify
+from tests.messages import wording
 
 Toy = Any
 
@@ -85,7 +87,9 @@ def test_a_killed_rank_leaves_the_others_whole(toy: Toy, tmp_path: Path) -> None
     assert ran.out == "[0, -9, 0]\n", ran.err
     assert calls_by(store, "rank", problems=1) == {0: 8, 1: 6, 2: 8}  # four steps of two layers, and three
     with Store.open(store) as opened:
-        assert "unfinished record skipped: call 6 of blocks.0.mixer" in opened.problems[0]
+        assert re.search(
+            wording("store.record-unfinished", record="call 6 of blocks.0.mixer"), opened.problems[0]
+        )
         assert {segment.process["world_size"] for segment in opened.segments} == {3}
         for segment in opened.segments:
             summary = segment_summary(store, segment.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from gdnbench.capture.adapters.paged import INDEX_SHAPES, Paged
 from gdnbench.capture.options import CACHE_LAYOUTS
 from gdnbench.errors import BadInputError
 from gdnbench_kernels.swa_decode.contract import CACHE_LAYOUT, INDEX_SHAPE
+from tests.messages import wording
 
 GOOD = """
 [[paged]]
@@ -69,52 +71,75 @@ def test_several_tables_are_several_adapters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[[paged", "table t.toml is not TOML: Expected"),
-        ("", "t.toml must hold a list of tables named 'paged' and nothing else"),
-        ("[paged]\nq = 1", "t.toml must hold a list of tables"),
-        ("paged = []", "t.toml has no table"),
-        ("paged = [3]", r"t.toml: paged\[0\] is 3; it must be a table"),
+        ("[[paged", wording("capture.tables-unreadable", path="t.toml", kind="TOML", reason="Expected")),
+        ("", wording("capture.tables-wrong", path="t.toml", kind="paged")),
+        ("[paged]\nq = 1", wording("capture.tables-wrong", path="t.toml")),
+        ("paged = []", wording("capture.tables-missing", path="t.toml")),
+        ("paged = [3]", wording("capture.table-wrong", where="t.toml: paged[0]", value=3)),
         (
             GOOD + "other = 1",
-            r"paged\[0\] has a key 'other', which there is not; keys are function, q, cache",
+            wording("capture.table-key-unknown", where="paged[0]", key="'other'", known="function, q, cache"),
         ),
-        (GOOD + "[more]", "t.toml must hold a list of tables"),
+        (GOOD + "[more]", wording("capture.tables-wrong", path="t.toml")),
         (GOOD + "[[paged]]", r"paged\[1\] lacks function, q, cache, swa_indices, swa_lens, o, cache_layout"),
         (GOOD.replace('o = "return[0]"', ""), r"paged\[0\] lacks o$"),
-        (GOOD.replace("engine.attention:decode", "decode"), "function 'decode' is no function; write it as"),
-        (GOOD.replace("engine.layers:Other.forward", "Other"), "layers 'Other' is no function"),
+        (
+            GOOD.replace("engine.attention:decode", "decode"),
+            wording("capture.function-wrong", name="function", text="'decode'"),
+        ),
+        (
+            GOOD.replace("engine.layers:Other.forward", "Other"),
+            wording("capture.function-wrong", name="layers", text="'Other'"),
+        ),
         (
             GOOD.replace('"metadata.lengths"', '"metadata..lengths"'),
-            "swa_lens is 'metadata..lengths'; it must",
+            wording("capture.place-wrong", name="swa_lens", value="'metadata..lengths'"),
         ),
-        (GOOD.replace('"metadata.lengths"', '"len(x)"'), r"swa_lens is 'len\(x\)'; it must be a place"),
-        (GOOD.replace("scale = 0.05", "scale = nan"), "scale is nan; it must be finite, in float32 too"),
-        (GOOD.replace("scale = 0.05", f"scale = 1{'0' * 400}"), r"scale is 10*\.\.\.; it must be finite"),
-        (GOOD.replace("engine.attention:", "engine..attention:"), "is no function; write it as"),
+        (
+            GOOD.replace('"metadata.lengths"', '"len(x)"'),
+            wording("capture.place-wrong", name="swa_lens", value="'len(x)'"),
+        ),
+        (GOOD.replace("scale = 0.05", "scale = nan"), wording("capture.scale-infinite", scale="nan")),
+        (
+            GOOD.replace("scale = 0.05", f"scale = 1{'0' * 400}"),
+            wording("capture.scale-infinite", scale=re.compile(r"10*\.\.\.")),
+        ),
+        (GOOD.replace("engine.attention:", "engine..attention:"), wording("capture.function-wrong")),
         (
             GOOD.replace("caches[0]", f"caches[{'9' * 5000}]"),
-            r"cache is 'caches\[99*\.\.\.; it must be a place",
+            wording("capture.place-wrong", name="cache", value=re.compile(r"'caches\[99*\.\.\.")),
         ),
-        (GOOD.replace("fp8_ds_mla", "x" * 100_000), r"cache_layout is 'x{76}\.\.\.; it must be one of"),
-        (GOOD + "k" * 100_000 + " = 1", r"has a key 'k{76}\.\.\., which there is not"),
-        (GOOD + 'framework = "two words"', "framework is 'two words'; it must be a name without blanks"),
-        (GOOD.replace('q = "q"', "q = 3"), "q is 3; it must be a place such as q, metadata.indices"),
-        (GOOD.replace('q = "q"', 'q = "return[1]"'), "an input is among the arguments, not in what returns"),
+        (
+            GOOD.replace("fp8_ds_mla", "x" * 100_000),
+            wording("capture.table-word", name="cache_layout", value=re.compile(r"'x{76}\.\.\.")),
+        ),
+        (
+            GOOD + "k" * 100_000 + " = 1",
+            wording("capture.table-key-unknown", key=re.compile(r"'k{76}\.\.\.")),
+        ),
+        (GOOD + 'framework = "two words"', wording("capture.framework-blanks", framework="'two words'")),
+        (GOOD.replace('q = "q"', "q = 3"), wording("capture.place-wrong", name="q", value=3)),
+        (GOOD.replace('q = "q"', 'q = "return[1]"'), wording("capture.place-returned")),
         (
             GOOD.replace("fp8_ds_mla", "fp8"),
-            "cache_layout is 'fp8'; it must be one of per_token_scale, fp8_ds",
+            wording(
+                "capture.table-word", name="cache_layout", value="'fp8'", words="per_token_scale, fp8_ds"
+            ),
         ),
         (
             GOOD.replace("fp8_ds_mla", "per_token_scale"),
-            "inv_scale is missing with cache_layout per_token_scale",
+            wording("capture.inv-scale", state="missing", cache_layout="per_token_scale"),
         ),
-        (GOOD + 'inv_scale = "s"', "inv_scale is given with cache_layout fp8_ds_mla"),
-        (GOOD + 'index_shape = "WT"', "index_shape is 'WT'; it must be one of TW, T1W, 1TW$"),
-        (GOOD.replace("= 64", "= 48"), "block_size is 48; it must be one of 16, 32"),
-        (GOOD.replace("= 64", '= "64"'), "block_size is '64'; it must be"),
-        (GOOD.replace("0.05", "true"), "scale is True; it must be a number or a place"),
-        (GOOD.replace("0.05", '"1/2"'), "scale is '1/2'; it must be a place"),
-        (GOOD + "framework = 3", "framework is 3; it must be text"),
+        (GOOD + 'inv_scale = "s"', wording("capture.inv-scale", state="given", cache_layout="fp8_ds_mla")),
+        (
+            GOOD + 'index_shape = "WT"',
+            wording("capture.table-word", name="index_shape", value="'WT'", words="TW, T1W, 1TW") + "$",
+        ),
+        (GOOD.replace("= 64", "= 48"), wording("capture.block-size", block_size=48, sizes="16, 32")),
+        (GOOD.replace("= 64", '= "64"'), wording("capture.block-size", block_size="'64'")),
+        (GOOD.replace("0.05", "true"), wording("capture.scale-wrong", scale="True")),
+        (GOOD.replace("0.05", '"1/2"'), wording("capture.place-wrong", name="scale", value="'1/2'")),
+        (GOOD + "framework = 3", wording("capture.table-text", name="framework", value=3)),
     ],
 )
 def test_a_wrong_table_is_refused_in_one_line(
@@ -130,13 +155,17 @@ def test_a_wrong_table_is_refused_in_one_line(
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match=r"none.toml cannot be read: No such file"):
+    with pytest.raises(
+        BadInputError, match=wording("file.unreadable", path="none.toml", reason="No such file")
+    ):
         read_tables(tmp_path / "none.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(BadInputError, match=r"bytes.toml cannot be read: it is not UTF-8"):
+    with pytest.raises(
+        BadInputError, match=wording("file.unreadable", path="bytes.toml", reason="it is not UTF-8")
+    ):
         read_tables(tmp_path / "bytes.toml")
     (tmp_path / "wrong.json").write_text("{")
-    with pytest.raises(BadInputError, match=r"wrong.json is not JSON"):
+    with pytest.raises(BadInputError, match=wording("file.not-json", path="wrong.json")):
         read_tables(tmp_path / "wrong.json")
 
 
@@ -152,7 +181,7 @@ def test_the_command_stops_before_the_program_runs(tmp_path: Path) -> None:
 
 def test_a_table_in_python_is_checked_alike() -> None:
     keys: dict[str, Any] = dict.fromkeys(("q", "cache", "swa_indices", "swa_lens", "o"), "x")
-    with pytest.raises(BadInputError, match="layers is 'm:f'; it must be a list"):
+    with pytest.raises(BadInputError, match=wording("capture.layers-not-list", layers="'m:f'")):
         Paged(function="m:f", cache_layout="bfloat16", layers="m:f", **keys)  # type: ignore[arg-type]
 
 
@@ -164,5 +193,5 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, kind: str
         os.mkfifo(path)
     elif kind == "folder":
         path.mkdir()
-    with pytest.raises(BadInputError, match=rf"^table {path} is no file; write the tables into one$"):
+    with pytest.raises(BadInputError, match="^" + wording("capture.tables-no-file", path=path) + "$"):
         read_tables(path)

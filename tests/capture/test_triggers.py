@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,6 +21,7 @@ from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
 from gdnbench.store.reader import Store, StoredRecord
 from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of
+from tests.messages import wording
 
 SLOTS, HEADS, DIM = 7, 4, 8
 INF, NAN = float("inf"), float("nan")
@@ -353,11 +355,11 @@ def test_a_call_that_raises_is_kept(options: CaptureOptions, reason: str, tmp_pa
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"around": 2}, "'around' is about calls that a trigger holds for"),
-        ({"around": -1, "when": "q"}, "must be an integer from 0 on"),
-        ({"sync": True, "on_nonfinite": True}, "leave one out"),
-        ({"signal": "KILL"}, "must be one of USR1, USR2"),
-        ({"ring_bytes": 0}, "must be an integer above 0"),
+        ({"around": 2}, wording("capture.around-alone")),
+        ({"around": -1, "when": "q"}, wording("capture.around-negative")),
+        ({"sync": True, "on_nonfinite": True}, wording("capture.sync-with-trigger")),
+        ({"signal": "KILL"}, "'signal' is 'KILL', must be one of USR1, USR2"),
+        ({"ring_bytes": 0}, wording("capture.option-above-zero")),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, object], said: str) -> None:
@@ -396,7 +398,7 @@ def test_a_forked_process_lets_out_calls_of_its_own(toy: Any, tmp_path: Path) ->
         [(0, "around:call 2"), (1, "around:call 2"), (2, "when")],
         [(1, "when")],
     ]
-    assert "4 calls were looked at; a trigger held for 2" in ran.err
+    assert re.search(wording("capture.calls-seen", calls=4, triggered=2), ran.err)
 
 
 KILLED = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from gdnbench.bisect.instruction import find
 from gdnbench.bisect.instruction.version import Version, VersionFails
 from gdnbench.trace.layout import EVENT_BYTES, ROW_BYTES
 from tests.cli.smooth_kernel import COMMENT, PLANTED, SMOOTH, written
+from tests.messages import wording
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 
@@ -103,7 +105,7 @@ def test_a_version_that_does_not_run(gdnbench: Invoke, store: Path, tmp_path: Pa
     assert "bad.py:" in found.out.splitlines()[-1]
     found = gdnbench(*asked(store, bad, good))
     assert found.code == 2
-    assert "the good version does not run" in found.err
+    assert re.search(wording("bisect.good-version-fails"), found.err)
 
 
 def test_versions_come_from_their_folders_also_in_a_checkout_of_one(
@@ -158,7 +160,7 @@ def test_a_trace_that_is_cut_or_fails_is_no_answer(
         patched.setattr(find, "TRACE_BYTES", 10 * (EVENT_BYTES + ROW_BYTES))  # of one register each
         found = gdnbench(*asked(store, good, bad))
     assert found.code == 3, found.out
-    assert "first 10 events of CTA 1" in found.err.splitlines()[-1]
+    assert re.search(wording("bisect.traces-too-short", events=10, cta=1), found.err.splitlines()[-1])
 
     def hangs(*args: Any) -> None:
         raise VersionFails("hang", "no answer within 600 s")
@@ -167,7 +169,7 @@ def test_a_trace_that_is_cut_or_fails_is_no_answer(
         patched.setattr(Version, "trace", hangs)
         found = gdnbench(*asked(store, good, bad))
     assert found.code == 3, found.out
-    assert "no answer within 600 s" in found.err.splitlines()[-1]
+    assert re.search(wording("bisect.timeout", limit=600), found.err.splitlines()[-1])
     assert gdnbench(*asked(store, good, bad)).code == 1  # nothing was kept
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
+from tests.messages import wording
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 pytestmark = pytest.mark.usefixtures("probes_here")
@@ -85,12 +87,14 @@ def test_the_one_that_was_interrupted_goes_on_and_a_failure_is_told(gdnbench: In
     assert failing.code == 2
     result = gdnbench(*RESUME)
     assert (result.code, result.out) == (0, "torch passes each of 1 call by itself\n")
-    assert result.err.splitlines()[0] == "going on with bisect record s.zarr"
+    assert re.fullmatch(
+        wording("cli.bisect-resumed", name="record", store="s.zarr"), result.err.splitlines()[0]
+    )
     last = gdnbench(*RESUME)
     assert (last.code, last.out) == (2, "")
     reason = failing.err.splitlines()[-1].removeprefix("gdnbench: ")
     assert reason in last.err
-    assert "mend that and give its command again" in last.err
+    assert re.search(wording("bisect.resume-would-fail"), last.err)
 
 
 def test_an_answer_that_was_not_printed_is_given_again(gdnbench: Invoke, store: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.messages import wording
 
 KERNELS = """
 from dataclasses import replace
@@ -74,5 +77,5 @@ def test_what_passes_and_what_has_no_stages(gdnbench: Any, prefills: Path, tmp_p
     )
     result = gdnbench("bisect", "stage", prefills, "--kernel", "hf", "--state", tmp_path / "s")
     assert result.code == 2
-    assert "lists no steps" in result.err
+    assert re.search(wording("bisect.stages-invisible", kernel="hf"), result.err)
     assert "Traceback" not in result.err

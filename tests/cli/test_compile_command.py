@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.messages import wording
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
@@ -118,8 +121,8 @@ def test_budget(gdnbench: Invoke, tmp_path: Path) -> None:
     [
         ({"arch": "sm_100f"}, "is of arch sm_100f, not sm_100a"),
         ({"options": {"heads": 16}}, "is of heads 16, not 1"),
-        ({"kernels": [{"name": "k"}]}, "the budget is no output of gdnbench compile --json: KeyError"),
-        ({"kernels": None}, "the budget is no output of gdnbench compile --json: TypeError"),
+        ({"kernels": [{"name": "k"}]}, wording("kernel_figures.budget-wrong", error="KeyError")),
+        ({"kernels": None}, wording("kernel_figures.budget-wrong", error="TypeError")),
     ],
 )
 def test_budget_of_something_else(
@@ -129,47 +132,77 @@ def test_budget_of_something_else(
     file.write_text(json.dumps({"op": "gdn_prefill", "arch": "sm_100a", "kernels": [], **change}))
     done = gdnbench("compile", *SMALL, "--budget", file)
     assert (done.code, done.out) == (2, "")
-    assert message in done.err
+    assert re.search(message, done.err)
     assert done.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--beta-max", 3), 2, "beta_max is from 0 to 2, not 3"),
-        (("--beta-max", "nan"), 2, "beta_max is from 0 to 2, not nan"),
-        (("--arch", "sm_80"), 2, "arch 'sm_80'; there are sm_90a, sm_100a, sm_100f, sm_103a"),
+        (("--beta-max", 3), 2, wording("kernels.beta-max-range", most=2, given=3)),
+        (("--beta-max", "nan"), 2, wording("kernels.beta-max-range", most=2, given="nan")),
+        (
+            ("--arch", "sm_80"),
+            2,
+            wording("sim.host.arch-unknown", arch="sm_80", known="sm_90a, sm_100a, sm_100f, sm_103a"),
+        ),
         (
             ("--arch", "sm_90a"),
             3,
-            "gdn_prefill.chunk_uw does not compile for sm_90a: DSLUserCodeError: expects arch",
+            wording(
+                "compile.fails",
+                program="gdn_prefill.chunk_uw",
+                arch="sm_90a",
+                error="DSLUserCodeError",
+                reason="expects arch",
+            ),
         ),
-        (("--heads", "3", "--value-heads", "4"), 2, "4 value heads are no multiple of 3 key heads"),
-        (("--heads", "0"), 2, "32 value heads are no multiple of 0 key heads"),
+        (("--heads", "3", "--value-heads", "4"), 2, wording("kernels.value-heads", value_heads=4, heads=3)),
+        (("--heads", "0"), 2, wording("kernels.value-heads", value_heads=32, heads=0)),
         (
             ("--value-heads", "131072"),
             2,
-            "131072 value heads are more than 131071, which a state has at most",
+            wording("kernels.head-limit", value_heads=131072, most=131071),
         ),
-        (("-o", ""), 2, "-o is empty; it names a folder"),
-        (("--heads", "x"), 2, "gdn_prefill kernel sm100 option heads: 'x' is not an integer"),
+        (("-o", ""), 2, wording("cli.folder-empty")),
+        (
+            ("--heads", "x"),
+            2,
+            wording(
+                "options.wrong", owner="gdn_prefill kernel sm100", name="heads", text="x", wanted="an integer"
+            ),
+        ),
         (("--initial-state", "float16"), 2, "is not float32 or bfloat16 or none"),
-        (("--colour", "red"), 2, "gdn_prefill kernel sm100 has no compile option 'colour'; it has heads,"),
-        (("--op", "nothing"), 2, "operation 'nothing' is not known"),
-        (("--op", "gdn_decode", "--kernel", "fla"), 2, "gdn_decode kernel 'fla': choose one of those that"),
+        (
+            ("--colour", "red"),
+            2,
+            wording(
+                "options.unknown",
+                owner="gdn_prefill kernel sm100",
+                kind="compile",
+                name="colour",
+                known="heads,",
+            ),
+        ),
+        (("--op", "nothing"), 2, wording("ops.operation-unknown", name="nothing")),
+        (
+            ("--op", "gdn_decode", "--kernel", "fla"),
+            2,
+            wording("compile.not-ahead-of-time", op="gdn_decode", kernel="kernel 'fla'"),
+        ),
         (
             ("--kernel", "torch"),
             2,
-            "kernel 'torch': choose one of those that are compiled ahead of time: sm100",
+            wording("compile.not-ahead-of-time", op="kernel", kernel="'torch'", known="sm100"),
         ),
-        (("--budget", "/nonexistent/b.json"), 2, "--budget /nonexistent/b.json: No such file"),
-        (("--budget", __file__), 2, "is no JSON"),
+        (("--budget", "/nonexistent/b.json"), 2, r"--budget /nonexistent/b\.json: No such file"),
+        (("--budget", __file__), 2, wording("cli.budget-not-json")),
     ],
 )
 def test_refused(gdnbench: Invoke, arguments: tuple[str, ...], code: int, message: str) -> None:
     done = gdnbench("compile", *arguments)
     assert done.code == code
-    assert message in done.err
+    assert re.search(message, done.err)
     assert done.err.startswith("gdnbench: ")
     assert done.err.count("\n") == 1
     assert done.out == ""
@@ -189,7 +222,9 @@ def test_without_the_compiler(gdnbench: Invoke, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(source, "DSL", "no-such-distribution")
     done = gdnbench("compile")
     assert (done.code, done.out) == (3, "")
-    assert done.err == "gdnbench: CuTe DSL is not installed: pip install no-such-distribution\n"
+    assert re.fullmatch(
+        "gdnbench: " + wording("kernels.cutedsl-missing", package="no-such-distribution\n"), done.err
+    )
 
 
 def test_kernel_that_does_not_compile(
@@ -217,6 +252,14 @@ def test_a_kernel_for_one_gpu_alone_is_compiled_for_that(gdnbench: Invoke) -> No
     assert json.loads(done.out)["arch"] == "sm_90a"
     refused = gdnbench("compile", "--arch", "sm_100a", *small)
     assert (refused.code, refused.out) == (2, "")
-    assert refused.err == (
-        "gdnbench: swa_decode kernel wgmma is written for sm_90a alone, not for sm_100a; give --arch sm_90a\n"
+    assert re.fullmatch(
+        wording(
+            "compile.arch-refused",
+            op="gdnbench: swa_decode",
+            kernel="wgmma",
+            archs="sm_90a",
+            given="sm_100a",
+            arch="sm_90a\n",
+        ),
+        refused.err,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
+from tests.messages import wording
 
 Invoke = Callable[..., Any]
 
@@ -92,5 +94,5 @@ def test_what_is_not_merged_is_said(gdnbench: Invoke, nodes: list[Path], tmp_pat
     (nodes[0] / "segments/0-5-a/0/zarr.json").unlink()
     refused = gdnbench("merge", tmp_path / "other.zarr", *nodes)
     assert refused.code == 1
-    assert refused.err.startswith("gdnbench: not merged: ")
+    assert re.match(wording("cli.not-merged"), refused.err)
     assert gdnbench("merge", nodes[0], *nodes).code == 2

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.messages import wording
 
 Invoke = Any
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +37,7 @@ def test_a_suite_then_its_baseline_then_the_suite_again(gdnbench: Invoke, suite:
     assert "4 tensors have no accepted error yet" in first.out
     command = "gdnbench baseline update suite.toml suite.results --reason WHY"
     assert command in first.out
-    assert "entry 1 of 1: prefills.torch.cpu" in first.err
+    assert re.search(wording("cli.suite-entry", number=1, entries=1, name="prefills.torch.cpu"), first.err)
     blank = gdnbench("baseline", "update", suite, "suite.results", "--reason", " ")
     assert (blank.code, blank.out) == (2, "")
     assert gdnbench("baseline", "update", suite, "suite.results").code == 2
@@ -102,7 +105,9 @@ def test_a_wrong_suite_is_one_line(gdnbench: Invoke, suite: Path) -> None:
     suite.write_text(SUITE + "kernls = 1\n")
     result = gdnbench("suite", suite)
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("gdnbench: suite.toml: [[replay]] 1 has a key 'kernls'; its keys are ")
+    assert re.match(
+        wording("suite.key-unknown", where="gdnbench: suite.toml: [[replay]] 1", key="kernls"), result.err
+    )
     assert not Path("suite.results").exists()
 
 
@@ -110,7 +115,7 @@ def test_a_wrong_suite_is_one_line(gdnbench: Invoke, suite: Path) -> None:
 def test_a_rule_that_is_none_is_refused(gdnbench: Invoke, suite: Path, texts: str) -> None:
     result = gdnbench("replay", "prefills.zarr", "--rule", texts)
     assert result.code == 2
-    assert "TENSOR=k:K, TENSOR=tol:ABS,REL or TENSOR=bitwise" in result.err
+    assert re.search(wording("cli.rule-wrong"), result.err)
 
 
 def script(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from gdnbench.trace.reader import open_trace
+from tests.messages import wording
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
@@ -48,7 +50,7 @@ def test_the_planted_line_is_named_across_versions(gdnbench: Invoke, tmp_path: P
         done = gdnbench("sim", f"{file}:twice", "--trace", traces[name], "--select", "all")
         assert done.code == 0, done.err
         # Both launches: the one that is made on the way, and the one that is returned.
-        assert "events of 2 launches in " in done.err
+        assert re.search(wording("cli.trace-written", launches="2 launches"), done.err)
     same = gdnbench("diff", traces["a"], traces["c"])
     assert (same.code, same.err) == (0, "")
     assert same.out.splitlines()[-1].startswith("2 launches: ")
@@ -66,13 +68,13 @@ def test_the_planted_line_is_named_across_versions(gdnbench: Invoke, tmp_path: P
     assert gdnbench("diff", traces["a"], traces["b"], "--tol", "0,0.5").code == 0
     assert gdnbench("diff", traces["a"], traces["b"], "--ulp", "100").code == 1
     for options, said in (
-        (["--oracle"], "--oracle does not go here"),
-        (["--junit", tmp_path / "j.xml"], "--junit does not go here"),
-        (["--tol", "1", "--ulp", "1"], "not both"),
+        (["--oracle"], wording("cli.misplaced", given="--oracle")),
+        (["--junit", tmp_path / "j.xml"], wording("cli.misplaced", given="--junit")),
+        (["--tol", "1", "--ulp", "1"], wording("diff.tol-or-ulp")),
     ):
         refused = gdnbench("diff", traces["a"], traces["b"], *options)
         assert (refused.code, refused.out) == (2, "")
-        assert said in refused.err
+        assert re.search(said, refused.err)
 
 
 def test_a_selection_of_nothing_that_ran_is_told(gdnbench: Invoke, tmp_path: Path) -> None:
@@ -80,8 +82,8 @@ def test_a_selection_of_nothing_that_ran_is_told(gdnbench: Invoke, tmp_path: Pat
         "sim", f"{version(tmp_path, 'a')}:twice", "--trace", tmp_path / "t.zarr", "--select", "cta=0 warp=77"
     )
     assert done.code == 0, done.err
-    assert "--select matches no instruction that ran\n" in done.err
-    assert "0 events of 2 launches" in done.err
+    assert re.search(wording("cli.select-nothing") + "\n", done.err)
+    assert re.search(wording("cli.trace-written", events=0, launches="2 launches"), done.err)
 
 
 @pytest.fixture
@@ -100,7 +102,9 @@ def test_a_replay_is_traced_wherever_it_runs(
     kernel = f"{version(tmp_path, 'a')}:kernel"
     done = gdnbench("trace", store, path, "--kernel", kernel, isolate, "--select", "cta=1 class=store")
     assert done.code in (0, 1), done.err  # its outputs are nobody's
-    assert f"4 events of 2 launches in {path}" in done.err  # two warps each
+    assert re.search(
+        wording("cli.trace-written", events=4, launches="2 launches", path=path), done.err
+    )  # two warps each
     with open_trace(path) as trace:
         assert [launch.attributes["record_number"] for launch in trace.launches] == [0, 0]
         assert {event.cta for launch in trace.launches for event in launch.read()} == {1}
@@ -108,14 +112,14 @@ def test_a_replay_is_traced_wherever_it_runs(
         "trace", store, tmp_path / "again.zarr", "--kernel", kernel, "--check", "--schedule", "early"
     )
     assert again.code in (0, 1), again.err
-    assert "events of 2 launches" in again.err
+    assert re.search(wording("cli.trace-written", launches="2 launches"), again.err)
     mixed = gdnbench("diff", path, store)
     assert mixed.code == 2
-    assert "is a value trace and the other is none" in mixed.err
+    assert re.search(wording("cli.kinds-differ"), mixed.err)
     assert gdnbench("diff", store, store, "--ulp", "1").code == 2
     listed = gdnbench("ls", path)
     assert listed.code == 2
-    assert "`gdnbench diff` compares two of them" in listed.err
+    assert re.search(wording("store.trace-not-store"), listed.err)
 
 
 def test_what_is_not_traced_is_not_written(gdnbench: Invoke, store: Path, tmp_path: Path) -> None:

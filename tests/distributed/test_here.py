@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from gdnbench.report.report import ReplayReport
 from gdnbench.store.reader import Store
 from gdnbench.workers import dask_dispatch, dask_pool
 from gdnbench.workers.dask_pool import WorkerPool, open_pool
+from tests.messages import wording
 
 Faulty = Callable[[str], str]
 Plain = Callable[[ReplayReport], list[dict[str, Any]]]
@@ -97,7 +99,9 @@ def test_a_record_that_kills_every_worker(store: Store, two: WorkerPool, faulty:
     kernel = faulty("aborts_on_decode")
     report = replay_distributed(store.path, within=two, kernel=kernel, records=[1, 0], isolate=False)
     assert [one.outcome for one in report.records] == [Outcome.CRASH, Outcome.PASS]
-    assert report.records[0].reason == "the worker it ran on died, 3 times of 3"
+    assert re.fullmatch(
+        wording("distributed.worker-died", attempts=3, attempts_again=3), report.records[0].reason
+    )
     assert report.exit_code is Exit.MISMATCH
 
 
@@ -106,8 +110,8 @@ def test_a_crash_in_a_process_of_its_own_costs_no_worker(
 ) -> None:
     report = replay_distributed(store.path, within=two, kernel=faulty("aborts_on_decode"), records=[0, 1])
     assert [one.outcome for one in report.records] == [Outcome.PASS, Outcome.CRASH]
-    assert report.records[1].reason == "the process ended by signal 6 (SIGABRT)"
-    assert "workers died" not in capfd.readouterr().err
+    assert re.fullmatch(wording("process.ended", how="signal 6 (SIGABRT)"), report.records[1].reason)
+    assert not re.search(wording("distributed.workers-died"), capfd.readouterr().err)
 
 
 def test_few_records_are_handed_out_at_once(
@@ -138,14 +142,14 @@ def test_few_records_are_handed_out_at_once(
 
 
 def test_what_a_worker_refuses_ends_the_replay(store: Store, two: WorkerPool, tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="does not exist"):
+    with pytest.raises(BadInputError, match=wording("store.missing")):
         replay_distributed(store.path, within=two, kernel="nowhere.py:kernel", save=tmp_path / "run.zarr")
     assert not (tmp_path / "run.zarr").exists(), "nothing was replayed"
 
 
 @pytest.mark.parametrize("name", ["time", "trace"])
 def test_what_is_done_in_one_process(store: Store, name: str) -> None:
-    with pytest.raises(BadInputError, match=f"--{name} is done in one process"):
+    with pytest.raises(BadInputError, match=wording("distributed.one-process", option=f"--{name}")):
         replay_distributed(store.path, workers=2, **{name: object()})  # type: ignore[arg-type]
 
 
@@ -157,7 +161,7 @@ def test_workers_that_there_cannot_be(workers: int, scheduler: str | None) -> No
 
 def test_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(CannotRunError, match="no GPU is visible"), open_pool(None, None, "cuda"):
+    with pytest.raises(CannotRunError, match=wording("workers.gpu-missing")), open_pool(None, None, "cuda"):
         pass
 
 

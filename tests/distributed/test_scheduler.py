@@ -22,6 +22,7 @@ from gdnbench.report.report import ReplayReport
 from gdnbench.store.reader import Store
 from gdnbench.workers import dask_dispatch, dask_pool
 from gdnbench.workers.dask_pool import GPU
+from tests.messages import wording
 
 Plain = Callable[[ReplayReport], list[dict[str, Any]]]
 
@@ -51,7 +52,9 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 def test_nobody_answers(store: Store, impatient: None) -> None:
-    with pytest.raises(CannotRunError, match="no Dask scheduler answers at tcp://127"):
+    with pytest.raises(
+        CannotRunError, match=wording("workers.scheduler-silent", scheduler="tcp://127.0.0.1:1")
+    ):
         replay_distributed(store.path, scheduler="tcp://127.0.0.1:1")
 
 
@@ -72,14 +75,14 @@ def test_another_server_answers(store: Store, impatient: None, closed: list[obje
 
         Thread(target=answer, daemon=True).start()
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(CannotRunError, match="no Dask scheduler answers at tcp://127"):
+        with pytest.raises(CannotRunError, match=wording("workers.scheduler-silent", scheduler=address)):
             replay_distributed(store.path, scheduler=address)
     gc.collect()
     assert not closed
 
 
 def test_no_worker_comes(store: Store, scheduler: str, impatient: None) -> None:
-    with pytest.raises(CannotRunError, match="no worker for 1 s"):
+    with pytest.raises(CannotRunError, match=wording("workers.missing", seconds=1)):
         replay_distributed(store.path, scheduler=scheduler)
 
 
@@ -115,7 +118,14 @@ def test_a_gpu_is_a_resource(workers: str) -> None:
 def test_another_version(store: Store, workers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker has this one; the coordinator says that it is another."""
     monkeypatch.setattr(spreading, "code_version", lambda: "gdnbench 0.0 with torch 9")
-    with pytest.raises(CannotRunError, match=r"has gdnbench .* but this is gdnbench 0\.0 with torch 9"):
+    with pytest.raises(
+        CannotRunError,
+        match=wording(
+            "distributed.versions-differ",
+            found=re.compile("gdnbench .*"),
+            expected="gdnbench 0.0 with torch 9",
+        ),
+    ):
         replay_distributed(store.path, scheduler=workers)
 
 
@@ -125,7 +135,7 @@ def test_another_store_at_the_same_path(
     """Record 0 of each is another; where they are equal in number and kind, too."""
     monkeypatch.setattr(spreading, "open_store", lambda path: Store.open(another.path))
     for number in (0, 1):
-        with pytest.raises(StoreError, match=f"record {number} of .* is another than here"):
+        with pytest.raises(StoreError, match=wording("distributed.record-differs", number=number)):
             replay_distributed(store.path, scheduler=workers, records=[number])
 
 
@@ -133,7 +143,9 @@ def test_a_store_that_workers_do_not_see(
     store: Store, workers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spreading, "open_store", lambda path: Store.open(store.path))
-    with pytest.raises(StoreError, match=r"worker .*elsewhere\.zarr does not exist"):
+    with pytest.raises(
+        StoreError, match=wording("store.missing", path=re.compile(r"worker .*elsewhere\.zarr"))
+    ):
         replay_distributed(tmp_path / "elsewhere.zarr", scheduler=workers)
 
 
@@ -143,7 +155,7 @@ def test_a_folder_that_workers_do_not_have(
     """Nothing is looked for in it: fine. A store or a kernel is: said."""
     monkeypatch.setattr(spreading, "getcwd", lambda: "/no/such/folder")
     replay_distributed(store.path, scheduler=workers, records=[0])
-    with pytest.raises(BadInputError, match="has no folder /no/such/folder"):
+    with pytest.raises(BadInputError, match=wording("distributed.folder-missing", folder="/no/such/folder")):
         replay_distributed(store.path, scheduler=workers, records=[0], kernel="mine:kernel")
 
 

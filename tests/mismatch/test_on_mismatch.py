@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from gdnbench.store.reader import Store
 from gdnbench.store.summary import SegmentSummary, write_summary
 from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
+from tests.messages import wording
 
 PROGRAM = """
 import torch
@@ -70,7 +72,7 @@ def run(
 def test_only_calls_that_differ_are_kept(tmp_path: Path) -> None:
     ran = run(tmp_path, {1, 4})
     assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
-    assert "6 calls were judged; 2 differ and are in" in ran.stderr
+    assert re.search(wording("mismatch.calls-judged", calls=6, result="2 differ and are in"), ran.stderr)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["program.py", "run.zarr"]
     with Store.open(tmp_path / "run.zarr") as store:
         assert store.problems == ()
@@ -88,7 +90,7 @@ def test_only_calls_that_differ_are_kept(tmp_path: Path) -> None:
 def test_nothing_is_kept_of_a_program_that_is_right(tmp_path: Path) -> None:
     ran = run(tmp_path, set(), "--every", "2")
     assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
-    assert "3 calls were judged; none differs" in ran.stderr
+    assert re.search(wording("mismatch.calls-judged", calls=3, result="none differs"), ran.stderr)
     assert [entry.name for entry in tmp_path.iterdir()] == ["program.py"]
 
 
@@ -98,16 +100,18 @@ def test_a_call_that_raises_is_kept(tmp_path: Path) -> None:
     (found,) = Store.open(tmp_path / "run.zarr").records
     assert (found.info.step, found.info.status) == (2, "unfinished")
     assert found.info.dispatch["trigger"] == "raised"
-    assert "2 calls were judged; none differs; 1 raised and is in" in ran.stderr
+    assert re.search(
+        wording("mismatch.calls-judged", calls=2, result="none differs; 1 raised and is in"), ran.stderr
+    )
 
 
 @pytest.mark.parametrize(
     ("store", "k", "options", "said"),
     [
-        ("s3://bucket/run.zarr", 2.0, {}, "needs a folder"),
-        ("run.zarr", -1.0, {}, "must be a number from 0 on"),
-        ("run.zarr", float("nan"), {}, "must be a number from 0 on"),
-        ("run.zarr", 2.0, {"on_nonfinite": True}, "leave --when and --on-nonfinite out"),
+        ("s3://bucket/run.zarr", 2.0, {}, wording("mismatch.folder-wanted")),
+        ("run.zarr", -1.0, {}, wording("mismatch.factor-wrong")),
+        ("run.zarr", float("nan"), {}, wording("mismatch.factor-wrong")),
+        ("run.zarr", 2.0, {"on_nonfinite": True}, wording("mismatch.options-refused")),
     ],
 )
 def test_what_cannot_be_judged_is_refused_before_anything_runs(
@@ -155,8 +159,8 @@ def test_a_judge_that_is_killed_and_one_whose_disk_is_full(tmp_path: Path) -> No
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))"
     for name, first, said in (
-        ("killed", killed, "the judge was ended by SIGKILL; what it kept until then is in"),
-        ("full", full, "cannot be written: [Errno 27] File too large"),
+        ("killed", killed, wording("mismatch.judge-ended", ended="was ended by SIGKILL")),
+        ("full", full, wording("file.unwritable", reason="[Errno 27] File too large")),
     ):
         folder = tmp_path / name
         site = folder / "site"
@@ -166,6 +170,6 @@ def test_a_judge_that_is_killed_and_one_whose_disk_is_full(tmp_path: Path) -> No
         )
         ran = run(folder, {1}, path=site)
         assert (ran.returncode, ran.stdout) == (3, "done\n"), ran.stderr
-        assert said in ran.stderr, ran.stderr
+        assert re.search(said, ran.stderr), ran.stderr
         assert "Traceback" not in ran.stderr
         assert not list(folder.glob(".run.zarr.unjudged-*"))

@@ -13,6 +13,7 @@ import pytest
 from gdnbench.errors import BadInputError
 from gdnbench.page.build import render_page, write_page
 from gdnbench.page.document import BLOCK, page_data
+from tests.messages import wording
 
 
 def details(blocks: list[str]) -> list[dict[str, Any]]:
@@ -49,7 +50,7 @@ def test_grids_beyond_the_limit_are_left_out_of_passing_records_alone(
 
 
 def test_no_runs_are_refused() -> None:
-    with pytest.raises(BadInputError, match="no runs"):
+    with pytest.raises(BadInputError, match=wording("page.runs-missing")):
         render_page([])
 
 
@@ -69,7 +70,7 @@ def test_records_that_no_replay_writes_are_refused_or_harmless(
 
 
 def test_a_file_that_cannot_be_written_is_named(made: Any, right: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="cannot be written"):
+    with pytest.raises(BadInputError, match=wording("file.unwritable")):
         write_page([made.run([right])], tmp_path / "no" / "report.html")
     write_page([made.run([right])], tmp_path / "report.html", "a byte of no text: \udcff")
     assert [one.name for one in tmp_path.iterdir()] == ["report.html"]

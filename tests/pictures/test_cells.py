@@ -11,6 +11,7 @@ from gdnbench.pictures.cells import cells_of, max_pooled
 from gdnbench.report.export import grid_json
 from gdnbench.report.grids import grid_from_json
 from gdnbench_kernels.contract import Region
+from tests.messages import wording
 
 
 def grid(
@@ -90,5 +91,5 @@ def test_a_grid_comes_back_from_json() -> None:
     ("name", "value"), [("rms", "AAAA"), ("rms", "%"), ("regions", [[1]]), ("heads", "x"), ("worst", "AAAA")]
 )
 def test_a_grid_that_is_none_is_told(name: str, value: object) -> None:
-    with pytest.raises(BadInputError, match="here has a grid that is none"):
+    with pytest.raises(BadInputError, match=wording("report.grid-wrong", where="here")):
         grid_from_json({**grid_json(grid([[1, 2]])), name: value}, "here")

@@ -20,6 +20,7 @@ from gdnbench.pictures.cells import cells_of
 from gdnbench.report.export import grid_json
 from gdnbench.report.runs import Run
 from gdnbench_kernels.contract import Region
+from tests.messages import wording
 
 pytest.importorskip("matplotlib", reason="PNG files are drawn by matplotlib (extra `pictures`)")
 
@@ -226,8 +227,8 @@ def test_text_of_a_store_is_drawn_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"tensors": [{"tensor": "o"}]}, "is not as a replay writes it"),
-        ({"waterfall": [{"stage": 1}]}, "is not as a replay writes it"),
+        ({"tensors": [{"tensor": "o"}]}, wording("report.result-wrong")),
+        ({"waterfall": [{"stage": 1}]}, wording("report.result-wrong")),
         ({"timing": {"format": 99}}, "timing"),
     ],
 )
@@ -240,7 +241,7 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch:
     for name in [name for name in sys.modules if name.startswith(("matplotlib", "gdnbench.pictures.canvas"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(CannotRunError, match=r"pip install 'gdnbench\[pictures\]'"):
+    with pytest.raises(CannotRunError, match=wording("pictures.matplotlib-missing")):
         drawing.draw_pictures([run([record(0)])], tmp_path)
 
 
@@ -257,5 +258,5 @@ def test_the_users_own_settings_do_not_count(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInputError, match="cannot be written to"):
+    with pytest.raises(BadInputError, match=wording("pictures.folder-unwritable")):
         drawing.draw_pictures([run([record(0)])], tmp_path / "file" / "png")

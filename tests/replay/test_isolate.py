@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from gdnbench.errors import BadInputError, Exit
 from gdnbench.replay.replay import replay
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
+from tests.messages import wording
 
 Faulty = Callable[[str], str]
 
@@ -24,7 +26,7 @@ def test_a_crash_leaves_the_other_records(store: Store, faulty: Faulty) -> None:
     """The worker is replaced, and answers for the record after the crash."""
     report = replay(store, kernel=faulty("aborts_on_decode"), records=[1, 0])
     assert [r.outcome for r in report.records] == [Outcome.CRASH, Outcome.PASS]
-    assert report.records[0].reason == "the process ended by signal 6 (SIGABRT)"
+    assert re.fullmatch(wording("process.ended", how="signal 6 (SIGABRT)"), report.records[0].reason)
     assert report.exit_code is Exit.MISMATCH
 
 
@@ -49,7 +51,7 @@ def test_a_crash_while_the_kernel_is_imported(store: Store, tmp_path: Path) -> N
     dies.write_text("import os\nos.abort()\n")
     (record,) = replay(store, kernel=f"{dies}:kernel", records=[0]).records
     assert record.outcome is Outcome.CRASH
-    assert record.reason == "the process ended by signal 6 (SIGABRT)"
+    assert re.fullmatch(wording("process.ended", how="signal 6 (SIGABRT)"), record.reason)
 
 
 def test_isolation_changes_no_bit(store: Store, capfd: pytest.CaptureFixture[str], faulty: Faulty) -> None:
@@ -69,7 +71,10 @@ def test_refusals_and_faults_cross_the_pipe(store: Store, faulty: Faulty) -> Non
 
 
 def test_a_function_that_is_not_there(store: Store, faulty: Faulty) -> None:
-    with pytest.raises(BadInputError, match=r"has no function 'nosuch'; it has .*aborts"):
+    with pytest.raises(
+        BadInputError,
+        match=wording("replay.function-missing", function="nosuch", known=re.compile(".*aborts")),
+    ):
         replay(store, kernel=faulty("nosuch"))
 
 

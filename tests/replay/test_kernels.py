@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
 from gdnbench.replay.kernels import check_name, load, load_function
+from tests.messages import wording
 
 
 def test_listed_kernels_load() -> None:
@@ -19,14 +21,23 @@ def test_listed_kernels_load() -> None:
 
 def test_an_operation_without_that_kernel() -> None:
     with pytest.raises(
-        NotImplementedError, match=r"swa_decode has no kernel 'reference_staged'; there are .*portable"
+        NotImplementedError,
+        match=wording(
+            "replay.operation-kernel-unknown",
+            operation="swa_decode",
+            kernel="reference_staged",
+            known=re.compile(".*portable"),
+        ),
     ):
         load("reference_staged", operation("swa_decode"))
 
 
 def test_unknown_names_are_told_the_known_ones() -> None:
     with pytest.raises(
-        BadInputError, match=r"'tourch' is not known; there are .*hf, portable, reference.*path/file.py"
+        BadInputError,
+        match=wording(
+            "replay.kernel-unknown", kernel="tourch", known=re.compile(".*hf, portable, reference.*")
+        ),
     ):
         check_name("tourch")
 
@@ -46,13 +57,13 @@ def test_a_function_of_the_current_directory(tmp_path: Path, monkeypatch: pytest
         BadInputError, match="mine_of_the_cwd has no function 'nosuch'; it has kernel, Holder"
     ):
         load("mine_of_the_cwd:nosuch", operation("gdn_prefill"))
-    with pytest.raises(BadInputError, match=r"kernel file absent.py does not exist"):
+    with pytest.raises(BadInputError, match=wording("replay.kernel-file-missing", path="absent.py")):
         load("absent.py:kernel", operation("gdn_prefill"))
 
 
 @pytest.mark.parametrize("name", [":", ":f", "a b:f", ".relative:f"])
 def test_what_names_no_module(name: str) -> None:
-    with pytest.raises(BadInputError, match=r"is no module; write package.module:function or path/file.py"):
+    with pytest.raises(BadInputError, match=wording("replay.kernel-place")):
         load_function(name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from gdnbench.replay.replay import replay
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
 from gdnbench.synth import draft, synthesise
+from tests.messages import wording
 
 StoreOf = Callable[..., Store]
 CPU = torch.device("cpu")
@@ -80,7 +82,9 @@ def test_a_kernel_that_writes_to_a_cache_is_told_on(store_of: StoreOf, stored: b
     (tmp_path / "writer.py").write_text(WRITER.format(slot=slot))
     (record,) = replay(store_of([given]), kernel=f"{tmp_path}/writer.py:kernel", isolate=False).records
     assert record.outcome is Outcome.MISMATCH
-    assert record.reason == f"input cache was written to: 1 slots, first slot {slot}"
+    assert re.fullmatch(
+        wording("replay.input-slots-written", tensor="cache", count=1, slot=slot), record.reason
+    )
 
 
 def test_a_cache_of_gigabytes_takes_the_memory_of_its_stored_pages(store_of: StoreOf) -> None:

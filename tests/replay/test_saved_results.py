@@ -18,6 +18,7 @@ from gdnbench.replay.save import RunWriter
 from gdnbench.report.export import to_json
 from gdnbench.report.runs import read_run
 from gdnbench.store.reader import Store
+from tests.messages import wording
 
 Faulty = Callable[[str], str]
 StoreOf = Callable[[list[RecordDraft]], Store]
@@ -121,16 +122,16 @@ def bad(**changed: object) -> str:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "neither a run store nor JSON"),
-        ("[" * 100_000, "neither a run store nor JSON"),
-        ("[1]", "is not an object but list"),
+        ("", wording("report.unreadable")),
+        ("[" * 100_000, wording("report.unreadable")),
+        ("[1]", wording("report.not-object", type="list")),
         ('{"schema": 7, "records": []}', "schema 1"),
-        ('{"schema": 1, "records": [], "command": "rm"}', "which command"),
-        (bad(outcome="fine"), "'fine', which is none"),
-        (bad(number="x"), "number or step"),
-        (bad(key=None), "lacks its key"),
-        (bad(tensors={}), "no list of tensors"),
-        (bad(tensors=[3]), "not an object but int"),
+        ('{"schema": 1, "records": [], "command": "rm"}', wording("report.command-missing")),
+        (bad(outcome="fine"), wording("report.outcome-unknown", outcome="fine")),
+        (bad(number="x"), wording("report.number-missing")),
+        (bad(key=None), wording("report.fields-missing")),
+        (bad(tensors={}), wording("report.tensors-missing")),
+        (bad(tensors=[3]), wording("report.not-object", type="int")),
     ],
 )
 def test_what_is_no_run_is_refused_in_a_line(text: str, says: str, tmp_path: Path) -> None:
@@ -143,5 +144,5 @@ def test_what_is_no_run_is_refused_in_a_line(text: str, says: str, tmp_path: Pat
 
 
 def test_a_capture_is_no_run(store: Store) -> None:
-    with pytest.raises(BadInputError, match="is a synth, not a run"):
+    with pytest.raises(BadInputError, match=wording("report.not-a-run", kind="synth")):
         read_run(store.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from gdnbench.record import RecordDraft
 from gdnbench.replay.replay import replay
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
+from tests.messages import wording
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
@@ -85,7 +87,11 @@ def test_a_call_of_no_tokens_needs_no_launch(
 def test_a_listed_kernel_that_is_not_compiled_for_sm100(decode: Store) -> None:
     with pytest.raises(
         CannotRunError,
-        match=r"compiled for SM100, and 'torch' is none;.* flashinfer, portable, sm100, sm100_fused",
+        match=wording(
+            "replay.not-sm100",
+            kernel="torch",
+            known=re.compile(".* flashinfer, portable, sm100, sm100_fused.*"),
+        ),
     ):
         replay(decode, kernel="torch", on="sim")
 
@@ -93,7 +99,9 @@ def test_a_listed_kernel_that_is_not_compiled_for_sm100(decode: Store) -> None:
 def test_a_listed_kernel_of_another_operation(decode: Store) -> None:
     (result,) = replay(decode, kernel="sm100", on="sim").records
     assert result.outcome is Outcome.UNSUPPORTED
-    assert "gdn_decode has no kernel 'sm100'" in result.reason
+    assert re.search(
+        wording("replay.operation-kernel-unknown", operation="gdn_decode", kernel="sm100"), result.reason
+    )
 
 
 def test_calls_are_real_calls_again_afterwards(decode: Store) -> None:

@@ -18,6 +18,7 @@ from gdnbench.store.reader import Store
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
 from gdnbench_kernels.contract import Call
+from tests.messages import wording
 
 CALLS: dict[str, dict[str, Any]] = {
     "gdn_prefill": {"seqlens": (70, 1, 0, 130), "heads": (2, 4), "head_dim": (8, 8), "initial_state": True},
@@ -98,5 +99,5 @@ def _compact(store: Store) -> Call:
 
 def test_an_operation_of_one_shape() -> None:
     fixed = replace(operation("gdn_decode"), shrinking=None)
-    with pytest.raises(BadInputError, match="gdn_decode does not say how its calls are made smaller"):
+    with pytest.raises(BadInputError, match=wording("bisect.not-shrinkable", operation="gdn_decode")):
         smaller(fixed, made("gdn_decode"), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gdnbench import sim
 from gdnbench.errors import Exit, exit_code_of
 from gdnbench.replay.failure import describe
 from gdnbench.sim.errors import FaultKind, KernelFault, Place, UnsupportedError
+from tests.messages import wording
 from tests.sim import fault_cases
 from tests.sim.fault_cases import (
     ALLOCATE,
@@ -47,7 +49,9 @@ def unwaited(text: str, threads: int = 32) -> dict[Place, int]:
     data = np.full(GLOBAL_BYTES // 4, ONES)
     ran = sim.run_ptx(text, "k", (1, 1, 1), (threads, 1, 1), [data], engine="interpreter")
     notes = {
-        note.place: count for note, count in ran.notes.items() if "before tcgen05.wait::ld" in note.message
+        note.place: count
+        for note, count in ran.notes.items()
+        if re.search(wording("sim.interpreter.register-before-wait"), note.message)
     }
     assert all("9.7.16.6.4.5" in note.message for note in ran.notes)
     return notes
@@ -171,7 +175,7 @@ def test_unknown_instruction_or_modifier(line: str, says: str, engine: str) -> N
 )
 def test_a_fragment_of_other_registers_than_the_opcode_says(line: str, engine: str) -> None:
     text = ptx(ALLOCATE + "@@\n" + FREE, line=line)
-    with pytest.raises(UnsupportedError, match="with 1 registers") as caught:
+    with pytest.raises(UnsupportedError, match=wording("sim.machine.register-count", count=1)) as caught:
         run(text, engine)
     assert caught.value.place is not None
     assert text.splitlines()[caught.value.place.line - 1] == line

@@ -25,6 +25,7 @@ from gdnbench.sim.value_trace import (
     traced_instructions,
 )
 from gdnbench.sim.watch import Observed
+from tests.messages import wording
 from tests.sim.kernels import compiling, simt
 
 ROWS, COLUMNS, ALPHA = 5, 60, 0.3
@@ -136,5 +137,5 @@ def test_a_selection_is_kept_to(kernel: object) -> None:
 
 @pytest.mark.parametrize("text", ["lane=3", "cta=", "cta=4-2", "class=load1", "source=8-9", "lines=a", "x"])
 def test_a_selection_that_selects_nothing_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"selects no values"):
+    with pytest.raises(InputError, match=wording("sim.select-wrong")):
         Selection.parse(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import stat
 import struct
@@ -27,6 +28,7 @@ from gdnbench.store.reader import Store
 from gdnbench.store.recover import open_store
 from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
+from tests.messages import wording
 from tests.store.store_samples import PLAIN, TINY, array_path, randn, record, write_one
 
 
@@ -69,43 +71,63 @@ def put(record: dict[str, Any], keys: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("keys", "value", "said"),
     [
-        ("info", [], "info is '[]', not an object"),
-        ("info.op", 3, "op is '3', not text"),
-        ("info.call", True, "call is 'True', not a count"),
-        ("info.step", -1, "step is '-1', not a count"),
-        ("info.layer_index", 0.5, "layer_index is '0.5', not a count"),
+        ("info", [], wording("store.not-object", field="info", value="[]")),
+        ("info.op", 3, wording("store.field-type", field="op", value="3", wanted="text")),
+        ("info.call", True, wording("store.count-wrong", field="call", value="True")),
+        ("info.step", -1, wording("store.count-wrong", field="step", value="-1")),
+        ("info.layer_index", 0.5, wording("store.count-wrong", field="layer_index", value="0.5")),
         ("info.status", "great", "'great' is not a valid Status"),
-        ("info.scalars", None, "scalars is 'None', not an object"),
-        ("info.scalars.scale", {"$float": "1e9"}, "$float '1e9' is not nan, inf or -inf"),
-        ("info.conventions.gate", 1, "convention 'gate' is '1', not text"),
-        ("info.pools.state", 1, "pool 'state' is '1', not an object"),
-        ("info.pools.state.rows", [7], "pool row 7 is not one of 7 slots"),
-        ("info.pools.state.rows", "2", "rows is '2', not counts"),
-        ("info.pools.state.rows", [5, 2], "pool row 2 follows row 5; rows are written in ascending order"),
-        ("info.pools.state.rows", [2, 2], "pool row 2 follows row 2; rows are written in ascending order"),
-        ("before.t", None, "description is 'None', not an object"),
+        ("info.scalars", None, wording("store.not-object", field="scalars", value="None")),
+        ("info.scalars.scale", {"$float": "1e9"}, wording("store.float-wrong", key="$float", text="1e9")),
+        ("info.conventions.gate", 1, wording("store.not-text", field="gate", value="1")),
+        ("info.pools.state", 1, wording("store.not-object", field="pool 'state'", value="1")),
+        ("info.pools.state.rows", [7], wording("store.pool-row-outside", row=7, slots=7)),
+        ("info.pools.state.rows", "2", wording("store.field-type", field="rows", value="2", wanted="counts")),
+        ("info.pools.state.rows", [5, 2], wording("store.pool-rows-unsorted", row=2, previous=5)),
+        ("info.pools.state.rows", [2, 2], wording("store.pool-rows-unsorted", row=2, previous=2)),
+        ("before.t", None, wording("store.not-object", field="description", value="None")),
         ("before.t.dtype", "object", "dtype 'object' is not known"),
         ("before.t.dtype", ["float32"], "dtype is"),
-        ("before.t.shape", [40, -20], "shape is '(40, -20)', not counts"),
-        ("before.t.shape", [[40], 20], "are text, numbers or lists of them"),
-        ("before.t.shape", [1 << 40, 1 << 40], "at most 32 axes and 2**48 elements"),
-        ("before.t.shape", [1] * 33, "at most 32 axes and 2**48 elements"),
-        ("before.t.axes", ["T"], "shape (40, 20) and axes ('T',) differ in length"),
-        ("before.t.axes", [1, 2], "axes is '(1, 2)', not names"),
-        ("before.t.caller_strides", [1.5, 1], "caller_strides is '(1.5, 1)', not counts"),
-        ("before.t.caller_strides", [-20, 1], "caller_strides is '(-20, 1)', not counts"),
-        ("before.t.caller_strides", [1], "caller_shape (40, 20) and caller_strides (1,) differ in length"),
-        ("before.t.caller_shape", [1 << 40, 1 << 40], "at most 32 axes and 2**48 elements"),
-        ("before.t.caller_offset", "0", "caller_offset is '0', not a count"),
-        ("before.t.digest", "../../etc", "digest '../../etc' is not 64 hexadecimal digits"),
-        ("before.t.location", 7, "location is '7', not text"),
-        ("before.t.location", "seg/0/blobs/../../../../etc/passwd", "is neither <segment>"),
-        ("before.t.location", "/etc/passwd", "is neither <segment>"),
-        ("before.t.location", "seg/../blobs/x", "is neither <segment>"),
-        ("before.t.location", "seg/0/records/x", "is neither <segment>"),
-        ("before.t.location", "seg/0/rows/x", "is neither <segment>"),
-        ("before.t.location", "seg/0/rows/x#-1", "is neither <segment>"),
-        ("before.t.location", "other/0/blobs/x", "refers to other/0/blobs/x, which is in another segment"),
+        (
+            "before.t.shape",
+            [40, -20],
+            wording("store.field-type", field="shape", value="(40, -20)", wanted="counts"),
+        ),
+        ("before.t.shape", [[40], 20], wording("store.metadata-type")),
+        ("before.t.shape", [1 << 40, 1 << 40], wording("store.shape-refused", axes=32)),
+        ("before.t.shape", [1] * 33, wording("store.shape-refused", axes=32)),
+        ("before.t.axes", ["T"], wording("store.axes-differ", shape="(40, 20)", axes="('T',)")),
+        ("before.t.axes", [1, 2], wording("store.field-type", field="axes", value="(1, 2)", wanted="names")),
+        (
+            "before.t.caller_strides",
+            [1.5, 1],
+            wording("store.field-type", field="caller_strides", value="(1.5, 1)", wanted="counts"),
+        ),
+        (
+            "before.t.caller_strides",
+            [-20, 1],
+            wording("store.field-type", field="caller_strides", value="(-20, 1)", wanted="counts"),
+        ),
+        (
+            "before.t.caller_strides",
+            [1],
+            wording("store.strides-differ", caller_shape="(40, 20)", caller_strides="(1,)"),
+        ),
+        ("before.t.caller_shape", [1 << 40, 1 << 40], wording("store.shape-refused", axes=32)),
+        ("before.t.caller_offset", "0", wording("store.count-wrong", field="caller_offset", value="0")),
+        ("before.t.digest", "../../etc", wording("store.digest-wrong", value="../../etc")),
+        ("before.t.location", 7, wording("store.field-type", field="location", value="7", wanted="text")),
+        ("before.t.location", "seg/0/blobs/../../../../etc/passwd", wording("store.location-wrong")),
+        ("before.t.location", "/etc/passwd", wording("store.location-wrong")),
+        ("before.t.location", "seg/../blobs/x", wording("store.location-wrong")),
+        ("before.t.location", "seg/0/records/x", wording("store.location-wrong")),
+        ("before.t.location", "seg/0/rows/x", wording("store.location-wrong")),
+        ("before.t.location", "seg/0/rows/x#-1", wording("store.location-wrong")),
+        (
+            "before.t.location",
+            "other/0/blobs/x",
+            wording("store.location-elsewhere", location="other/0/blobs/x"),
+        ),
     ],
 )
 def test_records_with_wrong_fields(tmp_path: Path, keys: str, value: object, said: str) -> None:
@@ -115,7 +137,7 @@ def test_records_with_wrong_fields(tmp_path: Path, keys: str, value: object, sai
     replace_records(path, json.dumps(changed).encode() + b"\n")
     with Store.open(path) as store, pytest.raises(StoreError) as refusal:
         store.records[0]
-    assert said in str(refusal.value)
+    assert re.search(said, str(refusal.value))
     assert "record seg/0" in str(refusal.value)
     assert "\n" not in str(refusal.value)
     assert not verify(path).ok
@@ -125,10 +147,10 @@ def test_records_with_wrong_fields(tmp_path: Path, keys: str, value: object, sai
     ("line", "said"),
     [
         (b"\x80\x04N.", "codec can't decode"),  # a pickle
-        (b"[1]", "record is '[1]', not an object"),
-        (b"{}", "info is missing"),
+        (b"[1]", wording("store.not-object", field="record", value="[1]")),
+        (b"{}", wording("store.field-missing", field="info")),
         (b"{", "Expecting"),
-        (b"[" * 100_000, "nested too deep"),
+        (b"[" * 100_000, wording("store.json-nested")),
         (b'{"info": ' + b"9" * 5000 + b"}", "Exceeds the limit"),
     ],
 )
@@ -137,13 +159,16 @@ def test_lines_that_are_no_record(tmp_path: Path, line: bytes, said: str) -> Non
     replace_records(path, line + b"\n")
     with Store.open(path) as store, pytest.raises(StoreError) as refusal:
         store.records[0]
-    assert said in str(refusal.value)
+    assert re.search(said, str(refusal.value))
 
 
 def test_more_or_fewer_records_than_said(tmp_path: Path) -> None:
     path = make(tmp_path / "s")
     replace_records(path, json.dumps(the_record(path)).encode() + b"\n", count=1 << 40)
-    with Store.open(path) as store, pytest.raises(StoreError, match=r"has 1 line, .* says 1099511627776"):
+    with (
+        Store.open(path) as store,
+        pytest.raises(StoreError, match=wording("store.lines-wrong", lines="1 line", records=1099511627776)),
+    ):
         store.records[5]
 
 
@@ -156,9 +181,9 @@ def test_locations_that_point_nowhere(tmp_path: Path) -> None:
     replace_records(path, json.dumps(changed).encode() + b"\n")
     with Store.open(path) as store:
         handles = store.records[0].before
-        with pytest.raises(StoreError, match=r"has shape \(1, 3\) and no row 9"):
+        with pytest.raises(StoreError, match=wording("store.row-missing", shape="(1, 3)", row=9)):
             handles["s"].read()
-        with pytest.raises(StoreError, match="blobs/nothing is missing"):
+        with pytest.raises(StoreError, match=wording("store.file-missing", key="blobs", file="nothing")):
             handles["t"].read()
 
 
@@ -173,7 +198,7 @@ def test_symbolic_links_to_folders(tmp_path: Path, place: str) -> None:
     target = path / place
     target.rename(tmp_path / "moved")
     target.symlink_to(tmp_path / "moved")
-    with pytest.raises(StoreError, match=rf"{place} is a symbolic link"), Store.open(path) as store:
+    with pytest.raises(StoreError, match=wording("store.symlink", path=place)), Store.open(path) as store:
         store.records[0]
 
 
@@ -182,11 +207,11 @@ def test_symbolic_links_to_files(tmp_path: Path) -> None:
     chunk = array_path(path, "t") / "c" / "0" / "0"
     chunk.rename(tmp_path / "chunk")
     chunk.symlink_to(tmp_path / "chunk")
-    with Store.open(path) as store, pytest.raises(StoreError, match="c/0/0 is a symbolic link"):
+    with Store.open(path) as store, pytest.raises(StoreError, match=wording("store.symlink", path="c/0/0")):
         store.records[0].before["t"].read()
     (path / "zarr.json").rename(tmp_path / "root.json")
     (path / "zarr.json").symlink_to(tmp_path / "root.json")
-    with pytest.raises(StoreError, match=r"zarr.json is a symbolic link"):
+    with pytest.raises(StoreError, match=wording("store.symlink", path="zarr.json")):
         Store.open(path)
 
 
@@ -199,21 +224,24 @@ def test_a_link_to_a_store_is_the_users_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda node: node.update(zarr_format=2), "is not a Zarr v3 array"),
-        (lambda node: node.update(shape=[1 << 40, 20]), "claims shape (1099511627776, 20)"),
+        (lambda node: node.update(zarr_format=2), wording("store.not-zarr", node_type="array")),
+        (
+            lambda node: node.update(shape=[1 << 40, 20]),
+            wording("store.claims-shape", shape="(1099511627776, 20)"),
+        ),
         (
             lambda node: node["codecs"].append({"name": "numcodecs.pickle"}),
-            "codec 'numcodecs.pickle' is refused",
+            wording("store.codec-refused", name="numcodecs.pickle"),
         ),
         (
             lambda node: node["codecs"][0]["configuration"]["codecs"].append({"name": "gzip"}),
-            "codec 'gzip' is",
+            wording("store.codec-refused", name="gzip"),
         ),
-        (lambda node: node.update(codecs=[{"name": 3}]), "has no name"),
-        (lambda node: node.update(codecs="bytes"), "codecs is not a list"),
-        (lambda node: node.update(data_type="string"), "zarr.json is not valid"),
-        (lambda node: node.update(chunk_grid=3), "zarr.json is not valid"),
-        (lambda node: node.update(attributes=[]), "attributes.gdnbench is not an object"),
+        (lambda node: node.update(codecs=[{"name": 3}]), wording("store.codec-nameless")),
+        (lambda node: node.update(codecs="bytes"), wording("store.codecs-not-list")),
+        (lambda node: node.update(data_type="string"), wording("store.metadata-invalid", file="zarr.json")),
+        (lambda node: node.update(chunk_grid=3), wording("store.metadata-invalid", file="zarr.json")),
+        (lambda node: node.update(attributes=[]), wording("store.attributes-wrong", key="gdnbench")),
         (lambda node: node.update(attributes={"gdnbench": {"dtype": "int32"}}), "says 'int32'"),
     ],
 )
@@ -224,8 +252,10 @@ def test_arrays_with_wrong_metadata(
     edit_json(array_path(path, "t") / "zarr.json", change)
     with Store.open(path) as store, pytest.raises(StoreError) as refusal:
         store.records[0].before["t"].read()
-    assert said in str(refusal.value)
-    assert "record seg/0, t before the call" in str(refusal.value)
+    assert re.search(said, str(refusal.value))
+    assert re.search(
+        wording("store.record-tensor", key="seg/0", tensor="t", when="before"), str(refusal.value)
+    )
     assert not verify(path).ok
 
 
@@ -260,14 +290,17 @@ def add_link(out: zipfile.ZipFile) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda out: out.writestr("../escape", "x"), "'../escape' would lead out of the store"),
-        (lambda out: out.writestr("segments/../../escape", "x"), "would lead out of the store"),
-        (lambda out: out.writestr("/etc/cron.d/x", "x"), "'/etc/cron.d/x' would lead out of the store"),
-        (lambda out: out.writestr("C:/x", "x"), "would lead out of the store"),
-        (lambda out: out.writestr("a\\..\\b", "x"), "would lead out of the store"),
-        (lambda out: out.writestr("a//b", "x"), "would lead out of the store"),
-        (add_link, "'segments/link' is a symbolic link"),
-        (lambda out: out.writestr("bz", b"x" * 9, zipfile.ZIP_BZIP2), "uses zip method 12"),
+        (lambda out: out.writestr("../escape", "x"), wording("store.path-escapes", path="'../escape'")),
+        (lambda out: out.writestr("segments/../../escape", "x"), wording("store.path-escapes")),
+        (
+            lambda out: out.writestr("/etc/cron.d/x", "x"),
+            wording("store.path-escapes", path="'/etc/cron.d/x'"),
+        ),
+        (lambda out: out.writestr("C:/x", "x"), wording("store.path-escapes")),
+        (lambda out: out.writestr("a\\..\\b", "x"), wording("store.path-escapes")),
+        (lambda out: out.writestr("a//b", "x"), wording("store.path-escapes")),
+        (add_link, wording("store.zip-link", member="'segments/link'")),
+        (lambda out: out.writestr("bz", b"x" * 9, zipfile.ZIP_BZIP2), wording("store.zip-method", method=12)),
     ],
 )
 def test_zip_members_that_lead_elsewhere(
@@ -276,7 +309,7 @@ def test_zip_members_that_lead_elsewhere(
     archive = pack(make(tmp_path / "s"), tmp_path / "z.zip", change)
     with pytest.raises(StoreError) as refusal:
         Store.open(archive)
-    assert said in str(refusal.value)
+    assert re.search(said, str(refusal.value))
 
 
 def claim(archive: Path, member: str, size: int) -> None:
@@ -290,7 +323,7 @@ def claim(archive: Path, member: str, size: int) -> None:
 def test_zip_members_that_claim_more_than_they_hold(tmp_path: Path) -> None:
     archive = pack(make(tmp_path / "s"), tmp_path / "z.zip", lambda out: None)
     claim(archive, "segments/seg/0/records/c/0", 4_000_000_000)
-    with pytest.raises(StoreError, match=r"records/c/0' claims 4000000000 bytes, which \d+ cannot hold"):
+    with pytest.raises(StoreError, match=wording("store.zip-claims", file="records/c/0'", bytes=4000000000)):
         Store.open(archive)
 
 
@@ -303,7 +336,9 @@ def test_a_zip_that_expands_to_more_than_metadata_may_have(tmp_path: Path) -> No
         lambda out: out.writestr("zarr.json", b" " * (65 << 20), zipfile.ZIP_DEFLATED),
     )
     assert archive.stat().st_size < 1 << 20
-    with pytest.raises(StoreError, match=r"zarr.json has 68157440 bytes, more than the 67108864"):
+    with pytest.raises(
+        StoreError, match=wording("store.file-too-large", key="zarr.json", size=68157440, limit=67108864)
+    ):
         Store.open(archive)
 
 
@@ -321,13 +356,13 @@ def test_paths_that_are_no_store(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("hello")
     (tmp_path / "folder").mkdir()
     for name, said in {
-        "nothing": "does not exist",
-        "file": "is not a zip archive that can be read",
-        "folder": "is not a gdnbench store: it has no zarr.json",
+        "nothing": wording("store.missing"),
+        "file": wording("store.zip-unreadable"),
+        "folder": wording("store.not-a-store", file="zarr.json"),
     }.items():
         with pytest.raises(StoreError) as refusal:
             Store.open(tmp_path / name)
-        assert said in str(refusal.value)
+        assert re.search(said, str(refusal.value))
         assert str(tmp_path / name) in str(refusal.value)
         assert "\n" not in str(refusal.value)
 
@@ -349,7 +384,7 @@ def test_a_compressed_chunk_that_claims_the_moon(tmp_path: Path) -> None:
     # Blosc 1: versions of format and codec, flags, element size, then bytes, block bytes, frame bytes.
     frame = struct.pack("<4B3I4x", 2, 1, 0x84, 4, (1 << 32) - 1, 1 << 20, 20)
     file.write_bytes(frame + struct.pack("<I", google_crc32c.value(frame)))
-    with Store.open(path) as store, pytest.raises(StoreError, match="is damaged"):
+    with Store.open(path) as store, pytest.raises(StoreError, match=wording("store.damaged")):
         store.records[0].before["t"].read()
 
 
@@ -397,7 +432,7 @@ def test_links_in_a_journal_lead_nowhere(tmp_path: Path) -> None:
     (journal / "sealer.lock").symlink_to(tmp_path / "victim")
     (path / ".journal" / "2-2-b").symlink_to(tmp_path)
     os.mkfifo(journal / "00000000.log")
-    with pytest.raises(StoreError, match="2-2-b is a symbolic link"):
+    with pytest.raises(StoreError, match=wording("store.symlink", path="2-2-b")):
         open_store(path)
     assert not (tmp_path / "victim").exists()
     assert (path / ".journal" / "2-2-b").is_symlink()

@@ -21,6 +21,7 @@ from gdnbench.record import RecordDraft, Status, TensorDraft, TensorMeta
 from gdnbench.store.journal import JournalWriter
 from gdnbench.store.journal import format as journal_format
 from gdnbench.store.journal.reader import JournalReader, JournalRecord, writer_lives
+from tests.messages import wording
 from tests.store import journal_calls as calls
 
 SMALL_FILES = 200_000  # bytes: about four records of `journal_calls` to a file
@@ -498,7 +499,8 @@ def test_a_newer_journal_is_refused_with_the_version(tmp_path: Path) -> None:
     data[52:56] = struct.pack("<I", zlib.crc32(bytes(data[:52])))
     path.write_bytes(bytes(data))
     with pytest.raises(
-        journal_format.JournalRefusedError, match="journal version 2, this gdnbench reads up to 1"
+        journal_format.JournalRefusedError,
+        match=wording("store.journal-version", version=2, journal_version=1),
     ):
         list(JournalReader(folder_of(tmp_path, writer)).poll())
 

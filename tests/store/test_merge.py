@@ -22,6 +22,7 @@ from gdnbench.store.prune import prune
 from gdnbench.store.reader import Store
 from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
+from tests.messages import wording
 from tests.store.store_samples import randn, record
 
 RECORDS = 2  # of a batch
@@ -159,11 +160,11 @@ def test_a_damaged_segment_is_refused_and_the_others_taken(nodes: tuple[Path, Pa
 
 def test_stores_that_do_not_go_together(nodes: tuple[Path, Path], tmp_path: Path) -> None:
     run = made(tmp_path / "run.zarr", ["14-1-ee"], kind="run")
-    with pytest.raises(StoreError, match="another kind"):
+    with pytest.raises(StoreError, match=wording("store.merge-kinds")):
         merged(tmp_path / "all.zarr", nodes[0], run)
     assert not (tmp_path / "all.zarr").exists()
     before = files_of(run)
-    with pytest.raises(StoreError, match="another kind"):
+    with pytest.raises(StoreError, match=wording("store.merge-into-kind")):
         merged(run, nodes[0])
     assert files_of(run) == before
 
@@ -175,7 +176,7 @@ def test_what_a_store_lost_to_be_shared_is_still_said(nodes: tuple[Path, Path], 
     merged(tmp_path / "shared.zarr", nodes[0])
     written = json.loads((tmp_path / "shared.zarr" / METADATA).read_text())["attributes"][KEY]
     assert written["shared"] == {"dropped": ["argv"]}
-    with pytest.raises(StoreError, match="merge them apart"):
+    with pytest.raises(StoreError, match=wording("store.merge-kinds")):
         merged(tmp_path / "both.zarr", *nodes)
 
 
@@ -183,11 +184,11 @@ def test_where_a_merge_may_go(nodes: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("")
     for out, reason in (
-        (nodes[0], "is one of the stores"),
-        (nodes[1] / "segments/all", "is in one of the stores"),
+        (nodes[0], wording("store.merge-into-itself")),
+        (nodes[1] / "segments/all", wording("store.merge-inside")),
         (tmp_path / "mine", "thesis.txt"),
-        (tmp_path / "mine/thesis.txt", "is a file"),
-        ("s3://bucket/all.zarr", "is a URL"),
+        (tmp_path / "mine/thesis.txt", wording("store.merge-into-file")),
+        ("s3://bucket/all.zarr", wording("store.merge-into-url")),
     ):
         with pytest.raises(BadInputError, match=reason):
             checked_out(str(out), [str(node) for node in nodes])
@@ -309,7 +310,7 @@ def test_one_merge_at_a_time(nodes: tuple[Path, Path], tmp_path: Path) -> None:
     with Store.open(nodes[0]) as a, Store.open(nodes[1]) as b:
 
         def another(done: int, total: int) -> None:
-            with pytest.raises(BadInputError, match="pruned or merged into by another process"):
+            with pytest.raises(BadInputError, match=wording("store.busy")):
                 merge(out, [b])
 
         merge(out, [a], another)
@@ -321,7 +322,7 @@ def test_a_link_is_not_cleared(nodes: tuple[Path, Path], tmp_path: Path) -> None
     (tmp_path / "mine/thesis.txt").write_text("")
     (tmp_path / "all.zarr").mkdir()
     (tmp_path / "all.zarr" / STAGING).symlink_to(tmp_path / "mine")
-    with pytest.raises(StoreError, match="is a symbolic link"):
+    with pytest.raises(StoreError, match=wording("store.merge-staging-link")):
         merged(tmp_path / "all.zarr", *nodes)
     assert (tmp_path / "mine/thesis.txt").exists()
 
@@ -349,7 +350,7 @@ def test_no_pruning_while_a_merge_is_at_work(nodes: tuple[Path, Path], tmp_path:
     out = tmp_path / "all.zarr"
 
     def another(done: int, total: int) -> None:
-        with pytest.raises(BadInputError, match="pruned or merged into by another process"):
+        with pytest.raises(BadInputError, match=wording("store.busy")):
             prune(out, lambda record: False)
 
     with Store.open(nodes[0]) as a:

@@ -20,6 +20,7 @@ from gdnbench.store.segment_sealer import dropped_oldest, sealed_records
 from gdnbench.store.summary import segment_summary
 from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
+from tests.messages import wording
 from tests.store import journal_calls as calls
 from tests.store.store_samples import PLAIN, TINY, randn, record
 
@@ -98,7 +99,7 @@ def test_what_cannot_fit_alone_is_refused_and_drops_nothing(tmp_path: Path) -> N
     path = tmp_path / "store.zarr"
     with writer(path, limit) as out:
         out.write("0", [step(0)])
-        with pytest.raises(BadInputError, match=r"it takes .* more than the .* that are kept"):
+        with pytest.raises(BadInputError, match=wording("store.quota-too-small")):
             out.write("1", [step(1, size=4000)], 1)
         out.write("2", [step(2)], 2)
     assert calls_in(path) == [0, 2]
@@ -135,7 +136,7 @@ def test_a_batch_that_cannot_be_removed_costs_no_later_one(
             out.write(f"{n:010d}", [step(n), step(n + 1)], n)
         with monkeypatch.context() as patched:
             patched.setattr("gdnbench.store.quota.shutil.rmtree", _fails_unless_told)
-            with pytest.raises(StoreError, match="cannot be written"):
+            with pytest.raises(StoreError, match=wording("file.unwritable")):
                 out.write("0000000006", [step(6), step(7)], 6)
         assert calls_in(path) == [2, 3, 4, 5]
         out.write("0000000006", [step(6), step(7)], 6)

@@ -6,6 +6,7 @@ import pytest
 
 from gdnbench.errors import BadInputError
 from gdnbench.store.ranks import Rank
+from tests.messages import wording
 
 
 @pytest.mark.parametrize(
@@ -33,5 +34,5 @@ def test_a_rank_is_chosen_by_any_part_of_it() -> None:
 
 @pytest.mark.parametrize("text", ["", " , ", "tp", "-1", "3 4", "3x", "\u00b3"])
 def test_what_is_no_rank(text: str) -> None:
-    with pytest.raises(BadInputError, match="write 3, tp1 or dp0,tp1"):
+    with pytest.raises(BadInputError, match=wording("store.rank-wrong")):
         Rank.parse(text)

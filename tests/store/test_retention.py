@@ -13,6 +13,7 @@ from gdnbench.record import RecordDraft, Status
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.store.retention import Retention, parse_age
 from gdnbench.store.writer import StoreWriter
+from tests.messages import wording
 from tests.store.store_samples import PLAIN, drafts_of, info, randn
 
 START = 1_700_000_000  # of the first process; the second began an hour later
@@ -71,8 +72,8 @@ def test_of_a_busy_segment_nothing(records: list[StoredRecord]) -> None:
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ({}, "nothing says what to drop"),
-        ({"status": "done"}, "--status 'done' is none of complete, unfinished"),
+        ({}, wording("store.prune-nothing")),
+        ({"status": "done"}, wording("store.status-unknown", status="done", known="complete, unfinished")),
     ],
 )
 def test_refused_before_a_store_is_read(rules: dict[str, Any], message: str) -> None:
@@ -80,9 +81,19 @@ def test_refused_before_a_store_is_read(rules: dict[str, Any], message: str) -> 
         Retention(**rules)
 
 
-@pytest.mark.parametrize("kept", ["8", "0-8", "other/1", f"{OLD}/9"])
-def test_a_record_to_keep_that_is_not_there_is_refused(records: list[StoredRecord], kept: str) -> None:
-    with pytest.raises(BadInputError, match="--keep: there is no record"):
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        ("8", wording("store.keep-missing", number=8, records=8)),
+        ("0-8", wording("store.keep-missing", number=8, records=8)),
+        ("other/1", wording("store.keep-key-missing", key="other/1")),
+        (f"{OLD}/9", wording("store.keep-key-missing", key=f"{OLD}/9")),
+    ],
+)
+def test_a_record_to_keep_that_is_not_there_is_refused(
+    records: list[StoredRecord], kept: str, message: str
+) -> None:
+    with pytest.raises(BadInputError, match=message):
         Retention(keep=(kept,)).dropped(records, START)
 
 
@@ -93,5 +104,5 @@ def test_ages() -> None:
         604800,
         1209600,
     ]
-    with pytest.raises(BadInputError, match="--older-than '7' is no age"):
+    with pytest.raises(BadInputError, match=wording("store.age-wrong", option="--older-than", text="7")):
         parse_age("7", "--older-than")

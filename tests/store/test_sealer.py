@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from gdnbench.store.segment_sealer import SegmentSealer, sealed_records
 from gdnbench.store.summary import segment_summary
 from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
+from tests.messages import wording
 from tests.store import journal_calls as calls
 
 SMALL_FILES = 200_000
@@ -333,7 +335,7 @@ def test_a_store_of_another_kind_keeps_the_journal(tmp_path: Path) -> None:
     writer.close({})
     progress = Sealer(tmp_path).poll()
     assert len(progress.refused) == 1
-    assert "is a synth store" in progress.refused[0]
+    assert re.search(wording("store.kind-differs", found="synth"), progress.refused[0])
     assert (tmp_path / ".journal" / writer.segment / "00000000.log").exists()
 
 
@@ -387,7 +389,7 @@ def test_a_read_only_store_is_opened_as_it_is(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_store_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="does not exist"):
+    with pytest.raises(StoreError, match=wording("store.missing")):
         open_store(tmp_path / "nothing")
 
 
@@ -446,4 +448,6 @@ def test_the_process_says_what_it_refuses(tmp_path: Path) -> None:
     assert process.returncode == 2
     assert process.stdout == ""
     assert process.stderr.count("\n") == 1
-    assert process.stderr.startswith(f"gdnbench sealer: {tmp_path} is a synth store")
+    assert re.match(
+        wording("store.kind-differs", path=f"gdnbench sealer: {tmp_path}", found="synth"), process.stderr
+    )

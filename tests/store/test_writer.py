@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.store.summary import SegmentSummary, write_summary
 from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
+from tests.messages import wording
 from tests.store.store_samples import PLAIN, TINY, array_path, drafts_of, info, randn, record
 
 
@@ -138,7 +140,7 @@ def test_listing_reads_only_the_records(tmp_path: Path) -> None:
         assert [(r.info.call, r.before["q"].meta.shape) for r in store.records] == [
             (i, (2, 4)) for i in range(60)
         ]
-        with pytest.raises(StoreError, match="is not JSON"):
+        with pytest.raises(StoreError, match=wording("file.not-json")):
             store.records[0].before["q"].read()
 
 
@@ -166,7 +168,7 @@ def test_a_batch_is_written_once(tmp_path: Path) -> None:
         assert not out.has("0")
         out.write("0", [record({"q": randn(3)})])
         assert out.has("0")
-        with pytest.raises(StoreError, match="batch seg/0 is there already"):
+        with pytest.raises(StoreError, match=wording("store.batch-exists", segment="seg", batch=0)):
             out.write("0", [record({})])
     with Store.open(tmp_path / "s") as store:
         assert [list(r.before) for r in store.records] == [["q"]]
@@ -174,9 +176,12 @@ def test_a_batch_is_written_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "/a", ".hidden", "a\0b", "x" * 201, "a b"])
 def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(StoreError, match=r"segment .* is refused"):
+    with pytest.raises(StoreError, match=wording("store.name-refused", what="segment")):
         writer(tmp_path / "s", name)
-    with writer(tmp_path / "t") as out, pytest.raises(StoreError, match=r"batch .* is refused"):
+    with (
+        writer(tmp_path / "t") as out,
+        pytest.raises(StoreError, match=wording("store.name-refused", what="batch")),
+    ):
         out.write(name, [])
     assert not (tmp_path / "s").exists()
 
@@ -189,12 +194,25 @@ def test_what_cannot_be_stored_leaves_no_trace(tmp_path: Path) -> None:
     )
     with writer(tmp_path / "s", "seg") as out:
         with pytest.raises(
-            BadInputError, match=r"tensor k is torch.float32 \(3,\), described as float32 \(4,\)"
+            BadInputError,
+            match=wording(
+                "store.tensor-not-as-described",
+                tensor="k",
+                dtype="torch.float32",
+                shape="(3,)",
+                dtype_2="float32",
+                shape_2="(4,)",
+            ),
         ):
             out.write("0", [RecordDraft(info(), good, {}), RecordDraft(info(), {"k": wrong}, {})])
-        with pytest.raises(BadInputError, match=r"record of model.layers.1.linear_attn, call 0, x: object"):
+        with pytest.raises(
+            BadInputError,
+            match=wording(
+                "store.record-unusable", target="model.layers.1.linear_attn", call="0, x", error="object"
+            ),
+        ):
             out.write("0", [RecordDraft(odd, good, {})])
-        with pytest.raises(BadInputError, match="'end' is taken"):
+        with pytest.raises(BadInputError, match=wording("store.batch-name-taken", name="end")):
             out.write("end", [])
         assert not out.has("0")
         out.write("0", [RecordDraft(info(), good, {})])
@@ -247,7 +265,12 @@ def test_a_disk_that_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
 
     with writer(tmp_path / "s", "seg") as out:
         monkeypatch.setattr("gdnbench.store.writer.write_array", full)
-        with pytest.raises(StoreError, match=r"batch seg/0 cannot be written: .*No space left"):
+        with pytest.raises(
+            StoreError,
+            match=wording(
+                "store.batch-unwritable", segment="seg", batch=0, error=re.compile(".*No space left")
+            ),
+        ):
             out.write("0", [record({"q": randn(400)})])
         monkeypatch.undo()
         out.write("0", [record({"q": randn(400)})])
@@ -257,14 +280,16 @@ def test_a_disk_that_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
 def test_other_peoples_folders_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("x")
-    with pytest.raises(StoreError, match=r"thesis is not a store and not empty \(it holds chapter.tex\)"):
+    with pytest.raises(
+        StoreError, match=wording("store.folder-not-empty", path="thesis", file="chapter.tex")
+    ):
         writer(tmp_path / "thesis")
     assert [entry.name for entry in (tmp_path / "thesis").iterdir()] == ["chapter.tex"]
-    with pytest.raises(StoreError, match="is a file"):
+    with pytest.raises(StoreError, match=wording("store.path-is-file")):
         writer(tmp_path / "thesis" / "chapter.tex")
     (tmp_path / "other.zarr").mkdir()
     (tmp_path / "other.zarr" / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
-    with pytest.raises(StoreError, match="is a Zarr group but not a gdnbench store"):
+    with pytest.raises(StoreError, match=wording("store.not-gdnbench")):
         writer(tmp_path / "other.zarr")
     (tmp_path / "empty").mkdir()
     writer(tmp_path / "empty").close()
@@ -272,15 +297,19 @@ def test_other_peoples_folders_are_left_alone(tmp_path: Path) -> None:
 
 def test_a_store_keeps_its_kind_and_format(tmp_path: Path) -> None:
     writer(tmp_path / "s").close()
-    with pytest.raises(StoreError, match="is a capture store; write this run to another path"):
+    with pytest.raises(StoreError, match=wording("store.kind-differs", found="capture", kind="run")):
         writer(tmp_path / "s", kind="run")
-    with pytest.raises(BadInputError, match="kind 'backup' is not one of capture, run, synth"):
+    with pytest.raises(
+        BadInputError, match=wording("store.kind-unknown", kind="backup", known="capture, run, synth")
+    ):
         writer(tmp_path / "t", kind="backup")
     root = json.loads((tmp_path / "s" / "zarr.json").read_text())
     root["attributes"]["gdnbench"] |= {"format_version": 2, "created_by": "gdnbench 9.1"}
     (tmp_path / "s" / "zarr.json").write_text(json.dumps(root))
     for opener in (writer, Store.open):
-        with pytest.raises(StoreError, match=r"format 2, written by gdnbench 9.1; .* reads format 2"):
+        with pytest.raises(
+            StoreError, match=wording("store.format-newer", version=2, writer="gdnbench 9.1", version_2=2)
+        ):
             opener(tmp_path / "s")
 
 
@@ -296,7 +325,7 @@ def test_compression_levels(tmp_path: Path) -> None:
     assert sizes[None] > 2 << 20
     # Eight bytes an element, of which six are zero: anything that compresses at all gives a quarter.
     assert max(sizes[1], sizes[9]) < sizes[None] // 4
-    with pytest.raises(BadInputError, match="zstd level 10 is not in"):
+    with pytest.raises(BadInputError, match=wording("store.compression-level", level=10)):
         Compression(10)
 
 

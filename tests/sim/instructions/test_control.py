@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from tests.messages import wording
 from tests.sim.instructions.exact import elementwise
 from tests.sim.instructions.one_instruction import BLOCK, apply, check, one
 from tests.sim.instructions.operands import integers
@@ -172,5 +173,5 @@ def test_written_by_some_lanes_only() -> None:
     p = np.random.default_rng(4).integers(0, 2, BLOCK).astype(np.bool_)
     both = ".reg .b32 %u; @%s0 mov.b32 %u, 1; @!%s0 mov.b32 %u, 2; add.s32 %d0, %u, 1;"
     assert one("interpreter", both, [p], np.uint32).tolist() == np.where(p, 2, 3).tolist()
-    with pytest.raises(KernelFault, match="%u was never written in lane"):
+    with pytest.raises(KernelFault, match=wording("sim.interpreter.register-unwritten", name="%u")):
         one("interpreter", ".reg .b32 %u; @%s0 mov.b32 %u, 1; add.s32 %d0, %u, 1;", [p], np.uint32)
