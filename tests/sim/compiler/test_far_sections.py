@@ -5,7 +5,9 @@ from __future__ import annotations
 import struct
 
 from gdnbench.sim.compiler import native
-from gdnbench.sim.compiler.kernel import find_blocks, plan, translate
+from gdnbench.sim.compiler.blocks import find_blocks
+from gdnbench.sim.compiler.kernel import translate
+from gdnbench.sim.compiler.layout import plan_layout
 from gdnbench.sim.ptx.parser import parse
 
 PTX = """
@@ -50,5 +52,5 @@ def test_no_address_is_relative() -> None:
     module = parse(PTX)
     kernel = module.kernels["k"]
     blocks = find_blocks(kernel)
-    text, _ = translate(kernel, blocks, plan(kernel, blocks))
+    text, _ = translate(kernel, blocks, plan_layout(kernel, blocks))
     assert relocations(native.compile_text(text)) == {R_X86_64_64}
