@@ -237,7 +237,7 @@ def test_an_interruption_before_anything_ran_says_nothing_of_it(gdnbench: Invoke
     ("options", "message"),
     [
         (("--vary", "N=1"), wording("cli.vary-without-explore")),
-        (("--explore", "2", "--vary", "N=1"), wording("cli.vary-unused", name_2="N")),
+        (("--explore", "2", "--vary", "N=1"), wording("cli.vary-unused", written="N")),
         (("--explore", "2", "--vary", "N"), wording("cli.vary-wrong")),
         (("--explore", "2", "--schedule", "early"), wording("cli.runs-many-times", replace="schedule")),
         (("--explore", "2", "--save", "out"), wording("cli.runs-many-times", replace="save")),

@@ -200,8 +200,8 @@ def test_what_cannot_be_stored_leaves_no_trace(tmp_path: Path) -> None:
                 tensor="k",
                 dtype="torch.float32",
                 shape="(3,)",
-                dtype_2="float32",
-                shape_2="(4,)",
+                described_dtype="float32",
+                described_shape="(4,)",
             ),
         ):
             out.write("0", [RecordDraft(info(), good, {}), RecordDraft(info(), {"k": wrong}, {})])
@@ -308,7 +308,7 @@ def test_a_store_keeps_its_kind_and_format(tmp_path: Path) -> None:
     (tmp_path / "s" / "zarr.json").write_text(json.dumps(root))
     for opener in (writer, Store.open):
         with pytest.raises(
-            StoreError, match=wording("store.format-newer", version=2, writer="gdnbench 9.1", version_2=2)
+            StoreError, match=wording("store.format-newer", version=2, writer="gdnbench 9.1", needed=2)
         ):
             opener(tmp_path / "s")
 
