@@ -113,7 +113,7 @@ NEAR: tuple[tuple[str, Change, tuple[Types, ...]], ...] = (
 
 
 def follow(change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "rule", lambda p: change(product_module.fused_sum_rule(p), p.k))
+    monkeypatch.setattr(reference, "fused_sum_rule", lambda p: change(product_module.fused_sum_rule(p), p.k))
 
 
 @pytest.mark.parametrize(
