@@ -132,6 +132,7 @@ def test_the_package_then_its_version(bisecting: Bisecting, wheels: Any, replays
     assert len(replays.asked) == asked
 
 
+@pytest.mark.slow
 def test_two_packages_that_are_wrong_together(bisecting: Bisecting, wheels: Any) -> None:
     for version in ("1", "2", "3"):
         wheels("gain", version, "import other\n" + gain(f"2 if {version} >= 2 and other.late else 1"))
@@ -156,6 +157,7 @@ def test_packages_that_only_install_together(bisecting: Bisecting, wheels: Any) 
     assert answer.lines[-1].startswith("first bad: gain 1 -> 2; other 1 -> 2: numeric mismatch")
 
 
+@pytest.mark.slow
 def test_another_failure_is_told_apart_and_versions_may_go_down(bisecting: Bisecting, wheels: Any) -> None:
     for version, text in (("1", gain(2)), ("2", gain(2)), ("3", "nosuch\n"), ("4", gain(1)), ("5", gain(1))):
         wheels("gain", version, text)

@@ -505,6 +505,7 @@ def test_the_file_reproduces_it(
         assert capsys.readouterr().out.splitlines()[-1] == last
 
 
+@pytest.mark.slow
 def test_the_file_reproduces_the_end_of_a_process(shrunk: Shrink, tmp_path: Path) -> None:
     found = shrunk("gdn_prefill", "ends", prefill(seqlens=(3,), heads=(2, 2)))
     assert extent(found) == {"token": 0, "sequence": 1, "chunk": 0, "key head": 2, "value head": 2}

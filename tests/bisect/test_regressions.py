@@ -106,6 +106,7 @@ def test_beta_in_bf16_is_found_by_carrying_states(made: Any) -> None:
         assert found.wrong == "", found
 
 
+@pytest.mark.slow
 def test_a_round_less_is_seen_by_keys_that_are_alike_alone(
     made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -264,6 +264,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(beside("planted").plant(tmp_path))
 
 
+@pytest.mark.slow
 def test_an_inverse_that_stops_early_on_sm100_is_named(alike: Path, planted: str) -> None:
     given = asked(planted, alike)
     chained = probe.chained(**given)  # type: ignore[arg-type]

@@ -150,6 +150,7 @@ def test_ends_that_are_steady_and_ends_that_are_not(trial: Trial, beside: Any) -
     assert re.search(wording("bisect.rms-varies", tensor="o"), found.reason)
 
 
+@pytest.mark.slow
 def test_an_end_that_depends_on_its_process_is_not_steady(trial: Trial) -> None:
     found = replay_repeatedly(of(trial, "by_process"), TrialWorker)
     assert found.steadiness is Steadiness.FLAKY

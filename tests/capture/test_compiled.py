@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gdnbench.store.reader import Store
 
 Toy = Any
@@ -65,6 +67,7 @@ def test_broken_graphs_are_recorded(toy: Toy, tmp_path: Path) -> None:
     assert "not recorded" not in ran.err
 
 
+@pytest.mark.slow
 def test_operators_whose_python_runs_with_the_graph_are_recorded(toy: Toy, tmp_path: Path) -> None:
     script = toy.script(OPERATOR)
     ran = toy.capture(tmp_path / "run.zarr", script)

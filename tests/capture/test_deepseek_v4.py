@@ -31,6 +31,7 @@ from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.store.verify import verify
 from gdnbench_kernels.contract import Call
 from tests.messages import wording
+from tests.subset import quick
 
 SLIDING, CSA, HCA = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 TARGET = Target(MODULE, "eager_attention_forward")
@@ -319,7 +320,7 @@ if {kill}:
 """
 
 
-@pytest.mark.parametrize("kill", [False, True])
+@pytest.mark.parametrize("kill", quick([False, True], 1))
 def test_the_command(kill: bool, tmp_path: Path) -> None:
     """Summary, status and store; a killed program leaves what it recorded."""
     script = tmp_path / "program.py"

@@ -24,10 +24,12 @@ from gdnbench.errors import BadInputError
 from gdnbench.store.journal.log import JournalLog
 from gdnbench.store.reader import Store
 from tests.messages import wording
+from tests.subset import quick
 
 Toy = Any
 
 
+@pytest.mark.slow
 def test_two_captures_into_one_store_count_their_own_records(toy: Toy, tmp_path: Path) -> None:
     # Each waits for the other's first record, so that both journals are there while one launcher seals.
     script = toy.script(
@@ -149,12 +151,15 @@ def test_a_relative_store_is_where_the_program_started(toy: Toy, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("adapter", "said"),
-    [
-        ("raise SystemExit(9)", "SystemExit(9)"),
-        ("import no_such_module", "No module named 'no_such_module'"),
-        ("ADAPTER = 5", "'int' object has no attribute 'framework'"),
-        ("ADAPTER: object", "has no attribute 'ADAPTER'"),
-    ],
+    quick(
+        [
+            ("raise SystemExit(9)", "SystemExit(9)"),
+            ("import no_such_module", "No module named 'no_such_module'"),
+            ("ADAPTER = 5", "'int' object has no attribute 'framework'"),
+            ("ADAPTER: object", "has no attribute 'ADAPTER'"),
+        ],
+        0,
+    ),
 )
 def test_an_adapter_that_does_not_load_stops_nothing(
     toy: Toy, program: Path, tmp_path: Path, adapter: str, said: str
@@ -253,7 +258,7 @@ def test_a_module_of_the_programs_named_like_one_of_the_library(toy: Toy, tmp_pa
 
 @pytest.mark.parametrize(
     ("slip", "write"),
-    [("s3:/bucket/run.zarr", "s3://bucket/run.zarr"), ("file:/run.zarr", "file:///run.zarr")],
+    quick([("s3:/bucket/run.zarr", "s3://bucket/run.zarr"), ("file:/run.zarr", "file:///run.zarr")], 0),
 )
 def test_half_a_url_makes_no_folder(toy: Toy, slip: str, write: str) -> None:
     script = toy.script("import toyframe; print(toyframe.Model()(0))")

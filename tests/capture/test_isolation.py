@@ -16,6 +16,7 @@ from torch import Tensor
 from gdnbench.capture import CaptureOptions, capturing, record
 from gdnbench.store.reader import Store
 from tests.messages import wording
+from tests.subset import quick
 
 Toy = Any
 PROGRAM = """
@@ -37,7 +38,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.parametrize("what", quick(BROKEN, 1, 5))
 def test_a_broken_adapter_changes_nothing(
     toy_with: Callable[[str, str], Toy], tmp_path: Path, what: str
 ) -> None:

@@ -20,6 +20,7 @@ from gdnbench.store.recover import open_store
 from gdnbench.store.summary import segment_summary
 from gdnbench.store.verify import verify
 from tests.messages import wording
+from tests.subset import quick
 
 Toy = Any
 
@@ -48,6 +49,7 @@ def calls_by(store: Path, of: str, problems: int = 0) -> dict[Any, int]:
     return dict(found)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_leaves_the_others_whole(toy: Toy, tmp_path: Path) -> None:
     """Gloo ranks; one dies by SIGKILL when half of a record is in its journal."""
     script = toy.script(
@@ -190,7 +192,7 @@ DAEMON = """
 """
 
 
-@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("early", quick([True, False], 0))
 def test_a_daemon_outlives_the_command(toy: Toy, tmp_path: Path, early: bool) -> None:
     """Its journal is sealed though nobody looks: by the sealer that the command left, or, where it records
     for the first time when the command has ended, by one that it starts."""

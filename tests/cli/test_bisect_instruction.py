@@ -108,6 +108,7 @@ def test_a_version_that_does_not_run(gdnbench: Invoke, store: Path, tmp_path: Pa
     assert re.search(wording("bisect.good-version-fails"), found.err)
 
 
+@pytest.mark.slow
 def test_versions_come_from_their_folders_also_in_a_checkout_of_one(
     gdnbench: Invoke, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,7 @@ def run(call: Call, options: dict[str, Any] | None = None, **settings: Any) -> O
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", quick(CALLS, *range(0, len(CALLS), 3)))
 def test_accurate(name: str, layout: str) -> None:
     call = made(cache_layout=layout, **CALLS[name])
     assert_passes(call, run(call))

@@ -154,6 +154,7 @@ def test_segments_of_which_all_made_room_are_counted(tmp_path: Path) -> None:
     assert judge.close().not_judged == 4
 
 
+@pytest.mark.slow
 def test_a_judge_that_is_killed_and_one_whose_disk_is_full(tmp_path: Path) -> None:
     """The program's result stays, and what became of the judge is a line."""
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"

@@ -12,6 +12,7 @@ import torch
 from gdnbench.store.compression import Compression
 from gdnbench.store.writer import StoreWriter
 from tests.store.store_samples import record
+from tests.subset import quick
 
 MIB = 1 << 20
 TENSOR = 320 * MIB
@@ -38,7 +39,7 @@ with Store.open(sys.argv[1]) as store:
 """
 
 
-@pytest.fixture(scope="module", params=[None, 1], ids=["plain", "zstd"])
+@pytest.fixture(scope="module", params=quick([None, 1], 1, ids=["plain", "zstd"]))
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("memory") / "s"
     tensor = torch.arange(TENSOR // 2, dtype=torch.int16).reshape(-1, 4096)

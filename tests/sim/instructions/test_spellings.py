@@ -17,7 +17,7 @@ from tests.sim.instructions.one_instruction import Array, apply
 from tests.sim.instructions.operands import float_bits, integers
 from tests.sim.instructions.spellings import OPCODES, Case, cases, compiled, interpreted
 
-RUN = 12  # cases of one opcode that are run
+RUN = 6  # cases of one opcode that are run
 # No engine has these; both refuse them by name.
 REFUSED = ("cvt.pack",)
 TOGETHER = 30  # in one kernel

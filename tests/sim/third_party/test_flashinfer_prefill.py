@@ -43,6 +43,7 @@ def assert_right(prefill: Apart, store: Path, *judged: str) -> None:
         assert set(judged) <= set(result["judged"])
 
 
+@pytest.mark.slow
 def test_sequences_of_many_lengths_from_states(prefill: Apart, tmp_path: Path) -> None:
     """Whole chunks and parts of chunks, one token, none; keys that correlate, so that the inverse matters."""
     options = {"seqlens": (70, 1, 0, 129), "heads": (1, 2), "initial_state": True}
