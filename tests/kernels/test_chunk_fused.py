@@ -87,6 +87,7 @@ def assert_passes(call: Call) -> Outputs:
 QUICK = {case.name: case.options for case in cases() if case.quick and not case.refused}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", quick(QUICK.values(), 1, ids=QUICK))
 def test_quick_cases_of_the_grid(options: dict[str, Any]) -> None:
     assert_passes(synth(**options))
