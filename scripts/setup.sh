@@ -14,3 +14,5 @@ if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ setup.py -nt "$stam
   touch "$stamp"
 fi
 export PATH="$PWD/$venv/bin:$PATH"
+# Where this is set, as in many containers, every process would compile the sources again.
+unset PYTHONDONTWRITEBYTECODE

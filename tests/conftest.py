@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import secrets
+import signal
 import subprocess
 import time
 import zipfile
@@ -26,6 +27,10 @@ os.environ.setdefault("GDNBENCH_CACHE_DIR", str(Path(__file__).resolve().parents
 # Torch in one thread: the threads of several test processes wait for each other at every small operation,
 # which then takes 3 to 7 times as long on 2 cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts its background jobs with SIGINT ignored, and children inherit that: tests that interrupt a
+# child would wait for it in vain.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
