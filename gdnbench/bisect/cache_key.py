@@ -91,8 +91,8 @@ def check_unchanged(where: str, expected: str, found: str) -> None:
     asked."""
     if found != expected:
         raise StoreError(
-            f"{where}: the store's records are others than when this began, so the verdict is not kept;"
-            " give the command again"
+            f"{where}: the records of the store changed while they were replayed; the verdict is discarded."
+            " Run the command again"
         )
 
 

@@ -140,7 +140,7 @@ def check_endpoints(
     for name, one, verdict in (("bad", bad, found.bad), ("good", good, found.good)):
         if verdict.state is State.SKIP:
             raise CannotRunError(
-                f"the {name} end {one.label} cannot be told: {verdict.kind}, {verdict.reason}"
+                f"the {name} end {one.label} neither passes nor fails: {verdict.kind}, {verdict.reason}"
             )
     if found.good.state is State.BAD:
         raise BadInputError(

@@ -82,7 +82,9 @@ def traces(a: Address, b: Address) -> bool:
 
     found = [path for path in (a, b) if is_trace(path)]
     if len(found) == 1:
-        raise BadInputError(f"{found[0]} is a value trace and the other is none: compare two of a kind")
+        raise BadInputError(
+            f"{found[0]} is a value trace and the other is not; compare two value traces or two runs"
+        )
     return bool(found)
 
 

@@ -50,8 +50,8 @@ def check_name(name: str, on: str = "cpu") -> None:
     if on == SIM and name not in on_simulator():
         there = ", ".join(on_simulator()) or "none of the listed kernels"
         raise CannotRunError(
-            f"--on sim runs kernels compiled for SM100, and {name!r} is none; there are {there}, or a"
-            " function of your own that calls one, as package.module:function or path/file.py:function"
+            f"--on sim runs kernels compiled for SM100, and {name!r} is not one of them; there are {there},"
+            " or a function of your own that calls one, as package.module:function or path/file.py:function"
         )
     if name not in known:
         raise BadInputError(

@@ -39,7 +39,7 @@ def grid_from_json(value: Mapping[str, Any], where: str) -> Grid:
         )
     except (KeyError, TypeError, ValueError, OverflowError, binascii.Error) as error:
         raise BadInputError(
-            f"{where} has a grid that is none ({type(error).__name__}: {error}): replay its store again"
+            f"{where} has an unreadable error grid ({type(error).__name__}: {error}); replay its store again"
         ) from None
 
 

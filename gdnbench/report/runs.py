@@ -138,7 +138,7 @@ def _record(value: Any, where: str) -> Mapping[str, Any]:
     if not all(isinstance(found.get(name), str) for name in ("key", "op", "layer", "reason", "outcome")):
         raise BadInputError(f"{where} lacks its key, operation, layer, outcome or reason")
     if found["outcome"] not in {str(outcome) for outcome in Outcome}:
-        raise BadInputError(f"{where} has the outcome {found['outcome']!r}, which is none")
+        raise BadInputError(f"{where} has an unknown outcome, {found['outcome']!r}")
     if not all(isinstance(found.get(name), int) for name in ("number", "step")):
         raise BadInputError(f"{where} lacks its number or step")
     if not isinstance(found.get("tensors"), list):

@@ -177,7 +177,7 @@ class Objects:
                 self._check_bucket(error)
                 if _INVALID_PATH in str(error):
                     raise StoreError(
-                        f"{self.url} holds what is none of a store's: {_reason(error)}"
+                        f"{self.url} holds an object that belongs to no store: {_reason(error)}"
                     ) from None
                 if not left or not isinstance(error, errors.GenericError) or not _broke_off(error):
                     raise ObjectsUnreachableError(f"{self.url} cannot be reached: {_reason(error)}") from None

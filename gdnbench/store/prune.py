@@ -347,7 +347,7 @@ def _clear_trash(path: Path) -> None:
     for mark in incoming.glob(f"{_MARK}*"):
         name = mark.name.removeprefix(_MARK)
         if not is_name(name) or not mark.is_file():
-            raise StoreError(f"{mark} is none of gdnbench's; remove it to prune the store")
+            raise StoreError(f"gdnbench did not write {mark}; remove it to prune the store")
         shutil.rmtree(incoming / name, ignore_errors=True)
         mark.unlink()
     remove_if_empty(incoming)

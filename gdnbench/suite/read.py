@@ -163,7 +163,9 @@ def _has(path: Address, options: Options, where: str) -> bool:
         raise BadInputError(f"{where}: captures: {path} has no records")
     beyond = [number for number in options.records or () if number >= len(ops)]
     if beyond:
-        raise BadInputError(f"{where}: records: {path} has no record {beyond[0]}; it has {len(ops)}, from 0")
+        raise BadInputError(
+            f"{where}: records: {path} has no record {beyond[0]}; it has {len(ops)}, numbered from 0"
+        )
     return options.op is None or options.op in [ops[number] for number in options.records or range(len(ops))]
 
 

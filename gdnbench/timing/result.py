@@ -223,7 +223,7 @@ def _impossible(timing: RecordTiming) -> Iterator[str]:
     for kernel in timed:
         assert kernel.summary is not None
         if not SHORTEST <= kernel.summary.lower <= kernel.summary.median <= kernel.summary.upper <= LONGEST:
-            yield f"{kernel.name} has quartiles that are none"
+            yield f"{kernel.name}: the quartiles are not ascending finite numbers"
         if kernel.launches < 1:
             yield f"{kernel.name} has {kernel.launches} launches a round"
     for pair in (*timing.pairs, *filter(None, (timing.repeat,))):

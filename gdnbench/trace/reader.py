@@ -159,7 +159,9 @@ class TracedLaunch:
             cta, warp, pc, occurrence, lanes = (column.read(part) for column in columns)
             rows = row.read(part)
             if int(pc.max()) >= len(counts):
-                raise StoreError(f"{self.where} is damaged: an event of pc {int(pc.max())}, which is none")
+                raise StoreError(
+                    f"{self.where} is damaged: an event names instruction {int(pc.max())} of {len(counts)}"
+                )
             ends = rows + counts[pc]
             if (rows[1:] != ends[:-1]).any() or int(ends[-1]) > values.shape[0] or ends[-1] < rows[0]:
                 raise StoreError(f"{self.where} is damaged: `{ROW}` does not say where values are")

@@ -118,7 +118,7 @@ def random_gates(shape: tuple[int, ...], span: Span, generator: Generator) -> Te
 def add_gate_spikes(g: Tensor, size: float, generator: Generator) -> None:
     """Add `size` to |g| of one random token in every 64, separately for each head, in place."""
     if not (math.isfinite(size) and size >= 0):
-        raise ContractError(f"gate spike {size:g} is none; give a number of 0 or more")
+        raise ContractError(f"the gate spike is {size:g}; it must be 0 or more")
     for start in range(0, len(g) if size else 0, SPAN_TOKENS):
         block = g[start : start + SPAN_TOKENS]
         token = torch.randint(len(block), g.shape[1:], generator=generator)

@@ -173,7 +173,7 @@ def test_carry_needs_a_state_that_is_carried(tmp_path: Path, session: Session) -
     call = synthesise("gdn_decode", batch=1, heads=(1, 1), head_dim=(8, 8))
     with StoreWriter(tmp_path / "one.zarr", kind="synth", durable=False) as writer:
         writer.write("0", [draft("gdn_decode", call)])
-    with pytest.raises(BadInputError, match="--carry: no call gets a state"):
+    with pytest.raises(BadInputError, match="--carry: " + wording("bisect.carry-unlinked")):
         finding.find_bad_call(asked(tmp_path / "one.zarr", "right", carry=True), session)
 
 

@@ -153,9 +153,7 @@ def swa(path: Path) -> Path:
 
 def test_a_call_that_leaves_no_state_is_said_to(session: Session, here: Any, tmp_path: Path) -> None:
     trial = Trial(str(swa(tmp_path / "swa.zarr")), "torch")
-    with pytest.raises(
-        BadInputError, match="swa_decode leaves no state, it reads a cache as recorded; leave"
-    ):
+    with pytest.raises(BadInputError, match=wording("bisect.carry-stateless", operation="swa_decode")):
         finding.find_bad_call(RecordBisection(trial, carry=True), session)
     assert (
         text.answer(finding.find_bad_call(RecordBisection(trial), session))

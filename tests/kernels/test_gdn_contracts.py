@@ -386,11 +386,15 @@ def test_nothing_converts_to_raw_gates(gate: str) -> None:
 
 def test_conventions_of_the_other_operation_are_refused() -> None:
     with pytest.raises(
-        ContractError, match="gdn_prefill: convention gate is 'raw'; it must be log or linear"
+        ContractError,
+        match="gdn_prefill: "
+        + wording("kernels.convention-value", convention="gate", value="raw", known="log or linear"),
     ):
         PREFILL.convert(prefill(), {"gate": "raw"})
     with pytest.raises(
-        ContractError, match="gdn_prefill: convention gate is 'raw'; it must be log or linear"
+        ContractError,
+        match="gdn_prefill: "
+        + wording("kernels.convention-value", convention="gate", value="raw", known="log or linear"),
     ):
         prefill(gate="raw")
 

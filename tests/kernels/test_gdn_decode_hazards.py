@@ -211,7 +211,7 @@ def test_tensors_without_memory_are_refused() -> None:
     meta = {name: x.to("meta") if isinstance(x, Tensor) else x for name, x in given.items()}
     with pytest.raises(ValueError, match=wording("kernels.no-memory", tensor="state")):
         cute(**meta)
-    with pytest.raises(ValueError, match="q is on meta, v on cpu"):
+    with pytest.raises(ValueError, match=wording("kernels.devices-differ", tensor="q", device="meta")):
         cute(**{**given, "q": meta["q"]})
 
 

@@ -59,7 +59,9 @@ def test_a_kernel_not_compiled_for_the_simulator_is_skipped(run: Run, keep: Keep
     keep("a.zarr")
     result = run("a.zarr", "--gdnbench-on", "sim", "-rs")
     result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED*--on sim runs kernels compiled for SM100, and 'torch' is none*"])
+    result.stdout.fnmatch_lines(
+        ["SKIPPED*--on sim runs kernels compiled for SM100, and 'torch' is not one of them*"]
+    )
 
 
 def test_one_record_of_an_archive_by_its_name(run: Run, keep: Keep) -> None:

@@ -54,7 +54,10 @@ def test_a_function_of_the_current_directory(tmp_path: Path, monkeypatch: pytest
     assert load("mine_of_the_cwd:Holder.inner", operation("gdn_prefill")).conventions == {}
     assert load("mine_of_the_cwd.py:kernel", operation("gdn_prefill")).conventions == found.conventions
     with pytest.raises(
-        BadInputError, match="mine_of_the_cwd has no function 'nosuch'; it has kernel, Holder"
+        BadInputError,
+        match=wording(
+            "replay.function-unknown", place="mine_of_the_cwd", function="nosuch", known="kernel, Holder"
+        ),
     ):
         load("mine_of_the_cwd:nosuch", operation("gdn_prefill"))
     with pytest.raises(BadInputError, match=wording("replay.kernel-file-missing", path="absent.py")):

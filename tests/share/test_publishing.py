@@ -42,14 +42,14 @@ def test_a_copy_is_a_store(name: str, source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["copy.zarr", "copy.zip"])
 def test_what_is_there_is_left_alone(name: str, source: Path, tmp_path: Path) -> None:
     (tmp_path / name).write_text("mine")
-    with pytest.raises(BadInputError, match="is there already"):
+    with pytest.raises(BadInputError, match=wording("share.exists", out=tmp_path / name)):
         share_to(source, tmp_path / name)
     assert (tmp_path / name).read_text() == "mine"
 
 
 def test_runs_are_refused(tmp_path: Path) -> None:
     path = keep(tmp_path / "run.zarr", [decode()], kind="run")
-    with pytest.raises(BadInputError, match="run store"):
+    with pytest.raises(BadInputError, match=wording("share.not-a-capture", path=path, kind="run")):
         share_to(path, tmp_path / "copy.zarr")
 
 

@@ -18,6 +18,7 @@ from gdnbench.record import Pool, RecordDraft
 from gdnbench.share.metadata import Dropped, process_of, provenance_of
 from gdnbench.share.share import share
 from gdnbench.store.reader import Store
+from tests.messages import wording
 from tests.share.share_samples import decode, keep, prefill
 
 CANARY = "kanarienvogel"
@@ -183,7 +184,7 @@ def test_a_tensor_that_no_contract_has_is_refused(where: str, tmp_path: Path) ->
     q = record.before["q"]
     strange = {CANARY: q} if where == "name" else {"q": replace(q, meta=replace(q.meta, axes=(CANARY,) * 4))}
     record = replace(record, before={**record.before, **strange})
-    refused = pytest.raises(BadInputError, match="no tensor of gdn_decode")
+    refused = pytest.raises(BadInputError, match=wording("share.tensor-unknown", operation="gdn_decode"))
     with Store.open(keep(tmp_path / "s.zarr", [record])) as source, refused:
         share(source, tmp_path / "copy.zarr", [0])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s.zarr"]

@@ -397,7 +397,7 @@ def test_pipes_are_refused_and_not_waited_for(tmp_path: Path, key: str) -> None:
     pipe.unlink()
     os.mkfifo(pipe)
     if key != "{segment}/0/zarr.json":
-        with pytest.raises(StoreError, match="is neither a file nor a folder"):
+        with pytest.raises(StoreError, match="is " + wording("store.special-file")):
             Store.open(path)
         return
     with Store.open(path) as store:

@@ -352,7 +352,7 @@ class TestOnAGpu:
 
     def test_a_kernel_that_waits_is_refused_by_the_graph_and_timed_plain(self) -> None:
         waits = kernel(lambda q, state, o: state.sum().item())
-        with pytest.raises(CannotRunError, match="plain launches"):
+        with pytest.raises(CannotRunError, match=wording("timing.graph-refused")):
             self.on_gpu(Cache.COLD, Form.GRAPH).subject(waits)
         assert self.on_gpu(Cache.COLD, Form.PLAIN).subject(waits).round(0) > 0
 

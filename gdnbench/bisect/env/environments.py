@@ -165,7 +165,7 @@ class Environments:
         if "No module named pip" in done.stderr:
             raise CannotRunError(f"{self._base.python} has no pip; python -m ensurepip installs it")
         if any(sign in done.stderr for sign in _OFFLINE):
-            raise CannotRunError(f"pip cannot ask its index: {_last(done.stderr)}")
+            raise CannotRunError(f"pip cannot reach its package index: {_last(done.stderr)}")
         if any(sign in done.stderr for sign in _REFUSED):
             raise CannotRunError(f"pip cannot install here: {_last(done.stderr)}")
         raise DoesNotInstall(_last(done.stderr))

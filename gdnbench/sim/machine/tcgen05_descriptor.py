@@ -79,7 +79,7 @@ def decode_matrix(bits: int) -> MatrixDescriptor:
         )
     layout = bit_field(bits, 61, 3)
     if layout not in PATTERNS:
-        raise _illegal(f"matrix descriptor 0x{bits:016x}: layout type {layout} is none")
+        raise _illegal(f"matrix descriptor 0x{bits:016x}: layout type {layout} does not exist")
     swizzle = Swizzle(layout)
     base_offset = bit_field(bits, 49, 3)
     if base_offset and swizzle is Swizzle.NONE:

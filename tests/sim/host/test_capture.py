@@ -172,7 +172,7 @@ def test_wrong_number_of_arguments(form: str) -> None:
 @each_form
 def test_only_cpu_tensors(form: str) -> None:
     x, y = rows()
-    with pytest.raises(LaunchError, match="x is on meta"):
+    with pytest.raises(LaunchError, match=wording("sim.host.tensor-not-on-cpu", name="x", device="meta")):
         capture_launches(scale(form), (x.to("meta"), y, 1.0, 1))
 
 

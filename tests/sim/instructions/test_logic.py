@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gdnbench.sim.errors import UnsupportedError
+from tests.messages import wording
 from tests.sim.instructions.exact import elementwise
 from tests.sim.instructions.one_instruction import apply, check, one
 from tests.sim.instructions.operands import integers, pairs, triples
@@ -66,7 +67,9 @@ def test_lop3(engine: str, table: int) -> None:
 def test_lop3_of_a_table_that_is_no_constant(engine: str) -> None:
     """The PTX ISA wants `immLut` as a constant."""
     a = integers(np.uint32, 4)
-    with pytest.raises(UnsupportedError, match=r"lop3\.b32 with a table that is no constant at PTX line"):
+    with pytest.raises(
+        UnsupportedError, match=wording("sim.lop3-table", instruction="lop3.b32") + " at PTX line"
+    ):
         one(engine, "lop3.b32 %d0, %s0, %s0, %s0, %s0;", [a], np.uint32)
 
 

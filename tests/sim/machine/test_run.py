@@ -143,7 +143,10 @@ def test_names_of_things_that_are_not() -> None:
         run(ADD_ONE, [0], engine="fast")
     with pytest.raises(InputError, match="schedule 'random'"):
         run(ADD_ONE, [np.zeros(32, np.int32)], schedule="random")
-    with pytest.raises(LaunchError, match="mma 'sloppy'; there are hardware and exact"):
+    with pytest.raises(
+        LaunchError,
+        match=wording("sim.setting-unknown", setting="mma", value="sloppy", known="hardware and exact"),
+    ):
         run(ADD_ONE, [np.zeros(32, np.int32)], mma="sloppy")
     data = np.zeros(32, np.int32)
     with pytest.raises(LaunchError, match=wording("sim.threads-wrong", threads=0)):

@@ -67,7 +67,9 @@ def test_allocation_after_relinquishing() -> None:
 def test_only_what_was_allocated_is_freed(address: int, columns: int) -> None:
     machine = Machine()
     machine.alloc(64)
-    with pytest.raises(KernelFault, match=r"no allocation; allocated columns: 0\.\.63") as caught:
+    with pytest.raises(
+        KernelFault, match=wording("sim.machine.dealloc-unallocated", allocations="allocated columns: 0..63")
+    ) as caught:
         machine.dealloc(address, columns)
     assert caught.value.kind is FaultKind.TMEM_ALLOCATION
 
