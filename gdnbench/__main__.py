@@ -1,6 +1,6 @@
 """`python -m gdnbench`: the same as the console script."""
 
-from gdnbench.cli.main import run
+from gdnbench.cli.main import console_main
 
 if __name__ == "__main__":
-    run()
+    console_main()

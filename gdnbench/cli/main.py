@@ -82,7 +82,7 @@ def options(
     """Runs before every command; holds the options of `gdnbench` itself."""
 
 
-def run() -> None:
+def console_main() -> None:
     """The console script: turns the errors a user can meet into one line and an exit status."""
     try:
         # Not standalone: typer would draw a box of five lines around a usage error.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gdnbench.cli.main import run
+from gdnbench.cli.main import console_main
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def gdnbench(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
         monkeypatch.setenv("COLUMNS", "200")
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
-            run()
+            console_main()
         out, err = capfd.readouterr()
         code = ended.value.code
         return Result(code if isinstance(code, int) else 0, out, err)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from gdnbench.cli.main import run
+from gdnbench.cli.main import console_main
 from gdnbench.store.reader import Store
 from tests.subset import quick
 
 
 def gdnbench(*arguments: object) -> list[str]:
-    return [sys.executable, "-c", "from gdnbench.cli.main import run; run()", *map(str, arguments)]
+    return [sys.executable, "-m", "gdnbench", *map(str, arguments)]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) ->
     def command(*arguments: object) -> tuple[object, str]:
         monkeypatch.setattr(sys, "argv", ["gdnbench", *map(str, arguments)])
         with pytest.raises(SystemExit) as left:
-            run()
+            console_main()
         return left.value.code, capfd.readouterr().err
 
     return command

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gdnbench.cli.main import run
+from gdnbench.cli.main import console_main
 from gdnbench.pytest_plugin.marks import RecordRequest
 from gdnbench.pytest_plugin.selection import select_records
 from gdnbench.store.address import is_absolute
@@ -27,7 +27,7 @@ def gdnbench(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
         monkeypatch.setattr(sys, "argv", ["gdnbench", *map(str, words)])
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
-            run()
+            console_main()
         out, err = capfd.readouterr()
         assert "Traceback" not in err
         return (ended.value.code if isinstance(ended.value.code, int) else 0), out or err

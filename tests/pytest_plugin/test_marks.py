@@ -103,7 +103,7 @@ def test_a_failure_says_what_replay_says(
     kernel = f"{pytester.path / 'kernels.py'}:writes_nothing"
     monkeypatch.setattr("sys.argv", ["gdnbench", "replay", "a.zarr", "--kernel", kernel, "--no-isolate"])
     with pytest.raises(SystemExit):
-        main.run()
+        main.console_main()
     printed = [line.strip() for line in capfd.readouterr().out.splitlines()]
     assert [line for line in shown[1:] if line] == [line for line in printed if line]
     assert "of 4 elements were never written" in "\n".join(shown)

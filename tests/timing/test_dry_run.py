@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from gdnbench.cli.main import run as main
+from gdnbench.cli.main import console_main as main
 from gdnbench.errors import Exit
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store, StoredRecord

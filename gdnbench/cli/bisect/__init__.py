@@ -62,10 +62,10 @@ def resumed(
         raise BadInputError("--resume goes on with what was asked for: give no axis beside it")
     name, arguments = load_unfinished(state or STATE)
     print_progress(f"going on with bisect {name} {arguments.get('store', '')}")
-    run(name, {**arguments, "state": state or STATE})
+    run_axis(name, {**arguments, "state": state or STATE})
 
 
-def run(name: str, arguments: Mapping[str, Any]) -> None:
+def run_axis(name: str, arguments: Mapping[str, Any]) -> None:
     """The command of an axis with the arguments that its session kept."""
     from gdnbench.errors import BadInputError, StoreError
 
