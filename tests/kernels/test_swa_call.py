@@ -20,6 +20,7 @@ from gdnbench.sim import active
 from gdnbench_kernels.programs import BLACKWELL
 from gdnbench_kernels.swa_decode.launch_args import arch_of, prepare
 from gdnbench_kernels.swa_decode.layouts import empty_ds_mla
+from gdnbench_kernels.swa_decode.params import SwaBufferParams
 from gdnbench_kernels.swa_decode.portable import portable
 from gdnbench_kernels.swa_decode.sm100 import sm100
 from gdnbench_kernels.swa_decode.synth import synth
@@ -29,7 +30,7 @@ Given = dict[str, Any]
 
 
 def given(**changes: Any) -> Given:
-    """Arguments of `prepare`: two requests, 8 heads, 3 pages of 16."""
+    """A call: two requests, 8 heads, 3 pages of 16."""
     return {
         "q": torch.zeros(2, 8, 512, dtype=torch.bfloat16),
         "cache": torch.zeros(3, 16, 512, dtype=torch.uint8),
@@ -136,9 +137,9 @@ OTHERS: dict[str, Given] = {
 @pytest.mark.parametrize("message", [*WRONG, *OTHERS])
 def test_refused_in_one_line(message: str) -> None:
     """ValueError for what no kernel could take, NotImplementedError for what another one could."""
-    assert prepare(**given()).tokens == 2
+    assert prepare(SwaBufferParams(**given())).tokens == 2
     with pytest.raises(ValueError if message in WRONG else NotImplementedError) as refused:
-        prepare(**given(**{**WRONG, **OTHERS}[message]))
+        prepare(SwaBufferParams(**given(**{**WRONG, **OTHERS}[message])))
     assert str(refused.value) == message
     assert "\n" not in message
 
@@ -146,14 +147,14 @@ def test_refused_in_one_line(message: str) -> None:
 @pytest.mark.parametrize("scale", [torch.nan, torch.inf, 1e39, 10**400])
 def test_a_scale_that_float32_does_not_have(scale: float) -> None:
     with pytest.raises(ValueError, match=wording("kernels.scalar-infinite", scalar="scale")):
-        prepare(**given(scale=scale))
+        prepare(SwaBufferParams(**given(scale=scale)))
 
 
 @pytest.mark.parametrize("scale", [True, "0.1", torch.tensor(0.1), [1]])
 def test_a_scale_that_is_no_number(scale: Any) -> None:
     """A tensor on a GPU would have to be waited for."""
     with pytest.raises(TypeError, match=wording("kernels.not-a-number")):
-        prepare(**given(scale=scale))
+        prepare(SwaBufferParams(**given(scale=scale)))
 
 
 def test_outputs_have_memory_of_their_own() -> None:
@@ -167,21 +168,21 @@ def test_outputs_have_memory_of_their_own() -> None:
         ({"inv_scale": torch.ones(48), "lse": None}, None),
     ):
         if said is None:
-            assert prepare(**given(**changes)).tokens == 2
+            assert prepare(SwaBufferParams(**given(**changes))).tokens == 2
             continue
         with pytest.raises(ValueError, match=f"^{said}; give it memory of its own$"):
-            prepare(**given(**changes))
+            prepare(SwaBufferParams(**given(**changes)))
     scales = torch.ones(48)
     with pytest.raises(
         ValueError, match="^" + wording("kernels.memory-shared", tensor="lse", other="inv_scale") + "$"
     ):
-        prepare(**given(inv_scale=scales, lse=scales[:16].view(2, 8)))
+        prepare(SwaBufferParams(**given(inv_scale=scales, lse=scales[:16].view(2, 8))))
 
 
 def test_tensors_without_memory_are_refused() -> None:
     meta = {name: x.to("meta") if isinstance(x, torch.Tensor) else x for name, x in given().items()}
     with pytest.raises(ValueError, match="^" + wording("kernels.no-memory", tensor="q")):
-        prepare(**meta)
+        prepare(SwaBufferParams(**meta))
 
 
 @pytest.mark.parametrize("kernel", [portable, sm100])
@@ -199,7 +200,7 @@ def test_a_cache_is_never_copied() -> None:
         (ds_mla(), 9792, 9344),
         (given(cache=strided(7, 512, 1)[:1], inv_scale=torch.ones(16)), 8192, 8192),
     ):
-        pages = prepare(**call).pages
+        pages = prepare(SwaBufferParams(**call)).pages
         assert pages.data_ptr() == call["cache"].data_ptr()
         assert pages.dtype == torch.uint8
         assert (pages.shape[1], pages.stride()) == (page, (stride, 1))
@@ -215,7 +216,7 @@ def test_tensors_that_lie_as_kernels_need_them_are_taken_as_they_are() -> None:
         o=torch.zeros(2, 8, 512).bfloat16(),
         lse=torch.zeros(3, 8)[1:],
     )
-    found = prepare(**call)
+    found = prepare(SwaBufferParams(**call))
     for name, tensor in (
         ("q", found.q),
         ("inv_scale", found.inv_scale),

@@ -26,6 +26,7 @@ from gdnbench_kernels.launch_checks import (
 )
 from gdnbench_kernels.programs import SM90, SM100, SM103
 from gdnbench_kernels.swa_decode.layouts import SERVED, CacheLayout
+from gdnbench_kernels.swa_decode.params import SwaBufferParams
 from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES, HEAD_DIM, MAX_HEADS, MAX_WINDOW
 from gdnbench_kernels.swa_decode.sources import ALIGN, SCALE_DTYPES
 from gdnbench_kernels.swa_decode.window import INDEX_SHAPES, flat_indices
@@ -117,50 +118,39 @@ class Arguments:
         return found
 
 
-def prepare(
-    *,
-    q: Tensor,
-    cache: Tensor,
-    inv_scale: Tensor | None,
-    swa_indices: Tensor,
-    swa_lens: Tensor,
-    attn_sink: Tensor | None,
-    scale: float | None,
-    output_lse: bool,
-    cache_layout: str,
-    index_shape: str,
-    o: Tensor | None,
-    lse: Tensor | None,
-) -> Arguments:
-    """The contract's arguments, checked. Raises NotImplementedError for a call that the kernels do not
+def prepare(params: SwaBufferParams) -> Arguments:
+    """The arguments of a call, checked. Raises NotImplementedError for a call that the kernels do not
     support, ValueError for an invalid one."""
-    layout = _layout(cache_layout)
+    layout = _layout(params.cache_layout)
+    q, attn_sink = params.q, params.attn_sink
     if q.dim() != 3 or q.shape[2] != HEAD_DIM:
         raise ValueError(f"q has shape {list(q.shape)}; it must be [T, H, {HEAD_DIM}]")
     tokens, heads, _ = q.shape
     if not 1 <= heads <= MAX_HEADS:
         raise ValueError(f"q has {heads} heads; it must have 1 to {MAX_HEADS}")
     _check("q", q, q.shape, (BFLOAT16,), q.device)
-    pages, block_shift = _pages(cache, layout, q.device)
-    scales = _scales(inv_scale, layout, len(pages) << block_shift, q.device)
-    indices = _indices(swa_indices, index_shape, tokens, q.device)
-    _check("swa_lens", swa_lens, (tokens,), (INT32,), q.device)
+    pages, block_shift = _pages(params.cache, layout, q.device)
+    scales = _scales(params.inv_scale, layout, len(pages) << block_shift, q.device)
+    indices = _indices(params.swa_indices, params.index_shape, tokens, q.device)
+    _check("swa_lens", params.swa_lens, (tokens,), (INT32,), q.device)
     if attn_sink is not None:
         _check("attn_sink", attn_sink, (heads,), (FLOAT32,), q.device)
-    if lse is not None and not output_lse:
+    if params.lse is not None and not params.output_lse:
         raise ValueError("lse is given, which output_lse = False says not to fill")
     found = Arguments(
         q=contiguous_aligned(q, ALIGN),
         pages=pages,
         inv_scale=scales,
         indices=indices,
-        lens=contiguous_aligned(swa_lens, WORD),
+        lens=contiguous_aligned(params.swa_lens, WORD),
         attn_sink=None if attn_sink is None else contiguous_aligned(attn_sink, WORD),
-        scale=HEAD_DIM**-0.5 if scale is None else finite_number("scale", scale),
+        scale=HEAD_DIM**-0.5 if params.scale is None else finite_number("scale", params.scale),
         block_shift=block_shift,
         layout=layout,
-        _o=_output("o", o, q.shape, BFLOAT16, q.device, ALIGN),
-        _lse=_output("lse", lse, (tokens, heads), FLOAT32, q.device, WORD) if output_lse else None,
+        _o=_output("o", params.o, q.shape, BFLOAT16, q.device, ALIGN),
+        _lse=_output("lse", params.lse, (tokens, heads), FLOAT32, q.device, WORD)
+        if params.output_lse
+        else None,
     )
     _check_apart(found)
     return found

@@ -16,29 +16,21 @@ from typing import Literal
 from torch import Tensor
 
 from gdnbench_kernels.arguments import multiprocessors
+from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.programs import compiled
 from gdnbench_kernels.swa_decode import wgmma
 from gdnbench_kernels.swa_decode.dispatch import wgmma_is_faster
 from gdnbench_kernels.swa_decode.launch_args import Arguments, arch_of, prepare
+from gdnbench_kernels.swa_decode.params import SwaBufferParams
 from gdnbench_kernels.swa_decode.sources import PORTABLE_ROWS, portable_source
 
 __all__ = ["portable"]
 
 
+@takes_params(SwaBufferParams)
 def portable(
+    params: SwaBufferParams,
     *,
-    q: Tensor,
-    cache: Tensor,
-    inv_scale: Tensor | None = None,
-    swa_indices: Tensor,
-    swa_lens: Tensor,
-    attn_sink: Tensor | None = None,
-    scale: float | None = None,
-    output_lse: bool = False,
-    cache_layout: str = "per_token_scale",
-    index_shape: str = "TW",
-    o: Tensor | None = None,
-    lse: Tensor | None = None,
     arch: str | None = None,
     kernel: Literal["mma_sync", "faster"] = "mma_sync",
 ) -> dict[str, Tensor]:
@@ -51,20 +43,7 @@ def portable(
     """
     if kernel not in ("mma_sync", "faster"):
         raise ValueError(f"kernel is {kernel!r}; it is mma_sync or faster")
-    given = prepare(
-        q=q,
-        cache=cache,
-        inv_scale=inv_scale,
-        swa_indices=swa_indices,
-        swa_lens=swa_lens,
-        attn_sink=attn_sink,
-        scale=scale,
-        output_lse=output_lse,
-        cache_layout=cache_layout,
-        index_shape=index_shape,
-        o=o,
-        lse=lse,
-    )
+    given = prepare(params)
     target = arch or arch_of(given.device)
     if kernel == "faster" and wgmma_is_faster(given, target):
         return wgmma.launch(given)

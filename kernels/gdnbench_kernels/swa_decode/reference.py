@@ -13,42 +13,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.swa_decode.layouts import read_rows
+from gdnbench_kernels.swa_decode.params import SwaParams
 from gdnbench_kernels.swa_decode.sizes import HEAD_DIM
 from gdnbench_kernels.swa_decode.window import attended, flat_indices
 
 
-def reference(
-    *,
-    q: Tensor,
-    cache: Tensor,
-    inv_scale: Tensor | None = None,
-    swa_indices: Tensor,
-    swa_lens: Tensor,
-    attn_sink: Tensor | None = None,
-    scale: float | None = None,
-    output_lse: bool = False,
-    cache_layout: str = "per_token_scale",
-    index_shape: str = "TW",
-) -> dict[str, Tensor]:
+@takes_params(SwaParams)
+def reference(params: SwaParams) -> dict[str, Tensor]:
     """o [T, H, 512], and on request lse [T, H]; fp64, on q's device."""
-    indices = flat_indices(swa_indices, index_shape)
-    counts = attended(indices, swa_lens)
-    scale = HEAD_DIM**-0.5 if scale is None else scale
+    indices = flat_indices(params.swa_indices, params.index_shape)
+    counts = attended(indices, params.swa_lens)
+    q, scale = params.q, HEAD_DIM**-0.5 if params.scale is None else params.scale
     tokens, heads, _ = q.shape
     o = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.full((tokens, heads), -torch.inf, dtype=torch.float64, device=q.device)
     for token in torch.nonzero(counts.any(1)).flatten().tolist():
         slots = indices[token][counts[token]]
-        rows = read_rows(cache, inv_scale, slots, cache_layout, torch.float64)
+        rows = read_rows(params.cache, params.inv_scale, slots, params.cache_layout, torch.float64)
         scores = scale * q[token].double() @ rows.T
         lse[token] = torch.logsumexp(scores, dim=1)
         total = lse[token]
-        if attn_sink is not None:
-            total = torch.logaddexp(total, attn_sink.double())
+        if params.attn_sink is not None:
+            total = torch.logaddexp(total, params.attn_sink.double())
         # A score of +inf makes its row NaN, as in torch's softmax.
         o[token] = torch.exp(scores - total.unsqueeze(1)) @ rows
     found = {"o": o}
-    if output_lse:
+    if params.output_lse:
         found["lse"] = lse
     return found

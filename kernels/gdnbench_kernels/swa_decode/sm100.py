@@ -11,28 +11,20 @@ from __future__ import annotations
 from torch import Tensor
 
 from gdnbench_kernels.arguments import multiprocessors
+from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.programs import BLACKWELL, compiled
 from gdnbench_kernels.swa_decode.launch_args import arch_of, prepare
+from gdnbench_kernels.swa_decode.params import SwaBufferParams
 from gdnbench_kernels.swa_decode.sizes import TILE_HEADS
 from gdnbench_kernels.swa_decode.sources import PART_COUNTS, sm100_source
 
 __all__ = ["launch_of", "sm100"]
 
 
+@takes_params(SwaBufferParams)
 def sm100(
+    params: SwaBufferParams,
     *,
-    q: Tensor,
-    cache: Tensor,
-    inv_scale: Tensor | None = None,
-    swa_indices: Tensor,
-    swa_lens: Tensor,
-    attn_sink: Tensor | None = None,
-    scale: float | None = None,
-    output_lse: bool = False,
-    cache_layout: str = "per_token_scale",
-    index_shape: str = "TW",
-    o: Tensor | None = None,
-    lse: Tensor | None = None,
     parts: int | None = None,
     workers: int | None = None,
 ) -> dict[str, Tensor]:
@@ -43,20 +35,7 @@ def sm100(
     `launch_of`. They do not change the result. Raises NotImplementedError for a call that the kernel does not
     support or for another GPU, ValueError for an invalid call.
     """
-    given = prepare(
-        q=q,
-        cache=cache,
-        inv_scale=inv_scale,
-        swa_indices=swa_indices,
-        swa_lens=swa_lens,
-        attn_sink=attn_sink,
-        scale=scale,
-        output_lse=output_lse,
-        cache_layout=cache_layout,
-        index_shape=index_shape,
-        o=o,
-        lse=lse,
-    )
+    given = prepare(params)
     sms = multiprocessors(given.device)
     wanted_parts, wanted_workers = launch_of(given.tokens, given.heads, sms, parts)
     made = compiled(

@@ -10,31 +10,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.swa_decode.layouts import read_rows
+from gdnbench_kernels.swa_decode.params import SwaParams
 from gdnbench_kernels.swa_decode.sizes import HEAD_DIM
 from gdnbench_kernels.swa_decode.window import attended, flat_indices
 
 
-def torch_paged(
-    *,
-    q: Tensor,
-    cache: Tensor,
-    inv_scale: Tensor | None = None,
-    swa_indices: Tensor,
-    swa_lens: Tensor,
-    attn_sink: Tensor | None = None,
-    scale: float | None = None,
-    output_lse: bool = False,
-    cache_layout: str = "per_token_scale",
-    index_shape: str = "TW",
-) -> dict[str, Tensor]:
+@takes_params(SwaParams)
+def torch_paged(params: SwaParams) -> dict[str, Tensor]:
     """o [T, H, 512] in q's dtype, and on request lse [T, H] fp32. No host synchronisation."""
-    indices = flat_indices(swa_indices, index_shape)
-    counts = attended(indices, swa_lens)
-    scale = HEAD_DIM**-0.5 if scale is None else scale
-    if len(cache):
+    indices = flat_indices(params.swa_indices, params.index_shape)
+    counts = attended(indices, params.swa_lens)
+    q, scale = params.q, HEAD_DIM**-0.5 if params.scale is None else params.scale
+    if len(params.cache):
         # Read slot 0 where a row does not attend, then overwrite the values, which may be NaN.
-        wide = read_rows(cache, inv_scale, indices.where(counts, 0), cache_layout, torch.float32)
+        slots = indices.where(counts, 0)
+        wide = read_rows(params.cache, params.inv_scale, slots, params.cache_layout, torch.float32)
         wide = wide.masked_fill(~counts.unsqueeze(-1), 0.0)
     else:  # a record in which no row attends to anything has no pages
         wide = torch.zeros(*counts.shape, HEAD_DIM, device=q.device)
@@ -48,10 +40,10 @@ def torch_paged(
     o = scaled_dot_product_attention(
         q.unsqueeze(1), rows.unsqueeze(1), rows.unsqueeze(1), bias.to(q.dtype)[:, None, None, :], scale=scale
     ).squeeze(1)
-    if attn_sink is not None:
-        o = (o.float() * torch.sigmoid(lse - attn_sink.float()).unsqueeze(-1)).to(q.dtype)
+    if params.attn_sink is not None:
+        o = (o.float() * torch.sigmoid(lse - params.attn_sink.float()).unsqueeze(-1)).to(q.dtype)
     o = o.masked_fill(none[:, None, None], 0.0)
     found = {"o": o}
-    if output_lse:
+    if params.output_lse:
         found["lse"] = lse.masked_fill(none.unsqueeze(1), -torch.inf)
     return found

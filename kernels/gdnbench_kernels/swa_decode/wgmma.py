@@ -9,28 +9,20 @@ from __future__ import annotations
 from torch import Tensor
 
 from gdnbench_kernels.arguments import multiprocessors
+from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.programs import SM90, compiled
 from gdnbench_kernels.swa_decode.launch_args import Arguments, arch_of, prepare
+from gdnbench_kernels.swa_decode.params import SwaBufferParams
 from gdnbench_kernels.swa_decode.sm90_plan import ROWS, Tuning
 from gdnbench_kernels.swa_decode.sm90_sources import DEFAULT, wgmma_source
 
 __all__ = ["wgmma"]
 
 
+@takes_params(SwaBufferParams)
 def wgmma(
+    params: SwaBufferParams,
     *,
-    q: Tensor,
-    cache: Tensor,
-    inv_scale: Tensor | None = None,
-    swa_indices: Tensor,
-    swa_lens: Tensor,
-    attn_sink: Tensor | None = None,
-    scale: float | None = None,
-    output_lse: bool = False,
-    cache_layout: str = "per_token_scale",
-    index_shape: str = "TW",
-    o: Tensor | None = None,
-    lse: Tensor | None = None,
     workers: int | None = None,
     rows: int | None = None,
     prefetch: int = DEFAULT.prefetch,
@@ -43,20 +35,7 @@ def wgmma(
     Raises NotImplementedError for a call that the kernel does not support or for another GPU, ValueError for
     an invalid call.
     """
-    given = prepare(
-        q=q,
-        cache=cache,
-        inv_scale=inv_scale,
-        swa_indices=swa_indices,
-        swa_lens=swa_lens,
-        attn_sink=attn_sink,
-        scale=scale,
-        output_lse=output_lse,
-        cache_layout=cache_layout,
-        index_shape=index_shape,
-        o=o,
-        lse=lse,
-    )
+    given = prepare(params)
     if given.device.type == "cuda" and arch_of(given.device) != SM90:
         raise NotImplementedError(f"this kernel of swa_decode is compiled for {SM90} alone; take portable")
     return launch(given, workers, rows, prefetch)

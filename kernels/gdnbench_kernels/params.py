@@ -1,0 +1,59 @@
+"""Kernels that receive a call as one object, and are called with its tensors and scalars by name.
+
+`<operation>/params.py` has a dataclass with a field for each argument of a call. A kernel is written as a
+function of it; `takes_params` gives the function the interface of `contract.Kernel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Any, Concatenate, TypeVar
+
+Params = TypeVar("Params")
+Result = TypeVar("Result")
+
+
+def takes_params(
+    params: type[Params], *, without: tuple[str, ...] = (), required: tuple[str, ...] = ()
+) -> Callable[[Callable[Concatenate[Params, ...], Result]], Callable[..., Result]]:
+    """Decorates `function(params, *, others)`, which is then called with the fields of `params` and with the
+    others, all by name; its signature lists them.
+
+    `without`: fields that are no arguments of this function and keep their defaults. `required`: fields whose
+    default this function does not accept. The function raises TypeError for an argument that is missing or
+    that it does not have.
+    """
+    taken = [
+        field.replace(default=Parameter.empty) if field.name in required else field
+        for field in signature(params).parameters.values()
+        if field.name not in without
+    ]
+    needed = {field.name for field in taken if field.default is Parameter.empty}
+
+    def decorate(function: Callable[Concatenate[Params, ...], Result]) -> Callable[..., Result]:
+        own = signature(function)
+        others = list(own.parameters.values())[1:]
+        known = Signature([*taken, *others], return_annotation=own.return_annotation)
+
+        @wraps(function)
+        def kernel(**arguments: Any) -> Result:
+            if not needed <= arguments.keys() <= known.parameters.keys():
+                try:
+                    known.bind(**arguments)
+                except TypeError as error:
+                    raise TypeError(f"{function.__name__}() {error}") from None
+            given = {one.name: arguments.pop(one.name) for one in others if one.name in arguments}
+            return function(params(**arguments), **given)
+
+        kernel.__signature__ = known  # type: ignore[attr-defined]
+        return kernel
+
+    return decorate
+
+
+def by_name(params: Any) -> dict[str, Any]:
+    """The fields of a dataclass of parameters by name, not copied."""
+    return {field.name: getattr(params, field.name) for field in fields(params)}
