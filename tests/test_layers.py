@@ -51,8 +51,8 @@ report: base sim kernels report.outcome store ops timing.result judge
 trace: base sim.host sim.value_trace sim store
 diff: base kernels report.outcome store ops judge report
 diff.traces: base sim.ptx sim.value_trace sim trace
-page: base judge report
-pictures: base kernels report.outcome timing.result judge report
+heatmap: base kernels judge report
+page: base timing.result judge report
 replay: base sim.base sim kernels report.outcome store ops timing.result workers judge synth report trace
 bisect: artifact_cache base sim.base sim.host sim.value_trace sim kernels report.outcome store ops workers
     judge synth report trace diff.traces replay
@@ -62,7 +62,7 @@ timing: base sim kernels report.outcome store ops timing.result workers judge re
 distributed: base __init__ sim.base sim kernels report.outcome store workers report replay bisect
 suite: base sim report.outcome store ops workers judge report replay distributed
 cli: base sim.base sim.ptx sim.host sim.value_trace sim kernels store ops timing.result capture compile
-    doctor judge synth kernel_figures report trace diff diff.traces page pictures replay bisect mismatch
+    doctor judge synth kernel_figures report trace diff diff.traces heatmap page replay bisect mismatch
     share timing distributed suite
 pytest_plugin: base sim kernels report.outcome store ops judge report replay suite
 __main__: cli

@@ -65,7 +65,7 @@ def finish(
     else:
         print_wide(render_table(report, show_accepted=show_accepted))
         if heatmap:
-            from gdnbench.pictures.terminal import ASCII, BLOCKS, heatmaps
+            from gdnbench.heatmap.terminal import ASCII, BLOCKS, heatmaps
 
             characters = BLOCKS if encodable(BLOCKS, sys.stdout.encoding or "ascii") else ASCII
             print("\n" + heatmaps(report, shutil.get_terminal_size().columns, characters), end="")

@@ -20,14 +20,16 @@ def report(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write an HTML file.")] = None,
     png: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Write the charts as PNG files into FOLDER; needs matplotlib."),
+        typer.Option(
+            metavar="FOLDER", help="Write the charts as PNG files into FOLDER; needs the extra `pictures`."
+        ),
     ] = None,
     title: Annotated[str, typer.Option(help="Title of the HTML page.")] = "gdnbench report",
 ) -> None:
     """Show runs as one HTML file: verdicts, where errors are and how they grow, times, findings, provenance.
 
     The file needs no network and no other file. Exit status: 0 it was written, whatever the verdicts; 2 a run
-    cannot be read; 3 matplotlib is missing.
+    cannot be read; 3 a package that draws PNG files is missing.
     """
     if output is None and png is None:
         raise BadInputError("nothing to write: give -o report.html, or --png FOLDER, or both")
@@ -42,8 +44,8 @@ def report(
         write_page(found, output, title)
         print(f"{output}: {said}, {output.stat().st_size / 2**20:.1f} MiB")
     if png is not None:
-        from gdnbench.pictures.draw import draw_pictures, records_left_out
+        from gdnbench.page.png import draw_pngs, records_left_out
 
-        pictures, rest = draw_pictures(found, png), records_left_out(found)
+        pictures, rest = draw_pngs(found, png), records_left_out(found)
         some = f"; {rest} of them without any of their own" if rest else ""
         print(f"{png}: {said}, {len(pictures)} picture{'' if len(pictures) == 1 else 's'}{some}")

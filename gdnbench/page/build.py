@@ -16,7 +16,7 @@ from gdnbench.printable import printable
 from gdnbench.report.runs import Run
 from gdnbench.whole_file import replace_text
 
-STYLES = ("base", "parts", "charts", "print")
+STYLES = ("base", "parts", "charts", "shapes", "print")
 MAIN = "main"
 
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
@@ -33,7 +33,7 @@ def render_page(
     if not runs:
         raise BadInputError("a report of no runs: name run stores, or files of replay --json")
     index, blocks = page_data(runs, title, grid_characters)
-    style = "\n".join(_asset("style", f"{name}.css") for name in STYLES)
+    style = "\n".join(asset("style", f"{name}.css") for name in STYLES)
     script = script_of(MAIN)
     # The policy allows the inline script and style by digest, and blocks everything else.
     policy = (
@@ -51,7 +51,7 @@ def render_page(
             for number, block in enumerate(blocks)
         ),
     }
-    return re.sub(r"@(\w+)@", lambda found: values[found[1]], _asset("page.html"))
+    return re.sub(r"@(\w+)@", lambda found: values[found[1]], asset("page.html"))
 
 
 def write_page(runs: Sequence[Run], path: Path, title: str = "gdnbench report") -> None:
@@ -73,12 +73,13 @@ def script_of(name: str) -> str:
 
 def _modules(name: str, seen: set[str]) -> Iterator[str]:
     seen.add(name)
-    text = _asset("script", f"{name}.js")
+    text = asset("script", f"{name}.js")
     for needed in _IMPORT.findall(text):
         if needed not in seen:
             yield from _modules(needed, seen)
     yield _EXPORT.sub("", _IMPORT.sub("", text))
 
 
-def _asset(*path: str) -> str:
+def asset(*path: str) -> str:
+    """The text of a file in `assets/`."""
     return files("gdnbench.page").joinpath("assets", *path).read_text(encoding="utf-8")

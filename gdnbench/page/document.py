@@ -12,6 +12,7 @@ from typing import Any
 from gdnbench.page.embed import packed_json
 from gdnbench.page.provenance import provenance
 from gdnbench.page.repeat import repeat_command
+from gdnbench.report.captured import captured_ranges
 from gdnbench.report.growth import error_growth, round_for_chart
 from gdnbench.report.ranking import Entry, rank_records
 from gdnbench.report.runs import Run, as_replayed
@@ -46,8 +47,18 @@ def _document(runs: Sequence[Run], title: str, grid_characters: int) -> tuple[di
         )
         for start in range(0, len(entries), BLOCK)
     ]
+    without_grid = sum(
+        place not in kept and _grid_characters(entry.record) > 0 for place, entry in enumerate(entries)
+    )
+    return page_index(runs, entries, title, without_grid), blocks
+
+
+def page_index(
+    runs: Sequence[Run], entries: Sequence[Entry], title: str, without_grid: int = 0
+) -> dict[str, Any]:
+    """The index of the ranked records `entries`, of which `without_grid` have no grid on the page."""
     strings: dict[str, int] = {}
-    index = {
+    return {
         "schema": 1,
         "version": __version__,
         "title": title,
@@ -58,11 +69,9 @@ def _document(runs: Sequence[Run], title: str, grid_characters: int) -> tuple[di
         "failures": sum(entry.failed for entry in entries),
         "provenance": provenance(runs),
         "growth": error_growth([(entry.run, entry.record) for entry in entries]),
-        "without_grid": sum(
-            place not in kept and _grid_characters(entry.record) > 0 for place, entry in enumerate(entries)
-        ),
+        "captured": captured_ranges(runs),
+        "without_grid": without_grid,
     }
-    return index, blocks
 
 
 def _run(run: Run) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gdnbench.pictures import draw
+from gdnbench.page import png
 from tests.messages import wording
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
@@ -19,9 +19,9 @@ Invoke = Callable[..., Any]  # the fixture `gdnbench`
 def test_it_says_how_many_records_have_no_files_of_their_own(
     gdnbench: Invoke, prefills: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("matplotlib", reason="PNG files are drawn by matplotlib (extra `pictures`)")
+    pytest.importorskip("resvg_py", reason="PNG files are drawn by resvg-py (extra `pictures`)")
     gdnbench("replay", prefills, "--save", tmp_path / "run.zarr")
-    monkeypatch.setattr(draw, "MOST_RECORDS", 1)
+    monkeypatch.setattr(png, "MOST_RECORDS", 1)
     result = gdnbench("report", tmp_path / "run.zarr", "--png", tmp_path / "png")
     files = {path.name for path in (tmp_path / "png").iterdir()}
     own = [name for name in files if name.startswith("record-")]
@@ -32,17 +32,15 @@ def test_it_says_how_many_records_have_no_files_of_their_own(
     assert result.code == 0
 
 
-def test_without_matplotlib_it_cannot_run(
+def test_without_the_packages_it_cannot_run(
     gdnbench: Invoke, prefills: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gdnbench("replay", prefills, "--save", tmp_path / "run.zarr")
-    for name in [name for name in sys.modules if name.startswith(("matplotlib", "gdnbench.pictures.canvas"))]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "quickjs", None)
     result = gdnbench("report", tmp_path / "run.zarr", "--png", tmp_path / "png")
     assert result.code == 3
     assert result.err.count("\n") == 1
-    assert re.search(wording("pictures.matplotlib-missing"), result.err)
+    assert re.search(wording("page.packages-missing"), result.err)
 
 
 def test_nothing_to_write_is_told(gdnbench: Invoke, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_what_is_no_run_is_refused_in_a_line(
 def test_values_that_no_replay_writes_are_refused_in_a_line(
     gdnbench: Callable[..., Any], prefills: Path, tmp_path: Path, name: str, value: Any
 ) -> None:
-    pytest.importorskip("matplotlib", reason="PNG files are drawn by matplotlib (extra `pictures`)")
+    pytest.importorskip("resvg_py", reason="PNG files are drawn by resvg-py (extra `pictures`)")
     document = json.loads(gdnbench("replay", prefills, "0", "--kernel", "torch", "--json").out)
     (record,) = document["records"]
     record["decode"] = True

@@ -22,6 +22,11 @@ export function ticks(low, high, count) {
   return found;
 }
 
+// The same, of whole numbers.
+export function whole(low, high, count) {
+  return ticks(low, high, Math.min(count, Math.max(high - low, 1)));
+}
+
 // Powers of ten around the values; both ends of the axis among them.
 export function decades(values) {
   const above = values.filter((value) => value > 0 && value < Infinity);

@@ -1,11 +1,14 @@
 // A heatmap's pixels. Columns are chunks in the order of the sequences, rows are heads.
-import { css, on, shade } from "./colour.js";
+import { css, NO_ERROR, on, shade, WRONG } from "./colour.js";
+import { NOT_FINITE } from "./quantities.js";
 
 export const LEFT = 34; // for the heads' numbers
-const BELOW = 34; // for those of chunks and sequences
+export const BELOW = 34; // for those of chunks and sequences
+export const CROSSED = 6; // the least side of a cell that has room for a cross
 const FONT = "11px system-ui, sans-serif";
 
-export function drawCells(canvas, { grid, from, count, cursor, values, marked, part, width }) {
+export function drawCells(canvas, { width, ...cells }) {
+  const { grid, count } = cells;
   const across = Math.min(Math.max(Math.floor((width - LEFT - 1) / count), 9), 40);
   const down = Math.min(Math.max(Math.floor(360 / grid.heads), 11), 26);
   canvas.cellWidth = across;
@@ -19,6 +22,12 @@ export function drawCells(canvas, { grid, from, count, cursor, values, marked, p
   const ink = getComputedStyle(canvas).getPropertyValue("color") || "#000";
   const context = canvas.getContext("2d");
   context.scale(density, density);
+  paintCells(context, { ...cells, across, down, ink });
+}
+
+// On a canvas's context, cells of across x down pixels. `marked` gives how a cell stands out.
+export function paintCells(context, { grid, from, count, cursor, values, marked, part, across, down, ink }) {
+  const gap = across < 9 ? 0 : 0.5; // small cells touch
   context.font = FONT;
   context.textBaseline = "middle";
   context.textAlign = "center";
@@ -26,18 +35,18 @@ export function drawCells(canvas, { grid, from, count, cursor, values, marked, p
   for (let column = 0; column < count; column++) {
     for (let head = 0; head < grid.heads; head++) {
       const cell = (from + column) * grid.heads + head;
-      const x = LEFT + column * across, y = head * down, known = part(values[cell]);
-      const colour = known === null ? [255, 255, 255] : shade(known);
+      const x = LEFT + column * across, y = head * down, how = marked(cell);
+      const colour = how === NOT_FINITE ? WRONG : values[cell] === 0 ? NO_ERROR : shade(part(values[cell]));
       context.fillStyle = css(colour);
-      context.fillRect(x, y, across - 0.5, down - 0.5);
-      if (marked(cell)) mark(context, x, y, across, down, on(colour));
+      context.fillRect(x, y, across - gap, down - gap);
+      if (how && Math.min(across, down) >= CROSSED) cross(context, x, y, across, down, on(colour));
     }
   }
   labels(context, grid, from, count, across, down, ink);
   if (cursor !== undefined) outline(context, grid, cursor, from, count, across, down);
 }
 
-function mark(context, x, y, across, down, colour) {
+export function cross(context, x, y, across, down, colour) {
   const reach = Math.min(across, down) * 0.22, [cx, cy] = [x + across / 2, y + down / 2];
   context.strokeStyle = colour;
   context.lineWidth = 1.6;
@@ -53,11 +62,12 @@ function mark(context, x, y, across, down, colour) {
 function outline(context, grid, cursor, from, count, across, down) {
   const column = Math.floor(cursor / grid.heads) - from;
   if (column < 0 || column >= count) return;
-  const x = LEFT + column * across, y = (cursor % grid.heads) * down;
+  const [wide, high] = across < CROSSED || down < CROSSED ? [13, 13] : [across, down]; // around a small cell
+  const x = LEFT + (column + 0.5) * across - wide / 2, y = (cursor % grid.heads + 0.5) * down - high / 2;
   for (const [colour, inset] of [["#000", 0.5], ["#fff", 2]]) {
     context.strokeStyle = colour;
     context.lineWidth = 1.5;
-    context.strokeRect(x + inset, y + inset, across - 2 * inset - 0.5, down - 2 * inset - 0.5);
+    context.strokeRect(x + inset, y + inset, wide - 2 * inset - 0.5, high - 2 * inset - 0.5);
   }
 }
 
@@ -66,7 +76,7 @@ function labels(context, grid, from, count, across, down, ink) {
   const bottom = grid.heads * down;
   if (grid.heads > 1) {
     const every = Math.ceil(14 / down);
-    for (let head = 0; head < grid.heads; head += every) context.fillText(head, LEFT - 14, head * down + down / 2);
+    for (let head = 0; head < grid.heads; head += every) context.fillText(head * (grid.down ?? 1), LEFT - 14, head * down + down / 2);
   }
   const every = Math.ceil(26 / across);
   let since = every;

@@ -4,6 +4,9 @@
 const STOPS = ["#0a1f5c", "#1d3a78", "#3d5480", "#5f6d83", "#808681", "#a39f77", "#c8b963", "#ecd547", "#fff176"];
 const RGB = STOPS.map((stop) => [1, 3, 5].map((at) => parseInt(stop.slice(at, at + 2), 16)));
 
+export const NO_ERROR = [236, 236, 236];
+export const WRONG = [184, 74, 0]; // not finite on one side only
+
 // `part` of the scale, 0 to 1, as [red, green, blue].
 export function shade(part) {
   const at = Math.min(Math.max(part, 0), 1) * (RGB.length - 1);
@@ -31,8 +34,9 @@ export function logScale(values) {
     if (value > 0 && value < Infinity) { low = Math.min(low, value); high = Math.max(high, value); }
   }
   if (!high) return { low: 0, high: 0, part: (value) => (value === 0 ? 0 : value > 0 ? 1 : null) };
-  low = Math.max(low, high * 1e-6); // one cell of rounding must not take all colours of the others
-  const span = Math.log(high / low) || 1;
+  // At least a decade, so that small differences look small; one cell of rounding must not take all colours of the others.
+  low = Math.min(Math.max(low, high * 1e-6), high / 10);
+  const span = Math.log(high / low);
   return { low, high, part: (value) => {
     if (value === 0) return 0;
     if (value === Infinity) return 1; // over something that is exact

@@ -12,6 +12,7 @@ export function string(column, place) {
 }
 
 export function bytes(base64) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64); // not in older browsers
   const text = atob(base64);
   const found = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) found[i] = text.charCodeAt(i);

@@ -1,8 +1,8 @@
 // How errors grow: along the chunks of a sequence, and by layer over decode steps.
 import { columns, index } from "./data.js";
 import { el, part } from "./dom.js";
-import { lines } from "./chart.js";
-import { logScale, css, on, shade } from "./colour.js";
+import { chart, lines } from "./chart.js";
+import { logScale, css, NO_ERROR, on, shade } from "./colour.js";
 import { legendScale } from "./scale.js";
 import { number, parsed } from "./text.js";
 
@@ -42,43 +42,71 @@ export function alongSequence(tensor, grid) {
 export function overSteps(open) {
   if (!index.growth.length) return null;
   return part("Error over decode steps", () => el("div", { class: "pictures" },
-    index.growth.map((matrix) => decode(matrix, open))), "h2");
+    index.growth.map((matrix) => el("div", { class: "steps-of" }, chart(stepLines(matrix)),
+      matrix.layers.length > 1 && layerButtons(matrix, open)))), "h2");
 }
 
-function decode(matrix, open) {
+function stepsLabel(matrix) {
   const run = index.runs.length > 1 ? ` in ${index.runs[matrix.run].path}` : "";
-  const error = matrix.error.map((row) => row.map((value) => (value === null ? NaN : parsed(value))));
+  return `${matrix.op} ${matrix.tensor}: relative RMS error by step${run}`;
+}
+
+const known = (rows) => rows.map((row) => row.map((value) => (value === null ? NaN : parsed(value))));
+
+// The layers of largest errors, each beside torch's.
+export function stepLines(matrix) {
+  const error = known(matrix.error), torch = known(matrix.torch);
   const order = error.map((row, layer) => [Math.max(...row.filter((value) => value === value), 0), layer])
     .sort((a, b) => b[0] - a[0]).slice(0, LINES).map(([, layer]) => layer).sort((a, b) => a - b);
-  const series = order.map((layer) => ({ name: matrix.layers[layer],
-    points: matrix.steps.map((step, at) => [step, error[layer][at] > 0 ? error[layer][at] : NaN]) }));
-  const label = `${matrix.op} ${matrix.tensor}: relative RMS error by step${run}`;
+  const points = (row) => matrix.steps.map((step, at) => [step, row[at] > 0 ? row[at] : NaN]);
+  const series = order.map((layer) => ({ name: matrix.layers[layer], points: points(error[layer]) }));
+  order.forEach((layer, beside) => {
+    if (torch[layer].some((value) => value > 0)) {
+      series.push({ name: `torch, ${matrix.layers[layer]}`, points: points(torch[layer]), beside });
+    }
+  });
   const rows = () => matrix.steps.map((step, at) => [String(step), ...error.map((row) => number(row[at]))]);
-  return el("div", { class: "steps-of" },
-    lines(matrix.layers.length > LINES ? `${label}, the ${LINES} layers of largest error` : label, "step", series,
-      ["step", ...matrix.layers], rows),
-    matrix.layers.length > 1 && layers(matrix, error, open));
+  const most = matrix.layers.length > LINES ? `, the ${LINES} layers of largest error` : "";
+  return lines(`${stepsLabel(matrix)}${most}`, "step", series, ["step", ...matrix.layers], rows);
 }
 
-// Layers by steps, as cells; links, so that Tab and Enter reach the records.
-function layers(matrix, error, open) {
-  const scale = logScale(error.flat());
-  const every = Math.ceil(matrix.steps.length / 48); // the worst of so many steps in a cell
-  const body = matrix.layers.map((layer, row) => {
+// Layers by steps: rows {layer, cells: [{at, place, colour, over, error}]}, and the scale of the colours. A cell is the
+// worst of so many steps that there are at most 48 across, and of so many layers that there are at most `most`.
+export function layerCells(matrix, most = Infinity) {
+  const error = known(matrix.error), scale = logScale(error.flat());
+  const every = Math.ceil(matrix.steps.length / 48), each = Math.ceil(matrix.layers.length / most) || 1;
+  const rows = [];
+  for (let top = 0; top < matrix.layers.length; top += each) {
     const cells = [];
     for (let from = 0; from < matrix.steps.length; from += every) {
-      let at = from;
-      for (let i = from; i < Math.min(from + every, matrix.steps.length); i++) if (!(error[row][i] <= error[row][at])) at = i;
-      const place = matrix.place[row][at], colour = shade(scale.part(error[row][at]) ?? 0);
-      const over = place !== null && columns.severity[place] === 0;
-      const text = `${layer}, step ${matrix.steps[at]}: ${number(error[row][at])}${over ? ", failed" : ""}`;
+      let [row, at] = [top, from];
+      for (let layer = top; layer < Math.min(top + each, matrix.layers.length); layer++) {
+        for (let step = from; step < Math.min(from + every, matrix.steps.length); step++) {
+          if (error[layer][step] > error[row][at] || Number.isNaN(error[row][at])) [row, at] = [layer, step];
+        }
+      }
+      const place = matrix.place[row][at], value = error[row][at];
+      cells.push({ layer: matrix.layers[row], step: matrix.steps[at], first: matrix.steps[from], place, error: value,
+        colour: value > 0 ? shade(scale.part(value)) : NO_ERROR, over: place !== null && columns.severity[place] === 0 });
+    }
+    rows.push({ layer: matrix.layers[top], cells });
+  }
+  return { scale, rows };
+}
+
+// As links, so that Tab and Enter reach the records.
+function layerButtons(matrix, open) {
+  const { scale, rows } = layerCells(matrix);
+  const body = rows.map((row) => {
+    const cells = row.cells.map(({ layer, step, place, error, colour, over }) => {
+      const text = `${layer}, step ${step}: ${number(error)}${over ? ", failed" : ""}`;
       const cell = el("button", { type: "button", class: "step", title: text, "aria-label": text, disabled: place === null,
         onclick: () => open(place) }, over ? "×" : "");
       cell.style.backgroundColor = css(colour);
       cell.style.color = on(colour);
-      cells.push(cell);
-    }
-    return el("div", { class: "layer" }, el("span", { title: layer }, layer), el("div", {}, cells));
+      return cell;
+    });
+    return el("div", { class: "layer" }, el("span", { title: row.layer }, row.layer), el("div", {}, cells));
   });
-  return el("div", { class: "layers" }, body, legendScale(scale, "relative RMS error", ["× failed"]));
+  return el("div", { class: "layers" }, body, legendScale(scale, "relative RMS error", ["× failed", "grey: no error"]));
 }

@@ -3,40 +3,18 @@
 import { el, folded, select, table } from "./dom.js";
 import { logScale } from "./colour.js";
 import { drawCells, LEFT } from "./cells.js";
-import { number, parsed } from "./text.js";
+import { number } from "./text.js";
+import { cellName, elementLimit, firstQuantity, mark, markWords, quantities, ranked, valuesOf, worstCell } from "./quantities.js";
 import { legendScale } from "./scale.js";
 
 const WINDOW = 512; // columns drawn at a time
 const LISTED = 200; // cells in the table
 
-// Unit roundoffs: what rounding to a dtype may cost, relative to the value.
-const ROUNDOFF = { bfloat16: 2 ** -8, float16: 2 ** -11, float32: 2 ** -24, float64: 2 ** -53,
-  float8_e4m3fn: 2 ** -4, float8_e5m2: 2 ** -3 };
-
-// What may be shown, if the grid has it: a title and a cell's value. Where torch is exact in a cell, its error
-// counts as what rounding alone may cost there, as in the PNG pictures.
-function quantities(grid, dtype, largest) {
-  const over = (a, b) => (a === 0 ? 0 : a / b);
-  const rounding = (cell) => (ROUNDOFF[dtype] ?? 0) * grid.rms_reference[cell];
-  const torchs = (cell) => (grid.torch_rms[cell] > 0 ? grid.torch_rms[cell] : rounding(cell));
-  return {
-    relative: ["error relative to the exact value", (cell) => over(grid.rms[cell], grid.rms_reference[cell])],
-    ...(hasTorch(grid) && { torch: ["error ÷ torch's", (cell) => over(grid.rms[cell], torchs(cell))] }),
-    ...(largest && { limit: ["largest error ÷ its limit", (cell) => over(grid.max_abs[cell], largest)] }),
-    rms: ["RMS error", (cell) => grid.rms[cell]],
-    max: ["largest error", (cell) => grid.max_abs[cell]],
-  };
-}
-
-// Whether torch's kernel is off anywhere: else nothing can be a part of its error.
-const hasTorch = (grid) => Boolean(grid.torch_rms?.some((rms) => rms > 0));
-
 export function heatmap(tensor, grid, sides) {
-  const held = (tensor.held ?? []).find((one) => one.what === "largest" && one.chunk !== undefined);
-  const largest = held && parsed(held.limit) > 0 ? parsed(held.limit) : null;
+  const largest = elementLimit(tensor);
   const shown = quantities(grid, tensor.dtype, largest);
   const regions = grid.regions.length, cells = regions * grid.heads;
-  let name = hasTorch(grid) ? "torch" : "relative";
+  let name = firstQuantity(grid);
   let values, scale, cursor, from = 0;
 
   const canvas = el("canvas", { tabindex: "0", role: "application", "aria-roledescription": "heatmap",
@@ -45,19 +23,12 @@ export function heatmap(tensor, grid, sides) {
   const about = el("div", { class: "cell", "aria-live": "polite" });
   const key = el("div", { class: "legend" });
   const moved = el("div", { class: "steps" });
-  const marked = (cell) => Boolean(grid.nonfinite?.[cell]) || Number.isNaN(values[cell])
-    || (largest !== null && grid.max_abs[cell] > largest);
-
-  function worst() {
-    let found = 0;
-    for (let cell = 1; cell < cells; cell++) if (ranked(grid, values, cell) > ranked(grid, values, found)) found = cell;
-    return found;
-  }
+  const worst = () => worstCell(grid, values);
 
   function draw() {
     const count = Math.min(WINDOW, regions - from);
-    drawCells(canvas, { grid, from, count, cursor, values, marked, part: scale.part,
-      width: canvas.parentElement?.clientWidth || 640 });
+    drawCells(canvas, { grid, from, count, cursor, values, part: scale.part,
+      marked: (cell) => mark(grid, values, largest, cell), width: canvas.parentElement?.clientWidth || 640 });
   }
 
   function move(cell) {
@@ -92,10 +63,9 @@ export function heatmap(tensor, grid, sides) {
 
   function show(quantity) {
     name = quantity;
-    values = Float64Array.from({ length: cells }, (_, cell) => shown[name][1](cell));
+    values = valuesOf(grid, shown[name]);
     scale = logScale(values);
-    const marks = `× ${largest === null ? "" : "over the limit of the largest error, or "}not finite`;
-    key.replaceChildren(legendScale(scale, shown[name][0], [marks]));
+    key.replaceChildren(legendScale(scale, shown[name][0], markWords(largest)));
     move(worst());
   }
 
@@ -130,20 +100,6 @@ export function heatmap(tensor, grid, sides) {
   new ResizeObserver(draw).observe(element);
   element.addEventListener("redraw", draw);
   return element;
-}
-
-// What cells are ordered by: their errors are of finite elements, and one that is wrongly not finite is worse.
-function ranked(grid, values, cell) {
-  return grid.nonfinite?.[cell] || Number.isNaN(values[cell]) ? Infinity : values[cell];
-}
-
-export function cellName(grid, cell) {
-  const [sequence, chunk, , ] = grid.regions[Math.floor(cell / grid.heads)];
-  const words = [];
-  if (sequence !== null && sequence >= 0) words.push(`sequence ${sequence}`);
-  if (chunk !== null) words.push(`chunk ${chunk}`);
-  words.push(grid.heads > 1 ? `head ${cell % grid.heads}` : "all heads");
-  return words.join(", ");
 }
 
 // Where in the tensor a cell is furthest off: "[70, 2, 5] (T 70, Hv 2, V 5)".

@@ -7,6 +7,7 @@ import { overSteps } from "./growth.js";
 import { overview } from "./overview.js";
 import { paper } from "./printing.js";
 import { provenance } from "./provenance.js";
+import { capturedRanges } from "./ranges.js";
 import { record } from "./record.js";
 import { count } from "./text.js";
 
@@ -57,6 +58,7 @@ document.getElementById("page").replaceChildren(...[
       controls.element, said, records.element),
     detail),
   overSteps(open),
+  capturedRanges(),
   provenance(),
   el("footer", {}, `gdnbench ${index.version}`),
 ].filter(Boolean));

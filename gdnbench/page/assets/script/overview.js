@@ -1,7 +1,7 @@
 // What all runs came to, before any record is looked at.
 import { index } from "./data.js";
-import { el } from "./dom.js";
-import { badge, kind } from "./verdict.js";
+import { el, svg } from "./dom.js";
+import { badge, verdictBar } from "./verdict.js";
 import { count } from "./text.js";
 
 const SEVERITY = { pass: 3, refused: 2, "compile failure": 1, unsupported: 1, "missing device or package": 1, "cannot compare": 1 };
@@ -12,14 +12,16 @@ export function overview() {
       `${count(index.without_grid, "passing record")} without a heatmap, to keep this file small.`));
 }
 
-function run(one) {
-  const outcomes = Object.entries(one.outcomes).map(([outcome, number]) => [outcome, number, SEVERITY[outcome] ?? 0])
+// [outcome, number of records, severity], the worst first.
+export function outcomesOf(one) {
+  return Object.entries(one.outcomes).map(([outcome, number]) => [outcome, number, SEVERITY[outcome] ?? 0])
     .sort((a, b) => a[2] - b[2] || b[1] - a[1] || (a[0] < b[0] ? -1 : 1));
-  const bar = el("div", { class: "verdicts", "aria-hidden": "true" }, outcomes.map(([, number, severity]) => {
-    const piece = el("span", { class: kind(severity) });
-    piece.style.flexGrow = number;
-    return piece;
-  }));
+}
+
+function run(one) {
+  const outcomes = outcomesOf(one);
+  const bar = svg("svg", { class: "verdicts", viewBox: "0 0 1000 8", preserveAspectRatio: "none", "aria-hidden": "true" },
+    verdictBar(outcomes, 1000, 8));
   const { header } = one;
   const what = header.command === "diff" ? `${header.a} against ${header.b}`
     : `${header.kernel} on ${header.on} against ${header.against}`;

@@ -2,6 +2,7 @@
 import { columns, details, index, string, total, unpackedGrid } from "./data.js";
 import { el, folded, part, select, table } from "./dom.js";
 import { alongSequence } from "./growth.js";
+import { chart } from "./chart.js";
 import { facts } from "./facts.js";
 import { findings } from "./findings.js";
 import { heatmap } from "./heatmap.js";
@@ -23,7 +24,7 @@ export async function record(place, open) {
     ...others(place, open),
     pictures(found),
     found.tensors.length > 0 && part("Tensors", () => tensors(found)),
-    found.waterfall?.length > 0 && part("Stages: added and inherited error", () => waterfall(found.waterfall)),
+    found.waterfall?.length > 0 && part("Stages: added and inherited error", () => chart(waterfall(found.waterfall))),
     found.findings && part("What the checker found", () => findings(found.findings)),
     found.timing && part("Times", () => timing(found.timing)),
     hasFacts(found.capture) && part("What was captured", () => facts(found.capture)),
@@ -135,13 +136,15 @@ function pictures(found) {
       made.push(part("Errors by chunk and head", () => {
         const grid = unpackedGrid(tensor.grid);
         if (!grid.regions.length || !grid.heads) return el("p", {}, "It has no elements.");
-        return [heatmap(tensor, grid, sides(tensor)), alongSequence(tensor, grid)];
+        const along = alongSequence(tensor, grid);
+        return [heatmap(tensor, grid, sides(tensor)), along && chart(along)];
       }, "h4"));
     } else if (found.grid_left_out) {
       made.push(el("p", { class: "notice" }, "Its errors by chunk and head are left out: this record passes, and the file"
         + " would be too large. A report of this run alone, or of fewer, has them."));
     }
-    made.push(part("Units in the last place", () => histogram(tensor) ?? el("p", {}, "None is off."), "h4"));
+    const counted = histogram(tensor);
+    made.push(part("Units in the last place", () => (counted ? chart(counted) : el("p", {}, "None is off.")), "h4"));
     box.replaceChildren(...made);
   };
   const chosen = shown.indexOf(shown.reduce((best, one) => (interest(one) > interest(best) ? one : best)));

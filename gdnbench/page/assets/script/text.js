@@ -8,6 +8,12 @@ export function visible(text) {
   return String(text).replace(HIDDEN, (one) => "\\u" + one.charCodeAt(0).toString(16).padStart(4, "0"));
 }
 
+// At most so many characters, without those in the middle.
+export function shortened(text, longest) {
+  const found = visible(text), half = Math.floor((longest - 1) / 2);
+  return found.length <= longest ? found : `${found.slice(0, half)}…${found.slice(-half)}`;
+}
+
 // As the CLI prints them: three significant digits. NaN and infinities come as text.
 export function number(value, digits = 3) {
   if (value === null || value === undefined) return "-";

@@ -8,10 +8,8 @@ const DRAWN = 400; // samples of a kernel
 
 export function timing(found) {
   if (!found) return null;
-  const timed = found.kernels.filter((kernel) => kernel.summary);
-  const parts = [];
-  if (timed.length) parts.push(samples(timed));
-  const pairs = [...(found.pairs ?? []), ...(found.repeat ? [{ ...found.repeat, other: "the same again" }] : [])];
+  const parts = timePictures(found).map(chart);
+  const pairs = pairsOf(found);
   if (pairs.length) parts.push(intervals(pairs));
   const not = found.kernels.filter((kernel) => !kernel.summary || kernel.reason);
   parts.push(...not.map((kernel) => el("p", { class: "notice" }, `${kernel.name}: ${kernel.outcome}: ${kernel.reason}`)));
@@ -19,6 +17,17 @@ export function timing(found) {
   parts.push(el("p", { class: "hint" }, where.filter(Boolean).join(" · ")));
   parts.push(...(found.notes ?? []).map((note) => el("p", { class: "hint" }, note)));
   return parts;
+}
+
+// Samples of each kernel, and ratios to the first.
+export function timePictures(found) {
+  const timed = found.kernels.filter((kernel) => kernel.summary);
+  const known = pairsOf(found).filter((pair) => pair.interval);
+  return [timed.length > 0 && samples(timed), known.length > 0 && ratios(known)].filter(Boolean);
+}
+
+function pairsOf(found) {
+  return [...(found.pairs ?? []), ...(found.repeat ? [{ ...found.repeat, other: "the same again" }] : [])];
 }
 
 // A dot a sample, spread over the strip so that equal ones are seen; the box is the middle half.
@@ -46,24 +55,26 @@ function samples(kernels) {
   };
   const rows = () => kernels.map(({ name, summary }) => [name, String(summary.count), seconds(summary.lower),
     seconds(summary.median), seconds(summary.upper)]);
-  return chart("Time of a launch: samples, median, and the middle half as a box", draw,
-    ["kernel", "samples", "lower quartile", "median", "upper quartile"], rows);
+  return { label: "Time of a launch: samples, median, and the middle half as a box", draw,
+    headers: ["kernel", "samples", "lower quartile", "median", "upper quartile"], rows };
 }
 
 function intervals(pairs) {
-  const known = pairs.filter((pair) => pair.interval);
-  const confidence = known[0]?.interval.confidence;
+  const confidence = confidenceOf(pairs);
   const rows = pairs.map(({ first, other, interval, verdict, margin }) => [`${other} ÷ ${first}`,
     interval ? number(interval.ratio, 4) : "-",
     interval ? `${number(interval.low, 4)} to ${number(interval.high, 4)}` : "too few blocks",
     interval ? `${interval.groups} ${interval.by}s` : "-", verdict, number(margin, 2)]);
-  const bars = table(`Ratios of times${confidence ? `, intervals of ${100 * confidence} %` : ""}`,
+  return table(`Ratios of times${confidence ? `, intervals of ${100 * confidence} %` : ""}`,
     ["kernels", "ratio", "interval", "over", "verdict", "margin"], rows, [1, 2]);
-  return known.length ? [ratios(known), bars] : bars;
+}
+
+function confidenceOf(pairs) {
+  return pairs.find((pair) => pair.interval)?.interval.confidence;
 }
 
 function ratios(pairs) {
-  const ends = pairs.flatMap(({ interval }) => [interval.low, interval.high]);
+  const ends = pairs.flatMap(({ interval, margin }) => [interval.low, interval.high, 1 - margin, 1 + margin]);
   const low = Math.min(...ends, 1), high = Math.max(...ends, 1), more = (high - low) * 0.1 || 0.01;
   const draw = (width) => {
     const left = 16, right = width - 16, bottom = 8 + 40 * pairs.length;
@@ -71,15 +82,16 @@ function ratios(pairs) {
     return [bottom + 24, [
       ticks(low - more, high + more, Math.max(2, Math.floor(width / 110))).map((tick) => below(x(tick), bottom, number(tick, 4))),
       svg("line", { class: "one", x1: x(1), x2: x(1), y1: 4, y2: bottom }),
-      pairs.map(({ other, first, interval }, at) => [
-        svg("text", { x: left, y: 18 + 40 * at }, `${other} ÷ ${first}`),
+      pairs.map(({ other, first, interval, margin, verdict }, at) => [
+        svg("rect", { class: "margin", x: x(1 - margin), width: x(1 + margin) - x(1 - margin), y: 4 + 40 * at, height: 40 }),
+        svg("text", { x: left, y: 18 + 40 * at }, `${other} ÷ ${first}: ${verdict}`),
         svg("path", { class: "interval", d: `M${x(interval.low)} ${30 + 40 * at}H${x(interval.high)}` }),
         [interval.low, interval.high].map((end) => svg("path", { class: "interval", d: `M${x(end)} ${25 + 40 * at}V${35 + 40 * at}` })),
         svg("circle", { class: "dot s0", cx: x(interval.ratio), cy: 30 + 40 * at, r: 4 })]),
     ]];
   };
-  return chart("Ratio of times with its interval; the line is 1, no difference", draw,
-    ["kernels", "low", "ratio", "high"],
-    () => pairs.map(({ other, first, interval }) => [`${other} ÷ ${first}`, number(interval.low, 4),
-      number(interval.ratio, 4), number(interval.high, 4)]));
+  const rows = () => pairs.map(({ other, first, interval }) => [`${other} ÷ ${first}`, number(interval.low, 4),
+    number(interval.ratio, 4), number(interval.high, 4)]);
+  return { label: `Ratio of times with its interval of ${100 * confidenceOf(pairs)} %; the line is 1, no difference; grey: the margin`,
+    draw, headers: ["kernels", "low", "ratio", "high"], rows };
 }

@@ -1,6 +1,5 @@
 // How many units in the last place elements are off: a bar for each power of two.
 import { svg } from "./dom.js";
-import { chart } from "./chart.js";
 import { below, horizontal, linear } from "./axis.js";
 
 // Bucket 0 holds distance 0, k distances from 2^(k-1) to 2^k - 1.
@@ -37,6 +36,6 @@ export function histogram(tensor) {
     ]];
   };
   const rows = () => shown.map((count, at) => [bucket(at), count.toLocaleString("en-GB"), share(count)]);
-  return chart(`${tensor.tensor} (${tensor.side}): elements by how far they are off`, draw,
-    ["ULP", "elements", "share"], rows);
+  return { label: `${tensor.tensor} (${tensor.side}): elements by how far they are off`, draw,
+    headers: ["ULP", "elements", "share"], rows };
 }

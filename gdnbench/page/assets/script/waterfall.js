@@ -1,8 +1,7 @@
 // Stage after stage: what each adds to the error, beside what the stages before it hand on.
 import { svg } from "./dom.js";
-import { chart } from "./chart.js";
 import { below, decades, logarithmic } from "./axis.js";
-import { number, parsed } from "./text.js";
+import { number, parsed, shortened } from "./text.js";
 
 export function waterfall(stages) {
   if (!stages?.length) return null;
@@ -12,7 +11,7 @@ export function waterfall(stages) {
   };
   const powers = decades(stages.flatMap((stage) => ["added", "inherited"].map((name) => relative(stage, name))));
   const draw = (width) => {
-    const left = 64, right = width - 56, each = 40, top = 26;
+    const left = 96, right = width - 56, each = 40, top = 26;
     const bottom = top + each * stages.length;
     const x = logarithmic(powers[0], powers.at(-1), left, right);
     const bar = (stage, name, y) => {
@@ -30,12 +29,13 @@ export function waterfall(stages) {
       powers.map((power) => [svg("line", { class: "gridline", x1: x(power), x2: x(power), y1: top, y2: bottom }),
         below(x(power), bottom, number(power, 2))]),
       stages.map((stage, at) => [
-        svg("text", { x: left - 6, y: top + at * each + 22, "text-anchor": "end" }, stage.stage),
+        svg("text", { x: left - 6, y: top + at * each + 16, "text-anchor": "end" }, shortened(stage.stage, 12)),
+        svg("text", { x: left - 6, y: top + at * each + 31, "text-anchor": "end", class: "quiet" }, shortened(stage.step ?? "", 13)),
         bar(stage, "added", top + at * each + 4), bar(stage, "inherited", top + at * each + 20)]),
     ]];
   };
   const rows = () => stages.map((stage) => [stage.stage, stage.step ?? "", number(stage.added), number(stage.inherited),
     number(stage.error), number(stage.reference)]);
-  return chart("RMS error of each stage, relative to its exact value", draw,
-    ["stage", "step", "added", "inherited", "error", "RMS of the exact value"], rows);
+  return { label: "RMS error of each stage, relative to its exact value", draw,
+    headers: ["stage", "step", "added", "inherited", "error", "RMS of the exact value"], rows };
 }

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gdnbench.heatmap.cells import Cells, cells_of, max_pooled
 from gdnbench.judge.result import Side, TensorResult
-from gdnbench.pictures.cells import Cells, cells_of, max_pooled
 from gdnbench.printable import printable
 from gdnbench.report.render import worst_by_tensor
 from gdnbench.report.report import RecordResult, Report

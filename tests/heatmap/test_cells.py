@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gdnbench.errors import BadInputError
+from gdnbench.heatmap.cells import cells_of, max_pooled
 from gdnbench.judge.grid import Grid
-from gdnbench.pictures.cells import cells_of, max_pooled
 from gdnbench.report.export import grid_json
 from gdnbench.report.grids import grid_from_json
 from gdnbench_kernels.contract import Region

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gdnbench.heatmap.terminal import ASCII, MOST_TENSORS, heatmaps
 from gdnbench.judge.grid import Grid
 from gdnbench.judge.result import Side, TensorResult
-from gdnbench.pictures.terminal import ASCII, MOST_TENSORS, heatmaps
 from gdnbench.record import When
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult, ReplayReport

@@ -1,0 +1,1 @@
+"""Heatmaps of errors as text, for a terminal or a pipe."""

@@ -1,1 +1,0 @@
-"""Charts of runs: heatmaps in a terminal, and PNG files."""
