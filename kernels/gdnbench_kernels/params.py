@@ -6,14 +6,18 @@ function of it; `takes_params` gives the function the interface of `contract.Ker
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import Any, Concatenate, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Params = TypeVar("Params")
 Result = TypeVar("Result")
+Fields = TypeVar("Fields", bound="DataclassInstance")
 
 
 def takes_params(
@@ -54,6 +58,11 @@ def takes_params(
     return decorate
 
 
-def by_name(params: Any) -> dict[str, Any]:
+def by_name(params: DataclassInstance) -> dict[str, Any]:
     """The fields of a dataclass of parameters by name, not copied."""
     return {field.name: getattr(params, field.name) for field in fields(params)}
+
+
+def from_call(params: type[Fields], call: Mapping[str, Any]) -> Fields:
+    """The fields of `params` from a call that may have more names. Raises TypeError for a missing one."""
+    return params(**{field.name: call[field.name] for field in fields(params) if field.name in call})

@@ -22,6 +22,7 @@ from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.cute import cute, prepare
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, candidate_plans, default_plan, default_plans
 from gdnbench_kernels.gdn_decode.launch_args import arguments as checked
+from gdnbench_kernels.gdn_decode.params import DecodeParams
 from gdnbench_kernels.gdn_decode.sources import source
 from tests.kernels.gdn_decode_calls import (
     CALLS,
@@ -250,8 +251,7 @@ def test_an_idle_call_touches_nothing(name: str) -> None:
     """Which loads a program before a graph is captured."""
     call = made(**CALLS[name])
     state, o = with_gaps(call.tensors["state"]), torch.full_like(call.tensors["v"], torch.nan)
-    optional = {"num_accepted": None, "read_indices": None, "scale": None, "beta_max": 1.0}
-    given = checked(**{**optional, **arguments(call), "state": state}, o=o)
+    given = checked(DecodeParams(**{**arguments(call), "state": state}), o)
     with active() as session, programs_simulated():
         given.compiled(default_plans("float32", 1)[0], "sm_100a")(*given.idle)
     assert len(session.reports) == 1

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from gdnbench_kernels.contract import Operation
-from gdnbench_kernels.params import by_name, takes_params
+from gdnbench_kernels.gdn_decode.contract import OPERATION as DECODE
+from gdnbench_kernels.gdn_decode.params import DecodeParams
+from gdnbench_kernels.params import by_name, from_call, takes_params
 from gdnbench_kernels.swa_decode.contract import OPERATION as SWA
 from gdnbench_kernels.swa_decode.params import SwaBufferParams
 
@@ -32,6 +34,7 @@ def test_arguments_are_passed_by_name() -> None:
     assert volume(width=3, depth=5) == 30
     assert volume(factor=7, depth=5, width=3) == 210
     assert by_name(Sizes(width=3)) == {"width": 3, "depth": None, "height": 2}
+    assert from_call(Sizes, {"width": 3, "gate": "log"}) == Sizes(width=3)
 
 
 def test_the_signature_lists_every_argument() -> None:
@@ -56,7 +59,7 @@ def test_refused_arguments(arguments: dict[str, Any], message: str) -> None:
     assert str(refused.value) == message
 
 
-@pytest.mark.parametrize(("operation", "params"), [(SWA, SwaBufferParams)])
+@pytest.mark.parametrize(("operation", "params"), [(DECODE, DecodeParams), (SWA, SwaBufferParams)])
 def test_fields_are_the_contract_s(operation: Operation, params: type[Any]) -> None:
     """Names, and defaults of scalars and conventions, are those of the contract."""
     defaults = {spec.name: spec.default for spec in operation.scalars} | operation.default_conventions

@@ -8,8 +8,6 @@ finds it in the cache.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -18,41 +16,19 @@ from gdnbench_kernels.compiling import Program
 from gdnbench_kernels.contract import Launch
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, default_plan
 from gdnbench_kernels.gdn_decode.launch_args import Arguments, arch_of, arguments
+from gdnbench_kernels.gdn_decode.params import DecodeParams
 from gdnbench_kernels.gdn_decode.sources import Tap
+from gdnbench_kernels.params import takes_params
 
 __all__ = ["cute", "prepare"]
 
-OPTIONAL: dict[str, Any] = {
-    "num_accepted": None,
-    "read_indices": None,
-    "A_log": None,
-    "dt_bias": None,
-    "scale": None,
-    "beta_max": 1.0,
-    "gate": "log",
-    "qk": "normalised",
-    "o": None,
-}
-"""Defaults of `cute`."""
+takes_call = takes_params(DecodeParams, without=("state_layout",))
 
 
+@takes_call
 def cute(
+    params: DecodeParams,
     *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    state_indices: Tensor,
-    num_accepted: Tensor | None = None,
-    read_indices: Tensor | None = None,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    scale: float | None = None,
-    beta_max: float = 1.0,
-    gate: str = "log",
-    qk: str = "normalised",
     o: Tensor | None = None,
     arch: str | None = None,
     plan: DecodePlan | None = None,
@@ -66,24 +42,7 @@ def cute(
     and k, because the kernel never forms them: their norms are factors of sums. Raises NotImplementedError
     for a call that the kernel does not support, ValueError for an invalid one.
     """
-    given = arguments(
-        q=q,
-        k=k,
-        v=v,
-        g=g,
-        beta=beta,
-        A_log=A_log,
-        dt_bias=dt_bias,
-        state=state,
-        state_indices=state_indices,
-        num_accepted=num_accepted,
-        read_indices=read_indices,
-        scale=scale,
-        beta_max=beta_max,
-        gate=gate,
-        qk=qk,
-        o=o,
-    )
+    given = arguments(params, o)
     if stages is not None:
         stages.update(run_tapped(given, "dump", stages_of(given), plan, arch))
     elif given.batch:
@@ -115,7 +74,14 @@ def stages_of(given: Arguments) -> dict[str, Tensor]:
     }
 
 
-def prepare(*, plan: DecodePlan | None = None, arch: str | None = None, **call: Any) -> Launch:
+@takes_call
+def prepare(
+    params: DecodeParams,
+    *,
+    o: Tensor | None = None,
+    plan: DecodePlan | None = None,
+    arch: str | None = None,
+) -> Launch:
     """A launch of the call, whose arguments are those of `cute`: checked, compiled, loaded and packed. The
     pool and o are not changed. Rows of q, k or v that are not contiguous and aligned, and inputs [B] or [Hv]
     that are not contiguous, are copied once, here; launches do not see later writes to them.
@@ -123,8 +89,8 @@ def prepare(*, plan: DecodePlan | None = None, arch: str | None = None, **call: 
     Also raises NotImplementedError for an o that the kernel cannot write directly, because each call would
     copy it.
     """
-    given = arguments(**{**OPTIONAL, **call})
-    if given.o is not call.get("o"):
+    given = arguments(params, o)
+    if given.o is not o:
         raise NotImplementedError("a launch writes to o itself: give a contiguous o, aligned to 16 bytes")
     if not given.batch:
         return launch_nothing

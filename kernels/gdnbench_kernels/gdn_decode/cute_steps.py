@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from gdnbench_kernels.gdn_decode.cute import OPTIONAL, run_tapped, stages_of
+from gdnbench_kernels.gdn_decode.cute import run_tapped, stages_of
 from gdnbench_kernels.gdn_decode.launch_args import Arguments, arguments
-
-_TENSORS = ("q", "k", "v", "g", "beta", "state", "state_indices")
+from gdnbench_kernels.gdn_decode.params import DecodeParams
+from gdnbench_kernels.params import from_call
 
 
 def gates(*, state: Tensor, **call: Any) -> dict[str, Tensor]:
@@ -29,8 +29,5 @@ def update(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
 
 def _begun(call: Mapping[str, Any], tap: Any) -> tuple[Arguments, Any, dict[str, Tensor]]:
     """The checked call, and tensors for its stages."""
-    taken = {name: call[name] for name in _TENSORS} | {
-        name: call.get(name, default) for name, default in OPTIONAL.items()
-    }
-    given = arguments(**taken)
+    given = arguments(from_call(DecodeParams, call), call.get("o"))
     return given, tap, stages_of(given)

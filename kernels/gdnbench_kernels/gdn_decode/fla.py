@@ -19,35 +19,23 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
+from gdnbench_kernels.gdn_decode.params import DecodeParams
 from gdnbench_kernels.gdn_decode.slots import PADDING, plan_slots
+from gdnbench_kernels.params import by_name, takes_params
 from gdnbench_kernels.peers import (
     PeerLaunch,
     call_kind,
     contiguous_aligned,
     fla_module,
     warmed_up,
-    with_signature_of,
 )
 
+takes_call = takes_params(DecodeParams, without=("num_accepted", "state_layout"))
 
-def _bind(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    state_indices: Tensor,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    read_indices: Tensor | None = None,
-    scale: float | None = None,
-    beta_max: float = 1.0,
-    qk: str = "normalised",
-    gate: str = "log",
-) -> PeerLaunch:
+
+def _bind(params: DecodeParams) -> PeerLaunch:
     """The arguments of flash-linear-attention for a call of the contract whose pool is [slots, Hv, K, V]."""
+    q, v, state = params.q, params.v, params.state
     if q.shape[1] != 1:
         raise NotImplementedError(
             "flash-linear-attention's decode returns one state a sequence, not one a token;"
@@ -55,24 +43,24 @@ def _bind(
         )
     function = fla_module("ops.gated_delta_rule").fused_recurrent_gated_delta_rule
     # With one token per sequence num_accepted can only be 1.
-    plan = plan_slots(state_indices, None, read_indices)
+    plan = plan_slots(params.state_indices, None, params.read_indices)
     if not len(plan.active):
         raise NotImplementedError("flash-linear-attention launches nothing where every sequence is padding")
     every = len(plan.active) == len(q)
-    inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    inputs = {"q": q, "k": params.k, "v": v, "g": params.g, "beta": params.beta}
     given: dict[str, Any] = {
         name: contiguous_aligned(x if every else x[plan.active]) for name, x in inputs.items()
     }
-    if gate == "raw":
-        given |= {"use_gate_in_kernel": True, "A_log": A_log, "dt_bias": dt_bias}
-        given |= {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": beta_max == 2}
+    if params.gate == "raw":
+        given |= {"use_gate_in_kernel": True, "A_log": params.A_log, "dt_bias": params.dt_bias}
+        given |= {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": params.beta_max == 2}
     call = partial(
         function,
         **given,
-        scale=scale,
+        scale=params.scale,
         initial_state=state[plan.read],
         output_final_state=True,
-        use_qk_l2norm_in_kernel=qk == "raw",
+        use_qk_l2norm_in_kernel=params.qk == "raw",
     )
 
     def finish(result: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
@@ -87,14 +75,14 @@ def _bind(
     return PeerLaunch(call, finish)
 
 
-@with_signature_of(_bind)
-def fla(**call: Any) -> dict[str, Tensor]:
+@takes_call
+def fla(params: DecodeParams) -> dict[str, Tensor]:
     """Update `state` [slots, Hv, K, V] in place and return o [B, 1, Hv, V], NaN for padding sequences. Raises
     NotImplementedError for a call that flash-linear-attention does not take, ImportError if it is missing."""
-    return dict(_bind(**call)())
+    return dict(_bind(params)())
 
 
-@with_signature_of(_bind)
-def prepare(**call: Any) -> Launch:
+@takes_call
+def prepare(params: DecodeParams) -> Launch:
     """A launch of the call, compiled. It does not change the pool until its outputs are read."""
-    return warmed_up(_bind(**call), once=call_kind("fla", call))
+    return warmed_up(_bind(params), once=call_kind("fla", by_name(params)))

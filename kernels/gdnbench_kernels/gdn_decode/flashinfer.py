@@ -21,7 +21,9 @@ from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
 from gdnbench_kernels.gdn import default_scale
+from gdnbench_kernels.gdn_decode.params import DecodeParams
 from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
+from gdnbench_kernels.params import by_name, takes_params
 from gdnbench_kernels.peers import (
     ALIGN,
     PeerLaunch,
@@ -33,7 +35,6 @@ from gdnbench_kernels.peers import (
     require_dims,
     require_dtypes,
     warmed_up,
-    with_signature_of,
 )
 
 NAME = "FlashInfer's decode"
@@ -48,43 +49,33 @@ class _Bound:
     touched: Tensor  # int64: slots that the launch reads or writes
 
 
-def _bind(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    state: Tensor,
-    state_indices: Tensor,
-    num_accepted: Tensor | None = None,
-    read_indices: Tensor | None = None,
-    o: Tensor | None = None,
-    scale: float | None = None,
-    beta_max: float = 1.0,
-    qk: str = "normalised",
-) -> _Bound:
+takes_call = takes_params(DecodeParams, without=("gate", "state_layout"), required=("A_log", "dt_bias"))
+
+
+def _bind(params: DecodeParams, o: Tensor | None) -> _Bound:
     """The arguments of FlashInfer for a call of the contract with gate raw: `g` is a, `beta` is b, [B, S,
     Hv]."""
-    _refuse(q, k, v, g, beta, A_log, dt_bias, state, beta_max)
+    _refuse(params)
+    q, v, state = params.q, params.v, params.state
+    state_indices, read_indices = params.state_indices, params.read_indices
     batch, steps = q.shape[:2]
-    plan = plan_slots(state_indices, num_accepted, read_indices)
+    plan = plan_slots(state_indices, params.num_accepted, read_indices)
     _refuse_padding(plan, batch, steps, state.dtype)
     read = torch.full((batch,), PADDING, dtype=torch.int32, device=q.device)
     read[plan.active] = plan.read.int()
     out = output_of(o, v.shape, BFLOAT16, v.device)
-    inputs = {"q": q, "k": k, "v": v, "a": g, "b": beta, "A_log": A_log, "dt_bias": dt_bias}
-    given: dict[str, Any] = {name: contiguous_aligned(tensor) for name, tensor in inputs.items()}
+    taken = {"q": "q", "k": "k", "v": "v", "a": "g", "b": "beta", "A_log": "A_log", "dt_bias": "dt_bias"}
+    given: dict[str, Any] = {
+        name: contiguous_aligned(getattr(params, field)) for name, field in taken.items()
+    }
     given |= {
         "output": out.buffer,
-        "scale": default_scale(scale, HEAD_DIM),
+        "scale": default_scale(params.scale, HEAD_DIM),
         "initial_state_indices": contiguous_aligned(read),
     }
     if steps == 1:
         function = flashinfer_module("gdn_decode", q.device).gated_delta_rule_decode_pretranspose
-        given |= {"state": None, "initial_state": state, "use_qk_l2norm": qk == "raw"}
+        given |= {"state": None, "initial_state": state, "use_qk_l2norm": params.qk == "raw"}
         write = contiguous_aligned(state_indices[:, 0])
         if read_indices is not None and not torch.equal(write[plan.active], read[plan.active]):
             given["output_state_indices"] = write
@@ -92,54 +83,51 @@ def _bind(
         given["ssm_state_indices"] = contiguous_aligned(state_indices)
         if state.dtype == FLOAT32:
             function = flashinfer_module("gdn_decode", q.device).gated_delta_rule_mtp
-            given |= {"initial_state": state, "disable_state_update": False, "use_qk_l2norm": qk == "raw"}
+            given |= {
+                "initial_state": state,
+                "disable_state_update": False,
+                "use_qk_l2norm": params.qk == "raw",
+            }
         else:
             module = flashinfer_module("gdn_kernels.gdn_decode_bf16_state", q.device)
             function = module.gated_delta_rule_mtp
-            given |= {"initial_state_source": state, "use_qk_l2norm_in_kernel": qk == "raw"}
+            given |= {"initial_state_source": state, "use_qk_l2norm_in_kernel": params.qk == "raw"}
     call = partial(flashinfer_call, q.device, function, **given)
     launch = PeerLaunch(call, lambda result: {"o": out.finish()})
     written = plan.write[plan.write != PADDING]
     return _Bound(launch, state, torch.unique(torch.cat([plan.read, written])))
 
 
-@with_signature_of(_bind)
-def flashinfer(**call: Any) -> dict[str, Tensor]:
+@takes_call
+def flashinfer(params: DecodeParams, *, o: Tensor | None = None) -> dict[str, Tensor]:
     """Update `state` [slots, Hv, V, K] in place and return o [B, S, Hv, V]. Raises NotImplementedError for a
     call that FlashInfer does not take, ImportError if it is missing."""
-    if not len(call["q"]):
+    if not len(params.q):
         return {}
-    return dict(_bind(**call).launch())
+    return dict(_bind(params, o).launch())
 
 
-@with_signature_of(_bind)
-def prepare(**call: Any) -> Launch:
+@takes_call
+def prepare(params: DecodeParams, *, o: Tensor | None = None) -> Launch:
     """A launch of the call, compiled; the pool is unchanged."""
-    bound = _bind(**call)
-    return warmed_up(bound.launch, bound.state, bound.touched, call_kind("flashinfer", call))
+    bound = _bind(params, o)
+    return warmed_up(
+        bound.launch, bound.state, bound.touched, call_kind("flashinfer", {**by_name(params), "o": o})
+    )
 
 
-def _refuse(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    a_log: Tensor,
-    dt_bias: Tensor,
-    state: Tensor,
-    beta_max: float,
-) -> None:
+def _refuse(params: DecodeParams) -> None:
     """Raises NotImplementedError for forms that FlashInfer does not take, or takes only by rounding them."""
-    require_dims(NAME, k, v, HEAD_DIM)
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        require_dtypes(NAME, name, tensor, BFLOAT16)
+    q, state, beta_max = params.q, params.state, params.beta_max
+    require_dims(NAME, params.k, params.v, HEAD_DIM)
+    for name in ("q", "k", "v"):
+        require_dtypes(NAME, name, getattr(params, name), BFLOAT16)
     require_dtypes(NAME, "state", state, FLOAT32, BFLOAT16)
-    require_dtypes(NAME, "A_log", a_log, FLOAT32)
-    require_dtypes(NAME, "dt_bias", dt_bias, FLOAT32, BFLOAT16)
+    require_dtypes(NAME, "A_log", params.A_log, FLOAT32)
+    require_dtypes(NAME, "dt_bias", params.dt_bias, FLOAT32, BFLOAT16)
     # The kernels for several tokens and for bf16 states round a and b to bf16 first.
     rounds = q.shape[1] > 1 or state.dtype == BFLOAT16
-    for name, tensor in (("a", a), ("b", b)):
+    for name, tensor in (("a", params.g), ("b", params.beta)):
         require_dtypes(NAME, name, tensor, *((BFLOAT16,) if rounds else (BFLOAT16, torch.float16, FLOAT32)))
     if beta_max != 1:
         raise NotImplementedError(f"{NAME} makes beta = sigmoid(b), at most 1; beta_max is {beta_max:g}")

@@ -17,6 +17,7 @@ from gdnbench_kernels import programs
 from gdnbench_kernels.arguments import Output
 from gdnbench_kernels.compiling import Program
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan
+from gdnbench_kernels.gdn_decode.params import DecodeParams
 from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM, MAX_BATCH, MAX_TOKENS
 from gdnbench_kernels.gdn_decode.slots import PADDING
 from gdnbench_kernels.gdn_decode.sources import (
@@ -35,6 +36,7 @@ from gdnbench_kernels.launch_checks import (
     finite_number,
     memory_span,
 )
+from gdnbench_kernels.params import by_name
 from gdnbench_kernels.programs import SM90, SM100, SM103, compiled
 from gdnbench_kernels.validate import dtype_name
 
@@ -44,30 +46,16 @@ GATES, BIASES, STATES = dtypes_of(GATE_DTYPES), dtypes_of(BIAS_DTYPES), dtypes_o
 _check = TensorCheck("the compiled kernel takes", first="v")
 
 
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """A call's tensors as the program takes them, B sequences of S tokens, and its numbers.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments(DecodeParams):
+    """A call as the program takes it.
 
-    q, k [B, S, H, 128], v [B, S, Hv, 128] bfloat16, rows of 128 contiguous and aligned to 16 bytes. g, beta
-    [B, S, Hv]. A_log float32 and dt_bias [Hv], or None. state [slots, Hv, 128, 128]. state_indices [B, S],
-    num_accepted and read_indices [B] int32, the last two or one of them None.
+    q, k [B, S, H, 128], v [B, S, Hv, 128] bfloat16, rows of 128 contiguous and aligned to 16 bytes. state
+    [slots, Hv, 128, 128]. state_indices int32. A_log, dt_bias, num_accepted and read_indices, if given,
+    contiguous; the last two or one of them None.
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor
-    beta: Tensor
-    A_log: Tensor | None
-    dt_bias: Tensor | None
-    state: Tensor
-    state_indices: Tensor
-    num_accepted: Tensor | None
-    read_indices: Tensor | None
     scale: float
-    beta_max: float
-    gate: str
-    qk: str
     _o: Output
 
     @property
@@ -161,27 +149,12 @@ class Arguments:
         return {"o": self._o.finish()}
 
 
-def arguments(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    A_log: Tensor | None,
-    dt_bias: Tensor | None,
-    state: Tensor,
-    state_indices: Tensor,
-    num_accepted: Tensor | None,
-    read_indices: Tensor | None,
-    scale: float | None,
-    beta_max: float,
-    gate: str,
-    qk: str,
-    o: Tensor | None,
-) -> Arguments:
-    """The contract's arguments, checked. Raises NotImplementedError for a call that the kernel does not
+def arguments(params: DecodeParams, o: Tensor | None = None) -> Arguments:
+    """The arguments of a call, checked. Raises NotImplementedError for a call that the kernel does not
     support, ValueError for an invalid one."""
+    q, k, v, state, gate, qk = params.q, params.k, params.v, params.state, params.gate, params.qk
+    A_log, dt_bias = params.A_log, params.dt_bias
+    num_accepted, read_indices = params.num_accepted, params.read_indices
     batch, tokens, heads, value_heads = _sizes(q, v)
     if gate not in ("log", "raw"):
         raise NotImplementedError(f"gate is {gate!r}; the compiled kernel takes log or raw")
@@ -197,40 +170,26 @@ def arguments(
     device = v.device
     for name, tensor, count in (("q", q, heads), ("k", k, heads), ("v", v, value_heads)):
         _check(name, tensor, (batch, tokens, count, HEAD_DIM), BFLOAT16, device)
-    for name, tensor in (("g", g), ("beta", beta)):
+    for name, tensor in (("g", params.g), ("beta", params.beta)):
         _check(name, tensor, (batch, tokens, value_heads), GATES, device)
     if A_log is not None and dt_bias is not None:
         _check("A_log", A_log, (value_heads,), FLOAT32, device)
         _check("dt_bias", dt_bias, (value_heads,), BIASES, device)
     _check_pool(state, value_heads, device)
-    _check("state_indices", state_indices, (batch, tokens), INT32, device)
+    _check("state_indices", params.state_indices, (batch, tokens), INT32, device)
     for name, given in (("num_accepted", num_accepted), ("read_indices", read_indices)):
         if given is not None:
             _check(name, given, (batch,), INT32, device)
     if o is not None:
         _check("o", o, v.shape, BFLOAT16, device)
         check_own_elements("o", o)
-    apart = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "A_log": A_log, "dt_bias": dt_bias}
-    apart |= {"state_indices": state_indices, "num_accepted": num_accepted, "read_indices": read_indices}
-    _check_apart(state, o, apart)
-    return Arguments(
-        q=_rows(q),
-        k=_rows(k),
-        v=_rows(v),
-        g=g,
-        beta=beta,
-        A_log=None if A_log is None else A_log.contiguous(),
-        dt_bias=None if dt_bias is None else dt_bias.contiguous(),
-        state=_plain(state),
-        state_indices=state_indices,
-        num_accepted=None if num_accepted is None else num_accepted.contiguous(),
-        read_indices=None if read_indices is None else read_indices.contiguous(),
-        scale=HEAD_DIM**-0.5 if scale is None else finite_number("scale", scale),
-        beta_max=finite_number("beta_max", beta_max),
-        gate=gate,
-        qk=qk,
-        _o=_output(o, v),
-    )
+    _check_apart(params, o)
+    rows = {"q": _rows(q), "k": _rows(k), "v": _rows(v), "state": _plain(state)}
+    optional = {name: getattr(params, name) for name in ("A_log", "dt_bias", "num_accepted", "read_indices")}
+    made = {name: None if tensor is None else tensor.contiguous() for name, tensor in optional.items()}
+    made["scale"] = HEAD_DIM**-0.5 if params.scale is None else finite_number("scale", params.scale)
+    made["beta_max"] = finite_number("beta_max", params.beta_max)
+    return Arguments(**{**by_name(params), **rows, **made}, _o=_output(o, v))
 
 
 def arch_of(device: torch.device) -> str:
@@ -312,12 +271,15 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _check_apart(state: Tensor, o: Tensor | None, inputs: dict[str, Tensor | None]) -> None:
+def _check_apart(params: DecodeParams, o: Tensor | None) -> None:
     """Raises ValueError for an output in the memory of an input, which later CTAs still read. Gaps between
     slots of the pool may contain anything."""
+    state = params.state
     pool, after = memory_span("state", state)
-    given = {**inputs, "o": o}
-    spans = {name: memory_span(name, tensor) for name, tensor in given.items() if tensor is not None}
+    tensors = {
+        name: tensor for name, tensor in {**by_name(params), "o": o}.items() if isinstance(tensor, Tensor)
+    }
+    spans = {name: memory_span(name, tensor) for name, tensor in tensors.items() if name != "state"}
     check_apart(("o",), spans)
     size = state.element_size()
     step, slot = state.stride(0) * size, state[:1].numel() * size

@@ -10,46 +10,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from gdnbench_kernels.gdn_decode.params import DecodeParams
 from gdnbench_kernels.gdn_decode.steps import torch_steps
+from gdnbench_kernels.params import by_name, takes_params
 
 
-def torch_recurrent(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    state_indices: Tensor,
-    num_accepted: Tensor | None = None,
-    read_indices: Tensor | None = None,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    scale: float | None = None,
-    beta_max: float = 1.0,
-    gate: str = "log",
-    qk: str = "normalised",
-    stages: dict[str, Tensor] | None = None,
-) -> dict[str, Tensor]:
+@takes_params(DecodeParams, without=("state_layout",))
+def torch_recurrent(params: DecodeParams, *, stages: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
     """Update `state` in place and return o [B, S, Hv, V] in v's dtype, NaN for padding sequences; fill
     `stages`, if given, with every stage."""
-    found = torch_steps.run_steps(
-        stages,
-        q=q,
-        k=k,
-        v=v,
-        g=g,
-        beta=beta,
-        state=state,
-        state_indices=state_indices,
-        num_accepted=num_accepted,
-        read_indices=read_indices,
-        A_log=A_log,
-        dt_bias=dt_bias,
-        scale=scale,
-        beta_max=beta_max,
-        gate=gate,
-        qk=qk,
-    )
-    return {"o": found["o"]}
+    return {"o": torch_steps.run_steps(stages, **by_name(params))["o"]}
