@@ -32,7 +32,7 @@ MOST_FAILURES = 8
 """The number of failures among these, if there are passing records too."""
 
 DENSITY = 1.5
-"""Pixels of a file for each CSS pixel, as in `png.js`."""
+"""Pixels of a file for each CSS pixel."""
 
 
 def draw_pngs(runs: Sequence[Run], folder: Path) -> list[Path]:
@@ -52,7 +52,7 @@ def draw_pngs(runs: Sequence[Run], folder: Path) -> list[Path]:
             " pip install 'gdnbench[pictures]'"
         ) from None
     written = []
-    colours = light_colours()
+    colours = _light_colours()
     font = files("gdnbench.page").joinpath("assets", "font", "DejaVuSans.ttf")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,6 +88,7 @@ def svg_files(runs: Sequence[Run], engine: quickjs.Context) -> Iterator[tuple[st
     for matrix in index["growth"]:
         _check_numbers(matrix["steps"])
     engine.set("indexText", script_json(index))
+    engine.set("pixelDensity", DENSITY)
     engine.eval(script_of("png"))
     below = (
         f"{MOST_RECORDS} of {len(entries)} records have files of their own: failures, and what came closest"
@@ -149,7 +150,7 @@ def _check_numbers(values: Any) -> None:
         float(value)
 
 
-def light_colours() -> dict[str, str]:
+def _light_colours() -> dict[str, str]:
     """The variables of the page's light theme."""
     theme = re.search(r":root \{(.*?)\}", asset("style", "base.css"), re.DOTALL)
     assert theme is not None

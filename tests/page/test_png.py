@@ -4,6 +4,7 @@ equal bytes."""
 from __future__ import annotations
 
 import json
+import random
 import re
 import struct
 import sys
@@ -22,9 +23,16 @@ from gdnbench.judge.grid import Grid
 from gdnbench.page import png as drawing
 from gdnbench.report.captured import MOST_POINTS, captured_ranges
 from gdnbench.report.export import grid_json
+from gdnbench.report.outcome import Outcome
 from gdnbench.report.runs import Run
+from gdnbench.timing.comparison import compare
+from gdnbench.timing.result import KernelTiming, Machine, RecordTiming
+from gdnbench.timing.statistics import Rule
+from gdnbench.timing.types import Cache, Form, Mode
 from gdnbench_kernels.contract import Region
 from tests.messages import wording
+from tests.timing.synthetic import Machine as World
+from tests.timing.synthetic import Quiet, White, kernels
 
 quickjs = pytest.importorskip("quickjs", reason="PNG files are drawn by quickjs-ng (extra `pictures`)")
 resvg_py = pytest.importorskip("resvg_py", reason="PNG files are drawn by resvg-py (extra `pictures`)")
@@ -239,6 +247,45 @@ def test_growth_is_the_worst_head_of_each_chunk_and_breaks_between_sequences() -
         ["sequence 0, chunk 1", "3", "1"],
         ["sequence 1, chunk 0", "8", "1"],
     ]
+
+
+def test_the_longest_grid_is_drawn() -> None:
+    """65,536 chunks of one head: more values than JavaScript takes as arguments of one call."""
+    one = record(0)
+    one["tensors"][0]["grid"] = grid_json(grid(np.linspace(1, 100, 65_536)[:, None]))
+    drawn = svgs(run([one]))
+    assert len(cells(drawn["record-00-run0-0-errors"])) == 512
+    assert "record-00-run0-0-growth" in drawn
+
+
+def test_times_are_drawn_with_their_ratio() -> None:
+    found = compare(kernels(World(White(random.Random(5))), [1.0, 1.1]), Rule(blocks=62), Quiet())
+    timed = [
+        KernelTiming(name, Outcome.PASS, samples=samples, summary=summary, launches=1)
+        for name, samples, summary in zip(found.names, found.samples, found.summaries, strict=True)
+    ]
+    machine, mode = Machine("cpu", "a CPU", "host"), Mode(Cache.WARM, Form.PLAIN)
+    timing = RecordTiming(
+        *("", 0, "key0", "gdn_decode", mode, machine, tuple(timed)),
+        pairs=found.pairs,
+        blocks=found.blocks,
+        placements=found.placements,
+        end=found.end,
+    )
+    drawn = svgs(run([record(0, timing=json.loads(timing.dumps()))]))["record-00-run0-0-times"]
+    kinds = [one.get("class") for one in drawn.iter()]
+    assert kinds.count("dot s0") == len(timed[0].samples) + 1  # and the ratio
+    assert kinds.count("dot s1") == len(timed[1].samples)
+    assert kinds.count("median") == 2
+    texts = [text for text in drawn.itertext() if "÷" in text]
+    assert texts == [f"{found.names[1]} ÷ {found.names[0]}: slower"]
+    # A margin around the line at 1, and an interval beyond it.
+    (line,) = (float(one.get("x1", "")) for one in drawn.iter() if one.get("class") == "one")
+    (margin,) = (one for one in drawn.iter() if one.get("class") == "margin")
+    left, wide = float(margin.get("x", "")), float(margin.get("width", ""))
+    assert left + wide / 2 == pytest.approx(line, abs=0.02)
+    interval = next(one.get("d", "") for one in drawn.iter() if one.get("class") == "interval")
+    assert min(map(float, re.findall(r"[MH]([\d.]+)", interval))) > left + wide
 
 
 def test_many_cells_are_pooled_and_none_is_lost() -> None:

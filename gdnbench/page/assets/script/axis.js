@@ -12,13 +12,25 @@ export function logarithmic(low, high, from, to) {
   return (value) => place(Math.log10(Math.max(value, low)));
 }
 
+// The smallest and the largest of any number of values, NaN aside.
+export function extent(values) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const value of values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  return [low, high];
+}
+
+const TICKS = 100; // of values that differ by their last bit only, a step would lead nowhere
+
 // Whole steps of 1, 2 or 5 times a power of ten, about `count` of them.
 export function ticks(low, high, count) {
   const rough = (high - low) / count || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((by) => by * power).find((one) => one >= rough);
   const found = [];
-  for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-9; at += step) found.push(at);
+  for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-9 && found.length < TICKS; at += step) found.push(at);
   return found;
 }
 
@@ -31,8 +43,9 @@ export function whole(low, high, count) {
 export function decades(values) {
   const above = values.filter((value) => value > 0 && value < Infinity);
   if (!above.length) return [1e-1, 1];
-  let low = Math.floor(Math.log10(Math.min(...above)) + 1e-9);
-  const high = Math.max(Math.ceil(Math.log10(Math.max(...above)) - 1e-9), low + 1);
+  const [least, most] = extent(above);
+  let low = Math.floor(Math.log10(least) + 1e-9);
+  const high = Math.max(Math.ceil(Math.log10(most) - 1e-9), low + 1);
   low = Math.max(low, high - 12);
   const step = Math.ceil((high - low) / 6);
   const found = [];

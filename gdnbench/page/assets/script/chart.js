@@ -1,7 +1,7 @@
 // A picture is {label, draw, headers, rows}: `draw(width)` gives [height, shapes], and `rows()` the same numbers for a
 // table. Without `draw` its label says why. `chart` shows a picture on the page, png.js in a file.
 import { el, folded, svg, table } from "./dom.js";
-import { below, decades, horizontal, linear, logarithmic, whole } from "./axis.js";
+import { below, decades, extent, horizontal, linear, logarithmic, whole } from "./axis.js";
 import { number } from "./text.js";
 
 const NARROW = 640; // where no width is known yet: printing
@@ -41,9 +41,8 @@ const MARKED = 60; // points; more would hide the line
 export function lines(label, across, series, headers, rows) {
   const all = series.flatMap((one) => one.points).filter(Boolean);
   if (!all.some(([, y]) => y > 0 && y < Infinity)) return { label: `${label}: none above zero.` };
-  const xs = all.map((point) => point[0]);
   const powers = decades(all.map((point) => point[1]));
-  const [low, high] = [Math.min(...xs), Math.max(...xs)];
+  const [low, high] = extent(all.map((point) => point[0]));
   const draw = (width) => {
     const left = 52, right = width - 12, top = 10, bottom = 190;
     const x = linear(low, high, left, right);

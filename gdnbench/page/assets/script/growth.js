@@ -1,6 +1,7 @@
 // How errors grow: along the chunks of a sequence, and by layer over decode steps.
 import { columns, index } from "./data.js";
 import { el, part } from "./dom.js";
+import { extent } from "./axis.js";
 import { chart, lines } from "./chart.js";
 import { logScale, css, NO_ERROR, on, shade } from "./colour.js";
 import { legendScale } from "./scale.js";
@@ -56,7 +57,7 @@ const known = (rows) => rows.map((row) => row.map((value) => (value === null ? N
 // The layers of largest errors, each beside torch's.
 export function stepLines(matrix) {
   const error = known(matrix.error), torch = known(matrix.torch);
-  const order = error.map((row, layer) => [Math.max(...row.filter((value) => value === value), 0), layer])
+  const order = error.map((row, layer) => [extent([...row, 0])[1], layer])
     .sort((a, b) => b[0] - a[0]).slice(0, LINES).map(([, layer]) => layer).sort((a, b) => a - b);
   const points = (row) => matrix.steps.map((step, at) => [step, row[at] > 0 ? row[at] : NaN]);
   const series = order.map((layer) => ({ name: matrix.layers[layer], points: points(error[layer]) }));

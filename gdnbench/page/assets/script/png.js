@@ -1,4 +1,5 @@
 // The page's charts as SVG files, made where there is no browser: gdnbench/page/png.py runs this and rasterises them.
+// It sets `pixelDensity`, and what no_browser.js needs.
 import { svgContext } from "./no_browser.js";
 import { BELOW, cross, CROSSED, LEFT, paintCells } from "./cells.js";
 import { css, logScale, on } from "./colour.js";
@@ -16,7 +17,6 @@ import { kind, verdictBar, verdictText } from "./verdict.js";
 import { waterfall } from "./waterfall.js";
 
 const WIDTH = 720; // CSS pixels
-const DENSITY = 1.5; // of the file's pixels; small cells are whole ones of these
 const EDGE = 16;
 const TENSORS = 12; // of a record in one file: the eight stages of a prefill, its outputs, and two more
 const MATRICES = 12; // files of errors over decode steps
@@ -85,9 +85,10 @@ function verdicts(run) {
   return { label: `${run.path}: ${run.records || "no"} record${run.records === 1 ? "" : "s"}`, draw: outcomes.length > 0 && draw };
 }
 
-// As many pixels as `room` has for each of `count` cells: whole ones of the file, up to a limit.
+// As many CSS pixels as `room` has for each of `count` cells: whole pixels of the file, `pixelDensity` to each, up to a
+// limit.
 function cellSize(room, count, most) {
-  return Math.min(Math.max(Math.floor(room * DENSITY / count), 2) / DENSITY, most);
+  return Math.min(Math.max(Math.floor(room * pixelDensity / count), 2) / pixelDensity, most);
 }
 
 function errors(tensor, grid) {

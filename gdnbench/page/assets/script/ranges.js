@@ -1,5 +1,5 @@
 // Ranges of the captured inputs over all records: a mark for each number of each record.
-import { below, horizontal, linear, ticks, whole } from "./axis.js";
+import { below, extent, horizontal, linear, ticks, whole } from "./axis.js";
 import { chart, POINTS } from "./chart.js";
 import { index } from "./data.js";
 import { el, part, svg } from "./dom.js";
@@ -21,7 +21,7 @@ export function rangePictures({ op, each, records, inputs }) {
 function rangePicture(label, series, each, records) {
   const all = series.flatMap(([, values]) => values.filter((value) => value !== null));
   if (!all.length) return { label: `${label}: no finite number.` };
-  const [low, high] = [Math.min(...all), Math.max(...all)], more = (high - low) * 0.08 || Math.abs(high) * 0.1 || 1;
+  const [low, high] = extent(all), more = (high - low) * 0.08 || Math.abs(high) * 0.1 || 1;
   const [lows, highs] = ["min", "max"].map((name) => series.find(([one]) => one === name)?.[1]);
   const draw = (width) => {
     const left = 64, right = width - 12, top = 8, bottom = 118;

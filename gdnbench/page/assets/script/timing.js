@@ -1,7 +1,7 @@
 // Times of kernels on a record: every sample, quartiles, and the interval of each ratio.
 import { el, svg, table } from "./dom.js";
 import { chart } from "./chart.js";
-import { below, linear, ticks } from "./axis.js";
+import { below, extent, linear, ticks } from "./axis.js";
 import { number, seconds } from "./text.js";
 
 const DRAWN = 400; // samples of a kernel
@@ -75,7 +75,7 @@ function confidenceOf(pairs) {
 
 function ratios(pairs) {
   const ends = pairs.flatMap(({ interval, margin }) => [interval.low, interval.high, 1 - margin, 1 + margin]);
-  const low = Math.min(...ends, 1), high = Math.max(...ends, 1), more = (high - low) * 0.1 || 0.01;
+  const [low, high] = extent([...ends, 1]), more = (high - low) * 0.1 || 0.01;
   const draw = (width) => {
     const left = 16, right = width - 16, bottom = 8 + 40 * pairs.length;
     const x = linear(low - more, high + more, left, right);
