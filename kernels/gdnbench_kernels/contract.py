@@ -153,7 +153,8 @@ replace the buffers: one tensor, a tuple in contract order, or a dict by name. A
 dict to fill with intermediates by stage name. A kernel that accepts several values of a convention has a
 parameter of the convention's name. Parameters that a kernel does not have are not passed, and optional
 tensors that the call lacks are not either. A kernel raises NotImplementedError for a call that it does not
-support, and ImportError, which says what to install, for a missing package."""
+support, and ImportError, which says what to install, for a missing package. `params.takes_params` makes a
+kernel of a function that receives its call as one object."""
 
 
 Launch = Callable[[], object]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import wraps
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, getdoc, signature
 from typing import TYPE_CHECKING, Any, Concatenate, TypeVar
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def takes_params(
     params: type[Params], *, without: tuple[str, ...] = (), required: tuple[str, ...] = ()
 ) -> Callable[[Callable[Concatenate[Params, ...], Result]], Callable[..., Result]]:
     """Decorates `function(params, *, others)`, which is then called with the fields of `params` and with the
-    others, all by name; its signature lists them.
+    others, all by name; its signature lists them, and its docstring names `params`.
 
     `without`: fields that are no arguments of this function and keep their defaults. `required`: fields whose
     default this function does not accept. The function raises TypeError for an argument that is missing or
@@ -53,6 +53,9 @@ def takes_params(
             return function(params(**arguments), **given)
 
         kernel.__signature__ = known  # type: ignore[attr-defined]
+        kernel.__doc__ = (
+            f"{getdoc(function)}\n\n`{params.__module__}.{params.__name__}` describes the other arguments."
+        )
         return kernel
 
     return decorate
@@ -64,5 +67,7 @@ def by_name(params: DataclassInstance) -> dict[str, Any]:
 
 
 def from_call(params: type[Fields], call: Mapping[str, Any]) -> Fields:
-    """The fields of `params` from a call that may have more names. Raises TypeError for a missing one."""
-    return params(**{field.name: call[field.name] for field in fields(params) if field.name in call})
+    """The fields of `params` from a call that may have more names; None means the default. Raises TypeError
+    for a missing one."""
+    given = {field.name: call.get(field.name) for field in fields(params)}
+    return params(**{name: value for name, value in given.items() if value is not None})

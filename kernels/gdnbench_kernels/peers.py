@@ -10,13 +10,12 @@ as another layout or gathered states, run before and after it; the wrapper's mod
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,19 +28,6 @@ INSTALL = "pip install 'gdnbench[peers]'"
 ALIGN = 32  # bytes: the largest alignment that a peer requires
 NO_DISPATCH = {"FLA_FLASH_QLA": "0", "FLA_DISABLE_BACKEND_DISPATCH": "1"}
 """Without these settings flash-linear-attention calls other packages' kernels if they are installed."""
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def with_signature_of(bind: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Gives a function of `**call` the signature of `bind`, from which callers know what to pass."""
-
-    def mark(function: Function) -> Function:
-        signature = inspect.signature(bind)
-        function.__signature__ = signature  # type: ignore[attr-defined]
-        return function
-
-    return mark
 
 
 def fla_module(name: str) -> ModuleType:

@@ -11,6 +11,8 @@ import pytest
 from gdnbench_kernels.contract import Operation
 from gdnbench_kernels.gdn_decode.contract import OPERATION as DECODE
 from gdnbench_kernels.gdn_decode.params import DecodeParams
+from gdnbench_kernels.gdn_prefill.contract import OPERATION as PREFILL
+from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.params import by_name, from_call, takes_params
 from gdnbench_kernels.swa_decode.contract import OPERATION as SWA
 from gdnbench_kernels.swa_decode.params import SwaBufferParams
@@ -34,14 +36,15 @@ def test_arguments_are_passed_by_name() -> None:
     assert volume(width=3, depth=5) == 30
     assert volume(factor=7, depth=5, width=3) == 210
     assert by_name(Sizes(width=3)) == {"width": 3, "depth": None, "height": 2}
-    assert from_call(Sizes, {"width": 3, "gate": "log"}) == Sizes(width=3)
+    assert from_call(Sizes, {"width": 3, "height": None, "gate": "log"}) == Sizes(width=3)
 
 
-def test_the_signature_lists_every_argument() -> None:
+def test_the_signature_and_the_docstring_tell_every_argument() -> None:
     assert (
         str(inspect.signature(volume)) == "(*, width: 'int', depth: 'int | None', factor: 'int' = 1) -> 'int'"
     )
-    assert (volume.__name__, volume.__doc__) == ("volume", "The product.")
+    assert volume.__name__ == "volume"
+    assert volume.__doc__ == f"The product.\n\n`{__name__}.Sizes` describes the other arguments."
 
 
 @pytest.mark.parametrize(
@@ -59,7 +62,9 @@ def test_refused_arguments(arguments: dict[str, Any], message: str) -> None:
     assert str(refused.value) == message
 
 
-@pytest.mark.parametrize(("operation", "params"), [(DECODE, DecodeParams), (SWA, SwaBufferParams)])
+@pytest.mark.parametrize(
+    ("operation", "params"), [(DECODE, DecodeParams), (PREFILL, PrefillParams), (SWA, SwaBufferParams)]
+)
 def test_fields_are_the_contract_s(operation: Operation, params: type[Any]) -> None:
     """Names, and defaults of scalars and conventions, are those of the contract."""
     defaults = {spec.name: spec.default for spec in operation.scalars} | operation.default_conventions

@@ -27,8 +27,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.gdn import log_decay, normalised, per_value_head
-from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, gather_chunks, scatter_chunks
+from gdnbench_kernels.gdn import default_scale, in_vk, log_decay, normalised, per_value_head
+from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, gather_chunks, plan_chunks, scatter_chunks
+from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.rounding import Arithmetic
 
 # Independent chunks processed at once: with 64 chunks and 32 heads an fp32 [C, C] intermediate takes 32 MiB.
@@ -57,6 +58,23 @@ class PrefillInputs:
     scale: float
     gate: str = "log"
     qk: str = "normalised"
+
+    @classmethod
+    def from_params(cls, params: PrefillParams) -> PrefillInputs:
+        """The tensors of that call. Waits for the device, to read cu_seqlens."""
+        first = params.initial_state
+        return cls(
+            params.q,
+            params.k,
+            params.v,
+            params.g,
+            params.beta,
+            None if first is None else in_vk(first, params.state_layout),
+            plan_chunks(params.cu_seqlens, params.chunk_size),
+            default_scale(params.scale, params.k.shape[2]),
+            params.gate,
+            params.qk,
+        )
 
 
 def causal_decay(g_cu: Tensor) -> Tensor:

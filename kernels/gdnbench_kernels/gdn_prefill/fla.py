@@ -10,34 +10,25 @@ in the launch.
 from __future__ import annotations
 
 from functools import cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
+from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.gdn_prefill.torch_chunked import final_dtype
-from gdnbench_kernels.peers import PeerLaunch, contiguous_aligned, fla_module, warmed_up, with_signature_of
+from gdnbench_kernels.params import takes_params
+from gdnbench_kernels.peers import PeerLaunch, contiguous_aligned, fla_module, warmed_up
 
 CHUNKS = (16, 32, 64)
 
+takes_call = takes_params(PrefillParams, without=("beta_max", "gate", "state_layout"))
 
-def _bind(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    cu_seqlens: Tensor,
-    initial_state: Tensor | None = None,
-    scale: float | None = None,
-    chunk_size: int = 64,
-    output_final_state: bool = True,
-    final_state_dtype: str | None = None,
-    qk: str = "normalised",
-) -> PeerLaunch:
+
+def _bind(params: PrefillParams) -> PeerLaunch:
     """The arguments of flash-linear-attention for a call of the contract, with states in layout KV."""
+    q, cu_seqlens, chunk_size = params.q, params.cu_seqlens, params.chunk_size
+    initial_state = params.initial_state
     if chunk_size not in CHUNKS:
         raise NotImplementedError(
             f"flash-linear-attention takes chunks of {', '.join(map(str, CHUNKS))} tokens, not {chunk_size}"
@@ -46,19 +37,19 @@ def _bind(
         raise NotImplementedError("flash-linear-attention launches nothing for no tokens")
     function = fla_module("ops.gated_delta_rule").chunk_gated_delta_rule
     bounds, chunks = _chunks_of(tuple(cu_seqlens.tolist()), cu_seqlens.dtype, q.device, chunk_size)
-    inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    inputs = {"q": q, "k": params.k, "v": params.v, "g": params.g, "beta": params.beta}
     call = partial(
         function,
         **{name: contiguous_aligned(x).unsqueeze(0) for name, x in inputs.items()},
-        scale=scale,
+        scale=params.scale,
         initial_state=None if initial_state is None else contiguous_aligned(initial_state),
-        output_final_state=output_final_state,
-        use_qk_l2norm_in_kernel=qk == "raw",
+        output_final_state=params.output_final_state,
+        use_qk_l2norm_in_kernel=params.qk == "raw",
         cu_seqlens=bounds,
         chunk_indices=chunks,
         chunk_size=chunk_size,
     )
-    dtype = final_dtype(initial_state, final_state_dtype)
+    dtype = final_dtype(initial_state, params.final_state_dtype)
 
     def finish(result: tuple[Tensor, Tensor | None]) -> dict[str, Tensor]:
         out, final = result
@@ -77,14 +68,14 @@ def _chunks_of(
     return cu_seqlens, indices
 
 
-@with_signature_of(_bind)
-def fla(**call: Any) -> dict[str, Tensor]:
+@takes_call
+def fla(params: PrefillParams) -> dict[str, Tensor]:
     """o [T, Hv, V] and final_state [N, Hv, K, V]; states have layout KV. Raises NotImplementedError for a
     call that flash-linear-attention does not take, ImportError if it is missing."""
-    return dict(_bind(**call)())
+    return dict(_bind(params)())
 
 
-@with_signature_of(_bind)
-def prepare(**call: Any) -> Launch:
+@takes_call
+def prepare(params: PrefillParams) -> Launch:
     """A launch of the call, compiled and tuned."""
-    return warmed_up(_bind(**call))
+    return warmed_up(_bind(params))

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
 from gdnbench_kernels.gdn import default_scale
+from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.gdn_prefill.torch_chunked import final_dtype
+from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.peers import (
     PeerLaunch,
     contiguous_aligned,
@@ -26,7 +28,6 @@ from gdnbench_kernels.peers import (
     require_dims,
     require_dtypes,
     warmed_up,
-    with_signature_of,
 )
 
 NAME = "FlashInfer's prefill"
@@ -35,43 +36,30 @@ CHUNK = 64
 HALF = (torch.bfloat16, torch.float16)
 STATES = (torch.float32, *HALF)
 
+takes_call = takes_params(PrefillParams, without=("beta_max", "gate", "state_layout"))
 
-def _bind(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    cu_seqlens: Tensor,
-    o: Tensor | None = None,
-    initial_state: Tensor | None = None,
-    final_state: Tensor | None = None,
-    scale: float | None = None,
-    chunk_size: int = CHUNK,
-    output_final_state: bool = True,
-    final_state_dtype: str | None = None,
-    qk: str = "normalised",
-) -> PeerLaunch:
+
+def _bind(params: PrefillParams, o: Tensor | None, final_state: Tensor | None) -> PeerLaunch:
     """The arguments of FlashInfer for a call of the contract; `g` is alpha."""
-    dtype = final_dtype(initial_state, final_state_dtype)
-    _refuse(q, k, v, initial_state, dtype if output_final_state else None, chunk_size, qk)
+    v, initial_state, output_final_state = params.v, params.initial_state, params.output_final_state
+    dtype = final_dtype(initial_state, params.final_state_dtype)
+    _refuse(params, dtype if output_final_state else None)
     out, final = output_of(o, v.shape, v.dtype, v.device), None
     if output_final_state:
-        shape = (len(cu_seqlens) - 1, v.shape[1], HEAD_DIM, HEAD_DIM)
+        shape = (len(params.cu_seqlens) - 1, v.shape[1], HEAD_DIM, HEAD_DIM)
         final = output_of(final_state, shape, dtype, v.device)
-    q, k, v, cu_seqlens = map(contiguous_aligned, (q, k, v, cu_seqlens))
-    alpha, beta = contiguous_aligned(g.float()), contiguous_aligned(beta.float())
+    q, k, v, cu_seqlens = map(contiguous_aligned, (params.q, params.k, v, params.cu_seqlens))
+    alpha, beta = contiguous_aligned(params.g.float()), contiguous_aligned(params.beta.float())
     first = None if initial_state is None else contiguous_aligned(initial_state)
     state = None if final is None else final.buffer
-    factor = default_scale(scale, HEAD_DIM)
+    factor = default_scale(params.scale, HEAD_DIM)
     call: partial[Any]
     if q.device.type == "cuda":
         function = flashinfer_module("gdn_prefill", q.device).chunk_gated_delta_rule
         call = partial(
             function,
             *(q, k, v, alpha, beta, factor, first, output_final_state, cu_seqlens),
-            use_qk_l2norm_in_kernel=qk == "raw",
+            use_qk_l2norm_in_kernel=params.qk == "raw",
             output=out.buffer,
             output_state=state,
             max_seqlen=int(cu_seqlens.diff().max()),
@@ -88,38 +76,33 @@ def _bind(
     )
 
 
-@with_signature_of(_bind)
-def flashinfer(**call: Any) -> dict[str, Tensor]:
+@takes_call
+def flashinfer(
+    params: PrefillParams, *, o: Tensor | None = None, final_state: Tensor | None = None
+) -> dict[str, Tensor]:
     """o [T, Hv, V] and final_state [N, Hv, V, K]. Raises NotImplementedError for a call that FlashInfer does
     not take, ImportError if it is missing."""
-    return dict(_bind(**call)())
+    return dict(_bind(params, o, final_state)())
 
 
-@with_signature_of(_bind)
-def prepare(**call: Any) -> Launch:
+@takes_call
+def prepare(params: PrefillParams, *, o: Tensor | None = None, final_state: Tensor | None = None) -> Launch:
     """A launch of the call, compiled."""
-    return warmed_up(_bind(**call))
+    return warmed_up(_bind(params, o, final_state))
 
 
-def _refuse(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    initial_state: Tensor | None,
-    final: torch.dtype | None,
-    chunk_size: int,
-    qk: str,
-) -> None:
+def _refuse(params: PrefillParams, final: torch.dtype | None) -> None:
     """Raises NotImplementedError for a call that FlashInfer's kernels do not take."""
-    require_dims(NAME, k, v, HEAD_DIM)
+    q, initial_state = params.q, params.initial_state
+    require_dims(NAME, params.k, params.v, HEAD_DIM)
     require_dtypes(NAME, "q, k and v", q, *HALF)
     require_dtypes(NAME, "initial_state", initial_state, *STATES)
-    if chunk_size != CHUNK:
-        raise NotImplementedError(f"{NAME} takes chunks of {CHUNK} tokens, not of {chunk_size}")
+    if params.chunk_size != CHUNK:
+        raise NotImplementedError(f"{NAME} takes chunks of {CHUNK} tokens, not of {params.chunk_size}")
     if not len(q):
         raise NotImplementedError(f"{NAME} launches nothing for no tokens")
     if initial_state is not None and final not in (None, initial_state.dtype):
         # Blackwell's kernel is compiled for one dtype of states, the initial states'.
         raise NotImplementedError(f"{NAME} takes states of one dtype, before and after")
-    if qk == "raw" and q.device.type != "cuda":
+    if params.qk == "raw" and q.device.type != "cuda":
         raise NotImplementedError(f"{NAME} normalises q and k in a kernel of its own, not on the simulator")

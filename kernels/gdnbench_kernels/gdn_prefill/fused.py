@@ -18,47 +18,39 @@ from gdnbench_kernels.gdn_prefill.launch_args import (
     contiguous_aligned,
     refuse,
 )
-from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
+from gdnbench_kernels.gdn_prefill.params import PrefillParams
+from gdnbench_kernels.gdn_prefill.sizes import HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sources import fused_source
+from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.validate import dtype_name
 
 
+@takes_params(PrefillParams, without=("gate", "state_layout", "qk"))
 def sm100_fused(
+    params: PrefillParams,
     *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    cu_seqlens: Tensor,
     o: Tensor | None = None,
-    initial_state: Tensor | None = None,
     final_state: Tensor | None = None,
-    scale: float | None = None,
-    chunk_size: int = CHUNK,
-    output_final_state: bool = True,
-    final_state_dtype: str | None = None,
-    beta_max: float = 1.0,
 ) -> dict[str, Tensor]:
     """o [T, Hv, V] and final_state [N, Hv, V, K], written to the tensors of that name if they are given.
 
     The arguments are those of `sm100` without stages.
     """
-    refuse(q, k, v, chunk_size, beta_max)
-    check_inputs(q, k, v, g, beta, cu_seqlens, initial_state)
+    refuse(params)
+    check_inputs(params)
+    q, k, v = params.q, params.k, params.v
+    g, beta, cu_seqlens = params.g, params.beta, params.cu_seqlens
     heads, value_heads, sequences = k.shape[1], v.shape[1], len(cu_seqlens) - 1
     check_ctas(sequences, value_heads)
-    outputs = Outputs.allocate(
-        v, initial_state, o, final_state, output_final_state, final_state_dtype, sequences
-    )
-    first = None if initial_state is None else contiguous_aligned(initial_state)
+    outputs = Outputs.allocate(params, o, final_state)
+    first = None if params.initial_state is None else contiguous_aligned(params.initial_state)
     final = outputs.final_state
     if len(v):
         g, beta = g.to(FLOAT32), beta.to(FLOAT32)
         q, k, v, g, beta, cu_seqlens = map(contiguous_aligned, (q, k, v, g, beta, cu_seqlens))
         dtypes = (None if state is None else dtype_name(state.dtype) for state in (first, final))
-        launch = compiled(v.device, fused_source, heads, value_heads, *dtypes, beta_max)
-        launch(q, k, v, g, beta, cu_seqlens, first, outputs.o, final, default_scale(scale, HEAD_DIM))
+        launch = compiled(v.device, fused_source, heads, value_heads, *dtypes, params.beta_max)
+        launch(q, k, v, g, beta, cu_seqlens, first, outputs.o, final, default_scale(params.scale, HEAD_DIM))
     else:  # a tensor map needs tokens; without them the states do not change
         outputs.leave_states(first)
     return outputs.finish()

@@ -17,6 +17,7 @@ from torch import Tensor
 from gdnbench_kernels import arguments, programs
 from gdnbench_kernels.arguments import Output, multiprocessors
 from gdnbench_kernels.compiling import Program
+from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sources import ALIGN, BETA_MAX, STATE_DTYPES, check_heads
 from gdnbench_kernels.gdn_prefill.torch_chunked import final_dtype
@@ -67,26 +68,20 @@ class Outputs:
 
     @classmethod
     def allocate(
-        cls,
-        v: Tensor,
-        initial_state: Tensor | None,
-        o: Tensor | None,
-        final_state: Tensor | None,
-        output_final_state: bool,
-        final_state_dtype: str | None,
-        sequences: int,
+        cls, params: PrefillParams, o: Tensor | None = None, final_state: Tensor | None = None
     ) -> Outputs:
         """Use the given tensors, or allocate new ones. Raises ValueError for a final state that is not
         requested."""
-        if final_state is not None and not output_final_state:
+        v = params.v
+        if final_state is not None and not params.output_final_state:
             raise ValueError("final_state is given, which output_final_state = False says not to fill")
         out = output_of("o", o, v.shape, BFLOAT16, v.device)
-        if not output_final_state:
+        if not params.output_final_state:
             return cls(out, None)
-        wanted = final_state_dtype or (None if final_state is None else dtype_name(final_state.dtype))
-        dtype = final_dtype(initial_state, wanted)
+        wanted = params.final_state_dtype or (None if final_state is None else dtype_name(final_state.dtype))
+        dtype = final_dtype(params.initial_state, wanted)
         _check.dtype("final_state", dtype, STATES)
-        states = (sequences, v.shape[1], HEAD_DIM, HEAD_DIM)
+        states = (len(params.cu_seqlens) - 1, v.shape[1], HEAD_DIM, HEAD_DIM)
         return cls(out, output_of("final_state", final_state, states, dtype, v.device))
 
     @property
@@ -117,9 +112,10 @@ def contiguous_aligned(tensor: Tensor) -> Tensor:
     return arguments.contiguous_aligned(tensor, ALIGN)
 
 
-def refuse(q: Tensor, k: Tensor, v: Tensor, chunk_size: int, beta_max: float) -> None:
+def refuse(params: PrefillParams) -> None:
     """Raises NotImplementedError for sizes that the kernels do not support, ValueError for invalid ones."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
+    k, v, chunk_size, beta_max = params.k, params.v, params.chunk_size, params.beta_max
+    for name, tensor in (("q", params.q), ("k", k), ("v", v)):
         if tensor.dim() != 3:
             raise ValueError(f"{name} has {tensor.dim()} axes; it has three: tokens, heads, features")
     check_heads(k.shape[1], v.shape[1])
@@ -136,15 +132,14 @@ def refuse(q: Tensor, k: Tensor, v: Tensor, chunk_size: int, beta_max: float) ->
         )
 
 
-def check_inputs(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Tensor, initial_state: Tensor | None
-) -> None:
+def check_inputs(params: PrefillParams) -> None:
     """Check before the launch that inputs share a device, have supported dtypes, and have matching shapes."""
+    k, v, cu_seqlens, initial_state = params.k, params.v, params.cu_seqlens, params.initial_state
     tokens, value_heads = v.shape[:2]
     check_form("v", v, (tokens, value_heads, HEAD_DIM), BFLOAT16, v.device)
-    for name, tensor in (("q", q), ("k", k)):
+    for name, tensor in (("q", params.q), ("k", k)):
         check_form(name, tensor, (tokens, k.shape[1], HEAD_DIM), BFLOAT16, v.device)
-    for name, tensor in (("g", g), ("beta", beta)):
+    for name, tensor in (("g", params.g), ("beta", params.beta)):
         check_form(name, tensor, (tokens, value_heads), GATES, v.device)
     check_form("cu_seqlens", cu_seqlens, (cu_seqlens.numel(),), INT32, v.device)
     if len(cu_seqlens) < (2 if tokens else 1):

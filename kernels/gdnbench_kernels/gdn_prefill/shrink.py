@@ -136,7 +136,7 @@ def _carried(operation: Operation, call: Call, plan: ChunkPlan, kept: Sequence[i
     conventions = {
         name: call.conventions[name] for name in ("gate", "state_layout", "qk") if name in call.conventions
     }
-    exact = reference(**given, **conventions)["final_state"]  # type: ignore[arg-type]  # conventions are text
+    exact = reference(**given, **conventions)["final_state"]
     initial = call.tensors.get("initial_state")
     dtype = operation.outputs(call)["final_state"][1] if _returns_state(call) else torch.float32
     state = exact.to(dtype if initial is None else initial.dtype)

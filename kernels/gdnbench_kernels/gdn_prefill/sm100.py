@@ -34,6 +34,7 @@ from gdnbench_kernels.gdn_prefill.launch_args import (
     ctas_of,
     refuse,
 )
+from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sources import (
     A_TAPS,
@@ -46,6 +47,7 @@ from gdnbench_kernels.gdn_prefill.sources import (
     state_source,
     uw_source,
 )
+from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.validate import dtype_name
 
 __all__ = [
@@ -104,22 +106,12 @@ class Workspace:
         )
 
 
+@takes_params(PrefillParams, without=("gate", "state_layout", "qk"))
 def sm100(
+    params: PrefillParams,
     *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    cu_seqlens: Tensor,
     o: Tensor | None = None,
-    initial_state: Tensor | None = None,
     final_state: Tensor | None = None,
-    scale: float | None = None,
-    chunk_size: int = CHUNK,
-    output_final_state: bool = True,
-    final_state_dtype: str | None = None,
-    beta_max: float = 1.0,
     workspace: Workspace | None = None,
     stages: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
@@ -129,12 +121,12 @@ def sm100(
     given, gets g_cu, A, Ai, U, W, h and V_new; P never leaves the chip. Raises NotImplementedError for a call
     that the kernels do not support.
     """
-    refuse(q, k, v, chunk_size, beta_max)
-    check_inputs(q, k, v, g, beta, cu_seqlens, initial_state)
+    refuse(params)
+    check_inputs(params)
+    q, k, v = params.q, params.k, params.v
+    g, beta, cu_seqlens = params.g, params.beta, params.cu_seqlens
     tokens, value_heads, sequences = len(v), v.shape[1], len(cu_seqlens) - 1
-    outputs = Outputs.allocate(
-        v, initial_state, o, final_state, output_final_state, final_state_dtype, sequences
-    )
+    outputs = Outputs.allocate(params, o, final_state)
     space = workspace or Workspace.allocate(tokens, sequences, value_heads, v.device)
     a = ai = None
     check_rows(len(space.tables.indices), value_heads)
@@ -144,17 +136,17 @@ def sm100(
         a, ai = (torch.empty(square, dtype=FLOAT32, device=v.device) for _ in range(2))
         stages |= {"g_cu": space.g_cu, "A": a, "Ai": ai}
         stages |= {"U": space.u, "W": space.w, "h": space.h, "V_new": space.v_new}
-    first = None if initial_state is None else contiguous_aligned(initial_state)
+    first = None if params.initial_state is None else contiguous_aligned(params.initial_state)
     final = outputs.final_state
     if tokens:
         g, beta = g.to(FLOAT32), beta.to(FLOAT32)
         q, k, v, g, beta, cu_seqlens = map(contiguous_aligned, (q, k, v, g, beta, cu_seqlens))
         tables, g_cu, u, w, h, v_new = space.tables, space.g_cu, space.u, space.w, space.h, space.v_new
-        factor = default_scale(scale, HEAD_DIM)
+        factor = default_scale(params.scale, HEAD_DIM)
         chunk_metadata(cu_seqlens, tables)
         tap: Tap = "none" if stages is None else "dump"
         uw = {"g_cu": g_cu, "u": u, "w": w}
-        chunk_uw(k, v, g, beta, cu_seqlens, tables, **uw, a=a, ai=ai, tap=tap, beta_max=beta_max)
+        chunk_uw(k, v, g, beta, cu_seqlens, tables, **uw, a=a, ai=ai, tap=tap, beta_max=params.beta_max)
         chunk_state(
             k, u, w, g_cu, cu_seqlens, tables, initial_state=first, h=h, v_new=v_new, final_state=final
         )

@@ -22,6 +22,7 @@ from gdnbench_kernels.gdn_prefill.launch_args import (
     contiguous_aligned,
     refuse,
 )
+from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sm100 import (
     Workspace,
@@ -31,6 +32,7 @@ from gdnbench_kernels.gdn_prefill.sm100 import (
     chunk_uw,
 )
 from gdnbench_kernels.gdn_prefill.sources import Tap
+from gdnbench_kernels.params import from_call
 
 Call = Mapping[str, Any]
 
@@ -54,17 +56,9 @@ def form_uw(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
 
 def carry_state(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
     made = _Made.prepare(call)
-    first = call.get("initial_state")
-    first = None if first is None else contiguous_aligned(first)
-    outputs = Outputs.allocate(
-        call["v"],
-        first,
-        None,
-        None,
-        call.get("output_final_state", True),
-        call.get("final_state_dtype"),
-        len(made.cu_seqlens) - 1,
-    )
+    given = made.params.initial_state
+    first = None if given is None else contiguous_aligned(given)
+    outputs = Outputs.allocate(made.params)
     space = made.space
     if made.tokens:
         chunk_state(
@@ -88,10 +82,11 @@ def carry_state(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tenso
 
 def read_out(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
     made = _Made.prepare(call)
-    o = torch.empty(call["v"].shape, dtype=call["v"].dtype, device=call["v"].device)
+    params = made.params
+    o = torch.empty(params.v.shape, dtype=params.v.dtype, device=params.v.device)
     if made.tokens:
         chunk_output(
-            contiguous_aligned(call["q"]),
+            contiguous_aligned(params.q),
             made.k,
             contiguous_aligned(stages["V_new"]),
             contiguous_aligned(stages["h"]),
@@ -99,7 +94,7 @@ def read_out(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
             made.cu_seqlens,
             made.space.tables,
             o=o,
-            scale=default_scale(call.get("scale"), HEAD_DIM),
+            scale=default_scale(params.scale, HEAD_DIM),
         )
     return {"o": o}
 
@@ -108,41 +103,41 @@ def read_out(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
 class _Made:
     """A call in the form of the launches, with the tensors that they write."""
 
-    call: Call
+    params: PrefillParams
     k: Tensor
     cu_seqlens: Tensor
     space: Workspace
 
     @classmethod
     def prepare(cls, call: Call) -> _Made:
-        q, k, v, g, beta, cu_seqlens = (call[name] for name in ("q", "k", "v", "g", "beta", "cu_seqlens"))
-        refuse(q, k, v, int(call.get("chunk_size") or CHUNK), float(call.get("beta_max") or 1.0))
-        check_inputs(q, k, v, g, beta, cu_seqlens, call.get("initial_state"))
+        params = from_call(PrefillParams, call)
+        refuse(params)
+        check_inputs(params)
+        v, cu_seqlens = params.v, params.cu_seqlens
         space = Workspace.allocate(len(v), len(cu_seqlens) - 1, v.shape[1], v.device)
         cu_seqlens = contiguous_aligned(cu_seqlens)
         if len(v):
             chunk_metadata(cu_seqlens, space.tables)
-        return cls(call, contiguous_aligned(k), cu_seqlens, space)
+        return cls(params, contiguous_aligned(params.k), cu_seqlens, space)
 
     @property
     def tokens(self) -> int:
-        return len(self.call["v"])
+        return len(self.params.v)
 
     def square(self) -> Tensor:
-        v = self.call["v"]
+        v = self.params.v
         shape = (len(self.space.h), v.shape[1], CHUNK, CHUNK)
         return torch.empty(shape, dtype=FLOAT32, device=v.device)
 
     def uw(self, tap: Tap, a: Tensor | None = None, ai: Tensor | None = None) -> dict[str, Tensor]:
         """The outputs of chunk_uw, by the build with that tap."""
-        space, call = self.space, self.call
+        space, params = self.space, self.params
         if self.tokens:
-            v, g, beta = (contiguous_aligned(call[name]) for name in ("v", "g", "beta"))
             chunk_uw(
                 self.k,
-                v,
-                contiguous_aligned(g.to(FLOAT32)),
-                contiguous_aligned(beta.to(FLOAT32)),
+                contiguous_aligned(params.v),
+                contiguous_aligned(params.g.to(FLOAT32)),
+                contiguous_aligned(params.beta.to(FLOAT32)),
                 self.cu_seqlens,
                 space.tables,
                 g_cu=space.g_cu,
@@ -151,7 +146,7 @@ class _Made:
                 a=a,
                 ai=ai,
                 tap=tap,
-                beta_max=float(call.get("beta_max") or 1.0),
+                beta_max=params.beta_max,
             )
         found = {"g_cu": space.g_cu, "U": space.u, "W": space.w}
         return {**found, **{name: x for name, x in (("A", a), ("Ai", ai)) if x is not None}}

@@ -21,10 +21,12 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Call, Cut, Step
-from gdnbench_kernels.gdn import default_scale, in_vk
+from gdnbench_kernels.gdn import in_vk
 from gdnbench_kernels.gdn_prefill.chunked import ChunkedPrefill, PrefillInputs, published_stages, put_stage
 from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, plan_chunks
+from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.gdn_prefill.torch_chunked import final_dtype
+from gdnbench_kernels.params import from_call
 from gdnbench_kernels.rounding import EXACT, Arithmetic, tensor_core_arithmetic
 
 _TAKES_AND_GIVES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
@@ -83,21 +85,8 @@ class ChunkedSteps:
 
     def _begin(self, call: Mapping[str, Any]) -> ChunkedPrefill:
         """A run whose given stages are already computed."""
-        q, k, v, g, beta = (call[name] for name in ("q", "k", "v", "g", "beta"))
-        first, layout = call.get("initial_state"), call.get("state_layout", "VK")
-        inputs = PrefillInputs(
-            q,
-            k,
-            v,
-            g,
-            beta,
-            None if first is None else in_vk(first, layout),
-            plan_chunks(call["cu_seqlens"], int(call.get("chunk_size") or 64)),
-            default_scale(call.get("scale"), k.shape[2]),
-            call.get("gate", "log"),
-            call.get("qk", "normalised"),
-        )
-        run = ChunkedPrefill(inputs, self._arithmetic(v.dtype))
+        inputs = PrefillInputs.from_params(from_call(PrefillParams, call))
+        run = ChunkedPrefill(inputs, self._arithmetic(inputs.v.dtype))
         for name, stage in call.get("stages", {}).items():
             put_stage(run, name, stage)
         return run

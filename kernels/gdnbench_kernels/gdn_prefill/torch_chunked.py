@@ -11,38 +11,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.gdn import default_scale
 from gdnbench_kernels.gdn_prefill.chunked import ChunkedPrefill, PrefillInputs, published_stages
-from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
+from gdnbench_kernels.gdn_prefill.params import PrefillParams
+from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.rounding import tensor_core_arithmetic
 
 
-def torch_chunked(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    cu_seqlens: Tensor,
-    initial_state: Tensor | None = None,
-    scale: float | None = None,
-    chunk_size: int = 64,
-    output_final_state: bool = True,
-    final_state_dtype: str | None = None,
-    stages: dict[str, Tensor] | None = None,
-) -> dict[str, Tensor]:
+@takes_params(PrefillParams, without=("beta_max", "gate", "state_layout", "qk"))
+def torch_chunked(params: PrefillParams, *, stages: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
     """o [T, Hv, V] in v's dtype and final_state [N, Hv, V, K] in `final_state_dtype`; fills `stages` if
-    given.
-
-    `final_state_dtype` defaults to that of `initial_state`, and to float32 without one.
-    """
-    plan = plan_chunks(cu_seqlens, chunk_size)
-    inputs = PrefillInputs(q, k, v, g, beta, initial_state, plan, default_scale(scale, k.shape[2]))
-    run = ChunkedPrefill(inputs, tensor_core_arithmetic(v.dtype))
+    given."""
+    run = ChunkedPrefill(PrefillInputs.from_params(params), tensor_core_arithmetic(params.v.dtype))
     outputs = {"o": run.run_steps()}
-    if output_final_state:
-        outputs["final_state"] = run.state.to(final_dtype(initial_state, final_state_dtype))
+    if params.output_final_state:
+        outputs["final_state"] = run.state.to(final_dtype(params.initial_state, params.final_state_dtype))
     if stages is not None:
         stages.update(published_stages(run))
     return outputs

@@ -1,0 +1,47 @@
+"""The arguments of a call of gdn_prefill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillParams:
+    """T tokens of N sequences, H key heads, Hv value heads, K and V head dims.
+
+    Floating dtypes without a name are those of the contract. The SM100 kernels take q, k and v as bfloat16
+    and cu_seqlens as int32.
+    """
+
+    q: Tensor
+    """[T, H, K]: queries."""
+    k: Tensor
+    """[T, H, K]: keys, of q's dtype."""
+    v: Tensor
+    """[T, Hv, V]: values, of q's dtype; Hv is a multiple of H."""
+    g: Tensor
+    """[T, Hv]: what `gate` says."""
+    beta: Tensor
+    """[T, Hv]: the step size, in [0, beta_max]."""
+    cu_seqlens: Tensor
+    """[N+1] int32 or int64: sequence n is tokens cu_seqlens[n] .. cu_seqlens[n+1]-1."""
+    initial_state: Tensor | None = None
+    """[N, Hv, V, K], or [N, Hv, K, V] with state_layout KV: states before the first token; None means 0."""
+    scale: float | None = None
+    """Factor of the output; None means K ** -0.5."""
+    chunk_size: int = 64
+    """C, tokens of a chunk."""
+    output_final_state: bool = True
+    """Whether final_state is an output."""
+    final_state_dtype: str | None = None
+    """Dtype of final_state; None means that of initial_state, or float32 without one."""
+    beta_max: float = 1.0
+    """Upper end of beta's range, 1 or 2."""
+    gate: str = "log"
+    """What g holds: the log-space decay, or alpha = exp(g) ("linear")."""
+    state_layout: str = "VK"
+    """Order of the last two axes of states."""
+    qk: str = "normalised"
+    """Whether q and k are normalised or raw."""
