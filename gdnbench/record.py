@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 
@@ -75,3 +77,21 @@ class RecordDraft:
     info: RecordInfo
     before: Mapping[str, TensorDraft]
     after: Mapping[str, TensorDraft]
+
+
+@dataclass(frozen=True, slots=True)
+class BitsDraft:
+    """A tensor of a journal, to be stored: its bits, see `gdnbench.bits`, and its description."""
+
+    bits: NDArray[np.generic]
+    meta: TensorMeta
+
+
+@dataclass(frozen=True, slots=True)
+class JournalDraft:
+    """A record of a journal. It needs no torch: a sealer runs beside every captured process, and importing
+    torch would cost it more than sealing a small capture."""
+
+    info: RecordInfo
+    before: Mapping[str, BitsDraft]
+    after: Mapping[str, BitsDraft]

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from blake3 import blake3
 
-from gdnbench.bits import Bits, to_bits
+from gdnbench.bits import Bits, logical, to_bits
 from gdnbench.errors import BadInputError
-from gdnbench.record import RecordDraft, TensorDraft, TensorMeta
+from gdnbench.record import BitsDraft, JournalDraft, RecordDraft, TensorDraft, TensorMeta
 from gdnbench.store.index import IndexDraft
 from gdnbench.store.layout import BLOBS, METADATA_LIMIT, ROWS, Location, class_name
 from gdnbench.store.record_json import Placed, to_line
@@ -42,6 +42,20 @@ def digest_of(bits: Bits) -> str:
     return blake3(byte_view(bits), max_threads=threads).hexdigest()
 
 
+def _bits_of(name: str, draft: TensorDraft | BitsDraft) -> Bits:
+    """The draft's bits. BadInputError unless they have the dtype and shape of its metadata."""
+    meta = draft.meta
+    if isinstance(draft, BitsDraft):
+        bits, dtype = draft.bits, str(draft.bits.dtype)
+        fits = draft.bits.dtype == logical(meta.dtype).storage
+    else:
+        bits, dtype = to_bits(draft.data), str(draft.data.dtype)
+        fits = dtype == f"torch.{meta.dtype}"
+    if not fits or bits.shape != meta.shape:
+        raise BadInputError(f"tensor {name} is {dtype} {bits.shape}, described as {meta.dtype} {meta.shape}")
+    return bits
+
+
 @dataclass(slots=True)
 class Batch:
     """A batch in the making. `known` maps contents of the segment to locations; `stored` collects what this
@@ -58,7 +72,7 @@ class Batch:
     rows: dict[str, list[Stored]] = field(default_factory=dict)  # class -> rows of its array
     stored: dict[Content, Location] = field(default_factory=dict)
 
-    def add(self, draft: RecordDraft) -> None:
+    def add(self, draft: RecordDraft | JournalDraft) -> None:
         """Append one record, and pass each new large tensor to `on_blob` at once, while the next one is
         hashed.
 
@@ -77,12 +91,8 @@ class Batch:
                 f" lists {rows} rows of pools"
             )
 
-    def _place(self, name: str, draft: TensorDraft) -> Placed:
-        meta, bits = draft.meta, to_bits(draft.data)
-        if bits.shape != meta.shape or str(draft.data.dtype) != f"torch.{meta.dtype}":
-            raise BadInputError(
-                f"tensor {name} is {draft.data.dtype} {bits.shape}, described as {meta.dtype} {meta.shape}"
-            )
+    def _place(self, name: str, draft: TensorDraft | BitsDraft) -> Placed:
+        meta, bits = draft.meta, _bits_of(name, draft)
         if len(meta.axes) != len(meta.shape):
             raise BadInputError(f"tensor {name} has shape {meta.shape} but axes {meta.axes}")
         digest = digest_of(bits)

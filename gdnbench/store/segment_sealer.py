@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from gdnbench.errors import BadInputError, StoreError
-from gdnbench.record import RecordDraft
+from gdnbench.record import JournalDraft
 from gdnbench.store.compression import Compression
 from gdnbench.store.durable import remove_if_empty
 from gdnbench.store.journal.format import JournalRefusedError
@@ -165,7 +165,7 @@ class SegmentSealer:
         self.bytes_here += self._pending_bytes
         self._pending, self._pending_bytes = [], 0
 
-    def _write(self, first: int, drafts: list[RecordDraft]) -> None:
+    def _write(self, first: int, drafts: list[JournalDraft]) -> None:
         """Commit `drafts` as one batch. If one of them cannot be stored, commit the others singly and note
         the failure."""
         writer = self._store_writer()

@@ -16,7 +16,7 @@ import numpy as np
 
 from gdnbench.bits import Bits, logical
 from gdnbench.errors import BadInputError, StoreError
-from gdnbench.record import RecordDraft
+from gdnbench.record import JournalDraft, RecordDraft
 from gdnbench.store.address import folder_to_write
 from gdnbench.store.arrays import write_array
 from gdnbench.store.batch import Batch, Content, Stored
@@ -106,7 +106,12 @@ class StoreWriter:
         return (self._folder / checked_name(name, "batch") / METADATA).is_file()
 
     def write(
-        self, name: str, drafts: Sequence[RecordDraft], first: int = 0, *, of: str | None = None
+        self,
+        name: str,
+        drafts: Sequence[RecordDraft | JournalDraft],
+        first: int = 0,
+        *,
+        of: str | None = None,
     ) -> None:
         """Commit `drafts` as the batch `name`: entries `first`, `first + 1`, ... of the segment.
 
@@ -145,7 +150,11 @@ class StoreWriter:
         self._stored = {content: place for content, place in self._stored.items() if keeps(place)}
 
     def _write_arrays(
-        self, root: Path, name: str, drafts: Sequence[RecordDraft], attributes: Mapping[str, Any]
+        self,
+        root: Path,
+        name: str,
+        drafts: Sequence[RecordDraft | JournalDraft],
+        attributes: Mapping[str, Any],
     ) -> Batch:
         # A second thread writes a tensor while the next one is hashed.
         with ThreadPoolExecutor(1) as pool:

@@ -262,8 +262,9 @@ def test_a_module_of_the_programs_named_like_one_of_the_library(toy: Toy, tmp_pa
 )
 def test_half_a_url_makes_no_folder(toy: Toy, slip: str, write: str) -> None:
     script = toy.script("import toyframe; print(toyframe.Model()(0))")
-    before = sorted(script.parent.iterdir())
-    plain, ran = toy.run(script), toy.run(script, GDNBENCH_CAPTURE=slip)
+    plain = toy.run(script)
+    before = sorted(script.parent.iterdir())  # with Python's own __pycache__
+    ran = toy.run(script, GDNBENCH_CAPTURE=slip)
     assert (ran.status, ran.out) == (plain.status, plain.out)
     assert ran.err == f"gdnbench: capture is off: {slip} is no URL: write {write}, or ./{slip} for a folder\n"
     assert sorted(script.parent.iterdir()) == before

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gdnbench.record import Pool, RecordDraft, RecordInfo, Status, TensorDraft, TensorMeta
+from gdnbench.record import BitsDraft, Pool, RecordDraft, RecordInfo, Status, TensorDraft, TensorMeta
 
 Bits = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
@@ -91,6 +91,14 @@ def _draft(bits: Bits, dtype: str, shape: tuple[int, ...]) -> TensorDraft:
 
 def draft(n: int) -> RecordDraft:
     return RecordDraft(info(n), tensors(n, "before"), tensors(n, "after"))
+
+
+def tensors_of(drafts: Mapping[str, BitsDraft]) -> dict[str, Tensor]:
+    """The tensors whose bits a journal held."""
+    return {
+        name: torch.from_numpy(draft.bits.copy()).view(getattr(torch, draft.meta.dtype))
+        for name, draft in drafts.items()
+    }
 
 
 def bits_of(tensor: Tensor) -> Bits:

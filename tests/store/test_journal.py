@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from gdnbench.errors import BadInputError
-from gdnbench.record import RecordDraft, Status, TensorDraft, TensorMeta
+from gdnbench.record import JournalDraft, RecordDraft, Status, TensorDraft, TensorMeta
 from gdnbench.store.journal import JournalWriter
 from gdnbench.store.journal import format as journal_format
 from gdnbench.store.journal.reader import JournalReader, JournalRecord, writer_lives
@@ -35,11 +35,8 @@ def folder_of(store: Path, writer: JournalWriter) -> Path:
     return store / ".journal" / writer.segment
 
 
-def plain(record: RecordDraft) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    return (
-        {name: draft.data for name, draft in record.before.items()},
-        {name: draft.data for name, draft in record.after.items()},
-    )
+def plain(record: JournalDraft) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    return calls.tensors_of(record.before), calls.tensors_of(record.after)
 
 
 def assert_calls(records: list[JournalRecord], numbers: list[int]) -> None:
@@ -93,8 +90,8 @@ def test_a_state_changed_in_place_between_calls_is_not_carried(tmp_path: Path) -
         state += 1
     writer.close({})
     found = list(JournalReader(folder_of(tmp_path, writer)).poll())
-    assert [float(record.draft.before["state"].data.unique()) for record in found] == [0, 1, 2]
-    assert [float(record.draft.after["state"].data.unique()) for record in found] == [0, 1, 2]
+    assert [float(calls.tensors_of(record.draft.before)["state"].unique()) for record in found] == [0, 1, 2]
+    assert [float(calls.tensors_of(record.draft.after)["state"].unique()) for record in found] == [0, 1, 2]
 
 
 _STATE_META = TensorMeta("float32", (8, 32, 32), ("h", "v", "k"), (8, 32, 32), (1024, 32, 1), 0, "cpu")
@@ -125,8 +122,13 @@ def test_a_borrowed_state_stays_as_it_was_whatever_its_layer_does_meanwhile(
     assert torch.equal(given_up, states[1])
     writer.close({})
     found = list(JournalReader(folder_of(tmp_path, writer)).poll())
-    assert [float(record.draft.before["state"].data.unique()) for record in found] == [0, 1, 2, 1]
-    assert [float(record.draft.after["state"].data.unique()) for record in found] == [1, 2, 3, 4]
+    assert [float(calls.tensors_of(record.draft.before)["state"].unique()) for record in found] == [
+        0,
+        1,
+        2,
+        1,
+    ]
+    assert [float(calls.tensors_of(record.draft.after)["state"].unique()) for record in found] == [1, 2, 3, 4]
 
 
 def test_a_state_is_lent_only_if_every_bit_is_as_its_layer_left_it(tmp_path: Path) -> None:

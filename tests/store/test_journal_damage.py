@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gdnbench.record import RecordDraft
+from gdnbench.record import JournalDraft
 from gdnbench.store.journal import JournalWriter
 from gdnbench.store.journal.format import JournalRefusedError
 from gdnbench.store.journal.reader import JournalReader
@@ -81,12 +81,8 @@ def read(folder: Path, data: bytes) -> tuple[list[int], JournalReader]:
     return found, reader
 
 
-def check(draft: RecordDraft) -> None:
-    calls.assert_is_call(
-        draft.info,
-        {name: tensor.data for name, tensor in draft.before.items()},
-        {name: tensor.data for name, tensor in draft.after.items()},
-    )
+def check(draft: JournalDraft) -> None:
+    calls.assert_is_call(draft.info, calls.tensors_of(draft.before), calls.tensors_of(draft.after))
 
 
 def assert_cut_is_noticed(finished: Finished, folder: Path, size: int) -> None:

@@ -451,3 +451,10 @@ def test_the_process_says_what_it_refuses(tmp_path: Path) -> None:
     assert re.match(
         wording("store.kind-differs", path=f"gdnbench sealer: {tmp_path}", found="synth"), process.stderr
     )
+
+
+def test_a_sealer_does_not_import_torch() -> None:
+    """One runs beside every captured process: torch would take more than a second and 200 MB there."""
+    code = "import sys, gdnbench.store.sealer; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("False\n", "")

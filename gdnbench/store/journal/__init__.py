@@ -22,9 +22,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal
 
 from gdnbench.handlers import raised_by_handler
 from gdnbench.record import RecordDraft, RecordInfo, TensorDraft
@@ -32,6 +30,9 @@ from gdnbench.store.journal.carry import SMALLEST_CARRIED, StateCarry
 from gdnbench.store.journal.codec import Buffer, Carried, buffer_of, info_json, plain_json, tensors_json
 from gdnbench.store.journal.format import Kind, checksum, padding
 from gdnbench.store.journal.log import JournalLog
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MIB = 1 << 20
 _POLL_SECONDS = 0.005  # while blocked; a sealer takes far longer to free a file

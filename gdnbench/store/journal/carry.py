@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from gdnbench.store.journal.codec import Buffer, Carried
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Below this size, comparing and referring cost as much as copying.
 SMALLEST_CARRIED = 16 << 10
@@ -88,7 +89,7 @@ class StateCarry:
             self._bytes -= held.tensor.nbytes
             del self._held[layer, name]
         if self._bytes + nbytes <= self._limit:
-            copy = torch.empty_like(tensor)
+            copy = tensor.new_empty(tensor.shape)
             ctypes.memmove(copy.data_ptr(), tensor.data_ptr(), nbytes)
             self._held[layer, name] = _Held(copy, place)
             self._bytes += nbytes

@@ -9,14 +9,16 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from gdnbench.bits import logical
+from gdnbench.bits import Bits, logical
 from gdnbench.errors import BadInputError
 from gdnbench.record import Pool, RecordInfo, Status, TensorDraft, TensorMeta
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -169,14 +171,12 @@ def _tensor_items(drafts: Mapping[str, TensorDraft], carried: Mapping[str, Carri
 
 def nbytes_of(meta: TensorMeta) -> int:
     """Size of the tensor in bytes. BadInputError if the dtype is unknown."""
-    return logical(meta.dtype).torch_dtype.itemsize * math.prod(meta.shape)
+    return logical(meta.dtype).storage.itemsize * math.prod(meta.shape)
 
 
-def tensor_at(buffer: Any, offset: int, meta: TensorMeta) -> Tensor:
-    """The tensor of `meta` whose bytes start at `offset` of the writable `buffer`, not copied."""
-    dtype = logical(meta.dtype).torch_dtype
-    nbytes = nbytes_of(meta)
-    if nbytes == 0:
-        return torch.empty(meta.shape, dtype=dtype)
-    elements = torch.frombuffer(buffer, dtype=torch.uint8, count=nbytes, offset=offset)
-    return elements.view(dtype).reshape(meta.shape)
+def bits_at(buffer: Any, offset: int, meta: TensorMeta) -> Bits:
+    """The bits of the tensor of `meta` whose bytes start at `offset` of `buffer`, not copied."""
+    storage, count = logical(meta.dtype).storage, math.prod(meta.shape)
+    if count == 0:
+        return np.empty(meta.shape, storage)
+    return np.frombuffer(buffer, storage, count, offset).reshape(meta.shape)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gdnbench.errors import BadInputError
-from gdnbench.record import RecordDraft, RecordInfo, Status, TensorDraft
-from gdnbench.store.journal.codec import info_from_json, meta_from_json, nbytes_of, tensor_at
+from gdnbench.record import BitsDraft, JournalDraft, RecordInfo, Status
+from gdnbench.store.journal.codec import bits_at, info_from_json, meta_from_json, nbytes_of
 from gdnbench.store.journal.format import JournalDamage, Kind, checksum
 from gdnbench.store.journal.log import WRITER_LOCK
 from gdnbench.store.journal.scan import Entry, scan
@@ -28,7 +28,7 @@ class JournalRecord:
     """A finished record. Its tensors are views of a private mapping of the file and survive its deletion."""
 
     number: int  # in the segment, from 0, in the order in which calls finished
-    draft: RecordDraft
+    draft: JournalDraft
     nbytes: int  # of the entry that finished it
     file: int
 
@@ -59,7 +59,7 @@ class _File:
 class _Begun:
     file: _File
     info: RecordInfo
-    before: Mapping[str, TensorDraft]
+    before: Mapping[str, BitsDraft]
 
 
 def writer_lives(folder: Path) -> bool:
@@ -117,10 +117,10 @@ class JournalReader:
             yield from self._poll_file(file, is_last=is_last, grows=is_last and not gone, sealed=sealed)
         self.finished = gone
 
-    def unfinished(self) -> list[RecordDraft]:
+    def unfinished(self) -> list[JournalDraft]:
         """Calls that began (`--sync`) and never ended, oldest first, as records with inputs only."""
         return [
-            RecordDraft(replace(begun.info, status=Status.UNFINISHED), begun.before, {})
+            JournalDraft(replace(begun.info, status=Status.UNFINISHED), begun.before, {})
             for _, begun in sorted(self._begun.items())
         ]
 
@@ -161,8 +161,7 @@ class JournalReader:
         fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             found = scan(fd, file.path, file.offset)
-            # Private and writable, though never written: torch warns of read-only memory.
-            mapped = mmap.mmap(fd, found.end, access=mmap.ACCESS_COPY) if found.entries else None
+            mapped = mmap.mmap(fd, found.end, access=mmap.ACCESS_READ) if found.entries else None
         finally:
             os.close(fd)
         for entry in found.entries:
@@ -232,15 +231,15 @@ class JournalReader:
             raise JournalDamage(f"the inputs of this call (entry {entry.header['begin']}) could not be read")
         tensors = _tensors(entry, mapped, "before", "after")
         before = tensors["before"] if begun is None else begun.before
-        draft = RecordDraft(info_from_json(entry.header["info"]), before, tensors["after"])
+        draft = JournalDraft(info_from_json(entry.header["info"]), before, tensors["after"])
         return JournalRecord(number, draft, entry.prefix.entry_bytes, file.number)
 
 
-def _tensors(entry: Entry, mapped: mmap.mmap | None, *groups: str) -> dict[str, dict[str, TensorDraft]]:
+def _tensors(entry: Entry, mapped: mmap.mmap | None, *groups: str) -> dict[str, dict[str, BitsDraft]]:
     """The tensors of an entry's `groups`, checked against their checksums."""
     payloads = iter(entry.payloads)
     total = 0
-    found: dict[str, dict[str, TensorDraft]] = {}
+    found: dict[str, dict[str, BitsDraft]] = {}
     with memoryview(mapped or b"") as view:
         for group in groups:
             found[group] = {}
@@ -256,7 +255,7 @@ def _tensors(entry: Entry, mapped: mmap.mmap | None, *groups: str) -> dict[str, 
                     if length != nbytes:
                         raise JournalDamage(f"tensor {name} has {length} bytes, its shape needs {nbytes}")
                     total += checksum(view[at : at + nbytes])
-                found[group][name] = TensorDraft(tensor_at(mapped, at, meta), meta)
+                found[group][name] = BitsDraft(bits_at(mapped, at, meta), meta)
     if total % 2**64 != entry.checksum:
         raise JournalDamage("the tensors do not match the entry's checksum")
     return found
