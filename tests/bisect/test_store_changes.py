@@ -20,7 +20,7 @@ from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
 from tests.messages import wording
 
-CHANGED = "records are others than when this began"
+CHANGED = wording("bisect.records-changed")
 
 
 def write(path: Path, seed: int) -> None:
