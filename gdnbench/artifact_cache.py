@@ -6,7 +6,8 @@
 
 Processes share a folder. An entry appears whole or not at all. `fetch` returns None for an entry that is
 damaged, was copied from another key, or that another user could have written: compiled code is going to run.
-When the entries of a folder exceed `MAX_BYTES`, the least recently used ones are deleted.
+When the entries of a folder exceed `MAX_BYTES`, the least recently used ones are deleted; a process looks at its
+first write, and again after every 64th of `MAX_BYTES`.
 `GDNBENCH_CACHE_DIR` names the place of all folders; the default is `gdnbench` in the user's cache directory.
 
 Imports the standard library alone: the simulator and the kernels, which know nothing of each other, both use
@@ -108,7 +109,7 @@ class ArtifactCache:
             except BaseException:  # do not fill a full disk with halves of entries
                 os.unlink(temporary)
                 raise
-            delete_least_recently_used(folder, MAX_BYTES)
+            _limit_bytes(folder, len(body))
         except (OSError, NoHomeError):
             return
 
@@ -116,6 +117,19 @@ class ArtifactCache:
         """What an entry starts with. The key is in the checksum, so that an entry copied to another key
         fails."""
         return self.magic + hashlib.sha256(key.encode() + b"\0" + body).digest()
+
+
+def _limit_bytes(folder: Path, written: int) -> None:
+    """Apply MAX_BYTES at this process's first write and after every 64th of MAX_BYTES: listing some thousand
+    entries takes longer than writing one."""
+    _unlisted[folder] = _unlisted.get(folder, MAX_BYTES) + written
+    if _unlisted[folder] >= MAX_BYTES // 64:
+        _unlisted[folder] = 0
+        delete_least_recently_used(folder, MAX_BYTES)
+
+
+_unlisted: dict[Path, int] = {}
+"""Bytes that this process has written to a folder since it last listed it."""
 
 
 def delete_least_recently_used(folder: Path, limit: int) -> int:

@@ -145,6 +145,7 @@ def test_two_packages_that_are_wrong_together(bisecting: Bisecting, wheels: Any)
     )
 
 
+@pytest.mark.slow
 def test_packages_that_only_install_together(bisecting: Bisecting, wheels: Any) -> None:
     for version in ("1", "2"):
         wheels("gain", version, gain(version), [f"other=={version}"])
@@ -177,6 +178,7 @@ class NoStart(Replays):
         return verdict
 
 
+@pytest.mark.slow
 def test_versions_in_which_nothing_starts_are_passed_over(
     bisecting: Bisecting, wheels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def decodes(gdnbench: Invoke, tmp_path: Path) -> Path:
     return store
 
 
+@pytest.mark.slow
 def test_the_commit_is_named_across_a_merge_a_broken_commit_and_harmless_ones(
     gdnbench: Invoke, decodes: Path, history: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def arguments(gdnbench: Invoke, tmp_path: Path, wheels: Any, monkeypatch: pytest
     )
 
 
+@pytest.mark.slow
 def test_the_version_of_the_package_is_named(gdnbench: Invoke, arguments: Arguments, wheels: Any) -> None:
     for version, factor in (("1.3", 1.0), ("1.4", 1.5)):
         wheels("gain", version, f"def factor():\n    return {factor}\n")

@@ -97,6 +97,7 @@ def test_the_one_that_was_interrupted_goes_on_and_a_failure_is_told(gdnbench: In
     assert re.search(wording("bisect.resume-would-fail"), last.err)
 
 
+@pytest.mark.slow
 def test_an_answer_that_was_not_printed_is_given_again(gdnbench: Invoke, store: Path) -> None:
     """The reader of stdout is gone before it: the status is the same, and nothing is lost."""
     Path("mine.py").write_text("def kernel(**call):\n    raise RuntimeError('no')\n")

@@ -25,6 +25,7 @@ gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason
 QUICK = ("--cache", "warm", "--seconds", "1", "--busy")
 
 
+@pytest.mark.slow
 def test_times_on_this_cpu_and_later_ones_beside(gdnbench: Invoke, prefills: Path, tmp_path: Path) -> None:
     run = tmp_path / "run.zarr"
     result = gdnbench("time", prefills, "0-1", "--kernel", "torch", "--kernel", "hf", *QUICK, "--save", run)

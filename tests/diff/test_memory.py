@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from gdnbench.record import RecordDraft, RecordInfo, Status, TensorDraft, TensorMeta
@@ -63,6 +64,7 @@ def peak(folder: Path, records: int, megabytes: int) -> int:
     return int(done.stdout) * 1024
 
 
+@pytest.mark.slow
 def test_peak_memory_is_bounded(tmp_path: Path) -> None:
     small = peak(tmp_path, 2, 16)
     # Eight times the records, or one tensor sixteen times as large, on each side: 448 and 480 MiB more

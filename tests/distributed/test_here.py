@@ -172,6 +172,7 @@ def test_each_worker_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         assert set(found.call_on_each(os.getenv, "CUDA_VISIBLE_DEVICES")) == {"2", "GPU-5"}
 
 
+@pytest.mark.slow
 def test_simulators_share_the_cores(two: WorkerPool) -> None:
     ours = os.sched_getaffinity(0)
     two.client.wait_for_workers(2, timeout=100)  # one that a test before this killed may be on its way still

@@ -200,6 +200,7 @@ def test_values_at_the_end_of_bf16() -> None:
     assert u.errors.rms > limit.relative * u.errors.rms_reference
 
 
+@pytest.mark.slow
 def test_257_sequences() -> None:
     """Most of them empty, among them the first and the last."""
     lengths = [0] * 257

@@ -157,6 +157,7 @@ def test_outputs_that_cannot_be_written_in_place(installed: None) -> None:
     assert torch.equal(other["o"], plain["o"])
 
 
+@pytest.mark.slow
 def test_prefill(installed: None, stage_errors: Callable[..., Any]) -> None:
     """Sequences of more than a chunk, of none and of few tokens, twice on the same buffers."""
     call = PREFILL.synth(

@@ -58,7 +58,6 @@ def test_within_the_budget(kernel: str) -> None:
             {"heads": 1, "value_heads": 2, "tap": "invert"},
             {"heads": 1, "value_heads": 2, "tap": "invert", "beta_max": 2.0},
         ],
-        3,
         5,
     ),
 )

@@ -229,7 +229,7 @@ def test_without_requests_nothing_is_launched() -> None:
     assert session.reports == []
 
 
-@pytest.mark.parametrize("rows", PORTABLE_ROWS)
+@pytest.mark.parametrize("rows", quick(PORTABLE_ROWS, 0))
 @pytest.mark.parametrize("layout", [CacheLayout.PER_TOKEN_SCALE, CacheLayout.FP8_DS_MLA])
 def test_what_is_launched_is_as_planned(
     layout: CacheLayout, rows: int, monkeypatch: pytest.MonkeyPatch

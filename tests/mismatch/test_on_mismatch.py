@@ -94,6 +94,7 @@ def test_nothing_is_kept_of_a_program_that_is_right(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["program.py"]
 
 
+@pytest.mark.slow
 def test_a_call_that_raises_is_kept(tmp_path: Path) -> None:
     ran = run(tmp_path, set(), fails=2)
     assert ran.returncode == 1

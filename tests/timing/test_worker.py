@@ -56,6 +56,7 @@ def timer(store: Store) -> Iterator[TimingProcess]:
     made.close()
 
 
+@pytest.mark.slow
 def test_the_others_are_timed_without_the_culprits(store: Store, timer: TimingProcess) -> None:
     """One kernel ends the process, another raises: each is named, and the last two are compared."""
     record = store.records[0]

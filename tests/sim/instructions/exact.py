@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,7 @@ def power(exponent: int) -> Fraction:
     return Fraction(1 << exponent) if exponent >= 0 else Fraction(1, 1 << -exponent)
 
 
+@cache
 def decode(bits: int, name: str, ftz: bool = False) -> Value:
     """A bit pattern's exact value."""
     shape = SHAPES[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,11 @@ def three(name: str, seed: int, count: int = 256) -> tuple[Array, Array, Array]:
     return triples(*(float_bits(name, seed + i, count) for i in range(3)), corners=10)
 
 
+@cache
 def exact(op: str, name: str, mode: str, ftz: bool = False, sat: bool = False) -> Any:
-    """The bits of the exact result of `op`, rounded once."""
+    """The bits of the exact result of `op`, rounded once. Kept for the next engine."""
 
+    @cache
     def compute(*bits: int) -> int:
         values = [decode(b, name, ftz) for b in bits]
         if op == "add":

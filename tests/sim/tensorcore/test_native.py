@@ -14,6 +14,7 @@ from gdnbench.sim.tensorcore.formats import F16
 from gdnbench.sim.tensorcore.product import Product
 from tests.seeds import drawn
 from tests.sim.tensorcore.mma_operands import PRODUCTS, every_kind, stratified
+from tests.subset import quick
 
 MODELS = ("hardware", "exact")
 
@@ -33,12 +34,13 @@ def test_fixed_operands(product: Product) -> None:
     compare(product, 30, 67, 37)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("product", PRODUCTS, ids=str)
 def test_drawn_operands(product: Product) -> None:
     compare(product, drawn(f"product {product}"), 19, 21)
 
 
-@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v2"])
+@pytest.mark.parametrize("name", quick(["x86-64-v3", "x86-64-v2"], 0))
 def test_other_cpus(name: str, as_cpu: Callable[[str], None]) -> None:
     as_cpu(name)
     for product in PRODUCTS[::3]:
@@ -91,6 +93,7 @@ def test_only_the_result_is_written() -> None:
     assert (room[-64:] == 0xDEADBEEF).all()
 
 
+@pytest.mark.slow
 def test_threads_share_compiled_products() -> None:
     rng = np.random.default_rng(34)
     jobs = [(p, *case) for p in PRODUCTS for case in every_kind(rng, p, 16, 24)[:2]]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.sim.third_party.apart import Apart, apart
+from tests.subset import quick
 
 # Rounding of 8 and 24 bits to nearest, relative.
 BF16 = 2.0**-8
@@ -78,7 +79,8 @@ def test_tcgen05_gemm(biased: bool, quack: Apart) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "schedule"), [("compiled", "late"), ("compiled", "random:3"), ("interpreter", "late")]
+    ("engine", "schedule"),
+    quick([("compiled", "late"), ("compiled", "random:3"), ("interpreter", "late")], 1),
 )
 @pytest.mark.parametrize("pingpong", [False, True])
 def test_wgmma_gemm(pingpong: bool, engine: str, schedule: str, quack: Apart) -> None:
