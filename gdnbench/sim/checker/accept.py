@@ -1,11 +1,11 @@
 """Accept files: findings of the checker that a person has accepted, each with a reason, in TOML.
 
     [[accept]]
-    cause = "no tcgen05 fence"      # the words after the verdict in a finding's first line
+    cause = "no tcgen05 fence"      # the words after "in launch N: " in its first line
     kernel = "kernel_cutlass_gemm*" # the kernel's name in the PTX
     source = "gemm.py:120"          # the Python line of either access; the end of its path is enough
-    ptx = ["tcgen05.ld.*", "*.mma*"]  # the PTX of either access; two entries name both, in any order,
-                                      # and so they do for `source`
+    ptx = ["tcgen05.ld.*", "*.mma*"]  # the PTX of the accesses: one entry, of either access; two, one
+                                      # of each, in any order; the same for `source`
     reason = "the epilogue's barrier orders them, see the header of gemm.py"
 
 An entry accepts a finding that matches every key it has. It needs a reason and at least one other key. In

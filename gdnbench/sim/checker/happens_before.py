@@ -4,12 +4,14 @@ PTX ISA: "Memory Consistency Model" (causality order), "Proxies", 9.7.16.6 (tcge
 ordered if its warp's clocks (`vector_clocks.ClockSet`) contain the epoch of the earlier one:
 
     earlier access             later access              ordered if contained in
+    strong access              strong, same proxy        nothing: they do not race
     anything                   a generic access          base
-    generic write              an async access           base, and async_proxy
-    generic read               an async write            base, and async_proxy: else for review
+    mbarrier.init              an async access           base and mbarrier_inits (else review)
+    generic write              an async access           base and async_proxy (else error)
+    generic read               an async write            base and async_proxy (else review)
     async access               an async access           base
-    tcgen05 operation          a product or copy         base and tcgen05_fenced, or tensor_pipe
-    tcgen05 operation          tcgen05.ld, .st           base and tcgen05_fenced
+    tcgen05 operation          tcgen05.ld, .st           tcgen05_fenced
+    product or copy            a product or copy         tcgen05_fenced or tensor_pipe
 
 Three kinds of pairs are reported for review, because the ISA leaves their order open:
 
@@ -17,7 +19,8 @@ Three kinds of pairs are reported for review, because the ISA leaves their order
   elect.sync and .aligned instructions the ISA says that lanes wait for one another, and not that this orders
   memory. A pair that only such an instruction separates is for review.
 - tcgen05.ld without a wait. The load has read its cells once an instruction uses a register that it loads.
-  The ISA (9.7.16.6.4.5) orders such a use and no access to memory. What only that use orders is for review.
+  The ISA (9.7.16.6.4.5) orders such a use and no access to memory. A pair that only this use orders
+  is for review.
 - No tcgen05 fence. A pair in base and not in tcgen05_fenced is ordered by the release and acquire of an
   mbarrier or barrier alone. The ISA says that the standard model applies to tcgen05 too (9.7.16.6.3), and
   shows no pattern without the fence.

@@ -18,12 +18,14 @@ Three things differ from a CPU's threads:
     base           base causality order: releases and acquires, barriers, completed operations
     async_proxy    of generic writes, by memory: those that a fence.proxy.async has handed to the async proxy
     mbarrier_inits of mbarrier.init: those that a fence made visible to the async proxy
-    waits          of mbarrier waits, by their number: which waits have returned
+    waits          how many mbarrier waits of each warp have returned; `two phases behind` needs it
     converged      what base would hold if lanes also released and acquired wherever they execute a .sync or
                    .aligned instruction together
     tcgen05_fenced tokens of tensor-memory operations that tcgen05.fence, .commit or .wait orders
-
-What a warp knows of other CTAs is in `RemoteClocks`.
+    tensor_pipe    tokens of products and copies that later products and copies run after
+    loads_used     tokens of each tcgen05.ld of which an instruction has used a register
+    remote         clocks of other CTAs, a `RemoteClocks`
+    fence_sc       clocks of other CTAs before a fence.sc, a `RemoteClocks`
 """
 
 from __future__ import annotations
@@ -197,10 +199,10 @@ class ClockSet:
     release stores in a barrier, an mbarrier or a variable for those that acquire.
 
     `tcgen05_fenced`: tokens that a tcgen05.fence::before_thread_sync or a tcgen05.commit released.
-    `tensor_pipe`: tokens issued before such a fence and perhaps not complete; the tensor core runs what is
-    issued later after them. `loads_used`: tokens of each tcgen05.ld of which an instruction used a register,
-    with or without a tcgen05.wait::ld. `remote`: clocks of other CTAs. `fence_sc`: what precedes a fence.sc;
-    a later fence.sc is ordered after it too."""
+    `tensor_pipe`: tokens of products and copies issued before such a fence. They need not be complete:
+    products and copies that are issued later run after them. `loads_used`: tokens of each tcgen05.ld of which
+    an instruction used a register, with or without a tcgen05.wait::ld. `remote`: clocks of other CTAs.
+    `fence_sc`: what precedes a fence.sc; a later fence.sc is ordered after it too."""
 
     base: VectorClock
     async_proxy: dict[str, VectorClock]
