@@ -4,7 +4,7 @@ It finds two accesses to the same bytes, one of which writes, that no synchronis
 the simulator ran them in. The algorithm is that of FastTrack (Flanagan and Freund, PLDI 2009) and of
 ThreadSanitizer (Serebryany and Iskhodzhanov, WBIA 2009, and its runtime v2 and v3), for a GPU's memory model:
 
-    vector_clocks.py    the clock of each warp; what a release passes on and an acquire takes over
+    vector_clocks.py    the vector clocks of each warp, and how a release and an acquire join them
     events.py           accesses, each stamped with its epoch
     shadow.py           shadow memory: for each cell the last write and the reads since
     lane_shadow.py      the same for shared memory, with the lane that made each access
@@ -28,9 +28,9 @@ vector clock does not contain; a read, with the last write.
 Where it differs:
 - Actors are warps, and lanes of a warp where they synchronise apart. Asynchronous operations are actors too.
 - Order depends on the proxy (generic, async, tensor): there is a vector clock for each kind of order.
-- All reads since the last write are kept, less those that a later read supersedes. FastTrack keeps one epoch
-  where reads are ordered; ThreadSanitizer keeps at most four accesses a cell and so may forget one.
-- No cell is evicted and no history is bounded: a finding names both instructions. One limit: of the other
-  CTAs that read a cell of global memory, at most 16 are kept.
+- All reads since the last write are kept, less those that a later read supersedes; of readers of global
+  memory in other CTAs, at most 16. FastTrack keeps one epoch where reads are ordered; ThreadSanitizer keeps
+  at most four accesses a cell and so may forget one.
+- No cell is evicted: a finding names both instructions.
 - The simulator reports every access and every synchronisation, in the order of this run. Nothing is sampled.
 """

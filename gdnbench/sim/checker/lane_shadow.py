@@ -2,7 +2,7 @@
 
 Its two columns hold codes of 32 bits: the number of an event or of a set of readers, and a lane. So it costs
 as many bytes as `ShadowMemory`. If a set has several readers, its code's lane is UNSURE, unless all readers
-are the same lane of their warps; the set itself records which readers were several lanes.
+used the same lane number; the set itself records which readers were several lanes.
 """
 
 from __future__ import annotations
