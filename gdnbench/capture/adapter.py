@@ -1,8 +1,8 @@
 """The adapter protocol: which functions of a framework are captured, and how a call maps to a contract.
 
 An adapter is one small file in `gdnbench.capture.adapters`, or an `Adapter` object named by an entry point of
-the group `gdnbench.adapters`. Every captured Python process loads all adapters at start-up, so an adapter
-imports torch and its framework only inside its methods.
+the group `gdnbench.adapters`. Every captured process loads all adapters at its first import from outside the
+standard library, so an adapter imports torch and its framework only inside its methods.
 """
 
 from __future__ import annotations
