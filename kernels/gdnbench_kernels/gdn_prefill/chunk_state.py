@@ -1,21 +1,21 @@
 """The recurrence of the state over chunks: FLA's `chunk_delta_h`. CuTe DSL, sm_100a.
 
-Writes h, the state before each chunk, and V_new, the updates within it:
+Writes h = bf16(S), the rounded state before each chunk, and V_new, the updates within it:
 
-    V_new = U - W S^T                                     S = state before the chunk, h its rounding
-    S     = decay(g_last) S + (V_new exp(g_last - g_cu))^T K
+    V_new = U - W h^T                                        rows: tokens
+    S     = exp(g_last) S + (V_new exp(g_last - g_cu))^T K   f32; rows: V, columns: K
 
 The rows of S are independent. CTA ((n Hv + head) 2 + tile) updates TILE = 64 of the 128 rows of one value
 head through one sequence, chunk after chunk. S stays in registers, unrounded. With C = 64 tokens, K = 128,
 for each chunk:
 
-    1. D1 = h W^T                            M, N, K = TILE, C, K
-    2. D2 = (V_new exp(g_last - g_cu))^T K   M, N, K = TILE, K, C       K read N-major
+    1. D1 = h W^T = (W h^T)^T                V rows x tokens: a product of 64 x 64 x 128 (M, N, K)
+    2. D2 = (V_new exp(g_last - g_cu))^T K   V rows x K: 64 x 128 x 64; the matrix K is read N-major
 
 A thread of STATE has the same elements of S, h and D2, and the same elements of U^T, D1 and V_new^T, in the
 order that tcgen05.ld 16x256b, stmatrix and ldmatrix share. So all work between the products is in registers,
-without exchange between threads. The left operand of product 2 would also fit in tensor memory, but only in
-the lanes of its result; in shared memory both products read their left operands in the same way.
+without exchange between threads. Product 2 could read its left operand from tensor memory, but only from the
+lanes of its result; from shared memory both products read theirs in the same way.
 
     tensor         shape            dtype     rows
     k              T, H, K          bfloat16  value head hv reads head hv // (Hv // H)
@@ -42,9 +42,9 @@ the lanes of its result; in shared memory both products read their left operands
 
     role   warps  does
     STATE  0..3   carries S in registers; h and V_new from it, exp(g_last) S + D2 into it
-    LOAD   4      TMA of W, U and K; zeros behind the end of the sequence
+    LOAD   4      TMA of W, U and K; zeros past the end of the sequence
     MMA    5      both products; allocates TMEM
-    GATE   6      exp(g_last - g_cu) of the chunk's tokens; exp(g_last) to half an ULP of f32
+    GATE   6      exp(g_last - g_cu) of the chunk's tokens; exp(g_last) by rounded_decay
     STORE  7      TMA of h and V_new to global memory
 
     pipeline  stages  full: arrivals        empty: arrivals
@@ -61,14 +61,14 @@ the lanes of its result; in shared memory both products read their left operands
 
     sync                               who            orders
     fence.mbarrier_init, barrier TMEM  all            mbarriers, tensor memory: before their use
-    relinquish                         MMA            tensor memory taken before the SM's other CTA may ask
-    setmaxnreg                         all            registers given up by the others before STATE takes them
+    relinquish                         MMA            lets the SM's other CTA allocate tensor memory
+    setmaxnreg                         all            STATE's increase waits for the others' decrease
     tail pipeline                      LOAD           K has landed before zeros are stored over its rows
     fence.proxy.async                  LOAD           zeros in s_k written before product 2 reads them
     fence.proxy.async                  STATE          s_h, s_vs, s_v_new written before they are read
     fence.proxy.async                  STATE          s_u read before TMA overwrites it
     tcgen05.wait::ld                   STATE          tensor memory read before its release
-    tcgen05.fence before, after        MMA, STATE     tensor memory, arrivals and waits
+    tcgen05.fence before, after        MMA, STATE     tensor memory, with the mbarriers around
     bulk wait_group.read               STORE          the TMA store has read s_h, s_v_new before their release
     bulk wait_group                    STORE          h and V_new stored before the CTA ends
     producer_tail                      each producer  no arrival after the CTA ends
@@ -145,9 +145,9 @@ PLAN = KernelPlan(
     warps={"STATE": 4, "LOAD": 1, "MMA": 1, "GATE": 1, "STORE": 1},
     does={
         "STATE": "carries S in registers; h and V_new from it, exp(g_last) S + D2 into it",
-        "LOAD": "TMA of W, U and K; zeros behind the end of the sequence",
+        "LOAD": "TMA of W, U and K; zeros past the end of the sequence",
         "MMA": "both products; allocates TMEM",
-        "GATE": "exp(g_last - g_cu) of the chunk's tokens; exp(g_last) to half an ULP of f32",
+        "GATE": "exp(g_last - g_cu) of the chunk's tokens; exp(g_last) by rounded_decay",
         "STORE": "TMA of h and V_new to global memory",
     },
     smem=(
@@ -178,14 +178,14 @@ PLAN = KernelPlan(
     ),
     syncs=(
         Sync("fence.mbarrier_init, barrier TMEM", "all", "mbarriers, tensor memory: before their use"),
-        Sync("relinquish", "MMA", "tensor memory taken before the SM's other CTA may ask"),
-        Sync("setmaxnreg", "all", "registers given up by the others before STATE takes them"),
+        Sync("relinquish", "MMA", "lets the SM's other CTA allocate tensor memory"),
+        Sync("setmaxnreg", "all", "STATE's increase waits for the others' decrease"),
         Sync("tail pipeline", "LOAD", "K has landed before zeros are stored over its rows"),
         Sync("fence.proxy.async", "LOAD", "zeros in s_k written before product 2 reads them"),
         Sync("fence.proxy.async", "STATE", "s_h, s_vs, s_v_new written before they are read"),
         Sync("fence.proxy.async", "STATE", "s_u read before TMA overwrites it"),
         Sync("tcgen05.wait::ld", "STATE", "tensor memory read before its release"),
-        Sync("tcgen05.fence before, after", "MMA, STATE", "tensor memory, arrivals and waits"),
+        Sync("tcgen05.fence before, after", "MMA, STATE", "tensor memory, with the mbarriers around"),
         Sync("bulk wait_group.read", "STORE", "the TMA store has read s_h, s_v_new before their release"),
         Sync("bulk wait_group", "STORE", "h and V_new stored before the CTA ends"),
         Sync("producer_tail", "each producer", "no arrival after the CTA ends"),
@@ -403,7 +403,7 @@ class ChunkState:
 
     @cute.jit
     def mma(self, work: WorkTile, pipelines: Pipelines, shared: Shared, base: cute.Pointer) -> None:
-        """Issue D1 and D2 of each chunk. Both wait for STATE, so issuing ahead would gain nothing."""
+        """Issue D1 and D2 of each chunk. D1 of the next chunk needs STATE's h, so nothing is issued ahead."""
         d1_mma, d2_mma = tiled_mmas()
         r_h, r_w = blackwell.operands(d1_mma, shared.h, shared.w, (TILE, CHUNK, HEAD_DIM))
         r_vs, r_k = blackwell.operands(d2_mma, shared.vs, shared.k, (TILE, HEAD_DIM, CHUNK))
@@ -566,7 +566,7 @@ class ChunkState:
     def form_v_new(
         self, v_copy: blackwell.TmemCopy, r_u: cute.Tensor, r_decay: cute.Tensor, s_vs: cute.Tensor
     ) -> cute.Tensor:
-        """Return V_new = U - D1 and write its decayed form to s_vs; both are rounded from the same
+        """Return V_new^T = U^T - D1 and write its decayed form to s_vs; both are rounded from the same
         difference."""
         r_d1 = cute.make_rmem_tensor_like(r_decay)
         blackwell.after_thread_sync()

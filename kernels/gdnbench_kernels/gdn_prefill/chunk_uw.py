@@ -49,7 +49,7 @@ with zeros before an MMA reads them, and g and beta are 0 there, so rows of U an
     role      warps  does
     INVERT    0..3   KKT from TMEM, A, Ai in registers, the operands of U and W into SMEM
     EPILOGUE  4..7   U and W: TMEM to bf16 to SMEM, a TMA store of its own 16 rows by each warp
-    LOAD      8      TMA of K and V; zeros behind the end of a sequence
+    LOAD      8      TMA of K and V; zeros past the end of a sequence
     MMA       9      allocates TMEM; KKT one item ahead of U and W
     GATE      10     scans g; g_cu to global memory, g_cu, beta and exp(g_cu) to SMEM
 
@@ -154,7 +154,7 @@ PLAN = KernelPlan(
     does={
         "INVERT": "KKT from TMEM, A, Ai in registers, the operands of U and W into SMEM",
         "EPILOGUE": "U and W: TMEM to bf16 to SMEM, a TMA store of its own 16 rows by each warp",
-        "LOAD": "TMA of K and V; zeros behind the end of a sequence",
+        "LOAD": "TMA of K and V; zeros past the end of a sequence",
         "MMA": "allocates TMEM; KKT one item ahead of U and W",
         "GATE": "scans g; g_cu to global memory, g_cu, beta and exp(g_cu) to SMEM",
     },

@@ -84,7 +84,7 @@ def planned(split: bool) -> KernelPlan:
         does={
             "STATE": "carries S in registers, 64 rows each four warps; h, X, V_new and o",
             "INVERT": "KKT and QK from TMEM; A and Ai in registers; Ai beta and P into SMEM",
-            "LOAD": "TMA of K, Q and V; zeros behind the end of the sequence",
+            "LOAD": "TMA of K, Q and V; zeros past the end of the sequence",
             "MMA": "allocates TMEM; all products, KKT and QK a chunk ahead",
             "GATE": "scans g; g_cu, beta, exp(g_cu) and exp(g_last - g_cu) into SMEM",
             "STORE": "o to global memory",
@@ -126,7 +126,7 @@ def planned(split: bool) -> KernelPlan:
 
 SYNCS = (
     Sync("fence.mbarrier_init, barrier TMEM", "all", "mbarriers, tensor memory: before their use"),
-    Sync("setmaxnreg", "all", "registers given up before STATE, INVERT take them"),
+    Sync("setmaxnreg", "all", "increases wait for the others' decrease"),
     Sync("tail pipeline", "LOAD", "K, V have landed before zeros are stored"),
     Sync("fence.proxy.async", "LOAD", "zeros in s_k written before products read them"),
     Sync("barrier INVERT", "INVERT", "exchanges within the inverse: inverse.py"),
@@ -134,7 +134,7 @@ SYNCS = (
     Sync("fence.proxy.async", "STATE", "s_h, s_left, s_v_new written before products"),
     Sync("fence.proxy.async", "STATE", "s_o written before TMA, s_v read before TMA writes"),
     Sync("tcgen05.wait::ld", "INVERT, STATE", "tensor memory read before its release"),
-    Sync("tcgen05.fence before, after", "MMA, INVERT, STATE", "tensor memory, arrivals and waits"),
+    Sync("tcgen05.fence before, after", "MMA, INVERT, STATE", "tensor memory, with the mbarriers around"),
     Sync("bulk wait_group.read", "STORE", "the TMA store has read s_o before its release"),
     Sync("bulk wait_group", "STORE", "o stored before the CTA ends"),
     Sync("producer_tail", "each producer", "no arrival after the CTA ends"),

@@ -55,7 +55,7 @@ so they are computed one chunk ahead of the recurrence.
     role    warps  does
     STATE   0..7   carries S in registers, 64 rows each four warps; h, X, V_new and o
     INVERT  8..11  KKT and QK from TMEM; A and Ai in registers; Ai beta and P into SMEM
-    LOAD    12     TMA of K, Q and V; zeros behind the end of the sequence
+    LOAD    12     TMA of K, Q and V; zeros past the end of the sequence
     MMA     13     allocates TMEM; all products, KKT and QK a chunk ahead
     GATE    14     scans g; g_cu, beta, exp(g_cu) and exp(g_last - g_cu) into SMEM
     STORE   15     o to global memory
@@ -79,7 +79,7 @@ so they are computed one chunk ahead of the recurrence.
 
     sync                               who                 orders
     fence.mbarrier_init, barrier TMEM  all                 mbarriers, tensor memory: before their use
-    setmaxnreg                         all                 registers given up before STATE, INVERT take them
+    setmaxnreg                         all                 increases wait for the others' decrease
     tail pipeline                      LOAD                K, V have landed before zeros are stored
     fence.proxy.async                  LOAD                zeros in s_k written before products read them
     barrier INVERT                     INVERT              exchanges within the inverse: inverse.py
@@ -87,7 +87,7 @@ so they are computed one chunk ahead of the recurrence.
     fence.proxy.async                  STATE               s_h, s_left, s_v_new written before products
     fence.proxy.async                  STATE               s_o written before TMA, s_v read before TMA writes
     tcgen05.wait::ld                   INVERT, STATE       tensor memory read before its release
-    tcgen05.fence before, after        MMA, INVERT, STATE  tensor memory, arrivals and waits
+    tcgen05.fence before, after        MMA, INVERT, STATE  tensor memory, with the mbarriers around
     bulk wait_group.read               STORE               the TMA store has read s_o before its release
     bulk wait_group                    STORE               o stored before the CTA ends
     producer_tail                      each producer       no arrival after the CTA ends

@@ -68,7 +68,7 @@ features.
 
     sync                               who                     orders
     fence.mbarrier_init, barrier TMEM  all                     mbarriers, TMEM there before they are used
-    setmaxnreg                         all                     registers given up before others take them
+    setmaxnreg                         all                     increases wait for the others' decrease
     relinquish                         MMA                     TMEM taken before another CTA may ask for it
     fence.proxy.async, s_kv            GATHER                  rows written before products read them
     fence.proxy.async, s_p             SOFTMAX                 P written before products read it

@@ -84,7 +84,7 @@ PLAN = KernelPlan(
     ),
     syncs=(
         Sync("fence.mbarrier_init, barrier TMEM", "all", "mbarriers, TMEM there before they are used"),
-        Sync("setmaxnreg", "all", "registers given up before others take them"),
+        Sync("setmaxnreg", "all", "increases wait for the others' decrease"),
         Sync("relinquish", "MMA", "TMEM taken before another CTA may ask for it"),
         Sync("fence.proxy.async, s_kv", "GATHER", "rows written before products read them"),
         Sync("fence.proxy.async, s_p", "SOFTMAX", "P written before products read it"),
