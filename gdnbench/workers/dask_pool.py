@@ -43,11 +43,13 @@ COUNT_SECONDS = 1.0
 @dataclass(slots=True)
 class WorkerPool:
     """Workers that run functions. `local`: they are processes of this machine and installation. `threads`: of
-    torch on each worker, None to leave them as they are. `resources`: what a worker must have."""
+    torch on each worker, None to leave them as they are. `prefers_gpu`: tasks go to workers that declare a
+    GPU, if any does. `resources`: what a worker must have, as of the last count of slots."""
 
     client: Client
     local: bool
     threads: int | None
+    prefers_gpu: bool = False
     resources: Mapping[str, float] = field(default_factory=dict)
     _counted: tuple[float, int] = (-COUNT_SECONDS, 0)
 
@@ -61,6 +63,9 @@ class WorkerPool:
         """How many calls can run at once; 0 while there is no worker."""
         if time.monotonic() - self._counted[0] >= COUNT_SECONDS:
             workers = self.client.scheduler_info()["workers"].values()
+            # Workers register when they like: one with a GPU may come after the first count.
+            if self.prefers_gpu and any(one["resources"].get(GPU) for one in workers):
+                self.resources = {GPU: 1.0}
             able = [one for one in workers if all(one["resources"].get(name) for name in self.resources)]
             self._counted = time.monotonic(), sum(one["nthreads"] for one in able)
         return self._counted[1]
@@ -196,14 +201,7 @@ def _remote_pool(scheduler: str, on: str) -> Iterator[WorkerPool]:
             f"no Dask scheduler answers at {scheduler}; start one with `dask scheduler`"
         ) from None
     with client, client.as_current():
-        yield WorkerPool(client, False, None, _required_resources(client, on))
-
-
-def _required_resources(client: Client, on: str) -> Mapping[str, float]:
-    """The resources that a worker needs for kernels on the device `on`: a GPU for "cuda", if any worker
-    declares one."""
-    workers = client.scheduler_info()["workers"].values()
-    return {GPU: 1.0} if on == "cuda" and any(one["resources"].get(GPU) for one in workers) else {}
+        yield WorkerPool(client, False, None, prefers_gpu=on == "cuda")
 
 
 def visible_gpus() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -113,10 +114,19 @@ def dask() -> Iterator[Started]:
 
 @pytest.fixture(scope="module")
 def scheduler(dask: Started, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of a scheduler that has no workers yet."""
-    import json
+    """The address of the module's scheduler. It has no workers until a test starts some."""
+    return start_scheduler(dask, tmp_path_factory.mktemp("scheduler"))
 
-    file = tmp_path_factory.mktemp("scheduler") / "scheduler.json"
+
+@pytest.fixture
+def empty_scheduler(dask: Started, tmp_path: Path) -> str:
+    """The address of a scheduler of one test's own, without workers."""
+    return start_scheduler(dask, tmp_path)
+
+
+def start_scheduler(dask: Started, folder: Path) -> str:
+    """Starts a scheduler and returns its address, which it writes to a file in `folder`."""
+    file = folder / "scheduler.json"
     dask("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", file)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:

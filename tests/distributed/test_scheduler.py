@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -21,18 +22,27 @@ from gdnbench.replay.replay import replay
 from gdnbench.report.report import ReplayReport
 from gdnbench.store.reader import Store
 from gdnbench.workers import dask_dispatch, dask_pool
-from gdnbench.workers.dask_pool import GPU
+from gdnbench.workers.dask_pool import GPU, WorkerPool
 from tests.messages import wording
 
 Plain = Callable[[ReplayReport], list[dict[str, Any]]]
 
 
+def start_gpu_worker(dask: Callable[..., object], scheduler: str, folder: Path, pool: WorkerPool) -> None:
+    """Starts a worker that declares a GPU, in `folder`, and waits until `pool` counts it."""
+    options = ("--nthreads", "1", "--no-dashboard", "--local-directory", folder, "--resources", "GPU=1")
+    dask("worker", scheduler, *options, "--host", "127.0.0.1")
+    deadline = time.monotonic() + 120
+    while not pool.count_slots():
+        assert time.monotonic() < deadline, "the worker did not register"
+        time.sleep(0.1)
+
+
 @pytest.fixture(scope="module")
 def workers(dask: Callable[..., object], scheduler: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The scheduler, which now has a worker, started in another folder, that says it has a GPU."""
-    scratch = tmp_path_factory.mktemp("worker")
-    options = ("--nthreads", "1", "--no-dashboard", "--local-directory", scratch, "--resources", "GPU=1")
-    dask("worker", scheduler, *options, "--host", "127.0.0.1")
+    with dask_pool.open_pool(None, scheduler, "cpu") as pool:
+        start_gpu_worker(dask, scheduler, tmp_path_factory.mktemp("worker"), pool)
     return scheduler
 
 
@@ -81,9 +91,19 @@ def test_another_server_answers(store: Store, impatient: None, closed: list[obje
     assert not closed
 
 
-def test_no_worker_comes(store: Store, scheduler: str, impatient: None) -> None:
+def test_no_worker_comes(store: Store, empty_scheduler: str, impatient: None) -> None:
     with pytest.raises(CannotRunError, match=wording("workers.missing", seconds=1)):
-        replay_distributed(store.path, scheduler=scheduler)
+        replay_distributed(store.path, scheduler=empty_scheduler)
+
+
+def test_a_worker_with_a_gpu_comes_late(
+    empty_scheduler: str, dask: Callable[..., object], tmp_path: Path
+) -> None:
+    """A pool is opened before the worker registers; its tasks go to the worker that declares a GPU."""
+    with dask_pool.open_pool(None, empty_scheduler, "cuda") as pool:
+        assert pool.count_slots() == 0
+        start_gpu_worker(dask, empty_scheduler, tmp_path, pool)
+        assert pool.resources == {GPU: 1.0}
 
 
 def test_the_same_report(
@@ -110,8 +130,8 @@ def test_a_worker_that_is_killed(
 
 def test_a_gpu_is_a_resource(workers: str) -> None:
     with dask_pool.open_pool(None, workers, "cuda") as found:
-        assert found.resources == {GPU: 1.0}
         assert found.count_slots() == 1
+        assert found.resources == {GPU: 1.0}
         assert found.submit(os.getpid).result() != os.getpid()
 
 

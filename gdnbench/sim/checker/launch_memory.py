@@ -260,16 +260,27 @@ class GlobalShadow:
         return ProcessShadow(self.accesses, self._states, self.cells.owners, packed)
 
     def join_process(self, part: ProcessShadow, check_pair: PairCheck) -> None:
-        """Join the shadow of another process. Nothing orders its CTAs with those here: every conflict goes to
-        `check_pair`."""
+        """Join the shadow of another process. Nothing orders its CTAs with those here: every pair of accesses
+        that conflict goes to `check_pair`, once, with the first cell that both access on the first page."""
+        checked: set[tuple[int, int]] = set()
+
+        def check_once(before: int, now: int, cell: int) -> None:
+            if (before, now) not in checked:
+                checked.add((before, now))
+                check_pair(self[before], self[now], cell)
+
         ahead = len(self.accesses) - 1
         self.accesses += part.accesses[1:]
         states = [_recoded(state, lambda code: code + ahead if code else NO_ACCESS) for state in part.states]
         for page, packed in zip(part.pages, part.packed, strict=True):
-            self._join_page(page, np.frombuffer(zlib.decompress(packed), np.int32), states, check_pair)
+            self._join_page(page, np.frombuffer(zlib.decompress(packed), np.int32), states, check_once)
 
     def _join_page(
-        self, page: int, theirs: Numbers, states: Sequence[ShadowCell], check_pair: PairCheck
+        self,
+        page: int,
+        theirs: Numbers,
+        states: Sequence[ShadowCell],
+        check_codes: Callable[[int, int, int], None],
     ) -> None:
         mine = self.cells.page(page)
         pairs = mine.astype(np.int64) << 32 | theirs
@@ -280,7 +291,7 @@ class GlobalShadow:
             for before in filter(None, (one.writer, *one.readers)):
                 for now in filter(None, (other.writer, *other.readers)):
                     if before == one.writer or now == other.writer:
-                        check_pair(self[before], self[now], page * PAGE + cell)
+                        check_codes(before, now, page * PAGE + cell)
             joined.append(self._number(ShadowCell(one.writer or other.writer, one.readers or other.readers)))
         mine[:] = np.array(joined, np.int32)[inverse]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
+from gdnbench.sim.checker.paged_cells import PAGE
 from gdnbench.sim.errors import KernelFault
 from gdnbench.sim.machine import grid
 from gdnbench.sim.run import ENGINES, RunResult, run_ptx
@@ -44,17 +46,30 @@ def _no_cta_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "ALONE_SECONDS", 0.0)
 
 
-def run(last: str, engine: str, threads: int) -> RunResult:
-    memory = np.zeros(1024, np.uint32)
+PAGE_BYTES = 4 * PAGE
+"""The global memory of one page of the shadow: this kernel's cells are words."""
+
+
+def memory_across_pages(before: int) -> npt.NDArray[np.uint32]:
+    """4 KiB, of which the first `before` bytes lie on one page of the shadow and the others on the next."""
+    room = np.zeros((2 * PAGE_BYTES + 4096) // 4, np.uint32)
+    boundary = -room.ctypes.data % PAGE_BYTES + PAGE_BYTES
+    return room[(boundary - before) // 4 :][:1024]
+
+
+def run(last: str, engine: str, threads: int, before: int = 0) -> RunResult:
+    memory = memory_across_pages(before)
     text = KERNEL.replace("LAST", last)
     shape = (CTAS, 1, 1), (64, 1, 1)
     return run_ptx(text, "k", *shape, [memory], engine=engine, threads=threads, check=True)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_findings_are_those_of_one_process(engine: str) -> None:
-    """Both warps of each CTA store to the same words, and each CTA to 64 bytes of the next one's."""
-    alone, apart = (run("", engine, threads).found for threads in (1, 3))
+@pytest.mark.parametrize("before", [0, 256 + 16, 1024])
+def test_findings_are_those_of_one_process(engine: str, before: int) -> None:
+    """Both warps of each CTA store to the same words, and each CTA to 64 bytes of the next one's. A pair of
+    stores whose bytes lie on two pages of the shadow is one pair."""
+    alone, apart = (run("", engine, threads, before).found for threads in (1, 3))
     assert alone is not None
     assert {(one.cause, one.ctas) for one in alone} == {("race", CTAS), ("CTAs race", CTAS)}
     assert apart is not None
