@@ -1,5 +1,5 @@
-"""What tests of bisection make: git repositories, commit by commit at fixed times, wheels, and processes that
-are none."""
+"""Seeds and caches of the tests; and what tests of bisection use: git repositories with commits at fixed
+times, wheels, and a worker process that runs in the test's own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import secrets
 import signal
 import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import hypothesis
 import pytest
 
 from tests.seeds import VARIABLE as SEED_VARIABLE
+from tests.seeds import drawn
 
 # Compiled kernels are kept between runs, beside the sources, and never in the user's own cache.
 os.environ.setdefault("GDNBENCH_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".cache" / "gdnbench"))
@@ -42,6 +45,17 @@ def pytest_configure(config: pytest.Config) -> None:
     number = config.getoption("--fresh-seeds")
     if number is not None and not hasattr(config, "workerinput"):
         os.environ[SEED_VARIABLE] = number or str(secrets.randbits(32))
+    hypothesis.settings.register_profile("repeat", derandomize=True, database=None)
+    if SEED_VARIABLE not in os.environ:
+        hypothesis.settings.load_profile("repeat")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Before the fixtures: what a test draws of torch does not depend on the tests before it."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(drawn("torch"))
 
 
 def pytest_report_header() -> str | None:

@@ -61,6 +61,22 @@ def test_nothing_is_left_out_before_it_passed(
     monkeypatch.setattr(unchanged, "PASSED", tmp_path)
     assert unchanged.main(["passed"]) == 0
     assert capsys.readouterr().out == ""
-    assert unchanged.main(["keep"]) == 0
+    assert unchanged.main(["digests"]) == 0
+    digests = capsys.readouterr().out.split()
+    assert unchanged.main(["keep", *digests[1:]]) == 2
+    assert unchanged.main(["keep", *digests]) == 0
+    capsys.readouterr()
     assert unchanged.main(["passed"]) == 0
     assert capsys.readouterr().out.split() == list(GROUPS)
+
+
+def test_an_edit_while_the_tests_run_is_not_taken_for_tested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(unchanged, "PASSED", tmp_path)
+    assert unchanged.main(["digests"]) == 0
+    before = capsys.readouterr().out.split()
+    monkeypatch.setattr(unchanged, "digest", lambda group: f"{group} as it was edited".replace("/", "."))
+    assert unchanged.main(["keep", *before]) == 0
+    assert unchanged.main(["passed"]) == 0
+    assert capsys.readouterr().out == ""

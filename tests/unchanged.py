@@ -1,11 +1,12 @@
 """Which groups of tests need not run again: those whose files, and all that they stand on, passed before.
 
-    python tests/unchanged.py passed    prints the folders to leave out, and on stderr a line for each
-    python tests/unchanged.py keep      notes that everything passed as it is now
+    python tests/unchanged.py passed          prints the folders to leave out, and on stderr a line for each
+    python tests/unchanged.py digests         prints the digest of each group as it is now
+    python tests/unchanged.py keep DIGEST...  notes that these passed
 
 A group is a folder of tests that stands on the simulator alone; test_unchanged.py holds the list to what the
 folders import. The digest covers the content of every file, tracked or not, so that an edit that is not
-committed counts.
+committed counts. It is computed before the tests run: an edit made meanwhile was perhaps not tested.
 """
 
 from __future__ import annotations
@@ -79,12 +80,15 @@ def main(arguments: list[str]) -> int:
                 if (PASSED / digest(group)).exists():
                     print(group)
                     print(f"skipped, unchanged since it passed: {group}", file=sys.stderr)
-        case ["keep"]:
+        case ["digests"]:
+            print(*map(digest, GROUPS), sep="\n")
+        case ["keep", *digests] if len(digests) == len(GROUPS):
             PASSED.mkdir(parents=True, exist_ok=True)
-            for group in GROUPS:
-                (PASSED / digest(group)).touch()
+            for one in digests:
+                (PASSED / one).touch()
         case _:
-            print("tests/unchanged.py takes `passed` or `keep`", file=sys.stderr)
+            takes = f"`passed`, `digests`, or `keep` with {len(GROUPS)} digests"
+            print(f"tests/unchanged.py takes {takes}", file=sys.stderr)
             return 2
     return 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +17,7 @@ from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.packing import Bundle, Fill
 from gdnbench.store.reader import Store
 from tests.capture.stand_in import Operators, StandInGraph, StandInStreams, capturing_stand_in, graph_of
+from tests.seeds import drawn, fresh
 
 SLOTS, HEADS, DIM = 9, 4, 8
 
@@ -135,7 +135,7 @@ def run(engine: Engine, graph: StandInGraph, steps: list[list[int] | None]) -> N
         graph.replay()
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(random.randrange(1 << 30), id="fresh")])
+@pytest.mark.parametrize("seed", [0, fresh(drawn("graphs", 30))])
 def test_replays_are_recorded_as_the_calls_in_them_were(tmp_path: Path, seed: int) -> None:
     engine, graph, streams = Engine(seed=seed), StandInGraph(), StandInStreams()
     with capturing_stand_in(tmp_path / "run.zarr", streams) as counts:

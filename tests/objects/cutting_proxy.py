@@ -27,6 +27,7 @@ class CuttingProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._ends: list[socket.socket] = []  # of all connections, also ended ones
         self._closing = False
         self._threads[0].start()
 
@@ -36,22 +37,31 @@ class CuttingProxy:
             self._left[direction] = after
 
     def close(self) -> None:
+        """Ends all connections, also one whose peer does not read what is sent to it."""
         self._closing = True
+        self._threads[0].join()
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join()
 
     def _accept(self) -> None:
         with self._listener:
+            self._listener.settimeout(0.05)  # a client that gives up before it is accepted blocks nothing
             while not self._closing:
-                if not select.select([self._listener], [], [], 0.05)[0]:
+                try:
+                    client, _ = self._listener.accept()
+                except TimeoutError:
                     continue
-                client, _ = self._listener.accept()
+                client.setblocking(True)
                 self._threads.append(threading.Thread(target=self._relay, args=(client,), daemon=True))
                 self._threads[-1].start()
 
     def _relay(self, client: socket.socket) -> None:
         """All of one connection, until one side ends it or it is to be dropped."""
         with client, socket.create_connection(("127.0.0.1", self._behind)) as server:
+            self._ends += (client, server)
             ways: dict[socket.socket, tuple[socket.socket, Direction]] = {
                 client: (server, "up"),
                 server: (client, "down"),

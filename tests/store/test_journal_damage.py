@@ -16,6 +16,7 @@ from gdnbench.record import JournalDraft
 from gdnbench.store.journal import JournalWriter
 from gdnbench.store.journal.format import JournalRefusedError
 from gdnbench.store.journal.reader import JournalReader
+from tests.seeds import drawn
 from tests.store import journal_calls as calls
 
 RECORDS = 10
@@ -94,9 +95,7 @@ def assert_cut_is_noticed(finished: Finished, folder: Path, size: int) -> None:
 
 
 def test_cut_at_random_bytes(finished: Finished, folder: Path) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    for chooser in (random.Random(0), random.Random(seed)):
+    for chooser in (random.Random(0), random.Random(drawn("cut at random bytes"))):
         for _ in range(100):
             assert_cut_is_noticed(finished, folder, chooser.randrange(len(finished.data)))
 
