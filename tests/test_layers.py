@@ -31,8 +31,8 @@ sim.profile: sim.base sim.ptx sim.machine
 sim.value_trace: sim.base sim.ptx sim.machine
 sim.checker: sim.base sim.ptx sim.machine sim.profile
 sim.interpreter: sim.base sim.ptx sim.tensorcore.formats sim.machine sim.value_trace
-sim.run: sim.base sim.ptx sim.tensorcore.formats sim.machine sim.host sim.profile sim.value_trace
-    sim.checker sim.interpreter
+sim.run: sim.base sim.ptx sim.tensorcore.formats sim.machine sim.tensorcore sim.compiler sim.host sim.profile
+    sim.value_trace sim.checker sim.interpreter
 sim: sim.base sim.ptx sim.machine sim.host sim.profile sim.checker sim.run
 sim.mutants: sim.base sim.ptx sim.machine sim.host sim.checker sim.run
 kernels: artifact_cache
@@ -81,9 +81,38 @@ MODULES = {
     "sim.tensorcore.formats": "sim.tensorcore.formats sim.tensorcore.product",
     "sim.run": "sim.run sim.watch",
     "sim": "sim sim.checker.accept",
-    "timing.result": "timing.plain timing.result timing.statistics timing.types",
+    "timing.result": "timing.json_values timing.result timing.statistics timing.types",
 }
 PART_OF = {module: part for part in TABLE for module in MODULES.get(part, part).split()}
+
+# The packages of other projects that each room imports: a room is a part's name up to its first dot.
+THIRD_PARTY = """
+sim: numpy llvmlite ml_dtypes cutlass torch tvm_ffi
+kernels: cutlass cuda torch
+base: numpy torch
+store: numpy torch zarr blake3 google_crc32c obstore
+capture: torch
+judge: numpy torch
+synth: torch
+kernel_figures: torch
+doctor: torch packaging
+workers: numpy torch distributed
+report: numpy rich
+trace: numpy zarr blake3
+diff: numpy torch
+heatmap: numpy
+page: quickjs resvg_py
+replay: numpy torch
+bisect: numpy torch zarr blake3 packaging
+mismatch: torch
+share: torch
+timing: torch
+distributed: torch
+cli: torch typer rich
+pytest_plugin: torch pytest
+"""
+ROOMS = (row.partition(":") for row in THIRD_PARTY.strip().split("\n"))
+PACKAGES = {room: set(names.split()) for room, _, names in ROOMS}
 
 # The modules of the simulator that other code may import, and those that import next to nothing.
 PUBLIC = {"", ".argspec", ".errors", ".explore", ".host", ".mutants", ".ptx", ".tensorcore", ".value_trace"}
@@ -106,11 +135,16 @@ FILES = {_module(file): file for top in ("gdnbench", "kernels") for file in (ROO
 
 
 @functools.cache
+def _tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imported(file: Path, types: bool = True) -> frozenset[str]:
     """The modules of the tree that a file imports, wherever the import stands. Without `types`, not those
     that it imports for type checkers alone."""
     found: set[str] = set()
-    nodes: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
+    nodes: list[ast.AST] = [_tree(file)]
     while nodes:
         node = nodes.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not types:
@@ -124,6 +158,24 @@ def imported(file: Path, types: bool = True) -> frozenset[str]:
             names = (f"{node.module}.{alias.name}" for alias in node.names)
             found |= {name if name in FILES else str(node.module) for name in names}
     return frozenset(name for name in found if name in FILES and name != _module(file))
+
+
+def named(file: Path) -> set[str]:
+    """The modules of the tree that a file names in a string, to import them later or in another process."""
+    texts = (node.value for node in ast.walk(_tree(file)) if isinstance(node, ast.Constant))
+    return {text for text in texts if isinstance(text, str) and "." in text} & FILES.keys() - {_module(file)}
+
+
+def third_party(file: Path) -> set[str]:
+    """The packages of other projects that a file imports, wherever the import stands."""
+    nodes = [node for node in ast.walk(_tree(file)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {name for node in nodes for name in _names(node)}
+    ours = {"gdnbench", "gdnbench_kernels", "_typeshed"}  # the last is for type checkers
+    return {name.partition(".")[0] for name in names} - ours - sys.stdlib_module_names
+
+
+def _names(node: ast.Import | ast.ImportFrom) -> list[str]:
+    return [str(node.module)] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
 
 
 def part_of(module: str) -> str:
@@ -141,17 +193,31 @@ def test_each_package_has_a_row() -> None:
     assert {part_of(module) for module in FILES} == TABLE.keys()
 
 
+def test_each_folder_of_modules_is_a_package() -> None:
+    """A folder without __init__.py is imported all the same, and would need no row."""
+    folders = {file.parent for file in FILES.values()} - {ROOT / "kernels"}
+    assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
 @pytest.mark.parametrize("part", TABLE)
 def test_imports_are_those_of_the_row(part: str) -> None:
-    """No import that the row does not name, and no name that nothing imports."""
+    """No import that the row does not name, and no name that nothing imports. A module that is named in a
+    string counts as imported."""
     found = {
         part_of(name): f"{module} -> {name}"
         for module, file in FILES.items()
         if part_of(module) == part
-        for name in imported(file)
+        for name in imported(file) | named(file)
     }
     found.pop(part, None)
     assert found.keys() == TABLE[part], [why for name, why in found.items() if name not in TABLE[part]]
+
+
+def test_packages_of_other_projects_are_those_of_the_room() -> None:
+    found: dict[str, set[str]] = {}
+    for module, file in FILES.items():
+        found.setdefault(part_of(module).partition(".")[0], set()).update(third_party(file))
+    assert {room: names for room, names in found.items() if names} == PACKAGES
 
 
 def test_rows_name_rows_above_them() -> None:
@@ -192,12 +258,12 @@ def test_the_door_is_light() -> None:
 def test_times_are_carried_and_not_taken(package: str) -> None:
     """Timing is handed to them: they name its types and import nothing of it."""
     files = [file for module, file in FILES.items() if module.startswith(f"gdnbench.{package}.")]
-    taken, named = (
+    taken, typed = (
         [f"{file}: {name}" for file in files for name in imported(file, types) if ".timing" in name]
         for types in (False, True)
     )
     assert not taken
-    assert named  # else nothing is carried
+    assert typed  # else nothing is carried
 
 
 def drawing() -> str:

@@ -19,6 +19,7 @@ from gdnbench.cli.checking import (
     write_template,
 )
 from gdnbench.cli.console import progress
+from gdnbench.cli.distribution import SCHEDULER, WORKERS, is_distributed
 from gdnbench.cli.git_bisect import OPTION, status, with_git_statuses
 from gdnbench.cli.judging import HEATMAP, factors, finish, tolerance
 from gdnbench.cli.record_options import (
@@ -43,7 +44,6 @@ from gdnbench.cli.record_options import (
 )
 from gdnbench.cli.replay_repeat import SCHEDULE_HELP, SHAPE_HELP, check_repeated, repeated
 from gdnbench.cli.rules import RULE, tensor_rules
-from gdnbench.cli.spreading import SCHEDULER, WORKERS, is_spread
 from gdnbench.cli.time import BUSY, CACHE, CLOCK, FORM, print_times, replay_timer, timing_options
 from gdnbench.errors import BadInputError
 from gdnbench.record_numbers import record_numbers
@@ -97,7 +97,7 @@ def replay(
         bool,
         typer.Option(
             "--time",
-            help="Time the kernel on records that pass, against the other kernel.",
+            help="Also time the kernel, and the kernel of --against, on records that pass.",
             rich_help_panel=TIME_PANEL,
         ),
     ] = False,
@@ -164,7 +164,7 @@ def replay(
         "save": save,
         "grids": heatmap,
     }
-    if is_spread(workers, scheduler, time=time, schedule=schedule, shape=shape):
+    if is_distributed(workers, scheduler, time=time, schedule=schedule, shape=shape):
         with progress("replay") as advance:
             report = _spread(store, records, workers, scheduler, options, advance)
     else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gdnbench.cli.console import INTERRUPTED, print_json, progress, table
-from gdnbench.cli.spreading import SCHEDULER, WORKERS, is_spread
+from gdnbench.cli.distribution import SCHEDULER, WORKERS, is_distributed
 from gdnbench.errors import Exit
 from gdnbench.printable import printable
 from gdnbench.record_numbers import record_ranges
@@ -54,7 +54,7 @@ def suite(
     from gdnbench.suite.read import restrict_to_entries
     from gdnbench.suite.run import run_suite
 
-    is_spread(workers, scheduler)
+    is_distributed(workers, scheduler)
     folder = folder_to_write(Path(f"{suite.resolve().stem}.results") if results is None else results)
     asked = suite_at(suite)
     chosen = asked if entry is None else restrict_to_entries(asked, entry)

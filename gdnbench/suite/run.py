@@ -21,10 +21,10 @@ from gdnbench.report.report import RecordResult
 from gdnbench.sim import Accepted
 from gdnbench.store.recover import open_store
 from gdnbench.suite.baseline import Baseline
+from gdnbench.suite.distribution import Replays
 from gdnbench.suite.plan import Entry, Known, Options, Suite, TensorRule
 from gdnbench.suite.result import EntryResult, SuiteResult
 from gdnbench.suite.results import Results
-from gdnbench.suite.spreading import Replays
 from gdnbench.suite.verdict import judge_record
 
 Progress = Callable[[Entry, int, int], None]

@@ -12,7 +12,7 @@ from gdnbench.errors import BadInputError
 from gdnbench.store.address import Address, is_url, local_path
 from gdnbench.store.recover import open_store
 from gdnbench.timing.counting import CountsReport
-from gdnbench.timing.plain import to_plain
+from gdnbench.timing.json_values import to_plain
 from gdnbench.timing.result import KernelTiming, RecordTiming
 from gdnbench.timing.run import TimingReport
 

@@ -21,8 +21,8 @@ from gdnbench.replay.failure import Failure
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.address import Address
 from gdnbench.store.reader import StoredRecord
+from gdnbench.timing.json_values import to_plain
 from gdnbench.timing.options import TimingOptions
-from gdnbench.timing.plain import to_plain
 from gdnbench.timing.result import KernelTiming, RecordTiming
 from gdnbench.workers.process import WorkerProcess
 from gdnbench.workers.restarting import RestartingWorker, WorkerFailure

@@ -14,7 +14,7 @@ from typing import Any
 
 from gdnbench.errors import BadInputError
 from gdnbench.report.outcome import Outcome
-from gdnbench.timing.plain import from_plain, to_plain
+from gdnbench.timing.json_values import from_plain, to_plain
 from gdnbench.timing.statistics import Interval, Summary, Verdict
 from gdnbench.timing.types import Conditions, Mode
 

@@ -23,9 +23,9 @@ from gdnbench.replay.failure import classify, describe
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
 from gdnbench.timing.isolated import NOBODY
+from gdnbench.timing.json_values import from_plain
 from gdnbench.timing.measure import KernelFailed, PreparedWrong, RoundWrong, Session
 from gdnbench.timing.options import TimingOptions
-from gdnbench.timing.plain import from_plain
 from gdnbench.workers.process import Message, Send, serve_requests
 
 

@@ -51,7 +51,7 @@ def both(record: StoredRecord, outputs: dict[str, Tensor]) -> Iterator[tuple[Ten
 
 
 @pytest.mark.parametrize("damage", ["none", "all", "one head", "one element", "nan", "infinite", "shape"])
-def test_brief_and_full_agree(record: StoredRecord, damage: str) -> None:
+def test_quick_and_full_check_agree(record: StoredRecord, damage: str) -> None:
     """On whether it passes, and on every word of why not."""
     outputs = outputs_of(record)
     state = outputs["state"] = outputs["state"].clone()
