@@ -6,10 +6,10 @@
     python scripts/compare_sentryward.py --mutants 20 gemm         and 20 mutants of each, as --seed says
     python scripts/compare_sentryward.py --sentryward PROGRAM      where it is, if not in PATH
 
-Both get the same PTX and launch, on small inputs (`static_check/cases.py`): SentryWard follows every thread
-for itself. A kernel that it does not take or not in --seconds, or finds fault with, is shown without mutants.
-`static_check/differences.toml` says where the two differ and which is right; docs/checker_comparison.md says
-what each sees.
+Both get the same PTX and launch, on small inputs (`tests/sim/static_check/cases.py`), because SentryWard
+follows every thread. A kernel is shown without mutants if SentryWard refuses it, needs more than --seconds or
+finds fault with it. `tests/sim/static_check/differences.toml` lists where the two differ and which is right;
+docs/checker_comparison.md describes what each sees.
 
 Exit status: 0 they agree or the difference is explained, 1 one is not, 2 bad arguments, 3 SentryWard is not
 installed or a kernel cannot run here.

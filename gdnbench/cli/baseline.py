@@ -29,7 +29,7 @@ def update(
     ],
     json: Annotated[bool, typer.Option("--json", help="Print the changes as a JSON list.")] = False,
 ) -> None:
-    """Accept the errors of a run that are new, or worse or better than accepted by the suite's factor."""
+    """Accept errors of a run that are new, or worse or better than accepted ones by the suite's factor."""
     from gdnbench.suite.folder import suite_at
     from gdnbench.suite.update import update_baseline
 
@@ -70,7 +70,7 @@ def history(
     suite: Annotated[Path, typer.Argument(help=SUITE)],
     json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of lines.")] = False,
 ) -> None:
-    """Tell who accepted what, when and why, from the first update on."""
+    """List what was accepted, when, at which commit and why, from the first update on."""
     baseline = _read(suite)
     if json:
         print_json(baseline.history)

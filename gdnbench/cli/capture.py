@@ -109,12 +109,12 @@ def capture(
         str, typer.Option(help="If the queue is full: block the program, or drop records.")
     ] = "block",
     queue: Annotated[
-        str, typer.Option(help="Queue at most this many bytes on their way into the store.")
+        str, typer.Option(help="Limit the queue of bytes that are not in the store yet, e.g. 1GiB.")
     ] = "4GiB",
     cache_layout: Annotated[
         str,
         typer.Option(
-            help="Layout of unpaged caches: bfloat16, per_token_scale or fp8_ds_mla. FP8 rounds, keeps no o."
+            help="Layout of unpaged caches: bfloat16, per_token_scale or fp8_ds_mla. FP8 keeps no outputs."
         ),
     ] = "bfloat16",
     block_size: Annotated[
@@ -124,7 +124,7 @@ def capture(
         str, typer.Option(help="Compress the store with zstd at this level, 1 to 9, or off.")
     ] = "1",
 ) -> None:
-    """Run a program, unchanged, and record what it gave to the kernels of its attention layers.
+    """Run a program, unchanged, and record the calls of its attention kernels.
 
     The exit status is the program's own if that is not 0; 1 if nothing was captured.
     """

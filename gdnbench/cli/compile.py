@@ -29,7 +29,7 @@ def compile(
     ] = None,
     op: Annotated[str, typer.Option(help="Operation whose kernels to compile.")] = "gdn_prefill",
     kernel: Annotated[
-        str | None, typer.Option(help="Compile this kernel of the operation. Default: its first.")
+        str | None, typer.Option(help="Compile this kernel of the operation. Default: the first.")
     ] = None,
     out: Annotated[
         str | None,
@@ -41,7 +41,7 @@ def compile(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Compile an operation's kernels, without a GPU, with options of its own such as --heads 16.
+    """Compile an operation's kernels, without a GPU, with the operation's options such as --heads 16.
 
     `gdnbench compile --options` lists them with their defaults and meanings. Registers, spills, stack,
     shared memory, tensor memory and instruction counts of each kernel are printed.

@@ -36,13 +36,13 @@ def explore(
     schedules: Annotated[
         int,
         typer.Option(
-            min=1, help="Schedules to run: late, early, then random ones.", rich_help_panel=SIM_PANEL
+            min=1, help="Number of schedules: late, early, then random ones.", rich_help_panel=SIM_PANEL
         ),
     ] = 8,
     shapes: Annotated[
         int,
         typer.Option(
-            min=0, help="Smaller calls to make of each record and run too.", rich_help_panel=SIM_PANEL
+            min=0, help="Number of smaller calls to make of each record, and run.", rich_help_panel=SIM_PANEL
         ),
     ] = 3,
     op: OpOption = None,

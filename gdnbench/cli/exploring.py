@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gdnbench.sim import Accepted
     from gdnbench.sim.explore import Exploration, Tried
 
-EXPLORE = "Run under N schedules, late, early and random ones, and hold the bits of all against one another."
+EXPLORE = "Run under N schedules, late, early and random ones, and compare the bits that they leave."
 HEADERS = ("shape", "runs", "bits", "verdict")
 
 

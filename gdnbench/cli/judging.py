@@ -12,7 +12,7 @@ import typer
 from gdnbench.cli.console import encodable, print_wide
 from gdnbench.errors import BadInputError
 
-HEATMAP = "Show errors by chunk and head, for failing tensors or those with the largest error."
+HEATMAP = "Draw errors by chunk and head: of failing tensors or, if none fails, where errors are largest."
 
 if TYPE_CHECKING:
     from gdnbench.report.report import DiffReport, ReplayReport

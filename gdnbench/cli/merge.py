@@ -19,10 +19,12 @@ def merge(
     stores: Annotated[list[str], typer.Argument(help="Stores to merge: folders, .zip files or URLs.")],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Put the processes of several stores into one, each checked byte by byte.
+    """Merge several stores into one: copy the records of each process, and check every byte.
 
-    What is there already is taken once; started again after it was killed, it goes on. Exit status: 0 all is
-    there; 1 a process was refused, being damaged or there with other content.
+    A process that is already in OUT is not copied again, so repeating an interrupted merge continues it.
+
+    Exit status: 0 all is there; 1 a process was refused because it is damaged, or is in OUT with other
+    content.
     """
     from gdnbench.store import merge as merging
 

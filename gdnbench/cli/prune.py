@@ -51,7 +51,7 @@ def prune(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Drop records, and the tensors that no other record shares. Numbers move up; keys stay as they are."""
+    """Drop records, and tensors that no other record shares. Later records move up; keys do not change."""
     rules = Retention(
         op=op,
         layer=layer,

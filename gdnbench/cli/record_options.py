@@ -32,14 +32,14 @@ SimulatedKernelOption = Annotated[
 FactorsOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Pass at an error of K times torch's, or TENSOR=K for one tensor; may repeat. Default: 2.",
+        help="Pass errors up to K times torch's error; TENSOR=K sets one tensor. Repeatable. Default: 2.",
         rich_help_panel=JUDGE_PANEL,
     ),
 ]
 TolOption = Annotated[
     str | None,
     typer.Option(
-        help="Pass at this difference instead: ABS or ABS,REL, for example 1e-3,1e-2.",
+        help="Pass differences up to ABS or ABS,REL instead of --k, e.g. 1e-3,1e-2.",
         rich_help_panel=JUDGE_PANEL,
     ),
 ]
@@ -50,7 +50,7 @@ StagesOption = Annotated[
     bool,
     typer.Option(
         "--stages",
-        help="Also judge the stages that the kernel shows between inputs and outputs.",
+        help="Also judge the stages: the intermediate tensors that the kernel exposes.",
         rich_help_panel=JUDGE_PANEL,
     ),
 ]

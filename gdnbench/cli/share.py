@@ -28,7 +28,7 @@ def share(
     ] = None,
     hide: Annotated[
         str,
-        typer.Option(help="Hide activations by rotation, permutation or synthetic values, or hide nothing."),
+        typer.Option(help="Way to hide activations: rotation, permutation or synthetic; nothing keeps them."),
     ] = "nothing",
     kernel: Annotated[
         str | None,
@@ -53,9 +53,9 @@ def share(
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Pass only if all bits are equal.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Copy records without what their caller need not give away, and show that the failure is still there.
+    """Copy records without private metadata, hide activations if asked, and check that failures remain.
 
-    Exit status 1, with nothing written, where the copy does not show what the store shows.
+    Exit status: 0 the copy is written; 1 it does not show what the store shows, and nothing is written.
     """
     from gdnbench.share.share import share as copy_records
 

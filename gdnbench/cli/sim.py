@@ -50,13 +50,13 @@ def sim(
     values: Annotated[list[str] | None, typer.Argument(help=ARGUMENTS, metavar="[ARGS]...")] = None,
     args: Annotated[
         list[str] | None,
-        typer.Option("--args", help="First argument; all words that follow are arguments too."),
+        typer.Option("--args", help="Another way to begin ARGS: --args A B is the same as A B."),
     ] = None,
     arch: Annotated[str, typer.Option(help="Compile for sm_100a or sm_90a.")] = SM100,
     engine: Annotated[
         str,
         typer.Option(
-            help="Execute compiled, or by the interpreter, which is slower and finds uninitialised reads."
+            help="Engine to use: compiled, or interpreter, which is slower and finds uninitialised reads."
         ),
     ] = COMPILED,
     schedule: Annotated[
@@ -106,12 +106,12 @@ def sim(
 ) -> None:
     """Run a CuTe DSL kernel on the simulated SM100.
 
-    The function is a @cute.jit host function, which is compiled for the arguments given (its stream is
-    not one of them), or a Python function that returns (compiled, args): what cute.compile returned and
-    torch CPU tensors and numbers to call it with.
+    FUNCTION is a @cute.jit host function or a Python function. A @cute.jit function is compiled for ARGS;
+    leave its stream argument out. A Python function is called with ARGS and returns (compiled, args): what
+    cute.compile returned, and the torch CPU tensors and numbers to call it with.
 
-    TYPE is f64 f32 f16 bf16 e4m3 e5m2 ue8m0 i8..i64 u8..u64 or bool; ?N among the EXTENTS is N, left open
-    when the kernel is compiled; FILL is randn, rand, randint, zeros, ones, arange, nan or a number.
+    TYPE is f64 f32 f16 bf16 e4m3 e5m2 ue8m0 i8..i64 u8..u64 or bool. An extent ?N is N in this call, and
+    dynamic in the compiled kernel. FILL is randn, rand, randint, zeros, ones, arange, nan or a number.
 
       gdnbench sim gemm.py:gemm 'bf16[128,64]' 'bf16[256,64]' 'f32[128,256]:nan' alpha=0.5
 

@@ -19,7 +19,7 @@ def synth(
         int, typer.Option(min=1, help="Number of records to make; each uses the next seed.")
     ] = 1,
 ) -> None:
-    """Make records of an operation from options of its own, such as --seqlens 1,63,500 --heads 2,4.
+    """Make records of an operation from the operation's options, such as --seqlens 1,63,500 --heads 2,4.
 
     `gdnbench synth STORE --op NAME --options` lists them with their defaults and meanings.
     """

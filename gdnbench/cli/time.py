@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 CACHE = "State of the cache at each launch: cold or warm."
 FORM = "Launch many times in a CUDA graph (graph), or one by one (plain). Default: graph on cuda."
 CLOCK = (
-    "On cuda: events, which count what lies between launches, or cupti, which does not. auto: cupti where it"
-    " is installed."
+    "Clock on cuda: events, which include what lies between launches, or cupti, which does not. auto: cupti"
+    " if installed."
 )
 BUSY = "Keep timing blocks that other processes or clock changes disturbed."
 NO_CLOCK = "the simulator executes and does not time: these are counts; times need --on cuda or cpu"
@@ -78,7 +78,7 @@ def time(
         str | None, typer.Option(help="Compare with earlier times, a run or a JSON file; exit 1 if slower.")
     ] = None,
 ) -> None:
-    """Time kernels on recorded calls, those whose outputs pass, in turn and on the same buffers.
+    """Time kernels on recorded calls, in turn and on the same buffers; leave out those whose outputs fail.
 
     Exit status: 0 all timed; 1 a mismatch, crash, hang or regression; 3 something could not run here.
     """

@@ -21,7 +21,7 @@ SELECT = (
     'Instructions to trace: all, or conditions such as "cta=0-3 warp=4 class=load,store lines=10-20'
     ' source=FILE.py:8-9". Default: cta=0.'
 )
-LIMIT = "Size that a trace may reach before compression, in MiB; later events are counted. Default: 1024."
+LIMIT = "Largest size of a trace before compression, in MiB; later events are only counted. Default: 1024."
 
 
 @contextmanager

@@ -22,16 +22,17 @@ def upload(
     store: Annotated[
         str,
         typer.Argument(
-            help="A store, a folder; or what a capture left on this machine: its folder, or the URL."
+            help="Folder of the store; without URL: a capture's spool folder, or the URL it recorded into."
         ),
     ],
     url: Annotated[
         str | None, typer.Argument(help="URL to copy the store to, e.g. s3://bucket/run.zarr.")
     ] = None,
 ) -> None:
-    """Copy a store to a URL, whole batches at a time; what is there already is not sent again.
+    """Copy a store to a URL, batch by batch; batches that are already there are not sent again.
 
-    Without a second argument: what captures could not bring there, which is deleted here once it has arrived.
+    Without a second argument, upload what captures could not upload. They left it in a spool folder on this
+    machine, which is deleted once everything has arrived.
 
     Exit status: 0 all is there; 1 damaged batches were left out.
     """

@@ -6,9 +6,9 @@
     tma.k.load(pipelines.k, state, shared.k, row, head)
     state.advance()                              # next stage; the phase flips after the last one
 
-The methods carry the names of CUTLASS's `PipelineTmaUmma` and `PipelineUmmaAsync`. One class serves all
-kinds of producer and consumer (TMA, warps, tcgen05.mma): the kernel chooses the method, and the plan
-(`plan.Pipeline`) holds the arrival counts. A state is a `cutlass.pipeline.PipelineState`: stage and phase.
+The `producer_` and `consumer_` methods are those of CUTLASS's pipelines, with one arrival per warp. CUTLASS's
+`PipelineTmaUmma` and `PipelineUmmaAsync` hide arrive_and_expect_tx, umma_commit and umma_release inside them.
+`plan.Pipeline` has the arrival counts. A state is a `cutlass.pipeline.PipelineState`: stage and phase.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ class Buffer:
 class Accumulator:
     """Columns [start, start + columns x stages) of tensor memory, 32-bit each.
 
-    `lanes` are the lanes used of each 32-lane quarter: "all"; or, for 64 rows, "low" (0..15) or "high"
-    (16..31), so that two accumulators share columns.
+    `lanes` are the lanes used of the 32 that each warp can read: "all"; or, for 64 rows, "low" (0..15) or
+    "high" (16..31), so that two accumulators share columns.
     """
 
     name: str

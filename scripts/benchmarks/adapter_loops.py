@@ -1,4 +1,4 @@
-"""Decode loops that call what each adapter captures, layer by layer; used by bench_adapters.py."""
+"""Decode loops that call what each adapter captures, layer by layer; used by bench_capture_adapters.py."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ AXES: dict[str, Callable[..., None]] = {
 
 app = typer.Typer(
     help="Find where a regression comes from: one axis a command.",
-    epilog="Exit status: 0 nothing is wrong, 1 what is at fault is named, or an end is flaky, 2 bad input,"
+    epilog="Exit status: 0 nothing is wrong, 1 a cause was found, or an endpoint is flaky, 2 bad input,"
     " 3 cannot run here.",
     no_args_is_help=True,
 )

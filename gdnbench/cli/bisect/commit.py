@@ -31,7 +31,9 @@ def commit(
     bad: Annotated[str, typer.Option(help="Revision where the kernel is wrong, e.g. main.")],
     kernel: Annotated[
         str,
-        typer.Option(help="package.module:function of the repository, or FILE.py:function, there or here."),
+        typer.Option(
+            help="package.module:function or FILE.py:function, of the repository or of this folder."
+        ),
     ],
     records: RecordsArgument = None,
     repo: Annotated[

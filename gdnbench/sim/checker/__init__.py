@@ -1,16 +1,19 @@
 """The checker: a happens-before race detector with vector clocks, for the PTX of one kernel launch.
 
-It finds two accesses to the same bytes, one of which writes, that no synchronisation orders, whatever order
-the simulator ran them in. The algorithm is that of FastTrack (Flanagan and Freund, PLDI 2009) and of
-ThreadSanitizer (Serebryany and Iskhodzhanov, WBIA 2009, and its runtime v2 and v3), for a GPU's memory model:
+It reports two accesses to the same bytes if at least one writes and no synchronisation orders them, whichever
+came first in this run. The algorithm is that of FastTrack (Flanagan and Freund, "FastTrack: efficient and
+precise dynamic race detection", PLDI 2009) and of ThreadSanitizer's runtime v2 and v3 (the paper, Serebryany
+and Iskhodzhanov, WBIA 2009, describes the older v1), for a GPU's memory model:
 
     vector_clocks.py    the vector clocks of each warp, and how a release and an acquire join them
+    async_tokens.py     the asynchronous operations in flight, and which wait completes them
     events.py           accesses, each stamped with its epoch
     shadow.py           shadow memory: for each cell the last write and the reads since
     lane_shadow.py      the same for shared memory, with the lane that made each access
     launch_memory.py    the same for global memory, which all CTAs share
     tensor_memory.py    the same for tensor memory
     synchronisation.py  which machine instruction is which edge: barriers, mbarriers, fences, waits
+    mbarriers.py, named_barriers.py    the clocks of an mbarrier's phases; the arrivals of a barrier's rounds
     sync_variables.py   release and acquire through words of shared and global memory
     happens_before.py   the rule: is this access ordered after that one, and what is missing if not
     cross_cta.py        the same rule between CTAs
@@ -19,18 +22,19 @@ ThreadSanitizer (Serebryany and Iskhodzhanov, WBIA 2009, and its runtime v2 and 
     findings.py, evidence.py, accept.py    findings, as users see them, and as a file accepts them
     grid.py             the checker of a launch
 
-Where it follows FastTrack and ThreadSanitizer: an access is stamped with an epoch, a component of its warp's
-vector clock. A release joins the warp's clock into the clock of a synchronisation object and raises the
-warp's own component. An acquire joins the object's clock into the warp's. A cell of shadow memory has the
-epoch of the last write and the epochs of the reads since. A write races with those of them that its warp's
-vector clock does not contain; a read, with the last write.
+Where it follows FastTrack and ThreadSanitizer: an access is stamped with an epoch, the warp and the warp's
+own component of its vector clock. A release joins the warp's vector clock into the clock of a synchronisation
+object and raises the warp's own component. An acquire joins the object's clock into the warp's vector clock.
+A cell of shadow memory has the epoch of the last write and the epochs of the reads since. A read races with
+the last write if the reading warp's vector clock does not contain the write's epoch. A write is checked in
+the same way against the last write and against every read since.
 
 Where it differs:
 - Actors are warps, and lanes of a warp where they synchronise apart. Asynchronous operations are actors too.
 - Order depends on the proxy (generic, async, tensor): there is a vector clock for each kind of order.
-- All reads since the last write are kept, less those that a later read supersedes; of readers of global
-  memory in other CTAs, at most 16. FastTrack keeps one epoch where reads are ordered; ThreadSanitizer keeps
-  at most four accesses a cell and so may forget one.
+- Shadow memory keeps all reads since the last write except those that a later read supersedes; in global
+  memory it keeps the reads of at most 16 other CTAs. FastTrack keeps one epoch while reads are ordered, else
+  a vector clock. ThreadSanitizer keeps at most four accesses a cell and so may forget one.
 - No cell is evicted: a finding names both instructions.
 - The simulator reports every access and every synchronisation, in the order of this run. Nothing is sampled.
 """

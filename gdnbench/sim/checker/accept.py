@@ -131,7 +131,7 @@ def _each_fits(texts: Sequence[str], sides: Sequence[Access], fits: Callable[[st
 
 def _matches(pattern: str, text: str) -> bool:
     """Whether a pattern matches the whole of `text`; runs of blanks count as one."""
-    # By hand: of a regular expression with many a * the time to fail has no bound.
+    # Not a regular expression: with many * its backtracking may take very long to fail.
     start, *parts = " ".join(pattern.split()).split("*")
     if not parts:
         return text == start

@@ -24,7 +24,7 @@ class OperationTokens:
 @dataclass(slots=True)
 class AsyncGroups:
     """The groups of asynchronous operations of each lane, oldest first, of one kind: cp.async, bulk copies or
-    wgmma. `open` operations are in no committed group yet."""
+    wgmma. `closed` are the committed groups; `open` operations are in no committed group yet."""
 
     open: defaultdict[int, list[OperationTokens]] = field(default_factory=lambda: defaultdict(list))
     closed: defaultdict[int, list[list[OperationTokens]]] = field(default_factory=lambda: defaultdict(list))
@@ -38,8 +38,8 @@ class AsyncGroups:
             self.closed[lane].append(self.open.pop(lane, []))
 
     def wait_group(self, lanes: Lanes, allowed: int, *, only_read: bool = False) -> int:
-        """The bits of what completes when all but the `allowed` latest groups of these lanes are complete; if
-        `only_read`, of what has been read by then (.read)."""
+        """The tokens that a wait_group of these lanes completes: those of all committed groups except the
+        `allowed` latest ones. If `only_read` (.read), only the tokens of the groups' reads."""
         known = 0
         for lane in lanes.nonzero()[0].tolist():
             groups = self.closed[lane]
@@ -52,7 +52,7 @@ class AsyncGroups:
         return known
 
     def wait_all(self, lanes: Lanes) -> int:
-        """The same of every operation of these lanes, in a group or not (cp.async.wait_all)."""
+        """The tokens of every operation of these lanes, committed or not (cp.async.wait_all)."""
         self.commit(lanes)
         return self.wait_group(lanes, 0)
 

@@ -1,13 +1,13 @@
 """Races between CTAs in global memory: the shadow memory that they share, and the rule that orders them.
 
 Each CTA has its own vector clocks. A warp keeps, beside its own CTA's, one `RemoteClock` for each other CTA
-that it has synchronised with through global memory (`sync_variables.py`). PTX ISA, "Causality order": base
-causality order runs through the program order of a thread, the barriers of a CTA, and releases that another
-thread acquires, over any number of steps. What it orders, and what is needed besides:
+that it has synchronised with through global memory (`sync_variables.py`). Base causality order (PTX ISA,
+"Causality order") is the transitive closure of the program order of a thread, the barriers of a CTA, and
+releases that another thread acquires. Two accesses that conflict need, beside that order:
 
     earlier access             later access              needed
-    strong, of .gpu or .sys    the same, same proxy      nothing: the two do not race ("Data Races", "Morally
-                                                         Strong Operations")
+    strong, of .gpu or .sys    the same, same proxy      nothing, not even that order: the two do not race
+                                                         ("Data Races", "Morally Strong Operations")
     a generic write            an async access           a fence.proxy.async in between, in either CTA
     an async access            any access                a wait for the first; its completion includes a proxy
                                                          fence ("Async Proxy")
@@ -79,8 +79,8 @@ def _strong_at_gpu_scope(event: Event) -> bool:
 class CrossCtaDetector:
     """The race detector between the CTAs of one launch. `cell_bytes` is the size of a cell of global memory
     in bytes, `reachable` the memory that the launch may touch (None if unknown). `synchronized`: the kernel
-    has accesses by which CTAs can synchronise, so that they ran in turns and acquires order them; else every
-    conflict of two CTAs is a race."""
+    has accesses by which CTAs can synchronise. The CTAs then run in turns, and releases and acquires order
+    them. Otherwise every conflict of two CTAs is a race."""
 
     def __init__(self, cell_bytes: int, reachable: GlobalMemory | None, *, synchronized: bool) -> None:
         self.findings = Findings(0)

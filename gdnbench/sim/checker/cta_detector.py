@@ -5,8 +5,8 @@ that synchronises changes vector clocks (`synchronisation.py`).
 
 An asynchronous operation accesses its memory at some time between its issue and its completion. The detector
 checks those accesses at the issue and gives them a token; a wait for the operation puts the token into the
-waiting warp's clock. So what a run finds does not depend on when the simulator lets an operation land, except
-through the phase that its mbarrier is in.
+waiting warp's clock. So the findings hardly depend on when the simulator lets an operation land. They depend
+on it only through the phase that its mbarrier is in by then.
 """
 
 from __future__ import annotations
@@ -182,8 +182,8 @@ class CtaRaceDetector:
     def _keep_strong_accesses(
         self, prior: Sequence[PriorAccess | PriorLaneAccess], clocks: WarpClocks
     ) -> None:
-        """Keep in the shadow those strong accesses to shared memory that this strong write neither is ordered
-        after nor races with: a later access is checked against all of them."""
+        """A strong write does not race with earlier strong accesses to shared memory, even where it is not
+        ordered after them. Keep those in the shadow: a later access is checked against all of them."""
         for one in prior:
             if isinstance(one, PriorLaneAccess):
                 before = self.events[one.number]
@@ -232,8 +232,8 @@ class CtaRaceDetector:
             )
 
     def supersedes(self, new: int, old: int) -> bool:
-        """Whether the shadow can forget the read `old` once it has the read `new`: an access ordered after
-        `new` is then ordered after `old`. Of one warp's reads the latest stands for all."""
+        """Whether the shadow can forget the read `old` once it has the read `new`, because every access that
+        is ordered after `new` is ordered after `old`. A warp's latest read supersedes its earlier ones."""
         later, earlier = self.events[new], self.events[old]
         if later.token is not None:
             return False
@@ -356,7 +356,7 @@ class CtaRaceDetector:
         """Check that the mbarriers that an operation will signal are initialised for it."""
         clock = self.warp_clocks[warp.index].own_clock
         token = self.events.new_token()
-        # cp.async is no bulk copy: it and its arrival use the generic proxy.
+        # cp.async is not a bulk copy: it and its arrival use the generic proxy.
         proxy = Proxy.GENERIC if ins.form.commits is Until.COPY_GROUP else Proxy.ASYNC
         lane = MANY if self.issued is None else self.issued.lane
         event = self.events.record_async(warp.index, clock, ins, Access.ATOMIC, proxy, token, lane=lane)
@@ -386,9 +386,9 @@ class CtaRaceDetector:
         return int(self.cta.shared.word_cells[address // MBARRIER_BYTES])
 
     def arrival_phase(self, address: int, arrivals: int) -> int:
-        """The phase whose completion covers all of a warp's `arrivals`, which come now. If some of them
-        complete the current phase, that phase does not cover the lanes that arrive after, so it is the next
-        one."""
+        """The phase whose completion covers all of a warp's `arrivals`, which come now. This is the current
+        phase, unless more lanes arrive than the phase still needs: then some arrive in the next phase, and
+        the next phase covers them all."""
         pending = self.mbarrier_word(address) & COUNT_MAX
         return self.mbarrier_phase(address) + (arrivals > pending)
 

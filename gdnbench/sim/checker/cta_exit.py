@@ -1,5 +1,5 @@
-"""Checks at the end of a CTA, and when it hangs: operations still in flight, phases of mbarriers that some
-have arrived for, and transaction counts (bytes that arrived unexpected, or were expected and never arrived).
+"""Checks at the end of a CTA, and when it hangs: operations still in flight, mbarrier phases with some of
+their arrivals, and transaction counts (bytes that no expect_tx announced, or that never arrived).
 
 PTX ISA, "Phase of the mbarrier object", "Tracking asynchronous operations by the mbarrier object": a phase
 completes when no arrivals are pending and no bytes are outstanding. Bytes count for the phase in which they
@@ -24,7 +24,7 @@ TRANSACTIONS = "transaction count"
 
 
 def brings_bytes(event: Event) -> bool:
-    """Whether the operation completes bytes of an mbarrier; the others arrive at it."""
+    """Whether the operation signals an mbarrier by bytes (complete_tx), and not by an arrival."""
     return event.ins.form.sync is not Sync.COMMIT
 
 
@@ -88,8 +88,8 @@ def _not_waited_for(detector: CtaState, address: int, barrier: Mbarrier) -> Iter
 
 
 def _check_behind(detector: CtaState, address: int, barrier: Mbarrier) -> None:
-    """Check the last completed phase if nobody waited for it: a warp that waited for the one before may not
-    have seen that one complete."""
+    """Check the last completed phase if nobody waited for it. It may have completed before some warp tested
+    the mbarrier for the phase before."""
     last = detector.mbarrier_phase(address) - 1
     for late in barrier.waits_left_behind(last) if last > barrier.checked else ():
         detector.findings.add_single(Cause.PHASES.value, Verdict.ERROR, TWO_PHASES, late, "shared", address)

@@ -32,9 +32,10 @@ from gdnbench.sim.ptx.ir import Instruction
 
 @dataclass(frozen=True, slots=True)
 class PendingSignal:
-    """An asynchronous operation that will signal an mbarrier when it lands. `phase` is the mbarrier's at the
-    issue, -1 if there is no mbarrier. `completes` are the tokens that it releases into the mbarrier, `clocks`
-    the clocks at the issue. `arrivals` is how many lanes arrive by it, 0 where that does not matter."""
+    """An asynchronous operation that will signal an mbarrier when it lands. `phase` is the mbarrier's phase
+    at the issue, -1 if there is no mbarrier. `completes` are the tokens that it releases into the mbarrier,
+    `clocks` the clocks at the issue. `arrivals` is the number of lanes that arrive by it, 0 where that does
+    not matter."""
 
     event: Event
     phase: int

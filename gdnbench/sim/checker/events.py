@@ -78,8 +78,8 @@ class IssuedInstruction(NamedTuple):
 
 @dataclass(slots=True)
 class EventLog:
-    """The events of one CTA by number; number 0 is no event. An instruction that runs again before its warp's
-    clock advances is the same event: it has the same epoch. `tokens` counts the tokens in use."""
+    """The events of one CTA by number; number 0 is no event. If a warp repeats an instruction before its
+    clock advances, both executions have one epoch and are one event. `tokens` counts the tokens in use."""
 
     all: list[Event | None] = field(default_factory=lambda: [None])
     tokens: int = 0

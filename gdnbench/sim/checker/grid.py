@@ -17,7 +17,8 @@ from gdnbench.sim.ptx.ir import Kernel
 
 
 def _roles(detector: CtaRaceDetector) -> tuple[str, ...]:
-    """The role of each warp, from the instructions of its events: those that name a role access memory."""
+    """The role of each warp, from the instructions of its events. Events suffice, because every instruction
+    that determines a role accesses memory."""
     issued = {(event.warp, event.ins.pc): event.ins for event in detector.events.all if event is not None}
     ops: list[dict[str, int]] = [{} for _ in range(detector.warps)]
     for (warp, _), ins in issued.items():

@@ -4,30 +4,31 @@ PTX ISA: "Memory Consistency Model" (causality order), "Proxies", 9.7.16.6 (tcge
 ordered if its warp's clocks (`vector_clocks.ClockSet`) contain the epoch of the earlier one:
 
     earlier access             later access              ordered if contained in
-    strong access              strong, same proxy        nothing: they do not race
+    strong access              strong, same proxy        (no clock: strong accesses do not race)
     anything                   a generic access          base
-    mbarrier.init              an async access           base and mbarrier_inits (else review)
-    generic write              an async access           base and async_proxy (else error)
-    generic read               an async write            base and async_proxy (else review)
+    mbarrier.init              an async access           base and mbarrier_inits; base alone: review
+    generic write              an async access           base and async_proxy; base alone: error
+    generic read               an async write            base and async_proxy; base alone: review
     async access               an async access           base
-    tcgen05 operation          tcgen05.ld, .st           tcgen05_fenced
+    tcgen05 operation          tcgen05.ld, .st           tcgen05_fenced; base alone: review
     product or copy            a product or copy         tcgen05_fenced or tensor_pipe
 
 Three kinds of pairs are reported for review, because the ISA leaves their order open:
 
-- Lanes of one warp. bar.warp.sync and barriers order memory among the lanes that take part. Of shfl.sync,
-  elect.sync and .aligned instructions the ISA says that lanes wait for one another, and not that this orders
-  memory. A pair that only such an instruction separates is for review.
-- tcgen05.ld without a wait. The load has read its cells once an instruction uses a register that it loads.
-  The ISA (9.7.16.6.4.5) orders such a use and no access to memory. A pair that only this use orders
-  is for review.
+- Lanes of one warp. bar.warp.sync and barriers order memory among the lanes that take part. In shfl.sync,
+  elect.sync and .aligned instructions lanes wait for one another; the ISA does not say that this orders
+  memory. If only such an instruction separates the two accesses, the pair is for review.
+- tcgen05.ld without a wait. Once an instruction uses a register that the load writes, the load has read
+  tensor memory. The ISA (9.7.16.6.4.5) orders that use after the load, but no other access to memory. If only
+  such a use orders a later access after the load, the pair is for review.
 - No tcgen05 fence. A pair in base and not in tcgen05_fenced is ordered by the release and acquire of an
   mbarrier or barrier alone. The ISA says that the standard model applies to tcgen05 too (9.7.16.6.3), and
   shows no pattern without the fence.
 
-One assumption: the ISA promises the order of issue to five pairs of tensor-core operations (9.7.16.6.2):
-products of one shape into one accumulator, a copy before a product, and three with tcgen05.shift. The checker
-assumes it of any products and copies, as kernels and compilers do that overwrite an operand by the next copy.
+One assumption: products (tcgen05.mma) and copies (tcgen05.cp) of the tensor core run in the order of issue.
+The ISA promises this for five pairs only (9.7.16.6.2): products of one shape into one accumulator, a copy
+before a product, and three with tcgen05.shift. Kernels and compilers that overwrite an operand by the next
+copy make the same assumption.
 """
 
 from __future__ import annotations

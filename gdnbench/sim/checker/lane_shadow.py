@@ -1,8 +1,8 @@
 """Shadow memory that also records which lane accessed a cell; the checker uses it for shared memory.
 
-Its two columns hold codes of 32 bits: the number of an event or of a set of readers, and a lane. So it costs
-as many bytes as `ShadowMemory`. If a set has several readers, its code's lane is UNSURE, unless all readers
-used the same lane number; the set itself records which readers were several lanes.
+Its two arrays hold codes of 32 bits: the number of an event or of a set of readers, and a lane. So it costs
+as many bytes as `ShadowMemory`. The code of a set of several readers has their lane if all of them used the
+same lane number, else UNSURE. The set itself records which of its readers were several lanes of a warp.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from gdnbench.sim.checker.shadow import NO_ACCESS, Cells, Numbers, ReadSets
 LaneNumbers = Numbers | int
 """The lane of each cell, or one lane for all cells."""
 
-# A code: number << LANE_BITS | lane, or MANY. An event is a Python object: 2**25 of them fill no machine.
+# A code: number << LANE_BITS | lane, or MANY. 25 bits are enough for the number: an event is a Python object,
+# so 2**25 events would take gigabytes.
 LANE_BITS = 6
 _LANE = (1 << LANE_BITS) - 1
 _MATCH_BITS = 4
@@ -139,7 +140,7 @@ class LaneSets(ReadSets):
                 several = several or (len(old) == 1 and LaneMatch.WAS_MANY in match)
                 kept.append(2 * event + several)
             elif event == reader or (self._same_warp(reader, event) and not self._known(reader, event)):
-                # From here on the reader stands for that one too.
+                # The new reader replaces that one, so its lanes have to cover that one's lanes.
                 was_many = several or (len(old) == 1 and LaneMatch.WAS_MANY in match)
                 many = many or was_many or LaneMatch.OTHER in match
                 sure = LaneMatch.SAME in match
@@ -159,7 +160,7 @@ class LaneShadow:
         self.writer: Numbers = np.zeros(cells, np.int32)
         self.readers: Numbers = np.zeros(cells, np.int32)
         self.sets = sets
-        self._kept = False  # some updates are
+        self._kept = False  # whether `keep_unordered` was called: `readers` may then include writes
 
     def record_reads(self, cells: Cells, event: int, lanes: LaneNumbers) -> list[PriorLaneAccess]:
         """Record that `event` reads the cells. Returns the last writers, NO_ACCESS where there is none."""
@@ -198,8 +199,8 @@ class LaneShadow:
         return found + self._read_by(cells, lanes)
 
     def keep_unordered(self, prior: PriorLaneAccess) -> None:
-        """Keep `prior`, returned for a write of its cells that neither races with it nor is ordered after it:
-        a later access is checked against both."""
+        """Keep the access `prior` among the readers of its cells, which a write has just overwritten. The
+        write neither races with it nor is ordered after it, so a later access is checked against both."""
         self._kept = True
         cells, codes = prior.overlap(), prior.before()
         self.readers[cells] = self._with_reader(self.readers[cells], prior.number, codes)
@@ -213,8 +214,8 @@ class LaneShadow:
 
 
 def _lanes_by_cell(column: Numbers, cells: Cells, lanes: LaneNumbers) -> LaneNumbers:
-    """`lanes`, with MANY where several of them access one cell. Overwrites the column's codes of the
-    cells."""
+    """`lanes`, with MANY where several of them access one cell. Uses `column` as scratch: overwrites the
+    codes of the cells."""
     if isinstance(lanes, int):
         return lanes
     column[cells] = lanes

@@ -158,8 +158,8 @@ def cells_of_accesses(starts: Bytes, width: int, size: int) -> Bytes:
 
 
 def cells_of_bytes(found: Bytes, size: int) -> Bytes:
-    """The cells, of `size` bytes, that contain some of the byte addresses `found`. Runs of whole cells are
-    fast."""
+    """The cells, of `size` bytes, that contain some of the byte addresses `found`. Fast for runs of whole
+    cells."""
     if size == 1 or not found.size:
         return found
     if found.size % size == 0:

@@ -53,7 +53,7 @@ class Mbarrier:
         if phase < 0:
             self.waits.setdefault(phase, {})[clocks.warp] = clocks.count_wait(), event
             return []
-        # Phases that nobody waited for are seen to be over now.
+        # Check all phases that have completed since the last check, also those that nobody waited for.
         passed = [number for number in sorted(self.phases) if self.checked < number <= phase]
         late = [wait for number in passed for wait in self.waits_left_behind(number)]
         self.checked = max(self.checked, phase)
@@ -62,9 +62,9 @@ class Mbarrier:
         return late
 
     def waits_left_behind(self, phase: int) -> list[Event]:
-        """`phase` is complete: the waits for the phase before it that nothing orders before its completion.
-        They can fall two phases behind (PTX ISA, "mbarrier.test_wait": only the phase immediately before the
-        current one can be tested)."""
+        """The waits for phase - 1 that nothing orders before the completion of `phase`, which is complete
+        now. Such a wait can fall two phases behind: when it tests the mbarrier, that may be in phase + 1.
+        Only the phase immediately before the current one can be tested (PTX ISA, "mbarrier.test_wait")."""
         ended = self.phase_clocks(phase).waits
         waits = self.waits.get(phase - 1, {})
         return [wait for warp, (number, wait) in waits.items() if ended.by_warp[warp] < number]

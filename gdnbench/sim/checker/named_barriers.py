@@ -1,7 +1,8 @@
 """Named barriers: an arrival in one round must be ordered after all arrivals in the round before.
 
-A barrier counts warps, whichever they are, and begins its next round once enough have arrived (PTX ISA, "bar,
-barrier"). If nothing orders an arrival after one in the round before, it may count for that round instead.
+A barrier counts arriving warps without telling them apart. It begins its next round once enough have
+arrived (PTX ISA, "bar, barrier"). If nothing orders an arrival after an arrival in the round before, the
+later one may count for that round instead.
 Rounds of a single warp are not checked: each is complete as soon as it begins.
 """
 

@@ -11,7 +11,7 @@ from gdnbench.sim.checker.shadow import Cells, Numbers
 
 PAGE_BITS = 12
 PAGE = 1 << PAGE_BITS
-NEAR = 1 << 14  # pages so near to each other are told apart by a table, others by sorting
+NEAR = 1 << 14  # pages within this distance are looked up in a table; others are sorted
 
 
 class PagedCells:

@@ -1,11 +1,12 @@
 """Shadow memory: for each cell, the last write and the reads since then.
 
-A cell is `granule` bytes, or a 32-bit cell of tensor memory. Two columns of 32-bit numbers hold the event
-that wrote the cell last, and the set of events that have read it since; each distinct set is stored once. So
-shadow memory costs 8 / granule bytes for each byte of memory.
+A cell is a granule of a few bytes (`KernelAccesses.cell_bytes`), or a 32-bit cell of tensor memory. Two
+arrays of 32-bit numbers have an entry for each cell: the event that wrote the cell last, and the set of
+events that have read it since. Each distinct set is stored once. So a cell costs 8 bytes of shadow memory.
 
-FastTrack's shadow has the same two parts, an epoch of the last write and a "read map". ThreadSanitizer's has
-up to four accesses, of which it evicts one at random when a fifth comes.
+FastTrack's shadow has the same two parts: the epoch of the last write, and for the reads an epoch or, while
+they are concurrent, a vector clock. ThreadSanitizer's has up to four accesses, of which it evicts one at
+random when a fifth comes.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ NO_ACCESS = 0
 
 
 class PriorAccess(NamedTuple):
-    """An earlier access to some of the cells: its event or code, one such cell, and the access that comes
-    now."""
+    """An earlier access to some of the cells: its event or code, one such cell, and the event or code of the
+    current access."""
 
     number: int
     cell: int

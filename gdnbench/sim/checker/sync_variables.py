@@ -7,13 +7,13 @@ ThreadSanitizer. The release and acquire edges are those of the PTX ISA, "Releas
     acquire   a .acquire read; or a strong read, then a fence
 
 - A reduction (`red`) acquires nothing.
-- An atomic that updates a word keeps the clocks that the word had ("Observation Order"). Another write
-  replaces them, except where all of them came from the same warp.
-- A read is taken to see the last write of this run: memory is sequentially consistent in the simulator.
+- An atomic that updates a word keeps the clocks that the word had ("Observation Order"). A plain write
+  replaces them, unless the writing warp is the only one that has released to the word.
+- A read sees the last write of this run: memory is sequentially consistent in the simulator.
 - Release and acquire must both name a scope that includes the other ("Morally Strong Operations"): a scope
   below `.gpu` orders threads of one CTA only.
 - A `fence.sc` is ordered after an earlier one ("Fence-SC Order") only where a strong read before it saw a
-  write that followed the earlier one. The order of two unrelated fences is a matter of the one run.
+  write that followed the earlier one. Two other fences could have run in either order.
 """
 
 from __future__ import annotations

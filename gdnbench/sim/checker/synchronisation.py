@@ -16,7 +16,7 @@
     cp.async.wait_group, cp.async.bulk.wait_group,   put the tokens of completed operations into the clocks
     wgmma.wait_group, tcgen05.wait
 
-A `.relaxed` arrive or wait orders no memory by itself; a fence before or after it does.
+A `.relaxed` arrive or wait orders no memory by itself. A fence before the arrive, or after the wait, does.
 
 `BEGINS` has the handlers that run when a warp first hands an instruction to the machine. `ENDS` has those
 that run when the machine has executed it or makes the warp wait.
@@ -190,7 +190,7 @@ def _named_barrier(
         use = results.use
     else:
         found = opened if opened is not None else detector.cta.barriers.rounds.get(index)
-        if found is None:  # this warp was all that it waited for
+        if found is None:  # the barrier waited for this warp alone
             clocks.synchronize_lanes(subset)
             return
         use = found
@@ -345,7 +345,7 @@ def _tmem_alloc(
         return
     address = shared_address(uniform_value(issued.sources[0], issued.lanes, "the address"), issued.ins)
     columns = uniform_value(issued.sources[1], issued.lanes, "nCols")
-    # Every lane executes it before what it does next: the address is there for all of them.
+    # All lanes execute tcgen05.alloc, so each may read the address next without a barrier: lane UNSURE.
     warp = issued.warp.index
     event = detector.events.record(
         warp, detector.warp_clocks[warp].own_clock, issued.ins, Access.WRITE, lane=UNSURE

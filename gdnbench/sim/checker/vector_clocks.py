@@ -1,25 +1,25 @@
 """Vector clocks: what each warp, barrier and mbarrier knows of what other warps have done.
 
-As in FastTrack (Flanagan and Freund, PLDI 2009) and ThreadSanitizer (Serebryany and Iskhodzhanov, WBIA 2009;
-the "clocks" of its runtime v2 and v3), every actor has a clock of its own, an access is stamped with the
-*epoch* of its actor, and an actor's *vector clock* says up to which epoch of every other actor it is ordered
-after. The access with epoch c of warp w happens before what warp v does now if VC(v)[w] >= c.
+As in FastTrack and ThreadSanitizer (cited in the package's docstring), every actor (there: a thread) has a
+clock of its own, and an access is stamped with its *epoch*, the actor and the value of the actor's clock. An
+actor's *vector clock* has a component for every actor: the last clock value that it is ordered after. An
+access with epoch c of warp w happens before what warp v does now if VC(v)[w] >= c.
 
 Three things differ from a CPU's threads:
 
 - The actor is a warp, and a lane where lanes of a warp release or acquire apart. A `VectorClock` has a
   component for each warp, and components for single lanes where they are later than their warp's.
-- An asynchronous operation (TMA, cp.async, wgmma, tcgen05) is an actor that acts once. Its epoch is a
-  *token*, one bit for its reads and one for its writes. A vector clock holds the tokens of the completed
-  operations.
+- An asynchronous operation (TMA, cp.async, wgmma, tcgen05) is an actor that acts once. In place of an epoch
+  its reads have a *token*, a bit, and its writes another. A vector clock contains a token if it is ordered
+  after the completion of those reads or writes.
 - Order depends on the proxy by which memory is reached (PTX ISA, "Memory Consistency Model", "Proxies";
   9.7.16.6 for tcgen05). So a warp has one vector clock for each kind of order, a `ClockSet`:
 
     base           base causality order: releases and acquires, barriers, completed operations
-    async_proxy    of generic writes, by memory: those that a fence.proxy.async has handed to the async proxy
-    mbarrier_inits of mbarrier.init: those that a fence made visible to the async proxy
-    waits          how many mbarrier waits of each warp have returned; `two phases behind` needs it
-    converged      what base would hold if lanes also released and acquired wherever they execute a .sync or
+    async_proxy    generic accesses that a fence.proxy.async has handed to the async proxy, by memory
+    mbarrier_inits each mbarrier.init that a fence made visible to the async proxy
+    waits          how many mbarrier waits of each warp have returned, for the cause "two phases behind"
+    converged      what base would be if lanes also released and acquired wherever they execute a .sync or
                    .aligned instruction together
     tcgen05_fenced tokens of tensor-memory operations that tcgen05.fence, .commit or .wait orders
     tensor_pipe    tokens of products and copies that later products and copies run after
@@ -145,8 +145,8 @@ class RemoteClock(NamedTuple):
         return self if found == self else other if found == other else found
 
     def contains_issue(self, event: Event) -> bool:
-        """Whether it is ordered after the instruction of `event`, be its asynchronous operation complete or
-        not."""
+        """Whether it is ordered after the instruction of `event`. An asynchronous operation that the
+        instruction issued may still be in flight."""
         return self.by_warp[event.warp] >= event.clock
 
     def contains(self, event: Event) -> bool:
@@ -195,8 +195,8 @@ class RemoteClocks:
 
 @dataclass(slots=True)
 class ClockSet:
-    """A vector clock for each kind of order (see the module's docstring): what a warp knows, and what a
-    release stores in a barrier, an mbarrier or a variable for those that acquire.
+    """A vector clock for each kind of order (see the module's docstring). A warp has such a set, and so has
+    each barrier round, mbarrier phase and synchronisation variable to which a warp has released.
 
     `tcgen05_fenced`: tokens that a tcgen05.fence::before_thread_sync or a tcgen05.commit released.
     `tensor_pipe`: tokens of products and copies issued before such a fence. They need not be complete:
@@ -247,9 +247,9 @@ class ClockSet:
 
 @dataclass(slots=True)
 class OwnClocks:
-    """What each lane of a warp knows of its own accesses and other lanes do not know yet: the clock up to
-    which its writes are handed to the async proxy, by memory; the same of its mbarrier.init; the tokens that
-    it has waited for."""
+    """What each lane of a warp is ordered after among its own accesses, and other lanes are not yet.
+    `async_proxy`: the clock up to which its accesses are handed to the async proxy, by memory.
+    `mbarrier_inits`: the same of its mbarrier.init. `tokens`: the operations that it has waited for."""
 
     async_proxy: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPACES, 0))
     mbarrier_inits: int = 0
@@ -259,8 +259,8 @@ class OwnClocks:
 @dataclass(slots=True)
 class WarpClocks:
     """The clocks of one warp. `own_clock` is its own component: the clock of its next access, raised by every
-    release. `all_lanes` is what every lane is ordered after, `per_lane` what a single lane is ordered after
-    besides, `own` what each lane knows of itself.
+    release. `all_lanes` is what every lane is ordered after, `per_lane` what single lanes are also ordered
+    after, `own` what each lane is ordered after among its own accesses.
 
     For tensor memory, which a warp uses as a whole, `all_lanes.tcgen05_fenced` is what its tcgen05 operations
     are ordered after and `all_lanes.tensor_pipe` what its products and copies follow. The `released_` tokens
@@ -331,7 +331,7 @@ class WarpClocks:
             if clock.contains_lane(epoch, before):
                 continue
             if own and (UNSURE in (before, now) or before == now != MANY):
-                continue  # no finding rests on lanes that are not known
+                continue  # the lanes may be the same: do not report a race between unknown lanes
             of_lane = self.per_lane.get(now)
             if of_lane is None or not lane_clock(of_lane).contains_lane(epoch, before):
                 return False
@@ -348,7 +348,8 @@ class WarpClocks:
 
     def release(self, into: ClockSet, subset: LaneSubset = None, *, relaxed: bool = False) -> None:
         """Join the clocks of these lanes into a synchronisation object's, then raise the warp's own clock. A
-        `relaxed` release orders no memory; it still orders waits, by program order."""
+        `relaxed` release orders no memory. It still passes on `waits`: the warp's own waits precede its
+        arrival in program order."""
         if relaxed:
             into.waits.advance(self.warp, None, self.all_lanes.waits.by_warp[self.warp])
         else:
@@ -380,8 +381,8 @@ class WarpClocks:
         self.tick()
 
     def converge_lanes(self, subset: LaneSubset) -> None:
-        """These lanes execute a .sync or .aligned instruction together, of which the PTX ISA does not say
-        that it orders memory: only `converged` changes."""
+        """These lanes execute a .sync or .aligned instruction together. The PTX ISA does not say that this
+        orders memory, so only `converged` changes."""
         if subset is None and not self.per_lane:
             self.all_lanes.converged.advance(self.warp, None, self.own_clock)
             self.tick()
@@ -396,15 +397,15 @@ class WarpClocks:
         self.tick()
 
     def clocks_at_issue(self, subset: LaneSubset) -> ClockSet:
-        """What completion of an asynchronous operation releases that these lanes issue now: what they know of
-        others, and their own accesses up to their last release. Those are ordered before the operation;
-        accesses since that release need not be."""
+        """The clocks that an asynchronous operation, issued now by these lanes, releases when it completes.
+        They contain what the lanes are ordered after, and the lanes' own accesses up to their last release.
+        Accesses since that release need not be ordered before the operation."""
         released = ClockSet.zero(len(self.all_lanes.base.by_warp))
         self._release_into(released, subset, self.own_clock - 1)
         return released
 
     def released_clocks(self) -> tuple[VectorClock, VectorClock]:
-        """What a release of the whole warp passes on now: `base`, and `async_proxy` of global memory."""
+        """(`base`, `async_proxy` of global memory) that a release of the whole warp would pass on now."""
         released = ClockSet.zero(len(self.all_lanes.base.by_warp))
         self._release_into(released, None, self.own_clock)
         return released.base, released.async_proxy["global"]

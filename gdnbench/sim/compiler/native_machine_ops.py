@@ -11,17 +11,16 @@ from __future__ import annotations
 from gdnbench.sim.compiler.emit import I1, I32, I64, Code, Library, Value, const
 from gdnbench.sim.compiler.layout import HEADER
 from gdnbench.sim.compiler.translator import Translator
-from gdnbench.sim.machine import mbarrier
+from gdnbench.sim.machine import fences, mbarrier
 from gdnbench.sim.machine.engine_interface import SHARED_BASE
 from gdnbench.sim.ptx.forms import Sync
 from gdnbench.sim.ptx.ir import Instruction, Register
 
-# Ordering and hints: every access is visible to all threads at once (machine/fences.py).
+# The machine refuses an unknown `fence`, and otherwise does nothing for these either.
 WITHOUT_EFFECT = frozenset(
     (
-        *("membar", "membar.proxy", "fence", "fence.mbarrier_init", "fence.proxy.alias", "fence.proxy.async"),
-        *("fence.proxy.async::generic", "prefetch", "prefetchu", "applypriority", "nanosleep"),
-        *("griddepcontrol.wait", "griddepcontrol.launch_dependents", "tcgen05.wait::ld"),
+        *fences.WITHOUT_EFFECT,
+        *("fence", "tcgen05.wait::ld"),
         *("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync"),
     )
 )

@@ -50,24 +50,15 @@ def _discard(
     return ()
 
 
+WITHOUT_EFFECT = (
+    *("membar", "membar.proxy", "fence.mbarrier_init", "fence.proxy.alias", "fence.proxy.async"),
+    *("fence.proxy.async::generic", "prefetch", "prefetchu", "applypriority", "nanosleep"),
+    *("griddepcontrol.wait", "griddepcontrol.launch_dependents"),
+)
+"""Orders and hints that change nothing here: every access is visible to all threads at once."""
+
 HANDLERS: dict[str, Handler] = {
-    **dict.fromkeys(
-        (
-            "membar",
-            "membar.proxy",
-            "fence.mbarrier_init",
-            "fence.proxy.alias",
-            "fence.proxy.async",
-            "fence.proxy.async::generic",
-            "prefetch",
-            "prefetchu",
-            "applypriority",
-            "griddepcontrol.wait",
-            "griddepcontrol.launch_dependents",
-            "nanosleep",
-        ),
-        _nothing,
-    ),
+    **dict.fromkeys(WITHOUT_EFFECT, _nothing),
     "fence": _fence,
     "discard": _discard,
 }

@@ -1,7 +1,7 @@
 """Decode: FLA's and vLLM's `fused_recurrent_gated_delta_rule`. CuTe DSL, sm_90a and sm_100a.
 
-Applies S tokens of a sequence to its state S [V, K], fp32 or bf16, in place. For each token, with
-n(x) = (sum x^2 + 1e-6) ** -0.5, or 1 where q and k come normalised:
+Applies S tokens of a sequence to its state, fp32 or bf16, in place. In equations S [V, K] is the state. With
+n(x) = (sum x^2 + 1e-6) ** -0.5, or 1 where q and k come normalised, for each token:
 
     alpha = exp(g)                                   g = -exp(A_log) softplus(a + dt_bias) where gates are raw
     beta                                             = beta_max sigmoid(b) where they are
@@ -22,7 +22,7 @@ fp32 in registers from the first token to the last, and rounded to its dtype whe
     num_accepted, read_indices  B                 int32                one of them, or neither
 
 CTA (x, y) has rows x % tiles of value head x / tiles of sequence y, in `passes` one after another. In a pass
-a warp has 4 `rows` rows of the state, a group of 8 lanes `rows` of them, and a lane 16 elements of each: the
+a warp has 4 x `rows` rows of the state, a group of 8 lanes `rows`, and a lane 16 elements of each row: the
 same 16 bytes of every 128 bytes of a row. Warps share no data.
 
     who         does                                                        waits for

@@ -26,7 +26,7 @@ Norm = Literal["normalised", "raw"]
 Reads = Literal["first", "accepted", "given"]
 """The slot that is read: the first token's, the last accepted token's, or one of read_indices."""
 Tap = Literal["dump", "inject"]
-"""Builds that write their stages; `inject` reads its gates instead: `tapped_update`."""
+"""Builds with a tap (kernel_sm90_taps.py): they write their stages; `inject` reads its gates instead."""
 
 STATE_DTYPES: tuple[str, ...] = get_args(StateDtype)
 GATE_DTYPES: tuple[str, ...] = get_args(GateDtype)

@@ -1,4 +1,4 @@
-"""Made inputs for gdn_decode."""
+"""Synthetic inputs for gdn_decode."""
 
 from __future__ import annotations
 

@@ -335,7 +335,7 @@ class ChunkOutput:
         for turn in cutlass.range(scheduler.count, unroll=1):
             chunk, value_head, _ = scheduler.work_tile(turn)
             start, length = scheduler.tokens(chunk)
-            # Read before the stage is free: that wait hides the latency of three dependent loads.
+            # Load before producer_acquire: its wait hides the latency of three dependent loads.
             low = g_cu[start + cutlass.min(lane, length - 1), value_head]
             high = g_cu[start + cutlass.min(lane + WARP, length - 1), value_head]
             pipelines.g.producer_acquire(g)

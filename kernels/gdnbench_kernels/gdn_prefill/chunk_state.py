@@ -5,17 +5,17 @@ Writes h = bf16(S), the rounded state before each chunk, and V_new, the updates 
     V_new = U - W h^T                                        rows: tokens
     S     = exp(g_last) S + (V_new exp(g_last - g_cu))^T K   f32; rows: V, columns: K
 
-The rows of S are independent. CTA ((n Hv + head) 2 + tile) updates TILE = 64 of the 128 rows of one value
-head through one sequence, chunk after chunk. S stays in registers, unrounded. With C = 64 tokens, K = 128,
-for each chunk:
+The rows of S are independent. CTA (n Hv + hv) 2 + tile updates TILE = 64 of the 128 rows of S of value head
+hv through sequence n, chunk after chunk. S stays in registers, unrounded. A chunk has C = 64 tokens; UB is a
+bound on the number of chunks; K = V = 128 are the head dims; g_last is a chunk's last g_cu. For each chunk:
 
-    1. D1 = h W^T = (W h^T)^T                V rows x tokens: a product of 64 x 64 x 128 (M, N, K)
-    2. D2 = (V_new exp(g_last - g_cu))^T K   V rows x K: 64 x 128 x 64; the matrix K is read N-major
+    1. D1 = h W^T = (W h^T)^T                64 rows of V x 64 tokens, summed over 128
+    2. D2 = (V_new exp(g_last - g_cu))^T K   64 rows of V x 128, summed over 64 tokens; s_k is read N-major
 
-A thread of STATE has the same elements of S, h and D2, and the same elements of U^T, D1 and V_new^T, in the
-order that tcgen05.ld 16x256b, stmatrix and ldmatrix share. So all work between the products is in registers,
-without exchange between threads. Product 2 could read its left operand from tensor memory, but only from the
-lanes of its result; from shared memory both products read theirs in the same way.
+tcgen05.ld 16x256b, stmatrix and ldmatrix give a thread the same elements. So a thread of STATE has the same
+elements of S, h and D2, and of U^T, D1 and V_new^T; threads exchange nothing between the products.
+s_vs holds (V_new exp(g_last - g_cu))^T, s_decay exp(g_last - g_cu), s_carry exp(g_last). Product 2 could read
+s_vs from tensor memory, but only from the lanes of D2; in shared memory it reads s_vs as product 1 reads s_h.
 
     tensor         shape            dtype     rows
     k              T, H, K          bfloat16  value head hv reads head hv // (Hv // H)
@@ -79,7 +79,7 @@ lanes of its result; from shared memory both products read theirs in the same wa
 With two CTAs per SM one computes in registers while the other waits for a product.
 
 A last chunk of fewer than 64 tokens: past its end U and W are zero, LOAD sets K to zero, and the gate is the
-last token's. V_new's rows there are 0 while S is finite. A sequence without tokens has no chunks: its final
+last token's. V_new's rows there are 0 if S is finite. A sequence without tokens has no chunks: its final
 state is its initial one.
 
 Limits: K = V = 128, bf16 except g_cu in f32, which is finite or NaN and does not increase within a chunk, so
@@ -386,8 +386,8 @@ class ChunkState:
         for i in cutlass.range(work.chunks, unroll=1):
             first = work.start + CHUNK * i
             last = cutlass.min(first + CHUNK, work.stop) - 1
-            # Read before the stage is free: that wait hides the latency. Past the end of the sequence the
-            # gate is its last token's, a decay of 1 for rows of zeros.
+            # Load the gates before producer_acquire: its wait hides their latency. Past the end of the
+            # sequence use the last token's gate: a decay of 1, for rows of zeros.
             g_last = g_cu[last, work.head]
             low = g_cu[cutlass.min(first + lane, last), work.head]
             high = g_cu[cutlass.min(first + lane + WARP, last), work.head]
@@ -583,7 +583,7 @@ class ChunkState:
 
     @cute.jit
     def update_state(self, s_copy: blackwell.TmemCopy, carry: cutlass.Float32, r_s: cute.Tensor) -> None:
-        """S = decay(g_last) S + D2."""
+        """S = exp(g_last) S + D2."""
         r_d2 = cute.make_rmem_tensor_like(r_s)
         blackwell.after_thread_sync()
         s_copy.load(PLAN.accumulator("t_d2"), 0, 0, r_d2)

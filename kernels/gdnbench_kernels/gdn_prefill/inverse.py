@@ -11,9 +11,9 @@ Warp w owns rows 16w .. 16w+15 of A and of X, in blocks of 16x16; the block (i, 
 
 Step 0 is substitution: a lane has a column of X in registers and subtracts row j times A[i,j] from all rows
 i > j, for j = 0 .. 14. Steps 1 and 2 are mma.sync m16n8k16 in this order, with f32 sums and operands rounded
-to fp16: A, X[i,j] of earlier steps, and the left product, which passes from accumulator to operand within its
-thread. With `split` an operand is the sum of two fp16 numbers, its rounding and the rounding of the rest; a
-product is then three: of both roundings, and of each rounding with the other operand's rest.
+to fp16: A, X[i,j] of earlier steps, and the left product, whose accumulator a thread reuses as an operand.
+With `split` an operand is hi + lo, two fp16 numbers: its rounding, and the rounding of the rest. Each product
+is then three: hi hi, hi lo and lo hi.
 
     SMEM        shape                dtype    layout
     s_blocks    64 x 64, 1 or 2      float16  rows contiguous, 128 B swizzle; a second stage with `split`

@@ -21,12 +21,12 @@ products in order, except that 1 and 2 of the next chunk are issued after 4:
     3. (K h^T)^T         128  64   128  s_h, K-major            s_k, K-major       t_ks
     4. (Q h^T)^T         128  64   128  s_h, K-major            s_q, K-major       t_qs
     5. V_new^T           128  64   64   s_left = X^T, K-major   s_aib, K-major     t_v_new
-    6. what S gains      128  128  64   s_left = Vs^T, K-major  s_k, N-major       t_added
+    6. D2, added to S    128  128  64   s_left = Vs^T, K-major  s_k, N-major       t_added
     7. (P V_new)^T       128  64   64   s_v_new, K-major        s_p, K-major       t_pv
 
 Vs is V_new exp(g_last - g_cu). CTA n Hv + head updates S of one value head through one sequence, chunk after
-chunk, in registers and unrounded. In all tiles of STATE rows are v (fused_state.py). A CTA has all 128 rows,
-not half of them as in chunk_state.py, because every CTA has to invert A. Ai and P depend only on the inputs,
+chunk, in registers and unrounded. Rows of STATE's tiles are the V dim (fused_state.py). A CTA has all 128 of
+them, not half as in chunk_state.py, because every CTA has to invert A. Ai and P depend only on the inputs,
 so they are computed one chunk ahead of the recurrence.
 
     SMEM        shape               dtype     layout

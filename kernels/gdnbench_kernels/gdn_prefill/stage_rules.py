@@ -6,10 +6,10 @@ their own limits. A kernel meets them if it stores A in fp16 or better, loses no
 inversion, and rounds nothing else before U. Up to beta 1, identical keys with beta 1 are the hardest case.
 
     stage  limit for every chunk and head                       where it comes from
-    A      3e-3 (beta up to 2: 2e-2), and C 2^-25 of fp16       as for Ai; half of fp16's smallest number each
+    A      3e-3 (beta up to 2: 2e-2), plus C 2^-25 in fp16      as for Ai; half of fp16's subnormal step each
     Ai     3e-3 (beta up to 2: 2e-2), in 16 x 16 parts as well  twice what an exact inverse of A in fp16 costs
-    U      5e-3, and sqrt(C V) 2^-134 of bf16                   twice what an exact inverse in bf16 costs U;
-                                                                half of bf16's smallest number each
+    U      5e-3, plus sqrt(C V) 2^-134 in bf16                  twice what an exact inverse in bf16 costs U;
+                                                                half of bf16's subnormal step for each element
 
 The gate. g_cu is float32 whatever the dtype of v, and its rounding changes the exponent g_cu[i] - g_cu[j] of
 every later stage by up to an ULP of g_cu: 2^-7 if a chunk's gates sum to -1e5. A stage is compared with the

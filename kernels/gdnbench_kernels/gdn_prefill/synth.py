@@ -1,4 +1,4 @@
-"""Made inputs for gdn_prefill."""
+"""Synthetic inputs for gdn_prefill."""
 
 from __future__ import annotations
 

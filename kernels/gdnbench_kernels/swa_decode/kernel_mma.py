@@ -89,10 +89,10 @@ With per_token_scale and 16 heads per CTA:
 
 256 threads, 87104 bytes of SMEM, 0 columns of TMEM, 2 CTAs an SM
 
-An entry that does not count is never dereferenced: its row is zeros, and its score is replaced, not
-multiplied. NaN in the codes, scale or rope of an entry that counts makes all outputs of its token NaN, and no
-others; a query that is not finite affects only its head. A row's bits depend only on that row, not on T,
-`rows`, the architecture or the order of CTAs.
+An entry that does not count (past the length, or -1) is never dereferenced: its row is zeros, and its score
+is replaced, not multiplied. NaN in the codes, scale or rope of an entry that counts makes all outputs of its
+token NaN, and no others; a query that is not finite affects only its head. A row's bits depend only on that
+row, not on T, `rows`, the architecture or the order of CTAs.
 
 Limits: 1 <= H <= 128; T ceil(H / rows) < 2^31; pages aligned to 16 bytes. Values below 2^-11 of the largest
 value of their row (fp8_ds_mla) or of their head's query may lose bits, and those below 2^-24 may become 0; if

@@ -64,10 +64,10 @@ With fp8_ds_mla and 64 heads per CTA:
 
 With per_token_scale a row of s_rows is 528 bytes, and there is neither s_rope nor s_groups.
 
-An entry that does not count is never dereferenced: its row is zeros, and its score is replaced, not
-multiplied. NaN in the codes, scale or rope of an entry that counts makes all outputs of its token NaN, and no
-others; a query that is not finite affects only its head. A row's bits depend only on that row, not on T,
-`rows`, `workers`, the rest of `Tuning` or the order of CTAs.
+An entry that does not count (past the length, or -1) is never dereferenced: its row is zeros, and its score
+is replaced, not multiplied. NaN in the codes, scale or rope of an entry that counts makes all outputs of its
+token NaN, and no others; a query that is not finite affects only its head. A row's bits depend only on that
+row, not on T, `rows`, `workers`, the rest of `Tuning` or the order of CTAs.
 
 Limits: 1 <= H <= 128; T ceil(H / rows) < 2^31; pages aligned to 16 bytes; sm_90a only. Values far below the
 largest of their row or of their head's query lose bits as in kernel_mma.py.

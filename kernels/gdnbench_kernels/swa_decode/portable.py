@@ -1,4 +1,4 @@
-"""The kernel named `portable` of swa_decode: one launch of `mma_sync_decode`, for SM90 and SM100.
+"""The kernel named `portable` of swa_decode: one launch of kernel_mma.py, for SM90 and SM100.
 
 The host reads nothing back from the device and no shape depends on values, so a call can be captured into a
 CUDA graph; with the caller's outputs it allocates nothing. The kernel is compiled per number of heads,

@@ -1,4 +1,4 @@
-"""The kernel named `sm100` of swa_decode: one launch of `tcgen05_decode`, for SM100.
+"""The kernel named `sm100` of swa_decode: one launch of `Tcgen05Decode` (kernel_sm100.py), for SM100.
 
 The host reads nothing back from the device and no shape depends on values, so a call can be captured into a
 CUDA graph; with the caller's outputs it allocates nothing. The kernel is compiled per number of heads,

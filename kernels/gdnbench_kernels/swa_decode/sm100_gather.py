@@ -1,4 +1,4 @@
-"""The GATHER role of tcgen05_decode: loads the rows of a window from the pages to shared memory, as bf16.
+"""The GATHER role of kernel_sm100.py: loads the rows of a window from the pages to shared memory, as bf16.
 CuTe DSL.
 
     per_token_scale  s_kv = e4m3                    factor = inv_scale[slot]

@@ -1,4 +1,4 @@
-"""Made inputs for swa_decode."""
+"""Synthetic inputs for swa_decode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel named `wgmma` of swa_decode: one launch of `wgmma_decode`, for SM90.
+"""The kernel named `wgmma` of swa_decode: one launch of `WgmmaDecode` (kernel_sm90.py), for SM90.
 
 As in `portable`, the host reads nothing back, a call can be captured into a CUDA graph, and the kernel is
 compiled per number of heads, layout, dtype of scales, presence of a sink and lse, and `Tuning`.
