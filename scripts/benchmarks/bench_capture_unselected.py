@@ -4,8 +4,8 @@
     python scripts/benchmarks/bench_capture_unselected.py [ADAPTER ...] [--rounds 60] [--json FILE]
 
 The loops are those of bench_capture_adapters.py with one tiny layer, on a CPU. Functions that compute nothing
-stand for those of all frameworks. Blocks of calls without capture and with it take turns. Medians of the blocks,
-less the median without capture:
+stand for those of all frameworks. Blocks of calls without capture and with it take turns. Medians of the
+blocks, less the median without capture:
 
     every    calls between those that --every keeps
     first    calls after those that --first keeps
