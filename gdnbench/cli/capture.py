@@ -32,7 +32,11 @@ def capture(
     ] = None,
     first: Annotated[
         int | None,
-        typer.Option(min=1, help="Record at most the first N calls of each layer. Default: no limit."),
+        typer.Option(
+            min=1,
+            help="Record at most N calls of each layer; --when and --on-nonfinite count only the calls that"
+            " they kept. Default: no limit.",
+        ),
     ] = None,
     every: Annotated[
         int, typer.Option(min=1, help="Record every N-th call of each layer, beginning with the first.")
@@ -49,7 +53,10 @@ def capture(
     ] = False,
     on_mismatch: Annotated[
         float | None,
-        typer.Option(help="Record calls whose outputs exceed this multiple of torch's error, e.g. 2."),
+        typer.Option(
+            help="Record calls whose outputs exceed this multiple of torch's error, e.g. 2. Needs a folder as"
+            " the store; not with --when or --on-nonfinite."
+        ),
     ] = None,
     around: Annotated[
         int,
@@ -63,20 +70,32 @@ def capture(
     ] = "256MiB",
     paused: Annotated[
         bool,
-        typer.Option("--paused", help="Start switched off; --control or --signal switches recording on."),
+        typer.Option(
+            "--paused", help="Start switched off. Needs --control or --signal, which switches recording on."
+        ),
     ] = False,
     control: Annotated[
         Path | None,
-        typer.Option(help="Read on, off, once or next N from this file while the program runs."),
+        typer.Option(
+            help="Read on, off, once or next N from this file: at the start, then every 50 ms from the first"
+            " captured call on."
+        ),
     ] = None,
-    signal: Annotated[str | None, typer.Option(help="Toggle recording on this signal, e.g. USR2.")] = None,
+    signal: Annotated[
+        str | None, typer.Option(help="Toggle recording on this signal: USR1, USR2, WINCH or URG.")
+    ] = None,
     max_bytes: Annotated[
-        str | None, typer.Option(help="Limit what each process records, e.g. 2GiB; the program continues.")
+        str | None,
+        typer.Option(
+            help="Limit what each process records, e.g. 2GiB; the program continues. With --on-mismatch:"
+            " limit the calls that wait to be judged."
+        ),
     ] = None,
     when_over: Annotated[
         str,
         typer.Option(
-            help="At --max-bytes: stop recording, or drop-oldest, which deletes the oldest batches."
+            help="At --max-bytes: stop recording, or drop-oldest, which deletes the oldest batches (needs"
+            " --max-bytes, and a folder as the store)."
         ),
     ] = "stop",
     full_pools: Annotated[
@@ -89,7 +108,8 @@ def capture(
         bool,
         typer.Option(
             "--sync",
-            help="Write the inputs to disk before each call, so that they survive a crash or hang.",
+            help="Write the inputs to disk before each call, so that they survive a crash or hang. Not with"
+            " --when or --on-nonfinite.",
         ),
     ] = False,
     graphs: Annotated[
@@ -106,7 +126,11 @@ def capture(
         ),
     ] = False,
     when_full: Annotated[
-        str, typer.Option(help="If the queue is full: block the program, or drop records.")
+        str,
+        typer.Option(
+            help="If the queue is full, or 1 GiB of copies are on their way from a GPU: block the program, or"
+            " drop records."
+        ),
     ] = "block",
     queue: Annotated[
         str, typer.Option(help="Limit the queue of bytes that are not in the store yet, e.g. 1GiB.")
@@ -118,7 +142,7 @@ def capture(
         ),
     ] = "bfloat16",
     block_size: Annotated[
-        int, typer.Option(help="Tokens in a page that --cache-layout writes, 16 to 256.")
+        int, typer.Option(help="Tokens in a page that --cache-layout writes: 16, 32, 64, 128 or 256.")
     ] = 64,
     zstd: Annotated[
         str, typer.Option(help="Compress the store with zstd at this level, 1 to 9, or off.")
@@ -126,7 +150,8 @@ def capture(
 ) -> None:
     """Run a program, unchanged, and record the calls of its attention kernels.
 
-    The exit status is the program's own if that is not 0; 1 if nothing was captured.
+    The exit status is the program's own if that is not 0; 1 if nothing was captured; 3 if data has not
+    arrived at the object store or the judging of --on-mismatch failed.
     """
     from gdnbench.capture.launch import run_captured
     from gdnbench.capture.options import CaptureOptions
