@@ -91,7 +91,7 @@ def _locate_global() -> str:
         "done:\n"
         "  %lost = phi i32 [ 0, %entry ], [ %missing, %look ]\n"
         "  %bad = or i32 %lost, %bad.align\n"
-        "  ret i32 %bad\n}\n" + _search()
+        "  ret i32 %bad\n}\n"
     )
 
 
@@ -225,14 +225,13 @@ def _locate_generic() -> str:
     )
 
 
-def locators() -> str:
-    """The text of `locate_shared`, `_param`, `_local`, `_global` and `_generic`."""
-    return "\n".join(
-        (
-            _locate_window("shared", SHARED_BASE, "shared_end", "shared", False),
-            _locate_window("param", 0, "param_size", "param", False),
-            _locate_window("local", 0, "local_size", "local", True),
-            _locate_global(),
-            _locate_generic(),
-        )
+def locators() -> tuple[str, ...]:
+    """The texts of `locate_shared`, `_param`, `_local`, `_global` and `_generic`, and of `search`."""
+    return (
+        _locate_window("shared", SHARED_BASE, "shared_end", "shared", False),
+        _locate_window("param", 0, "param_size", "param", False),
+        _locate_window("local", 0, "local_size", "local", True),
+        _locate_global(),
+        _search(),
+        _locate_generic(),
     )

@@ -54,7 +54,7 @@ start:
   br label %pick
 
 """
-    return start + _pick() + _enter(count) + _stop() + _exit_early() + _place()
+    return start + _pick() + _enter(count) + _stop() + _place()
 
 
 def _pick() -> str:
@@ -205,7 +205,7 @@ join:
 """
 
 
-def _exit_early() -> str:
+def exit_early() -> str:
     """`exit_early(state, lanes, block)`: lanes whose next instruction, at `block`, only exits."""
     return f"""define internal void @exit_early(ptr %state, i32 %lanes, i32 %block) #0 {{
 {load_field("live", "live", "i32", 4)}{load_field("counts", "counts", "ptr", 8)}

@@ -22,6 +22,7 @@ from gdnbench.sim.compiler import (
     warp,
 )
 from gdnbench.sim.compiler.blocks import Blocks, find_blocks, is_service
+from gdnbench.sim.compiler.dispatch import dispatcher
 from gdnbench.sim.compiler.emit import Library
 from gdnbench.sim.compiler.layout import ALIGN, Layout, plan_layout
 from gdnbench.sim.compiler.runtime_calls import enter_service
@@ -74,8 +75,8 @@ def translate(
         if is_service(ins):
             table[ins.op] = enter_service
     functions = [Translator(program, block).translate(table) for block in blocks.blocks]
-    text = "\n".join((ATTRIBUTES, runtime.runtime(blocks), library.text(), *functions))
-    return text, program
+    text = "\n".join((ATTRIBUTES, dispatcher(blocks), library.text(), *functions))
+    return "\n".join((text, *runtime.support(text))), program
 
 
 # Vectors of 512 bits; on CPUs without them LLVM splits them. Functions with #1 change the CPU's rounding
