@@ -23,11 +23,12 @@ from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError, CannotRunError, Exit
 from tests.messages import wording
 from tests.seeds import drawn, fresh
+from tests.subset import quick
 
 SEEDS = [1, 2, 3, fresh(drawn("bisect commit"))]
 
 
-@pytest.mark.parametrize("guilty", range(1, 8))
+@pytest.mark.parametrize("guilty", quick(range(1, 8), 0, 3, 6))
 def test_a_line_takes_as_many_replays_as_bits(
     bisecting: Any, history: Any, replays: Any, guilty: int
 ) -> None:

@@ -95,6 +95,7 @@ def test_verdicts_of_replays(trial: Trial) -> None:
         trials.run_trial(of(trial, "nosuch"))
 
 
+@pytest.mark.slow  # processes that import torch
 def test_a_process_that_ends_is_a_verdict_and_the_next_trial_runs(trial: Trial) -> None:
     with closing(TrialWorker(timeout=5)) as prober:
         died = prober.run_trial(of(trial, "dies"))

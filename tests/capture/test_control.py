@@ -143,6 +143,7 @@ def test_a_file_that_is_there_at_the_start_counts(toy: Toy, program: Path, tmp_p
     assert [one.info.step for one in Store.open(tmp_path / "run.zarr").records] == [0, 0]
 
 
+@pytest.mark.slow  # processes that import torch
 def test_what_a_file_says_wrongly_is_in_the_summary(toy: Toy, program: Path, tmp_path: Path) -> None:
     (tmp_path / "control").write_text("onn\n")
     ran = toy.capture(tmp_path / "run.zarr", program, {"control": str(tmp_path / "control")})
@@ -271,6 +272,7 @@ def problems(report: Path) -> list[str]:
     return [note["text"] for note in read_report(report) if note["event"] == "problem"]
 
 
+@pytest.mark.slow  # processes that import torch
 def test_a_pipe_for_a_control_file_keeps_nobody(toy: Toy, program: Path, tmp_path: Path) -> None:
     """Opening it would wait for one who writes, before the program's first import is done."""
     os.mkfifo(tmp_path / "control")
@@ -407,6 +409,7 @@ def test_a_pause_that_nothing_ends_is_refused(tmp_path: Path) -> None:
     assert CaptureOptions.from_environment({OPTIONS_VARIABLE: '{"paused": true, "signal": "USR2"}'}).paused
 
 
+@pytest.mark.slow  # processes that import torch
 def test_a_signal_while_the_rest_is_sealed_does_not_end_the_command(
     usr2: int, toy: Toy, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_two_captures_into_one_store_count_their_own_records(toy: Toy, tmp_path:
     assert len(Store.open(store).records) == 20
 
 
+@pytest.mark.slow  # processes that import torch
 def test_what_an_earlier_process_left_is_not_what_the_command_did(toy: Toy, tmp_path: Path) -> None:
     store = tmp_path / "run.zarr"
     # No sealer: the journal stays behind.
@@ -93,6 +94,7 @@ def test_nothing_imported_names_the_targets_too(toy: Toy, tmp_path: Path) -> Non
     assert "never imported: toyframe (step, absent)" in ran.err
 
 
+@pytest.mark.slow  # processes that import torch
 def test_a_program_that_closes_every_descriptor_keeps_its_own_files(toy: Toy, tmp_path: Path) -> None:
     script = toy.script(
         f"""
@@ -247,6 +249,7 @@ def test_finders_and_loaders_of_other_kinds_still_import(
     assert importlib.import_module("strange_target").x == 3
 
 
+@pytest.mark.slow  # processes that import torch
 def test_a_module_of_the_programs_named_like_one_of_the_library(toy: Toy, tmp_path: Path) -> None:
     """All else is imported while it is, and nothing behind it."""
     script = toy.script("import calendar")

@@ -67,6 +67,7 @@ def test_a_full_disk_changes_nothing(toy: Toy, tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 
 
+@pytest.mark.slow  # processes that import torch
 def test_a_store_that_cannot_be_made_changes_nothing(toy: Toy, tmp_path: Path) -> None:
     script = toy.script(PROGRAM)
     (tmp_path / "file").write_text("not a folder")

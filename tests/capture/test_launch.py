@@ -128,6 +128,7 @@ def test_a_path_that_holds_something_else_is_refused(tmp_path: Path) -> None:
         run_captured(tmp_path / "precious.txt", ["true"], CaptureOptions())
 
 
+@pytest.mark.slow  # processes that import torch
 def test_capturing_again_into_a_store_adds_to_it(toy: Toy, program: Path, tmp_path: Path) -> None:
     for _ in range(2):
         toy.capture(tmp_path / "run.zarr", program, {"first": 1})

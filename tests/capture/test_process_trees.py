@@ -117,6 +117,7 @@ def test_torchrun_gives_each_rank_a_segment(toy: Toy, tmp_path: Path) -> None:
     assert calls_by(tmp_path / "run.zarr", "rank") == {0: 1, 1: 1}
 
 
+@pytest.mark.slow  # processes that import torch
 def test_workers_of_a_fork_server(toy: Toy, tmp_path: Path) -> None:
     """The server imports torch and the framework once; its forks record, and leave without exit handlers."""
     script = toy.script(

@@ -178,6 +178,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.slow  # processes that import torch
 def test_the_command_says_it_once(toy: ToyFramework, tmp_path: Path) -> None:
     program = toy.script(PROGRAM)
     paths = os.pathsep.join

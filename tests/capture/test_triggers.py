@@ -22,6 +22,7 @@ from gdnbench.ops import operation
 from gdnbench.store.reader import Store, StoredRecord
 from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of
 from tests.messages import wording
+from tests.subset import quick
 
 SLOTS, HEADS, DIM = 7, 4, 8
 INF, NAN = float("inf"), float("nan")
@@ -411,7 +412,7 @@ KILLED = """
 """
 
 
-@pytest.mark.parametrize("by", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("by", quick(["SIGTERM", "SIGKILL"], 1))
 def test_what_a_trigger_let_out_is_there_after_a_kill(by: str, toy: Any, tmp_path: Path) -> None:
     """What waits is gone with the process: no trigger held for it."""
     ran = toy.capture(tmp_path / "run.zarr", toy.script(KILLED), {"when": "B == 3", "around": 2}, BY=by)

@@ -103,7 +103,7 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("options", quick(CALLS.values(), *range(1, len(CALLS)), ids=CALLS))
 def test_outputs(options: dict[str, Any]) -> None:
     assert_passes(synth(heads=(1, 2), initial_state=True, **options))
 
@@ -126,6 +126,7 @@ def test_states_of_two_dtypes(first: str, last: str) -> None:
     assert found["final_state"].dtype == getattr(torch, last)
 
 
+@pytest.mark.slow  # a program of its own
 def test_a_sequence_without_tokens_or_initial_state_ends_with_zeros() -> None:
     outputs = assert_passes(synth(seqlens=(0, 65), heads=(1, 2)))
     assert same(outputs["final_state"][0], torch.zeros(2, 128, 128))
@@ -140,6 +141,7 @@ def usual() -> Outputs:
     return run(synth(**BATCH))
 
 
+@pytest.mark.slow  # two more programs
 def test_neither_other_heads_nor_a_final_state_change_a_bit() -> None:
     """Of three value heads of each key head the first two, alone with it."""
     call = synth(seqlens=(63, 0, 129), heads=(2, 6), initial_state=True)
@@ -298,13 +300,16 @@ def test_more_ctas_than_a_launch_has_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("heads", "states", "beta_max", "plan"),
-    [
-        ((1, 2), ("float32", "float32"), 1.0, PLAN),
-        ((2, 6), ("float32", None), 1.0, PLAN),
-        ((1, 2), ("bfloat16", "bfloat16"), 1.0, PLAN),
-        ((1, 2), (None, "float32"), 1.0, PLAN),
-        ((1, 2), (None, "float32"), 2.0, SPLIT_PLAN),
-    ],
+    quick(
+        [
+            ((1, 2), ("float32", "float32"), 1.0, PLAN),
+            ((2, 6), ("float32", None), 1.0, PLAN),
+            ((1, 2), ("bfloat16", "bfloat16"), 1.0, PLAN),
+            ((1, 2), (None, "float32"), 1.0, PLAN),
+            ((1, 2), (None, "float32"), 2.0, SPLIT_PLAN),
+        ],
+        0,
+    ),
 )
 def test_builds_take_what_the_plan_says(
     heads: tuple[int, int],

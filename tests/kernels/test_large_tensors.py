@@ -77,6 +77,7 @@ def at_token(tensor: Tensor, first: int) -> Tensor:
     return torch.cat([tensor.new_zeros(first, *tensor.shape[1:]), tensor])
 
 
+@pytest.mark.slow  # several GB of addresses; chunk_output has the same test
 def test_chunk_uw_far_behind(inputs: Inputs) -> None:
     program = compiled(build_uw, HEADS, HEADS, "none", 1)
 

@@ -44,6 +44,7 @@ def from_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "WGMMA_FROM", {(CacheLayout.PER_TOKEN_SCALE, 64): 2})
 
 
+@pytest.mark.slow  # 256 requests are simulated
 @pytest.mark.usefixtures("from_two")
 def test_from_as_many_requests_on_it_is_wgmma(both: Calls) -> None:
     call, _, other = both

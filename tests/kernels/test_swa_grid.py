@@ -161,7 +161,7 @@ QUICK = [case for case in cases() if case.quick]
 
 
 @pytest.mark.parametrize("kernel", ["sm100", "portable"])
-@pytest.mark.parametrize("case", quick(QUICK, *range(0, len(QUICK), 12), ids=[case.name for case in QUICK]))
+@pytest.mark.parametrize("case", quick(QUICK, *range(0, len(QUICK), 24), ids=[case.name for case in QUICK]))
 def test_the_compiled_kernels_pass(monkeypatch: pytest.MonkeyPatch, kernel: str, case: Case) -> None:
     """Simulated, the same bits whether effects land late or at random."""
     ran: list[str] = []

@@ -68,8 +68,7 @@ def test_accurate(name: str, layout: str) -> None:
             {"cache_layout": DS_MLA, "heads": 64, "sink": None, "output_lse": False},
             {"cache_layout": DS_MLA, "heads": 5},
             {"cache_layout": PER_TOKEN, "heads": 16, "lens": (128, 17, 0, 99) * 4},
-        ],
-        2,
+        ]
     ),
     ids=lambda options: f"{options['cache_layout']}, {options['heads']} heads",
 )
@@ -106,6 +105,7 @@ def test_bits_are_those_of_the_other_architecture(mixed: Mixed) -> None:
     assert same_outputs(run(call, arch="sm_90a"), outputs)
 
 
+@pytest.mark.slow  # a program for each number
 @pytest.mark.parametrize("layout", quick(LAYOUTS, 0))
 def test_bits_are_those_of_any_number_of_heads_a_cta(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """40 heads are no multiple of either number."""
@@ -230,7 +230,7 @@ def test_without_requests_nothing_is_launched() -> None:
 
 
 @pytest.mark.parametrize("rows", quick(PORTABLE_ROWS, 0))
-@pytest.mark.parametrize("layout", [CacheLayout.PER_TOKEN_SCALE, CacheLayout.FP8_DS_MLA])
+@pytest.mark.parametrize("layout", quick([CacheLayout.PER_TOKEN_SCALE, CacheLayout.FP8_DS_MLA], 0))
 def test_what_is_launched_is_as_planned(
     layout: CacheLayout, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,8 +61,7 @@ def test_accurate(name: str, layout: str) -> None:
             {"cache_layout": PER_TOKEN, "heads": 128, "scale_dtype": "bfloat16", "sink": None},
             {"cache_layout": DS_MLA, "heads": 64, "sink": None, "output_lse": False},
             {"cache_layout": DS_MLA, "heads": 100},
-        ],
-        2,
+        ]
     ),
     ids=lambda options: f"{options['cache_layout']}, {options['heads']} heads",
 )

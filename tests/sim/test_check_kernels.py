@@ -64,9 +64,9 @@ def asked(*cases: str, quick: bool = True, schedules: tuple[str, ...] = ("late",
 
 QUICK = [
     ("gdn_decode cute, tapped", "bf16, drafts"),
-    ("swa_decode portable", "ds_mla, sink on"),
 ]
 SLOW = [
+    ("swa_decode portable", "ds_mla, sink on"),
     ("gdn_prefill sm100_fused", "beta to 2, a tail"),
     ("gdn_prefill sm100", "beta to 2, a tail"),
     ("gdn_decode cute, bulk", "bf16, drafts"),

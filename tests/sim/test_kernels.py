@@ -228,7 +228,7 @@ SHAPES = [(128, shape) for shape in ("32x32b", "16x64b", "16x128b", "16x256b")]
 SHAPES += [(64, shape) for shape in ("16x64b", "16x128b", "16x256b")]
 
 
-@pytest.mark.parametrize(("a_major", "b_major"), [(K, MN), (MN, K)])
+@pytest.mark.parametrize(("a_major", "b_major"), quick([(K, MN), (MN, K)], 1))
 @pytest.mark.parametrize(("tile_m", "load_shape"), quick(SHAPES, 0, 6))
 def test_numbers_keep_their_places(tile_m: int, load_shape: str, a_major: Any, b_major: Any) -> None:
     """By TMA and swizzle through the tensor core and each shape of tcgen05.ld: A times one, one times B."""

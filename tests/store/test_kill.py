@@ -156,7 +156,7 @@ def test_nobody_killed(template: Template, folder: Path) -> None:
 @pytest.mark.parametrize("seed", [0, fresh(drawn("kill"))])
 def test_killed_at_random_instants(template: Template, folder: Path, seed: int) -> None:
     print(f"seed {seed}")
-    kill_all_over(template, folder, random.Random(seed), QUICK_TRIALS // 2)
+    kill_all_over(template, folder, random.Random(seed), QUICK_TRIALS // 4)
 
 
 @pytest.mark.slow

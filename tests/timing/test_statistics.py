@@ -264,7 +264,7 @@ def test_the_threshold_is_the_binomials() -> None:
     assert (at_most(458, 0.01), at_most(459, 0.01)) == (-1, 0)
 
 
-@pytest.mark.parametrize("kind", quick(KINDS, 0, 1))
+@pytest.mark.parametrize("kind", quick(KINDS, 0))
 def test_identical_kernels_do_not_differ_and_slower_ones_do(kind: str) -> None:
     series(kind, 250, 1000)
 

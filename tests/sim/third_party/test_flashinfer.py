@@ -115,6 +115,7 @@ def test_tcgen05_fold(flashinfer: Apart) -> None:
     assert torch.equal(left[untouched], state[untouched])
 
 
+@pytest.mark.slow  # the interpreter; the compiled engine runs it in the next test
 def test_tcgen05_fold_in_both_engines(flashinfer: Apart) -> None:
     """The kernel shuffles what tcgen05.ld loads and has no tcgen05.wait::ld: the PTX ISA orders that."""
     layers, slots, value_heads, length = 1, 2, 1, 8

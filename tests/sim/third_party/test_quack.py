@@ -24,7 +24,7 @@ def quack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
     yield from apart("quack", "quack_cases", tmp_path_factory.mktemp("quack"))
 
 
-@pytest.mark.parametrize(("dtype", "columns"), [(torch.bfloat16, 1000), (torch.float32, 512)])
+@pytest.mark.parametrize(("dtype", "columns"), quick([(torch.bfloat16, 1000), (torch.float32, 512)], 1))
 def test_softmax(dtype: torch.dtype, columns: int, quack: Apart) -> None:
     x = _matrix(5, columns, dtype, 1)
     ran = quack.run("softmax", {"x": x, "out": torch.full_like(x, torch.nan)})
@@ -57,7 +57,7 @@ def test_rmsnorm(quack: Apart) -> None:
     assert ((ran.tensors["out"].double() - expected).abs() <= (relative + BF16) * expected.abs()).all()
 
 
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("biased", quick([False, True], 1))
 def test_tcgen05_gemm(biased: bool, quack: Apart) -> None:
     """Two batches, no extent a multiple of the tile, three CTAs for eight tiles."""
     batch, rows, columns, inner = 2, 200, 104, 72
@@ -82,7 +82,7 @@ def test_tcgen05_gemm(biased: bool, quack: Apart) -> None:
     ("engine", "schedule"),
     quick([("compiled", "late"), ("compiled", "random:3"), ("interpreter", "late")], 1),
 )
-@pytest.mark.parametrize("pingpong", [False, True])
+@pytest.mark.parametrize("pingpong", quick([False, True], 1))
 def test_wgmma_gemm(pingpong: bool, engine: str, schedule: str, quack: Apart) -> None:
     """Two batches, no extent a multiple of the tile, three CTAs. Sums of 200 products of -3 to 3 are whole
     numbers below 2^11, exact in f32; bf16 rounds them as torch does."""
