@@ -293,7 +293,7 @@ class Judge:
             if cause[0] == Verdict.ERROR.value:
                 return Judgement(Outcome.ERROR, _line(cause), schedule)
         if ran.fault is not None:
-            hangs = ran.fault.kind is FaultKind.DEADLOCK
+            hangs = ran.fault.kind in (FaultKind.DEADLOCK, FaultKind.LIMIT)
             why = str(ran.fault).partition("\n")[0]
             return Judgement(Outcome.HANG if hangs else Outcome.FAULT, why, schedule)
         if ran.endless:
@@ -319,12 +319,16 @@ def _line(cause: Cause) -> str:
 @contextmanager
 def _limit(seconds: float | None) -> Iterator[None]:
     """Raises in the main thread once the process has used this many seconds of CPU time; time in which the
-    process does not run does not count."""
+    process does not run does not count. Python drops what is raised inside a destructor or the callback of a
+    weak reference: then it raises at the end of the `with` block."""
     if seconds is None:
         yield
         return
+    rung = False
 
     def ring(number: int, frame: FrameType | None) -> None:
+        nonlocal rung
+        rung = True
         raise _OverTimeError
 
     before = signal.signal(signal.SIGPROF, ring)
@@ -334,3 +338,5 @@ def _limit(seconds: float | None) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
+    if rung:
+        raise _OverTimeError

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.mutants.generate import mutants
-from gdnbench.sim.mutants.judge import Judge, Outcome
+from gdnbench.sim.mutants.judge import Judge, Outcome, _limit, _OverTimeError
 from gdnbench.sim.mutants.launches import KeptLaunch, Tensor
 from gdnbench.sim.mutants.mutant import Kind, Mutant
 from gdnbench.sim.ptx.parser import parse
@@ -328,3 +329,21 @@ def test_a_sample(seed: int) -> None:
     done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True)
     assert done.returncode == 0, f"{SCRIPT.name} {' '.join(options)}\n{done.stdout}{done.stderr}"
     assert "4 mutants, 0 neither found nor explained" in done.stdout
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_time_that_runs_out_inside_a_destructor_is_not_lost() -> None:
+    """Python drops an exception there; it was once taken for a hang."""
+
+    class Slow:
+        def __del__(self) -> None:
+            begin = time.process_time()
+            while time.process_time() < begin + 0.1:
+                pass
+
+    def use() -> None:
+        with _limit(0.02):
+            Slow()
+
+    with pytest.raises(_OverTimeError):
+        use()
