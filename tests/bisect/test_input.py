@@ -278,6 +278,7 @@ def test_a_crash_of_sequences_without_tokens(shrunk: Shrink) -> None:
     assert "IndexError" in answer(found)
 
 
+@pytest.mark.slow  # processes that import torch
 def test_the_nan_of_the_next_sequence_keeps_both(shrunk: Shrink) -> None:
     call = prefill(seqlens=(8, 5, 6, 4), heads=(1, 2), nan_at=(14, 15))
     found = shrunk("gdn_prefill", "tail_load", call)
@@ -364,6 +365,7 @@ def test_steps_of_a_sequence(shrunk: Shrink) -> None:
     assert best(found).tensors["num_accepted"].tolist() == [2]
 
 
+@pytest.mark.slow  # processes that import torch
 def test_two_requests_that_share_a_page(shrunk: Shrink) -> None:
     call = synthesise("swa_decode", lens=(3, 0, 4, 2), heads=2, window=6, block_size=16, shared_page=True)
     found = shrunk("swa_decode", "shared_page", call)

@@ -54,6 +54,7 @@ def test_a_process_that_ends_while_the_kernel_is_imported_says_nothing(
         assert found.kind == ("crash" if isinstance(first, FinishedProcess) else "hang")
 
 
+@pytest.mark.slow  # processes that import torch
 def test_a_kernel_file_that_ends_the_process(decode: Path, tmp_path: Path) -> None:
     (tmp_path / "k.py").write_text("import os\nos.abort()\n")
     found = RevisionReplay(Place(sys.executable, str(tmp_path)), 60.0).run_trial(

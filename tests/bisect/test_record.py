@@ -184,6 +184,7 @@ def test_what_is_known_is_not_asked_again(chain: Path, session: Session) -> None
     assert len(session.verdicts) == before
 
 
+@pytest.mark.slow  # processes that import torch
 def test_the_same_calls_in_another_store_have_their_own_numbers(
     chain: Path, beside: Any, tmp_path: Path, session: Session
 ) -> None:

@@ -58,6 +58,7 @@ def test_what_is_compiled_is_counted_by_function_and_reason(toy: Toy, tmp_path: 
     assert line in ran.err
 
 
+@pytest.mark.slow  # processes that import torch
 def test_broken_graphs_are_recorded(toy: Toy, tmp_path: Path) -> None:
     script = toy.script(COMPILED)
     ran = toy.capture(tmp_path / "run.zarr", script, {"break_graphs": True})

@@ -133,6 +133,7 @@ def test_a_journal_leaves_files_that_took_its_descriptors_alone(tmp_path: Path) 
         os.close(number)
 
 
+@pytest.mark.slow  # processes that import torch
 def test_a_relative_store_is_where_the_program_started(toy: Toy, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     script = toy.script(

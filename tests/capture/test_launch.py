@@ -54,6 +54,7 @@ def test_only_touched_rows_are_stored_and_the_state_chains(toy: Toy, program: Pa
         assert not torch.equal(later.before["state"].read(), later.after["state"].read())
 
 
+@pytest.mark.slow  # processes that import torch
 def test_full_pools_keep_every_row(toy: Toy, program: Path, tmp_path: Path) -> None:
     toy.capture(tmp_path / "run.zarr", program, {"full_pools": True, "first": 1})
     for record in Store.open(tmp_path / "run.zarr").records:
@@ -62,6 +63,7 @@ def test_full_pools_keep_every_row(toy: Toy, program: Path, tmp_path: Path) -> N
         assert record.info.pools["state"].untouched_before is None
 
 
+@pytest.mark.slow  # processes that import torch
 @pytest.mark.parametrize("status", quick([0, 77], 1))
 def test_exit_status_of_the_command_is_ours(toy: Toy, tmp_path: Path, status: int) -> None:
     script = toy.script(f"import toyframe, sys; toyframe.Model()(0); sys.exit({status})")
@@ -84,6 +86,7 @@ def test_nothing_captured_is_exit_1_and_says_what_was_never_called(toy: Toy, tmp
     assert "never imported: toyframe" not in ran.err
 
 
+@pytest.mark.slow  # processes that import torch
 def test_nothing_selected_is_exit_1_and_says_what_was_called(toy: Toy, program: Path, tmp_path: Path) -> None:
     ran = toy.capture(tmp_path / "run.zarr", program, {"layer": ["7"], "target": ["toy"]})
     assert ran.status == 1

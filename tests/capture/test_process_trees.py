@@ -142,6 +142,7 @@ def test_workers_of_a_fork_server(toy: Toy, tmp_path: Path) -> None:
     assert sorted(calls_by(tmp_path / "run.zarr", "pid").values()) == [1, 1, 1]
 
 
+@pytest.mark.slow  # processes that import torch
 def test_children_of_a_forking_server_that_leave_by_exit(toy: Toy, tmp_path: Path) -> None:
     """`os._exit` runs nothing of ours: what was recorded is in the journal already."""
     script = toy.script(
@@ -228,6 +229,7 @@ def end_process(pid: int) -> None:
         return
 
 
+@pytest.mark.slow  # processes that import torch
 def test_a_process_whose_launcher_is_on_another_host_is_sealed(toy: Toy, tmp_path: Path) -> None:
     """As `mpirun -x` starts them: the launcher's options, and no launcher's file."""
     script = toy.script("import toyframe; toyframe.Model(1)(0)")

@@ -386,6 +386,7 @@ FORKED = """
 """
 
 
+@pytest.mark.slow  # processes that import torch
 def test_a_forked_process_lets_out_calls_of_its_own(toy: Any, tmp_path: Path) -> None:
     """The first call waits in the parent; the child's trigger is no reason to keep it there, nor a second
     time."""

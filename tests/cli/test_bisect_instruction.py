@@ -152,6 +152,7 @@ def test_what_is_let_be_is_not_said_to_agree(gdnbench: Invoke, store: Path, tmp_
     assert "--tolerance lets be" in found.out
 
 
+@pytest.mark.slow  # processes that import torch
 @pytest.mark.usefixtures("probes_here")
 def test_a_trace_that_is_cut_or_fails_is_no_answer(
     gdnbench: Invoke, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

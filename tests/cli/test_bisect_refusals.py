@@ -44,7 +44,7 @@ def refused(result: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("axis", "options", "message"),
     [
-        ("record", ("--k", "inf"), "--k inf is not finite"),
+        ("record", ("--k", "inf"), "k inf is not finite"),
         ("record", ("--tol", "1e-3,inf"), "--tol 1e-3,inf is not finite"),
         ("input", ("--timeout", "nan"), "--timeout nan is not finite"),
         ("input", ("--timeout", "-5"), "--timeout -5 is no time"),
@@ -77,6 +77,7 @@ def test_one_shrinking_at_a_time(gdnbench: Invoke, store: Path) -> None:
         refused(gdnbench(*given, "--budget", "1e-3"), "runs already")
 
 
+@pytest.mark.slow  # processes that import torch
 def test_a_hang_within_a_short_time_is_none_in_a_longer_one(gdnbench: Invoke, store: Path) -> None:
     Path("mine.py").write_text(KERNEL.replace("PAUSE", "0.2").replace("FACTOR", "1"))
     given = ("bisect", "input", store, "0", "--kernel", "mine.py:kernel", "--state", "s")

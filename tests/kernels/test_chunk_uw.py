@@ -205,12 +205,15 @@ def test_error_is_at_most_twice_that_of_torch(
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"key_correlation": 0.99, "gate_span": 0.06},
-        {"key_correlation": 1.0, "gate_span": 0.06, "beta": 1.0},
-        {"key_correlation": 0.5, "gate_span": 1e5},
-        {"key_correlation": 0.9, "beta": (0.0, 2.0)},
-    ],
+    quick(
+        [
+            {"key_correlation": 0.99, "gate_span": 0.06},
+            {"key_correlation": 1.0, "gate_span": 0.06, "beta": 1.0},
+            {"key_correlation": 0.5, "gate_span": 1e5},
+            {"key_correlation": 0.9, "beta": (0.0, 2.0)},
+        ],
+        *(1, 2),
+    ),
     ids=str,
 )
 def test_hard_keys_gates_and_betas(options: dict[str, Any]) -> None:
@@ -354,8 +357,8 @@ def test_taps_change_nothing_and_are_what_they_say(upper: float) -> None:
 INVERSE_BEYOND_ONE, U_BEYOND_ONE = 2e-3, 5e-3
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.9, 0.99, 1.0])
-@pytest.mark.parametrize("beta", [2.0, (0.0, 2.0)], ids=str)
+@pytest.mark.parametrize("correlation", quick([0.0, 0.9, 0.99, 1.0], 0, 3))
+@pytest.mark.parametrize("beta", quick([2.0, (0.0, 2.0)], 0), ids=str)
 def test_beta_to_two(correlation: float, beta: float | tuple[float, float]) -> None:
     call = made(seqlens=(256, 70), key_correlation=correlation, gate_span=0.06, beta=beta, seed=13)
     found = launch(call, tap=Tap.DUMP)
