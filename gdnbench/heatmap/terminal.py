@@ -94,7 +94,7 @@ def _heatmap(record: RecordResult, tensor: TensorResult, width: int, characters:
     heads, regions = cells.values.shape
     margin = len("head ") + len(str(max(0, heads - 1))) + 1
     values, down, across = max_pooled(cells.values, MOST_ROWS, max(width, NARROWEST) - margin)
-    side = {Side.KERNEL: "", Side.AGAINST: ", against", Side.DIFFERENCE: ", difference"}[tensor.side]
+    side = "" if tensor.side is Side.KERNEL else f", {tensor.side}"
     yield f"{printable(f'record {record.label}')}: {printable(tensor.tensor)}{side}: {cells.label}"
     yield scale.legend
     yield from _marks(cells, across, margin, values.shape[1])

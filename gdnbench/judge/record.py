@@ -1,4 +1,10 @@
-"""Judges a kernel's results on one record: every output and mutated tensor, under the given rule."""
+"""Judges a kernel's results on one record: every output and mutated tensor, under the given rule.
+
+A kernel that takes other conventions than the recorded call is handed converted values: replay normalises q
+and k and rounds them to bf16, for example. The kernel is judged on the values that it was handed. The oracle
+and torch's kernel compute from the same ones. How far their exact result is from the recorded call's is shown
+as a result of the side `conversion`, which passes or fails nothing.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +39,36 @@ from gdnbench_kernels.run import run_kernel
 ORACLE = "reference"
 YARDSTICK = "torch"
 
+Conventions = tuple[tuple[str, str], ...]
+"""The conventions of a call, sorted by name."""
+
 
 @dataclass(slots=True)
 class _Exact:
-    """Oracle and yardstick results of the last record, computed once for several kernels."""
+    """Oracle and yardstick results of the last record, computed once for several kernels: by the kernel and
+    the conventions in which it was handed the call."""
 
     record: StoredRecord | None = None
-    outputs: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    errors: dict[str, Comparison | None] = field(default_factory=dict)  # the yardstick's, for quick checks
+    outputs: dict[tuple[str, Conventions], dict[str, Tensor]] = field(default_factory=dict)
+    errors: dict[tuple[str, Conventions], Comparison | None] = field(default_factory=dict)
+    """The yardstick's errors by tensor and conventions, for quick checks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Handed:
+    """The outputs of one side; the call as it was recorded and as that side was handed it, both on the stored
+    slots; and the exact and torch's results of the latter. Outputs and results are in the record's
+    conventions."""
+
+    outputs: Mapping[str, Tensor]
+    recorded: Call
+    call: Call
+    oracle: Mapping[str, Tensor]
+    yardstick: Mapping[str, Tensor]
+
+    @property
+    def conventions(self) -> Conventions:
+        return tuple(sorted(self.call.conventions.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +91,27 @@ class Judge:
         operation: Operation,
         outputs: Mapping[str, Tensor],
         other: Mapping[str, Tensor] | None,
+        *,
+        handed: Mapping[str, str] | None = None,
+        other_handed: Mapping[str, str] | None = None,
     ) -> tuple[TensorResult, ...]:
-        """Results for `outputs`, and for `other` if given; `other` None: compare with the oracle."""
+        """Results for `outputs`, and for `other` if given; `other` None: compare with the oracle.
+
+        `handed`, `other_handed`: the conventions in which each side was handed the call, the record's own
+        unless given. Outputs are in the record's conventions.
+        """
         if isinstance(self.rule, ByTensor):
             return self.rule.pick(
                 operation.name,
-                lambda rule: replace(self, rule=rule).tensors(record, operation, outputs, other),
+                lambda rule: replace(self, rule=rule).tensors(
+                    record, operation, outputs, other, handed=handed, other_handed=other_handed
+                ),
             )
         compact = calls.compact_call(record, operation, self.device)
-        needs_oracle = isinstance(self.rule, Bound) or other is None
-        oracle = self._run(ORACLE, record, operation, compact) if needs_oracle else {}
-        yardstick = self._run(YARDSTICK, record, operation, compact) if isinstance(self.rule, Bound) else {}
+        main = self._handed(record, operation, compact, outputs, handed, oracle=other is None)
+        beside = None
+        if other is not None:
+            beside = self._handed(record, operation, compact, other, other_handed, oracle=False)
         results: list[TensorResult] = []
         for name in compared_tensors(operation, compact):
             subject = replace(subject_of(record, operation, compact, name), grid=self.grids)
@@ -82,117 +120,164 @@ class Judge:
                     missing_tensor(name, subject.when, subject.side, "it is not among the outputs")
                 )
                 continue
-            tolerance = operation.tolerances.get(name)
-            if isinstance(self.rule, Bound) and tolerance is not None:
-                rule = Tolerance(tolerance.absolute, tolerance.relative)
-                exact = {name: oracle[name].cpu()}
-                results += _tolerated(subject, outputs, other, exact, rule)
-            elif isinstance(self.rule, Bound):
-                results += self._bounded(subject, outputs, other, oracle[name], yardstick[name], self.rule)
+            if isinstance(self.rule, Bound):
+                results += self._bounded(operation, subject, main, beside, self.rule)
             else:
-                target = {key: tensor.cpu() for key, tensor in (oracle if other is None else other).items()}
+                target = main.oracle if other is None else other
                 results.append(_held(subject, outputs[name], target, self.rule))
+        if not self.brief:
+            results += self._conversion_losses(record, operation, compact, main)
         return tuple(results)
 
+    def _handed(
+        self,
+        record: StoredRecord,
+        operation: Operation,
+        compact: Call,
+        outputs: Mapping[str, Tensor],
+        handed: Mapping[str, str] | None,
+        *,
+        oracle: bool,
+    ) -> _Handed:
+        """`oracle`: the exact result is needed whatever the rule."""
+        conventions = tuple(sorted({**compact.conventions, **(handed or {})}.items()))
+        bound = isinstance(self.rule, Bound)
+        exact = self._run(ORACLE, record, operation, compact, conventions) if oracle or bound else {}
+        torchs = self._run(YARDSTICK, record, operation, compact, conventions) if bound else {}
+        return _Handed(outputs, compact, operation.convert(compact, dict(conventions)), exact, torchs)
+
     def _run(
-        self, kernel: str, record: StoredRecord, operation: Operation, compact: Call
+        self, kernel: str, record: StoredRecord, operation: Operation, compact: Call, handed: Conventions
     ) -> dict[str, Tensor]:
+        """The results of `kernel` on the values of `compact` converted to `handed`, in the conventions of
+        `compact`."""
         if self._last.record is not record:
             self._last.record, self._last.outputs, self._last.errors = record, {}, {}
         found = self._last.outputs
-        if kernel not in found:
-            results = run_kernel(operation, kernel, compact)
-            found[kernel] = {name: tensor if self.brief else tensor.cpu() for name, tensor in results.items()}
-        return found[kernel]
+        if (kernel, handed) not in found:
+            results = run_as_handed(operation, kernel, compact, dict(handed))
+            found[kernel, handed] = {
+                name: tensor if self.brief else tensor.cpu() for name, tensor in results.items()
+            }
+        return found[kernel, handed]
 
     def _bounded(
-        self,
-        subject: Subject,
-        outputs: Mapping[str, Tensor],
-        other: Mapping[str, Tensor] | None,
-        oracle: Tensor,
-        yardstick: Tensor,
-        bound: Bound,
+        self, operation: Operation, subject: Subject, main: _Handed, beside: _Handed | None, bound: Bound
     ) -> list[TensorResult]:
         name = subject.name
-        if self.brief and other is None:
-            found = self._briefly(subject, outputs[name], oracle, yardstick, bound)
-            if found is not None:
-                return [_with_unwritten(found, subject, outputs[name])]
-        oracle, yardstick = oracle.cpu(), yardstick.cpu()
-        results = [
-            _with_unwritten(judge(subject, outputs[name], oracle, yardstick, bound), subject, outputs[name])
-        ]
-        if other is None:
+        tensor = main.outputs[name]
+        if self.brief and beside is None and name not in operation.tolerances:
+            found = self._briefly(subject, main, bound)
+            if found is not None and found.passed:
+                return [found]
+        results = [_with_unwritten(_judge_output(operation, subject, main, bound), subject, tensor)]
+        if beside is None:
             return results
-        if name not in other:
+        if name not in beside.outputs:
             return [
                 *results,
                 missing_tensor(name, subject.when, Side.AGAINST, "not among the outputs compared with"),
             ]
-        results.append(judge(replace(subject, side=Side.AGAINST), other[name], oracle, yardstick, bound))
+        results.append(_judge_output(operation, replace(subject, side=Side.AGAINST), beside, bound))
         difference = replace(subject, side=Side.DIFFERENCE)
-        results.append(show_difference(difference, Memory(outputs[name]), Memory(other[name])))
+        results.append(show_difference(difference, Memory(tensor), Memory(beside.outputs[name])))
         return results
 
-    def _briefly(
-        self, subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor, bound: Bound
-    ) -> TensorResult | None:
+    def _briefly(self, subject: Subject, main: _Handed, bound: Bound) -> TensorResult | None:
         """The result of a quick check; None if only a full comparison can decide."""
-        known = self._last.errors
-        if subject.name not in known:
-            known[subject.name] = quick_errors(yardstick, oracle, subject.partition, subject.axes)
-        torchs = known[subject.name]
+        oracle, yardstick = main.oracle[subject.name], main.yardstick[subject.name]
+        known, key = self._last.errors, (subject.name, main.conventions)
+        if key not in known:
+            known[key] = quick_errors(yardstick, oracle, subject.partition, subject.axes)
+        torchs = known[key]
         if torchs is None:
             return None
-        return judge_briefly(subject, tensor.to(oracle.device), oracle, torchs, bound)
+        return judge_briefly(subject, main.outputs[subject.name].to(oracle.device), oracle, torchs, bound)
+
+    def _conversion_losses(
+        self, record: StoredRecord, operation: Operation, compact: Call, main: _Handed
+    ) -> list[TensorResult]:
+        """How far the exact result of the values that the kernel was handed is from that of the recorded
+        call; empty if no conversion rounded."""
+        rounding = {convention.name for convention in operation.conventions if convention.rounds}
+        recorded = tuple(sorted(compact.conventions.items()))
+        if not main.oracle or not rounding & {name for name, _ in set(main.conventions) - set(recorded)}:
+            return []
+        exact = self._run(ORACLE, record, operation, compact, recorded)
+        found = []
+        for name in compared_tensors(operation, compact):
+            subject = replace(subject_of(record, operation, compact, name), side=Side.CONVERSION)
+            found.append(show_difference(subject, Memory(main.oracle[name].cpu()), Memory(exact[name].cpu())))
+        return found
+
+
+def run_as_handed(
+    operation: Operation, kernel: str, call: Call, handed: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """The results, in the conventions of `call`, of one of the operation's kernels on the values of `call`
+    converted to the conventions `handed`."""
+    given = operation.convert(call, handed)
+    return operation.convert_outputs(
+        run_kernel(operation, kernel, given), given.conventions, call.conventions
+    )
 
 
 def judge_call(
-    operation: Operation, call: Call, outputs: Mapping[str, Tensor], rule: Rule
+    operation: Operation, call: Call, outputs: Mapping[str, Tensor], rule: Rule, handed: Mapping[str, str]
 ) -> tuple[TensorResult, ...]:
-    """Results for `outputs` of a call outside any record, compared with the oracle; all on the CPU."""
-    oracle = run_kernel(operation, ORACLE, call)
-    yardstick = run_kernel(operation, YARDSTICK, call) if isinstance(rule, Bound) else {}
+    """Results for `outputs` of a call outside any record, compared with the oracle; all on the CPU. A kernel
+    left the outputs, in the call's conventions; it was handed the call in the conventions `handed`."""
+    oracle = run_as_handed(operation, ORACLE, call, handed)
+    yardstick = run_as_handed(operation, YARDSTICK, call, handed) if isinstance(rule, Bound) else {}
+    main = _Handed(outputs, call, operation.convert(call, handed), oracle, yardstick)
     results: list[TensorResult] = []
     for name in compared_tensors(operation, call):
         axes = operation.spec(name).axes_in(call.conventions)
         subject = Subject(name, When.AFTER, operation.partition(call, name), axes)
-        tolerance = operation.tolerances.get(name)
-        if isinstance(rule, Bound) and tolerance is not None:
-            given = Tolerance(tolerance.absolute, tolerance.relative)
-            results += _tolerated(subject, outputs, None, oracle, given)
-        elif isinstance(rule, Bound):
-            result = judge(subject, outputs[name], oracle[name], yardstick[name], rule)
+        if isinstance(rule, Bound):
+            result = _judge_output(operation, subject, main, rule)
             results.append(_with_unwritten(result, subject, outputs[name]))
         else:
             results.append(_held(subject, outputs[name], oracle, rule))
     return tuple(results)
 
 
-def _tolerated(
-    subject: Subject,
-    outputs: Mapping[str, Tensor],
-    other: Mapping[str, Tensor] | None,
-    oracle: Mapping[str, Tensor],
-    rule: Tolerance,
-) -> list[TensorResult]:
-    """Compare both sides with the oracle under the contract's tolerance for this output."""
+def _judge_output(operation: Operation, subject: Subject, handed: _Handed, bound: Bound) -> TensorResult:
+    """Judge an output of one side by its tolerance, if the contract gives it one, else by `bound`. An output
+    that fails is judged once more without the part of its error that the contract's leeway covers."""
     name = subject.name
-    results = [_held(subject, outputs[name], oracle, rule)]
-    if other is None:
-        return results
-    if name not in other:
-        return [
-            *results,
-            missing_tensor(name, subject.when, Side.AGAINST, "not among the outputs compared with"),
-        ]
-    exact = _with_overflows(oracle[name], other[name].dtype)
-    results.append(
-        judge_against_target(replace(subject, side=Side.AGAINST), Memory(other[name]), Memory(exact), rule)
-    )
-    difference = replace(subject, side=Side.DIFFERENCE)
-    return [*results, show_difference(difference, Memory(outputs[name]), Memory(other[name]))]
+    tensor, exact, torchs = handed.outputs[name], handed.oracle[name].cpu(), handed.yardstick[name].cpu()
+
+    def judged(exact: Tensor, torchs: Tensor) -> TensorResult:
+        tolerance = operation.tolerances.get(name)
+        if tolerance is None:
+            return judge(subject, tensor, exact, torchs, bound)
+        rule = Tolerance(tolerance.absolute, tolerance.relative)
+        return judge_against_target(
+            subject, Memory(tensor), Memory(_with_overflows(exact, tensor.dtype)), rule
+        )
+
+    result = judged(exact, torchs)
+    if result.passed or result.errors is None:
+        return result
+    covered = _covered_by_leeway(operation, name, handed, exact)
+    if covered is None:
+        return result
+    # Torch's error stays what it was: its result moves with the exact one.
+    lenient = judged(exact + covered, torchs.double() + covered)
+    return replace(result, reasons=lenient.reasons, held=lenient.held)
+
+
+def _covered_by_leeway(operation: Operation, name: str, handed: _Handed, exact: Tensor) -> Tensor | None:
+    """The part of an output's error that the contract's leeway covers, element by element; None if it gives
+    none. Zero where the output or the exact result is not finite."""
+    leeway = operation.leeway(handed.call, name)
+    if leeway is None:
+        return None
+    target = handed.recorded.conventions
+    limit = operation.convert_outputs({name: leeway}, handed.call.conventions, target)[name].cpu()
+    error = handed.outputs[name].double() - exact
+    return torch.where(error.isfinite(), error.clamp(-limit, limit), 0.0)
 
 
 def compared_tensors(operation: Operation, call: Call) -> tuple[str, ...]:
@@ -218,7 +303,7 @@ def _held(
 ) -> TensorResult:
     if subject.name not in targets:
         return missing_tensor(subject.name, subject.when, Side.AGAINST, "not among the outputs compared with")
-    target = targets[subject.name]
+    target = targets[subject.name].cpu()
     if target.dtype == torch.float64:
         bitwise = isinstance(rule, Bitwise)
         target = target.to(tensor.dtype) if bitwise else _with_overflows(target, tensor.dtype)

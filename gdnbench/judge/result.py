@@ -21,6 +21,7 @@ class Side(StrEnum):
     KERNEL = "kernel"  # the kernel under test, against the oracle or the tensor that it must equal
     AGAINST = "against"  # the tensor that it is compared with, against the oracle
     DIFFERENCE = "difference"  # one against the other
+    CONVERSION = "conversion"  # the exact result of what the kernel was handed, against the recorded one
 
 
 @dataclass(frozen=True, slots=True)

@@ -309,16 +309,19 @@ class Replayer:
         where it must not."""
         other: dict[str, Tensor] | None = None
         other_stages: dict[str, Tensor] | None = None
+        other_handed: dict[str, str] | None = None
         faults, notes = [*execution.faults, *strays], [*execution.notes]
         if self._against == RECORDED:
             other = {name: handle.read() for name, handle in record.after.items()}
         elif found is not None:
             if isinstance(found, Failure):
                 return RecordResult.from_record(record, found.outcome, f"{self._against}: {found.reason}")
-            other, other_stages = found.outputs, found.stages
+            other, other_stages, other_handed = found.outputs, found.stages, found.conventions
             faults += [f"{self._against}: {fault}" for fault in found.faults]
             notes += [f"{self._against}: {note}" for note in found.notes]
-        tensors = self._judge.tensors(record, op, execution.outputs, other)
+        tensors = self._judge.tensors(
+            record, op, execution.outputs, other, handed=execution.conventions, other_handed=other_handed
+        )
         shares: tuple[StageShare, ...] | None = None
         if execution.stages:
             given = op.convert(calls.compact_call(record, op, self._judge.device), execution.conventions)

@@ -110,6 +110,7 @@ class RunWriter:
             "source": record.key,
             "inputs": {name: handle.digest for name, handle in record.before.items()},
             "segment": record.segment.name,
+            "handed": {} if execution is None else execution.conventions,
             "result": {**record_json(result, grids=True), "timing": None},
         }
         # A batch's text is limited, and a record's is in it twice over at most.

@@ -61,11 +61,11 @@ class RoundWrong(GdnbenchError):
 class _Left:
     """Runs nothing: what was left is known."""
 
-    def __init__(self, outputs: dict[str, Tensor]) -> None:
-        self._outputs = outputs
+    def __init__(self, outputs: dict[str, Tensor], handed: dict[str, str]) -> None:
+        self._outputs, self._handed = outputs, handed
 
     def run_record(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
-        return Execution(self._outputs, (), (), 0.0)
+        return Execution(self._outputs, (), (), 0.0, conventions=self._handed)
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -171,7 +171,9 @@ class Session:
         if outcome is not Outcome.PASS:
             return  # timed all the same, and marked
         left = {name: tensor.cpu() for name, tensor in bench.outputs(kernel).items()}
-        found = Replayer(_Left(left), None, ORACLE, self._judge).replay(record)
+        given = calls.compact_call(record, operation, self._device)
+        handed = calling.conversion(given, operation, kernel).target
+        found = Replayer(_Left(left, handed), None, ORACLE, self._judge).replay(record)
         if found.outcome is not Outcome.PASS:
             raise PreparedWrong(
                 f"the launch that it prepared fails where its function passes: {found.reason}"

@@ -65,11 +65,13 @@ class ScalarSpec:
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """A representation in which implementations of one operation differ; `values[0]` is the default."""
+    """A representation in which implementations of one operation differ; `values[0]` is the default.
+    `rounds`: a conversion computes other numbers, and does not only lay the same ones out otherwise."""
 
     name: str
     values: tuple[str, ...]
     meaning: str
+    rounds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,10 @@ class Call:
 
 
 def _no_limit(call: Call, stage: str) -> Limit | None:
+    return None
+
+
+def _no_leeway(call: Call, output: str) -> Tensor | None:
     return None
 
 
@@ -324,6 +330,10 @@ class Operation:
     """The minimal cost of a call, from its shapes and its index tensors."""
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     """Bounds of outputs that replace a multiple of torch's error."""
+    leeway: Callable[[Call, str], Tensor | None] = _no_leeway
+    """By how much each element of the output of that name may be off besides its bound, for what the contract
+    leaves to a kernel, such as approximate exponentials: fp64, in the output's shape and the call's
+    conventions. None for nothing. It is computed for outputs that fail without it."""
     shrinking: Shrinking | None = None
     """How a call is made smaller."""
     carries: tuple[str, str] | None = None

@@ -27,7 +27,10 @@ OFFSETS = ("int32", "int64")
 NORM_EPS = 1e-6  # added to the sum of squares, as in every published implementation
 
 GATE = Convention(
-    "gate", ("log", "linear"), "g holds the log-space decay (<= 0), or alpha = exp(g) in [0, 1] where linear"
+    "gate",
+    ("log", "linear"),
+    "g holds the log-space decay (<= 0), or alpha = exp(g) in [0, 1] where linear",
+    rounds=True,
 )
 STATE_LAYOUT = Convention(
     "state_layout",
@@ -38,6 +41,7 @@ QK = Convention(
     "qk",
     ("normalised", "raw"),
     "q and k come L2-normalised per head, or the operation does it: x / sqrt(sum x^2 + 1e-6) in fp32",
+    rounds=True,
 )
 OFFSETS_DTYPE = Convention(
     "offsets",
@@ -187,7 +191,8 @@ def convert_call(
     ContractError if that is impossible, or for an unknown convention or value.
 
     `states` names the tensors that are states, `indices` those that the convention offsets applies to.
-    Tensors that no conversion changes are not copied.
+    Tensors that no conversion changes are not copied. A conversion that rounds works on contiguous copies, so
+    that its bits do not depend on the strides of its input.
     """
     check_conventions(op, conventions, target)
     current = resolved_conventions(conventions, call.conventions)
@@ -204,10 +209,10 @@ def convert_call(
             tensors[name] = tensors[name].to(getattr(torch, wanted["offsets"]))
     if wanted["gate"] != current["gate"]:
         convert = decay if wanted["gate"] == "linear" else log_decay
-        tensors["g"] = convert(tensors["g"], current["gate"], torch.float32)
+        tensors["g"] = convert(tensors["g"].contiguous(), current["gate"], torch.float32)
     if wanted["qk"] != current["qk"]:
         for name in ("q", "k"):
-            tensors[name] = l2_normalise(tensors[name], torch.float32).to(tensors[name].dtype)
+            tensors[name] = l2_normalise(tensors[name].contiguous(), torch.float32).to(tensors[name].dtype)
     return Call(convert_states(tensors, current, wanted, states), call.scalars, wanted)
 
 

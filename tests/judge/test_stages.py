@@ -12,7 +12,7 @@ from torch import Tensor
 from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.result import Side, TensorResult
 from gdnbench.judge.rule import Bitwise, Bound
-from gdnbench.judge.stages import judge_stages
+from gdnbench.judge.stages import exact_stages, judge_stages
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill.contract import OPERATION, stage_limit, with_rounded_sums
 from gdnbench_kernels.run import run_kernel
@@ -243,3 +243,18 @@ def test_an_operation_without_rules_of_its_own_has_the_ratio_alone(call: Call) -
     exact = stages_of(call, "reference_staged")
     results = judge_stages(plain, call, {"A": exact["A"] * 1.1}, Bound())
     assert "x torch's" in results[0].reasons[0]
+
+
+@pytest.mark.parametrize(("ulps", "passes"), [(1, True), (200, False)])
+def test_gate_sums_in_another_order(ulps: int, passes: bool) -> None:
+    """Gates of -2^-6: torch adds them without rounding, a right kernel may not. 63 additions err by up to 63
+    units, and an ULP is one or two."""
+    call = OPERATION.synth(seqlens=(64,), heads=(1, 1), head_dim=(16, 16))
+    gates = torch.full_like(call.tensors["g"], -(2.0**-6))
+    call = Call({**call.tensors, "g": gates}, call.scalars, call.conventions)
+    sums = exact_stages(OPERATION, call)["g_cu"].float()
+    moved = (sums.view(torch.int32) + ulps).view(torch.float32)
+    (result,) = judge_stages(OPERATION, call, {"g_cu": moved}, Bound())
+    assert result.yardstick is not None
+    assert result.yardstick.rms == 0.0
+    assert result.passed is passes, result.reasons

@@ -37,7 +37,7 @@ def run(store: Store, kernel: str, **options: Any) -> ReplayReport:
 
 def judged(report: ReplayReport) -> list[tuple[str, bool, bool]]:
     (record,) = report.records
-    return [(tensor.tensor, tensor.stage, tensor.passed) for tensor in record.tensors]
+    return [(tensor.tensor, tensor.stage, tensor.passed) for tensor in record.tensors if tensor.judged]
 
 
 ALL_PASS = [*((name, True, True) for name in STAGES), *((name, False, True) for name in OUTPUTS)]

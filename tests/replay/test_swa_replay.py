@@ -315,3 +315,38 @@ def test_a_store_of_all_layouts_is_whole(store_of: StoreOf, few_pages: dict[str,
     store = store_of(list(few_pages.values()))
     report = verify(store.path)
     assert (report.damages, report.problems, report.records) == ((), (), 3)
+
+
+ROWS = """
+import torch
+from gdnbench_kernels.swa_decode.layouts import read_rows
+from gdnbench_kernels.swa_decode.window import attended
+
+def kernel(q, cache, inv_scale, swa_indices, swa_lens, attn_sink, scale, o, lse):
+    counts = attended(swa_indices, swa_lens)
+    for token in torch.nonzero(counts.any(1)).flatten().tolist():
+        slots = swa_indices[token][counts[token]]
+        rows = read_rows(cache, inv_scale, slots, "per_token_scale", torch.float32).to(ROWS_DTYPE).float()
+        scores = (512**-0.5 if scale is None else scale) * q[token].float() @ rows.T
+        lse[token] = torch.logsumexp(scores, 1) + OFF
+        o[token] = (torch.exp(scores - torch.logaddexp(lse[token], attn_sink)[:, None]) @ rows).to(o.dtype)
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "off", "outcome"),
+    [
+        ("float32", 0.0, Outcome.PASS),
+        ("bfloat16", 0.0, Outcome.PASS),  # which the contract allows: lse moves by up to 0.1 here
+        ("float16", 0.5, Outcome.MISMATCH),
+        ("bfloat16", 0.5, Outcome.MISMATCH),
+    ],
+)
+def test_lse_of_rows_rounded_to_bf16(
+    store_of: StoreOf, tmp_path: Path, dtype: str, off: float, outcome: Outcome
+) -> None:
+    call = synthesise("swa_decode", lens=(128, 17, 90), heads=8, spread=100.0, sink=0.0)
+    file = tmp_path / "rows.py"
+    file.write_text(ROWS.replace("ROWS_DTYPE", f"torch.{dtype}").replace("OFF", str(off)))
+    (found,) = replay(store_of([draft("swa_decode", call)]), kernel=f"{file}:kernel", isolate=False).records
+    assert found.outcome is outcome, found.reason

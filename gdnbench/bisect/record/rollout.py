@@ -26,7 +26,7 @@ from gdnbench.bits import as_integers
 from gdnbench.errors import BAD_INPUT_ERRORS, StoreError
 from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.calls import compact_call
-from gdnbench.judge.record import ORACLE, YARDSTICK, judge_call
+from gdnbench.judge.record import ORACLE, YARDSTICK, judge_call, run_as_handed
 from gdnbench.judge.rule import Rule, make_rule
 from gdnbench.ops import operation as operation_of
 from gdnbench.replay.call import call_kernel, conversion
@@ -61,6 +61,10 @@ class RecordKernel:
     def loaded(self, op: Operation) -> LoadedKernel:
         with simulated(self.on):
             return load(self.name, op)
+
+    def handed(self, op: Operation, call: Call) -> dict[str, str]:
+        """The conventions in which the kernel is handed `call`."""
+        return conversion(call, op, self.loaded(op)).target
 
     def run_call(self, op: Operation, call: Call) -> dict[str, Tensor]:
         """Outputs and what is mutated, on the CPU, in the conventions of `call`, which stays as it is."""
@@ -192,7 +196,7 @@ def _alone(
     try:
         for schedule, outputs in kernel.each(op, call):
             left.append((schedule, outputs))
-            results = judge_call(op, call, outputs, rule)
+            results = judge_call(op, call, outputs, rule, kernel.handed(op, call))
             under = f" under {schedule}" if schedule != kernel.schedules[0] else ""
             for one in results:
                 for reason in one.reasons:
@@ -216,9 +220,10 @@ def advance(
     op = operation_of(record.info.op)
     name = _left(op)
     own = kernel.run_call(op, _with_states(record, op, links, carried, OWN))[name]
-    exact = run_kernel(op, ORACLE, _with_states(record, op, links, carried, EXACT))[name]
-    torchs = run_kernel(op, YARDSTICK, _with_states(record, op, links, carried, TORCH))[name]
     call = compact_call(record, op, torch.device("cpu"))
+    handed = kernel.handed(op, call)
+    exact = run_as_handed(op, ORACLE, _with_states(record, op, links, carried, EXACT), handed)[name]
+    torchs = run_as_handed(op, YARDSTICK, _with_states(record, op, links, carried, TORCH), handed)[name]
     pooled = op.spec(name).pool_index is not None
     written = {
         row: region.sequence

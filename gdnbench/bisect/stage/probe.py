@@ -24,7 +24,7 @@ from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.errors import BAD_INPUT_ERRORS, BadInputError
 from gdnbench.judge import calls
 from gdnbench.judge.block_stats import Tolerance
-from gdnbench.judge.record import ORACLE, YARDSTICK, Judge, compared_tensors, subject_of
+from gdnbench.judge.record import ORACLE, YARDSTICK, Judge, compared_tensors, run_as_handed, subject_of
 from gdnbench.judge.result import LimitCheck, TensorResult
 from gdnbench.judge.rule import Bound, Rule, make_rule
 from gdnbench.judge.stages import (
@@ -47,7 +47,6 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import StoredRecord
 from gdnbench.store.recover import open_store
 from gdnbench_kernels.contract import Call, ContractError, Cut, Operation, Role, Step
-from gdnbench_kernels.run import run_kernel
 
 AFTER = "state after"
 """What a chunk hands to the next, where each was run by itself."""
@@ -263,7 +262,8 @@ def _judged(
 def _judged_outputs(one: _One, outputs: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     judge = Judge(one.rule, device_of(one.on))
     compact = calls.compact_call(one.record, one.operation, device_of(one.on))
-    oracle = _on_cpu(run_kernel(one.operation, ORACLE, compact))
+    handed = conversion(compact, one.operation, one.kernel).target
+    oracle = _on_cpu(run_as_handed(one.operation, ORACLE, compact, handed))
     return [
         as_facts(
             _with_limit(result, one.rule),
@@ -271,8 +271,8 @@ def _judged_outputs(one: _One, outputs: Mapping[str, Tensor]) -> list[dict[str, 
             outputs[result.tensor],
             oracle[result.tensor],
         )
-        for result in judge.tensors(one.record, one.operation, outputs, None)
-        if result.tensor in outputs
+        for result in judge.tensors(one.record, one.operation, outputs, None, handed=handed)
+        if result.tensor in outputs and result.judged
     ]
 
 

@@ -47,6 +47,7 @@ from gdnbench_kernels.gdn import (
 )
 from gdnbench_kernels.gdn_decode import shrink
 from gdnbench_kernels.gdn_decode.gates import CONVENTIONS, GATE, Gates
+from gdnbench_kernels.gdn_decode.leeway import leeway
 from gdnbench_kernels.gdn_decode.op_cost import work_of
 from gdnbench_kernels.gdn_decode.ranges import ranges as ranges_of
 from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
@@ -295,8 +296,8 @@ def _with_log_gates(call: Call) -> Call:
     beta_max = resolved_scalars(SCALARS, call)["beta_max"]
     assert isinstance(beta_max, int | float)
     gates = Gates("raw", call.tensors["A_log"], call.tensors["dt_bias"], beta_max)
-    tensors["g"] = gates.log_decay(tensors["g"], torch.float32)
-    tensors["beta"] = gates.beta(tensors["beta"], torch.float32)
+    tensors["g"] = gates.log_decay(tensors["g"].contiguous(), torch.float32)
+    tensors["beta"] = gates.beta(tensors["beta"].contiguous(), torch.float32)
     return Call(tensors, call.scalars, {**call.conventions, GATE.name: "log"})
 
 
@@ -399,6 +400,7 @@ OPERATION = Operation(
     partition=partition,
     synth=synth,
     stage_limit=stage_limit,
+    leeway=leeway,
     conversions=DECODE_CONVERSIONS,
     renumber=renumber,
     named_rows=NamedRows(("state_indices", "read_indices"), named_rows),

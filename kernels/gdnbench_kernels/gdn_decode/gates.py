@@ -23,6 +23,7 @@ GATE = Convention(
     ("log", "linear", "raw"),
     "g holds the log-space decay (<= 0), or alpha = exp(g) in [0, 1] where linear; where raw, g holds a and"
     " beta holds b: g = -exp(A_log) softplus(a + dt_bias), beta = beta_max sigmoid(b)",
+    rounds=True,
 )
 CONVENTIONS = (GATE, STATE_LAYOUT, QK, OFFSETS_DTYPE)
 

@@ -11,9 +11,12 @@ inversion, and rounds nothing else before U. Up to beta 1, identical keys with b
     U      5e-3, plus sqrt(C V) 2^-134 in bf16                  twice what an exact inverse in bf16 costs U;
                                                                 half of bf16's subnormal step for each element
 
-The gate. g_cu is float32 whatever the dtype of v, and its rounding changes the exponent g_cu[i] - g_cu[j] of
-every later stage by up to an ULP of g_cu: 2^-7 if a chunk's gates sum to -1e5. A stage is compared with the
-exact result for the actual g_cu, so the exact stages use the rounded sums.
+The gate. A chunk sums up to C gates of one sign in float32. Each of the C - 1 additions rounds a partial sum
+by at most u = 2^-24 of it, and no partial sum is larger than the last. So a sum in any order is right to
+(C - 1) u, where torch's may happen to be exact. g_cu is float32 whatever the dtype of v, and its rounding
+changes the exponent g_cu[i] - g_cu[j] of every later stage by up to an ULP of g_cu: 2^-7 if a chunk's gates
+sum to -1e5. A stage is compared with the exact result for the actual g_cu, so the exact stages use the
+rounded sums.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from gdnbench_kernels.gdn import log_decay
 from gdnbench_kernels.gdn_prefill.chunked import chunk_cumsum
 from gdnbench_kernels.gdn_prefill.chunks import gather_chunks, plan_chunks, scatter_chunks
 
+UNIT = 2.0**-24
+"""Unit roundoff of float32."""
 HALF_TINY = 2.0**-25
 """Half the smallest subnormal of fp16."""
 INVERSE_BLOCK = 16
@@ -34,15 +39,18 @@ def stage_limit(call: Call, stage: str) -> Limit | None:
     """The limit of the table above; None for other stages."""
     beyond_one = float(call.scalars.get("beta_max") or 1.0) > 1
     inverse = 2e-2 if beyond_one else 3e-3
+    chunk_size = int(call.scalars.get("chunk_size") or 64)
+    if stage == "g_cu":
+        return Limit((chunk_size - 1) * UNIT, added=True)
     if stage == "A":
-        return Limit(inverse, absolute=int(call.scalars.get("chunk_size") or 64) * HALF_TINY, instead=True)
+        return Limit(inverse, absolute=chunk_size * HALF_TINY, instead=True)
     if stage == "Ai":
         return Limit(inverse, block=INVERSE_BLOCK, instead=True)
     if stage == "U":
         v = call.tensors["v"]
         form = torch.finfo(v.dtype)
         half_tiny = form.smallest_normal * form.eps / 2
-        elements = int(call.scalars.get("chunk_size") or 64) * v.shape[-1]
+        elements = chunk_size * v.shape[-1]
         return Limit(5e-3, absolute=elements**0.5 * half_tiny)
     return None
 

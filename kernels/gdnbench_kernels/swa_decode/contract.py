@@ -35,6 +35,7 @@ from gdnbench_kernels.swa_decode.layouts import SERVED as SERVED_LAYOUTS
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.op_cost import work_of
 from gdnbench_kernels.swa_decode.ranges import ranges as ranges_of
+from gdnbench_kernels.swa_decode.reference import leeway
 from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES, MAX_HEADS, MAX_WINDOW
 from gdnbench_kernels.swa_decode.synth import synth
 from gdnbench_kernels.swa_decode.window import (
@@ -374,6 +375,7 @@ OPERATION = Operation(
     renumber=renumber,
     work=work,
     tolerances={"lse": LSE},
+    leeway=leeway,
     ranges=ranges,
     decodes=True,
     shrinking=Shrinking(shrink.axes, shrink.extent, shrink.level, shrink.placed),

@@ -6,13 +6,19 @@
 
 lse does not include the sink, which callers that merge with another part of the attention need (FlashMLA's
 convention). A row that attends to nothing has o = 0 and lse = -inf, whatever the sink.
+
+A kernel may round the dequantised rows to bf16 before the products, as serving engines do. That moves a score
+of 100 by some 0.1, and so `lse`, which has a tolerance of 1e-3. `leeway` is how far it moves each element.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from gdnbench_kernels.contract import Call
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.swa_decode.layouts import read_rows
 from gdnbench_kernels.swa_decode.params import SwaParams
@@ -23,6 +29,20 @@ from gdnbench_kernels.swa_decode.window import attended, flat_indices
 @takes_params(SwaParams)
 def reference(params: SwaParams) -> dict[str, Tensor]:
     """o [T, H, 512], and on request lse [T, H]; fp64, on q's device."""
+    return _attend(params, torch.float64)
+
+
+def leeway(call: Call, output: str) -> Tensor | None:
+    """|lse of rows rounded to bf16 - lse| [T, H]; None for o, whose bound torch's own rounding sets."""
+    if output != "lse":
+        return None
+    given: dict[str, Any] = {**call.tensors, **call.scalars, **call.conventions}
+    params = SwaParams(**given)
+    moved = _attend(params, torch.bfloat16)["lse"] - _attend(params, torch.float64)["lse"]
+    return moved.abs().nan_to_num(0.0, 0.0, 0.0)  # -inf - -inf where a row attends to nothing
+
+
+def _attend(params: SwaParams, rows_dtype: torch.dtype) -> dict[str, Tensor]:
     indices = flat_indices(params.swa_indices, params.index_shape)
     counts = attended(indices, params.swa_lens)
     q, scale = params.q, HEAD_DIM**-0.5 if params.scale is None else params.scale
@@ -32,6 +52,7 @@ def reference(params: SwaParams) -> dict[str, Tensor]:
     for token in torch.nonzero(counts.any(1)).flatten().tolist():
         slots = indices[token][counts[token]]
         rows = read_rows(params.cache, params.inv_scale, slots, params.cache_layout, torch.float64)
+        rows = rows.to(rows_dtype).double()
         scores = scale * q[token].double() @ rows.T
         lse[token] = torch.logsumexp(scores, dim=1)
         total = lse[token]
