@@ -196,8 +196,17 @@ def _by_oracle(a: StoredRecord, b: StoredRecord, op: Operation, bound: Bound, gr
     calls.check_record(source, op)
     outputs = {name: handle.read() for name, handle in a.after.items()}
     other = {name: handle.read() for name, handle in b.after.items()}
-    tensors = Judge(bound, torch.device("cpu"), grids=grids).tensors(source, op, outputs, other)
+    judge = Judge(bound, torch.device("cpu"), grids=grids)
+    tensors = judge.tensors(source, op, outputs, other, handed=_handed(a), other_handed=_handed(b))
     return _settled(a, b, tensors, (), ())
+
+
+def _handed(record: StoredRecord) -> dict[str, str]:
+    """The conventions in which the kernel of a run was handed the call; a capture's are its own."""
+    found = record.info.run.get("handed", {})
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise BadInputError(f"record {record.number}: the run's `handed` is no table of conventions")
+    return found
 
 
 def _has_inputs(record: StoredRecord) -> bool:
