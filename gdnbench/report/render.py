@@ -114,7 +114,7 @@ def _row(table: Table, record: RecordResult, tensor: TensorResult) -> None:
         "-" if errors is None else f"{errors.max_abs:.3g}",
         "-" if errors is None else f"{errors.rms_ratio:.3g}",
         "-" if yardstick is None else f"{yardstick.rms_ratio:.3g}",
-        "-" if errors is None else str(errors.max_ulp),
+        "-" if errors is None or tensor.side is Side.CONVERSION else str(errors.max_ulp),  # of fp64
         verdict,
     )
 
