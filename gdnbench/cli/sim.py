@@ -74,6 +74,19 @@ def sim(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Number of CPU threads. Default: all cores.")
     ] = None,
+    max_instructions: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Stop a launch after N warp instructions, e.g. 1000000. Default: 100 billion, 40 times as"
+            " many as a prefill of 262,144 tokens and 64 heads executes.",
+        ),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Stop a launch after SECONDS, e.g. 60. Default: 86400, a day."),
+    ] = None,
     seed: Annotated[
         int,
         typer.Option(help="Seed of random tensors, including those that a Python function draws from torch."),
@@ -117,8 +130,8 @@ def sim(
 
       gdnbench sim norm.py:norm 'f32[?{M},64]' 'f32[?{M},64]:nan' --explore 10 --vary M=1,63,64 --check
 
-    Exit status: 0 the kernel did nothing illegal; 1 it did, or --check found an error that --accept does not
-    accept; 2 bad input; 3 it cannot be simulated.
+    Exit status: 0 the kernel did nothing illegal; 1 it did, it was stopped, or --check found an error that
+    --accept does not accept; 2 bad input; 3 it cannot be simulated.
     """
     from gdnbench.replay.simulated import programs_simulated
     from gdnbench.sim import Settings, active, launch
@@ -126,6 +139,8 @@ def sim(
 
     accepted = read_accepted(accept, write_accept, check=check)
     texts = [*(args or ()), *(values or ())]
+    bounds: dict[str, Any] = {"max_instructions": max_instructions, "timeout": timeout}
+    bounds = {name: value for name, value in bounds.items() if value is not None}
     if vary and explore is None:
         raise BadInputError("--vary names the shapes that --explore N tries: give --explore too")
     if explore is not None:
@@ -137,6 +152,8 @@ def sim(
             "--mma": None if mma == HARDWARE else mma,
             "--seed": seed or None,
             "--threads": threads,
+            "--max-instructions": max_instructions,
+            "--timeout": timeout,
             "--accept": accept,
         }
         words = [word for name, value in given.items() if value is not None for word in (name, value)]
@@ -145,7 +162,7 @@ def sim(
         def command(texts: list[str], under: str) -> str:
             return typed("sim", function, "--schedule", under, *words, *["--"] * bool(texts), *texts)
 
-        settings = Settings(mma, engine, threads=threads, check=check)
+        settings = Settings(mma, engine, threads=threads, check=check, **bounds)
         found = _explore(function, texts, varied(vary or ()), seed, arch, settings, explore, command)
         conclude(found, accepted, write_accept, json=json, verbose=verbose)
     # What the kernel's file prints is no part of the result.
@@ -156,7 +173,8 @@ def sim(
     ):
         watch = None if tracing is None else tracing.watch()
         settings = Settings(
-            mma, engine, schedule, profile or timeline is not None, threads, advance, watch, check
+            *(mma, engine, schedule, profile or timeline is not None, threads, advance, watch, check),
+            **bounds,
         )
         with active(settings, arch) as session, programs_simulated():
             try:

@@ -36,6 +36,7 @@ class FaultKind(StrEnum):
     DEADLOCK = "deadlock"
     WGMMA = "wgmma misuse"
     TRAP = "trap"
+    LIMIT = "limit reached"  # no rule: a bound of the simulator (machine.bounds)
 
 
 class SimError(Exception):

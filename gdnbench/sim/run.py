@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +18,7 @@ from gdnbench.sim.errors import KernelFault, LaunchError
 from gdnbench.sim.floating_environment import ieee_arithmetic
 from gdnbench.sim.machine import budget
 from gdnbench.sim.machine.async_queue import Schedule
+from gdnbench.sim.machine.bounds import MAX_INSTRUCTIONS, TIMEOUT, Meter, check_grid
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.cta import Cta, Engine, Launch, MachineConfig, Note
 from gdnbench.sim.machine.engine_interface import Dim3
@@ -74,6 +76,15 @@ def check_settings(engine: str, schedule: str, mma: str, threads: int | None) ->
     return Schedule.parse(schedule)
 
 
+def check_bounds(max_instructions: int, timeout: float) -> None:
+    """Raises InputError for a bound that no launch could keep."""
+    if not _is_integer(max_instructions, 1):
+        raise LaunchError(f"max_instructions {max_instructions!r}; a number of warp instructions, 1 or more")
+    seconds = isinstance(timeout, int | float | np.integer | np.floating) and not math.isnan(timeout)
+    if not seconds or timeout <= 0:
+        raise LaunchError(f"timeout {timeout!r}; a number of seconds above 0")
+
+
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """The result of one launch: its counters, its notes with how often each was made, the wall time in
@@ -107,6 +118,8 @@ def run_ptx(
     registers: int | None = None,
     observed: Observed | None = None,
     checker: Callable[[Cta], Checker] | None = None,
+    max_instructions: int = MAX_INSTRUCTIONS,
+    timeout: float = TIMEOUT,
 ) -> RunResult:
     """Launch `entry` of the PTX with `smem` bytes of dynamic shared memory and wait for its end.
 
@@ -116,10 +129,12 @@ def run_ptx(
     records the launch; its CTAs then run one by one, as with `check`. `checker` makes the observer of a CTA's
     events that replaces `check`'s. The other parameters are those of `gdnbench.sim.launch`.
 
-    Raises KernelFault for an illegal act, with the findings before it; UnsupportedError for what is not
-    simulated; PtxSyntaxError or LaunchError for a text or arguments that cannot be launched.
+    Raises KernelFault for an illegal act and for a launch beyond `max_instructions` or `timeout`, with the
+    findings before it; UnsupportedError for what is not simulated; PtxSyntaxError or LaunchError for a text
+    or arguments that cannot be launched.
     """
     order = check_settings(engine, schedule, mma, threads)
+    check_bounds(max_instructions, timeout)
     grid, block = _extents("grid", grid), _extents("block", block)
     if not _is_integer(smem, 0):
         raise LaunchError(f"smem {smem!r}: a number of bytes, 0 or more")
@@ -151,6 +166,7 @@ def run_ptx(
         check=checker is not None,
     )
     launch = prepare_launch(module, kernel, grid, block, param, smem, memory, config)
+    check_grid(grid, max_instructions)
     record = LaunchRecord() if profile else None
     launch.recorder = record.cta if record is not None else None
     launch.checker, launch.parts = checker, checks
@@ -161,6 +177,7 @@ def run_ptx(
     # A profile measures waits in rounds of turns: only short turns resolve them.
     quantum = min(kind.quantum, PROFILE_QUANTUM) if profile else kind.quantum
     end = End.INTERRUPTED
+    launch.meter = Meter(max_instructions, timeout)
     try:
         counters = run_grid(launch, ready, quantum=quantum, threads=threads, progress=progress)
         end = End.COMPLETE

@@ -19,12 +19,13 @@ from gdnbench.sim.host import cutlass_dsl
 from gdnbench.sim.host.arguments import NamedTensor, Region, region_of
 from gdnbench.sim.host.capture import capture_launches
 from gdnbench.sim.host.request import LaunchRequest
+from gdnbench.sim.machine.bounds import MAX_INSTRUCTIONS, TIMEOUT
 from gdnbench.sim.machine.cta import Note
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.machine.processes import Progress
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.report import Finding, LaunchReport, Report, Severity
-from gdnbench.sim.run import RunResult, check_settings, run_ptx
+from gdnbench.sim.run import RunResult, check_bounds, check_settings, run_ptx
 from gdnbench.sim.watch import Watch
 
 ONE_CTA = (1, 1, 1)
@@ -45,9 +46,12 @@ class Settings:
     watch: Watch | None = None
     check: bool = False
     before: Callable[[Module, LaunchRequest, GlobalMemory], None] | None = None
+    max_instructions: int = MAX_INSTRUCTIONS
+    timeout: float = TIMEOUT
 
     def __post_init__(self) -> None:
         check_settings(self.engine, self.schedule, self.mma, self.threads)
+        check_bounds(self.max_instructions, self.timeout)
 
 
 @dataclass(slots=True)
@@ -74,6 +78,8 @@ def launch(
     profile: bool | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
+    max_instructions: int | None = None,
+    timeout: float | None = None,
     **kwargs: Any,
 ) -> Report:
     """Call `compiled`, which `cute.compile` returned for sm_100a or sm_90a, on the CPU. It may also be an
@@ -84,13 +90,14 @@ def launch(
 
     `mma` is the tensor cores' arithmetic ("hardware" or "exact"), `engine` "compiled" or "interpreter",
     `schedule` when asynchronous effects land: "late", "early" or "random:SEED". `threads` is the most cores
-    to use. With `check` the race checker observes every launch and the report has its findings. A setting
-    that is None comes from the enclosing `active` block, or else is the first value named here, with all
-    cores.
+    to use. With `check` the race checker observes every launch and the report has its findings. A launch that
+    executes more than `max_instructions` warp instructions, or takes more than `timeout` seconds, is stopped.
+    A setting that is None comes from the enclosing `active` block, or else is the first value named here,
+    with all cores and the bounds of `machine.bounds`.
 
-    An illegal act raises KernelFault; with `raises` False it becomes the report's last finding. Later
-    launches do not run. Raises ExportError, LaunchError or UnsupportedError for a call that cannot be
-    simulated.
+    An illegal act, or a launch beyond a bound, raises KernelFault; with `raises` False it becomes the
+    report's last finding. Later launches do not run. Raises ExportError, LaunchError or UnsupportedError for
+    a call that cannot be simulated.
     """
     options = {
         "check": check,
@@ -100,6 +107,8 @@ def launch(
         "profile": profile,
         "threads": threads,
         "progress": progress,
+        "max_instructions": max_instructions,
+        "timeout": timeout,
     }
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     session = _session.get()
@@ -194,6 +203,8 @@ def _run_one(
         registers=request.registers,
         observed=observed,
         check=settings.check,
+        max_instructions=settings.max_instructions,
+        timeout=settings.timeout,
     )
     if watch is not None:
         watch.on_launch_end(regions)

@@ -95,6 +95,24 @@ PTX = '''.version 8.8
 '''
 
 
+@cute.kernel
+def endless_kernel(x: cute.Tensor):
+    turn = cutlass.Int32(0)
+    while turn >= 0:
+        turn = (turn + 1) & 255
+        x[turn & 7] = x[turn & 7] + 1.0
+
+
+@cute.jit
+def endless(x: cute.Tensor):
+    endless_kernel(x).launch(grid=[1, 1, 1], block=[32, 1, 1])
+
+
+@cute.jit
+def wide(x: cute.Tensor):
+    axpy_kernel(x, x, 1.0, 0).launch(grid=[2147483647, 1, 1], block=[32, 1, 1])
+
+
 def stuck():
     from gdnbench import sim
     return sim.run_ptx(PTX, "k", (1, 1, 1), (64, 1, 1), [])
@@ -192,6 +210,29 @@ def test_an_illegal_act_is_reported(gdnbench: Invoke, kernels: Path) -> None:
     assert "1 error found" in result.out
 
 
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        (
+            "endless",
+            ["--max-instructions", "100000"],
+            wording("sim.machine.instructions-over", most="100,000"),
+        ),
+        ("endless", ["--timeout", "0.5"], wording("sim.machine.seconds-over", most="0.5")),
+        ("wide", [], wording("sim.machine.ctas-over", ctas="2,147,483,647")),
+    ],
+)
+def test_a_launch_beyond_its_bounds(
+    gdnbench: Invoke, kernels: Path, function: str, options: list[str], message: str
+) -> None:
+    for more in ([], ["--explore", "1"]):
+        result = gdnbench("sim", f"{kernels}:{function}", "f32[8]:0", *options, *more)
+        assert result.code == 1
+        assert re.search("limit reached: .*" + message, result.out)
+        option = "--timeout" if "--timeout" in options else "--max-instructions"
+        assert f"(gdnbench sim {option})" in result.out
+
+
 def test_profile(gdnbench: Invoke, kernels: Path) -> None:
     result = gdnbench("sim", f"{kernels}:ready", "--profile", "--engine", "interpreter")
     assert re.search(r"^    registers to global +160$", result.out, re.MULTILINE)  # 40 f32 stored
@@ -266,6 +307,11 @@ def test_random_arguments_come_from_the_seed(gdnbench: Invoke, kernels: Path) ->
         (["{}:axpy", "f32[40]", "f32[40]", "1.0", "1", "--mma", "fast"], 2, "mma 'fast'"),
         (["{}:axpy", "f32[40]", "f32[40]", "1.0", "1", "--schedule", "fast"], 2, "schedule 'fast'"),
         (["{}:axpy", "f32[40]", "f32[40]", "1.0", "1", "--arch", "sm_80"], 2, "arch 'sm_80'"),
+        (
+            ["{}:axpy", "f32[40]", "f32[40]", "1.0", "1", "--timeout", "0"],
+            2,
+            wording("sim.timeout-wrong", seconds=0.0),
+        ),
         (
             ["{}:broken", "f32[4]"],
             3,

@@ -41,7 +41,7 @@ from gdnbench.sim.checker.shadow import Cells
 from gdnbench.sim.checker.tensor_memory import TmemShadow
 from gdnbench.sim.checker.vector_clocks import SPACES, ClockSet
 from gdnbench.sim.machine.barrier_state import BarrierWait, Round
-from gdnbench.sim.machine.engine_interface import Lanes, Results, Wait
+from gdnbench.sim.machine.engine_interface import SHARED_BASE, Lanes, Results, Wait
 from gdnbench.sim.machine.footprint import Footprint
 from gdnbench.sim.machine.operands import (
     distinct_operands,
@@ -78,10 +78,12 @@ def _record(
     )
 
 
-def _mbarrier_addresses(issued: IssuedInstruction, lanes: Lanes) -> list[int]:
-    """The addresses of the mbarriers that these lanes name."""
+def _mbarrier_addresses(detector: CtaStateWithTmem, issued: IssuedInstruction, lanes: Lanes) -> list[int]:
+    """The addresses of the mbarriers that these lanes name. Those outside of shared memory are left out: the
+    machine raises their fault afterwards."""
     named = distinct_operands(lanes, scalar_operand(issued.sources[0]))
-    return [shared_address(address, issued.ins) for _, (address,) in named]
+    found = [shared_address(address, issued.ins) for _, (address,) in named]
+    return [at for at in found if SHARED_BASE <= at <= detector.cta.shared.end - MBARRIER_BYTES]
 
 
 # mbarriers
@@ -89,7 +91,7 @@ def _mbarrier_addresses(issued: IssuedInstruction, lanes: Lanes) -> list[int]:
 
 def _mbarrier_init(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     event = _record(detector, issued, Access.WRITE, init=True)
-    for address in _mbarrier_addresses(issued, issued.lanes):
+    for address in _mbarrier_addresses(detector, issued, issued.lanes):
         word = _mbarrier_cells(detector, address)
         detector.record_access("shared", word, event)
         detector.mbarrier_cells[word] = True
@@ -99,7 +101,7 @@ def _mbarrier_init(detector: CtaStateWithTmem, issued: IssuedInstruction) -> Non
 def _mbarrier_inval(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     event = _record(detector, issued, Access.WRITE)
     clocks = detector.warp_clocks[issued.warp.index]
-    for address in _mbarrier_addresses(issued, issued.lanes):
+    for address in _mbarrier_addresses(detector, issued, issued.lanes):
         word = _mbarrier_cells(detector, address)
         detector.mbarrier_cells[word] = False
         detector.record_access("shared", word, event)
@@ -141,7 +143,7 @@ def _mbarrier_arrive(detector: CtaStateWithTmem, issued: IssuedInstruction) -> N
 
 def _mbarrier_use(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     event = _record(detector, issued, Access.ATOMIC)
-    for address in _mbarrier_addresses(issued, issued.lanes):
+    for address in _mbarrier_addresses(detector, issued, issued.lanes):
         barrier = detector.use_mbarrier(address, event)
         if barrier is not None and issued.ins.form.sync is Sync.EXPECT:
             barrier.expects = event
@@ -158,7 +160,7 @@ def _mbarrier_wait(
         return
     clocks, subset = detector.warp_clocks[issued.warp.index], subset_of(passed, issued.warp.exists)
     event = _record(detector, issued, Access.ATOMIC)
-    for address in _mbarrier_addresses(issued, passed):
+    for address in _mbarrier_addresses(detector, issued, passed):
         barrier = detector.use_mbarrier(address, event)
         if barrier is None:
             continue
@@ -359,7 +361,9 @@ def _tmem_alloc(
 def _tmem_dealloc(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     address = uniform_value(issued.sources[0], issued.lanes, "the address")
     columns = uniform_value(issued.sources[1], issued.lanes, "nCols")
-    detector.tmem.record_dealloc(column_of(address), columns, _record(detector, issued, Access.WRITE))
+    first = column_of(address)
+    if detector.cta.tmem.allocations.get(first) == columns:  # the machine raises a fault for any other
+        detector.tmem.record_dealloc(first, columns, _record(detector, issued, Access.WRITE))
 
 
 BEGINS: dict[str, Begin] = {

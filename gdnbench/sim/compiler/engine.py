@@ -197,6 +197,10 @@ class CompiledWarp:
     def executed(self) -> int:
         return self.longs[EXECUTED]
 
+    def position(self) -> Instruction:
+        live = self.places[mask_lanes(self.cells[LIVE])]
+        return self.engine.instruction(int(live.min()) if live.size else 0)
+
     def run_turn(self, quantum: int) -> WarpState:
         executed, cells, log, watch = self.longs, self.cells, self._log, self._watch
         limit = executed[EXECUTED] + quantum

@@ -10,11 +10,13 @@ import numpy as np
 
 from gdnbench.sim.compiler.compiled_warp import CompiledWarp
 from gdnbench.sim.compiler.layout import HEADER
+from gdnbench.sim.compiler.memory import space_of
 from gdnbench.sim.compiler.runtime_calls import mask_lanes
 from gdnbench.sim.compiler.translator import FaultCode
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.engine_interface import LANES, Lanes, Values
-from gdnbench.sim.machine.memory import check_aligned, resolve_lanes
+from gdnbench.sim.machine.memory import ParameterMemory, resolve_lanes
+from gdnbench.sim.ptx.forms import Access
 from gdnbench.sim.ptx.ir import Instruction
 from gdnbench.sim.ptx.literals import width_of
 
@@ -52,33 +54,35 @@ def fault(warp: CompiledWarp) -> KernelFault:
 
 
 def access_width(ins: Instruction) -> int:
-    """Bytes that a lane of a memory instruction accesses at its address."""
+    """Bytes that a lane of a memory instruction accesses at its address: all elements of a vector, except
+    that an atomic updates one after another."""
     if ins.form.by_rows:
         return 16
+    if ins.form.atomic:
+        return width_of(ins.types[-1]) // 8
     return width_of(ins.types[-1]) // 8 * ins.vec
 
 
 def _repeat(warp: CompiledWarp, code: FaultCode, ins: Instruction, addresses: Values, lanes: Lanes) -> None:
     width = access_width(ins)
-    parts = [(_SPACES[code], lanes, addresses)] if code in _SPACES else resolve_lanes(addresses, lanes)
+    space = _SPACES.get(code, space_of(ins))
+    # A generic address says itself where it lies; one of .global means global memory wherever it lies.
+    parts = resolve_lanes(addresses, lanes) if space == "generic" else [(space, lanes, addresses)]
     for space, here, where in parts:
         if space == "shared":
             warp.cta.shared.load(where, here, width)
         elif space == "local":
             warp.cta.local[warp.warp.index].load(where, here, width)
         elif space == "param":
-            _check_param(warp, where, here, width)
+            _repeat_param(warp, ins, where, here, width)
         else:
             warp.cta.memory.load(where, here, width)
 
 
-def _check_param(warp: CompiledWarp, addresses: Values, lanes: Lanes, width: int) -> None:
-    check_aligned(addresses, lanes, width)
-    size = len(warp.cta.param)
-    bad = lanes & ((addresses > np.uint64(max(size - width, 0))) | (size < width))
-    if bad.any():
-        offset = int(addresses[bad.argmax()])
-        raise KernelFault(
-            FaultKind.OUT_OF_BOUNDS,
-            f"{width} bytes at parameter offset {offset}: the kernel has {size} bytes",
-        )
+def _repeat_param(warp: CompiledWarp, ins: Instruction, addresses: Values, lanes: Lanes, width: int) -> None:
+    memory = ParameterMemory(warp.cta.param)
+    data = np.zeros((LANES, width), np.uint8)
+    if ins.form.access is not Access.WRITE:
+        data = memory.load(addresses, lanes, width)
+    if ins.form.access is not Access.READ:
+        memory.store(addresses, lanes, data)

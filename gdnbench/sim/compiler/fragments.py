@@ -120,7 +120,7 @@ def _mma_sync(service: Service) -> MmaSync | None:
     plan = mma.plan_of(service.ins)
     tables = [_words(registers) for registers in (*service.registers, service.slots)]
     found = [table for table in tables if table is not None]
-    if len(found) != 4 or tuple(len(table) for table in found[:3]) != plan.registers:
+    if tuple(len(table) for table in found) != (*plan.registers, plan.registers[2]):
         return None
     a, b, c, d = found
     return MmaSync(plan, (a, b, c), d)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gdnbench.sim.compiler.emit import I32, I64, Value, const, lanes_of
 from gdnbench.sim.compiler.integer import width
-from gdnbench.sim.compiler.translator import Translate, Translator
+from gdnbench.sim.compiler.translator import Translate, Translator, part_width
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.ptx.ir import Immediate, Instruction, Vector
 from gdnbench.sim.ptx.literals import width_of
@@ -126,7 +126,7 @@ def move(t: Translator, ins: Instruction) -> None:
     bits = width_of(ins.types[-1])
     source, dest = ins.sources[0], ins.dests[0]
     if isinstance(source, Vector):
-        part = bits // len(source.elements)
+        part = part_width(bits, source)
         t.write(dest, t.pack([t.read(e, part) for e in source.elements]))
     else:
         t.write(dest, t.read(source, bits))

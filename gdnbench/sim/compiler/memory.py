@@ -8,6 +8,7 @@ from gdnbench.sim.compiler.emit import I1, I64, Value, const, lanes_of
 from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.engine_interface import WINDOW_SIZE, WINDOWS
+from gdnbench.sim.ptx.forms import Access
 from gdnbench.sim.ptx.ir import Address, Instruction, Operand, Sink, Symbol, Vector
 from gdnbench.sim.ptx.literals import width_of
 
@@ -37,13 +38,19 @@ def space_of(ins: Instruction) -> str:
 
 
 def locate(t: Translator, ins: Instruction, space: str, address: Value, width: int) -> Value:
-    """Check an access of `width` bytes in the active lanes and return its host addresses."""
+    """Check an access of `width` bytes in the active lanes and return its host addresses. An instruction that
+    writes may not access the parameters, which a generic address can name."""
     code = t.code
     out = t.scratch(256)
     arguments = [t.state, code.mask_bits(t.active), code.resize(address, I64), const("i64", width), out]
     if space in ("global", "generic"):
         arguments.append(const("i64", t.program.layout.reserve(16, 16)))
     bad = code.call(f"locate_{space}", "i32", *arguments)
+    if space == "generic" and ins.form.access is not Access.READ:
+        shift = WINDOW_SIZE.bit_length() - 1
+        window = code.opi("lshr", code.resize(address, I64), shift)
+        parameters = code.comparei("icmp eq", window, WINDOWS["param"] >> shift)
+        bad = code.op("or", bad, code.mask_bits(code.op("and", parameters, t.active)))
     t.fault(code.bits(bad, I1), FAULTS[space], ins, address)
     return code.load(I64, out, 64)
 
@@ -117,7 +124,7 @@ def load(t: Translator, ins: Instruction) -> None:
     source = ins.sources[0]
     address: Value | None = None
     fixed = _fixed_param(t, source) if space == "param" else None
-    if fixed is not None and fixed % width == 0 and fixed + width <= t.param_bytes():
+    if fixed is not None and fixed % width == 0 and 0 <= fixed <= t.param_bytes() - width:
         values = _load_param(t, fixed, size, count)
     else:
         address = t.address(ins, source)
@@ -131,8 +138,12 @@ def load(t: Translator, ins: Instruction) -> None:
 
 
 def _fixed_param(t: Translator, source: Operand) -> int | None:
-    """The offset of a parameter with a constant address, or None."""
-    if isinstance(source, Address) and isinstance(source.base, Symbol):
+    """The constant offset of an access to a parameter that it names, or None. The offset may be anywhere."""
+    if (
+        isinstance(source, Address)
+        and isinstance(source.base, Symbol)
+        and source.base.variable.space == "param"
+    ):
         return source.base.variable.offset + source.base.offset + source.offset
     return None
 

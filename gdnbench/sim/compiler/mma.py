@@ -81,7 +81,8 @@ def execute(cta: Cta, ins: Instruction, sources: tuple[Argument, ...]) -> Result
     """D = A B + C for the whole warp."""
     form = plan_of(ins)
     stacks = [np.array(source, np.uint64).astype(np.uint32).reshape(-1, LANES) for source in sources]
-    if tuple(len(stack) for stack in stacks) != form.registers:
+    counts = tuple(len(stack) for stack in stacks)
+    if counts != form.registers or len(tuple(ins.written())) != form.registers[2]:
         raise UnsupportedError(ins.name, ins.place)
     return list(product(cta, form, *stacks).astype(np.uint64))
 

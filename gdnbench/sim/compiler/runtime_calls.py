@@ -105,7 +105,7 @@ def _constant(value: int) -> Read:
     return lambda state: array
 
 
-def _special(name: str) -> Read:
+def _special(ins: Instruction, name: str) -> Read:
     if name in SCALARS:
         at = HEADER[name]
         return lambda state: np.full(LANES, state[at : at + 4].view(np.uint32)[0], np.uint64)
@@ -114,7 +114,7 @@ def _special(name: str) -> Read:
         return lambda state: state[at : at + 128].view(np.uint32).astype(np.uint64)
     if name == "laneid":
         return lambda state: _LANES
-    raise UnsupportedError(f"%{name} as an operand here")
+    raise UnsupportedError(f"%{name} as an operand of {ins.name}", ins.place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class ServiceMaker:
         if isinstance(operand, Immediate):
             return _constant(operand.bits)
         if isinstance(operand, Special):
-            return _special(operand.name)
+            return _special(ins, operand.name)
         if isinstance(operand, Negated):
             read = _register(self.layout, operand.register)
             return lambda state: read(state) ^ np.uint64(1)
@@ -212,9 +212,12 @@ class ServiceMaker:
         variable = symbol.variable
         if variable.space in ("global", "const"):
             at = self.symbols[variable.name]
-            return lambda state: np.full(
-                LANES, state[at : at + 8].view(np.uint64)[0] + np.uint64(symbol.offset)
-            )
+
+            def address(state: State) -> Values:
+                start = int(state[at : at + 8].view(np.uint64)[0])
+                return np.full(LANES, (start + symbol.offset) & 0xFFFF_FFFF_FFFF_FFFF, np.uint64)
+
+            return address
         offset = variable.offset
         if variable.space == "shared":
             offset = SHARED_BASE + self.kernel.shared_offset(variable)

@@ -84,6 +84,15 @@ def register_type(register: Register) -> str:
     return I1 if register.bits == 1 else lanes_of(f"i{register.bits}")
 
 
+def part_width(bits: int, vector: Vector) -> int:
+    """Bits of each element of a vector of `bits` bits. Raises UnsupportedError for elements that no register
+    has."""
+    width, rest = divmod(bits, len(vector.elements))
+    if rest or width not in (8, 16, 32, 64):
+        raise UnsupportedError(f"{bits} bits in {len(vector.elements)} elements")
+    return width
+
+
 class ShadowCode(Protocol):
     """Adds the code for shadow registers around each instruction."""
 
@@ -300,14 +309,15 @@ class Translator:
             return code.resize(value, kind, signed=signed)
         if isinstance(operand, Immediate):
             return const(kind, operand.bits)
-        if isinstance(operand, Negated):
+        if isinstance(operand, Negated) and bits == 1:
             return code.not_(self.register(operand.register))
         if isinstance(operand, Special):
             return code.resize(self.special(operand.name), kind)
         if isinstance(operand, Symbol):
             return code.resize(self.symbol(operand), kind)
         if isinstance(operand, Vector):
-            return self.pack([self.read(e, bits // len(operand.elements)) for e in operand.elements])
+            part = part_width(bits, operand)
+            return self.pack([self.read(e, part) for e in operand.elements])
         raise UnsupportedError(f"operand {type(operand).__name__.lower()}")
 
     def pack(self, parts: list[Value]) -> Value:
@@ -334,6 +344,7 @@ class Translator:
         if isinstance(destination, Sink):
             return
         if isinstance(destination, Vector):
+            part_width(bits_of(value.type), destination)
             parts = self.split(value, len(destination.elements))
             for element, part in zip(destination.elements, parts, strict=True):
                 self.write(element, part)

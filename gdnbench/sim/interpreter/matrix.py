@@ -158,7 +158,7 @@ def mma(ins: Instruction) -> Step:
     per = 4 // a_format.storage.itemsize
     counts = (2 * k // (4 * per), k // (4 * per), 2 if halves else 4)
     parts = [_parts(source) for source in ins.sources]
-    if tuple(len(part) for part in parts) != counts:
+    if tuple(len(part) for part in parts) != counts or len(tuple(ins.written())) != counts[2]:
         refuse(ins)
     gets = [[fetch(ins, element, "u32") for element in part] for part in parts]
     puts = tuple(write(ins, dest, "u32") for dest in ins.written())

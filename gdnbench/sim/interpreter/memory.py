@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.interpreter.operation import (
     Step,
     Thread,
@@ -24,13 +23,12 @@ from gdnbench.sim.interpreter.operation import (
 )
 from gdnbench.sim.interpreter.registers import Array
 from gdnbench.sim.machine.engine_interface import LANES, Lanes, Values
-from gdnbench.sim.machine.memory import SharedMemory, check_aligned, resolve_lanes
+from gdnbench.sim.machine.memory import ParameterMemory, SharedMemory, resolve_lanes
 from gdnbench.sim.ptx.ir import Address, Instruction, Register, Vector
 
 if TYPE_CHECKING:
     from gdnbench.sim.machine.memory import Memory
 
-_U64 = np.uint64
 SPACES = {
     "global": "global",
     # Constant memory is laid out as global memory.
@@ -43,28 +41,6 @@ SPACES = {
     "param": "param",
     "param::entry": "param",
 }
-
-
-class ParameterMemory:
-    """The kernel's parameters: the same bytes for every thread, to be read only."""
-
-    def __init__(self, data: bytes) -> None:
-        self.bytes = np.frombuffer(data, np.uint8)
-
-    def load(self, addresses: Values, lanes: Lanes, width: int) -> Array:
-        check_aligned(addresses, lanes, width)
-        wanted = addresses[lanes]
-        if width > self.bytes.size or (wanted > _U64(self.bytes.size - width)).any():
-            raise KernelFault(
-                FaultKind.OUT_OF_BOUNDS,
-                f"{width} bytes at parameter offset {int(wanted.max())}: the kernel has {self.bytes.size}",
-            )
-        out = np.zeros((LANES, width), np.uint8)
-        out[lanes] = self.bytes[wanted.astype(np.intp)[:, None] + np.arange(width)]
-        return out
-
-    def store(self, addresses: Values, lanes: Lanes, data: Array) -> None:
-        raise KernelFault(FaultKind.OUT_OF_BOUNDS, "a store to the kernel's parameters")
 
 
 def memory_of(thread: Thread, space: str) -> Memory:
@@ -176,7 +152,7 @@ def st(ins: Instruction) -> Step:
     address = address_of(ins)
     value = ins.sources[1]
     parts = value.elements if isinstance(value, Vector) else (value,)
-    if len(parts) != ins.vec:
+    if len(parts) != ins.vec or space == "param":
         refuse(ins)
     locate, used = fetch_address(ins, address), read_registers([address])
     gets = tuple(fetch(ins, part, kind) for part in parts)

@@ -12,9 +12,10 @@ from gdnbench.sim.interpreter.operation import (
     Thread,
     bits_kind,
     fetch,
+    refuse,
     write,
 )
-from gdnbench.sim.interpreter.registers import Array, both
+from gdnbench.sim.interpreter.registers import WIDTHS, Array, both
 from gdnbench.sim.machine.engine_interface import (
     LANES,
     LOCAL_WINDOW,
@@ -57,7 +58,10 @@ def mov(ins: Instruction) -> Step:
 
 
 def _element_width(ins: Instruction, vector: Vector) -> int:
-    return int(bits_kind(ins.types[0])[1:]) // len(vector.elements)
+    width, rest = divmod(WIDTHS[bits_kind(ins.types[0])], len(vector.elements))
+    if rest or f"u{width}" not in WIDTHS:
+        refuse(ins)
+    return width
 
 
 def _pack(ins: Instruction, vector: Vector) -> Step:

@@ -108,8 +108,11 @@ def fetch(ins: Instruction, operand: object, kind: str) -> Fetch:
 
 def fetch_address(ins: Instruction, address: Address) -> Fetch:
     """How the effective address of a memory operand is computed, as uint64[32]."""
-    offset = np.uint64(address.offset & 0xFFFF_FFFF_FFFF_FFFF)
+    total = address.offset
     base = address.base
+    if isinstance(base, Symbol):
+        total += window_of_variable(ins, base.variable)
+    offset = np.uint64(total & 0xFFFF_FFFF_FFFF_FFFF)
     if isinstance(base, Register):
         index = base.index
         if base.bits == 64:
@@ -121,7 +124,6 @@ def fetch_address(ins: Instruction, address: Address) -> Fetch:
         value = np.full(LANES, offset, np.uint64)
         return lambda thread: value
     symbol = base
-    offset += np.uint64(window_of_variable(ins, symbol.variable))
     return lambda thread: np.full(LANES, symbol_address(thread, symbol), np.uint64) + offset
 
 

@@ -41,7 +41,7 @@ from gdnbench.sim.machine.engine_interface import (
 )
 from gdnbench.sim.machine.observer import Writer
 from gdnbench.sim.ptx.forms import Sync, Until
-from gdnbench.sim.ptx.ir import Kernel, Register
+from gdnbench.sim.ptx.ir import Instruction, Kernel, Register
 
 # A group that ran this long while others could have is passed over once: lanes may spin on what others do.
 PATIENCE = 4096
@@ -119,6 +119,10 @@ class InterpretedWarp:
             if wait is not None:
                 found.append(Blocked(self._entry(group).ins, group.lanes, wait))
         return tuple(found)
+
+    def position(self) -> Instruction:
+        """The instruction at which the warp is."""
+        return self.program.entries[min((group.pc for group in self.groups), default=0)].ins
 
     def _entry(self, group: Group) -> Entry:
         return self.program.entries[group.pc]

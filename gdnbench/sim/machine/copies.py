@@ -21,6 +21,7 @@ from gdnbench.sim.machine.operands import active_lanes, scalar_operand, shared_a
 from gdnbench.sim.ptx.forms import Sync
 from gdnbench.sim.ptx.ir import Instruction, Negated, Register
 
+MANY_GROUPS = 1 << 32  # more than a launch can commit
 CP_SIZES = {"ca": (4, 8, 16), "cg": (16,)}
 
 
@@ -94,7 +95,7 @@ def _wait(
     copies = cta.copies.threads(warp)
     last = copies.group.copy()
     if ins.form.sync is Sync.WAIT_GROUP:
-        last -= uniform_value(sources[0], lanes, "the number of groups") + 1
+        last -= min(uniform_value(sources[0], lanes, "the number of groups"), MANY_GROUPS) + 1
     for copy in copies.flying:
         if (lanes & copy.lanes & (copy.group <= last)).any():
             cta.queue.complete(copy.operation)

@@ -14,10 +14,12 @@ import numpy as np
 from gdnbench.sim.errors import FaultKind, KernelFault, Place, UnsupportedError
 from gdnbench.sim.machine.async_queue import LATE, AsyncQueue, Schedule
 from gdnbench.sim.machine.barrier_state import NamedBarriers, RegisterPool
+from gdnbench.sim.machine.bounds import Meter
 from gdnbench.sim.machine.copy_state import CopyState
 from gdnbench.sim.machine.counters import Counters, counted_as
 from gdnbench.sim.machine.engine_interface import (
     LANES,
+    WRITTEN,
     Argument,
     Dim3,
     Lanes,
@@ -73,6 +75,7 @@ class Plan:
     ins: Instruction
     handler: Handler
     aligned: bool
+    results: int
 
 
 @dataclass(slots=True)
@@ -96,6 +99,7 @@ class Launch:
     notes: Counter[Note] = field(default_factory=Counter)
     plans: dict[int, Plan] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    meter: Meter = field(default_factory=Meter)
     _wgmma: Forms | None = None
 
     @property
@@ -107,7 +111,9 @@ class Launch:
 
     def plan(self, ins: Instruction) -> Plan:
         """How `ins` is dispatched; cached by the instruction's identity."""
-        made = self.plans[id(ins)] = Plan(ins, self.handler(ins.op), ins.form.aligned)
+        made = self.plans[id(ins)] = Plan(
+            ins, self.handler(ins.op), ins.form.aligned, sum(1 for _ in ins.written())
+        )
         return made
 
     @property
@@ -193,9 +199,9 @@ class Cta:
             if self.config.profile:
                 self._count(warp, ins, previous)
             if self.checker is None:
-                return plan.handler(self, warp, ins, lanes, sources, previous)
+                return self._counted(plan, plan.handler(self, warp, ins, lanes, sources, previous))
             self.checker.before_instruction(warp, ins, lanes, sources, previous)
-            results = plan.handler(self, warp, ins, lanes, sources, previous)
+            results = self._counted(plan, plan.handler(self, warp, ins, lanes, sources, previous))
             self.checker.after_instruction(warp, ins, lanes, sources, previous, results)
             return results
         except KernelFault as fault:
@@ -206,6 +212,15 @@ class Cta:
             if error.place is None:
                 raise UnsupportedError(error.what, ins.place) from error
             raise
+
+    @staticmethod
+    def _counted(plan: Plan, results: Results | Wait) -> Results | Wait:
+        """The results of a handler. Raises UnsupportedError unless each destination has one."""
+        if not plan.results or results is WRITTEN or isinstance(results, Wait):
+            return results
+        if len(results) != plan.results:
+            raise UnsupportedError(f"{plan.ins.name} with {plan.results} destinations")
+        return results
 
     def thread(self, warp: Warp, lanes: Lanes) -> str:
         """The executing thread, for messages."""

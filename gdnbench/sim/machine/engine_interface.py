@@ -170,3 +170,7 @@ class WarpEngine(Protocol):
     def executed(self) -> int:
         """The number of warp instructions executed so far."""
         ...
+
+    def position(self) -> Instruction:
+        """The instruction that the lowest of its lanes that have not exited executes next, for messages."""
+        ...

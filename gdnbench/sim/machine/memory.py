@@ -153,7 +153,9 @@ class GlobalMemory:
         at = np.searchsorted(self.bases, wanted, side="right") - 1
         bad = at < 0
         if self.ends.size:
-            bad |= wanted + np.uint64(width) > self.ends[at]
+            # `wanted + width` would wrap at the end of the 64-bit space.
+            ends = self.ends[at]
+            bad |= (wanted >= ends) | (ends - wanted < np.uint64(width))
         if bad.any():
             raise KernelFault(FaultKind.OUT_OF_BOUNDS, self._describe(int(wanted[bad.argmax()]), width))
         first = (wanted - np.uint64(self._origin)).astype(np.intp)
@@ -306,6 +308,31 @@ class LocalMemory:
         if lanes.any():
             where = self._locate(addresses, lanes, data.shape[1])
             self.bytes[np.nonzero(lanes)[0][:, None], where] = data[lanes]
+
+
+class ParameterMemory:
+    """The kernel's parameters: the same bytes for every thread, which no thread may write."""
+
+    def __init__(self, data: bytes) -> None:
+        self.size = len(data)
+        self.bytes: Bytes = np.frombuffer(data, np.uint8)
+
+    def load(self, addresses: Values, lanes: Lanes, width: int) -> Bytes:
+        check_aligned(addresses, lanes, width)
+        wanted = addresses[lanes]
+        bad = (wanted > np.uint64(max(self.size - width, 0))) | (self.size < width)
+        if bad.any():
+            raise KernelFault(
+                FaultKind.OUT_OF_BOUNDS,
+                f"{width} bytes at parameter offset {int(wanted[bad.argmax()]):#x}: "
+                f"the kernel has {self.size} bytes of parameters",
+            )
+        out = np.zeros((LANES, width), np.uint8)
+        out[lanes] = self.bytes[wanted.astype(np.intp)[:, None] + np.arange(width)]
+        return out
+
+    def store(self, addresses: Values, lanes: Lanes, data: Bytes) -> None:
+        raise KernelFault(FaultKind.OUT_OF_BOUNDS, "a store to the kernel's parameters")
 
 
 def resolve(address: int) -> tuple[str, int]:

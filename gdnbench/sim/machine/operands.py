@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine.engine_interface import LANES, Argument, Lanes, Values
 from gdnbench.sim.machine.memory import resolve
 from gdnbench.sim.ptx.ir import Instruction, Sink
@@ -15,14 +15,17 @@ SHARED_SPACES = ("shared", "shared::cta", "shared::cluster")
 
 
 def scalar_operand(argument: Argument) -> Values:
-    """A source with one value per lane."""
-    assert isinstance(argument, np.ndarray)
+    """A source with one value per lane. Raises UnsupportedError for a vector."""
+    if isinstance(argument, tuple):
+        raise UnsupportedError("a vector where an operand has one value")
     return argument
 
 
 def vector_operand(argument: Argument) -> tuple[Values, ...]:
-    """A source that is a vector, or an address with coordinates, as a tuple."""
-    assert isinstance(argument, tuple)
+    """A source that is a vector, or an address with coordinates, as a tuple. Raises UnsupportedError for any
+    other."""
+    if not isinstance(argument, tuple):
+        raise UnsupportedError("one value where an operand is a vector")
     return argument
 
 

@@ -3,7 +3,8 @@
 A turn is a quantum of instructions of one warp. The warps of a round run in ascending order, under `random`
 shuffled. When no warp can run, the scheduler lands operations in flight one at a time, first those that a
 warp waits for. When nothing is in flight, waits that may time out (try_wait) return False. If the warps then
-return to the same waits and nothing has changed, the CTA is deadlocked.
+return to the same waits and nothing has changed, the CTA is deadlocked. After each round the launch's meter
+counts the instructions (`bounds`).
 """
 
 from __future__ import annotations
@@ -29,14 +30,31 @@ class Scheduler:
         self._states = [WarpState.RUNNING] * len(self.warps)
         self._expiries = 0
         self._seen: tuple[object, ...] = ()
+        self._spent = 0
 
     def round(self) -> bool:
         """Give each warp that can run one turn; False once all have exited."""
         try:
-            return self._round()
+            going = self._round()
+            self._spend()
+            return going
         except KernelFault as fault:
             # Operations that land between turns, and their faults, belong to no thread.
             fault.thread = fault.thread or f"CTA {self.cta.ctaid}"
+            raise
+
+    def _spend(self) -> None:
+        """Count what the warps have executed in this round. A fault names the warp that has executed most."""
+        spent, self._spent = self._spent, 0
+        try:
+            self.cta.launch.meter.spend(spent)
+        except KernelFault as fault:
+            pairs = zip(self.warps, self._states, strict=True)
+            left = [warp for warp, state in pairs if state is not WarpState.EXITED]
+            if left:
+                warp = max(left, key=lambda warp: warp.executed)
+                fault.place = warp.position().place
+                fault.thread = f"CTA {self.cta.ctaid}, warp {warp.warp.index}"
             raise
 
     def _round(self) -> bool:
@@ -65,6 +83,7 @@ class Scheduler:
         warp, recorder = self.warps[index], self.cta.recorder
         before = warp.executed
         self._states[index] = state = warp.run_turn(self._quantum())
+        self._spent += warp.executed - before
         if recorder is not None:
             blocked = warp.blocked() if state is WarpState.BLOCKED else ()
             recorder.turn(warp.warp.index, warp.executed - before, blocked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Values
+from gdnbench.sim.machine.operands import scalar_operand
 from gdnbench.sim.ptx.ir import Instruction
 
 # The tensor core of a CTA works in the order of issue: products, copies into TMEM and commits form one stream
@@ -38,8 +39,7 @@ def single_issuer(cta: Cta, ins: Instruction, lanes: Lanes, sources: tuple[Argum
 
 def lane_value(source: Argument, lane: int) -> int:
     """A scalar operand of one lane."""
-    assert not isinstance(source, tuple)
-    return int(source[lane])
+    return int(scalar_operand(source)[lane])
 
 
 def quarter_base(warp_index: int, address: int, lanes: int, ins: Instruction) -> int:

@@ -19,6 +19,7 @@ from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.footprint import TmemBlock
+from gdnbench.sim.machine.operands import vector_operand
 from gdnbench.sim.machine.tcgen05_descriptor import SUB_BYTE
 from gdnbench.sim.machine.tcgen05_issue import STREAM, lane_value, refuse_pairs, single_issuer
 from gdnbench.sim.machine.tcgen05_operand import CHUNK
@@ -168,6 +169,8 @@ def _issue(
     if isinstance(ins.sources[rest], Vector):
         enabled = _enabled(sources[rest], lane)
         rest += 1
+    if not 0 < len(sources) - rest <= 2:
+        raise UnsupportedError(f"{ins.name} with {len(sources)} sources")
     accumulate = bool(lane_value(sources[rest], lane))
     scale = _scale(ins, sources[rest + 1 :], lane, work)
     cta.tmem.require(work.first, work.last, "D")
@@ -187,10 +190,10 @@ def _issue(
 
 def _enabled(mask: Argument, lane: int) -> npt.NDArray[np.bool_] | None:
     """disable-output-lane as the TMEM lanes to write; None means all."""
-    assert isinstance(mask, tuple)
-    if len(mask) != 4:
-        raise UnsupportedError(f"disable-output-lane of {len(mask)} registers; cta_group::1 has 4")
-    words = [lane_value(word, lane) for word in mask]
+    registers = vector_operand(mask)
+    if len(registers) != 4:
+        raise UnsupportedError(f"disable-output-lane of {len(registers)} registers; cta_group::1 has 4")
+    words = [lane_value(word, lane) for word in registers]
     if not any(words):
         return None
     enabled: npt.NDArray[np.bool_] = (
@@ -203,7 +206,8 @@ def _scale(ins: Instruction, sources: tuple[Argument, ...], lane: int, work: Pla
     """scale-input-d: D is multiplied by 2^-scale before the addition."""
     if not sources:
         return 0
-    assert isinstance(ins.sources[-1], Immediate)
+    if not isinstance(ins.sources[-1], Immediate):
+        raise UnsupportedError(f"{ins.name} with scale-input-d in a register")
     scale = lane_value(sources[0], lane)
     if work.descriptor.element_bytes == 1 or not 0 <= scale <= 15:
         raise KernelFault(

@@ -18,7 +18,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import mbarrier
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.bulk import (
@@ -159,6 +159,8 @@ def _check(ins: Instruction, tensor: TensorMap, shared: int, where: tuple[int, .
     coordinate is a multiple of 16 bytes is required by an sm_90 GPU (tests/sim/silicon/tma_limits.py)."""
     if not ins.has(f"{tensor.rank}d"):
         raise KernelFault(FaultKind.DESCRIPTOR, f"{ins.name} with a tensor map of rank {tensor.rank}")
+    if len(where) != tensor.rank:
+        raise UnsupportedError(f"{ins.name} with {len(where)} coordinates")
     row = tensor.box[0] * tensor.element_bytes
     if row % UNIT:
         raise KernelFault(FaultKind.DESCRIPTOR, f"a box row of {row} bytes, no multiple of {UNIT}")

@@ -117,6 +117,9 @@ _TYPES = """b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 f16x2 bf16 bf1
     u16x2 s16x2 u8x4 s8x4 e4m3 e5m2 e2m3 e3m2 e2m1 e4m3x2 e5m2x2 e2m3x2 e3m2x2 e2m1x2 ue8m0x2
     e4m3x4 e5m2x4 e2m3x4 e3m2x4 e2m1x4"""
 TYPES = frozenset(_TYPES.split())
+# The fundamental types, which registers may have (PTX ISA, "Fundamental Types").
+_REGISTER_TYPES = "b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 f16x2 f32 f64 pred"
+REGISTER_TYPES = frozenset(_REGISTER_TYPES.split())
 VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 
 # State spaces without synchronisation, and orders by which other threads may go on.

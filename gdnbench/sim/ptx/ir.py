@@ -17,11 +17,12 @@ from functools import cache
 
 from gdnbench.sim.errors import Place
 from gdnbench.sim.ptx.forms import Form
+from gdnbench.sim.ptx.literals import width_of
 
 
 @cache  # asked for every register of every instruction
 def _width(declared: str) -> int:
-    return 1 if declared == "pred" else int("".join(c for c in declared if c.isdigit()))
+    return width_of(declared)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,8 @@ def literal_bits(text: str, negative: bool, width: int, line: int) -> int:
         raise PtxSyntaxError(f"PTX line {line}: {text!r} is no constant") from None
     value = -value if negative else value
     if not -(1 << 63) <= value < 1 << 64:
-        raise PtxSyntaxError(f"PTX line {line}: the integer {value} does not fit 64 bits")
+        # The text, not the value: Python converts no integer of more than 4,300 digits to decimal.
+        raise PtxSyntaxError(f"PTX line {line}: the integer {text} does not fit 64 bits")
     return value & ((1 << width) - 1) if width > 1 else int(value != 0)
 
 

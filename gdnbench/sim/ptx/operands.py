@@ -88,7 +88,8 @@ class OperandParser:
     def _destinations(self, operands: list[list[Token]]) -> int:
         dests = self.ins.form.dests
         if dests is None:
-            return 0 if operands and operands[0][0].text == "[" else 1
+            first = operands[0] if operands else []
+            return 0 if first and first[0].text == "[" else 1
         if len(operands) < dests:
             raise self._error(f"{self.ins.op} without its destination")
         return dests
@@ -97,9 +98,12 @@ class OperandParser:
         return PtxSyntaxError(f"{text} at {self.ins.place}")
 
     def _destination(self, operand: Operand) -> Destination:
-        if not isinstance(operand, Register | Sink | Vector | Pair):
-            raise self._error("the destination is no register")
-        return operand
+        if isinstance(operand, Vector):
+            if all(isinstance(element, Register | Sink) for element in operand.elements):
+                return operand
+        elif isinstance(operand, Register | Sink | Pair):
+            return operand
+        raise self._error("the destination is no register")
 
     def _source(self, operand: Operand) -> Source:
         if isinstance(operand, Sink | Pair):
@@ -109,6 +113,8 @@ class OperandParser:
     def _operand(self, tokens: list[Token], index: int | None) -> Operand:
         if not tokens:
             raise self._error("an operand is missing")
+        if self.ins.form.flow is Flow.BRANCH:
+            return self._target(tokens)
         first, last = tokens[0].text, tokens[-1].text
         if (first == "[") != (last == "]") or (first == "{") != (last == "}"):
             raise self._error(f"unbalanced {first}")
@@ -116,15 +122,18 @@ class OperandParser:
             return self._address(tokens[1:-1])
         if first == "{":
             elements = tuple(self._element(part, index) for part in split_operands(tokens[1:-1]))
+            if not elements:
+                raise self._error("a vector without elements")
             return Vector(elements)
         if first == "!" and len(tokens) == 2:
-            return Negated(self.scope.register(tokens[1]))
+            register = self.scope.register(tokens[1])
+            if register.type != "pred":
+                raise self._error(f"!{register.name} is no predicate")
+            return Negated(register)
         texts = [token.text for token in tokens]
         if "|" in texts:
             bar = texts.index("|")
             return Pair(self._result(tokens[:bar]), self._result(tokens[bar + 1 :]))
-        if self.ins.form.flow is Flow.BRANCH:
-            return self._target(tokens[0])
         return self._simple(tokens, index)
 
     def _result(self, tokens: list[Token]) -> Register | Sink:
@@ -139,11 +148,12 @@ class OperandParser:
             raise UnsupportedError("a variable's address inside a vector operand", self.ins.place)
         return value
 
-    def _target(self, token: Token) -> Target:
-        pc = self.scope.label(token.text)
+    def _target(self, tokens: list[Token]) -> Target:
+        name = "".join(token.text for token in tokens)
+        pc = self.scope.label(name) if len(tokens) == 1 else None
         if pc is None:
-            raise self._error(f"unknown label {token.text}")
-        return Target(pc, token.text)
+            raise self._error(f"unknown label {name}")
+        return Target(pc, name)
 
     def _simple(
         self, tokens: list[Token], index: int | None
@@ -219,7 +229,10 @@ class OperandParser:
         found = self.scope.find(head.text)
         if isinstance(found, Variable):
             return Address(Symbol(found), self._offset(tokens[1:]))
-        return Address(self.scope.register(head), self._offset(tokens[1:]))
+        register = self.scope.register(head)
+        if register.bits not in (32, 64):
+            raise self._error(f"an address in {register.name} of {register.bits} bits")
+        return Address(register, self._offset(tokens[1:]))
 
     def _width(self, index: int | None) -> int | None:
         """Bits of an immediate in source position `index`; None if the opcode does not determine them."""

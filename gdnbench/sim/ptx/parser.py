@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 
 from gdnbench.sim.errors import Place, PtxSyntaxError, UnsupportedError
 from gdnbench.sim.ptx import isa
-from gdnbench.sim.ptx.forms import TYPES
+from gdnbench.sim.ptx.forms import REGISTER_TYPES, TYPES
 from gdnbench.sim.ptx.ir import DYNAMIC, Guard, Instruction, Kernel, Module, Register, Variable
 from gdnbench.sim.ptx.lexer import Token, tokenize
 from gdnbench.sim.ptx.literals import literal_bits, width_of
 from gdnbench.sim.ptx.operands import OperandParser, split_operands
 from gdnbench.sim.ptx.scope import Cursor, Scope
 
-_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"', re.MULTILINE)
+_FILE = re.compile(r'^\s*\.file\s+(\d{1,9})\s+"((?:[^"\\]|\\.)*)"', re.MULTILINE)
 _LINKING = {".visible", ".weak", ".extern", ".common"}
 _SPACE_WORDS = {".shared", ".global", ".const", ".local"}
 _TRIPLES = {".reqntid", ".maxntid", ".reqnctapercluster"}
@@ -31,6 +31,7 @@ def parse(text: str) -> Module:
 MAX_REGISTERS = 1 << 20
 MAX_DEPTH = 200
 MAX_ALIGN = 1 << 16
+MAX_VERSION = 20  # characters of an ISA version; Python converts no integer of more than 4,300 digits
 # Limits on the bytes of a state space's variables (PTX ISA, "State Spaces"; CUDA Programming Guide,
 # "Technical Specifications"). `machine.budget` checks shared memory.
 MAX_BYTES = {"param": 32_764, "const": 64 << 10, "local": 512 << 10, "shared": 1 << 20, "global": 1 << 32}
@@ -48,12 +49,16 @@ class _Space:
             raise PtxSyntaxError(f"PTX line {line}: alignment {align} is no power of two up to {MAX_ALIGN}")
         offset = -(-self.size // align) * align
         self.size = offset + size
-        if self.size > MAX_BYTES[self.name]:
-            limit = MAX_BYTES[self.name]
-            raise PtxSyntaxError(
-                f"PTX line {line}: {self.size} bytes of {self.name} variables; the limit is {limit}"
-            )
+        self.check(self.size, line)
         return offset
+
+    def check(self, size: int, line: int) -> None:
+        """Raises PtxSyntaxError if the space cannot have so many bytes."""
+        limit = MAX_BYTES[self.name]
+        if size > limit:
+            raise PtxSyntaxError(
+                f"PTX line {line}: {size} bytes of {self.name} variables; the limit is {limit}"
+            )
 
 
 @dataclass(slots=True)
@@ -116,7 +121,7 @@ class _ModuleParser:
 
     def _version(self, token: Token) -> tuple[int, int]:
         major, dot, minor = token.text.partition(".")
-        if not (dot and major.isdigit() and minor.isdigit()):
+        if not (dot and major.isdigit() and minor.isdigit() and len(token.text) <= MAX_VERSION):
             raise PtxSyntaxError(f"PTX line {token.line}: {token.text!r} is no version")
         return int(major), int(minor)
 
@@ -162,6 +167,9 @@ class _ModuleParser:
         name = cursor.next()
         if not type_name:
             raise PtxSyntaxError(f"PTX line {name.line}: {name.text} has no type")
+        block = {"shared": shared, "local": local, **self.spaces}[name_of_space]
+        if block is None:
+            raise UnsupportedError(f".local variable {name.text} outside of a kernel", self._place(name.line))
         element = width_of(type_name) // 8
         count, extern = 1, False
         while cursor.accept("["):
@@ -169,6 +177,7 @@ class _ModuleParser:
                 extern, count = True, 0
             else:
                 count *= cursor.integer()
+                block.check(element * count, name.line)
             cursor.expect("]")
         init = self._initialiser(element, count, name) if cursor.accept("=") else None
         cursor.expect(";")
@@ -177,8 +186,6 @@ class _ModuleParser:
             size, extern = len(init), False
         if extern and name_of_space != "shared":
             raise UnsupportedError(f"extern {name_of_space} array {name.text}", self._place(name.line))
-        block = {"shared": shared, "local": local, **self.spaces}[name_of_space]
-        assert block is not None
         align = element if align is None else align
         offset = DYNAMIC if extern else block.place(size, align, name.line)
         variable = Variable(name.text, name_of_space, size, align, offset, init)
@@ -375,7 +382,7 @@ class _BodyParser:
         cursor = self.module.cursor
         word = cursor.next()
         type_name = word.text[1:]
-        if type_name not in TYPES:
+        if type_name not in REGISTER_TYPES:
             raise UnsupportedError(f"registers of type {word.text}", self.module._place(word.line))
         while True:
             name = cursor.next()
@@ -419,6 +426,8 @@ class _BodyParser:
         guard = None
         if raw.guard is not None:
             register = raw.scope.register(raw.guard[1])
+            if register.type != "pred":
+                raise PtxSyntaxError(f"guard {register.name} is no predicate at {raw.place}")
             guard = Guard(register, raw.guard[0])
         shell = Instruction(pc, op, mods, types, vec, (), (), guard, raw.place, forms[0])
         dests, sources = OperandParser(shell, raw.scope).parse(raw.operands)

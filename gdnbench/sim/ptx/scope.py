@@ -10,6 +10,9 @@ from gdnbench.sim.ptx.lexer import Token
 
 _END = Token("end", "", 0)
 
+# Digits of 2**64. Python converts no integer of more than 4,300 digits.
+MAX_DIGITS = 20
+
 
 @dataclass(slots=True)
 class Cursor:
@@ -40,6 +43,8 @@ class Cursor:
         text = token.text.rstrip("U")
         if not text.isdigit():
             raise PtxSyntaxError(f"PTX line {token.line}: expected a number, found {token.text!r}")
+        if len(text) > MAX_DIGITS:
+            raise PtxSyntaxError(f"PTX line {token.line}: the integer {text} does not fit 64 bits")
         return int(text)
 
     def accept(self, text: str) -> bool:

@@ -161,6 +161,11 @@ class ScriptWarp:
     def executed(self) -> int:
         return self._executed
 
+    def position(self) -> Instruction:
+        action = self.actions[self._at]
+        assert isinstance(action, Step)
+        return instruction(action.text)
+
     def run_turn(self, quantum: int) -> WarpState:
         for _ in range(quantum):
             if self._at == len(self.actions):

@@ -13,7 +13,14 @@ from gdnbench.sim.machine.engine_interface import (
     SHARED_BASE,
     SHARED_WINDOW,
 )
-from gdnbench.sim.machine.memory import GlobalMemory, LocalMemory, SharedMemory, resolve, resolve_lanes
+from gdnbench.sim.machine.memory import (
+    GlobalMemory,
+    LocalMemory,
+    ParameterMemory,
+    SharedMemory,
+    resolve,
+    resolve_lanes,
+)
 from tests.sim.machine.bench import ALL, NONE, ONE
 
 LANE = np.arange(LANES, dtype=np.uint64)
@@ -85,6 +92,28 @@ def test_an_access_may_not_reach_over_the_end() -> None:
     memory.load(np.full(LANES, base + 16, np.uint64), ALL, 8)
     with fault(FaultKind.OUT_OF_BOUNDS):
         memory.load(np.full(LANES, base + 16, np.uint64), ALL, 16)
+
+
+@pytest.mark.parametrize("width", [1, 4, 16])
+def test_an_access_at_the_end_of_the_address_space_does_not_wrap(width: int) -> None:
+    memory = GlobalMemory()
+    memory.add_array(np.zeros(64, np.uint8), "a")
+    with fault(FaultKind.OUT_OF_BOUNDS, hex((1 << 64) - width)):
+        memory.load(np.full(LANES, (1 << 64) - width, np.uint64), ALL, width)
+    with fault(FaultKind.OUT_OF_BOUNDS, hex((1 << 64) - width)):
+        memory.check((1 << 64) - width, width)
+
+
+def test_parameters_are_bounded_and_read_only() -> None:
+    memory = ParameterMemory(bytes(range(24)))
+    assert memory.load(np.full(LANES, 20, np.uint64), ALL, 4)[0].tolist() == [20, 21, 22, 23]
+    for address in (24, 1 << 63, (1 << 64) - 8):
+        with fault(FaultKind.OUT_OF_BOUNDS, f"parameter offset {address:#x}: the kernel has 24 bytes"):
+            memory.load(np.full(LANES, address, np.uint64), ONE, 8)
+    with fault(FaultKind.OUT_OF_BOUNDS, "the kernel has 2 bytes"):
+        ParameterMemory(bytes(2)).load(np.zeros(LANES, np.uint64), ONE, 8)
+    with fault(FaultKind.OUT_OF_BOUNDS, "a store to the kernel's parameters"):
+        memory.store(np.zeros(LANES, np.uint64), ONE, np.zeros((LANES, 8), np.uint8))
 
 
 def test_overlapping_views_are_one_allocation() -> None:

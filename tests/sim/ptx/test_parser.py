@@ -318,7 +318,23 @@ def test_what_is_unknown_is_named(body: str, named: str) -> None:
         ("mov.b32 %r99, 0;", "%r99"),
         ("mov.b32 %r1, undeclared;", wording("sim.ptx.not-declared", name="undeclared")),
         ("mov.b32 5, %r1;", wording("sim.ptx.destination-not-register")),
+        ("mov.b64 {%r1, 5}, %d1;", wording("sim.ptx.destination-not-register")),
+        ("mov.b64 %d1, {};", wording("sim.ptx.vector-empty")),
+        ("mov.b64 {}, %d1;", wording("sim.ptx.vector-empty")),
         ("bra NOWHERE;", wording("sim.ptx.label-unknown", label="NOWHERE")),
+        ("mbarrier.arrive.shared.b64 , [%r1];", "an operand is missing"),
+        ("L: bra {L};", wording("sim.ptx.label-unknown", label="{L}")),
+        ("L: bra !%p1;", wording("sim.ptx.label-unknown", label="!%p1")),
+        ("L: bra L+4;", wording("sim.ptx.label-unknown", label="L+4")),
+        ("@%r1 mov.b32 %r2, 0;", wording("sim.ptx.guard-not-predicate", name="%r1")),
+        ("and.pred %p1, %p2, !%r1;", wording("sim.ptx.negated-not-predicate", name="%r1")),
+        ("ld.b32 %r1, [%h1];", wording("sim.ptx.address-register", name="%h1", bits=16)),
+        ("ld.shared.b32 %r1, [%p1+4];", wording("sim.ptx.address-register", name="%p1", bits=1)),
+        (f"mov.b32 %r1, {'9' * 5000};", "is no constant"),
+        (f"mov.b32 %r1, 0x{'F' * 5000};", wording("sim.ptx.integer-too-wide")),
+        (f".shared .b8 s[{'9' * 5000}];", wording("sim.ptx.integer-too-wide")),
+        (f".loc 1 {'9' * 5000} 0", wording("sim.ptx.integer-too-wide")),
+        (".shared .b8 s" + "[99999999999999999999]" * 300 + ";", wording("sim.ptx.variables-too-large")),
         ("mov.b32 %r1, #;", wording("sim.ptx.character-unexpected", character="#")),
         ("mov.b32 %r1, 0", wording("sim.ptx.text-ends")),
     ],
@@ -354,6 +370,7 @@ def test_what_is_beyond_all_kernels_is_refused_at_once(text: str, named: str) ->
     ("text", "named"),
     [
         (".global .b8 g[99999999999];", wording("sim.ptx.variables-too-large", name="global")),
+        (".global .b8 g[99999999999] = {1};", wording("sim.ptx.variables-too-large", name="global")),
         (".const .b8 c[65537];", wording("sim.ptx.variables-too-large", name="const")),
         (".global .b32 g[2] = {1, 2, 3};", wording("sim.ptx.initial-values", given=3, name="g", count=2)),
         (".entry k() { ret; }\n.entry k() { ret; }", wording("sim.ptx.kernel-twice", name="k")),
@@ -365,6 +382,29 @@ def test_modules_beyond_all_kernels(text: str, named: str) -> None:
     with pytest.raises(PtxSyntaxError) as caught:
         parse(HEADER + text)
     assert re.search(named, str(caught.value))
+
+
+def test_a_local_variable_of_the_module_is_refused() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        parse(HEADER + ".local .align 4 .b8 depot[64];\n.entry k() { ret; }")
+    assert re.search(wording("sim.ptx.local-outside-kernel", name="depot"), str(caught.value))
+    assert "PTX line 4 `.local .align 4 .b8 depot[64];`" in str(caught.value)
+
+
+@pytest.mark.parametrize("version", ["8", "8.x", "9" * 5000 + ".0"])
+def test_what_is_no_version(version: str) -> None:
+    with pytest.raises(PtxSyntaxError, match="is no version"):
+        parse(f".version {version}\n")
+
+
+def test_a_file_of_a_number_that_no_file_has() -> None:
+    parse(HEADER + f'.file {"9" * 5000} "a.py"\n')
+
+
+@pytest.mark.parametrize("declared", ["bf16", "e4m3", "tf32", "u16x2", "e2m1x4"])
+def test_registers_have_fundamental_types(declared: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"registers of type \.{declared}"):
+        kernel(f".reg .{declared} %x;")
 
 
 def test_every_spelling_of_public_kernels_is_known_or_of_a_family_that_is_refused() -> None:
