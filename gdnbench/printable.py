@@ -10,3 +10,8 @@ def printable(text: object) -> str:
     if found.isprintable():
         return found
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in found)
+
+
+def printable_lines(text: object) -> str:
+    """Several lines, each as `printable` makes it; they end where `text` has a line feed and nowhere else."""
+    return "\n".join(map(printable, str(text).split("\n")))

@@ -21,7 +21,9 @@ def _load() -> Mapping[str, AfterImport]:
 
         return start_from_environment(os.environ)
     except Exception as error:
-        message = " ".join(str(error).split()) or type(error).__name__
+        from gdnbench.printable import printable
+
+        message = printable(" ".join(str(error).split()) or type(error).__name__)
         with contextlib.suppress(Exception):  # stderr may be closed, full or None
             sys.stderr.write(f"gdnbench: capture is off: {message}\n")
         return {}

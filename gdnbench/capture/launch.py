@@ -25,6 +25,7 @@ from gdnbench.capture.report import read_report
 from gdnbench.capture.runtime import start_sealer
 from gdnbench.capture.sealing import SealingThread
 from gdnbench.errors import BadInputError
+from gdnbench.printable import printable
 from gdnbench.store.address import Address, checked_url, is_url
 from gdnbench.store.layout import INCOMING, JOURNAL, METADATA, check_root, parse_node
 from gdnbench.store.sealer import Progress
@@ -87,7 +88,7 @@ def run_captured(
         # A process that outlives the command goes on recording, and needs a sealer.
         start_sealer(place)
     for text in outcome.summary(place if url is None or outcome.not_arrived else url):
-        print(f"gdnbench: {text}", file=sys.stderr)
+        print(f"gdnbench: {printable(text)}", file=sys.stderr)
     return outcome.exit_status
 
 

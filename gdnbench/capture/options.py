@@ -6,6 +6,7 @@ Standard library only: every Python process below a captured command reads them 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
@@ -18,6 +19,9 @@ OPTIONS_VARIABLE = "GDNBENCH_CAPTURE_OPTIONS"
 
 # The layouts of swa_decode, whose module imports torch; this one must not.
 CACHE_LAYOUTS = ("per_token_scale", "fp8_ds_mla", "bfloat16")
+
+LAYER_INDICES = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+"""An index of a layer, or a range of them; anything else is a glob of names."""
 
 # Signals without a default meaning that capture could break.
 _SWITCHING = ("SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGURG")
@@ -105,9 +109,24 @@ class CaptureOptions:
         for name in ("when", "control", "signal"):
             if getattr(self, name) is not None and not isinstance(getattr(self, name), str):
                 raise BadInputError(f"capture option {name!r} is {getattr(self, name)!r}, must be a string")
+        self._check_layers()
         self._check_triggers()
         if self.report is not None and not isinstance(self.report, str):
             raise BadInputError(f"capture option 'report' is {self.report!r}, must be a path")
+
+    def _check_layers(self) -> None:
+        parts = [part for pattern in self.layer for part in pattern.split(",")]
+        if self.layer and not any(parts):
+            raise BadInputError(
+                f"capture option 'layer' is {list(self.layer)!r}, must name a layer, e.g. 0-3"
+            )
+        for part in parts:
+            found = LAYER_INDICES.fullmatch(part)
+            if found and found[2] is not None and int(found[1]) > int(found[2]):
+                raise BadInputError(
+                    f"capture option 'layer' has the range {part!r}, which selects no layer; write"
+                    f" {found[2]}-{found[1]}"
+                )
 
     def _check_triggers(self) -> None:
         if self.when is not None:

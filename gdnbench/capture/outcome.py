@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from gdnbench.capture.report import segments_in
-from gdnbench.errors import Exit
+from gdnbench.errors import Exit, StoreError
+from gdnbench.store.journal.reader import writer_lives
+from gdnbench.store.layout import JOURNAL
 from gdnbench.store.sealer import Progress
 from gdnbench.store.segment_sealer import dropped_oldest, sealed_records
+from gdnbench.store.summary import segment_summary
 from gdnbench.units import counted, human_bytes
 
 
@@ -35,6 +38,15 @@ def _total_by_reason(closed: Iterable[Mapping[str, Any]], counts: str) -> dict[s
     return totals
 
 
+def _not_stored(store: Path, segment: str) -> tuple[str, ...]:
+    """What the end of a segment says of records that could not be stored; empty while it has no end."""
+    try:
+        summary = segment_summary(store, segment)
+    except StoreError:
+        return ()
+    return () if summary is None else summary.damage
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     child_status: int  # as a shell reports it
@@ -53,6 +65,8 @@ class Outcome:
     graph_replays: int  # replays that were recorded
     passed_over: Mapping[str, int]  # calls that adapters did not record, by reason
     reached_max_bytes: bool
+    first_over_bytes: int  # of the smallest record that `--max-bytes` had no room for; 0 without one
+    not_stored: tuple[str, ...]  # why records of a journal are not in the store
     dropped_oldest: int  # sealed records deleted for later ones
     looked_at: int  # calls that a trigger evaluated
     triggered: int
@@ -97,7 +111,10 @@ class Outcome:
         records |= {name: sealed_records(store, name) for name in mine}
         oldest = {name: dropped_oldest(store, name) for name in mine}
         recovered = sum(count for name, count in records.items() if name not in mine)
+        live = progress.live
         if sealer_error is not None:
+            # The sealer's last figures are of a time when the processes may still have been running.
+            live = tuple(name for name in sorted(mine) if writer_lives(store / JOURNAL / name))
             problems.append(f"the journal could not be sealed, and is kept: {sealer_error}")
         return cls(
             child_status=128 - returncode if returncode < 0 else returncode,
@@ -105,7 +122,7 @@ class Outcome:
             bytes=max(sum(tally.bytes for tally in here), total("bytes")),
             dropped=max(sum(tally.dropped for tally in here), total("dropped")),
             recovered=recovered,
-            unsealed=tuple(name for name in progress.live if name in mine),
+            unsealed=tuple(name for name in live if name in mine),
             never_imported=_by_module(name for name in targets if _module(name) not in imported),
             never_called=tuple(name for name in targets if name in wrapped and name not in called),
             called=tuple(name for name in targets if name in called),
@@ -116,6 +133,8 @@ class Outcome:
             graph_replays=total("graph_replays"),
             passed_over=_total_by_reason(closed, "passed_over"),
             reached_max_bytes=any(note.get("reached_max_bytes") for note in closed),
+            first_over_bytes=min(filter(None, (note.get("first_over_bytes") for note in closed)), default=0),
+            not_stored=tuple(what for name in sorted(mine) for what in _not_stored(store, name)),
             looked_at=total("looked_at"),
             triggered=total("triggered"),
             ring_short=total("ring_short"),
@@ -151,8 +170,13 @@ class Outcome:
             lines.append(
                 f"{self.ring_short} calls did not wait as long as --around asks for; give more --ring-bytes"
             )
-        if self.reached_max_bytes:
+        if self.reached_max_bytes and self.records:
             lines.append("--max-bytes was reached; later calls were not recorded")
+        if self.not_stored:
+            lines.append(
+                f"{counted(len(self.not_stored), 'part')} of the journal could not be stored; the first:"
+                f" {self.not_stored[0]}"
+            )
         if self.dropped_oldest:
             lines.append(f"{self.dropped_oldest} older records were dropped to stay within --max-bytes")
         if self.recovered:
@@ -160,8 +184,11 @@ class Outcome:
                 f"{self.recovered} records of other processes were in its journal and are sealed now"
             )
         if self.unsealed:
+            count = len(self.unsealed)
             lines.append(
-                f"{len(self.unsealed)} processes of the command live on and are still being recorded"
+                "1 process of the command lives on and is still being recorded"
+                if count == 1
+                else f"{count} processes of the command live on and are still being recorded"
             )
         if self.not_arrived is not None:
             lines.append(self.not_arrived)
@@ -180,6 +207,11 @@ class Outcome:
             lines[0] += (
                 " the command started no Python in which gdnbench is installed and that imported anything; "
                 "install gdnbench into the environment that the command uses"
+            )
+        if self.reached_max_bytes:
+            lines.append(
+                f"  the first call needs {self.first_over_bytes:,} bytes, more than --max-bytes allows;"
+                " give it more"
             )
         for what, names in (
             ("called but not selected or not recorded", self.called),

@@ -44,6 +44,7 @@ class Counts:
     graph_replays: int = 0  # replays of which at least one call was recorded
     passed_over: dict[str, int] = field(default_factory=dict)  # calls that adapters did not record, by reason
     reached_max_bytes: bool = False
+    first_over_bytes: int = 0  # of the first record that `--max-bytes` had no room for
     looked_at: int = 0  # calls that a trigger evaluated
     triggered: int = 0  # calls that a trigger held for
     ring_short: int = 0  # calls that --around asked for and --ring-bytes had no room for
@@ -239,7 +240,9 @@ class Recorder:
     def _room_for(self, nbytes: int) -> bool:
         if self._selection.has_room(nbytes):
             return True
-        self._counts.reached_max_bytes = True
+        if not self._counts.reached_max_bytes:
+            self._counts.reached_max_bytes = True
+            self._counts.first_over_bytes = nbytes
         return False
 
     def _count(self, **amounts: int) -> None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from fnmatch import fnmatchcase
 
 from gdnbench.capture.control import Switch
 from gdnbench.capture.layers import Layer
-from gdnbench.capture.options import CaptureOptions
-from gdnbench.errors import BadInputError
-
-_INDEX = re.compile(r"\d+(-\d+)?")
+from gdnbench.capture.options import LAYER_INDICES, CaptureOptions
 
 
 def layer_matches(pattern: str, layer: Layer) -> bool:
     """Whether `pattern` names `layer`: an index ("3"), an inclusive range of indices ("0-3") or a glob of its
     name."""
-    if _INDEX.fullmatch(pattern):
-        low, _, high = pattern.partition("-")
+    if found := LAYER_INDICES.fullmatch(pattern):
+        low, high = found.groups()
         return layer.index is not None and int(low) <= layer.index <= int(high or low)
     return fnmatchcase(layer.name, pattern)
 
@@ -37,8 +33,6 @@ class Selection:
         self._waits = options.around > 0  # `--around` may keep calls of a layer past its own `--first`
         self._ops = frozenset(options.op)
         self._layers = tuple(part for pattern in options.layer for part in pattern.split(",") if part)
-        if options.layer and not self._layers:
-            raise BadInputError(f"--layer {','.join(options.layer)!r} names no layer")
         self._first = options.first
         self._every = options.every
         self._bytes_left = options.max_bytes if options.when_over == "stop" else None

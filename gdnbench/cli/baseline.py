@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gdnbench.cli.console import print_json, table
+from gdnbench.cli.console import print_json, print_line, table
 from gdnbench.cli.pipes import reader_may_leave
 from gdnbench.cli.suite import SUITE
 from gdnbench.errors import BadInputError
-from gdnbench.printable import printable
 
 if TYPE_CHECKING:
     from gdnbench.suite.baseline import Baseline
@@ -39,10 +38,10 @@ def update(
         print_json(changes)
         return
     for change in changes[:SHOWN]:
-        print(_line(change))
+        print_line(_line(change))
     if len(changes) > SHOWN:
         print(f"and {len(changes) - SHOWN} more; `gdnbench baseline history` has them all")
-    print(f"{len(changes)} changed in {asked.baselines}" if changes else "nothing to change")
+    print_line(f"{len(changes)} changed in {asked.baselines}" if changes else "nothing to change")
 
 
 def show(
@@ -81,9 +80,9 @@ def history(
             f", commit {str(git.get('sha'))[:10]}{', changed' if git.get('dirty') else ''}" if git else ""
         )
         changes = update.get("changes", [])
-        print(printable(f"{number}: {update.get('time')}{commit}: {update.get('reason')}"))
+        print_line(f"{number}: {update.get('time')}{commit}: {update.get('reason')}")
         for change in changes:
-            print(f"  {_line(change)}")
+            print_line(f"  {_line(change)}")
 
 
 def _read(suite: Path) -> Baseline:
@@ -107,7 +106,7 @@ def _line(change: dict[str, Any]) -> str:
     old, new = change.get("from"), change.get("to") or {}
     pairs = (("rms", "RMS"), ("max_abs", "largest"))
     told = (f"{words} {_error(old, name)} -> {_error(new, name)}" for name, words in pairs)
-    return printable(f"{' '.join(str(change.get(name)) for name in NAMES)}: {', '.join(told)}")
+    return f"{' '.join(str(change.get(name)) for name in NAMES)}: {', '.join(told)}"
 
 
 def _error(errors: Any, name: str) -> str:

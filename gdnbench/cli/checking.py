@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gdnbench.cli.console import print_note
 from gdnbench.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def read_accepted(path: Path | None, template: Path | None, *, check: bool) -> A
 def print_unused(accepted: Accepted | None) -> None:
     """Entries that accepted nothing, on stderr."""
     for line in accepted.unused() if accepted is not None else ():
-        print(f"gdnbench: {line}", file=sys.stderr)
+        print_note(f"gdnbench: {line}")
 
 
 def write_template(path: Path, findings: Iterable[Finding]) -> None:
@@ -41,6 +41,6 @@ def write_template(path: Path, findings: Iterable[Finding]) -> None:
     from gdnbench.sim import acceptance_template
 
     try:
-        path.write_text(acceptance_template(findings), encoding="utf-8")
+        path.write_text(acceptance_template(findings), encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise BadInputError(f"--write-accept {path}: {error.strerror or error}") from None

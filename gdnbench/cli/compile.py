@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gdnbench.cli.arguments import option_texts
-from gdnbench.cli.console import print_json, progress, table
+from gdnbench.cli.console import print_json, print_note, progress, table
 from gdnbench.errors import BadInputError, Exit
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def compile(
         print(table(headers, [tuple(row.values()) for row in rows], right=headers[1:]))
     wrong = [line for one in found for line in limits(one)] if earlier is None else problems(found, earlier)
     for line in wrong:
-        print(f"gdnbench: {line}", file=sys.stderr)
+        print_note(f"gdnbench: {line}")
     raise typer.Exit(Exit.MISMATCH if wrong else Exit.PASS)
 
 

@@ -11,13 +11,29 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
-from gdnbench.printable import printable
+from gdnbench.printable import printable, printable_lines
 
 INTERRUPTED = 128 + 2  # as a shell says it of a program that SIGINT ended
 UNWRAPPED = 100_000  # columns; a result is never wrapped to the width of somebody's terminal
+
+
+def print_line(text: object) -> None:
+    """One line on stdout, whatever `text` holds: it may quote a store."""
+    print(printable(text))
+
+
+def print_lines(text: object) -> None:
+    """Lines on stdout, which end where `text` has a line feed; each as `print_line` prints it."""
+    print(printable_lines(text))
+
+
+def print_note(text: object) -> None:
+    """One line on stderr, whatever `text` holds."""
+    print(printable(text), file=sys.stderr)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> str:
@@ -38,10 +54,21 @@ def _aligned(cells: Sequence[str], to_right: bool) -> list[str]:
 
 
 def plain(content: RenderableType) -> str:
-    """Anything rich can draw, as text that is not wrapped, without colours and without trailing blanks."""
+    """Anything rich can draw, as text that is not wrapped, without colours and without trailing blanks. It
+    does nothing to a terminal."""
     page = io.StringIO()
-    Console(file=page, width=UNWRAPPED, markup=False, highlight=False, emoji=False).print(content)
-    return "\n".join(line.rstrip() for line in page.getvalue().rstrip("\n").split("\n"))
+    console = Console(file=page, width=UNWRAPPED, markup=False, highlight=False, emoji=False)
+    console.print(_without_line_ends(content))
+    return "\n".join(printable(line.rstrip()) for line in page.getvalue().rstrip("\n").split("\n"))
+
+
+def _without_line_ends(content: RenderableType) -> RenderableType:
+    """`content`, each `Text` of which is one line: a line feed in the name of a layer begins no other."""
+    if isinstance(content, Group):
+        return Group(*map(_without_line_ends, content.renderables))
+    if isinstance(content, Text):
+        return Text(printable(content.plain), no_wrap=content.no_wrap, overflow=content.overflow)
+    return content
 
 
 def print_wide(content: RenderableType) -> None:
@@ -63,7 +90,12 @@ def encodable(text: str, encoding: str) -> bool:
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout. Strict JSON has no NaN and no infinity: they are text, "nan" or "-inf"."""
-    print(json.dumps(_finite(value), indent=2, allow_nan=False, default=str))
+    print_json_text(json.dumps(_finite(value), indent=2, allow_nan=False, default=str))
+
+
+def print_json_text(text: str) -> None:
+    """JSON on stdout. What `json` leaves as it is does nothing to a terminal, but for the control DEL."""
+    print(text.replace("\x7f", "\\u007f"))
 
 
 def _finite(value: Any) -> Any:
@@ -87,7 +119,7 @@ class Bar:
 
     def say(self, text: str) -> None:
         """Something else that goes on, beside what the bar is of."""
-        self._bar.update(self._task, description=f"{self._what}, {text}")
+        self._bar.update(self._task, description=f"{self._what}, {printable(text)}")
 
 
 @contextmanager

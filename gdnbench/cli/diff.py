@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from gdnbench.cli.console import print_json, progress
+from gdnbench.cli.console import print_json, print_line, progress
 from gdnbench.cli.judging import HEATMAP, factors, finish, tolerance
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.store.address import Address
@@ -112,5 +112,5 @@ def finish_traces(
         print_json(as_json(found, int(code)))
     else:
         for line in report_lines(found):
-            print(line)
+            print_line(line)
     raise typer.Exit(code)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from gdnbench.cli.checking import print_unused, write_template
-from gdnbench.cli.console import INTERRUPTED, print_json, table
+from gdnbench.cli.console import INTERRUPTED, print_json, print_lines, table
 from gdnbench.errors import BadInputError, Exit
+from gdnbench.printable import printable
 
 if TYPE_CHECKING:
     from gdnbench.sim import Accepted
@@ -46,7 +47,7 @@ def conclude(
     if json:
         print_json(found.as_json() | {"unused": [] if accepted is None else accepted.unused()})
     else:
-        print("\n".join(_lines(found, verbose)))
+        print_lines("\n".join(_lines(found, verbose)))
     raise typer.Exit(_status(found))
 
 
@@ -63,18 +64,19 @@ def _lines(found: Exploration, verbose: bool) -> Iterator[str]:
     yield table(HEADERS, [_row(found, one) for one in found.tried], right=("runs",))
     for one in found.tried:
         if one.difference is not None:
-            yield f"{one.shape}: {one.difference}"
-            yield f"  repeat: {one.difference.command}"
+            yield printable(f"{one.shape}: {one.difference}")
+            yield printable(f"  repeat: {one.difference.command}")
         for failed in one.failed:
-            yield f"{one.shape} under {failed.schedule}: {failed.reason}"
-            yield f"  repeat: {failed.command}"
+            yield printable(f"{one.shape} under {failed.schedule}: {failed.reason}")
+            yield printable(f"  repeat: {failed.command}")
         if one.refused:
-            yield f"{one.shape}: not run: {one.refused}"
+            yield printable(f"{one.shape}: not run: {one.refused}")
     for met in found.found:
         if met.finding.accepted is None or verbose:
             yield str(met.finding)
-            yield f"  in {met.runs} of {found.runs} runs, first {met.shapes[0]} under {met.schedule}"
-            yield f"  repeat: {met.command}"
+            where = f"first {met.shapes[0]} under {met.schedule}"
+            yield printable(f"  in {met.runs} of {found.runs} runs, {where}")
+            yield printable(f"  repeat: {met.command}")
     yield ", ".join(_summary(found))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gdnbench.cli.console import encodable, print_wide
+from gdnbench.cli.console import encodable, print_json_text, print_lines, print_wide
 from gdnbench.errors import BadInputError
 
 HEATMAP = "Draw errors by chunk and head: of failing tensors or, if none fails, where errors are largest."
@@ -26,6 +27,8 @@ def tolerance(text: str | None) -> tuple[float, float] | None:
         absolute, relative = (float(part) for part in (text if "," in text else f"{text},0").split(","))
     except ValueError:
         raise BadInputError(f"--tol {text!r} is not ABS or ABS,REL, such as 1e-3 or 1e-3,1e-2") from None
+    if not math.isfinite(absolute) or not math.isfinite(relative):
+        raise BadInputError(f"--tol {text} is not finite; give a number such as 1e-3")
     return absolute, relative
 
 
@@ -39,6 +42,8 @@ def factors(texts: list[str] | None) -> tuple[float | None, dict[str, float]]:
             factor = float(value)
         except ValueError:
             raise BadInputError(f"--k {text!r} is not a number or TENSOR=NUMBER") from None
+        if not math.isfinite(factor):
+            raise BadInputError(f"--k {text} is not finite; give a number such as 2")
         if named:
             by_tensor[name] = factor
         else:
@@ -61,17 +66,18 @@ def finish(
     from gdnbench.report.render import render_table
 
     if json:
-        print(to_json(report))
+        print_json_text(to_json(report))
     else:
         print_wide(render_table(report, show_accepted=show_accepted))
         if heatmap:
             from gdnbench.heatmap.terminal import ASCII, BLOCKS, heatmaps
 
             characters = BLOCKS if encodable(BLOCKS, sys.stdout.encoding or "ascii") else ASCII
-            print("\n" + heatmaps(report, shutil.get_terminal_size().columns, characters), end="")
+            drawn = heatmaps(report, shutil.get_terminal_size().columns, characters)
+            print_lines("\n" + drawn.removesuffix("\n"))
     if junit is not None:
         try:
-            junit.write_text(to_junit(report), encoding="utf-8")
+            junit.write_text(to_junit(report), encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise BadInputError(f"--junit {junit} cannot be written: {error.strerror}") from None
     raise typer.Exit(report.exit_code if exit_code is None else exit_code)

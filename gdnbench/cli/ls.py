@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gdnbench.cli.console import print_json, table
+from gdnbench.cli.console import print_json, print_line, table
 from gdnbench.record import Status
 from gdnbench.store.index import Kind, Listed
 from gdnbench.store.ranks import Rank
@@ -68,7 +68,7 @@ def ls(
             headers = (*headers, TRIGGER)
             rows = [(*row, trigger or "") for row, (_, _, trigger) in zip(rows, shown, strict=True)]
         print(table(headers, rows, right=("#", "step", "bytes")))
-        print(_last_line(opened, len(rows)))
+        print_line(_last_line(opened, len(rows)))
 
 
 def summary(record: Listed, rank: Rank) -> dict[str, Any]:

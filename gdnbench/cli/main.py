@@ -5,6 +5,7 @@ Commands import what needs torch only when they run: importing it takes longer t
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import NoReturn
 
@@ -84,6 +85,9 @@ def options(
 
 def console_main() -> None:
     """The console script: turns the errors a user can meet into one line and an exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a path may hold bytes that its encoding has not
+            stream.reconfigure(errors="backslashreplace")
     try:
         # Not standalone: typer would draw a box of five lines around a usage error.
         status = app(standalone_mode=False)

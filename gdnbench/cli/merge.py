@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import Annotated
 
 import typer
 
-from gdnbench.cli.console import print_json, progress
+from gdnbench.cli.console import print_json, print_line, print_note, progress
 from gdnbench.errors import Exit
 from gdnbench.store.recover import open_store
 from gdnbench.units import counted
@@ -33,7 +32,7 @@ def merge(
         inputs = [opened.enter_context(open_store(store)) for store in stores]
         report = merging.merge(place, inputs, advance)
     for reason in report.refused:
-        print(f"gdnbench: not merged: {reason}", file=sys.stderr)
+        print_note(f"gdnbench: not merged: {reason}")
     if json:
         print_json(
             {
@@ -49,5 +48,5 @@ def merge(
         )
         refused = f", {len(report.refused)} refused" if report.refused else ""
         taken = f"{counted(report.records, 'record')} of {counted(report.segments, 'process')}"
-        print(f"{taken} merged into {out}{there}{refused}")
+        print_line(f"{taken} merged into {out}{there}{refused}")
     raise typer.Exit(Exit.MISMATCH if report.refused else Exit.PASS)

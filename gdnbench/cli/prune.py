@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gdnbench.cli.arguments import byte_count
-from gdnbench.cli.console import print_json
+from gdnbench.cli.console import print_json, print_line, print_note
 from gdnbench.store.address import local_path
 from gdnbench.store.layout import Location
 from gdnbench.store.reader import StoredRecord
@@ -80,7 +79,7 @@ def prune(
         freed = _own_bytes(records, keys)
     if older_than is not None and ageless:
         who = counted(ageless, "process")
-        print(f"gdnbench: when {who} began is not known, as in a copy to share: left alone", file=sys.stderr)
+        print_note(f"gdnbench: when {who} began is not known, as in a copy to share: left alone")
     if not yes:
         if json:
             print_json({"dropped": sorted(keys), "kept": len(records) - len(keys), "bytes": freed})
@@ -107,9 +106,9 @@ def prune(
 
 def _print_left_alone(busy: Iterable[str], damaged: Iterable[str]) -> None:
     for segment in sorted(damaged):
-        print(f"segment {segment} is left alone: it is damaged, gdnbench verify says how")
+        print_line(f"segment {segment} is left alone: it is damaged, gdnbench verify says how")
     for segment in sorted(busy):
-        print(f"segment {segment} is left alone: a process writes it, or left it without an end")
+        print_line(f"segment {segment} is left alone: a process writes it, or left it without an end")
 
 
 def _own_bytes(records: Iterable[StoredRecord], dropped: set[str]) -> int:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gdnbench.cli.console import print_line
 from gdnbench.errors import BadInputError
 
 
@@ -42,10 +43,10 @@ def report(
         from gdnbench.page.build import write_page
 
         write_page(found, output, title)
-        print(f"{output}: {said}, {output.stat().st_size / 2**20:.1f} MiB")
+        print_line(f"{output}: {said}, {output.stat().st_size / 2**20:.1f} MiB")
     if png is not None:
         from gdnbench.page.png import draw_pngs, records_left_out
 
         pictures, rest = draw_pngs(found, png), records_left_out(found)
         some = f"; {rest} of them without any of their own" if rest else ""
-        print(f"{png}: {said}, {len(pictures)} picture{'' if len(pictures) == 1 else 's'}{some}")
+        print_line(f"{png}: {said}, {len(pictures)} picture{'' if len(pictures) == 1 else 's'}{some}")

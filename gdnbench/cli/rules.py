@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ def tensor_rules(texts: Sequence[str] | None) -> dict[str, Rule]:
             numbers = []
         if not name or (kind, len(numbers)) not in (("bitwise", 0), ("k", 1), ("tol", 1), ("tol", 2)):
             raise BadInputError(f"--rule {text!r} is no TENSOR=k:K, TENSOR=tol:ABS,REL or TENSOR=bitwise")
+        if not all(map(math.isfinite, numbers)):
+            raise BadInputError(f"--rule {text} is not finite; give numbers such as k:3")
         if name in rules:
             raise BadInputError(f"--rule: {name} has two rules; give one")
         if kind == "k":

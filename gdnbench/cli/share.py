@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gdnbench.cli.console import print_json, progress
+from gdnbench.cli.console import print_json, print_line, print_note, progress
 from gdnbench.cli.judging import factors, tolerance
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.record_numbers import record_numbers
@@ -73,9 +72,10 @@ def share(
     if json:
         print_json(_plain(found, out))
     else:
-        print("\n".join(_lines(found, out)))
+        for line in _lines(found, out):
+            print_line(line)
     for line in found.lost:
-        print(f"gdnbench: {line}", file=sys.stderr)
+        print_note(f"gdnbench: {line}")
     raise typer.Exit(Exit.MISMATCH if found.lost else Exit.PASS)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gdnbench.cli.console import print_json, table
+from gdnbench.cli.console import print_json, print_line, table
 from gdnbench.cli.ls import summary
 from gdnbench.record_numbers import record_numbers
 from gdnbench.store.ranks import Rank
@@ -33,9 +33,9 @@ def show(
             print_json(_document(shown))
             return
         for title, fields in _sections(shown):
-            print(title)
+            print_line(title)
             for name, value in fields.items():
-                print(f"  {name}: {_text(value)}")
+                print_line(f"  {name}: {_text(value)}")
         print(
             table(HEADERS, [_row(*tensor) for tensor in _tensors(shown)], right=("min", "max", "nonfinite"))
         )

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gdnbench.cli.console import INTERRUPTED, print_json, progress, table
+from gdnbench.cli.console import INTERRUPTED, print_json, print_line, print_note, progress, table
 from gdnbench.cli.distribution import SCHEDULER, WORKERS, is_distributed
 from gdnbench.errors import Exit
-from gdnbench.printable import printable
 from gdnbench.record_numbers import record_ranges
 from gdnbench.store.address import folder_to_write
 
@@ -77,7 +76,7 @@ def suite(
     else:
         _print(result)
     with suppress(OSError):
-        print(f"gdnbench: results are in {folder}", file=sys.stderr)
+        print_note(f"gdnbench: results are in {folder}")
     raise typer.Exit(INTERRUPTED if result.interrupted else result.exit_code)
 
 
@@ -89,7 +88,7 @@ def _told(bar: Callable[[int, int], None], entries: int) -> Callable[[Entry, int
         if entry.name not in begun:
             begun.append(entry.name)
             if not sys.stderr.isatty():
-                print(f"gdnbench: entry {len(begun)} of {entries}: {entry.name}", file=sys.stderr, flush=True)
+                print_note(f"gdnbench: entry {len(begun)} of {entries}: {entry.name}")
         bar(done, total)
 
     return advance
@@ -105,18 +104,23 @@ def _print(result: SuiteResult) -> None:
     print(table(("entry", "records", "outcomes", "baseline", "s"), rows, right=("records", "s")))
     for one in result.entries:
         if one.error:
-            print(f"\n{one.entry.name}: {printable(one.error)}\n  {printable(result.command(one.entry))}")
+            print()
+            print_line(f"{one.entry.name}: {one.error}")
+            print_line(f"  {result.command(one.entry)}")
         for verdict in one.failing:
-            print(f"\n{one.entry.name} record {printable(verdict.record.label)}: {verdict.outcome}")
+            print()
+            print_line(f"{one.entry.name} record {verdict.record.label}: {verdict.outcome}")
             for failure in verdict.failures:
-                print(f"  {printable(failure.text)}")
+                print_line(f"  {failure.text}")
             for known in verdict.expired:
-                print(f"  known until {known.until}, which is over: {known.reason}")
-            print(f"  {printable(result.command(one.entry, verdict.record.number))}")
+                print_line(f"  known until {known.until}, which is over: {known.reason}")
+            print_line(f"  {result.command(one.entry, verdict.record.number)}")
     for title, lines in sections(result):
         print(f"\n{title}:")
         for line in lines:
-            print(f"  {printable(line)}")
+            print_line(f"  {line}")
     if result.update is not None and result.exit_code is not Exit.BAD_INPUT:
-        print(f"\nto accept what was measured:\n  {printable(result.update)}")
-    print(f"\n{printable(result.suite.path)} {headline(result)}")
+        print("\nto accept what was measured:")
+        print_line(f"  {result.update}")
+    print()
+    print_line(f"{result.suite.path} {headline(result)}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gdnbench.cli.arguments import option_texts
-from gdnbench.cli.console import progress
+from gdnbench.cli.console import print_line, progress
 
 
 def synth(
@@ -40,4 +40,4 @@ def synth(
             call = synthesise(op, **options, seed=first + index)
             writer.write(f"{index:010d}", [draft(op, call, index=index)], first=index)
             advance(index + 1, count)
-    print(f"{count} {op} record{'' if count == 1 else 's'} in {store}")
+    print_line(f"{count} {op} record{'' if count == 1 else 's'} in {store}")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from gdnbench.cli.console import print_json, progress, table
+from gdnbench.cli.console import print_json, print_lines, progress, table
 from gdnbench.errors import BadInputError, CannotRunError, Exit
+from gdnbench.printable import printable
 from gdnbench.record_numbers import record_numbers
 from gdnbench.store.recover import open_store
 
@@ -157,7 +159,7 @@ def print_times(report: ReplayReport) -> None:
 
     timings = [record.timing for record in report.records if record.timing is not None]
     if timings:
-        print(times_text(timings, table))
+        print_lines(times_text([_labelled(one) for one in timings], table))
 
 
 def part(text: str) -> float:
@@ -177,10 +179,22 @@ def _finish(report: TimingReport, json: bool, csv: bool) -> NoReturn:
     if json:
         print_json(timing_json(report))
     elif csv:
-        print(timing_csv(report), end="")
+        print_lines(timing_csv(_one_line_labels(report)).removesuffix("\n"))
     else:
-        print(timing_text(report, table))
+        print_lines(timing_text(_one_line_labels(report), table))
     raise typer.Exit(report.exit_code)
+
+
+def _labelled(record: RecordTiming) -> RecordTiming:
+    """`record` with a label of one line: a line feed in the name of a layer would begin another."""
+    return replace(record, label=printable(record.label))
+
+
+def _one_line_labels(report: TimingReport) -> TimingReport:
+    changes = report.changes
+    if changes is not None:
+        changes = tuple(replace(one, label=printable(one.label)) for one in changes)
+    return replace(report, records=tuple(map(_labelled, report.records)), changes=changes)
 
 
 def _finish_counts(report: CountsReport, json: bool) -> NoReturn:
@@ -190,7 +204,8 @@ def _finish_counts(report: CountsReport, json: bool) -> NoReturn:
     if json:
         print_json(counts_json(report))
     else:
-        print(counts_text(report, table))
+        labelled = tuple(replace(one, label=printable(one.label)) for one in report.records)
+        print_lines(counts_text(replace(report, records=labelled), table))
     if report.exit_code is Exit.CANNOT_RUN:
         raise CannotRunError(NO_CLOCK)
     raise typer.Exit(report.exit_code)

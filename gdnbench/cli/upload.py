@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gdnbench.cli.console import progress
+from gdnbench.cli.console import print_line, print_note, progress
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.store.address import checked_url, is_url, local_path
 
@@ -44,7 +44,7 @@ def upload(
     if is_url(store):
         spools = Spool.waiting(checked_url(store))
         if not spools:
-            print(f"nothing on this machine waits for {store}")
+            print_line(f"nothing on this machine waits for {store}")
     else:
         spool = Spool.in_folder(local_path(store))
         if spool is None:
@@ -72,7 +72,7 @@ def _copy(store: str, url: str) -> None:
         damaged = opened.damaged
     _run(Uploader(place, Objects(checked_url(url))), place, url)
     for what in damaged:
-        print(f"gdnbench: not uploaded: {what}", file=sys.stderr)
+        print_note(f"gdnbench: not uploaded: {what}")
     raise typer.Exit(Exit.MISMATCH if damaged else Exit.PASS)
 
 
@@ -83,7 +83,7 @@ def _empty(spool: Spool) -> None:
     if spool.clear():
         spool.remove()
     else:
-        print(f"gdnbench: {spool.folder} is kept: processes are still writing to it", file=sys.stderr)
+        print_note(f"gdnbench: {spool.folder} is kept: processes are still writing to it")
 
 
 def _run(uploader: Uploader, place: Path, url: str) -> None:
@@ -93,4 +93,4 @@ def _run(uploader: Uploader, place: Path, url: str) -> None:
     with progress("upload") as advance:
         left, done = len(uploader.missing_batches()), itertools.count(1)
         uploader.step(lambda: advance(next(done), left))
-    print(f"{uploader.batches} batch{'' if uploader.batches == 1 else 'es'} uploaded to {url}")
+    print_line(f"{uploader.batches} batch{'' if uploader.batches == 1 else 'es'} uploaded to {url}")

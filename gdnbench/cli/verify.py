@@ -1,13 +1,12 @@
-"""`gdnbench verify`: is every byte of a store what it was when it was written?"""
+"""`gdnbench verify`: are the records and tensors of a store what they were when they were written?"""
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
-from gdnbench.cli.console import print_json, progress
+from gdnbench.cli.console import print_json, print_line, print_note, progress
 from gdnbench.errors import Exit
 from gdnbench.store import verify as checks
 from gdnbench.units import counted, human_bytes
@@ -17,11 +16,18 @@ def verify(
     store: Annotated[str, typer.Argument(help="Store to read: a folder, .zip or URL.")],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Check every digest of a store and name what is damaged: record, tensor and chunk."""
+    """Check a store against its digests and name what is damaged: record, tensor and chunk.
+
+    Covers the elements of all tensors, the text of all records, and the zarr.json of their arrays. Not what
+    the store holds only once: which process recorded where and with what, how it ended, and the number of a
+    batch's first record.
+
+    Exit status: 0 nothing is damaged; 1 something is.
+    """
     with progress("verify") as advance:
         report = checks.verify(store, advance)
     for problem in report.problems:
-        print(f"gdnbench: {problem}", file=sys.stderr)
+        print_note(f"gdnbench: {problem}")
     if json:
         damages = [
             {"what": damage.what, "record": damage.record, "tensor": damage.tensor, "chunk": damage.chunk}
@@ -30,7 +36,7 @@ def verify(
         print_json({"records": report.records, "tensors": report.tensors, "damages": damages})
     else:
         for damage in report.damages:
-            print(f"damaged: {damage}")
+            print_line(f"damaged: {damage}")
         verdict = "whole" if report.ok else f"{len(report.damages)} damaged"
         what = f"{counted(report.records, 'record')}, {counted(report.tensors, 'tensor')}"
         print(f"{what}, {human_bytes(report.bytes)} checked: {verdict}")

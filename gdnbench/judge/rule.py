@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,10 +47,14 @@ def make_rule(
     if bitwise:
         return Bitwise()
     if tol is not None:
+        if not all(map(math.isfinite, tol)):
+            raise BadInputError(f"tol {tol[0]:g}, {tol[1]:g} is not finite; give numbers of 0 or more")
         if not (tol[0] >= 0 and tol[1] >= 0):
             raise BadInputError(f"tol {tol[0]:g}, {tol[1]:g} must not be negative")
         return Tolerance(*tol)
     for factor in (*by_tensor.values(), *(() if k is None else (k,))):
+        if not math.isfinite(factor):
+            raise BadInputError(f"k {factor:g} is not finite; give a number of 0 or more")
         if not factor >= 0:
             raise BadInputError(f"k {factor:g} must not be negative")
     there = {spec.name for op in operations().values() for spec in op.tensors if spec.role is not Role.INPUT}

@@ -40,6 +40,10 @@ class StoreFiles(Protocol):
     def sizes(self, key: str) -> Mapping[str, int]:
         """The size in bytes of every file under the folder `key`, at any depth, by relative path."""
 
+    def packed_bytes(self, key: str) -> int | None:
+        """The size of the files under the folder `key` as they are stored, if that is not the sum of `sizes`:
+        in an archive that compresses them. None if it is."""
+
     def zarr(self) -> tuple[ZarrStore, str]:
         """A read-only Zarr store, and the prefix of our root in it ("" or ending in "/")."""
 
@@ -84,6 +88,9 @@ class FolderFiles:
     def sizes(self, key: str) -> Mapping[str, int]:
         top = Path(self._inside(key))
         return dict(self._sizes(top, "")) if top.is_dir() else {}
+
+    def packed_bytes(self, key: str) -> None:
+        """None: files are stored as they are."""
 
     def zarr(self) -> tuple[ZarrStore, str]:
         from zarr.storage import LocalStore

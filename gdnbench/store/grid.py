@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 Slices = tuple[slice, ...]
 """A part of an array: for every axis, a slice with both bounds inside the array."""
@@ -15,7 +14,18 @@ def grid_of(part: Slices, block: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         range(axis.start // size, -(-axis.stop // size)) if axis.stop > axis.start else range(0)
         for axis, size in zip(part, block, strict=True)
     ]
-    return itertools.product(*spans)
+    return _product(spans) if all(spans) else iter(())
+
+
+def _product(spans: Sequence[range]) -> Iterator[tuple[int, ...]]:
+    """The same as `itertools.product`, which first makes a tuple of each range: the ranges may be as long as
+    the shape that a stranger's file claims."""
+    if not spans:
+        yield ()
+        return
+    for first in _product(spans[:-1]):
+        for last in spans[-1]:
+            yield (*first, last)
 
 
 def chunk_file(at: tuple[int, ...]) -> str:

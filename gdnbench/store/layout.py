@@ -28,6 +28,7 @@ METADATA: Final = "zarr.json"
 
 # Large enough for any metadata or batch of records we write; small enough to parse untrusted text.
 METADATA_LIMIT: Final = 64 << 20
+MOST_RECORDS: Final = METADATA_LIMIT // 128  # in a batch: the shortest record has more than 128 bytes of text
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _LOCATION = re.compile(

@@ -75,6 +75,9 @@ class ObjectFiles:
     def sizes(self, key: str) -> Mapping[str, int]:
         return {name: found.size for name, found in self._below(key).items()}
 
+    def packed_bytes(self, key: str) -> None:
+        """None: objects are stored as they are."""
+
     def zarr(self) -> tuple[ZarrStore, str]:
         return ZarrObjects(self), ""
 

@@ -23,6 +23,7 @@ from gdnbench.store.layout import (
     KEPT_IN,
     METADATA,
     METADATA_LIMIT,
+    MOST_RECORDS,
     OF,
     OUTGOING,
     RECORDS,
@@ -384,6 +385,11 @@ def _batches(
             try:
                 ours = _group(files, key)
                 first, count = _number(ours, "first", key), _number(ours, "count", key)
+                if count > MOST_RECORDS:
+                    raise StoreError(
+                        f"{key}/{METADATA}: count is {count}, but the {METADATA_LIMIT >> 20} MiB of text that"
+                        f" a batch may have hold at most {MOST_RECORDS} records"
+                    )
                 of, kept_in = _kept(ours, key)
                 found.append(BatchInfo(segment, name, first, count, ours.get(INDEX), of, kept_in))
             except StoreError as error:

@@ -42,11 +42,10 @@ def seal_dead(place: Path, stream: TextIO) -> None:
         try:
             _seal(place, stream)
         except StoreError as error:
-            print(f"gdnbench: the journal of {place} is kept, it cannot be sealed: {error}", file=stream)
+            _print_note(f"the journal of {place} is kept, it cannot be sealed: {error}", stream)
     elif segments:
-        print(
-            f"gdnbench: {place} cannot be written; what its {len(segments)} journals hold is not listed",
-            file=stream,
+        _print_note(
+            f"{place} cannot be written; what its {len(segments)} journals hold is not listed", stream
         )
 
 
@@ -67,7 +66,11 @@ def _seal(place: Path, stream: TextIO) -> None:
     finally:
         sealer.close()
     for line in _account(place, progress):
-        print(f"gdnbench: {line}", file=stream)
+        _print_note(line, stream)
+
+
+def _print_note(text: str, stream: TextIO) -> None:
+    print(f"gdnbench: {printable(text)}", file=stream)
 
 
 def _account(place: Path, progress: Progress) -> Iterator[str]:
@@ -79,9 +82,9 @@ def _account(place: Path, progress: Progress) -> Iterator[str]:
         yield f"segment {segment} is still being written; what is in its journal is not listed"
     for segment, host in progress.elsewhere.items():
         yield (
-            f"segment {segment} is being recorded on host {printable(host)}; what is in its journal is not "
-            "listed; if nothing records there any more: python -m gdnbench.store.sealer "
-            f"{shlex.quote(str(place))} --host {printable(shlex.quote(host))}"
+            f"segment {segment} is being recorded on host {host}; what is in its journal is not "
+            "listed; if nothing records there any more: python -P -m gdnbench.store.sealer "
+            f"{shlex.quote(str(place))} --host {shlex.quote(host)}"
         )
     for segment in progress.busy:
         yield f"segment {segment} is being sealed by another process; what is in its journal is not listed"

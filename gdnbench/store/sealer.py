@@ -4,7 +4,7 @@ The store itself records the progress: a batch is named by the number of its fir
 record count. A sealer that is killed and restarted continues after the last committed batch, so no record is
 lost or stored twice. A journal file is deleted only when all its records are in the store.
 
-    python -m gdnbench.store.sealer STORE [--until-stdin-closes] [--host NAME]
+    python -P -m gdnbench.store.sealer STORE [--until-stdin-closes] [--host NAME]
 
 runs the sealer as a low-priority process. It ends when every journal that it saw is sealed and nothing new
 has come for a second; with the first option, not before standard input closes. It leaves journals of other
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gdnbench.errors import GdnbenchError, StoreError
+from gdnbench.printable import printable
 from gdnbench.store.journal.host import host_mark, other_host
 from gdnbench.store.journal.log import UNBORN, WRITER_LOCK
 from gdnbench.store.journal.reader import writer_lives
@@ -199,7 +200,7 @@ def _stdin_closed() -> bool:
 def main(arguments: list[str] | None = None) -> int:
     """The sealer process; returns the exit code of the error that it met, if any."""
     parser = argparse.ArgumentParser(
-        prog="python -m gdnbench.store.sealer", description=__doc__.split("\n")[0]
+        prog="python -P -m gdnbench.store.sealer", description=__doc__.split("\n")[0]
     )
     parser.add_argument("store", type=Path, help="folder of the store")
     parser.add_argument(
@@ -227,10 +228,10 @@ def main(arguments: list[str] | None = None) -> int:
         if upload is not None and upload.error is not None:
             raise upload.error
     except GdnbenchError as error:
-        print(f"gdnbench sealer: {error}", file=sys.stderr)
+        print(f"gdnbench sealer: {printable(error)}", file=sys.stderr)
         return int(error.exit_code)
     for refusal in last.refused:
-        print(f"gdnbench sealer: {refusal}", file=sys.stderr)
+        print(f"gdnbench sealer: {printable(refusal)}", file=sys.stderr)
     return 2 if last.refused else 0
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gdnbench.bits import Bits
+from gdnbench.bits import DTYPES, Bits
 from gdnbench.errors import CannotRunError, StoreError
 from gdnbench.store.files import FolderFiles, StoreFiles
 from gdnbench.store.grid import Slices, chunk_file, grid_of
@@ -20,10 +20,17 @@ from gdnbench.store.plain_chunks import PlainArray, is_plain, read_plain
 if TYPE_CHECKING:  # listing a store needs no zarr, which dominates start-up
     import zarr
 
-_CODECS = ("blosc", "bytes", "crc32c", "sharding_indexed", "zstd")  # zstd: zarr-python's default
+_SHARDING = "sharding_indexed"
+_COMPRESSION = ("blosc", "zstd")  # zstd: zarr-python's default
+_CODECS = ("blosc", "bytes", "crc32c", _SHARDING, "zstd")
+_STORED_AS = frozenset(dtype.storage.name for dtype in DTYPES.values())
+_MOST_AXES = 33  # of a record's tensor, and one of rows
 # All-zero chunks shrink at most 18,000-fold; no array of ours expands further.
 _MOST_EXPANSION = 1 << 16
+# In an archive, which deflates shards of all-zero chunks again: 32 MiB to some 400 bytes with headers.
+_MOST_PACKED = 1 << 17
 _CHUNK_LIMIT = 1 << 30  # bytes of elements in a chunk or shard file, which decoding allocates
+_MOST_CHUNKS = 1 << 12  # in a shard; ours has 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,7 @@ class StoredArray:
     chunk: tuple[int, ...]  # smallest part that can be read
     file: tuple[int, ...]  # part that is one file: a shard or a chunk
     attributes: Mapping[str, Any]
+    node: Mapping[str, Any] = field(repr=False)  # its zarr.json
     _files: Mapping[str, int] = field(repr=False)
     _zarr: zarr.Array[Any] = field(repr=False)
     _plain: PlainArray | None = field(repr=False)  # set if the bytes can be read without zarr's copies
@@ -45,10 +53,7 @@ class StoredArray:
         """The elements in `selection` (bounded slices of every axis), or all of them; StoreError if
         damaged."""
         part = self.whole if selection is None else selection
-        # Zarr reads a missing or empty file as zeros. next() stops at the first, however large the shape.
-        missing = next((name for name in self.files_of(part) if not self._files.get(name)), None)
-        if missing is not None:
-            raise StoreError(f"{self.where}: chunk file {missing} is missing or empty")
+        self._check_files(part)
         from gdnbench.store.arrays import array_io
 
         try:
@@ -62,6 +67,24 @@ class StoredArray:
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise StoreError(f"{self.where} is damaged: {reason}") from error
+
+    def _check_files(self, part: Slices) -> None:
+        """StoreError for the first chunk file of `part` that is missing, empty, or too short for what it
+        should hold. Zarr reads a missing or empty file as zeros. This stops at the first, however large the
+        shape."""
+        expansion = _MOST_EXPANSION if _is_compressed(self.node["codecs"]) else 1
+        for at in grid_of(part, self.file):
+            name = chunk_file(at)
+            size = self._files.get(name)
+            if not size:
+                raise StoreError(f"{self.where}: chunk file {name} is missing or empty")
+            held = self.dtype.itemsize
+            for i, step, extent in zip(at, self.file, self.shape, strict=True):
+                held *= min(extent, (i + 1) * step) - i * step
+            if held > expansion * size:
+                raise StoreError(
+                    f"{self.where}: chunk file {name} has {size} bytes, too few for the {held} it should hold"
+                )
 
     @property
     def whole(self) -> Slices:
@@ -80,14 +103,15 @@ def open_array(files: StoreFiles, key: str) -> StoredArray:
     if text is None:
         raise StoreError(f"{where} is missing")
     node, ours = parse_node(text, "array", where)
-    for name in _codec_names(node.get("codecs"), where):
-        if name not in _CODECS:
-            raise StoreError(f"{where}: codec {name!r} is refused; a store uses {', '.join(_CODECS)}")
+    _check_node(node, where)
     import zarr
+
+    from gdnbench.store.bounded_codecs import bounded_codecs
 
     store, prefix = files.zarr()
     try:
-        array = zarr.open_array(store, path=prefix + key, mode="r", zarr_format=3)
+        with bounded_codecs():
+            array = zarr.open_array(store, path=prefix + key, mode="r", zarr_format=3)
         dtype, chunk, file = np.dtype(array.dtype), array.chunks, array.shards or array.chunks
     except CannotRunError:
         raise
@@ -96,14 +120,46 @@ def open_array(files: StoreFiles, key: str) -> StoredArray:
         raise StoreError(f"{where}/{METADATA} is not valid: {str(error) or type(error).__name__}") from error
     sizes = {name: size for name, size in files.sizes(key).items() if name != METADATA}
     nbytes, held = math.prod(array.shape) * dtype.itemsize, sum(sizes.values())
-    if nbytes > _MOST_EXPANSION * held or math.prod(file) * dtype.itemsize > _CHUNK_LIMIT:
+    packed = files.packed_bytes(key)
+    if (
+        nbytes > _MOST_EXPANSION * held
+        or (packed is not None and nbytes > _MOST_PACKED * packed)
+        or math.prod(file) * dtype.itemsize > _CHUNK_LIMIT
+    ):
         raise StoreError(
             f"{where} claims shape {array.shape} in files of {file}, but has {held} bytes of them"
+            + ("" if packed is None else f", packed into {packed}")
         )
+    if min((*file, *chunk), default=1) < 1:
+        raise StoreError(f"{where}/{METADATA} is not valid: chunks of {chunk} in files of {file}")
+    chunks = math.prod(whole // step for whole, step in zip(file, chunk, strict=True))
+    if chunks > _MOST_CHUNKS:
+        raise StoreError(f"{where} claims {chunks} chunks in a shard; a store has up to {_MOST_CHUNKS}")
     plain = None
     if isinstance(files, FolderFiles) and dtype.isnative and is_plain(node, array.shape, chunk):
         plain = PlainArray(files.path / key, array.shape, dtype.itemsize, chunk, file)
-    return StoredArray(key, where, array.shape, dtype, chunk, file, ours, sizes, array, plain)
+    return StoredArray(key, where, array.shape, dtype, chunk, file, ours, node, sizes, array, plain)
+
+
+def _check_node(node: Mapping[str, Any], where: str) -> None:
+    """StoreError for an array that nobody should decode: unknown codecs, shards in shards, or a dtype or a
+    number of axes that no tensor has."""
+    for name in _codec_names(node.get("codecs"), where):
+        if name not in _CODECS:
+            raise StoreError(f"{where}: codec {name!r} is refused; a store uses {', '.join(_CODECS)}")
+    if list(_codec_names(node["codecs"], where)).count(_SHARDING) > 1:
+        raise StoreError(
+            f"{where}: codec {_SHARDING!r} is refused inside another; a store has no such arrays"
+        )
+    data_type, shape = node.get("data_type"), node.get("shape")
+    if not isinstance(data_type, str) or data_type not in _STORED_AS:
+        raise StoreError(f"{where}/{METADATA} is not valid: data_type {str(data_type)[:60]!r}")
+    if not isinstance(shape, list) or len(shape) > _MOST_AXES:
+        raise StoreError(f"{where}/{METADATA} is not valid: shape {str(shape)[:60]}")
+
+
+def _is_compressed(codecs: Any) -> bool:
+    return any(name in _COMPRESSION for name in _codec_names(codecs, ""))
 
 
 def _codec_names(codecs: Any, where: str) -> Iterator[str]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # listing a store does without zarr
 
 _MOST_EXPANSION = 1032  # deflate's maximum: 258 bytes from a code of two bits
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_HEADERS = 30 + 46  # bytes of a member's two headers, which also hold its name, each once
 
 
 class ZipFiles:
@@ -36,14 +37,19 @@ class ZipFiles:
         try:
             size = path.stat().st_size
             members: dict[str, int] = {}
+            packed: dict[str, int] = {}
             for info in self._archive.infolist():
                 self._check(info, size)
                 if info.filename in members:
                     raise StoreError(f"{path}: member {info.filename!r} is there twice")
                 if not info.is_dir():
                     members[info.filename] = info.file_size
+                    packed[info.filename] = info.compress_size + _HEADERS + 2 * len(info.orig_filename)
+            if sum(info.compress_size for info in self._archive.infolist()) > size:
+                raise StoreError(f"{path}: its members share bytes; together they claim more than its {size}")
             self._prefix = _root_in(members)
             self._sizes = {name.removeprefix(self._prefix): nbytes for name, nbytes in members.items()}
+            self._packed = {name.removeprefix(self._prefix): nbytes for name, nbytes in packed.items()}
         except BaseException:
             self._archive.close()
             raise
@@ -88,6 +94,10 @@ class ZipFiles:
     def sizes(self, key: str) -> Mapping[str, int]:
         prefix = f"{key}/"
         return {name[len(prefix) :]: size for name, size in self._sizes.items() if name.startswith(prefix)}
+
+    def packed_bytes(self, key: str) -> int:
+        prefix = f"{key}/"
+        return sum(nbytes for name, nbytes in self._packed.items() if name.startswith(prefix))
 
     def zarr(self) -> tuple[ZarrStore, str]:
         if self._zarr is None:

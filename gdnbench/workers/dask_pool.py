@@ -23,6 +23,9 @@ GPU = "GPU"
 """The resource by which a scheduler's workers declare that they have a GPU."""
 
 THREADS = "OMP_NUM_THREADS"
+SAFE_PATH = "PYTHONSAFEPATH"
+"""Variable with the meaning of `python -P`: the current folder is not imported from."""
+
 CONNECT_SECONDS = 10.0
 PRELOAD = """
 import multiprocessing, signal
@@ -32,6 +35,10 @@ multiprocessing.set_start_method("fork", force=True)
 """Code that a worker on this machine runs first. It ignores a terminal's Ctrl-C: the parent gets the signal
 too and ends the worker. Start method "fork" gives locks of libraries no names. A killed worker would leave
 named locks behind, and Python would warn of each."""
+
+DROP_SAFE_PATH = f"import os\nos.environ.pop({SAFE_PATH!r}, None)\n"
+"""Code that a worker runs too where this module set SAFE_PATH. The worker itself was started with it; what a
+kernel starts has the environment that the user gave."""
 
 PIN_CORES = "import os\nos.sched_setaffinity(0, {})\n"
 """Code that a worker runs too with `pin_cores`, to have cores of its own."""
@@ -116,7 +123,8 @@ def _local_pool(workers: int | None, on: str, pin_cores: bool) -> Iterator[Worke
     cores = sorted(os.sched_getaffinity(0))
     count = workers or len(gpus) or len(cores)
     threads = _torch_threads()
-    with tempfile.TemporaryDirectory(prefix="gdnbench-spread-") as scratch:
+    preload = [PRELOAD] if os.environ.get(SAFE_PATH) else [PRELOAD, DROP_SAFE_PATH]
+    with tempfile.TemporaryDirectory(prefix="gdnbench-spread-") as scratch, _safe_path():
         common = {THREADS: str(threads), "TMPDIR": scratch}
         specification = {
             number: {
@@ -130,7 +138,7 @@ def _local_pool(workers: int | None, on: str, pin_cores: bool) -> Iterator[Worke
                     "host": "127.0.0.1",
                     "silence_logs": logging.CRITICAL,
                     "preload": [
-                        PRELOAD,
+                        *preload,
                         *([PIN_CORES.format(_own_cores(cores, number, count))] if pin_cores else []),
                     ],
                 },
@@ -153,6 +161,20 @@ def _local_pool(workers: int | None, on: str, pin_cores: bool) -> Iterator[Worke
             client.as_current(),
         ):
             yield WorkerPool(client, True, threads)
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Starts Python processes without the current folder on their import path. Dask starts workers, also the
+    replacement of one that died, by `multiprocessing`, which takes no options for the interpreter."""
+    if os.environ.get(SAFE_PATH):
+        yield
+        return
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(SAFE_PATH, None)
 
 
 def _torch_threads() -> int:

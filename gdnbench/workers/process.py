@@ -37,8 +37,12 @@ class WorkerGone(Exception):
 
 
 class WorkerProcess:
-    """A process of `python -m module REQUESTS REPLIES ARGUMENTS...`, where REQUESTS and REPLIES are the file
-    descriptors of two pipes that carry JSON lines.
+    """A process of `python -P -m module REQUESTS REPLIES ARGUMENTS...`, where REQUESTS and REPLIES are the
+    file descriptors of two pipes that carry JSON lines.
+
+    `-P` keeps the current folder off the import path: it may be a store with a `torch.py` in it. A worker
+    imports its own modules from PYTHONPATH and the installation; only a kernel that the user names as
+    `package.module:function` is looked for in the current folder.
 
     The module must call `serve_requests`, whose first message says that the process has started. `python` may
     be another interpreter. The process starts in `folder` with `environment`, by default those of this one.
@@ -60,7 +64,7 @@ class WorkerProcess:
             # A session of its own: Ctrl-C reaches the parent alone, which then also kills what the kernel
             # started.
             self._process = subprocess.Popen(
-                [python, "-m", module, str(requests), str(replies), *arguments],
+                [python, "-P", "-m", module, str(requests), str(replies), *arguments],
                 pass_fds=(requests, replies),
                 cwd=folder,
                 env=environment,

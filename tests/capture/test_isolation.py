@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 from gdnbench.capture import CaptureOptions, capturing, record
+from gdnbench.capture.outcome import Outcome
+from gdnbench.store.journal import JournalWriter
 from gdnbench.store.reader import Store
+from gdnbench.store.sealer import Progress
 from tests.messages import wording
 from tests.subset import quick
 
@@ -65,6 +68,41 @@ def test_a_full_disk_changes_nothing(toy: Toy, tmp_path: Path) -> None:
     assert (ran.status, ran.out) == (plain.status, plain.out)
     assert re.search(wording("file.unwritable"), ran.err)
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+def test_a_disk_that_is_full_for_the_sealer_leaves_no_process_alive(tmp_path: Path) -> None:
+    """Its last figures are of a time when the processes ran: whether they still do, their locks say."""
+    store = tmp_path / "run.zarr"
+    writers = [JournalWriter(store, process={}, provenance={}) for _ in range(2)]
+    names = tuple(writer.segment for writer in writers)
+    notes = [{"event": "started"}, *({"event": "recording", "segment": name} for name in names)]
+    writers[0].close({})
+    said = []
+    for _ in range(2):
+        found = Outcome.from_notes(store, 0, Progress(live=names), (), notes, "StoreError: No space left")
+        said.append(found.summary(store))
+        writers[1].close({})
+    assert any(re.search(wording("capture.process-lives"), line) for line in said[0])
+    assert not any(re.search("process.* of the command", line) for line in said[1])
+    assert all("is kept: StoreError: No space left" in lines[-1] for lines in said)
+
+
+@pytest.mark.parametrize("when_over", ["stop", "drop-oldest"])
+def test_a_limit_that_no_call_fits_is_why_nothing_was_captured(
+    toy: Toy, tmp_path: Path, when_over: str
+) -> None:
+    script = toy.script(PROGRAM)
+    ran = toy.capture(tmp_path / "run.zarr", script, {"max_bytes": 1, "when_over": when_over})
+    assert ran.status == 5
+    if when_over == "stop":
+        # Bytes of a call: 2 of 5 slots of a state of 1024 before and after, and its other tensors.
+        found = re.search(wording("capture.first-too-large"), ran.err)
+        assert found
+        assert int(re.sub(r"\D", "", found[0])) > 4 * 1024
+        assert "later calls" not in ran.err
+    else:
+        said = wording("capture.not-stored", parts="8 parts", reason=re.compile(".* are kept"))
+        assert re.search(said, ran.err)
 
 
 @pytest.mark.slow  # processes that import torch

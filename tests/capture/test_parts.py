@@ -208,6 +208,8 @@ def test_options_survive_the_environment() -> None:
         ('{"every": "2"}', wording("capture.option-above-zero", name="every", value="2")),
         ('{"layer": "3"}', wording("capture.option-strings", name="layer", value="3")),
         ('{"layer": [3]}', wording("capture.option-strings", name="layer", value=(3,))),
+        ('{"layer": ["0,3-1"]}', wording("capture.layer-reversed", part="3-1", low=1, high=3)),
+        ('{"layer": [","]}', wording("capture.layer-empty", layer=[","])),
         ('{"sync": 1}', wording("capture.option-flag", name="sync", value=1)),
         ('{"when_over": "drop"}', wording("capture.when-over", when_over="drop")),
         ('{"when_over": "drop-oldest"}', wording("capture.when-over-alone")),

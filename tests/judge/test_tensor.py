@@ -210,8 +210,15 @@ def test_rules_contradict_or_make_no_sense() -> None:
         make_rule(tol=(1.0, 0.0), bitwise=True)
     with pytest.raises(BadInputError, match=wording("judge.tol-negative", abs=-1)):
         make_rule(tol=(-1.0, 0.0))
-    with pytest.raises(BadInputError, match=wording("judge.k-negative")):
-        make_rule(k=NAN)
+    for number in (NAN, math.inf):
+        with pytest.raises(BadInputError, match=wording("judge.k-infinite", k=number)):
+            make_rule(k=number)
+        with pytest.raises(BadInputError, match=wording("judge.k-infinite", k=number)):
+            make_rule(k_by_tensor={"o": number})
+        with pytest.raises(BadInputError, match=wording("judge.tol-infinite", abs=0, rel=number)):
+            make_rule(tol=(0.0, number))
+        with pytest.raises(BadInputError, match=wording("judge.tol-infinite", abs=number)):
+            make_rule(tol=(number, 0.0))
     with pytest.raises(BadInputError, match=wording("judge.k-negative", k=-3)):
         make_rule(k_by_tensor={"o": -3.0})
     with pytest.raises(BadInputError, match=wording("judge.k-unused", output="p")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import json
 import os
@@ -9,23 +10,30 @@ import re
 import shutil
 import stat
 import struct
+import time
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import numcodecs
 import numpy as np
 import pytest
 import torch
 import zarr
 
+from gdnbench.bits import Bits
 from gdnbench.errors import StoreError
-from gdnbench.store.compression import Compression
+from gdnbench.store.bounded_codecs import zstd_bytes
+from gdnbench.store.compression import Chunking, Compression
+from gdnbench.store.grid import Slices
 from gdnbench.store.journal.reader import writer_lives
-from gdnbench.store.layout import Location
+from gdnbench.store.layout import MOST_RECORDS, Location
 from gdnbench.store.reader import Store
 from gdnbench.store.recover import open_store
+from gdnbench.store.stored_array import StoredArray
 from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
 from tests.messages import wording
@@ -48,7 +56,7 @@ def edit_json(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 def replace_records(path: Path, text: bytes, count: int = 1) -> None:
     """Put `text` where the records of the only batch are, as any zarr-python could."""
-    batch = path / "segments" / "seg" / "0"
+    batch = next((path / "segments").glob("*/0"))
     shutil.rmtree(batch / "records")
     array = zarr.create_array(batch / "records", shape=(len(text),), dtype="u1", chunks=(max(1, len(text)),))
     array[...] = np.frombuffer(text, np.uint8)
@@ -164,12 +172,29 @@ def test_lines_that_are_no_record(tmp_path: Path, line: bytes, said: str) -> Non
 
 def test_more_or_fewer_records_than_said(tmp_path: Path) -> None:
     path = make(tmp_path / "s")
-    replace_records(path, json.dumps(the_record(path)).encode() + b"\n", count=1 << 40)
-    with (
-        Store.open(path) as store,
-        pytest.raises(StoreError, match=wording("store.lines-wrong", lines="1 line", records=1099511627776)),
-    ):
+    replace_records(path, json.dumps(the_record(path)).encode() + b"\n", count=MOST_RECORDS)
+    said = wording("store.lines-wrong", lines="1 line", records=MOST_RECORDS)
+    with Store.open(path) as store, pytest.raises(StoreError, match=said):
         store.records[5]
+    seen: list[tuple[int, int]] = []
+    report = verify(path, lambda done, total: seen.append((done, total)))
+    assert [re.search(said, damage.what) is not None for damage in report.damages] == [True]
+    assert seen == [(MOST_RECORDS, MOST_RECORDS)]  # one step, and not one for each record that is not there
+
+
+def test_a_count_that_no_batch_can_have(tmp_path: Path) -> None:
+    """It would be looped over before anything is read."""
+    path = make(tmp_path / "s")
+    for count in (MOST_RECORDS + 1, 1_000_000_000):
+        edit_json(
+            path / "segments" / "seg" / "0" / "zarr.json",
+            lambda node: node["attributes"]["gdnbench"].update(count=count),  # noqa: B023
+        )
+        said = wording("store.count-beyond", key="segments/seg/0", file="zarr.json", count=count)
+        with Store.open(path) as store:
+            assert len(store.records) == 0
+            assert re.search(said, store.damaged[0])
+        assert [re.search(said, str(damage)) is not None for damage in verify(path).damages] == [True]
 
 
 def test_locations_that_point_nowhere(tmp_path: Path) -> None:
@@ -386,6 +411,192 @@ def test_a_compressed_chunk_that_claims_the_moon(tmp_path: Path) -> None:
     file.write_bytes(frame + struct.pack("<I", google_crc32c.value(frame)))
     with Store.open(path) as store, pytest.raises(StoreError, match=wording("store.damaged")):
         store.records[0].before["t"].read()
+
+
+def refused_by_verify(path: Path, said: str) -> None:
+    """`verify` names the damage, in the one tensor, at once."""
+    begin = time.monotonic()
+    damages = [damage for damage in verify(path).damages if damage.tensor == "t before"]
+    assert any(re.search(said, damage.what) for damage in damages), damages
+    assert time.monotonic() - begin < 30  # a fraction of a second, on a machine however busy
+
+
+BOMBS = {
+    # A frame of 880 bytes that holds 1 MiB of zeros, as its header says.
+    "blosc": (numcodecs.Blosc("zstd", 1, 2).encode(bytes(1 << 20)), 1 << 20),
+    "zstd": (numcodecs.Zstd(1).encode(bytes(1 << 20)), 1 << 20),
+    "blosc that lies": (struct.pack("<4B3I4x", 2, 1, 0x84, 4, (1 << 32) - 1, 1 << 20, 20), (1 << 32) - 1),
+    "zstd that lies": (bytes.fromhex("28b52ffd c0 00 0000000001000000") + b"x" * 9, 1 << 32),
+}
+
+
+@pytest.mark.parametrize("what", BOMBS)
+def test_chunks_that_inflate_past_what_their_array_says(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decompressor, which would allocate what the chunk says, is not called."""
+    frame, claimed = BOMBS[what]
+    path = tmp_path / "s"
+    write_one(path, {"t": randn(3)}, Compression(1))
+    array = array_path(path, "t")
+    codec = what.partition(" ")[0]
+    if codec == "zstd":
+        zstd = {"name": "zstd", "configuration": {"level": 0, "checksum": False}}
+        edit_json(array / "zarr.json", lambda node: node["codecs"].__setitem__(1, zstd))
+    (file,) = (entry for entry in (array / "c").rglob("*") if entry.is_file())
+    file.write_bytes(frame + struct.pack("<I", google_crc32c.value(bytes(frame))))
+
+    def decode(*_: object) -> None:
+        pytest.fail("it was decompressed")
+
+    with Store.open(path) as store:
+        handle = store.records[0].before["t"]
+        for name in ("BloscCodec", "ZstdCodec"):
+            monkeypatch.setattr(f"zarr.codecs.{name}._decode_sync", decode)
+        with pytest.raises(StoreError, match=wording("store.chunk-beyond", claimed=claimed, expected=12)):
+            handle.read()
+
+
+def test_a_zstd_chunk_that_does_not_say_how_much_it_holds(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=wording("store.zstd-unsized")):
+        zstd_bytes(bytes.fromhex("28b52ffd 00 58"))
+    for length in (1, 255, 256, 65_791, 65_792, 1 << 20):
+        assert zstd_bytes(numcodecs.Zstd(1).encode(bytes(length))[:32]) == length
+
+
+def test_zarr_of_others_keeps_its_codecs(tmp_path: Path) -> None:
+    """Ours are for arrays of stores alone: the program that a store is opened in may use Zarr itself."""
+    path = make(tmp_path / "s")
+    verify(path)
+    array = zarr.create_array(tmp_path / "own", shape=(4,), dtype="f4", compressors=zarr.codecs.BloscCodec())
+    assert [type(one) for one in array.metadata.codecs[1:]] == [zarr.codecs.BloscCodec]  # type: ignore[union-attr]
+    assert zarr.open_array(tmp_path / "own").compressors == array.compressors
+
+
+def with_shape(path: Path, shape: list[int], chunk: list[int], inner: list[int] | None = None) -> Path:
+    """Claim another shape for the tensor "t" of `path`, in its array and its record."""
+    array = array_path(path, "t")
+
+    def change(node: dict[str, Any]) -> None:
+        node["shape"] = shape
+        node["chunk_grid"]["configuration"]["chunk_shape"] = chunk
+        chain = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+        if inner is None:
+            node["codecs"] = chain
+        else:
+            sharding = {"chunk_shape": inner, "codecs": chain, "index_codecs": chain, "index_location": "end"}
+            node["codecs"] = [{"name": "sharding_indexed", "configuration": sharding}]
+
+    edit_json(array / "zarr.json", change)
+    changed = the_record(path)
+    axes = [f"d{i}" for i in range(len(shape))]
+    changed["before"]["t"] |= {"shape": shape, "axes": axes}
+    replace_records(path, json.dumps(changed).encode() + b"\n")
+    return array
+
+
+def test_a_shape_of_more_chunks_than_can_be_listed(tmp_path: Path) -> None:
+    """Within what could be compressed so far, each element a file: there are two of them."""
+    path = make(tmp_path / "s")
+    array = with_shape(path, [1 << 28, 1], [1, 1])
+    for number in range(2):
+        (array / "c" / str(number)).mkdir(exist_ok=True)
+        (array / "c" / str(number) / "0").write_bytes(bytes(1 << 14))
+    refused_by_verify(path, wording("store.chunk-missing", chunk="c/2/0"))
+
+
+def test_a_file_that_is_too_short_for_its_elements(tmp_path: Path) -> None:
+    """Uncompressed elements take as many bytes as there are: 4 GiB are allocated only for a file of 4 GiB."""
+    path = make(tmp_path / "s")
+    array = with_shape(path, [1 << 26, 1], [1 << 26, 1])
+    shutil.rmtree(array / "c")
+    (array / "c" / "0").mkdir(parents=True)
+    (array / "c" / "0" / "0").write_bytes(bytes(1 << 14))
+    refused_by_verify(path, wording("store.file-short", file="c/0/0", size=1 << 14, expected=1 << 28))
+
+
+def test_shards_of_more_chunks_than_any_store_has(tmp_path: Path) -> None:
+    path = make(tmp_path / "s")
+    with_shape(path, [1 << 20, 1], [1 << 20, 1], [1, 1])
+    refused_by_verify(path, wording("store.shard-chunks", chunks=1 << 20, most=4096))
+
+
+def test_shards_in_shards(tmp_path: Path) -> None:
+    path = make(tmp_path / "s")
+
+    def change(node: dict[str, Any]) -> None:
+        inner = json.loads(json.dumps(node["codecs"][0]))
+        node["codecs"][0]["configuration"]["codecs"] = [inner]
+
+    edit_json(array_path(path, "t") / "zarr.json", change)
+    refused_by_verify(path, wording("store.array-nested", codec="sharding_indexed"))
+
+
+def test_an_empty_array_of_a_huge_shape(tmp_path: Path) -> None:
+    path = make(tmp_path / "s")
+    array = with_shape(path, [1 << 40, 0], [1, 1])
+    shutil.rmtree(array / "c")
+    with Store.open(path) as store:
+        assert store.records[0].before["t"].read().shape == (1 << 40, 0)
+    assert not verify(path).ok
+
+
+def test_elements_that_many_records_claim_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if each claims another digest, and if rows of two arrays alternate."""
+    path = make(tmp_path / "s")
+    line = the_record(path)
+    lines = []
+    for number in range(50):
+        for name in ("t", "s"):
+            line["before"][name]["digest"] = f"{number:064x}"
+        lines.append(json.dumps(line).encode() + b"\n")
+    replace_records(path, b"".join(lines), count=len(lines))
+    reads: list[str] = []
+    read = StoredArray.read
+
+    def counted(array: StoredArray, selection: Slices | None = None) -> Bits:
+        reads.append(array.key)
+        return read(array, selection)
+
+    monkeypatch.setattr(StoredArray, "read", counted)
+    report = verify(path)
+    assert len({(damage.record, damage.tensor) for damage in report.damages if damage.record}) == 100
+    assert max(Counter(reads).values()) == 1
+
+
+def test_a_zip_whose_members_share_bytes(tmp_path: Path) -> None:
+    """Each member of the directory points to the same compressed bytes."""
+    archive = tmp_path / "z.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
+        out.writestr("zarr.json", os.urandom(4000))
+        first = out.infolist()[0]
+        for number in range(100):
+            again = copy.copy(first)
+            again.filename = again.orig_filename = f"c/{number}"
+            out.filelist.append(again)
+            out.NameToInfo[again.filename] = again
+    with pytest.raises(StoreError, match=wording("store.zip-overlaps")):
+        Store.open(archive)
+
+
+def test_zeros_that_are_packed_twice(tmp_path: Path) -> None:
+    """Shards of zeros, deflated again: 32 MiB to some 400 bytes. What claims more than that is refused."""
+    path = tmp_path / "s"
+    write_one(path, {"t": torch.zeros(96 << 20, dtype=torch.uint8)}, Compression(1), Chunking())
+    archive = Path(shutil.make_archive(str(tmp_path / "z"), "zip", path))
+    assert archive.stat().st_size < 1 << 13
+    assert verify(archive).ok
+    array = array_path(path, "t")
+    edit_json(array / "zarr.json", lambda node: node.update(shape=[(96 << 20) * 8]))
+    changed = the_record(path)
+    changed["before"]["t"]["shape"] = [(96 << 20) * 8]
+    replace_records(path, json.dumps(changed).encode() + b"\n")
+    refused_by_verify(
+        Path(shutil.make_archive(str(tmp_path / "z2"), "zip", path)),
+        wording("store.claims-shape", shape=((96 << 20) * 8,)),
+    )
 
 
 @pytest.mark.parametrize("key", ["zarr.json", "{segment}/zarr.json", "{segment}/0/zarr.json"])

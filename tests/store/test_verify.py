@@ -6,12 +6,14 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from gdnbench.errors import StoreError
 from gdnbench.store.compression import Compression
+from gdnbench.store.prune import prune
 from gdnbench.store.reader import Store
 from gdnbench.store.verify import VerifyReport, verify
 from gdnbench.store.writer import StoreWriter
@@ -151,7 +153,7 @@ def test_a_well_formed_chunk_of_other_elements(tmp_path: Path) -> None:
     assert "though every chunk is well-formed" in report.damages[0].what
 
 
-def rewrite(path: Path, change: Callable[[dict[str, object]], None]) -> None:
+def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     node = json.loads(path.read_text())
     change(node)
     path.write_text(json.dumps(node))
@@ -167,6 +169,75 @@ def test_arrays_that_are_not_what_the_record_says(tmp_path: Path) -> None:
     assert "holds int32 (20, 40)" in said["seg/2", "o after"]
     assert said["seg/1", "o after"].endswith("is missing")
     assert len(said) == 3
+
+
+METADATA_OF = {
+    "a blob": lambda path: array_of(path, 0, "big"),
+    "a row array": lambda path: array_of(path, 2, "small"),
+    "an array without elements": lambda path: array_of(path, 0, "empty"),
+    "the records": lambda path: path / "segments" / "seg" / "0" / "records",
+}
+
+
+@pytest.mark.parametrize("what", METADATA_OF)
+@pytest.mark.parametrize("level", [None, 1])
+@pytest.mark.parametrize("step", [97, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_byte_of_an_arrays_metadata_counts(
+    tmp_path: Path, what: str, level: int | None, step: int
+) -> None:
+    """But for the chunk shape of an array that has no elements and so no chunks."""
+    path = make(tmp_path / "s", level)
+    file = METADATA_OF[what](path) / "zarr.json"
+    intact = file.read_bytes()
+    text = intact.decode()
+    shape = text.index('"chunk_shape": [') if what == "an array without elements" else len(text)
+    unseen = []
+    for at in range(0, len(intact), step):
+        flip(file, at)
+        if verify(path).ok:
+            unseen.append(at)
+        file.write_bytes(intact)
+    assert [at for at in unseen if not shape < at < text.index("]", shape - 1)] == []
+    assert verify(path).ok
+
+
+CHANGES = {
+    "fill_value": lambda node: node.update(fill_value=1.0),
+    "compression level is 3, but 1 in": lambda node: blosc(node).update(clevel=3),
+    "codecs are": lambda node: blosc(node).update(blocksize=256),
+    "field 'dimension_names' is not one of an array": lambda node: node.update(dimension_names=["a", "b"]),
+    "axes[0] is ['d1', 'd0'], but its record says ['d0', 'd1']": lambda node: ours(node)["axes"][0].reverse(),
+    "digests[0] is": lambda node: ours(node).update(digests=["0" * 64]),
+    "caller_strides are not those of 1 tensors": lambda node: ours(node).update(caller_strides=[]),
+    "attribute 'note' is not one of an array": lambda node: ours(node).update(note="x"),
+}
+
+
+def blosc(node: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = node["codecs"][0]["configuration"]["codecs"][1]["configuration"]
+    return found
+
+
+def ours(node: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = node["attributes"]["gdnbench"]
+    return found
+
+
+@pytest.mark.parametrize("said", CHANGES)
+def test_metadata_that_no_record_says_names_the_file(tmp_path: Path, said: str) -> None:
+    path = make(tmp_path / "s", 1)
+    array = array_of(path, 0, "big")
+    rewrite(array / "zarr.json", CHANGES[said])
+    (damage,) = verify(path).damages
+    assert (damage.record, damage.tensor) == ("seg/0", "big before")
+    assert damage.what.startswith(f"{array.relative_to(path)}/zarr.json: {said}")
+
+
+def test_metadata_after_a_pruning(tmp_path: Path) -> None:
+    """The first record of elements that others share may be gone; what its array says is then not judged."""
+    path = make(tmp_path / "s", 1)
+    prune(path, lambda record: record.key != "seg/0", durable=False)
+    assert verify(path).ok
 
 
 def test_damaged_records_and_batches_do_not_end_the_check(tmp_path: Path) -> None:

@@ -1,0 +1,133 @@
+"""A store that a stranger made is the current folder, with Python files in it: none of them is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdnbench.store.reader import Store
+from tests.subset import quick
+
+Invoke = Callable[..., Any]  # the fixture `gdnbench`
+
+SHADOWED = (
+    *("torch", "numpy", "zarr", "json", "selectors", "socket", "pickle", "struct", "random", "logging"),
+    *("signal", "threading", "subprocess", "tempfile", "dask", "distributed", "typer", "rich", "blake3"),
+)
+"""Modules that gdnbench, its workers or what starts them import."""
+
+PROGRAM = """
+import torch
+from gdnbench.capture import record
+from gdnbench_kernels.gdn_decode.torch_recurrent import torch_recurrent
+
+@record("gdn_decode")
+def step(q, k, v, g, beta, state, state_indices, o):
+    found = torch_recurrent(q=q, k=k, v=v, g=g, beta=beta, state=state, state_indices=state_indices)
+    o.copy_(found["o"] + 1)
+
+q = torch.nn.functional.normalize(torch.ones(1, 1, 1, 8), dim=-1)
+step(q=q, k=q, v=torch.ones(1, 1, 1, 8), g=-torch.ones(1, 1, 1), beta=torch.ones(1, 1, 1) / 2,
+     state=torch.zeros(2, 1, 8, 8), state_indices=torch.tensor([[1]], dtype=torch.int32),
+     o=torch.zeros(1, 1, 1, 8))
+"""
+KERNEL = """
+from gdnbench_kernels.gdn_decode.torch_recurrent import torch_recurrent
+
+def kernel(q, k, v, g, beta, state, state_indices):
+    return torch_recurrent(**locals())
+"""
+
+
+@pytest.fixture
+def hostile(gdnbench: Invoke, tmp_path: Path) -> Path:
+    """A store of one decode record; its folder has modules that write their names into `imported`."""
+    store = tmp_path / "run.zarr"
+    options = ("--op", "gdn_decode", "--batch", "1", "--heads", "1,1", "--head-dim", "8,8", "--slots", "2")
+    assert gdnbench("synth", store, *options).code == 0
+    for name in SHADOWED:
+        text = f"open({str(tmp_path / 'imported')!r}, 'a').write({name!r} + ' ')\nraise SystemExit(9)\n"
+        (store / f"{name}.py").write_text(text)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return store
+
+
+def run(folder: Path, *command: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A Python command in `folder`, as a shell there would run it; `-m` puts that folder first."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GDNBENCH_")}
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        env={**inherited, "OMP_NUM_THREADS": "1", **variables},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "ls": ("ls", "."),
+    "a replay in a process of its own": ("replay", ".", "--kernel", "torch", "--isolate"),
+    "a replay over workers": ("replay", ".", "--kernel", "torch", "--workers", "1"),
+    "a bisection": ("bisect", "record", ".", "--kernel", "torch", "--state", "../state"),
+}
+
+
+@pytest.mark.parametrize("what", quick(COMMANDS, 1, 2))
+def test_nothing_of_the_current_folder_is_imported(hostile: Path, what: str) -> None:
+    ran = run(hostile, "-m", "gdnbench", *COMMANDS[what])
+    assert not (hostile.parent / "imported").exists(), (hostile.parent / "imported").read_text()
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_nor_by_the_sealer_of_a_capture(hostile: Path) -> None:
+    """The program's own `python program.py` does not look there either."""
+    run_store = hostile.parent / "captured.zarr"
+    ran = run(hostile, hostile.parent / "program.py", GDNBENCH_CAPTURE=str(run_store))
+    assert ran.returncode == 0, ran.stderr
+    sealed = run(hostile, "-P", "-m", "gdnbench.store.sealer", run_store)
+    assert sealed.returncode == 0, sealed.stderr
+    assert not (hostile.parent / "imported").exists(), (hostile.parent / "imported").read_text()
+    with Store.open(run_store) as store:
+        assert len(store.records) == 1
+
+
+def test_nor_by_the_judge_of_a_capture(hostile: Path) -> None:
+    run_store = hostile.parent / "captured.zarr"
+    command = (
+        "capture",
+        run_store,
+        "--on-mismatch",
+        "2",
+        "--",
+        sys.executable,
+        hostile.parent / "program.py",
+    )
+    ran = run(hostile, "-m", "gdnbench", *command)
+    assert ran.returncode == 0, ran.stderr
+    assert not (hostile.parent / "imported").exists(), (hostile.parent / "imported").read_text()
+    with Store.open(run_store) as store:
+        assert len(store.records) == 1
+
+
+@pytest.mark.parametrize("how", quick(["--isolate", "--no-isolate", "--workers"], 0))
+def test_a_kernel_that_is_named_is_found_there(hostile: Path, how: str) -> None:
+    """The user says so, and its folder is not the store."""
+    (hostile.parent / "mine.py").write_text(KERNEL)
+    options = [how] if how != "--workers" else [how, "1"]
+    ran = run(hostile.parent, "-m", "gdnbench", "replay", hostile, "--kernel", "mine:kernel", *options)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.slow
+def test_a_kernel_that_is_named_is_found_by_a_bisection(hostile: Path) -> None:
+    (hostile.parent / "mine.py").write_text(KERNEL)
+    ran = run(hostile.parent, "-m", "gdnbench", "bisect", "record", hostile, "--kernel", "mine:kernel")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
