@@ -44,8 +44,8 @@ def test_the_page_does_not_depend_on_the_terminal(tmp_path: Path) -> None:
 
 def test_check_names_what_is_stale(documenting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, text = documenting["script"], documenting["page"].page()
-    old = text.replace("Check every digest", "Check some digests", 1)  # in the list
-    old = old.replace("Check every digest", "Check some digests", 1)  # in its section
+    old = text.replace("Check a store", "Inspect a store", 1)  # in the list
+    old = old.replace("Check a store", "Inspect a store", 1)  # in its section
     assert script.stale(text, old) == ["the list of commands", "gdnbench verify"]
     assert script.stale(text, text.replace("## gdnbench ls", "## gdnbench list")) == [
         "gdnbench ls",
