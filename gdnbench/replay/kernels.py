@@ -127,6 +127,9 @@ def _import_file(path: str) -> ModuleType:
     file = Path(path).resolve()
     if not file.is_file():
         raise BadInputError(f"kernel file {path} does not exist")
+    here = Path.cwd()
+    if file.is_relative_to(here) and str(here) not in sys.path:
+        sys.path.insert(0, str(here))  # the file may import modules of the user's own folder
     spec = importlib.util.spec_from_file_location(f"gdnbench_user_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None
