@@ -90,8 +90,8 @@ def test_one_process_runs_all_cases(tmp_path: Path) -> None:
     names = ["fp32, 2 sequences", "fp32, 3 sequences", "bf16, drafts"]
     captured = [f"capture decode {number}" for number in (3, 30, 31)]
     assert [name for name, _, _ in proofs] == [*names, *captured]
-    # What was captured has raw q and k and its state the other way round. Replay converts both, and judges the
-    # kernel on what it was handed.
+    # What was captured has raw q and k and its state the other way round. Replay converts both, and judges
+    # the kernel on what it was handed.
     assert [verdict for _, verdict, _ in proofs] == ["pass"] * 6
     # One for the made calls and one for a store of captured ones, beside this one, which looks for stages.
     assert len(set(processes.read_text().split()) - {str(os.getpid())}) == 2
