@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -196,12 +197,14 @@ def test_killed_at_any_instant_it_loses_nothing_and_the_next_one_finishes(
     make(store, "a", PLAIN, 12)
     make(store, "b", PLAIN, 4)
     snapshots: list[Path] = []
+    changing = threading.RLock()  # zarr renames from several threads: not while a copy is made
 
     def watched(change: Callable[..., object]) -> Callable[..., object]:
         def made(*args: object, **kwargs: object) -> object:
-            snapshots.append(tmp_path / f"killed{len(snapshots)}.zarr")
-            shutil.copytree(store, snapshots[-1])
-            return change(*args, **kwargs)
+            with changing:
+                snapshots.append(tmp_path / f"killed{len(snapshots)}.zarr")
+                shutil.copytree(store, snapshots[-1])
+                return change(*args, **kwargs)
 
         return made
 
