@@ -142,24 +142,23 @@ class Judge:
         """`oracle`: the exact result is needed whatever the rule."""
         conventions = tuple(sorted({**compact.conventions, **(handed or {})}.items()))
         bound = isinstance(self.rule, Bound)
-        exact = self._run(ORACLE, record, operation, compact, conventions) if oracle or bound else {}
-        torchs = self._run(YARDSTICK, record, operation, compact, conventions) if bound else {}
-        return _Handed(outputs, compact, operation.convert(compact, dict(conventions)), exact, torchs)
+        given = operation.convert(compact, dict(conventions))
+        exact = self._run(ORACLE, record, operation, compact, given) if oracle or bound else {}
+        torchs = self._run(YARDSTICK, record, operation, compact, given) if bound else {}
+        return _Handed(outputs, compact, given, exact, torchs)
 
     def _run(
-        self, kernel: str, record: StoredRecord, operation: Operation, compact: Call, handed: Conventions
+        self, kernel: str, record: StoredRecord, operation: Operation, compact: Call, given: Call
     ) -> dict[str, Tensor]:
-        """The results of `kernel` on the values of `compact` converted to `handed`, in the conventions of
+        """The results of `kernel` on `given`, which is `compact` in other conventions, in those of
         `compact`."""
         if self._last.record is not record:
             self._last.record, self._last.outputs, self._last.errors = record, {}, {}
-        found = self._last.outputs
-        if (kernel, handed) not in found:
-            results = run_as_handed(operation, kernel, compact, dict(handed))
-            found[kernel, handed] = {
-                name: tensor if self.brief else tensor.cpu() for name, tensor in results.items()
-            }
-        return found[kernel, handed]
+        found, key = self._last.outputs, (kernel, tuple(sorted(given.conventions.items())))
+        if key not in found:
+            results = _run_on(operation, kernel, given, compact.conventions)
+            found[key] = {name: tensor if self.brief else tensor.cpu() for name, tensor in results.items()}
+        return found[key]
 
     def _bounded(
         self, operation: Operation, subject: Subject, main: _Handed, beside: _Handed | None, bound: Bound
@@ -203,7 +202,7 @@ class Judge:
         recorded = tuple(sorted(compact.conventions.items()))
         if not main.oracle or not rounding & {name for name, _ in set(main.conventions) - set(recorded)}:
             return []
-        exact = self._run(ORACLE, record, operation, compact, recorded)
+        exact = self._run(ORACLE, record, operation, compact, compact)
         found = []
         for name in compared_tensors(operation, compact):
             subject = replace(subject_of(record, operation, compact, name), side=Side.CONVERSION)
@@ -216,10 +215,14 @@ def run_as_handed(
 ) -> dict[str, Tensor]:
     """The results, in the conventions of `call`, of one of the operation's kernels on the values of `call`
     converted to the conventions `handed`."""
-    given = operation.convert(call, handed)
-    return operation.convert_outputs(
-        run_kernel(operation, kernel, given), given.conventions, call.conventions
-    )
+    return _run_on(operation, kernel, operation.convert(call, handed), call.conventions)
+
+
+def _run_on(
+    operation: Operation, kernel: str, given: Call, conventions: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """The results of one of the operation's kernels on `given`, in other `conventions`."""
+    return operation.convert_outputs(run_kernel(operation, kernel, given), given.conventions, conventions)
 
 
 def judge_call(
@@ -227,9 +230,11 @@ def judge_call(
 ) -> tuple[TensorResult, ...]:
     """Results for `outputs` of a call outside any record, compared with the oracle; all on the CPU. A kernel
     left the outputs, in the call's conventions; it was handed the call in the conventions `handed`."""
-    oracle = run_as_handed(operation, ORACLE, call, handed)
-    yardstick = run_as_handed(operation, YARDSTICK, call, handed) if isinstance(rule, Bound) else {}
-    main = _Handed(outputs, call, operation.convert(call, handed), oracle, yardstick)
+    given = operation.convert(call, handed)
+    oracle = _run_on(operation, ORACLE, given, call.conventions)
+    bound = isinstance(rule, Bound)
+    yardstick = _run_on(operation, YARDSTICK, given, call.conventions) if bound else {}
+    main = _Handed(outputs, call, given, oracle, yardstick)
     results: list[TensorResult] = []
     for name in compared_tensors(operation, call):
         axes = operation.spec(name).axes_in(call.conventions)
