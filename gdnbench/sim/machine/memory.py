@@ -277,6 +277,21 @@ class SharedMemory:
         )
 
 
+def _places_in_window(
+    addresses: Values, lanes: Lanes, width: int, size: int, what: str, has: str
+) -> npt.NDArray[np.intp]:
+    """The offsets [lanes, width] of the bytes that active lanes access in a window of `size` bytes from
+    address 0; KernelFault for an access that is not aligned or not inside."""
+    check_aligned(addresses, lanes, width)
+    wanted = addresses[lanes]
+    bad = (wanted > np.uint64(max(size - width, 0))) | (size < width)
+    if bad.any():
+        raise KernelFault(
+            FaultKind.OUT_OF_BOUNDS, f"{width} bytes at {what} {int(wanted[bad.argmax()]):#x}: {has}"
+        )
+    return wanted.astype(np.intp)[:, None] + np.arange(width)
+
+
 class LocalMemory:
     """The local memory of one warp's threads: `bytes[lane, offset]`. Each lane has `size` bytes of its own,
     from address 0."""
@@ -286,16 +301,8 @@ class LocalMemory:
         self.bytes: Bytes = np.full((LANES, size), POISON, np.uint8)
 
     def _locate(self, addresses: Values, lanes: Lanes, width: int) -> npt.NDArray[np.intp]:
-        check_aligned(addresses, lanes, width)
-        wanted = addresses[lanes]
-        bad = (wanted > np.uint64(max(self.size - width, 0))) | (self.size < width)
-        if bad.any():
-            raise KernelFault(
-                FaultKind.OUT_OF_BOUNDS,
-                f"{width} bytes at local address {int(wanted[bad.argmax()]):#x}: "
-                f"a thread has {self.size} bytes",
-            )
-        return wanted.astype(np.intp)[:, None] + np.arange(width)
+        has = f"a thread has {self.size} bytes"
+        return _places_in_window(addresses, lanes, width, self.size, "local address", has)
 
     def load(self, addresses: Values, lanes: Lanes, width: int) -> Bytes:
         out = np.zeros((LANES, width), np.uint8)
@@ -318,17 +325,11 @@ class ParameterMemory:
         self.bytes: Bytes = np.frombuffer(data, np.uint8)
 
     def load(self, addresses: Values, lanes: Lanes, width: int) -> Bytes:
-        check_aligned(addresses, lanes, width)
-        wanted = addresses[lanes]
-        bad = (wanted > np.uint64(max(self.size - width, 0))) | (self.size < width)
-        if bad.any():
-            raise KernelFault(
-                FaultKind.OUT_OF_BOUNDS,
-                f"{width} bytes at parameter offset {int(wanted[bad.argmax()]):#x}: "
-                f"the kernel has {self.size} bytes of parameters",
-            )
+        has = f"the kernel has {self.size} bytes of parameters"
         out = np.zeros((LANES, width), np.uint8)
-        out[lanes] = self.bytes[wanted.astype(np.intp)[:, None] + np.arange(width)]
+        out[lanes] = self.bytes[
+            _places_in_window(addresses, lanes, width, self.size, "parameter offset", has)
+        ]
         return out
 
     def store(self, addresses: Values, lanes: Lanes, data: Bytes) -> None:
