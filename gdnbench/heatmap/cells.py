@@ -8,7 +8,7 @@ import numpy as np
 
 from gdnbench.bits import logical
 from gdnbench.judge.grid import Grid
-from gdnbench.judge.tensor import rounding
+from gdnbench.judge.limits import unit_roundoff
 from gdnbench_kernels.contract import Region
 
 
@@ -69,7 +69,7 @@ def cells_of(grid: Grid, dtype: str) -> Cells:
     if of_torch:
         assert grid.torch_rms is not None
         torchs = grid.torch_rms.astype(np.float64)
-        unit, _ = rounding(logical(dtype).torch_dtype)
+        unit, _ = unit_roundoff(logical(dtype).torch_dtype)
         exact = np.where(torchs > 0, torchs, unit * exact)
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.where(error == 0, 0.0, error / exact)

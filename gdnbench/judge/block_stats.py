@@ -45,6 +45,7 @@ class Sum(IntEnum):
     DD = 2
     YY = 3
     DY = 4
+    NONFINITE = 5  # elements that are NaN or infinite on one side, or infinities of different signs
 
 
 class Peak(IntEnum):
@@ -175,6 +176,8 @@ class LineMeter:
         stats.sums[Sum.DD] = (d * d).sum(-1).numpy()
         stats.sums[Sum.YY] = (yd * yd).sum(-1).numpy()
         stats.sums[Sum.DY] = (d * yd).sum(-1).numpy()
+        if not bool(finite.all()):
+            stats.sums[Sum.NONFINITE] = _unequal_kinds(x.double(), y.double()).sum(-1).numpy()
         stats.peaks[Peak.ABS] = stats.peaks[Peak.SCORE] = magnitude.amax(-1).numpy()
         if self._tolerance is not None:
             score = magnitude - self._tolerance.rel * reference
@@ -268,9 +271,19 @@ def _count_unequal(unequal: Tensor, tally: Tally, first: int) -> None:
         tally.first_unequal = first + int(torch.nonzero(unequal.reshape(-1))[0])
 
 
+def _infinite_on_one_side(xd: Tensor, yd: Tensor) -> Tensor:
+    """Where neither is NaN and one is an infinity that the other is not."""
+    return ~torch.isnan(xd) & ~torch.isnan(yd) & (torch.isinf(xd) | torch.isinf(yd)) & (xd != yd)
+
+
+def _unequal_kinds(xd: Tensor, yd: Tensor) -> Tensor:
+    """Where one is NaN and the other is not, or `_infinite_on_one_side`."""
+    return (torch.isnan(xd) != torch.isnan(yd)) | _infinite_on_one_side(xd, yd)
+
+
 def _count_nonfinite(xd: Tensor, yd: Tensor, tally: Tally, first: int) -> None:
     x_nan, y_nan = torch.isnan(xd), torch.isnan(yd)
-    infinite = ~x_nan & ~y_nan & (torch.isinf(xd) | torch.isinf(yd)) & (xd != yd)
+    infinite = _infinite_on_one_side(xd, yd)
     tally.nan_only_x += int((x_nan & ~y_nan).sum())
     tally.nan_only_y += int((y_nan & ~x_nan).sum())
     tally.inf_unequal += int(infinite.sum())

@@ -70,7 +70,8 @@ def grid_of(
     """
     groups = own.groups
     rms = groups.rms()
-    kept = _furthest_off(rms, max(1, MOST_CELLS // max(1, rms.shape[1])))
+    ranks = np.where(groups.nonfinite() > 0, np.inf, rms)
+    kept = _furthest_off(ranks, max(1, MOST_CELLS // max(1, rms.shape[1])))
     cells = [_cells(x, y, groups.regions[number], partition.head_axis) for number in kept]
     worst = np.stack([cell.worst for cell in cells]) if cells else np.zeros((0, 1, len(x.shape)), np.int32)
     if rows is not None:
@@ -98,11 +99,11 @@ def _single(values: np.ndarray) -> np.ndarray:
         return values.astype(np.float32)
 
 
-def _furthest_off(rms: np.ndarray, most: int) -> np.ndarray:
-    """Numbers of the `most` regions with the largest errors, ascending."""
-    if len(rms) <= most:
-        return np.arange(len(rms))
-    return np.sort(np.argsort(-rms.max(axis=1), kind="stable")[:most])
+def _furthest_off(ranks: np.ndarray, most: int) -> np.ndarray:
+    """Numbers of the `most` regions with the largest ranks of a head, ascending."""
+    if len(ranks) <= most:
+        return np.arange(len(ranks))
+    return np.sort(np.argsort(-ranks.max(axis=1), kind="stable")[:most])
 
 
 @dataclass(frozen=True, slots=True)

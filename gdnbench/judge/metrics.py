@@ -113,6 +113,10 @@ class Groups:
         """rms(x - y) for each region and head, [regions, heads]; 0 where there is no element."""
         return _root_mean(self.sums[Sum.DD], self.sums[Sum.COUNT])
 
+    def nonfinite(self) -> np.ndarray:
+        """Elements that are NaN or infinite on one side only, for each region and head, [regions, heads]."""
+        return self.sums[Sum.NONFINITE]
+
     def rms_reference(self) -> np.ndarray:
         """rms(y) for each region and head, [regions, heads]; 0 where there is no element."""
         return _root_mean(self.sums[Sum.YY], self.sums[Sum.COUNT])

@@ -191,7 +191,8 @@ class Judge:
         torchs = known[key]
         if torchs is None:
             return None
-        return judge_briefly(subject, main.outputs[subject.name].to(oracle.device), oracle, torchs, bound)
+        tensor = main.outputs[subject.name].to(oracle.device)
+        return judge_briefly(subject, tensor, oracle, yardstick, torchs, bound)
 
     def _conversion_losses(
         self, record: StoredRecord, operation: Operation, compact: Call, main: _Handed

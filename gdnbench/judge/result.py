@@ -26,12 +26,13 @@ class Side(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GroupErrors:
-    """Errors of one (sequence, chunk) and head."""
+    """Errors of one (sequence, chunk) and head; `nonfinite` elements are NaN or infinite on one side only."""
 
     sequence: int
     chunk: int | None
     head: int
     errors: Errors
+    nonfinite: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class LimitCheck:
     sequence: int | None = None
     chunk: int | None = None
     head: int | None = None
+    token: int | None = None
 
     @property
     def over(self) -> bool:
@@ -62,7 +64,8 @@ class LimitCheck:
 
 @dataclass(frozen=True, slots=True)
 class TensorResult:
-    """The judged tensor. `reasons` is empty exactly if it passes; `groups` holds the worst ones by RMS."""
+    """The judged tensor. `reasons` is empty exactly if it passes; `groups` holds the worst ones, see
+    `worst_groups`."""
 
     tensor: str
     when: When
@@ -89,17 +92,23 @@ class TensorResult:
         return not self.reasons
 
 
-def worst_groups(comparison: Comparison, count: int = WORST_GROUPS) -> tuple[GroupErrors, ...]:
-    """The `count` (sequence, chunk, head) with the largest rms(x - y) above zero, largest first.
+def worst_groups(
+    comparison: Comparison, ratios: np.ndarray | None = None, count: int = WORST_GROUPS
+) -> tuple[GroupErrors, ...]:
+    """The `count` (sequence, chunk, head) that are furthest off, worst first: those with elements that are
+    NaN or infinite on one side only, then those with the largest `ratios` of error to limit, [regions,
+    heads]. Without `ratios`, which not every rule has, those with the largest rms(x - y).
 
     Empty for a tensor that belongs to no sequence.
     """
     groups = comparison.groups
-    rms = groups.rms()
+    rms, nonfinite = groups.rms(), groups.nonfinite()
+    ranks = np.where(nonfinite > 0, np.inf, rms if ratios is None else ratios)
     found = []
-    for flat in np.argsort(-rms, axis=None, kind="stable")[:count]:
+    for flat in np.argsort(-ranks, axis=None, kind="stable")[:count]:
         region, head = (int(i) for i in np.unravel_index(flat, rms.shape))
-        owner = groups.regions[region]
-        if rms[region, head] > 0 and owner.sequence != NO_SEQUENCE:
-            found.append(GroupErrors(owner.sequence, owner.chunk, head, groups.errors(region, head)))
+        owner, wrong = groups.regions[region], int(nonfinite[region, head])
+        if (rms[region, head] > 0 or wrong) and owner.sequence != NO_SEQUENCE:
+            errors = groups.errors(region, head)
+            found.append(GroupErrors(owner.sequence, owner.chunk, head, errors, wrong))
     return tuple(found)

@@ -120,7 +120,7 @@ def judge_stage(
     common = torch.promote_types(tensor.dtype, yardstick.dtype)
     ratio = None if limit is not None and limit.instead else bound
     added = limit.relative if limit is not None and limit.added else 0.0
-    result = judge(subject, tensor.to(common), oracle, yardstick.to(common), ratio, added)
+    result = judge(subject, tensor.to(common), oracle, yardstick.to(common), ratio, added, by_line=False)
     result = replace(result, dtype=dtype_name(tensor.dtype))
     if limit is None or limit.added or result.errors is None:
         return result

@@ -1,12 +1,7 @@
 """Decides when a tensor passes.
 
-The bound. A tensor passes when its error against the fp64 oracle is at most k times that of the same-dtype
-torch kernel on the same record, plus a floor: for the RMS over the whole tensor, for the RMS of every
-(sequence, head), and for the largest absolute error.
-
-The floor is the error of rounding the exact result. Rounding y to a dtype of unit roundoff u = eps / 2 moves
-it by at most u |y|, or half the smallest subnormal s if y is that small. Hence rms error <= u rms(y) + s / 2,
-and the largest error <= u max|y| + s / 2. A kernel need not be better than a correctly rounded result.
+A tensor passes when its error against the fp64 oracle keeps to the limits of `gdnbench.judge.limits`: k times
+the error of the same-dtype torch kernel on the same record, plus the error of rounding the exact result.
 
 Rules for non-finite elements; "overflows" means finite in fp64 but not once rounded to the dtype:
 
@@ -24,18 +19,17 @@ Only elements finite in all three enter the errors.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gdnbench.judge import quick_check
 from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.grid import Grid, grid_of
+from gdnbench.judge.limits import GAIN, HEAD_GAIN, OF_HEAD, OF_LINE, RMS, Limits, first_wrong_chunk, lines_of
 from gdnbench.judge.location import locate
-from gdnbench.judge.metrics import Comparison, Groups, Worst, compare
-from gdnbench.judge.result import LimitCheck, Side, TensorResult, worst_groups
+from gdnbench.judge.metrics import Comparison, Worst, compare
+from gdnbench.judge.result import Side, TensorResult, worst_groups
 from gdnbench.judge.row_source import Memory, RowSource
 from gdnbench.judge.rule import Bitwise, Bound
 from gdnbench.record import When
@@ -95,13 +89,16 @@ def judge(
     yardstick: Tensor,
     bound: Bound | None,
     added: float = 0.0,
+    *,
+    by_line: bool = True,
 ) -> TensorResult:
     """Judge `tensor` by `bound`: its error against `oracle` (fp64) compared with that of `yardstick` (torch's
-    kernel).
+    kernel), see `gdnbench.judge.limits`.
 
     All three are on the CPU; `tensor` must have the contract's shape and dtype, which `yardstick` has.
     Without a bound the errors are only measured, and only the rules for non-finite elements apply. `added`:
-    an allowed error relative to the exact value, in addition to the dtype's rounding.
+    an allowed error relative to the exact value, in addition to the dtype's rounding. `by_line` False: lines
+    and gains are not judged, as of stages, whose rows may be parts of chunks.
     """
     if (unmatched := shape_mismatch(subject, Memory(tensor), Memory(yardstick))) is not None:
         return unmatched
@@ -109,15 +106,15 @@ def judge(
     y = Memory(screened.oracle)
     own = subject.compare(Memory(screened.tensor), y)
     torchs = subject.compare(Memory(screened.yardstick), y)
-    reasons = screened.reasons
-    held: tuple[LimitCheck, ...] = ()
+    found = _result(subject, Memory(tensor), own, screened.reasons)
     if bound is not None:
-        allowance = _Allowance.for_dtype(tensor.dtype, bound.factor(subject.name), added)
-        held = _held_to(own, torchs, allowance, screened.largest)
-        reasons += _over_bound(own, torchs, allowance, screened.largest)
+        lines = None
+        if by_line and tensor.is_floating_point():
+            lines = lines_of(screened.tensor, screened.yardstick, screened.oracle, subject.partition)
+        limits = Limits(tensor.dtype, bound.factor(subject.name), screened.largest, added, lines)
+        found = _held_to(found, own, torchs, limits)
     return replace(
-        _result(subject, Memory(tensor), own, reasons),
-        held=held,
+        found,
         yardstick=torchs.total,
         excluded=screened.excluded,
         worst=screened.wrong or own.worst,
@@ -125,12 +122,33 @@ def judge(
     )
 
 
-def judge_briefly(
-    subject: Subject, tensor: Tensor, oracle: Tensor, torchs: Comparison, bound: Bound
-) -> TensorResult | None:
-    """As `judge`, computed by `quick_check`: without ULP distances and the count of unequal elements.
+def _held_to(found: TensorResult, own: Comparison, torchs: Comparison, limits: Limits) -> TensorResult:
+    """`found` with the limits and a reason for each that is exceeded. A line or the gain of a head says
+    nothing new where the RMS of its sequence and head, or that one's gain, is exceeded already."""
+    checks = limits.checks(own, torchs)
+    over = {check.what for check, _ in checks if check.over}
+    told = over - ({OF_LINE} if over & {RMS, OF_HEAD} else set()) - ({HEAD_GAIN} if GAIN in over else set())
+    reasons = tuple(words for check, words in checks if check.what in told)
+    ratios = limits.by_chunk(own, torchs)
+    worst = next((check for check, _ in checks if check.over and check.head is not None), None)
+    if worst is not None and reasons:
+        last = first_wrong_chunk(own.groups, ratios, worst.sequence, worst.head)
+        reasons = tuple(words + last * (words.startswith("RMS error of")) for words in reasons)
+    return replace(
+        found,
+        reasons=found.reasons + reasons,
+        held=tuple(check for check, _ in checks),
+        groups=worst_groups(own, ratios),
+    )
 
-    `torchs` is `quick_check.quick_errors` of torch's kernel. None if only `judge` can decide.
+
+def judge_briefly(
+    subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor, torchs: Comparison, bound: Bound
+) -> TensorResult | None:
+    """As `judge`, on the device where all tensors lie, without ULP distances and the count of unequal
+    elements.
+
+    `torchs` is `quick_check.quick_errors` of `yardstick`. None if only `judge` can decide.
     """
     if shape_mismatch(subject, Memory(tensor), Memory(oracle)) is not None:
         return None
@@ -139,10 +157,12 @@ def judge_briefly(
     own = quick_check.quick_errors(tensor, oracle, subject.partition, subject.axes)
     if own is None:
         return None
-    peak = quick_check.largest_magnitude(oracle, subject.partition)
+    largest = quick_check.largest_magnitude(oracle, subject.partition)
     named = replace(own, worst=own.worst and subject.named(own.worst))
-    reasons = _over_bound(named, torchs, _Allowance.for_dtype(tensor.dtype, bound.factor(subject.name)), peak)
-    return replace(_result(subject, Memory(tensor), named, reasons), yardstick=torchs.total)
+    lines = lines_of(tensor, yardstick, oracle, subject.partition)
+    limits = Limits(tensor.dtype, bound.factor(subject.name), largest, lines=lines)
+    found = _held_to(_result(subject, Memory(tensor), named, ()), named, torchs, limits)
+    return replace(found, yardstick=torchs.total)
 
 
 def judge_against_target(
@@ -307,89 +327,3 @@ def _kind(values: Tensor) -> Tensor:
     kind = torch.isnan(values).to(torch.uint8)
     infinite = torch.isinf(values)
     return kind + 2 * (infinite & (values > 0)) + 3 * (infinite & (values < 0))
-
-
-Figures = TypeVar("Figures", float, np.ndarray)
-
-
-class _Allowance(NamedTuple):
-    """The allowed error: `k` times torch's, plus `unit` times the exact value, plus `tiny`."""
-
-    k: float
-    unit: float
-    tiny: float
-
-    @classmethod
-    def for_dtype(cls, dtype: torch.dtype, k: float, added: float = 0.0) -> _Allowance:
-        """The allowance for a dtype; `added` is relative to the exact value, in addition to the rounding."""
-        unit, tiny = rounding(dtype)
-        return cls(k, unit + added, tiny)
-
-    def limit(self, torchs: Figures, exact: Figures) -> Figures:
-        return self.k * torchs + self.unit * exact + self.tiny
-
-
-def _over_bound(
-    own: Comparison, torchs: Comparison, allowance: _Allowance, largest: float
-) -> tuple[str, ...]:
-    """One line for each of the three limits that is exceeded."""
-    k = allowance.k
-    reasons = []
-    limit = allowance.limit(torchs.total.rms, own.total.rms_reference)
-    if not own.total.rms <= limit:
-        reasons.append(
-            f"RMS error {own.total.rms:.3g} over {limit:.3g} = {k:g} x torch's"
-            f" {torchs.total.rms:.3g} + rounding"
-        )
-    by_head, by_head_torch = own.groups.by_sequence(), torchs.groups.by_sequence()
-    limits = allowance.limit(by_head_torch.rms(), by_head.rms_reference())
-    over = by_head.rms() > limits
-    if over.any():
-        reasons.append(_worst_head(by_head, limits, over))
-    limit = allowance.limit(torchs.total.max_abs, largest)
-    if not own.total.max_abs <= limit:
-        reasons.append(
-            f"largest error {own.total.max_abs:.3g} over {limit:.3g} = {k:g} x torch's"
-            f" {torchs.total.max_abs:.3g} + rounding; at {own.worst}"
-        )
-    return tuple(reasons)
-
-
-def _held_to(
-    own: Comparison, torchs: Comparison, allowance: _Allowance, largest: float
-) -> tuple[LimitCheck, ...]:
-    """The three limits of `_over_bound`, with their errors."""
-    by_head = own.groups.by_sequence()
-    errors, roots = by_head.rms(), by_head.rms_reference()
-    limits = allowance.limit(torchs.groups.by_sequence().rms(), roots)
-    found = [LimitCheck("RMS", own.total.rms, allowance.limit(torchs.total.rms, own.total.rms_reference))]
-    if errors.size:
-        tightest = np.where(errors > 0, errors / np.maximum(limits, np.finfo(np.float64).tiny), 0.0).argmax()
-        region, head = (int(i) for i in np.unravel_index(tightest, errors.shape))
-        sequence = by_head.regions[region].sequence
-        error, limit = float(errors[region, head]), float(limits[region, head])
-        found.append(LimitCheck("RMS of a sequence and head", error, limit, sequence, head=head))
-    at = own.worst.at if own.worst is not None else None
-    place = () if at is None else (at.sequence, at.chunk, at.head)
-    found.append(
-        LimitCheck("largest", own.total.max_abs, allowance.limit(torchs.total.max_abs, largest), *place)
-    )
-    return tuple(found)
-
-
-def _worst_head(groups: Groups, limits: np.ndarray, over: np.ndarray) -> str:
-    excess = np.where(over, groups.rms() / np.maximum(limits, np.finfo(np.float64).tiny), 0.0)
-    region, head = (int(i) for i in np.unravel_index(excess.argmax(), excess.shape))
-    error, limit = groups.rms()[region, head], limits[region, head]
-    return (
-        f"RMS error of {over.sum()} of {over.size} (sequence, head): worst sequence"
-        f" {groups.regions[region].sequence} head {head}, {error:.3g} over {limit:.3g}"
-    )
-
-
-def rounding(dtype: torch.dtype) -> tuple[float, float]:
-    """Unit roundoff and half the smallest subnormal of a float dtype; zeros for integers, which are exact."""
-    if not dtype.is_floating_point:
-        return 0.0, 0.0
-    info = torch.finfo(dtype)
-    return info.eps / 2, info.smallest_normal * info.eps / 2

@@ -141,7 +141,7 @@ def _tensor(tensor: TensorResult, grids: bool) -> dict[str, Any]:
         "ulp_histogram": list(tensor.ulp_histogram),
         "worst": _worst(tensor.worst),
         "worst_groups": [
-            {"sequence": g.sequence, "chunk": g.chunk, "head": g.head, **(_errors(g.errors) or {})}
+            {"sequence": g.sequence, "chunk": g.chunk, "head": g.head, "nonfinite": g.nonfinite, **(_errors(g.errors) or {})}
             for g in tensor.groups
         ],
         "held": [_held(held) for held in tensor.held],
@@ -182,6 +182,7 @@ def _held(held: LimitCheck) -> dict[str, Any]:
         "sequence": held.sequence,
         "chunk": held.chunk,
         "head": held.head,
+        "token": held.token,
     }
 
 

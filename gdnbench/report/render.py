@@ -81,12 +81,13 @@ def render_histogram(tensor: TensorResult) -> str:
 
 
 def render_groups(tensor: TensorResult) -> str:
-    """`0.12 in sequence 3 chunk 1 head 0; ...`: the groups with the largest errors."""
+    """`0.12 in sequence 3 chunk 1 head 0; ...`: the groups that are furthest off, see `worst_groups`."""
     words = []
     for group in tensor.groups[:_GROUPS]:
         owner = (("sequence", group.sequence), ("chunk", group.chunk), ("head", group.head))
         place = " ".join(f"{name} {value}" for name, value in owner if value is not None)
-        words.append(f"{group.errors.rms:.3g} in {place}")
+        size = f"{group.nonfinite} not finite" if group.nonfinite else f"{group.errors.rms:.3g}"
+        words.append(f"{size} in {place}")
     return "; ".join(words)
 
 

@@ -14,9 +14,9 @@ from math import isfinite
 from typing import Any
 
 from gdnbench.bits import logical
+from gdnbench.judge.limits import unit_roundoff
 from gdnbench.judge.record import ORACLE
 from gdnbench.judge.result import Side, TensorResult
-from gdnbench.judge.tensor import rounding
 from gdnbench.report.report import RecordResult
 from gdnbench.suite.plan import Entry
 
@@ -62,7 +62,7 @@ def acceptable_errors(entry: Entry, record: RecordResult) -> dict[str, Measured]
         if errors is None or not tensor.passed or not _against_oracle(entry, record.op, tensor):
             continue
         if isfinite(errors.rms) and isfinite(errors.max_abs):
-            unit, tiny = rounding(logical(tensor.dtype).torch_dtype)
+            unit, tiny = unit_roundoff(logical(tensor.dtype).torch_dtype)
             peak = abs(tensor.worst.y) if tensor.worst is not None and isfinite(tensor.worst.y) else 0.0
             floors = unit * errors.rms_reference + tiny, unit * peak + tiny
             found[baseline_name(tensor)] = Measured(errors.rms, errors.max_abs, *floors)

@@ -41,7 +41,8 @@ def test_twice_the_yardsticks_error_is_allowed(factor: float, passes: bool) -> N
     result = judge(subject(), candidate, oracle, yardstick, Bound())
     assert result.passed == passes
     if not passes:
-        assert [reason.split()[0] for reason in result.reasons] == ["RMS", "RMS", "largest"]
+        gain = ["gain"] if factor == 50 else []  # 2^-10 x 2.1 is below what a gain may have besides
+        assert [reason.split()[0] for reason in result.reasons] == ["RMS", "RMS", *gain, "largest"]
 
 
 def test_k_by_tensor() -> None:

@@ -163,17 +163,16 @@ def _limits(
 
 
 def _bound(entry: Mapping[str, Any]) -> dict[str, float]:
-    """The limits of RMS and largest error as they were. Where the whole tensor kept to them and a sequence
-    and head alone did not, the RMS is held to less than it is by the root of that one's excess."""
+    """The limits of RMS and largest error as they were. Where the whole tensor keeps to them, and a part of
+    it or a gain alone does not, the limit of the RMS is below the RMS by the root of that one's excess."""
     held = {one["what"]: one for one in entry.get("held", [])}
     found = {}
     for what, key in (("RMS", "rms"), ("largest", "largest")):
         if what in held and math.isfinite(held[what]["limit"]):
             found[key] = held[what]["limit"]
-    of_head = held.get("RMS of a sequence and head")
-    over = any(held[what]["error"] > held[what]["limit"] for what in ("RMS", "largest") if what in held)
-    if not over and of_head is not None and of_head["error"] > of_head["limit"] and "RMS" in held:
-        share = of_head["limit"] / of_head["error"]
+    over = [one for one in held.values() if one["error"] > one["limit"]]
+    if over and not any(one["what"] in ("RMS", "largest") for one in over) and "RMS" in held:
+        share = min(one["limit"] / one["error"] for one in over)
         found["rms"] = held["RMS"]["error"] * math.sqrt(share)
     return found
 

@@ -1,0 +1,331 @@
+"""The limits of a bound: how large the error of a tensor, of its parts and of its gain may be.
+
+With T torch's error, R the error of rounding the exact result y, u the unit roundoff of the dtype, and k the
+factor of the bound (2):
+
+| limit                       | of                                     | value                               |
+|-----------------------------|----------------------------------------|-------------------------------------|
+| RMS                         | the tensor                             | k T + F                             |
+| RMS of a sequence and head  | each (sequence, head)                  | k T + F                             |
+| RMS of a line               | each token of a head, row of a state   | k z T_near + F                      |
+| gain of a sequence and head | <x - y, y> / <y, y> of each            | k abs(b_T) + abs(b_R) + z s + 2^-10 |
+| gain of a head              | the same over all sequences            | the same                            |
+| largest                     | abs(x - y)                             | k max T + u max abs(y)              |
+
+Each has in addition the smallest normal number of the dtype, since `.ftz` instructions flush what is smaller
+(PTX ISA, "Rounding modifiers" and "Subnormal numbers").
+
+F, the floor. A kernel need not be better than a correctly rounded result, whose error R is computed, element
+by element. A right kernel may round somewhere else, though, and draws other errors. One rounding error that
+is uniform in [-u, u] has the mean square u^2 / 3; over n lines, each with an error of its own, the mean has
+the relative standard deviation sqrt(4/45) / (1/3) / sqrt(n) = 0.894 / sqrt(n), and its root half of that. So
+F = R (1 + 3 x 0.447 / sqrt(n)), and at most u rms(y), which no rounding exceeds.
+
+z, what chance allows. Of N independent normal errors with deviation 1 the largest exceeds sqrt(2 ln(2 N / p))
+with a probability below p = 1e-6. For lines N is their number, for gains that of (sequence, head).
+
+T_near. Torch's error on one line may be 0 by luck, when the line's only rounding error is common to all its
+elements. The mean square over the lines within 8 places of it, in the same sequence and head, is not.
+
+s, the deviation of the gain. Errors within a line may all point along y, but their signs differ from line to
+line. The part of torch's squared error that its own rounding does not explain, k^2 (T^2 - R^2), is taken to
+point along y; rounding the elements of a line is independent. With sums over the lines l of a group:
+
+    s^2 = sum_l (k^2 D_l^2 y_l^2 + (1 + k^2) sum_i (r_i y_i)^2) / (sum_l y_l^2)^2
+    D_l^2 = max(T_l^2 - R_l^2, t^2 y_l^2, 0)
+
+where T_l, R_l and y_l are norms over the line, and t^2 is (T^2 - R^2) / y^2 over all lines of the head: a
+group of few lines may have a small T by luck. A gain has the additional 2^-10 because tensor cores may cut
+both operands of a tf32 product to 10 bits instead of rounding them: each is then smaller by 2^-10 of itself
+at the most and by a third of it in the mean, always in the same direction. No gain of a state is judged:
+errors of its lines are not independent, since one token writes them all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gdnbench.judge.line_errors import LineErrors, LineGrid, line_errors, line_grid
+from gdnbench.judge.metrics import Comparison, Groups
+from gdnbench.judge.result import LimitCheck
+from gdnbench_kernels.contract import Partition
+
+CHANCE = 1e-6
+"""The probability that chance alone exceeds a limit of lines or gains, of one tensor."""
+
+FLOOR_SPREAD = 3 * math.sqrt(4 / 45) * 3 / 2
+"""Three standard deviations of the root of the mean of n squared uniform errors, times sqrt(n)."""
+
+CUT_PRODUCT = 2.0**-10
+NEAR = 8
+TINY = np.finfo(np.float64).tiny
+
+RMS, LARGEST = "RMS", "largest"
+OF_HEAD, OF_LINE = "RMS of a sequence and head", "RMS of a line"
+GAIN, HEAD_GAIN = "gain of a sequence and head", "gain of a head"
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The lines of one output: of the tensor under test, of torch's and of the rounded exact result."""
+
+    grid: LineGrid
+    own: LineErrors
+    torchs: LineErrors
+    rounded: LineErrors
+
+
+def lines_of(x: Tensor, torchs: Tensor, exact: Tensor, partition: Partition) -> Lines:
+    """The lines of `x` and of torch's result against `exact` (fp64; NaN where an element does not count)."""
+    grid = line_grid(exact, partition)
+    rounded = exact.to(x.dtype)
+    return Lines(grid, *(line_errors(one, exact, partition, grid) for one in (x, torchs, rounded)))
+
+
+def unit_roundoff(dtype: torch.dtype) -> tuple[float, float]:
+    """Unit roundoff u, and what flushing or rounding small numbers may cost; zeros for integers, which are
+    exact. The smallest normal number of fp32 and bf16, half the smallest subnormal of others: `.ftz` is an
+    option of instructions of the former only."""
+    if not dtype.is_floating_point:
+        return 0.0, 0.0
+    info = torch.finfo(dtype)
+    flushed = dtype in (torch.float32, torch.bfloat16)
+    return info.eps / 2, info.smallest_normal if flushed else info.smallest_normal * info.eps / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one tensor under a bound of factor `k`.
+
+    `added`: an allowed error relative to the exact value. `largest`: max |y| over the elements that count.
+    `lines` None: the floor is u rms(y), and neither lines nor gains are judged.
+    """
+
+    dtype: torch.dtype
+    k: float
+    largest: float
+    added: float = 0.0
+    lines: Lines | None = None
+
+    def checks(self, own: Comparison, torchs: Comparison) -> list[tuple[LimitCheck, str]]:
+        """Each limit with its error, and the sentence that says so where it is exceeded.
+
+        A limit of parts is that of the part that comes closest to it or exceeds it most; a part with an
+        element that is not finite where it should be exceeds any.
+        """
+        found = [self._of_tensor(own, torchs), *self._of_heads(own.groups, torchs.groups)]
+        if self.lines is not None:
+            found += [*self._of_lines(self.lines), *self._of_gains(self.lines)]
+        return [*found, self._of_largest(own, torchs)]
+
+    def by_chunk(self, own: Comparison, torchs: Comparison) -> np.ndarray:
+        """error / limit of the RMS of each region and head, [regions, heads]; infinite for a part with an
+        element that is not finite where it should be."""
+        limits = self._limit(torchs.groups.rms(), own.groups.rms_reference(), self._floor(own.groups))
+        return _ratios(_errors(own.groups), limits)
+
+    def _limit(self, torchs: np.ndarray, exact: np.ndarray, floor: np.ndarray) -> np.ndarray:
+        return self.k * torchs + floor + self.added * exact + unit_roundoff(self.dtype)[1]
+
+    def _floor(self, groups: Groups) -> np.ndarray:
+        """F by region and head."""
+        most = unit_roundoff(self.dtype)[0] * groups.rms_reference()
+        if self.lines is None:
+            return most
+        grid = self.lines.grid
+        starts = [region.start for region in groups.regions]
+        owner = np.searchsorted(starts, grid.rows, side="right") - 1
+        sums = [_sums(values, owner, len(groups.regions)) for values in (self.lines.rounded.dd, grid.count)]
+        return np.minimum(most, _floor(*sums, np.bincount(owner, minlength=len(groups.regions))[:, None]))
+
+    def _of_tensor(self, own: Comparison, torchs: Comparison) -> tuple[LimitCheck, str]:
+        u, tiny = unit_roundoff(self.dtype)
+        floor = u * own.total.rms_reference
+        if self.lines is not None:
+            dd, count = self.lines.rounded.dd, self.lines.grid.count
+            floor = min(floor, float(_floor(dd.sum(), count.sum(), np.array(dd.size))))
+        limit = self.k * torchs.total.rms + floor + self.added * own.total.rms_reference + tiny
+        words = (
+            f"RMS error {own.total.rms:.3g} over {limit:.3g} = {self.k:g} x torch's {torchs.total.rms:.3g}"
+            " + rounding"
+        )
+        return LimitCheck(RMS, own.total.rms, limit), words
+
+    def _of_heads(self, own: Groups, torchs: Groups) -> list[tuple[LimitCheck, str]]:
+        own, torchs = own.by_sequence(), torchs.by_sequence()
+        errors = _errors(own)
+        if not errors.size:
+            return []
+        limits = self._limit(torchs.rms(), own.rms_reference(), self._floor_of_sequences(own))
+        region, head, over = _worst(errors, limits)
+        sequence = own.regions[region].sequence
+        error, limit = float(errors[region, head]), float(limits[region, head])
+        words = (
+            f"RMS error of {over} of {errors.size} (sequence, head): worst sequence {sequence} head {head},"
+            f" {error:.3g} over {limit:.3g}"
+        )
+        return [(LimitCheck(OF_HEAD, error, limit, sequence, head=head), words)]
+
+    def _floor_of_sequences(self, merged: Groups) -> np.ndarray:
+        most = unit_roundoff(self.dtype)[0] * merged.rms_reference()
+        if self.lines is None:
+            return most
+        owner, _ = self._sequence_of_lines(merged)
+        number = len(merged.regions)
+        sums = [_sums(one, owner, number) for one in (self.lines.rounded.dd, self.lines.grid.count)]
+        return np.minimum(most, _floor(*sums, np.bincount(owner, minlength=number)[:, None]))
+
+    def _sequence_of_lines(self, merged: Groups) -> tuple[np.ndarray, list[int]]:
+        """The position among `merged` of each line's sequence, and the sequences by position."""
+        assert self.lines is not None
+        sequences = [region.sequence for region in merged.regions]
+        place = {sequence: position for position, sequence in enumerate(sequences)}
+        owners = np.array([place[region.sequence] for region in self.lines.grid.owners], dtype=np.int64)
+        return owners[self.lines.grid.regions], sequences
+
+    def _of_lines(self, lines: Lines) -> list[tuple[LimitCheck, str]]:
+        grid = lines.grid
+        if not grid.yy.size:
+            return []
+        owner = grid.sequences if grid.vectors else grid.regions
+        u, tiny = unit_roundoff(self.dtype)
+        near = np.sqrt(_near(lines.torchs.dd, grid.count, owner))
+        norms = np.sqrt(grid.yy / np.maximum(grid.count, 1))
+        rounded = _floor(lines.rounded.dd, grid.count, np.array(1))
+        limits = self.k * _chance(grid.yy.size) * near + np.minimum(u * norms, rounded) + tiny
+        limits += self.added * norms
+        errors = np.sqrt(lines.own.dd / np.maximum(grid.count, 1))
+        line, head, over = _worst(errors, limits)
+        region = grid.owners[int(grid.regions[line])]
+        token = None
+        if grid.vectors:
+            row, inner = int(grid.rows[line]), int(grid.inner[line])
+            token = inner if region.token is None else region.token + row - region.start
+        error, limit = float(errors[line, head]), float(limits[line, head])
+        place = "".join(
+            f" {name} {value}"
+            for name, value in (
+                ("sequence", region.sequence),
+                ("chunk", region.chunk),
+                ("token", token),
+                ("head", head),
+            )
+            if value is not None
+        )
+        words = f"RMS error of {over} of {errors.size} lines: worst{place}, {error:.3g} over {limit:.3g}"
+        return [(LimitCheck(OF_LINE, error, limit, region.sequence, region.chunk, head, token), words)]
+
+    def _of_gains(self, lines: Lines) -> list[tuple[LimitCheck, str]]:
+        grid = lines.grid
+        if not (grid.vectors and grid.yy.size):
+            return []
+        sequences, owner = np.unique(grid.sequences, return_inverse=True)
+        found = []
+        for what, groups, number in ((GAIN, owner, len(sequences)), (HEAD_GAIN, np.zeros_like(owner), 1)):
+            if what == HEAD_GAIN and len(sequences) == 1:
+                continue
+            errors, limits = self._gains(lines, groups, number)
+            group, head, over = _worst(np.abs(errors), limits)
+            sequence = int(sequences[group]) if what == GAIN else None
+            error, limit = float(errors[group, head]), float(limits[group, head])
+            place = f"head {head}" if sequence is None else f"sequence {sequence} head {head}"
+            parts = "heads" if sequence is None else "(sequence, head)"
+            words = f"gain of {over} of {errors.size} {parts}: worst {place}, {error:+.3%} over {limit:.3%}"
+            found.append((LimitCheck(what, abs(error), limit, sequence, head=head), words))
+        return found
+
+    def _gains(self, lines: Lines, groups: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """<x - y, y> / <y, y> and its limit by group and head, [number, heads]; 0 where y is 0."""
+        grid, k = lines.grid, self.k
+
+        def summed(values: np.ndarray) -> np.ndarray:
+            return _sums(values, groups, number)
+
+        yy = summed(grid.yy)
+        there = np.maximum(yy, TINY)
+        own, torchs, rounded = (summed(one.dy) / there for one in (lines.own, lines.torchs, lines.rounded))
+        inner = lines.torchs.dd - lines.rounded.dd
+        of_head = inner.sum(axis=0) / np.maximum(grid.yy.sum(axis=0), TINY)
+        aligned = k * k * np.maximum(np.maximum(inner, of_head * grid.yy), 0.0) * grid.yy
+        spread = np.sqrt(summed(aligned + (1 + k * k) * lines.rounded.dydy)) / there
+        limits = k * np.abs(torchs) + np.abs(rounded) + _chance(yy.size) * spread + CUT_PRODUCT + self.added
+        limits += unit_roundoff(self.dtype)[1] * np.sqrt(summed(grid.count) / there)
+        return np.where(yy > TINY, own, 0.0), limits
+
+    def _of_largest(self, own: Comparison, torchs: Comparison) -> tuple[LimitCheck, str]:
+        u, tiny = unit_roundoff(self.dtype)
+        limit = self.k * torchs.total.max_abs + (u + self.added) * self.largest + tiny
+        at = own.worst.at if own.worst is not None else None
+        place = () if at is None else (at.sequence, at.chunk, at.head, at.token)
+        words = (
+            f"largest error {own.total.max_abs:.3g} over {limit:.3g} = {self.k:g} x torch's"
+            f" {torchs.total.max_abs:.3g} + rounding; at {own.worst}"
+        )
+        return LimitCheck(LARGEST, own.total.max_abs, limit, *place), words
+
+
+def first_wrong_chunk(own: Groups, ratios: np.ndarray, sequence: int | None, head: int | None) -> str:
+    """`; from chunk 3 on (token 192)`: the first chunk of a sequence and head whose RMS error exceeds its
+    limit, where the sequence has several; empty where it has not, or none exceeds it."""
+    if sequence is None or head is None:
+        return ""
+    chunks = [i for i, r in enumerate(own.regions) if r.sequence == sequence and r.chunk is not None]
+    wrong = [i for i in chunks if ratios[i, head] > 1]
+    if len(chunks) < 2 or not wrong:
+        return ""
+    first = own.regions[wrong[0]]
+    token = "" if first.token is None else f" (token {first.token})"
+    return f"; first wrong chunk of it: {first.chunk}{token}"
+
+
+def _chance(number: int) -> float:
+    """z: what the largest of `number` normal errors exceeds with a probability of CHANCE, in deviations."""
+    return math.sqrt(2 * math.log(2 * max(1, number) / CHANCE))
+
+
+def _floor(squares: np.ndarray, count: np.ndarray, lines: np.ndarray) -> np.ndarray:
+    """F of groups with these sums of squared rounding errors, elements and lines."""
+    rounded = np.sqrt(squares / np.maximum(count, 1))
+    return np.asarray(rounded * (1 + FLOOR_SPREAD / np.sqrt(np.maximum(lines, 1))))
+
+
+def _sums(values: np.ndarray, groups: np.ndarray, number: int) -> np.ndarray:
+    """[L, heads] summed by group, [number, heads]."""
+    found = np.zeros((number, values.shape[1]))
+    np.add.at(found, groups, values)
+    return found
+
+
+def _near(squares: np.ndarray, count: np.ndarray, owner: np.ndarray) -> np.ndarray:
+    """The mean square error over the lines within NEAR places of each line that have its owner, or that of
+    the line if it is larger."""
+    total = np.concatenate([np.zeros((1, squares.shape[1])), squares.cumsum(axis=0)])
+    elements = np.concatenate([np.zeros((1, squares.shape[1])), count.cumsum(axis=0)])
+    edges = np.flatnonzero(np.diff(owner)) + 1
+    starts, stops = np.concatenate([[0], edges]), np.concatenate([edges, [len(owner)]])
+    run = np.searchsorted(edges, np.arange(len(owner)), side="right")
+    low = np.maximum(np.arange(len(owner)) - NEAR, starts[run])
+    high = np.minimum(np.arange(len(owner)) + NEAR + 1, stops[run])
+    mean = (total[high] - total[low]).clip(min=0) / np.maximum(elements[high] - elements[low], 1)
+    return np.asarray(np.maximum(mean, squares / np.maximum(count, 1)))
+
+
+def _errors(groups: Groups) -> np.ndarray:
+    """RMS errors by region and head; NaN for a group with an element that is not finite on one side."""
+    return np.where(groups.nonfinite() > 0, np.nan, groups.rms())
+
+
+def _ratios(errors: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    ratios = np.where(errors > 0, errors / np.maximum(limits, TINY), 0.0)
+    return np.where(np.isnan(errors), np.inf, ratios)
+
+
+def _worst(errors: np.ndarray, limits: np.ndarray) -> tuple[int, int, int]:
+    """Place of the largest error / limit, and how many exceed 1."""
+    first, second = np.unravel_index(_ratios(errors, limits).argmax(), errors.shape)
+    return int(first), int(second), int((~(errors <= limits)).sum())
