@@ -130,18 +130,23 @@ class Limits:
         return _ratios(_errors(own.groups), limits)
 
     def _limit(self, torchs: np.ndarray, exact: np.ndarray, floor: np.ndarray) -> np.ndarray:
-        return self.k * torchs + floor + self.added * exact + unit_roundoff(self.dtype)[1]
+        return np.asarray(self.k * torchs + floor + self.added * exact + unit_roundoff(self.dtype)[1])
 
     def _floor(self, groups: Groups) -> np.ndarray:
         """F by region and head."""
-        most = unit_roundoff(self.dtype)[0] * groups.rms_reference()
+        most = np.asarray(unit_roundoff(self.dtype)[0] * groups.rms_reference())
         if self.lines is None:
             return most
         grid = self.lines.grid
         starts = [region.start for region in groups.regions]
         owner = np.searchsorted(starts, grid.rows, side="right") - 1
-        sums = [_sums(values, owner, len(groups.regions)) for values in (self.lines.rounded.dd, grid.count)]
-        return np.minimum(most, _floor(*sums, np.bincount(owner, minlength=len(groups.regions))[:, None]))
+        return np.asarray(np.minimum(most, self._floor_of(owner, len(groups.regions))))
+
+    def _floor_of(self, owner: np.ndarray, number: int) -> np.ndarray:
+        """F of `number` groups of lines, [number, heads]; `owner`: the group of each line."""
+        assert self.lines is not None
+        squares, count = (_sums(one, owner, number) for one in (self.lines.rounded.dd, self.lines.grid.count))
+        return _floor(squares, count, np.bincount(owner, minlength=number)[:, None])
 
     def _of_tensor(self, own: Comparison, torchs: Comparison) -> tuple[LimitCheck, str]:
         u, tiny = unit_roundoff(self.dtype)
@@ -172,21 +177,13 @@ class Limits:
         return [(LimitCheck(OF_HEAD, error, limit, sequence, head=head), words)]
 
     def _floor_of_sequences(self, merged: Groups) -> np.ndarray:
-        most = unit_roundoff(self.dtype)[0] * merged.rms_reference()
+        most = np.asarray(unit_roundoff(self.dtype)[0] * merged.rms_reference())
         if self.lines is None:
             return most
-        owner, _ = self._sequence_of_lines(merged)
-        number = len(merged.regions)
-        sums = [_sums(one, owner, number) for one in (self.lines.rounded.dd, self.lines.grid.count)]
-        return np.minimum(most, _floor(*sums, np.bincount(owner, minlength=number)[:, None]))
-
-    def _sequence_of_lines(self, merged: Groups) -> tuple[np.ndarray, list[int]]:
-        """The position among `merged` of each line's sequence, and the sequences by position."""
-        assert self.lines is not None
-        sequences = [region.sequence for region in merged.regions]
-        place = {sequence: position for position, sequence in enumerate(sequences)}
-        owners = np.array([place[region.sequence] for region in self.lines.grid.owners], dtype=np.int64)
-        return owners[self.lines.grid.regions], sequences
+        grid = self.lines.grid
+        place = {region.sequence: position for position, region in enumerate(merged.regions)}
+        owners = np.array([place[region.sequence] for region in grid.owners], dtype=np.int64)
+        return np.asarray(np.minimum(most, self._floor_of(owners[grid.regions], len(merged.regions))))
 
     def _of_lines(self, lines: Lines) -> list[tuple[LimitCheck, str]]:
         grid = lines.grid

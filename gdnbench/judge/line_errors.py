@@ -54,7 +54,7 @@ class LineGrid:
     @property
     def sequences(self) -> np.ndarray:
         """The sequence of each line."""
-        return np.array([region.sequence for region in self.owners], dtype=np.int64)[self.regions]
+        return np.asarray(np.array([region.sequence for region in self.owners], dtype=np.int64)[self.regions])
 
 
 def line_grid(y: Tensor, partition: Partition) -> LineGrid:
@@ -119,7 +119,7 @@ def _blocks(rows: np.ndarray, y: Tensor) -> list[Tensor]:
     """Row numbers, on the device of `y`, in blocks of BLOCK elements."""
     step = max(1, BLOCK // max(1, math.prod(y.shape[1:])))
     numbers = torch.from_numpy(np.ascontiguousarray(rows)).to(y.device)
-    return list(numbers.split(step)) if len(rows) else []
+    return [numbers[start : start + step] for start in range(0, len(rows), step)]
 
 
 def _joined(parts: list[Tensor], heads: int) -> np.ndarray:

@@ -115,7 +115,7 @@ class Groups:
 
     def nonfinite(self) -> np.ndarray:
         """Elements that are NaN or infinite on one side only, for each region and head, [regions, heads]."""
-        return self.sums[Sum.NONFINITE]
+        return np.asarray(self.sums[Sum.NONFINITE])
 
     def rms_reference(self) -> np.ndarray:
         """rms(y) for each region and head, [regions, heads]; 0 where there is no element."""
