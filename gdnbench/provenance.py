@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,23 @@ PACKAGES = (
 )
 """Whose versions are recorded where they are installed: this one, torch, frameworks and compilers."""
 _GIT_SECONDS = 10.0
+# Settings of a repository that make git run a program, or that lead it into a folder which only looks like a
+# repository. Those of filters are added for each filter.
+_GIT_SETTINGS = (
+    "core.fsmonitor=false",
+    "core.hooksPath=/dev/null",
+    "safe.bareRepository=explicit",
+)
+_GIT_ENVIRONMENT = {
+    # `git status` would refresh the index file of a tree that is not ours, and then run a hook.
+    "GIT_OPTIONAL_LOCKS": "0",
+    # A partial clone fetches missing objects by a program that its configuration names. There is no protocol
+    # "none".
+    "GIT_ALLOW_PROTOCOL": "none",
+    "GIT_NO_LAZY_FETCH": "1",
+}
+_FILTER_SETTINGS = {"clean": "", "smudge": "", "process": "", "required": "false"}
+_MOST_FILTERS = 100
 # rank, world size, rank on the host: of torchrun, Open MPI and those that speak PMI. Without Slurm's own:
 # below a batch script that starts its processes itself, each would have the numbers of the one task.
 _LAUNCHERS = (
@@ -96,34 +113,70 @@ def provenance() -> dict[str, Any]:
 def git_state() -> dict[str, Any] | None:
     """Commit and dirty flag of the working tree that the script lies in, else of the current folder's.
 
-    None if there is no git or no working tree.
+    None if there is no git or no working tree. The dirty flag is None if git could not tell, as when the
+    only changes are in files with a filter, such as those of Git LFS: the current folder may be a store that
+    a stranger made, with a `.git` in it, so git runs no program that a repository names.
     """
     script = Path(sys.argv[0]) if sys.argv and sys.argv[0] else None
     folders = [script.parent] if script is not None and script.is_file() else []
     for folder in (*folders, Path()):
         sha = _git(folder, "rev-parse", "HEAD")
         if sha is not None:
-            changes = _git(folder, "status", "--porcelain")
-            return {"sha": sha, "dirty": None if changes is None else bool(changes)}
+            return {"sha": sha.strip(), "dirty": _dirty(folder)}
     return None
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def _dirty(folder: Path) -> bool | None:
+    """Whether `git status` shows a change, without the programs that it would run: filters of files, which
+    it gives a changed file to, and `git status` in every submodule, which has settings of its own."""
+    listed = _git(folder, "config", "-z", "--name-only", "--list")
+    if listed is None:
+        return None
+    prefix = "filter."
+    found = [name.removeprefix(prefix) for name in listed.split("\0") if name.startswith(prefix)]
+    parts = [name.rpartition(".") for name in found]
+    filters = {name for name, _, key in parts if name and key in _FILTER_SETTINGS}
+    if len(filters) > _MOST_FILTERS or any("=" in name or "\n" in name for name in filters):
+        return None  # `-c` cannot set them
+    off = [f"filter.{name}.{key}={value}" for name in filters for key, value in _FILTER_SETTINGS.items()]
+    status = ("status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=dirty")
+    changes = _git(folder, *status, settings=off)
+    if not changes:
+        return None if changes is None else False
+    if not filters:
+        return True
+    # "XY path", relative to the root of the tree
+    changed = [change for change in changes.split("\0") if change]
+    if any(not change.startswith(" M ") for change in changed):
+        return True
+    top = _git(folder, "rev-parse", "--show-toplevel")
+    if top is None:
+        return None
+    paths = "\0".join(change[3:] for change in changed)
+    attributes = _git(Path(top.removesuffix("\n")), "check-attr", "-z", "--stdin", "filter", given=paths)
+    if attributes is None:
+        return None
+    # path, "filter", name of the filter for each path
+    return None if filters.issuperset(attributes.split("\0")[2::3]) else True
+
+
+def _git(folder: Path, *arguments: str, settings: Sequence[str] = (), given: str = "") -> str | None:
+    """stdout of `git ARGUMENTS` in `folder`, which runs no program that the repository names; None if it
+    fails."""
     try:
         done = subprocess.run(
-            ["git", *arguments],
+            ["git", *(word for one in (*_GIT_SETTINGS, *settings) for word in ("-c", one)), *arguments],
             cwd=folder,
-            stdin=subprocess.DEVNULL,
+            input=given.encode(errors="surrogateescape"),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=_GIT_SECONDS,
-            # `git status` would refresh the index file of a tree that is not ours.
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            env={**os.environ, **_GIT_ENVIRONMENT},
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.decode(errors="replace").strip()
+    return done.stdout.decode(errors="surrogateescape")
 
 
 def _package_versions() -> dict[str, str]:
