@@ -344,3 +344,22 @@ def test_pins() -> None:
     found = pins("Torch==2.11.0  a_B.c[x,y]==1+cpu", "--good")
     assert [str(one) for one in found.values()] == ["torch==2.11.0", "a-b-c[x,y]==1+cpu"]
     assert list(found) == ["torch", "a-b-c"]
+
+
+def test_nothing_of_the_current_folder_is_imported(
+    wheels: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The current folder may be a store that a stranger made."""
+    wheels("gain", "1.0", gain(1))
+    store, imported = tmp_path / "store", tmp_path / "imported"
+    store.mkdir()
+    for name in ("venv", "pip", "json", "logging", "subprocess", "shutil", "typing", "types", "optparse"):
+        text = f"open({str(imported)!r}, 'a').write({name!r} + ' ')\nraise SystemExit(9)\n"
+        (store / f"{name}.py").write_text(text)
+    monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(store)
+    options = ("--no-index", "--find-links", str(wheels.path))
+    environments = Environments(interpreter(sys.executable), options)
+    python = environments.python(environments.resolve(["gain==1.0"]))
+    assert Path(python).exists()
+    assert not imported.exists(), imported.read_text()

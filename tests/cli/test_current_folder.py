@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 
 from gdnbench.store.reader import Store
 from tests.subset import quick
+
+ROOT = Path(__file__).resolve().parents[2]
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 
@@ -131,3 +134,63 @@ def test_a_kernel_that_is_named_is_found_by_a_bisection(hostile: Path) -> None:
     (hostile.parent / "mine.py").write_text(KERNEL)
     ran = run(hostile.parent, "-m", "gdnbench", "bisect", "record", hostile, "--kernel", "mine:kernel")
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+STARTS = ("run", "Popen", "call", "check_call", "check_output", "getoutput", "getstatusoutput")
+OF_OS = ("system", "popen", "startfile", "posix_spawn", "posix_spawnp")
+ISOLATED = "python -P or -I"
+SHOWN = 40
+KNOWN: Mapping[str, str] = {
+    "bisect/commit/repository.py: ['git', *settings, *arguments]": (
+        "git; the repository is the user's, and its code is run"
+    ),
+    "bisect/commit/revision_cli.py: [self._place.python]": (
+        "on purpose: the current folder is the checkout of the revision, whose gdnbench and kernel are run"
+    ),
+    "bisect/commit/worktree.py: [sys.executable, '-I']": ISOLATED,
+    "bisect/env/environments.py: [*command, *arguments]": (
+        "`command` begins with python -P; tests/bisect/test_env.py"
+    ),
+    "bisect/env/environments.py: [self._base.python, '-P', '-m', 'venv', ": ISOLATED,
+    "bisect/input/reproduction.py: [sys.executable, script, kernel, HERE]": (
+        "on purpose: part of a script that `bisect input` writes, and started by whoever runs the script; the"
+        " kernel that they name is looked for in their folder"
+    ),
+    "bisect/interpreter.py: [python, '-I', '-c', _ASK]": ISOLATED,
+    "capture/launch.py: command": "on purpose: the program that the user captures, started as by a shell",
+    "capture/runtime.py: ['/bin/sh', '-c', command, sys.executabl": "`command` has python -P",
+    "mismatch/run.py: [sys.executable, '-P', '-m', 'gdnbench.m": ISOLATED,
+    "provenance.py: ['git', *(word for one in (*_GIT_SETTING": (
+        "git, without the programs that a repository names; tests/capture/test_provenance.py"
+    ),
+    "workers/process.py: [python, '-P', '-m', module, str(request": ISOLATED,
+    "workers/python_code.py: [*python, '-c', _PRELUDE + code, str(wat": (
+        "for those that call `run_python_code`, which are here too"
+    ),
+}
+"""Everything that gdnbench starts: file, and the beginning of the command. Dask starts its workers itself,
+which a test above covers; the processes of kernels are those of `workers/process.py`."""
+
+
+def test_every_process_that_is_started_is_known() -> None:
+    found = {}
+    for path in sorted((ROOT / "gdnbench").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and _starts_a_process(node.func):
+                command = ast.unparse(node.args[0])
+                found[f"{path.relative_to(ROOT / 'gdnbench')}: {command[:SHOWN]}"] = command
+    assert set(found) == set(KNOWN)
+    for short, command in found.items():
+        assert KNOWN[short] != ISOLATED or "'-P'" in command or "'-I'" in command
+
+
+def _starts_a_process(function: ast.expr) -> bool:
+    if not isinstance(function, ast.Attribute) or not isinstance(function.value, ast.Name):
+        return isinstance(function, ast.Name) and function.id in ("Popen", "run_python_code")
+    module, name = function.value.id, function.attr
+    return (
+        (module == "subprocess" and name in STARTS)
+        or (module == "os" and (name in OF_OS or name.startswith(("exec", "spawn"))))
+        or (module == "multiprocessing" and name in ("Process", "Pool", "get_context"))
+        or name == "run_python_code"
+    )

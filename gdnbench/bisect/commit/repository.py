@@ -1,4 +1,8 @@
-"""Reads from a git repository and never changes it."""
+"""Reads from a git repository and never changes it.
+
+The repository is the user's own, which `--repo` names: its code is built and run, and git runs the filters of
+files that its configuration names. `gdnbench.provenance` asks git about folders that may be anybody's.
+"""
 
 from __future__ import annotations
 

@@ -117,7 +117,8 @@ class Environments:
 
     def _make(self, folder: Path, packages: Sequence[Package], lock: int) -> None:
         done = subprocess.run(
-            [self._base.python, "-m", "venv", "--without-pip", str(folder)],
+            # -P: the current folder may be a store with a `venv.py` or a `pip.py` in it.
+            [self._base.python, "-P", "-m", "venv", "--without-pip", str(folder)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -151,7 +152,7 @@ class Environments:
 
     def _pip(self, *arguments: str, lock: int | None = None) -> str:
         """stdout of pip, which inherits the `lock`. DoesNotInstall, CannotRunError."""
-        command = [self._base.python, "-m", "pip", "--no-input", "--disable-pip-version-check"]
+        command = [self._base.python, "-P", "-m", "pip", "--no-input", "--disable-pip-version-check"]
         done = subprocess.run(
             [*command, *arguments],
             stdin=subprocess.DEVNULL,

@@ -15,9 +15,9 @@ MODULE = "gdnbench.bisect.instruction.worker"
 
 
 def place(folder: Path | None) -> Place:
-    """Where a version runs. With a `folder` its process starts there, since `python -m` looks for modules in
-    the current folder before PYTHONPATH. So modules and FILE.py are looked for in `folder` first, and not in
-    the current folder of this process."""
+    """Where a version runs. With a `folder` its process starts there and has the folder first in PYTHONPATH,
+    because workers start with `python -P`, which does not import from the current folder. So modules are
+    looked for in `folder` first, and FILE.py is a path in it, not in the current folder of this process."""
     if folder is None:
         return Place()
     paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
