@@ -1,7 +1,9 @@
-"""The parts of `bisect input`: the search on an axis, what counts as the same failure, layouts, values."""
+"""The parts of `bisect input`: the search on an axis, what counts as the same failure, layouts, values, and
+the text of a script."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,13 @@ from gdnbench.bisect import cache_key
 from gdnbench.bisect.ddmin import fewest
 from gdnbench.bisect.input.failure import Signature
 from gdnbench.bisect.input.layout import is_plain, laid_out
+from gdnbench.bisect.input.script import text_of
 from gdnbench.bisect.input.shrinker import spans
 from gdnbench.bisect.input.values import FILLINGS, with_rows_kept
+from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.ops import operation
+from gdnbench.printable import printable
 from gdnbench.store.reader import Store
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
@@ -169,3 +175,34 @@ def test_a_draft_is_known_by_what_it_holds(tmp_path: Path) -> None:
             assert cache_key.digest_records([record]) == cache_key.digest_drafts([one])
         # A pool of another size and slots further apart are other records.
         assert len({cache_key.digest_records([record]) for record in store.records}) == 3
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        'x"""\nimport os; os.abort()\n"""',
+        "ends in a backslash \\",
+        'ends in a quote "',
+        "\\N{no such name} \\x",
+        "\x1b[2J\r\u2028\0\udcff",
+    ],
+)
+def test_a_hostile_text_stays_in_the_docstring_of_a_script(bad: str) -> None:
+    """What is seen of a failure may quote the store, and the store may be a stranger's."""
+    call = synthesise("gdn_decode", batch=1, heads=(1, 1), head_dim=(8, 8), seed=1)
+    trial = Trial("run.zarr", f"{bad}:kernel")
+    failing = {**of(), "held": []}
+    verdict = Verdict(State.BAD, "numeric mismatch", bad, facts={"failing": [failing]})
+    op = operation("gdn_decode")
+    plain = text_of(
+        op, call, Trial("run.zarr", "mine:kernel"), mismatch(failing), "small.zarr", "small.py", "title"
+    )
+    hostile = text_of(op, call, trial, verdict, bad, bad, bad)
+    hostile.encode()
+    kinds = [type(node) for node in ast.parse(plain).body]
+    tree = ast.parse(hostile)
+    assert [type(node) for node in tree.body] == kinds
+    docstring = ast.get_docstring(tree, clean=False)
+    assert docstring is not None
+    assert docstring.count(printable(bad)) == 5
+    assert all(line.isprintable() for line in docstring.split("\n"))

@@ -36,8 +36,13 @@ def exit_status(reproduced: Callable[[], int]) -> int:
     try:
         return reproduced()
     except UntoldError as error:
-        print(error, file=sys.stderr)
+        print(shown(error), file=sys.stderr)
         return error.status
+
+
+def shown(text: object) -> str:
+    """One line that does nothing to a terminal: an error may quote the store of a stranger."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
 def record_of(store: Path) -> dict[str, Any]:
@@ -245,7 +250,7 @@ def reproduce(
     for name, value in conventions.items():
         accepted = {**takes, **declared}.get(name, (value,))
         if value not in accepted:
-            print(f"the kernel takes {name} as {' or '.join(accepted)}; this record has {value}")
+            print(shown(f"the kernel takes {name} as {' or '.join(accepted)}; this record has {value}"))
             return BAD_INPUT
     before = {name: tensor.clone() for name, tensor in call.items()}
     buffers = {
@@ -258,7 +263,7 @@ def reproduce(
         if device == "cuda":
             torch.cuda.synchronize()
     except Exception as error:
-        print(f"the kernel raised {type(error).__name__}: {error}")
+        print(shown(f"the kernel raised {type(error).__name__}: {error}"))
         return 1
     bad = []
     for name, tensor in before.items():
@@ -275,6 +280,6 @@ def reproduce(
         dtype = outputs[name][1] if name in outputs else record["before"][name]["dtype"]
         bad += filter(None, [wrong(name, result, tensor, dtype, limits.get(name, {}), free.get(name))])
     for line in bad:
-        print(line)
+        print(shown(line))
     print("it reproduces" if bad else "it does not reproduce")
     return 1 if bad else 0

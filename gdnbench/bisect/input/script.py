@@ -16,6 +16,7 @@ from gdnbench.bisect.input import reproduction
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import Verdict
 from gdnbench.bisect.workers import TIMEOUT
+from gdnbench.printable import printable
 from gdnbench.replay.kernels import is_user_kernel
 from gdnbench.report.outcome import Outcome
 from gdnbench.workers.restarting import PROCESS_ENDED
@@ -73,6 +74,12 @@ def without_folders(text: str) -> str:
     return _FOLDERS.sub("", text)
 
 
+def in_docstring(text: str) -> str:
+    """`text` as one line of a docstring, which reads the same. A reason may quote the store of a stranger; a
+    quote in it would end the docstring, and the rest would be code that runs with the script."""
+    return printable(text).replace("\\", "\\\\").replace('"', '\\"')
+
+
 def why_not(verdict: Verdict) -> str | None:
     """Why there is no file for that failure; None if there is."""
     failing = verdict.facts.get("failing", [])
@@ -111,12 +118,12 @@ def text_of(
         for output, (shape, dtype) in operation.outputs(call).items()
     }
     head = HEAD.format(
-        title=title,
-        name=name,
+        title=in_docstring(title),
+        name=in_docstring(name),
         needs=needs,
-        store=store,
-        kernel=target,
-        seen=without_folders(f"{verdict.kind}: {verdict.reason}"),
+        store=in_docstring(store),
+        kernel=in_docstring(target),
+        seen=in_docstring(without_folders(f"{verdict.kind}: {verdict.reason}")),
         imports="\n".join(imports),
     )
     tail = TAIL.format(
