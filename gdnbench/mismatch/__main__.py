@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> int:
 
     from gdnbench.errors import EXPECTED_ERRORS, Exit, exit_code_of
     from gdnbench.mismatch.candidates import Candidates
+    from gdnbench.printable import printable
 
     torch.set_num_threads(1)
     waiting = Candidates(Path(candidates), Path(store), float(k))
@@ -47,10 +48,11 @@ def main(arguments: list[str]) -> int:
         finally:
             tally = waiting.close()
     except EXPECTED_ERRORS as error:
-        print(f"gdnbench: {error}", file=sys.stderr)
+        print(f"gdnbench: {printable(error)}", file=sys.stderr)
         return int(exit_code_of(error))
     except OSError as error:
-        print(f"gdnbench: {store} cannot be written: {error.strerror or error}", file=sys.stderr)
+        reason = printable(error.strerror or error)
+        print(f"gdnbench: {printable(store)} cannot be written: {reason}", file=sys.stderr)
         return int(Exit.CANNOT_RUN)
     print(json.dumps(asdict(tally)))
     return 0

@@ -17,6 +17,7 @@ from pathlib import Path
 from gdnbench.capture.launch import check_store, run_captured
 from gdnbench.capture.options import OPTIONS_VARIABLE, STORE_VARIABLE, CaptureOptions
 from gdnbench.errors import BadInputError, Exit
+from gdnbench.printable import printable
 from gdnbench.store.address import redacted_url
 
 WAITING_BYTES = 4 << 30
@@ -58,13 +59,13 @@ def run_judged(
                 place.rmdir()
     if judge.returncode:
         print(
-            f"gdnbench: problem: the judge {_ended(judge.returncode)}; what it kept until then is in {store},"
-            " calls it did not come to are lost",
+            f"gdnbench: problem: the judge {_ended(judge.returncode)}; what it kept until then is in"
+            f" {printable(store)}, calls it did not come to are lost",
             file=sys.stderr,
         )
         return status or Exit.CANNOT_RUN
     for line in mismatch_summary(json.loads(found), store):
-        print(f"gdnbench: {line}", file=sys.stderr)
+        print(f"gdnbench: {printable(line)}", file=sys.stderr)
     return status
 
 

@@ -29,25 +29,31 @@ class JunitSuite:
     def __init__(
         self, name: str, properties: Mapping[str, str] | None = None, seconds: str | None = None
     ) -> None:
-        attributes = {"name": name} if seconds is None else {"name": name, "time": seconds}
+        attributes = {"name": _xml_text(name)}
+        if seconds is not None:
+            attributes["time"] = seconds
         self.element = ElementTree.Element("testsuite", attributes)
         self.counts = dict.fromkeys(("tests", *_COUNTERS.values()), 0)
         if properties:
             parent = ElementTree.SubElement(self.element, "properties")
             for key, value in properties.items():
-                ElementTree.SubElement(parent, "property", name=key, value=_xml_text(value))
+                ElementTree.SubElement(parent, "property", name=_xml_text(key), value=_xml_text(value))
 
     def add_case(self, classname: str, name: str, seconds: float, problem: Problem | None) -> None:
         """Add a test case; it passed if `problem` is None."""
         self.counts["tests"] += 1
         case = ElementTree.SubElement(
-            self.element, "testcase", classname=classname, name=_xml_text(name), time=f"{seconds:.6f}"
+            self.element,
+            "testcase",
+            classname=_xml_text(classname),
+            name=_xml_text(name),
+            time=f"{seconds:.6f}",
         )
         if problem is None:
             return
         self.counts[_COUNTERS[problem.element]] += 1
         found = ElementTree.SubElement(
-            case, problem.element, message=_xml_text(problem.message), type=problem.kind
+            case, problem.element, message=_xml_text(problem.message), type=_xml_text(problem.kind)
         )
         if problem.text is not None:
             found.text = _xml_text(problem.text)

@@ -13,6 +13,7 @@ from gdnbench.judge.result import Side, TensorResult
 from gdnbench.record import RecordDraft, When
 from gdnbench.replay.replay import replay
 from gdnbench.report.export import to_json, to_junit
+from gdnbench.report.junit import JunitSuite, Problem, junit_text
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.render import render_histogram, render_text
 from gdnbench.report.report import RecordResult, ReplayReport
@@ -109,6 +110,24 @@ def test_junit_counts_and_details(failing: ReplayReport) -> None:
     assert failure is not None
     assert failure.text is not None
     assert "token 69" in failure.text
+
+
+def test_junit_of_a_hostile_store_is_xml() -> None:
+    """Every name in it may be a text of the store, in which XML has characters that it cannot hold."""
+    bad = "a\x00\x1b[2J\ud800\uffff<&\"'"
+    suite = JunitSuite(bad, {bad: bad}, "1")
+    suite.add_case(bad, bad, 1.0, Problem("failure", bad, bad, bad))
+    root = ElementTree.fromstring(junit_text([suite], bad))
+    shown = "a??[2J??<&\"'".replace("?", "\N{REPLACEMENT CHARACTER}")
+    case = root.find("testsuite/testcase")
+    assert case is not None
+    assert (case.get("classname"), case.get("name")) == (shown, shown)
+    failure = case.find("failure")
+    assert failure is not None
+    assert (failure.get("type"), failure.get("message"), failure.text) == (shown, shown, shown)
+    named = root.find("testsuite/properties/property")
+    assert named is not None
+    assert (named.get("name"), named.get("value"), root.get("name")) == (shown, shown, shown)
 
 
 def test_junit_kinds_and_escapes() -> None:
