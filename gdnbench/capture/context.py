@@ -22,9 +22,11 @@ def capturing(store: Address, options: CaptureOptions | None = None) -> Iterator
 
     Yields the counts of this process, which grow while the block runs. When the block ends, all records are
     in the store. Models may be built, and their modules imported, before or inside the block. Raises what
-    `check_store` raises; for a URL, what `check_objects` raises; and at the end what `seal_segment` raises.
+    `CaptureOptions.check_switch` and `check_store` raise; for a URL, what `check_objects` raises; and at the
+    end what `seal_segment` raises.
     """
     options = options or CaptureOptions()
+    options.check_switch()
     if is_url(store):
         check_objects(checked_url(str(store)), options)
     path = local_store(store)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.errors import BadInputError
-from gdnbench.store.address import Address, checked_url, folder_to_write, is_url
+from gdnbench.store.address import Address, checked_url, folder_to_write, is_url, redacted_url
 
 
 def local_store(address: Address) -> Path:
@@ -21,15 +21,21 @@ def local_store(address: Address) -> Path:
     return spool.store
 
 
+def check_url_options(url: str, options: CaptureOptions) -> None:
+    """BadInputError for options that an object store does not support."""
+    if options.when_over == "drop-oldest":
+        raise BadInputError(
+            f"--when-over drop-oldest deletes batches of the store, and {redacted_url(url)} is only added to:"
+            " leave it out"
+        )
+
+
 def check_objects(url: str, options: CaptureOptions) -> None:
     """Check, before the command runs, that a capture can be written to `url`, and begin it there.
 
-    BadInputError for options that an object store does not support; raises what `begin_store` raises.
+    Raises what `check_url_options` and `begin_store` raise.
     """
-    if options.when_over == "drop-oldest":
-        raise BadInputError(
-            f"--when-over drop-oldest deletes batches of the store, and {url} is only added to: leave it out"
-        )
+    check_url_options(url, options)
     from gdnbench.store.objects import Objects
     from gdnbench.store.upload import begin_store
 

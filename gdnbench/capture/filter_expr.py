@@ -216,13 +216,19 @@ class When:
                 f"--when {self._shown}: {numbers[0]!r} is no tensor and has no {', '.join(_OF_TENSORS)}"
             )
 
+    def _value(self, name: str, names: Mapping[str, Any]) -> Any:
+        """The value of a name in one call. A name with `.shape`, `.dtype` or `.ndim` stands for a tensor: a
+        call in which it is a number, as some operation has it, lacks that tensor."""
+        value = names.get(name, ABSENT)
+        return value if name not in self._as_tensors or isinstance(value, TensorForm) else ABSENT
+
     def holds(self, names: Mapping[str, Any]) -> bool:
         """Whether the expression is true for `names`, the values that the call has.
 
         Raises an error of the expression itself (TypeError, ZeroDivisionError, IndexError); returns False for
         an error caused by a missing name.
         """
-        known = {name: names.get(name, ABSENT) for name in self.names}
+        known = {name: self._value(name, names) for name in self.names}
         try:
             return bool(eval(self._code, {"__builtins__": FUNCTIONS, **_NUMERIC}, known))
         except Exception:

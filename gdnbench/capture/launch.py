@@ -93,9 +93,9 @@ def run_captured(
 
 
 def _check_names(when: When) -> None:
-    from gdnbench.capture.trigger import known_names  # imports torch
+    from gdnbench.capture.trigger import known_names, tensor_names  # imports torch
 
-    when.check_names(known_names())
+    when.check_names(known_names(), tensor_names())
 
 
 def check_store(store: Path) -> None:

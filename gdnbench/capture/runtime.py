@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gdnbench.capture import adapters
 from gdnbench.capture.adapter import Adapter, Target
 from gdnbench.capture.control import Switch, SwitchControl
-from gdnbench.capture.destination import local_store
+from gdnbench.capture.destination import check_url_options, local_store
 from gdnbench.capture.hook import AfterImport
 from gdnbench.capture.options import OPTIONS_VARIABLE, STORE_VARIABLE, CaptureOptions
 from gdnbench.capture.patching import Patch, Patcher
@@ -103,14 +103,14 @@ def start_from_environment(environment: Mapping[str, str]) -> Mapping[str, After
     """Start the capture that the environment requests; returns the functions to call after imports, by module
     name.
 
-    BadInputError for an invalid option, URL or path.
+    BadInputError for an invalid option, URL or path, and for options that a URL does not support.
     """
     options = CaptureOptions.from_environment(environment)
     report = Report(options.report)
     report.note("started")
     address = environment[STORE_VARIABLE]
     if is_url(address):
-        checked_url(address)
+        check_url_options(checked_url(address), options)
     capture = Capture(
         address if is_url(address) else folder_to_write(address).absolute(),
         options,

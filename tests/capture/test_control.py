@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gdnbench.capture import capturing
 from gdnbench.capture.control import Switch, SwitchControl, process_start_ticks, send_to_switchable
 from gdnbench.capture.launch import run_captured
 from gdnbench.capture.layers import Layer
@@ -406,6 +407,12 @@ def test_a_pause_that_nothing_ends_is_refused(tmp_path: Path) -> None:
         run_captured(tmp_path / "run.zarr", ["true"], CaptureOptions(paused=True))
     with pytest.raises(BadInputError, match=said):
         CaptureOptions.from_environment({OPTIONS_VARIABLE: '{"paused": true}'})
+    with (
+        pytest.raises(BadInputError, match=said),
+        capturing(tmp_path / "run.zarr", CaptureOptions(paused=True)),
+    ):
+        raise AssertionError("it began")
+    assert not (tmp_path / "run.zarr").exists()
     assert CaptureOptions.from_environment({OPTIONS_VARIABLE: '{"paused": true, "signal": "USR2"}'}).paused
 
 

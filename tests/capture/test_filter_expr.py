@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gdnbench.capture.filter_expr import TensorForm, When
+from gdnbench.capture.launch import run_captured
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.trigger import known_names, tensor_names
 from gdnbench.errors import BadInputError
@@ -119,6 +121,21 @@ def test_what_is_no_tensor_has_no_shape(name: str) -> None:
         BadInputError, match=wording("capture.when-not-tensor", name=name, attributes="shape, dtype, ndim")
     ):
         When(f"{name}.shape == 3").check_names(known_names(), tensor_names())
+
+
+def test_the_command_refuses_it_before_the_program_starts(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=wording("capture.when-not-tensor", name="T")):
+        run_captured(
+            tmp_path / "run.zarr", ["touch", str(tmp_path / "ran")], CaptureOptions(when="T.shape == 3")
+        )
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_number_where_another_operation_has_a_tensor_is_no_such_tensor() -> None:
+    """The program that is captured sees no AttributeError."""
+    assert not When("q.shape[0] == 2").holds({**CALL, "q": 2.0})
+    assert not When("q.ndim != 4").holds({**CALL, "q": None})
+    assert When("q == 2.0").holds({**CALL, "q": 2.0})
 
 
 def test_a_name_that_no_operation_has_is_refused() -> None:
