@@ -77,11 +77,36 @@ def draft(op: str, call: Call, *, index: int = 0) -> RecordDraft:
     return drafted(found, call, info, outputs)
 
 
-def drafted(found: Operation, call: Call, info: RecordInfo, outputs: Mapping[str, Tensor]) -> RecordDraft:
+def draft_inputs(op: str, call: Call, name: str, index: int = 0, *, whole: bool = False) -> RecordDraft:
+    """The record of `call` without outputs; its layer is `name`. `whole`: pools keep all their rows."""
+    found = operation(op)
+    info = RecordInfo(
+        op=op,
+        target="",
+        layer=name,
+        layer_index=None,
+        call=index,
+        step=0,
+        status=Status.COMPLETE,
+        scalars=resolved_scalars(found.scalars, call),
+        conventions={},
+    )
+    return drafted(found, call, info, {}, whole=whole)
+
+
+def drafted(
+    found: Operation,
+    call: Call,
+    info: RecordInfo,
+    outputs: Mapping[str, Tensor],
+    *,
+    whole: bool = False,
+) -> RecordDraft:
     """The record of `call` with those outputs and mutated tensors, if any. What `info` says of conventions
-    and pools is the call's."""
+    and pools is the call's. Of a pool the rows that the call may access are stored, or all if `whole`."""
     conventions = resolved_conventions(found.conventions, call.conventions)
-    rows = {name: indices.cpu() for name, indices in found.touched(call).items()}
+    touched = {} if whole else found.touched(call)
+    rows = {name: indices.cpu() for name, indices in touched.items()}
     inputs = {
         name: tensor for name, tensor in call.tensors.items() if found.spec(name).role is not Role.OUTPUT
     }

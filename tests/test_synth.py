@@ -45,6 +45,45 @@ def test_key_correlation_is_the_mean_cosine(correlation: float) -> None:
     assert abs(float(cosines(k).mean()) - correlation) < 0.07
 
 
+def test_query_correlation_is_with_the_keys() -> None:
+    """The expected cosine of a query and a key is sqrt(0.9 * 0.4) = 0.6; without it, 0."""
+    for correlation, expected in ((0.4, 0.6), (0.0, 0.0)):
+        options: dict[str, Any] = {"key_correlation": 0.9, "query_correlation": correlation}
+        call = synthesise("gdn_prefill", seqlens=(200,), **options)
+        q, k = (call.tensors[name].double().movedim(1, 0) for name in "qk")
+        # A head's common vector moves the cosine by up to about 16 / 128, see the key correlation's test.
+        assert abs(float((q @ k.mT).mean()) - expected) < 0.12
+
+
+def test_queries_do_not_depend_on_the_option_left_out() -> None:
+    first, same = (
+        synthesise("gdn_prefill", seqlens=(9,), **more) for more in ({}, {"query_correlation": 0.0})
+    )
+    assert first.tensors["q"].equal(same.tensors["q"])
+
+
+def test_sinks_are_spread_as_asked() -> None:
+    equal, wide = (
+        synthesise("swa_decode", lens=(1,), heads=128, sink=2.0, sink_spread=spread).tensors["attn_sink"]
+        for spread in (0.0, 30.0)
+    )
+    assert (equal == 2.0).all()
+    assert (
+        20 < float(wide.std()) < 40
+    )  # 128 draws: the deviation is off by 30 / sqrt(256) = 2; five times that
+
+
+def test_live_stale_entries_are_attended_slots() -> None:
+    call = synthesise("swa_decode", lens=(5, 0, 128), stale="live", holes=0.25)
+    indices, lens = call.tensors["swa_indices"], call.tensors["swa_lens"]
+    past = torch.arange(128) >= lens.unsqueeze(1)
+    counted = indices[~past]
+    assert set(indices[past].tolist()) <= set(counted[counted >= 0].tolist())
+    outside = synthesise("swa_decode", lens=(5, 0, 128), holes=0.25).tensors["swa_indices"]
+    assert outside[~past].equal(counted)
+    assert (outside[past] > 1 << 30).all()
+
+
 def test_full_correlation_makes_keys_identical() -> None:
     k = synthesise("gdn_prefill", seqlens=(20, 3), key_correlation=1.0).tensors["k"]
     assert k.equal(k[:1].expand_as(k))
@@ -120,7 +159,18 @@ def test_decode_slots_are_dealt_without_repeats() -> None:
             ),
         ),
         ("gdn_prefill", {"seqlens": (3, -1)}, wording("kernels.length-negative", length=-1)),
-        ("gdn_prefill", {"key_correlation": 1.5}, wording("kernels.key-correlation", correlation="1.5")),
+        (
+            "gdn_prefill",
+            {"key_correlation": 1.5},
+            wording("kernels.key-correlation", what="key", correlation="1.5"),
+        ),
+        (
+            "gdn_decode",
+            {"query_correlation": -1.0},
+            wording("kernels.key-correlation", what="query", correlation="-1"),
+        ),
+        ("swa_decode", {"stale": "dead"}, wording("kernels.stale-entries", stale="dead")),
+        ("swa_decode", {"sink_spread": -1.0}, wording("kernels.sink-spread", sink_spread="-1")),
         (
             "gdn_prefill",
             {"gate_span": (5.0, 1.0)},

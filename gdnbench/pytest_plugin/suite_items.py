@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +22,7 @@ from gdnbench.suite.baseline import Baseline
 from gdnbench.suite.plan import Entry, Suite
 from gdnbench.suite.read import read_suite
 from gdnbench.suite.result import replay_words
-from gdnbench.suite.run import replay_arguments
+from gdnbench.suite.run import replay_arguments, store_of
 from gdnbench.suite.verdict import judge_record
 
 if TYPE_CHECKING:
@@ -58,7 +59,10 @@ class SuiteFile(pytest.File):
         # A test may change the current folder, to which an entry's paths are relative.
         given["kernel"] = in_folder(entry.kernel, Path.cwd())
         asked = RecordRequest(op, None if numbers is None else ",".join(map(str, numbers)), given)
-        for chosen in select_records(absolute_address(entry.path), asked, f"{entry.name}-"):
+        made = ExitStack()
+        self.config.add_cleanup(made.close)
+        path = made.enter_context(store_of(entry))
+        for chosen in select_records(absolute_address(path), asked, f"{entry.name}-"):
             yield SuiteItem.from_parent(self, name=chosen.id, chosen=chosen, place=place)
 
 

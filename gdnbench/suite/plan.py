@@ -53,7 +53,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One capture with one kernel on one device.
+    """One capture, or file of made records, with one kernel on one device.
 
     `capture`: the baseline's name for it, relative to the suite's folder; `path`, `kernel`: arguments for
     `replay` from the current folder. `written`: the kernel as written in the suite, which baselines use.
@@ -67,6 +67,7 @@ class Entry:
     written: str
     on: str
     options: Options
+    made: bool = False  # `path` describes made records
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -16,6 +15,7 @@ from gdnbench.errors import BAD_INPUT_ERRORS, BadInputError, StoreError
 from gdnbench.judge.by_tensor import check_tensor
 from gdnbench.judge.record import ORACLE
 from gdnbench.ops import operations
+from gdnbench.prove.records import read_made
 from gdnbench.replay import kernels
 from gdnbench.replay.replay import RECORDED
 from gdnbench.replay.simulated import SIM
@@ -23,6 +23,7 @@ from gdnbench.store.address import Address, is_url
 from gdnbench.store.recover import open_store
 from gdnbench.suite import schema
 from gdnbench.suite.plan import FACTOR, Entry, Known, Options, Suite, TensorRule
+from gdnbench.toml_tables import parse_table, read_toml
 
 LONGEST = 200
 """Maximum length of an entry's name: with `.zarr` and more it must fit a file name of 255 bytes."""
@@ -30,17 +31,12 @@ LONGEST = 200
 
 def read_suite(path: Path) -> Suite:
     """The suite at `path`; BadInputError, with file, table and key, if it is invalid."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInputError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:  # an integer with too many digits raises ValueError
-        raise BadInputError(f"{path} is not TOML: {' '.join(str(error).split())}") from None
-    values = schema.parse_table(document, schema.SUITE, str(path))
+    document = read_toml(path)
+    values = parse_table(document, schema.SUITE, str(path))
     if "replay" not in values:
         raise BadInputError(f"{path} replays nothing: it has no table [[replay]]")
     defaults = values.get("defaults", {})
-    schema.parse_table(defaults, schema.DEFAULTS, f"{path}: [defaults]")
+    parse_table(defaults, schema.DEFAULTS, f"{path}: [defaults]")
     factor = values.get("factor", FACTOR)
     entries: dict[str, Entry] = {}
     for number, table in enumerate(values["replay"], 1):
@@ -66,14 +62,14 @@ def _apart(defaults: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
 
 def entries_of(folder: Path, table: dict[str, Any], where: str, factor: float) -> Iterator[Entry]:
     """The entries of one table: each capture with each kernel on each device. `factor` is the default."""
-    values = schema.parse_table(table, schema.REPLAY, where)
-    for name in ("captures", "kernels"):
-        if name not in values:
-            raise BadInputError(f"{where} has no {name}: say what is replayed")
+    values = parse_table(table, schema.REPLAY, where)
+    for names in (("captures", "made"), ("kernels",)):
+        if not any(name in values for name in names):
+            raise BadInputError(f"{where} has no {' and no '.join(names)}: say what is replayed")
     name, places = values.pop("name", None), values.pop("on", ("cpu",))
-    patterns, names = values.pop("captures"), values.pop("kernels")
+    patterns, files, names = values.pop("captures", ()), values.pop("made", ()), values.pop("kernels")
     options = _options(folder, {"factor": factor, **values}, where)
-    captures = _captures(folder, patterns, options, where)
+    captures = [*_captures(folder, patterns, options, where), *_made(folder, files, options, where)]
     for capture, stem in zip(captures, _stems(captures), strict=True):
         for kernel in names:
             for on in places:
@@ -94,6 +90,7 @@ def entries_of(folder: Path, table: dict[str, Any], where: str, factor: float) -
                     kernel,
                     on,
                     options,
+                    made=capture in files,
                 )
 
 
@@ -108,7 +105,7 @@ def _options(folder: Path, values: dict[str, Any], where: str) -> Options:
             raise BadInputError(f"{where}: tensors: {error}") from None
         if not isinstance(table, dict):
             raise BadInputError(f"{place} must be a rule, such as {{ k = 3 }}")
-        tensors[tensor] = schema.take_rule(schema.parse_table(table, schema.RULE, place), place)
+        tensors[tensor] = schema.take_rule(parse_table(table, schema.RULE, place), place)
     if "accept" in values:
         values["accept"] = folder / values["accept"]
     if values.get("op", next(iter(operations()))) not in operations():
@@ -141,6 +138,14 @@ def _captures(folder: Path, patterns: tuple[str, ...], options: Options, where: 
             raise BadInputError(f"{where}: captures {pattern!r} have no record of {options.op}")
         found |= dict.fromkeys(Path(os.path.relpath(match, folder)).as_posix() for match in with_op)
     return list(found)
+
+
+def _made(folder: Path, files: tuple[str, ...], options: Options, where: str) -> tuple[str, ...]:
+    """The files of made records, each of which has one of the requested operation."""
+    for file in files:
+        if options.op not in (None, *(record.op for record in read_made(folder / file))):
+            raise BadInputError(f"{where}: made {file!r} has no record of {options.op}")
+    return files
 
 
 def _is_run(path: Path) -> bool:
@@ -201,7 +206,7 @@ def _stems(captures: list[str]) -> list[str]:
 
 
 def _stem(name: str) -> str:
-    return name.removesuffix(".zip").removesuffix(".zarr")
+    return name.removesuffix(".zip").removesuffix(".zarr").removesuffix(".toml")
 
 
 def _slug(text: str) -> str:
@@ -210,7 +215,7 @@ def _slug(text: str) -> str:
 
 
 def _known(table: dict[str, Any], where: str, entries: dict[str, Entry]) -> Known:
-    values = schema.parse_table(table, schema.KNOWN, where)
+    values = parse_table(table, schema.KNOWN, where)
     for name, why in (("entry", "of what"), ("reason", "why"), ("until", "until when")):
         if name not in values:
             raise BadInputError(f"{where} has no {name}: say {why} it is known")

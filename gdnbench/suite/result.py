@@ -109,8 +109,12 @@ class SuiteResult:
 
 
 def replay_words(entry: Entry, number: int | None = None) -> list[str]:
-    """`gdnbench replay` with the options of an entry that are not defaults."""
+    """`gdnbench replay` with the options of an entry that are not defaults; for made records, of which there
+    is no store, the `gdnbench suite` that replays them."""
     options = entry.options
+    if entry.made:
+        words = ["gdnbench", "suite", entry.where.partition(": [[")[0], "--entry", entry.name]
+        return words + ([] if number is None else ["--records", str(number)])
     words = ["gdnbench", "replay", str(entry.path)]
     numbers = options.records if number is None else (number,)
     words += [] if numbers is None else [",".join(map(str, numbers))]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from gdnbench.errors import (
@@ -17,8 +19,11 @@ from gdnbench.errors import (
     exit_code_of,
 )
 from gdnbench.judge.rule import Rule, make_rule
+from gdnbench.prove.records import MadeRecord, read_made, write_made
+from gdnbench.replay.simulated import SIM
 from gdnbench.report.report import RecordResult
 from gdnbench.sim import Accepted
+from gdnbench.store.address import Address
 from gdnbench.store.recover import open_store
 from gdnbench.suite.baseline import Baseline
 from gdnbench.suite.distribution import Replays
@@ -75,13 +80,38 @@ def run_suite(
 def _of_records(entry: Entry, ranges: Sequence[range]) -> Entry | None:
     """`entry` restricted to records in `ranges`; None if there are none."""
     options = entry.options
-    with open_store(entry.path) as store:
-        ops = [record.info.op for record in store.records]
+    if entry.made:
+        ops = [record.op for record in made_of(entry)]
+    else:
+        with open_store(entry.path) as store:
+            ops = [record.info.op for record in store.records]
     own = range(len(ops)) if options.records is None else options.records
     kept = [
         number for number in own if options.op in (None, ops[number]) and any(number in one for one in ranges)
     ]
     return replace(entry, options=replace(options, records=tuple(kept))) if kept else None
+
+
+def made_of(entry: Entry) -> list[MadeRecord]:
+    """The made records of an entry: those of its operation and, on the simulator, small enough for it."""
+    assert isinstance(entry.path, Path)
+    return [
+        record
+        for record in read_made(entry.path)
+        if entry.options.op in (None, record.op) and (record.sim or entry.on != SIM)
+    ]
+
+
+@contextmanager
+def store_of(entry: Entry) -> Iterator[Address]:
+    """The store of an entry: its capture, or one in a temporary folder of its made records."""
+    if not entry.made:
+        yield entry.path
+        return
+    with TemporaryDirectory(prefix="gdnbench-made-") as folder:
+        path = Path(folder) / "made.zarr"
+        write_made(path, made_of(entry))
+        yield path
 
 
 def _run(
@@ -109,7 +139,8 @@ def _run(
             progress(entry, 0, 0)
         options = {**replay_arguments(entry), "save": results.run_store(entry.name), "save_outputs": False}
         options["progress"] = finished
-        records = list(replays.replay(entry.path, **options).records)
+        with store_of(entry) as path:
+            records = list(replays.replay(path, **options).records)
     except KeyboardInterrupt:
         interrupted = True
     except CANNOT_RUN_ERRORS as refusal:

@@ -4,8 +4,7 @@ what is allowed."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import date, datetime
 from typing import Any
 
@@ -13,6 +12,7 @@ from gdnbench.errors import BadInputError
 from gdnbench.replay.execute import DEVICES
 from gdnbench.report.outcome import Outcome
 from gdnbench.suite.plan import TensorRule
+from gdnbench.toml_tables import FLAG, TEXT, Key, parse_subtable, parse_subtables, parse_text, refuse_unless
 
 WORSE = "worse than accepted"
 """The outcome of a tensor that passes its rule but not its baseline."""
@@ -23,62 +23,21 @@ LARGEST = sys.float_info.max
 FAILURES = (*(str(outcome) for outcome in Outcome if outcome is not Outcome.PASS), WORSE)
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A key's allowed values, in words, and the function that parses a TOML value or raises ValueError."""
-
-    holds: str
-    parse: Callable[[Any], Any]
-
-
-def parse_table(table: Mapping[str, Any], keys: Mapping[str, Key], where: str) -> dict[str, Any]:
-    """The values of a table; BadInputError for an unknown key or an invalid value."""
-    values = {}
-    for name, value in table.items():
-        if name not in keys:
-            raise BadInputError(f"{where} has a key {name!r}; its keys are {', '.join(keys)}")
-        try:
-            values[name] = keys[name].parse(value)
-        except ValueError:
-            raise BadInputError(f"{where}: {name} must be {keys[name].holds}, not {_shown(value)}") from None
-    return values
-
-
-def _shown(value: Any) -> str:
-    text = str(value) if isinstance(value, date) else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _refuse_unless(right: bool) -> None:
-    if not right:
-        raise ValueError
-
-
-def _text(value: Any) -> str:
-    _refuse_unless(isinstance(value, str) and bool(value.strip()) and value.isprintable())
-    return str(value)
-
-
 def _texts(value: Any) -> tuple[str, ...]:
     values = value if isinstance(value, list) else [value]
-    _refuse_unless(bool(values) and len({repr(one) for one in values}) == len(values))
-    return tuple(map(_text, values))
-
-
-def _flag(value: Any) -> bool:
-    _refuse_unless(isinstance(value, bool))
-    return bool(value)
+    refuse_unless(bool(values) and len({repr(one) for one in values}) == len(values))
+    return tuple(map(parse_text, values))
 
 
 def _number(value: Any) -> float:
-    _refuse_unless(isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST)
+    refuse_unless(isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST)
     return float(value)
 
 
 def _at_least(least: float, strictly: bool = False) -> Callable[[Any], float]:
     def parse(value: Any) -> float:
         number = _number(value)
-        _refuse_unless(number > least if strictly else number >= least)
+        refuse_unless(number > least if strictly else number >= least)
         return number
 
     return parse
@@ -86,21 +45,21 @@ def _at_least(least: float, strictly: bool = False) -> Callable[[Any], float]:
 
 def _tolerance(value: Any) -> tuple[float, float]:
     values = value if isinstance(value, list) else [value, 0.0]
-    _refuse_unless(len(values) == 2)
+    refuse_unless(len(values) == 2)
     absolute, relative = map(_at_least(0.0), values)
     return absolute, relative
 
 
 def _records(value: Any) -> tuple[int, ...]:
-    _refuse_unless(isinstance(value, list) and bool(value))
-    _refuse_unless(all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in value))
-    _refuse_unless(len(set(value)) == len(value))
+    refuse_unless(isinstance(value, list) and bool(value))
+    refuse_unless(all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in value))
+    refuse_unless(len(set(value)) == len(value))
     return tuple(value)
 
 
 def _one_of(names: tuple[str, ...]) -> Callable[[Any], str]:
     def parse(value: Any) -> str:
-        _refuse_unless(isinstance(value, str) and value in names)
+        refuse_unless(isinstance(value, str) and value in names)
         return str(value)
 
     return parse
@@ -111,23 +70,11 @@ def _places(value: Any) -> tuple[str, ...]:
 
 
 def _day(value: Any) -> date:
-    _refuse_unless(isinstance(value, date) and not isinstance(value, datetime))
+    refuse_unless(isinstance(value, date) and not isinstance(value, datetime))
     found: date = value
     return found
 
 
-def _table(value: Any) -> dict[str, Any]:
-    _refuse_unless(isinstance(value, dict))
-    return dict(value)
-
-
-def _tables(value: Any) -> list[dict[str, Any]]:
-    _refuse_unless(isinstance(value, list) and bool(value))
-    return [_table(one) for one in value]
-
-
-FLAG = Key("true or false", _flag)
-TEXT = Key("a text of one line", _text)
 FACTOR = Key("a number of at least 1", _at_least(1.0))
 RULE = {
     "k": Key("a number of 0 or more", _at_least(0.0)),
@@ -137,13 +84,14 @@ RULE = {
 REPLAY = {
     "name": TEXT,
     "captures": Key("a path or pattern, or a list of different ones", _texts),
+    "made": Key("the path of a TOML file of made records, or a list of different ones", _texts),
     "kernels": Key("the name of a kernel, or a list of different ones", _texts),
     "on": Key(f"one of {', '.join(DEVICES)}, or a list of them", _places),
     "op": TEXT,
     "records": Key("a list of different record numbers, such as [0, 3]", _records),
     "against": TEXT,
     **RULE,
-    "tensors": Key("a table of rules, such as { o = { k = 3 } }", _table),
+    "tensors": Key("a table of rules, such as { o = { k = 3 } }", parse_subtable),
     "stages": FLAG,
     "check": FLAG,
     "accept": TEXT,
@@ -154,20 +102,20 @@ REPLAY = {
 }
 DEFAULTS = {name: key for name, key in REPLAY.items() if name != "name"}
 KNOWN = {
-    "entry": Key("the name of an entry, or a pattern with *", _text),
-    "record": Key("the number, key or label of a record as text, or a pattern with *", _text),
-    "tensor": Key("the name of a tensor, or a pattern with *", _text),
+    "entry": Key("the name of an entry, or a pattern with *", parse_text),
+    "record": Key("the number, key or label of a record as text, or a pattern with *", parse_text),
+    "tensor": Key("the name of a tensor, or a pattern with *", parse_text),
     "outcome": Key(f"one of {', '.join(FAILURES)}", _one_of(FAILURES)),
-    "reason": Key("a text of one line that says why", _text),
+    "reason": Key("a text of one line that says why", parse_text),
     "link": TEXT,
     "until": Key("the last day that it counts, a date such as 2027-01-31 without quotes", _day),
 }
 SUITE = {
-    "baselines": Key("the path of a JSON file", _text),
+    "baselines": Key("the path of a JSON file", parse_text),
     "factor": FACTOR,
-    "defaults": Key("a table, [defaults]", _table),
-    "replay": Key("tables, [[replay]]", _tables),
-    "known": Key("tables, [[known]]", _tables),
+    "defaults": Key("a table, [defaults]", parse_subtable),
+    "replay": Key("tables, [[replay]]", parse_subtables),
+    "known": Key("tables, [[known]]", parse_subtables),
 }
 
 

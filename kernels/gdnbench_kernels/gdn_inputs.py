@@ -76,25 +76,42 @@ def span_bounds(span: Span) -> tuple[float, float]:
     return low, high
 
 
-def correlated_vectors(shape: tuple[int, ...], correlation: float, generator: Generator) -> Tensor:
+def _correlated(common: Tensor, own: Tensor, correlation: float) -> Tensor:
     """fp32 vectors [T, H, D] whose expected cosine within a head is `correlation`; not normalised, norm near
     sqrt(D).
 
-    A vector is sqrt(c) m + sqrt(1 - c) e: m one standard normal vector per head, e one per token. At 1 all
-    vectors of a head are bit-identical; at 0 they are independent.
+    A vector is sqrt(c) m + sqrt(1 - c) e: m is `common`, one standard normal vector per head, e is `own`, one
+    per token. At 1 all vectors of a head are bit-identical; at 0 they are independent.
     """
-    if not 0 <= correlation <= 1:
-        raise ContractError(f"key correlation is {correlation:g}; it must lie in [0, 1]")
-    common = torch.randn(shape[1:], generator=generator)
-    own = torch.randn(shape, generator=generator)
     return math.sqrt(correlation) * common + math.sqrt(1 - correlation) * own
 
 
+def check_correlation(what: str, correlation: float) -> None:
+    """Raises ContractError unless the correlation is in [0, 1]."""
+    if not 0 <= correlation <= 1:
+        raise ContractError(f"{what} correlation is {correlation:g}; it must lie in [0, 1]")
+
+
 def queries_and_keys(
-    shape: tuple[int, ...], correlation: float, dtype: torch.dtype, raw: bool, generator: Generator
+    shape: tuple[int, ...],
+    correlation: float,
+    dtype: torch.dtype,
+    raw: bool,
+    generator: Generator,
+    query_correlation: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """q (independent) and k (correlated) [T, H, K] in `dtype`; L2-normalised in fp32 first unless `raw`."""
-    q, k = torch.randn(shape, generator=generator), correlated_vectors(shape, correlation, generator)
+    """q and k [T, H, K] in `dtype`; L2-normalised in fp32 first unless `raw`.
+
+    A head's keys are correlated through one vector. The queries are correlated through the same vector, so
+    that the expected cosine of a query and a key is sqrt(correlation * query_correlation): outputs are then
+    large. At 0 the queries are independent.
+    """
+    check_correlation("key", correlation)
+    check_correlation("query", query_correlation)
+    q, common = torch.randn(shape, generator=generator), torch.randn(shape[1:], generator=generator)
+    k = _correlated(common, torch.randn(shape, generator=generator), correlation)
+    if query_correlation:
+        q = _correlated(common, q, query_correlation)
     if not raw:
         q, k = l2_normalise(q, torch.float32), l2_normalise(k, torch.float32)
     return q.to(dtype), k.to(dtype)

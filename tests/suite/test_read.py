@@ -250,3 +250,38 @@ def test_a_folder_of_captures_is_a_suite(folder: Path) -> None:
 def test_a_folder_without_captures_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=wording("suite.nothing-there", file="suite.toml")):
         suite_at(tmp_path)
+
+
+MADE = """
+[[record]]
+name = "a"
+op = "gdn_decode"
+seed = 1
+options = { batch = 2, heads = [1, 2], head_dim = [16, 16] }
+[[record]]
+name = "b"
+op = "gdn_prefill"
+seed = 2
+sim = true
+options = { seqlens = [5], heads = [1, 2], head_dim = [16, 16] }
+"""
+
+
+def test_made_records_are_an_entry_of_their_own(suite_file: Write, folder: Path) -> None:
+    (folder / "made.toml").write_text(MADE)
+    suite = read_suite(suite_file(ENTRY + 'made = "made.toml"\n'))
+    assert [(entry.name, entry.made) for entry in suite.entries] == [
+        ("both.torch.cpu", False),
+        ("made.torch.cpu", True),
+    ]
+    (entry,) = read_suite(suite_file('[[replay]]\nmade = "made.toml"\nkernels = "torch"\n')).entries
+    assert entry.key == ("made.toml", "torch", "cpu")
+
+
+def test_made_records_that_are_wrong_end_the_suite(suite_file: Write, folder: Path) -> None:
+    table = '[[replay]]\nmade = "made.toml"\nkernels = "torch"\n'
+    with pytest.raises(BadInputError, match=r"made\.toml cannot be read"):
+        read_suite(suite_file(table))
+    (folder / "made.toml").write_text(MADE)
+    with pytest.raises(BadInputError, match=wording("suite.made-without-op", operation="swa_decode")):
+        read_suite(suite_file(table + 'op = "swa_decode"\n'))

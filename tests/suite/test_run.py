@@ -362,3 +362,31 @@ def test_a_pattern_does_not_reach_the_runs_that_the_suite_left(suite_file: Write
     first, second = run(path), run(path)
     assert list(tmp_path.glob("results/runs/*.zarr"))
     assert [one.entry.name for one in second.entries] == [one.entry.name for one in first.entries]
+
+
+MADE = """
+[[record]]
+name = "two"
+op = "gdn_decode"
+seed = 1
+options = { batch = 2, heads = [1, 2], head_dim = [16, 16] }
+[[record]]
+name = "short"
+op = "gdn_prefill"
+seed = 2
+options = { seqlens = [5], heads = [1, 2], head_dim = [16, 16] }
+"""
+
+
+def test_made_records_are_replayed(suite_file: Write, folder: Path, tmp_path: Path) -> None:
+    (folder / "made.toml").write_text(MADE)
+    suite = read_suite(suite_file('[[replay]]\nmade = "made.toml"\nkernels = "torch"\n'))
+    result = run_suite(suite, tmp_path / "results", today=date(2026, 6, 1))
+    assert result.exit_code == 0
+    (entry,) = result.entries
+    assert [verdict.record.layer for verdict in entry.verdicts] == ["two", "short"]
+    told = result.command(entry.entry, 1).split()
+    assert told[:2] == ["gdnbench", "suite"]
+    assert told[-4:] == ["--entry", "made.torch.cpu", "--records", "1"]
+    only = run_suite(suite, tmp_path / "results", today=date(2026, 6, 1), records=[range(1, 2)])
+    assert [verdict.record.layer for verdict in only.entries[0].verdicts] == ["short"]

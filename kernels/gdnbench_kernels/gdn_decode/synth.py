@@ -34,6 +34,7 @@ def synth(
     heads: tuple[int, int] = (2, 4),
     head_dim: tuple[int, int] = (128, 128),
     key_correlation: float = 0.0,
+    query_correlation: float = 0.0,
     gate_span: Span = 1.0,
     beta: Span = (0.0, 1.0),
     speculative: bool = False,
@@ -64,8 +65,8 @@ def synth(
     elements between one slot and the next. `state_scale`: factor of the states, whose rows have norms near
     1. `nan_at`: sequences whose q, k, v, g and beta are NaN. `gate_dtype`: of g and beta; float32, or `dtype`
     where the gate is raw, if empty. Raw gates are made to give g and beta as `gate_span` and `beta` say, but
-    for the rounding of a and b. `key_correlation` counts over all tokens of the batch; the other options are
-    those of gdn_prefill.
+    for the rounding of a and b. `key_correlation` and `query_correlation` count over all tokens of the batch;
+    the other options are those of gdn_prefill.
     """
     _check_slots(padding, holes, slot_gap)
     (key_heads, value_heads), (key_dim, value_dim) = heads, head_dim
@@ -74,7 +75,12 @@ def synth(
     conventions = made_conventions("gdn_decode", gate, state_layout, qk, CONVENTIONS)
     tokens, per_head = batch * steps, (batch * steps, value_heads)
     q, k = queries_and_keys(
-        (tokens, key_heads, key_dim), key_correlation, dtypes.activations, qk == "raw", generator
+        (tokens, key_heads, key_dim),
+        key_correlation,
+        dtypes.activations,
+        qk == "raw",
+        generator,
+        query_correlation,
     )
     by_token = {
         "q": q,

@@ -25,6 +25,7 @@ def synth(
     heads: tuple[int, int] = (2, 4),
     head_dim: tuple[int, int] = (128, 128),
     key_correlation: float = 0.0,
+    query_correlation: float = 0.0,
     gate_span: Span = 1.0,
     gate_spike: float = 0.0,
     beta: Span = (0.0, 1.0),
@@ -41,10 +42,11 @@ def synth(
     """A valid call, deterministic in `seed`.
 
     `seqlens`: tokens of each sequence, zero allowed. `heads`: (H, Hv). `head_dim`: (K, V). `key_correlation`:
-    expected cosine of two keys of a head, in [0, 1]. `gate_span`: expected sum of |g| over 64 tokens.
-    `gate_spike`: by how much |g| of one drawn token in every 64 is larger. `beta`: one value or a range;
-    beyond 1 the call's beta_max is 2. `nan_at`: tokens, counted over the whole batch, whose q, k, v, g and
-    beta are NaN. `gate`, `state_layout`, `qk`: conventions of the call.
+    expected cosine of two keys of a head, in [0, 1]; `query_correlation`: the same of its queries, which
+    share the keys' common vector. `gate_span`: expected sum of |g| over 64 tokens. `gate_spike`: by how much
+    |g| of one drawn token in every 64 is larger. `beta`: one value or a range; beyond 1 the call's beta_max
+    is 2. `nan_at`: tokens, counted over the whole batch, whose q, k, v, g and beta are NaN. `gate`,
+    `state_layout`, `qk`: conventions of the call.
     """
     if min(seqlens, default=0) < 0:
         raise ContractError(f"seqlens has {min(seqlens)}; a sequence has 0 or more tokens")
@@ -54,7 +56,12 @@ def synth(
     conventions = made_conventions("gdn_prefill", gate, state_layout, qk)
     tokens, per_head = sum(seqlens), (sum(seqlens), value_heads)
     q, k = queries_and_keys(
-        (tokens, key_heads, key_dim), key_correlation, dtypes.activations, qk == "raw", generator
+        (tokens, key_heads, key_dim),
+        key_correlation,
+        dtypes.activations,
+        qk == "raw",
+        generator,
+        query_correlation,
     )
     tensors = {
         "q": q,

@@ -19,6 +19,7 @@ from gdnbench_kernels.swa_decode.window import INDEX_SHAPES, PADDING, attended, 
 
 STALE = 0x7F00_0000
 """What entries past a row's length hold, about: slots of no cache, so that to follow one is an error."""
+STALE_ENTRIES = ("outside", "live")
 
 
 def synth(
@@ -31,7 +32,9 @@ def synth(
     index_shape: str = "TW",
     scale_dtype: str = "float32",
     holes: float = 0.0,
+    stale: str = "outside",
     sink: float | None = None,
+    sink_spread: float = 1.0,
     spread: float = 0.0,
     scale_range: float = 1.0,
     magnitude: float = 1.0,
@@ -47,7 +50,9 @@ def synth(
     """A valid call, deterministic in `seed`.
 
     `lens`: swa_lens, one request each. `window`: W. `holes`: share of a row's entries that are -1, rounded
-    down. `sink`: attn_sink about that value (normal around it), none if not given. `spread`: the difference
+    down. `stale`: entries past a row's length are slots `outside` the cache, or `live` slots that requests
+    attend to, with finite values. `sink`: attn_sink about that value, none if not given; `sink_spread`: the
+    standard deviation of a normal distribution around it, 0 for equal sinks. `spread`: the difference
     of the largest and the least score of a row, about; 0 leaves them as they fall, near 1. `scale_range`: the
     magnitudes of rows differ by up to this factor, and those of groups of 64 features too. `magnitude`: that
     of values, about; queries are then as small as to leave scores as they were. `shared_page`: all
@@ -57,6 +62,10 @@ def synth(
     """
     _check_names(cache_layout, index_shape, block_size)
     _check_ranges(holes, spread, scale_range, magnitude, spare_pages, scale)
+    if stale not in STALE_ENTRIES:
+        raise ContractError(f"stale is {stale!r}; it is one of {', '.join(STALE_ENTRIES)}")
+    if not 0 <= sink_spread < float("inf"):
+        raise ContractError(f"sink_spread is {sink_spread:g}; it is a deviation, finite and not negative")
     layout = CacheLayout(cache_layout)
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.tensor(lens, dtype=torch.int32)
@@ -82,10 +91,12 @@ def synth(
         for request in requests:
             slot = _attended_slot(indices, counts, request, name)
             _spoil(tensors, layout, slot, in_scale=name == "nan_scale_at")
+    if stale == "live":
+        _point_at_live_slots(indices, counts, lengths, generator)
     tensors["swa_indices"] = shaped_indices(indices, index_shape).contiguous()
     tensors["swa_lens"] = lengths
     if sink is not None:
-        tensors["attn_sink"] = sink + torch.randn(heads, generator=generator)
+        tensors["attn_sink"] = sink + sink_spread * torch.randn(heads, generator=generator)
     scalars: dict[str, Scalar] = {"output_lse": output_lse}
     if scale is not None:
         scalars["scale"] = scale
@@ -177,6 +188,15 @@ def _deal(
         indices[row, :length] = slots.to(torch.int32)
         indices[row, length:] = STALE + torch.arange(window - length, dtype=torch.int32)
     return indices
+
+
+def _point_at_live_slots(indices: Tensor, counts: Tensor, lengths: Tensor, generator: Generator) -> None:
+    """Make the entries past a row's length slots that requests attend to, drawn, in place; nothing if there
+    are none."""
+    live = indices[counts]
+    past = torch.arange(indices.shape[1]) >= lengths.unsqueeze(1)
+    if len(live):
+        indices[past] = live[torch.randint(len(live), (int(past.sum()),), generator=generator)]
 
 
 def _cache(
