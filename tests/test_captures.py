@@ -15,7 +15,7 @@ from gdnbench.store.verify import verify
 FOLDER = Path(__file__).resolve().parents[1] / "captures"
 
 # As captures/README.md has them: operation, and tokens of each call's sequences.
-CONTENTS = {
+CONTENTS: dict[str, tuple[str, list[tuple[int, ...]]]] = {
     "prefill": ("gdn_prefill", [(1,), (63,), (64,), (65,), (500,)]),
     "packed": ("gdn_prefill", [(70, 1, 130, 64)]),
     "resumed": ("gdn_prefill", [(130,), (90,)]),
@@ -23,8 +23,10 @@ CONTENTS = {
 }
 # Records of those that tests/test_swa_captures.py looks into.
 WINDOWS = {"swa_per_token_scale": 3, "swa_fp8_ds_mla": 3, "swa_bfloat16": 1}
-RECORDS = {name: len(calls) for name, (_, calls) in CONTENTS.items()} | WINDOWS
-BYTES = 12_000_000
+# Of those that tests/test_serving_captures.py looks into.
+SERVED = {"packed_states": 1, "chunked": 3, "batched_decode": 2, "drafts": 1, "swa_lse": 3}
+RECORDS = {name: len(calls) for name, (_, calls) in CONTENTS.items()} | WINDOWS | SERVED
+BYTES = 16_000_000
 
 
 def path_of(name: str) -> Path:

@@ -1,11 +1,14 @@
 """Prints what captures hold, as Markdown: a table of the Gated DeltaNet ones (gate spans, beta, how alike the
-keys of a chunk are) and one of the sliding-window ones (windows, scores, sinks, scales).
+keys of a chunk are), one of their heads (how long each remembers), and one of the sliding-window ones
+(windows, scores, sinks, scales).
 
 python scripts/captures/describe.py captures/*.zarr.zip
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +19,8 @@ from gdnbench.judge.calls import compact_call
 from gdnbench.ops import operation
 from gdnbench.store.reader import Store
 from gdnbench_kernels.contract import Call
+from gdnbench_kernels.gdn import log_decay
+from gdnbench_kernels.gdn_decode.contract import slots_of
 from gdnbench_kernels.gdn_ranges import KeyCosines
 from gdnbench_kernels.swa_decode.contract import flat_of, layout_of
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
@@ -34,29 +39,104 @@ GDN_HEADER = (
     "key cosine",
     "99 %",
 )
-SWA_HEADER = ("capture", "records", "attended of entries", "scores", "widest row", "sinks", "scales")
+HEAD_HEADER = (
+    "capture",
+    "head",
+    "half-life by the mean of g",
+    "by its median",
+    "left of a state after the longest sequence",
+    "beta, 10 % .. median .. 90 %",
+    "key cosine",
+    "99 %",
+)
+SWA_HEADER = (
+    "capture",
+    "records",
+    "page size",
+    "attended of entries",
+    "scores",
+    "widest row",
+    "sinks",
+    "scales",
+)
 
 
 def gdn_row(path: Path, calls: Sequence[Call], ranges: Sequence[Found]) -> tuple[object, ...]:
-    keys = [call.tensors["k"].flatten(0, -3) for call in calls]  # [T, H, K]; of decode [B, S, H, K]
-    cosines = KeyCosines()
-    if any("key_cosine" in found for found in ranges):
-        for call, k in zip(calls, keys, strict=True):
-            cosines.add(k, call.tensors["cu_seqlens"].tolist())
-    else:
-        # Decode: the keys of successive steps stand for a chunk.
-        cosines.add(torch.cat(keys), [0, sum(map(len, keys))])
+    cosines = key_cosines(calls)
     sums = [found.get("g_chunk", found["g"])["min"] for found in ranges]
     return (
         f"`{path.name}`",
         len(calls),
-        ", ".join(map(str, sorted({len(k) for k in keys}))),
+        ", ".join(map(str, sorted({len(per_token(call, "k")) for call in calls}))),
         f"{min(found['g']['min'] for found in ranges):.3g}",
         f"{min(sums):.4g}",
         span("beta", ranges),
         f"{cosines.mean:.2f}",
         f"{cosines.quantile(0.99):.2f}",
     )
+
+
+def head_rows(path: Path, calls: Sequence[Call]) -> list[tuple[object, ...]]:
+    """A row for each value head. A half-life is in tokens: ln 2 divided by the mean or median of -g."""
+    gates = torch.cat([log_gates(call) for call in calls])
+    beta = torch.cat([per_token(call, "beta").float() for call in calls])
+    group = gates.shape[1] // calls[0].tensors["k"].shape[-2]
+    sums = torch.stack([log_gates(call)[tokens].sum(0) for call in calls for tokens in longest(call)])
+    rows: list[tuple[object, ...]] = []
+    for head in range(gates.shape[1]):
+        g = -gates[:, head]
+        cosines = key_cosines(calls, head // group)
+        rows.append(
+            (
+                f"`{path.name}`",
+                head,
+                f"{math.log(2) / float(g.mean()):.3g}",
+                f"{math.log(2) / float(g.median()):.3g}",
+                f"{math.exp(float(sums[:, head].max())):.2g}",
+                " .. ".join(f"{float(beta[:, head].quantile(share)):.2f}" for share in (0.1, 0.5, 0.9)),
+                f"{cosines.mean:.2f}",
+                f"{cosines.quantile(0.99):.2f}",
+            )
+        )
+    return rows
+
+
+def key_cosines(calls: Sequence[Call], head: int | None = None) -> KeyCosines:
+    """Cosines of pairs of keys of a chunk, of one key head or of all."""
+    heads = slice(None) if head is None else slice(head, head + 1)
+    keys = [per_token(call, "k")[:, heads] for call in calls]
+    cosines = KeyCosines()
+    for call, k in zip(calls, keys, strict=True):
+        cosines.add(k, bounds_of(call))
+    if not cosines.count:
+        # Decode: the keys of successive steps stand for a chunk.
+        cosines.add(torch.cat(keys), [0, sum(map(len, keys))])
+    return cosines
+
+
+def per_token(call: Call, name: str) -> torch.Tensor:
+    """A tensor of a call with all tokens of active sequences on axis 0."""
+    tensor = call.tensors[name]
+    return tensor[slots_of(call).active].flatten(0, 1) if "state_indices" in call.tensors else tensor
+
+
+def log_gates(call: Call) -> torch.Tensor:
+    return log_decay(per_token(call, "g"), call.conventions.get("gate", "log"), torch.float64)
+
+
+def bounds_of(call: Call) -> list[int]:
+    """The bounds of the sequences among the tokens of a call."""
+    if "cu_seqlens" in call.tensors:
+        return list(call.tensors["cu_seqlens"].tolist())
+    length = call.tensors["k"].shape[1]
+    return list(range(0, len(per_token(call, "k")) + 1, length))
+
+
+def longest(call: Call) -> list[slice]:
+    """The sequences of a call that are as long as its longest."""
+    pairs = list(itertools.pairwise(bounds_of(call)))
+    most = max(stop - start for start, stop in pairs)
+    return [slice(start, stop) for start, stop in pairs if stop - start == most]
 
 
 def span(name: str, ranges: Sequence[Found], prefix: str = "") -> str:
@@ -73,15 +153,20 @@ def swa_row(path: Path, calls: Sequence[Call], ranges: Sequence[Found]) -> tuple
         lens = call.tensors["swa_lens"]
         counts = attended(flat_of(call), lens)
         windows += [f"{row.sum()} of {length}" for row, length in zip(counts, lens, strict=True)]
-    (layout,) = {layout_of(call) for call in calls}
+    layouts = [layout_of(call) for call in calls]
+    scales = []
+    for layout in dict.fromkeys(layouts):
+        there = [found for found, one in zip(ranges, layouts, strict=True) if one is layout]
+        scales.append(span("scales", there, "2^" if layout is CacheLayout.FP8_DS_MLA else ""))
     return (
         f"`{path.name}`",
         len(calls),
+        ", ".join(map(str, dict.fromkeys(call.tensors["cache"].shape[1] for call in calls))),
         ", ".join(windows),
         span("scores", ranges),
         f"{max(found['score_span']['max'] for found in ranges):.3g}",
         span("sinks", ranges),
-        span("scales", ranges, "2^" if layout is CacheLayout.FP8_DS_MLA else ""),
+        ", ".join(scales),
     )
 
 
@@ -98,8 +183,11 @@ def main() -> None:
             assert op.ranges is not None
             calls = [compact_call(record, op, torch.device("cpu")) for record in records]
         ranges = [{one.name: one.values for one in op.ranges(call)} for call in calls]
-        header, row = (SWA_HEADER, swa_row) if op.name == "swa_decode" else (GDN_HEADER, gdn_row)
-        tables.setdefault(header, []).append(row(path, calls, ranges))
+        if op.name == "swa_decode":
+            tables.setdefault(SWA_HEADER, []).append(swa_row(path, calls, ranges))
+        else:
+            tables.setdefault(GDN_HEADER, []).append(gdn_row(path, calls, ranges))
+            tables.setdefault(HEAD_HEADER, []).extend(head_rows(path, calls))
     for header, rows in tables.items():
         print(line(header), "|" + "---|" * len(header), *map(line, rows), "", sep="\n")
 

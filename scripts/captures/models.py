@@ -1,9 +1,11 @@
-"""The two small models whose activations the shipped captures hold."""
+"""The small models whose activations the shipped captures hold."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
+import torch
 from transformers import (
     DeepseekV4Config,
     DeepseekV4ForCausalLM,
@@ -66,6 +68,75 @@ def deepseek_v4() -> PreTrainedModel:
     return DeepseekV4ForCausalLM(configuration)
 
 
-MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
-    function.__name__: function for function in (qwen3_next, deepseek_v4)
+def qwen3_next_memory() -> PreTrainedModel:
+    """One attention layer, then three Gated DeltaNet layers (H 1, Hv 2, head dim 128) whose heads remember.
+
+    The attention layer comes first: alone it cannot find what followed an earlier occurrence of the last
+    bytes, so the layers of interest must. Their gates start as those of Mamba and flash-linear-attention do,
+    with dt between 0.001 and 0.1, where this library has a dt_bias of 1. The two heads of a layer stand for
+    the slowest and a fast one of the 32 of a served model: their half-lives start at 23,105 tokens and at
+    6.9, and training shortens them.
+    """
+    configuration = Qwen3NextConfig(
+        vocab_size=256,
+        hidden_size=256,
+        num_hidden_layers=4,
+        layer_types=["full_attention"] + ["linear_attention"] * 3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        intermediate_size=512,
+        linear_num_key_heads=1,
+        linear_num_value_heads=2,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=256,
+        shared_expert_intermediate_size=256,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )
+    model = Qwen3NextForCausalLM(configuration)
+    rate, step = torch.tensor([0.03, 1.0]), torch.tensor([0.001, 0.1])
+    with torch.no_grad():
+        for layer in model.model.layers[1:]:
+            mixer = layer.linear_attn
+            mixer.A_log.copy_(rate.log())
+            mixer.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # softplus of it is `step`
+            # The library's 0.02 is for a width of 2,048: a and b then vary as much over tokens.
+            mixer.in_proj_ba.weight.mul_((2048 / configuration.hidden_size) ** 0.5)
+    return model
+
+
+def deepseek_v4_sinks() -> PreTrainedModel:
+    """As `deepseek_v4`, but the sinks of a layer start between -4 and 4, not all at 0."""
+    model = deepseek_v4()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            sinks = layer.self_attn.sinks
+            sinks.copy_(torch.linspace(-4, 4, len(sinks)))
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a model is made and trained. Weights whose name ends in one of `undecayed` have no weight decay."""
+
+    build: Callable[[], PreTrainedModel]
+    context: int = 512
+    repeats: bool = False  # half of the samples repeat a passage of themselves
+    undecayed: tuple[str, ...] = ()
+
+
+MODELS: Mapping[str, Recipe] = {
+    "qwen3_next": Recipe(qwen3_next),
+    "deepseek_v4": Recipe(deepseek_v4),
+    "qwen3_next_memory": Recipe(
+        qwen3_next_memory,
+        context=2048,
+        repeats=True,
+        undecayed=("A_log", "dt_bias", "in_proj_ba.weight"),
+    ),
+    "deepseek_v4_sinks": Recipe(deepseek_v4_sinks, undecayed=("sinks",)),
 }

@@ -1,6 +1,6 @@
 """Trains one of the small models whose activations the shipped captures hold.
 
-    python scripts/captures/train.py qwen3_next|deepseek_v4 MODEL_DIR [--steps 2000]
+    python scripts/captures/train.py MODEL MODEL_DIR [--steps 2000]
 
 Byte-level language models, seeded. Minutes on one data-centre GPU with the torch code of transformers, hours
 on a CPU.
@@ -13,14 +13,14 @@ import math
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from corpus import corpus
-from models import MODELS
+from models import MODELS, Recipe
 from transformers import PreTrainedModel
 
 SEED = 20250917
-CONTEXT = 512
 BATCH = 32
 WARMUP_STEPS = 100
 
@@ -33,14 +33,36 @@ def learning_rate(step: int, steps: int) -> float:
     return 0.55 + 0.45 * math.cos(math.pi * progress)
 
 
+def groups(model: PreTrainedModel, undecayed: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The parameters for the optimizer, those without weight decay in a group of their own."""
+    named = list(model.named_parameters())
+    free = [parameter for name, parameter in named if name.endswith(undecayed)]
+    decayed = [parameter for name, parameter in named if not name.endswith(undecayed)]
+    return [{"params": decayed}] + ([{"params": free, "weight_decay": 0.0}] if free else [])
+
+
+def samples(text: torch.Tensor, recipe: Recipe, batch: int) -> torch.Tensor:
+    """int64 [batch, context]. Where the recipe repeats, every second row is one passage of 64 bytes to half a
+    context over and over: it pays to remember that long."""
+    offsets = torch.arange(recipe.context, device=text.device)
+    starts = torch.randint(text.numel() - recipe.context, (batch, 1), device=text.device)
+    if not recipe.repeats:
+        return text[starts + offsets].long()
+    periods = torch.randint(64, recipe.context // 2 + 1, (batch, 1), device=text.device)
+    periods[::2] = recipe.context
+    return text[starts + offsets % periods].long()
+
+
 def train(name: str, steps: int, batch: int, peak: float, device: str) -> PreTrainedModel:
     torch.manual_seed(SEED)
     text = torch.frombuffer(bytearray(corpus()), dtype=torch.uint8).to(device)
     held_out = text[-65536:].long()
     text = text[:-65536]
-    model = MODELS[name]().to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.1)
-    offsets = torch.arange(CONTEXT, device=device)
+    recipe = MODELS[name]
+    model = recipe.build().to(device)
+    optimizer = torch.optim.AdamW(
+        groups(model, recipe.undecayed), lr=peak, betas=(0.9, 0.95), weight_decay=0.1
+    )
     print(
         f"{text.numel()} bytes of text, {sum(p.numel() for p in model.parameters())} parameters", flush=True
     )
@@ -48,8 +70,7 @@ def train(name: str, steps: int, batch: int, peak: float, device: str) -> PreTra
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = peak * learning_rate(step, steps)
-        starts = torch.randint(text.numel() - CONTEXT, (batch, 1), device=device)
-        tokens = text[starts + offsets].long()
+        tokens = samples(text, recipe, batch)
         with torch.autocast(device, dtype=torch.bfloat16):
             loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
         loss.backward()
@@ -60,7 +81,7 @@ def train(name: str, steps: int, batch: int, peak: float, device: str) -> PreTra
             print(f"step {step} loss {loss.item():.3f} after {time.monotonic() - started:.0f} s", flush=True)
     model.eval()
     with torch.no_grad(), torch.autocast(device, dtype=torch.bfloat16):
-        tokens = held_out[: 32 * CONTEXT].view(32, CONTEXT)
+        tokens = held_out[: batch * recipe.context].view(-1, recipe.context)
         loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
     print(f"held-out loss {loss.item():.3f} nats a byte", flush=True)
     return model
