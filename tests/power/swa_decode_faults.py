@@ -168,12 +168,12 @@ class WrongSlots(Swa):
         self.slot = slot
 
     def gather(self, cache: Tensor, inv_scale: Tensor | None, window: Window) -> Tensor:
-        self.size, self.count = cache.shape[1], len(cache) * cache.shape[1]
+        self.size = cache.shape[1]
         return super().gather(cache, inv_scale, window)
 
     def slots(self, window: Window) -> Tensor:
         found: Tensor = self.slot(super().slots(window), self.size)
-        return found % max(1, self.count)
+        return found
 
 
 class PagesOf64(Swa):

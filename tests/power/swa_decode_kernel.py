@@ -123,7 +123,8 @@ class Swa:
         """The rows [T, W, 512]; zeros where an entry is not attended to."""
         if not len(cache):
             return torch.zeros(*window.indices.shape, NOPE + ROPE, dtype=self.compute)
-        slots = self.slots(window)
+        # A slot of no page is no error here: a GPU reads something. Only faults have such slots.
+        slots = self.slots(window) % (len(cache) * cache.shape[1])
         if window.layout == "bfloat16":
             rows = self.values(cache, slots)
         elif window.layout == "per_token_scale":
