@@ -65,6 +65,7 @@ def test_without_dask(
     )
 
 
+@pytest.mark.slow  # processes that import torch
 def test_the_command_prints_what_the_serial_one_does(store: Store) -> None:
     """On stdout; stderr stays empty."""
     printed = []
@@ -149,3 +150,13 @@ def test_nothing_is_left_running(store: Store, tmp_path: Path, interrupt: signal
         assert said == "gdnbench: interrupted; what was finished is kept\n"
         with Store.open(saved) as run_store:
             assert [record.info.op for record in run_store.records] == ["gdn_prefill"]
+    elif saved.exists():
+        with Store.open(saved) as run_store:
+            assert run_store.damaged == ()
+            assert {record.info.op for record in run_store.records} <= {"gdn_prefill"}
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".hangs") in (
+        ["__pycache__", "hangs.py", "run.zarr"],
+        ["hangs.py", "run.zarr"],
+        ["__pycache__", "hangs.py"],
+        ["hangs.py"],
+    )

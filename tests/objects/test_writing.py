@@ -16,7 +16,8 @@ import pytest
 
 from gdnbench.capture import capturing
 from gdnbench.capture.launch import run_captured
-from gdnbench.capture.options import CaptureOptions
+from gdnbench.capture.options import OPTIONS_VARIABLE, STORE_VARIABLE, CaptureOptions
+from gdnbench.capture.runtime import start_from_environment
 from gdnbench.cli.upload import upload
 from gdnbench.errors import BadInputError, GdnbenchError, StoreError
 from gdnbench.store.objects import Objects, ObjectsUnreachableError
@@ -76,6 +77,7 @@ def test_capture_into_a_url(bucket: Bucket, program: Path) -> None:
         assert SECRET.encode() not in (objects.get(f"segments/{key}", info.size) or b"")
 
 
+@pytest.mark.slow
 def test_a_network_that_is_gone_at_the_end(bucket: Bucket, program: Path) -> None:
     """It goes when the command has been started, before the program records."""
     program.write_text(f"print('here', flush=True)\nimport sys\nsys.stdin.readline()\n{PROGRAM}")
@@ -137,6 +139,34 @@ def test_nothing_half_written_is_visible_wherever_an_upload_ends(bucket: Bucket,
     assert seen == sorted(seen)
     with Store.open(bucket.url) as store:
         assert (contents(store), store.problems) == (whole, ())
+
+
+@pytest.mark.slow  # starts processes
+def test_an_upload_that_is_killed_is_continued(bucket: Bucket, tmp_path: Path) -> None:
+    """By SIGKILL, as soon as so many objects have arrived. What can be read by then is whole."""
+    local = make_store(tmp_path / "local.zarr", batches=8)
+    with Store.open(local) as store:
+        whole = contents(store)
+    command = [sys.executable, "-m", "gdnbench", "upload", str(local), bucket.url]
+    for arrived in (1, 20, 60, 100):
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            objects = Objects(bucket.url)
+            while process.poll() is None and sum(1 for _ in objects.list("segments", 10_000)) < arrived:
+                time.sleep(0.01)
+            process.kill()
+        try:
+            with Store.open(bucket.url) as store:
+                found, damaged = contents(store), store.damaged
+        except StoreError:  # killed before the root was written
+            continue
+        assert damaged == ()
+        assert all(one in whole for one in found)
+    ran = gdnbench("upload", local, bucket.url)
+    assert ran.returncode == 0, ran.stderr
+    with Store.open(bucket.url) as store:
+        assert (contents(store), store.problems) == (whole, ())
+    assert verify(bucket.url).ok
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "local.zarr"]
 
 
 @pytest.mark.parametrize("after", [1, 400, 3_000, 9_000, 20_000])
@@ -264,6 +294,12 @@ def test_captures_that_are_refused_before_they_begin(
 
     code, message = refusal(bucket.url, CaptureOptions(max_bytes=1 << 20, when_over="drop-oldest"))
     assert (code, "drop-oldest" in message) == (2, True)
+    variables = {
+        STORE_VARIABLE: bucket.url,
+        OPTIONS_VARIABLE: '{"max_bytes": 1048576, "when_over": "drop-oldest"}',
+    }
+    with pytest.raises(BadInputError, match="drop-oldest deletes batches"):
+        start_from_environment(variables)
     code, message = refusal("s3://me:hunter2@bucket/run.zarr")
     assert (code, "environment" in message) == (2, True)
     bucket.post("moto-api/reset-auth", "POST", b"0")
