@@ -64,6 +64,8 @@ FLOOR_SPREAD = 3 * math.sqrt(4 / 45) * 3 / 2
 CUT_PRODUCT = 2.0**-10
 NEAR = 8
 TINY = np.finfo(np.float64).tiny
+VANISHING = 1e-200
+"""A sum of squares of a result that every dtype rounds to 0, and that has no gain."""
 
 RMS, LARGEST = "RMS", "largest"
 OF_HEAD, OF_LINE = "RMS of a sequence and head", "RMS of a line"
@@ -244,15 +246,16 @@ class Limits:
             return _sums(values, groups, number)
 
         yy = summed(grid.yy)
-        there = np.maximum(yy, TINY)
+        some = yy > VANISHING
+        there = np.where(some, yy, 1.0)
         own, torchs, rounded = (summed(one.dy) / there for one in (lines.own, lines.torchs, lines.rounded))
         inner = lines.torchs.dd - lines.rounded.dd
-        of_head = inner.sum(axis=0) / np.maximum(grid.yy.sum(axis=0), TINY)
+        of_head = inner.sum(axis=0) / np.maximum(grid.yy.sum(axis=0), VANISHING)
         aligned = k * k * np.maximum(np.maximum(inner, of_head * grid.yy), 0.0) * grid.yy
         spread = np.sqrt(summed(aligned + (1 + k * k) * lines.rounded.dydy)) / there
         limits = k * np.abs(torchs) + np.abs(rounded) + _chance(yy.size) * spread + CUT_PRODUCT + self.added
         limits += unit_roundoff(self.dtype)[1] * np.sqrt(summed(grid.count) / there)
-        return np.where(yy > TINY, own, 0.0), limits
+        return np.where(some, own, 0.0), limits
 
     def _of_largest(self, own: Comparison, torchs: Comparison) -> tuple[LimitCheck, str]:
         u, tiny = unit_roundoff(self.dtype)
