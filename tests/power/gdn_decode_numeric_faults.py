@@ -116,11 +116,28 @@ def every_row(step: int, edit: spoil.Edit) -> spoil.Edit:
 
 for size in spoil.SIZES:
     text = f"{size:.1%}".replace(".0%", "%")
-    shelf.add("gain", f"o {text} too large", Decode(o=spoil.gain(size)))
-    shelf.add("gain", f"o of the last head {text} too large", Decode(o=spoil.gain(size, -1)))
+    shelf.add(
+        "gain", f"o {text} too large", Decode(o=spoil.gain(size)), excuse=spoil.excuse(size, spoil.SMALL_GAIN)
+    )
+    shelf.add(
+        "gain",
+        f"o of the last head {text} too large",
+        Decode(o=spoil.gain(size, -1)),
+        excuse=spoil.excuse(size, spoil.SMALL_GAIN),
+    )
     shelf.add("gain", f"stored state {text} too large", Decode(stored=spoil.gain(size)))
-    shelf.add("noise", f"noise of {text} on o", Decode(o=spoil.noise(size)))
-    shelf.add("noise", f"noise of {text} on the last head of o", Decode(o=spoil.noise(size, -1)))
+    shelf.add(
+        "noise",
+        f"noise of {text} on o",
+        Decode(o=spoil.noise(size)),
+        excuse=spoil.excuse(size, spoil.SMALL_NOISE),
+    )
+    shelf.add(
+        "noise",
+        f"noise of {text} on the last head of o",
+        Decode(o=spoil.noise(size, -1)),
+        excuse=spoil.excuse(size, spoil.SMALL_NOISE),
+    )
     shelf.add("noise", f"noise of {text} on the stored state", Decode(stored=spoil.noise(size)))
 for size in spoil.SIZES[2:]:
     text = f"{size:.0%}"

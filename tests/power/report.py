@@ -86,9 +86,15 @@ def measure(
 
 
 def some_captures(op: str) -> list[Place]:
-    """The captured records of an operation; of the 32 steps of one text, which are much alike, three."""
-    found = captured(op)
-    return found if len(found) < 16 else found[:: len(found) // 2 - 1]
+    """The first, the middle and the last captured record of each file."""
+    by_file: dict[Path, list[Place]] = {}
+    for place in captured(op):
+        by_file.setdefault(place.path, []).append(place)
+    return [
+        places[number]
+        for places in by_file.values()
+        for number in sorted({0, len(places) // 2, len(places) - 1})
+    ]
 
 
 def _judge(

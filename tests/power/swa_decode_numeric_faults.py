@@ -170,10 +170,27 @@ def every_64th(edit: spoil.Edit) -> spoil.Edit:
 
 for size in spoil.SIZES:
     text = f"{size:.1%}".replace(".0%", "%")
-    shelf.add("gain", f"o {text} too large", Swa(o=spoil.gain(size)))
-    shelf.add("gain", f"o of the last head {text} too large", Swa(o=spoil.gain(size, -1)))
-    shelf.add("noise", f"noise of {text} on o", Swa(o=spoil.noise(size)))
-    shelf.add("noise", f"noise of {text} on the last head of o", Swa(o=spoil.noise(size, -1)))
+    shelf.add(
+        "gain", f"o {text} too large", Swa(o=spoil.gain(size)), excuse=spoil.excuse(size, spoil.SMALL_GAIN)
+    )
+    shelf.add(
+        "gain",
+        f"o of the last head {text} too large",
+        Swa(o=spoil.gain(size, -1)),
+        excuse=spoil.excuse(size, spoil.SMALL_GAIN),
+    )
+    shelf.add(
+        "noise",
+        f"noise of {text} on o",
+        Swa(o=spoil.noise(size)),
+        excuse=spoil.excuse(size, spoil.SMALL_NOISE),
+    )
+    shelf.add(
+        "noise",
+        f"noise of {text} on the last head of o",
+        Swa(o=spoil.noise(size, -1)),
+        excuse=spoil.excuse(size, spoil.SMALL_NOISE),
+    )
 for size in spoil.SIZES[2:]:
     text = f"{size:.0%}"
     shelf.add("gain", f"o of one request {text} too large", Swa(o=of_request(spoil.gain(size))))
