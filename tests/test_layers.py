@@ -77,7 +77,7 @@ MODULES = {
     "kernels": "gdnbench_kernels",
     "base": """bits errors handlers options poison pools printable provenance record record_numbers units
         version whole_file""",
-    "sim.base": "sim.errors sim.floating_environment sim.lazy sim.special_function",
+    "sim.base": "sim.deadline sim.errors sim.floating_environment sim.lazy sim.special_function",
     "sim.tensorcore.formats": "sim.tensorcore.formats sim.tensorcore.product",
     "sim.run": "sim.run sim.watch",
     "sim": "sim sim.checker.accept",

@@ -20,7 +20,7 @@ from gdnbench.cli.checking import (
     read_accepted,
     write_template,
 )
-from gdnbench.cli.console import print_json, progress, table
+from gdnbench.cli.console import print_json, print_lines, print_note, progress, table
 from gdnbench.cli.exploring import EXPLORE, conclude, refuse_with, typed, varied
 from gdnbench.cli.sim_call import TextCall, tensors_of
 from gdnbench.cli.tracing import LIMIT, SELECT, TRACE, trace_to
@@ -85,7 +85,11 @@ def sim(
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Stop a launch after SECONDS, e.g. 60. Default: 86400, a day."),
+        typer.Option(
+            metavar="SECONDS",
+            help="Stop a launch after SECONDS, in which its PTX is also read and compiled, e.g. 60. Default:"
+            " 86400, a day.",
+        ),
     ] = None,
     seed: Annotated[
         int,
@@ -209,7 +213,7 @@ def sim(
         )
     else:
         for report in reports:
-            print(report.text(accepted=verbose))
+            print_lines(report.text(accepted=verbose))
         if tensors:
             print(table(HEADERS, [*map(_row, _summaries(tensors))], right=("min", "max", "nonfinite")))
     raise typer.Exit(Exit.PASS if all(report.ok for report in reports) else Exit.MISMATCH)
@@ -255,7 +259,7 @@ def _write_timeline(reports: Sequence[Report], path: Path) -> None:
     """All launches of all calls, one after the other."""
     launches = tuple(launch for report in reports for launch in report.launches)
     if not any(launch.finished for launch in launches):
-        print(f"gdnbench: no launch finished; {path} is not written", file=sys.stderr)
+        print_note(f"gdnbench: no launch finished; {path} is not written")
         return
     try:
         replace(reports[0], launches=launches).write_trace(path)

@@ -14,11 +14,12 @@ import numpy as np
 
 from gdnbench.sim.checker.evidence import Evidence, collect_evidence
 from gdnbench.sim.checker.grid import LaunchChecker
+from gdnbench.sim.deadline import TimeLimit
 from gdnbench.sim.errors import KernelFault, LaunchError
 from gdnbench.sim.floating_environment import ieee_arithmetic
 from gdnbench.sim.machine import budget
 from gdnbench.sim.machine.async_queue import Schedule
-from gdnbench.sim.machine.bounds import MAX_INSTRUCTIONS, TIMEOUT, Meter, check_grid
+from gdnbench.sim.machine.bounds import Meter, check_grid, default_bounds
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.cta import Cta, Engine, Launch, MachineConfig, Note
 from gdnbench.sim.machine.engine_interface import Dim3
@@ -118,8 +119,8 @@ def run_ptx(
     registers: int | None = None,
     observed: Observed | None = None,
     checker: Callable[[Cta], Checker] | None = None,
-    max_instructions: int = MAX_INSTRUCTIONS,
-    timeout: float = TIMEOUT,
+    max_instructions: int | None = None,
+    timeout: float | None = None,
 ) -> RunResult:
     """Launch `entry` of the PTX with `smem` bytes of dynamic shared memory and wait for its end.
 
@@ -127,14 +128,18 @@ def run_ptx(
     packed to the parameter's size; bytes are passed unchanged. `memory` adds allocations that the kernel
     reaches in other ways. `registers` is ptxas's register count per thread, for the launch budget. `observed`
     records the launch; its CTAs then run one by one, as with `check`. `checker` makes the observer of a CTA's
-    events that replaces `check`'s. The other parameters are those of `gdnbench.sim.launch`.
+    events that replaces `check`'s. The other parameters are those of `gdnbench.sim.launch`; bounds that are
+    None come from the enclosing `active` block, so also from the command line of `gdnbench sim`.
 
     Raises KernelFault for an illegal act and for a launch beyond `max_instructions` or `timeout`, with the
     findings before it; UnsupportedError for what is not simulated; PtxSyntaxError or LaunchError for a text
     or arguments that cannot be launched.
     """
     order = check_settings(engine, schedule, mma, threads)
+    max_instructions = default_bounds().max_instructions if max_instructions is None else max_instructions
+    timeout = default_bounds().timeout if timeout is None else timeout
     check_bounds(max_instructions, timeout)
+    limit = TimeLimit(timeout)
     grid, block = _extents("grid", grid), _extents("block", block)
     if not _is_integer(smem, 0):
         raise LaunchError(f"smem {smem!r}: a number of bytes, 0 or more")
@@ -146,7 +151,8 @@ def run_ptx(
         raise LaunchError(f"memory is of type {type(memory).__name__}: a GlobalMemory, or None")
     if not isinstance(ptx, str | Module):
         raise LaunchError(f"ptx is of type {type(ptx).__name__}: the text, or what parse() made of it")
-    module = parse(ptx) if isinstance(ptx, str) else ptx
+    with limit:
+        module = parse(ptx) if isinstance(ptx, str) else ptx
     if not isinstance(entry, str) or entry not in module.kernels:
         raise LaunchError(f"no kernel {entry!r} in the PTX; it has {', '.join(module.kernels) or 'none'}")
     kernel = module.kernels[entry]
@@ -170,14 +176,15 @@ def run_ptx(
     record = LaunchRecord() if profile else None
     launch.recorder = record.cta if record is not None else None
     launch.checker, launch.parts = checker, checks
-    ready: Engine = importlib.import_module(kind.prepare).prepare(module, kernel, config)
+    with limit:
+        ready: Engine = importlib.import_module(kind.prepare).prepare(module, kernel, config)
     if observed is not None:
         ready, threads = observed.wrap_engine(launch, ready, engine), 1
     start = time.perf_counter()
     # A profile measures waits in rounds of turns: only short turns resolve them.
     quantum = min(kind.quantum, PROFILE_QUANTUM) if profile else kind.quantum
     end = End.INTERRUPTED
-    launch.meter = Meter(max_instructions, timeout)
+    launch.meter = Meter(max_instructions, timeout, limit.end)
     try:
         counters = run_grid(launch, ready, quantum=quantum, threads=threads, progress=progress)
         end = End.COMPLETE

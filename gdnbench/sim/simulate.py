@@ -13,13 +13,14 @@ from typing import Any, cast
 from torch import Tensor
 
 from gdnbench.sim.checker.evidence import Evidence
+from gdnbench.sim.deadline import TimeLimit
 from gdnbench.sim.errors import KernelFault, LaunchError, UnsupportedError
 from gdnbench.sim.floating_environment import ieee_arithmetic
 from gdnbench.sim.host import cutlass_dsl
 from gdnbench.sim.host.arguments import NamedTensor, Region, region_of
 from gdnbench.sim.host.capture import capture_launches
 from gdnbench.sim.host.request import LaunchRequest
-from gdnbench.sim.machine.bounds import MAX_INSTRUCTIONS, TIMEOUT
+from gdnbench.sim.machine.bounds import Bounds, bounded, default_bounds
 from gdnbench.sim.machine.cta import Note
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.machine.processes import Progress
@@ -35,7 +36,7 @@ ONE_CTA = (1, 1, 1)
 class Settings:
     """How a call is simulated; `launch` explains the fields. Raises InputError for an unknown value. `watch`
     is called for every launch and returns what to record of it. `before` is called with each launch just
-    before it runs."""
+    before it runs. The bounds default to those of the enclosing `active` block."""
 
     mma: str = "hardware"
     engine: str = "compiled"
@@ -46,8 +47,8 @@ class Settings:
     watch: Watch | None = None
     check: bool = False
     before: Callable[[Module, LaunchRequest, GlobalMemory], None] | None = None
-    max_instructions: int = MAX_INSTRUCTIONS
-    timeout: float = TIMEOUT
+    max_instructions: int = field(default_factory=lambda: default_bounds().max_instructions)
+    timeout: float = field(default_factory=lambda: default_bounds().timeout)
 
     def __post_init__(self) -> None:
         check_settings(self.engine, self.schedule, self.mma, self.threads)
@@ -91,7 +92,8 @@ def launch(
     `mma` is the tensor cores' arithmetic ("hardware" or "exact"), `engine` "compiled" or "interpreter",
     `schedule` when asynchronous effects land: "late", "early" or "random:SEED". `threads` is the most cores
     to use. With `check` the race checker observes every launch and the report has its findings. A launch that
-    executes more than `max_instructions` warp instructions, or takes more than `timeout` seconds, is stopped.
+    executes more than `max_instructions` warp instructions, or takes more than `timeout` seconds, is stopped;
+    the seconds include those in which its PTX is read and compiled.
     A setting that is None comes from the enclosing `active` block, or else is the first value named here,
     with all cores and the bounds of `machine.bounds`.
 
@@ -115,7 +117,8 @@ def launch(
     settings = replace(session.settings if session is not None else Settings(), **given)
     if not isinstance(reachable, Sequence) or not all(isinstance(tensor, Tensor) for tensor in reachable):
         raise LaunchError("reachable takes a list of tensors")
-    call = capture_launches(compiled, args, kwargs)
+    with TimeLimit(settings.timeout):  # its PTX is read
+        call = capture_launches(compiled, args, kwargs)
     more = [region_of(NamedTensor(f"reachable[{i}]", tensor)) for i, tensor in enumerate(reachable)]
     report, fault = _run(call.module, call.requests, [*call.regions, *more], settings)
     if session is not None:
@@ -130,14 +133,15 @@ def active(
     settings: Settings | None = None, arch: str | None = None, *, check: bool = False
 ) -> Iterator[Session]:
     """Inside this block calling what `cute.compile` returned simulates it. `launch` takes its defaults from
-    `settings`, or from the enclosing block. Kernels compiled inside, for `arch`, keep what the simulator
-    needs. `check` checks all launches, whatever the settings."""
+    `settings`, or from the enclosing block; `run_ptx` takes its bounds from there. Kernels compiled inside,
+    for `arch`, keep what the simulator needs. `check` checks all launches, whatever the settings."""
     around = _session.get()
     given = settings or (Settings() if around is None else around.settings)
     session = Session(replace(given, check=given.check or check))
     token = _session.set(session)
     try:
-        with cutlass_dsl.keep_ptx(arch), cutlass_dsl.calls_go_to(launch):
+        bounds = Bounds(given.max_instructions, given.timeout)
+        with bounded(bounds), cutlass_dsl.keep_ptx(arch), cutlass_dsl.calls_go_to(launch):
             yield session
     finally:
         _session.reset(token)

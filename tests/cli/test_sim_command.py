@@ -233,6 +233,24 @@ def test_a_launch_beyond_its_bounds(
         assert f"(gdnbench sim {option})" in result.out
 
 
+def test_bounds_hold_for_ptx_that_the_function_runs(gdnbench: Invoke, tmp_path: Path) -> None:
+    ptx = (
+        ".version 8.8\n.target sm_100a\n.address_size 64\n"
+        ".visible .entry k() {\n.reg .b32 %r<2>;\nAGAIN:\nadd.u32 %r1, 1, 1;\nbra AGAIN;\n}\n"
+    )
+    (tmp_path / "loops.py").write_text(
+        "from gdnbench.sim.run import run_ptx\n"
+        f"def loops():\n    run_ptx({ptx!r}, 'k', (1, 1, 1), (32, 1, 1), [], engine='interpreter')\n"
+    )
+    for option, value, code in (
+        ("--max-instructions", 5000, "sim.machine.instructions-over"),
+        ("--timeout", 0.2, "sim.machine.seconds-over"),
+    ):
+        result = gdnbench("sim", f"{tmp_path / 'loops.py'}:loops", option, value)
+        assert result.code == 1
+        assert re.search(wording(code, most=f"{value:,}"), result.err)
+
+
 def test_profile(gdnbench: Invoke, kernels: Path) -> None:
     result = gdnbench("sim", f"{kernels}:ready", "--profile", "--engine", "interpreter")
     assert re.search(r"^    registers to global +160$", result.out, re.MULTILINE)  # 40 f32 stored

@@ -122,7 +122,8 @@ def plan_layout(kernel: Kernel, blocks: Blocks, *, logged: bool = False) -> Layo
             ins = kernel.instructions[block.start]
             kept |= read_set(ins) | written_set(ins)
     layout = Layout()
-    chosen = [r for r in kernel.registers if kept >> r.index & 1]
+    bits = f"{kept:b}"[::-1]  # not `kept >> index`, which takes as long as there are registers
+    chosen = [r for r, bit in zip(kernel.registers, bits, strict=False) if bit == "1"]
     for register in sorted(chosen, key=lambda r: -r.bits):
         size = slot_bytes(register)
         layout.slots[register.index] = layout.reserve(size, min(size, ALIGN))

@@ -19,6 +19,7 @@ from gdnbench.sim.compiler.emit import I64, Code, Library, Value, const, lane_co
 from gdnbench.sim.compiler.layout import ALIGN, Layout, slot_bytes
 from gdnbench.sim.compiler.translator import Translate, Translator
 from gdnbench.sim.compiler.uninitialized_analysis import Lack, find_unready_registers, moved_sources
+from gdnbench.sim.deadline import check_time
 from gdnbench.sim.ptx.flow import registers_of
 from gdnbench.sim.ptx.ir import (
     Destination,
@@ -202,6 +203,7 @@ def plan_shadows(kernel: Kernel, blocks: Blocks, layout: Layout) -> tuple[Shadow
 def _with_shadows(blocks: Blocks, of: dict[Lack, dict[int, Register]]) -> Iterator[Block]:
     pairs = [(index, shadow.index) for shadows in of.values() for index, shadow in shadows.items()]
     for block in blocks.blocks:
+        check_time()
         into = block.live_in | sum(1 << shadow for index, shadow in pairs if block.live_in >> index & 1)
         out = block.live_out | sum(1 << shadow for index, shadow in pairs if block.live_out >> index & 1)
         yield replace(block, live_in=into, live_out=out)

@@ -30,6 +30,7 @@ from gdnbench.sim.compiler.emit import (
     lanes_of,
 )
 from gdnbench.sim.compiler.layout import HEADER, Layout
+from gdnbench.sim.deadline import check_time
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.engine_interface import SHARED_BASE, window_of_variable
 from gdnbench.sim.ptx.forms import Flow
@@ -151,6 +152,7 @@ class Translator:
         code, kernel = self.code, self.program.kernel
         code.start_block("entry")
         code.line(f"%lanes = bitcast i32 %active to {I1}")
+        check_time()
         body = kernel.instructions[self.block.start : self.block.stop]
         self.require_log(sum(ins.form.in_engine or ins.form.lanes_meet for ins in body))
         for ins in body:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from gdnbench.sim.compiler.blocks import Blocks, written_set
+from gdnbench.sim.deadline import check_time
 from gdnbench.sim.ptx.flow import registers_of, successors
 from gdnbench.sim.ptx.forms import Until
 from gdnbench.sim.ptx.ir import Immediate, Instruction, Kernel, Register
@@ -125,6 +126,7 @@ def find_unready_registers(kernel: Kernel, blocks: Blocks) -> Readiness:
     entering[0] = Maybe(unwritten=(1 << len(kernel.registers)) - 1)
     waiting = [0]
     while waiting:
+        check_time()
         index = waiting.pop()
         block, at = blocks.blocks[index], entering[index]
         assert at is not None
@@ -141,6 +143,7 @@ def find_unready_registers(kernel: Kernel, blocks: Blocks) -> Readiness:
             waiting.append(following)
     found = Readiness()
     for block, at in zip(blocks.blocks, entering, strict=True):
+        check_time()
         if at is not None:
             for pc in range(block.start, block.stop):
                 _look(ins[pc], at, found)
@@ -174,6 +177,7 @@ def _close(kernel: Kernel, found: Readiness) -> None:
     while changed:
         changed = False
         for (pc, lack), carried in found.carried.items():
+            check_time()
             tracked = found.tracked[lack]
             if carried & ~tracked and written_set(kernel.instructions[pc]) & tracked:
                 found.tracked[lack] |= carried

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gdnbench.sim.deadline import check_time
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.interpreter import (
     approx,
@@ -249,11 +250,15 @@ def prepare(kernel: Kernel) -> Program:
     """Every instruction of the kernel, or UnsupportedError for the first that is not defined here."""
     wide = [register for register in kernel.registers if register.bits > 64]
     if wide:
-        users = [i for i in kernel.instructions if set(wide) & set(i.written())]
+        written = set(wide)
+        users = [i for i in kernel.instructions if written.intersection(i.written())]
         raise UnsupportedError(f"register {wide[0].name} of 128 bits", users[0].place if users else None)
     if not kernel.instructions:
         raise UnsupportedError(f"kernel {kernel.name} without instructions")
-    entries = [entry(ins) for ins in kernel.instructions]
+    entries = []
+    for ins in kernel.instructions:
+        check_time()
+        entries.append(entry(ins))
     guards = [guard(ins) for ins in kernel.instructions]
     return Program(kernel, (*entries, Exit(kernel.instructions[-1], counts=False)), (*guards, None))
 

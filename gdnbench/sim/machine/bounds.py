@@ -1,4 +1,5 @@
 """The bounds of a launch: warp instructions, seconds and CTAs. A kernel that never ends becomes a fault.
+The seconds begin with the launch: those in which its PTX is read and compiled count (`sim.deadline`).
 
 The counts belong to the launch, not to a CTA: CTAs in several threads or forked processes add to one sum. So
 whether a launch reaches its bound depends on the kernel alone; which CTA the fault names may depend on the
@@ -10,7 +11,12 @@ from __future__ import annotations
 import mmap
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 
+from gdnbench.sim.deadline import too_long
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.engine_interface import Dim3
 
@@ -31,6 +37,32 @@ CTA_INSTRUCTIONS = 4096
 FEW_CTAS = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The bounds of a launch that gives none itself."""
+
+    max_instructions: int = MAX_INSTRUCTIONS
+    timeout: float = TIMEOUT
+
+
+_default: ContextVar[Bounds] = ContextVar("gdnbench_sim_bounds", default=Bounds())  # noqa: B039  # frozen
+
+
+def default_bounds() -> Bounds:
+    """Those of the enclosing `bounded` block."""
+    return _default.get()
+
+
+@contextmanager
+def bounded(bounds: Bounds) -> Iterator[None]:
+    """In this block launches have these bounds if they give none themselves."""
+    token = _default.set(bounds)
+    try:
+        yield
+    finally:
+        _default.reset(token)
+
+
 def check_grid(grid: Dim3, max_instructions: int) -> None:
     """Raises KernelFault if the grid has more CTAs than the bound on instructions allows."""
     ctas = grid[0] * grid[1] * grid[2]
@@ -45,12 +77,15 @@ def check_grid(grid: Dim3, max_instructions: int) -> None:
 
 class Meter:
     """Counts what a launch has executed since it began, and compares it with the bounds. After `share`,
-    forked processes count together, each in the slot that it chooses with `use_slot`."""
+    forked processes count together, each in the slot that it chooses with `use_slot`. `end` is when the
+    seconds are over, by the monotonic clock; None: `timeout` from now on."""
 
-    def __init__(self, max_instructions: int = MAX_INSTRUCTIONS, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self, max_instructions: int = MAX_INSTRUCTIONS, timeout: float = TIMEOUT, end: float | None = None
+    ) -> None:
         self.max_instructions = max_instructions
         self.timeout = timeout
-        self._end = time.monotonic() + timeout
+        self._end = time.monotonic() + timeout if end is None else end
         self._counts = memoryview(bytearray(8)).cast("q")
         self._slot = 0
         self._lock = threading.Lock()
@@ -77,8 +112,4 @@ class Meter:
                 "raise max_instructions (gdnbench sim --max-instructions)",
             )
         if time.monotonic() > self._end:
-            raise KernelFault(
-                FaultKind.LIMIT,
-                f"more than {self.timeout:g} s; if the kernel ends at all, "
-                "raise timeout (gdnbench sim --timeout)",
-            )
+            raise KernelFault(FaultKind.LIMIT, too_long(self.timeout))

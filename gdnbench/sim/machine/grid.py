@@ -13,6 +13,7 @@ import os
 import threading
 import time
 
+from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.cta import Cta, Engine, Launch
 from gdnbench.sim.machine.engine_interface import LANES
@@ -30,6 +31,10 @@ CTA_SHARED = 1024
 
 # A grid that takes no longer than this does not start processes.
 ALONE_SECONDS = 0.2
+
+# The local memory of all threads that run at once. Kernels that are served have up to some hundred bytes for
+# each thread, where they spill registers or index an array: 1 KB for 1,024 threads of 148 CTAs is 155 MB.
+MAX_LOCAL_BYTES = 1 << 30
 
 # The memory of all CTAs in flight beyond one per SM, at most.
 IN_FLIGHT_BYTES = 256 * 1024 * 1024
@@ -65,6 +70,19 @@ def resident_ctas(launch: Launch) -> int:
     # Shared memory with its shadows, and roughly 64 KB of registers and objects.
     size = 4 * launch.shared_size + 64 * 1024
     return min(SMS * per_sm, max(SMS, IN_FLIGHT_BYTES // size))
+
+
+def check_local_memory(launch: Launch, ctas: int) -> None:
+    """Raises KernelFault if `ctas` CTAs at once have more local memory than there may be."""
+    size, threads = launch.kernel.local_size, launch.warps * LANES
+    total = size * threads * ctas
+    if total > MAX_LOCAL_BYTES:
+        raise KernelFault(
+            FaultKind.LIMIT,
+            f"{size:,} bytes of .local memory for {threads:,} threads of {ctas:,} CTAs at once are {total:,}"
+            f" bytes; the limit is {MAX_LOCAL_BYTES:,}, and a smaller block or fewer threads (gdnbench sim"
+            " --threads) need less",
+        )
 
 
 class _Run:
@@ -199,10 +217,12 @@ def run_grid(
 ) -> Counters:
     """Run all CTAs on `threads` cores, None for all. The result does not depend on the number."""
     if ctas_communicate(launch.kernel):
+        check_local_memory(launch, min(resident_ctas(launch), launch.ctas))
         return _run_together(launch, engine, max(1, quantum // SHORTER), progress)
     count = len(os.sched_getaffinity(0)) if threads is None else threads
     if launch.checker is not None and (launch.parts is None or not can_fork(launch)):
         count = 1
+    check_local_memory(launch, min(count, launch.ctas))
     if launch.recorder is None and can_fork(launch):
         return _run_apart(launch, engine, quantum, count, progress)
     return _Threads(launch, engine, quantum).run(min(count, launch.ctas), progress)

@@ -82,7 +82,7 @@ def _turned(after: Sequence[Sequence[int]]) -> list[list[int]]:
 
 def _immediate(root: int, after: Sequence[Sequence[int]], before: Sequence[Iterable[int]]) -> list[int]:
     """Immediate dominators by Cooper, Harvey and Kennedy, "A Simple, Fast Dominance Algorithm"."""
-    order = _postorder(root, lambda node: after[node])
+    order = postorder(root, lambda node: after[node])
     rank = {node: index for index, node in enumerate(order)}
     found = [-1] * len(after)
     found[root] = root
@@ -108,7 +108,7 @@ def _immediate(root: int, after: Sequence[Sequence[int]], before: Sequence[Itera
     return found
 
 
-def _postorder(root: int, after: Callable[[int], Sequence[int]]) -> list[int]:
+def postorder(root: int, after: Callable[[int], Sequence[int]]) -> list[int]:
     """All nodes reachable from `root`, each after its successors."""
     order: list[int] = []
     seen = {root}

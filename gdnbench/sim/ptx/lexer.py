@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from gdnbench.sim.deadline import check_time
 from gdnbench.sim.errors import PtxSyntaxError
 
 # An identifier includes dots and colons: `cp.async.bulk.shared::cta`, `.b32` and `%tid.x` are one token each.
@@ -22,6 +23,9 @@ _TOKEN = re.compile(
 )
 
 
+_CHECKED = 1 << 14  # characters between two looks at the clock
+
+
 @dataclass(frozen=True, slots=True)
 class Token:
     """`kind` is word, number, string or mark."""
@@ -35,8 +39,11 @@ def tokenize(text: str) -> list[Token]:
     """All tokens of `text` without comments. Raises PtxSyntaxError at the first character that starts no
     token."""
     tokens: list[Token] = []
-    line, position = 1, 0
+    line, position, checked = 1, 0, 0
     while position < len(text):
+        if position >= checked:
+            check_time()
+            checked = position + _CHECKED
         match = _TOKEN.match(text, position)
         if match is None:
             raise PtxSyntaxError(f"PTX line {line}: unexpected character {text[position]!r}")

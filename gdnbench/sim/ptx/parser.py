@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
+from gdnbench.sim.deadline import check_time
 from gdnbench.sim.errors import Place, PtxSyntaxError, UnsupportedError
 from gdnbench.sim.ptx import isa
 from gdnbench.sim.ptx.forms import REGISTER_TYPES, TYPES
@@ -14,7 +15,7 @@ from gdnbench.sim.ptx.literals import literal_bits, width_of
 from gdnbench.sim.ptx.operands import OperandParser, split_operands
 from gdnbench.sim.ptx.scope import Cursor, Scope
 
-_FILE = re.compile(r'^\s*\.file\s+(\d{1,9})\s+"((?:[^"\\]|\\.)*)"', re.MULTILINE)
+_FILE = re.compile(r'^[ \t]*\.file[ \t]+(\d{1,9})[ \t]+"((?:[^"\\\n]|\\.)*)"', re.MULTILINE)
 _LINKING = {".visible", ".weak", ".extern", ".common"}
 _SPACE_WORDS = {".shared", ".global", ".const", ".local"}
 _TRIPLES = {".reqntid", ".maxntid", ".reqnctapercluster"}
@@ -28,13 +29,15 @@ def parse(text: str) -> Module:
 
 
 # Limits on the memory that a text can make the parser allocate; no kernel exceeds them.
-MAX_REGISTERS = 1 << 20
+MAX_REGISTERS = 1 << 17
 MAX_DEPTH = 200
 MAX_ALIGN = 1 << 16
 MAX_VERSION = 20  # characters of an ISA version; Python converts no integer of more than 4,300 digits
 # Limits on the bytes of a state space's variables (PTX ISA, "State Spaces"; CUDA Programming Guide,
-# "Technical Specifications"). `machine.budget` checks shared memory.
-MAX_BYTES = {"param": 32_764, "const": 64 << 10, "local": 512 << 10, "shared": 1 << 20, "global": 1 << 32}
+# "Technical Specifications"). `machine.budget` checks shared memory. The global variables of a module are
+# tables of a few KB; a GPU's limit on them is its memory.
+MAX_BYTES = {"param": 32_764, "const": 64 << 10, "local": 512 << 10, "shared": 1 << 20, "global": 1 << 28}
+MAX_SHOWN = 400  # characters of a line that an error or a finding shows
 
 
 @dataclass(slots=True)
@@ -75,7 +78,7 @@ class _Raw:
 class _ModuleParser:
     def __init__(self, text: str) -> None:
         self.text = text
-        self.lines = text.split("\n")
+        self.lines = [_shown(line) for line in text.split("\n")]
         self.files = {int(number): name for number, name in _FILE.findall(text)}
         self.cursor = Cursor(tokenize(text))
         self.version = (0, 0)
@@ -89,6 +92,7 @@ class _ModuleParser:
 
     def parse(self) -> Module:
         while not self.cursor.done():
+            check_time()
             self._declaration()
         return Module(self.version, self.target, self.kernels, tuple(self.variables), self.text)
 
@@ -145,7 +149,7 @@ class _ModuleParser:
         self.cursor.next()
 
     def _place(self, line: int, loc: tuple[int, int] | None = None) -> Place:
-        text = self.lines[line - 1].strip() if line <= len(self.lines) else ""
+        text = self.lines[line - 1] if line <= len(self.lines) else ""
         if loc is None or loc[0] not in self.files:
             return Place(line, text)
         return Place(line, text, self.files[loc[0]], loc[1])
@@ -336,6 +340,7 @@ class _BodyParser:
             raise PtxSyntaxError(f"PTX line {cursor.peek().line}: more than {MAX_DEPTH} scopes in each other")
         cursor.expect("{")
         while not cursor.accept("}"):
+            check_time()
             token = cursor.peek()
             if token.text == "{":
                 self._block(Scope(scope), depth + 1)
@@ -413,6 +418,7 @@ class _BodyParser:
         self.raw.append(_Raw(guard, opcode, split_operands(tokens), scope, place))
 
     def _instruction(self, pc: int, raw: _Raw) -> Instruction:
+        check_time()
         op, suffixes = isa.split(raw.opcode.text)
         if not op:
             raise UnsupportedError(f"instruction {raw.opcode.text}", raw.place)
@@ -437,15 +443,22 @@ class _BodyParser:
         return replace(shell, dests=dests, sources=sources, form=form)
 
 
+def _shown(line: str) -> str:
+    """A line as errors and findings show it: every instruction has its line, and there may be thousands of
+    instructions in a line of megabytes."""
+    line = line.strip()
+    return line if len(line) <= MAX_SHOWN else line[:MAX_SHOWN] + "..."
+
+
 def _inline_asm(lines: list[str]) -> set[int]:
     """The lines of inline assembly. Inside it NVVM increments the `.loc` line for each line of the text, so
     only the first `.loc` is right."""
     found: set[int] = set()
     inside = False
     for number, line in enumerate(lines, 1):
-        if line.strip() == "// begin inline asm":
+        if line == "// begin inline asm":
             inside = True
-        elif line.strip() == "// end inline asm":
+        elif line == "// end inline asm":
             inside = False
         elif inside:
             found.add(number)

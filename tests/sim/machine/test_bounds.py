@@ -18,7 +18,9 @@ from gdnbench.sim.machine.bounds import (
     Meter,
     check_grid,
 )
+from gdnbench.sim.machine.grid import MAX_LOCAL_BYTES
 from gdnbench.sim.run import RunResult, run_ptx
+from gdnbench.sim.simulate import Settings, active
 from tests.messages import wording
 
 ENGINES = ("interpreter", "compiled")
@@ -159,3 +161,39 @@ def test_bounds_that_are_none(settings: dict[str, object], code: str) -> None:
 def test_an_infinite_timeout_is_allowed() -> None:
     run(APART, 1, engine="interpreter", timeout=float("inf"))
     assert TIMEOUT > 3600
+
+
+def test_bounds_of_a_block_are_those_of_a_launch_in_it_that_gives_none() -> None:
+    """As `gdnbench sim --max-instructions N --timeout S` runs a function that calls `run_ptx`."""
+    with active(Settings(max_instructions=10_000, timeout=50.0)):
+        assert (Settings().max_instructions, Settings().timeout) == (10_000, 50.0)
+        with pytest.raises(KernelFault, match=wording("sim.machine.instructions-over", most="10,000")):
+            run(APART, FOREVER, engine="interpreter")
+        run(APART, TURNS, engine="interpreter", max_instructions=100_000)
+        with active(Settings(engine="interpreter", timeout=0.1)):
+            assert Settings().max_instructions == 10_000
+            with pytest.raises(KernelFault, match=wording("sim.machine.seconds-over", most="0.1")):
+                run(APART, FOREVER, engine="interpreter", max_instructions=MAX_INSTRUCTIONS)
+    assert (Settings().max_instructions, Settings().timeout) == (MAX_INSTRUCTIONS, TIMEOUT)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("text", "ctas"), [(TOGETHER, 148), (APART, 4)], ids=["together", "apart"])
+def test_local_memory_of_all_threads_at_once_is_bounded(text: str, ctas: int, engine: str) -> None:
+    """A thread may have 512 KB; for 1,024 threads of a few CTAs the simulator has to have the bytes."""
+    text = text.replace(".reg .pred %p;", ".local .align 8 .b8 l[524288];\n.reg .pred %p;")
+    start = time.monotonic()
+    with pytest.raises(KernelFault) as caught:
+        run(text, 1, grid=ctas, block=1024, threads=4, engine=engine)
+    assert time.monotonic() - start < 20
+    assert caught.value.kind is FaultKind.LIMIT
+    sizes = {"size": "524,288", "total": f"{ctas << 29:,}", "most": f"{MAX_LOCAL_BYTES:,}"}
+    message = wording("sim.machine.local-over", ctas=ctas, **sizes)
+    assert re.search(message, str(caught.value))
+
+
+def test_a_kernel_that_spills_registers_runs() -> None:
+    """1 KB for each thread, more than any kernel that is served."""
+    text = TOGETHER.replace(".reg .pred %p;", ".local .align 8 .b8 l[1024];\n.reg .pred %p;")
+    ran = run(text, 1, grid=4, block=1024, engine="compiled")
+    assert ran.ctas == 4

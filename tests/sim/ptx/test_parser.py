@@ -348,8 +348,8 @@ def test_what_is_no_ptx_is_said(body: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        (".reg .b32 %a<10000000>;", wording("sim.ptx.registers-too-many", limit=1048576)),
-        (".reg .b32 %a<999999999999>;", wording("sim.ptx.registers-too-many", limit=1048576)),
+        (".reg .b32 %a<10000000>;", wording("sim.ptx.registers-too-many", limit=131072)),
+        (".reg .b32 %a<999999999999>;", wording("sim.ptx.registers-too-many", limit=131072)),
         (".local .b8 s[99999999999];", wording("sim.ptx.variables-too-large", name="local")),
         (".shared .align 0 .b8 s[4];", "alignment 0"),
         (".shared .align 3 .b8 s[4];", "alignment 3"),
