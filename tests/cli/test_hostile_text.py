@@ -3,6 +3,7 @@ all, and half of a surrogate pair is no traceback."""
 
 from __future__ import annotations
 
+import ast
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -148,3 +149,70 @@ def test_printing(capsys: pytest.CaptureFixture[str]) -> None:
     print_wide(TEXT)
     print_json({TEXT: TEXT})
     assert is_shown_safely(capsys.readouterr().out)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+PRINTING = {"print", "typer.echo", "sys.stderr.write", "sys.stdout.write", "self._stream.write"}
+SAFE = {"printable", "printable_lines", "shown", "table", "json.dumps", "describe_options", "human_bytes"}
+"""Calls whose text does nothing to a terminal: escapes, numbers, or text of this package."""
+KNOWN = {
+    "bisect/input/reproduction.py: f\"the process ended by {(f'signal {-ended}'": "numbers",
+    "bisect/input/reproduction.py: f'no answer within {seconds:g} s'": "a number",
+    "bisect/input/reproduction.py: f'{name}: RMS error {rms:.3g}, largest {large": "a name in the contract",
+    "capture/bootstrap.py: f'gdnbench: capture is off: {message}\\n'": "the message is printable",
+    "capture/progress.py: f'\\r\\x1b[Kgdnbench: {progress.records} record": "numbers",
+    "cli/baseline.py: f'and {len(changes) - SHOWN} more; `gdnbench ": "a number",
+    "cli/console.py: text": "`plain` made it safe",
+    "cli/console.py: text.replace('\\x7f', '\\\\u007f')": "JSON, in ASCII",
+    "cli/main.py: f\"gdnbench: {'; '.join(filter(None, lines))}\"": "the lines are printable",
+    "cli/main.py: f'gdnbench {__version__}'": "the version",
+    "cli/prune.py: f\"dropped {counted(found.records, 'record')}, ": "numbers",
+    "cli/prune.py: f'would drop {what}; --yes does it'": "numbers",
+    "cli/suite.py: f'\\n{title}:'": "a title of this package",
+    "cli/tracing.py: f'{found.recorded:,} events of {launches} in ": "numbers",
+    "cli/verify.py: f'{what}, {human_bytes(report.bytes)} checked": "numbers",
+    "distributed/replay.py: f'gdnbench: workers died; {records} tried ag": "a number",
+    "mismatch/__main__.py: f'gdnbench: {printable(store)} cannot be writ": "the reason is printable",
+    "mismatch/run.py: f'gdnbench: problem: the judge {_ended(judge.": "a number or a signal",
+}
+"""What is printed and not made safe in the same place: file and the beginning of the expression, and why it
+may."""
+
+
+def _is_safe(node: ast.expr) -> bool:
+    if isinstance(node, ast.Constant):
+        return True
+    if isinstance(node, ast.JoinedStr):
+        return all(_is_safe(one.value if isinstance(one, ast.FormattedValue) else one) for one in node.values)
+    if isinstance(node, ast.IfExp):
+        return _is_safe(node.body) and _is_safe(node.orelse)
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in SAFE
+
+
+def test_every_print_is_safe_or_known() -> None:
+    """Others go through `print_line`, `print_lines`, `print_note`, `print_wide` and `print_json`."""
+    found = set()
+    for path in sorted((ROOT / "gdnbench").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in PRINTING:
+                file = path.relative_to(ROOT / "gdnbench")
+                found |= {f"{file}: {ast.unparse(one)}" for one in node.args if not _is_safe(one)}
+    assert [one for one in sorted(found) if not one.startswith(tuple(KNOWN))] == []
+    assert [known for known in KNOWN if not any(one.startswith(known) for one in found)] == []
+
+
+def test_a_simulation_prints_escapes(gdnbench: Invoke, tmp_path: Path) -> None:
+    """The PTX of a kernel names the files that it was compiled from, in whatever characters."""
+    pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+    ptx = (
+        ".version 8.8\n.target sm_100a\n.address_size 64\n.visible .entry k() {\n.loc 1 7 0\n"
+        'bar.sync 1, 64; // \x1b[2J\u202e\nret;\n}\n.file 1 "\x1b]0;title\x07"\n'
+    )
+    (tmp_path / "hostile.py").write_text(
+        "from gdnbench.sim.run import run_ptx\n"
+        f"def hostile():\n    run_ptx({ptx!r}, 'k', (1, 1, 1), (32, 1, 1), [], engine='interpreter')\n"
+    )
+    result = gdnbench("sim", f"{tmp_path / 'hostile.py'}:hostile")
+    assert result.code == 1
+    assert is_shown_safely(result.out + result.err)
+    assert "\\x1b[2J" in result.err
