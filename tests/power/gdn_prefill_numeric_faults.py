@@ -219,10 +219,13 @@ for bits in (8, 10, 12, 14):
         Prefill(exp=exp_by_polynomial(2.0**-bits)),
         excuse=BELOW_STORED if bits > 10 else None,
     )
-shelf.add("exponentials", "in fp16", Prefill(exp=exp_in("float16")))
+shelf.add("exponentials", "in fp16", Prefill(exp=exp_in("float16")), excuse=BELOW_STORED)
 shelf.add("exponentials", "in bf16", Prefill(exp=exp_in("bfloat16")))
 shelf.add(
-    "exponentials", "0 below 2^-14", Prefill(exp=lambda x: torch.where(x.exp() < 2.0**-14, 0.0, x.exp()))
+    "exponentials",
+    "0 below 2^-14",
+    Prefill(exp=lambda x: torch.where(x.exp() < 2.0**-14, 0.0, x.exp())),
+    excuse=BELOW_STORED,
 )
 
 
@@ -342,7 +345,12 @@ shelf.add(
 )
 shelf.add("rounding", "o in e5m2", Prefill(o=lambda x, _: x.to(torch.float8_e5m2).float()))
 shelf.add("rounding", "P in e4m3", Prefill(P=lambda x, _: x.to(torch.float8_e4m3fn).float()))
-shelf.add("zeros", "values of o below 1e-3 of the row's largest", Prefill(o=spoil.without_small_values(1e-3)))
+shelf.add(
+    "zeros",
+    "values of o below 1e-3 of the row's largest",
+    Prefill(o=spoil.without_small_values(1e-3)),
+    excuse=BELOW_STORED,
+)
 shelf.add("zeros", "values of o below 1e-2 of the row's largest", Prefill(o=spoil.without_small_values(1e-2)))
 shelf.add("zeros", "rows of o with small norms", Prefill(o=spoil.without_small_rows(1e-2)))
 shelf.add("zeros", "rows of o with norms below a tenth", Prefill(o=spoil.without_small_rows(0.1)))

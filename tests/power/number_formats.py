@@ -40,10 +40,11 @@ FORMATS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def in_format(x: Tensor, name: str, io: torch.dtype) -> Tensor:
     """`x` rounded to a format, in its own dtype. A kernel whose inputs are wider than the format keeps their
-    dtype instead: nothing is rounded where `io` is float32, and bf16 becomes fp16 where `io` is fp16."""
+    dtype instead: nothing is rounded where `io` is float32, and bf16 becomes fp16 where `io` is fp16, as do
+    truncated formats, which have half its accuracy."""
     if name in ("float32", "float64") or io == torch.float32:
         return x
-    if io == torch.float16 and "bfloat16" in name:
+    if io == torch.float16 and ("bfloat16" in name or "truncated" in name):
         name = "float16"
     return FORMATS[name](x).to(x.dtype)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from tests.power import spoiled_values as spoil
 from tests.power.library import Shelf
 from tests.power.number_formats import exp_by_polynomial, exp_in, keep_bits, truncated
-from tests.power.products import parts, tf32
+from tests.power.products import parts
 from tests.power.swa_decode_kernel import Swa, Window
 
 shelf = Shelf("swa_decode", right=False)
@@ -103,12 +103,6 @@ shelf.add(
     "rounding",
     "rows in e4m3 again, without a scale",
     Swa(rows=lambda x, _: x.to(torch.float8_e4m3fn).float()),
-)
-shelf.add(
-    "rounding",
-    "products in tf32, truncated",
-    Swa(product=tf32(truncate=True)),
-    excuse="operands have 8 bits: tf32 holds them",
 )
 shelf.add("rounding", "rows truncated to bf16", Swa(stored={"rows": "bfloat16 truncated"}))
 shelf.add("rounding", "p truncated to bf16", Swa(stored={"p": "bfloat16 truncated"}))
