@@ -60,10 +60,12 @@ mismatch: base report.outcome store capture judge report replay
 share: base kernels report.outcome store ops judge report replay
 timing: base sim kernels report.outcome store ops timing.result workers judge report replay
 distributed: base __init__ sim.base sim kernels report.outcome store workers report replay bisect
-suite: base sim report.outcome store ops workers judge report replay distributed
+prove.records: base kernels store ops synth
+prove: base kernels report.outcome store ops judge report prove.records replay
+suite: base sim report.outcome store ops workers judge report prove.records replay distributed
 cli: base sim.base sim.ptx sim.host sim.value_trace sim kernels store ops timing.result capture compile
     doctor judge synth kernel_figures report trace diff diff.traces heatmap page replay bisect mismatch
-    share timing distributed suite
+    share timing distributed prove suite
 pytest_plugin: base sim kernels report.outcome store ops judge report replay suite
 __main__: cli
 """
@@ -76,7 +78,7 @@ MODULES = {
     "__init__": "gdnbench",
     "kernels": "gdnbench_kernels",
     "base": """bits errors handlers options poison pools printable provenance record record_numbers units
-        version whole_file""",
+        toml_tables version whole_file""",
     "sim.base": "sim.deadline sim.errors sim.floating_environment sim.lazy sim.special_function",
     "sim.tensorcore.formats": "sim.tensorcore.formats sim.tensorcore.product",
     "sim.run": "sim.run sim.watch",
@@ -106,6 +108,7 @@ replay: numpy torch
 bisect: numpy torch zarr blake3 packaging
 mismatch: torch
 share: torch
+prove: torch
 timing: torch
 distributed: torch
 cli: torch typer rich

@@ -23,6 +23,7 @@ from gdnbench.cli.git_bisect import NO_VERDICT, OPTION
 from gdnbench.cli.ls import ls
 from gdnbench.cli.merge import merge
 from gdnbench.cli.pipes import leave_stdout, reader_may_leave
+from gdnbench.cli.prove import prove
 from gdnbench.cli.prune import prune
 from gdnbench.cli.replay import replay
 from gdnbench.cli.report import report
@@ -56,7 +57,7 @@ FOREIGN_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}  # th
 
 app.command()(capture)
 COMMANDS = (
-    *(ls, show, replay, explore, trace, suite, diff, report, time, verify, sim),
+    *(ls, show, prove, replay, explore, trace, suite, diff, report, time, verify, sim),
     *(upload, prune, merge, share),
 )
 for command in COMMANDS:

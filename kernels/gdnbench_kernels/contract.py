@@ -7,7 +7,7 @@ and where a coordinate is. So a new operation changes nothing outside its folder
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -295,6 +295,69 @@ class Shrinking:
     rows, by pool. None without pools."""
 
 
+Index = tuple[int | slice, ...]
+"""An index of rows of a tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """The part of a limit that comes from a state which a kernel computed and another call starts from: the
+    limit of rows `at` of `tensor` in the earlier call, times `factor`."""
+
+    tensor: str
+    at: Index
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of one tensor that a law says are equal in two calls: `one` in the first call, `other` in the
+    other. Heads are axis `head_axis` of what the index leaves. `where` names the rows for people."""
+
+    tensor: str
+    where: str
+    one: Index
+    other: Index
+    head_axis: int
+    carried: Carried | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Another call, and the pieces of its results that `law` says are those of the first call. `exact`: bit
+    for bit, otherwise but for rounding. `what` says how the call differs."""
+
+    law: str
+    what: str
+    call: Call
+    pieces: tuple[Piece, ...]
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A call in two parts, of which the second starts from the states that the kernel left after the first.
+
+    `second` makes the second call from the first one's results. `first_pieces` and `second_pieces` compare
+    the whole call with each part.
+    """
+
+    what: str
+    first: Call
+    second: Callable[[Mapping[str, Tensor]], Call]
+    first_pieces: tuple[Piece, ...]
+    second_pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Laws:
+    """What must hold between the results of related calls, whatever the exact results are. Both callables
+    take a valid call on the CPU, with finite values, and leave out what the call is too small for."""
+
+    variants: Callable[[Operation, Call], Iterator[Variant]]
+    splits: Callable[[Operation, Call], Iterator[Split]] | None = None
+
+
 @dataclass(frozen=True)
 class Operation:
     """A contract with its name. The callables are pure and receive only a `Call`, and outputs where
@@ -341,6 +404,8 @@ class Operation:
     row: two names, or one tensor that it updates. None: calls are independent."""
     cut: Cut | None = None
     """For stages that are carried from chunk to chunk; None if there are none."""
+    laws: Laws | None = None
+    """The laws that `gdnbench prove` tests kernels for; None if there are none."""
     ranges: Callable[[Call], tuple[Ranges, ...]] | None = None
     """Ranges of a valid call's inputs, on the CPU; none for tensors without elements."""
     decodes: bool = False

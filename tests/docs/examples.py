@@ -57,6 +57,13 @@ EXAMPLES = {
             "gdnbench replay run.zarr --kernel sm100 --on cuda --workers 0",
         ),
     ),
+    "gdnbench prove": Example(
+        "prove.md",
+        (
+            "gdnbench prove my_kernels.py:prefill --op gdn_prefill",
+            "gdnbench prove cute --op gdn_decode --on sim --only made,laws",
+        ),
+    ),
     "gdnbench explore": Example(
         "replay.md", ("gdnbench explore run.zarr 3 --kernel sm100 --schedules 20 --shapes 5 --check",)
     ),

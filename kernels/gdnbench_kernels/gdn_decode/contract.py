@@ -18,6 +18,7 @@ from gdnbench_kernels.contract import (
     Call,
     ContractError,
     KernelEntry,
+    Laws,
     NamedRows,
     Operation,
     Partition,
@@ -45,7 +46,7 @@ from gdnbench_kernels.gdn import (
     convert_states,
     index_tensors,
 )
-from gdnbench_kernels.gdn_decode import shrink
+from gdnbench_kernels.gdn_decode import laws, shrink
 from gdnbench_kernels.gdn_decode.gates import CONVENTIONS, GATE, Gates
 from gdnbench_kernels.gdn_decode.leeway import leeway
 from gdnbench_kernels.gdn_decode.op_cost import work_of
@@ -406,6 +407,7 @@ OPERATION = Operation(
     named_rows=NamedRows(("state_indices", "read_indices"), named_rows),
     work=work,
     carries=("state", "state"),
+    laws=Laws(laws.variants, laws.splits),
     ranges=ranges,
     decodes=True,
     shrinking=Shrinking(shrink.axes, shrink.extent, shrink.level, shrink.placed),

@@ -15,6 +15,7 @@ from gdnbench_kernels.contract import (
     Call,
     ContractError,
     KernelEntry,
+    Laws,
     Operation,
     Partition,
     Region,
@@ -42,7 +43,7 @@ from gdnbench_kernels.gdn import (
     convert_states,
     index_tensors,
 )
-from gdnbench_kernels.gdn_prefill import shrink
+from gdnbench_kernels.gdn_prefill import laws, shrink
 from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, plan_chunks
 from gdnbench_kernels.gdn_prefill.op_cost import work_of
 from gdnbench_kernels.gdn_prefill.ranges import ranges
@@ -350,6 +351,7 @@ OPERATION = Operation(
     work=work,
     carries=STATE_TENSORS,
     cut=CUT,
+    laws=Laws(laws.variants, laws.splits),
     ranges=ranges,
     shrinking=Shrinking(shrink.axes, shrink.extent, shrink.level),
 )

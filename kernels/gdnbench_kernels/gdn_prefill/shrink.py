@@ -29,9 +29,6 @@ def axes(operation: Operation, call: Call) -> tuple[Axis, ...]:
     plan = _plan(call)
     sequences, tokens = len(plan.offsets) - 1, plan.tokens
 
-    def keep_sequences(kept: Sequence[int]) -> Call:
-        return _cut(operation, call, _tokens_of(call, kept), kept)
-
     def keep_chunks(kept: Sequence[int]) -> Call:
         return keep_tokens(operation, call, _tokens_of_chunks(plan, kept))
 
@@ -40,7 +37,7 @@ def axes(operation: Operation, call: Call) -> tuple[Axis, ...]:
 
     heads = head_axes(operation, call, call.tensors["q"].shape[1], call.tensors["v"].shape[1])
     return (
-        Axis("sequences", sequences, keep_sequences),
+        Axis("sequences", sequences, lambda kept: keep_sequences(operation, call, kept)),
         *heads,
         Axis("chunks", plan.total, keep_chunks, least=0),
         Axis("chunks, states carried", plan.total, keep_chunks_carried, least=0),
@@ -49,6 +46,11 @@ def axes(operation: Operation, call: Call) -> tuple[Axis, ...]:
             call, ("chunk_indices", "chunk_offsets", "initial_state"), {"output_final_state": True}
         ),
     )
+
+
+def keep_sequences(operation: Operation, call: Call, sequences: Sequence[int]) -> Call:
+    """The call with only those sequences, in that order."""
+    return _cut(operation, call, _tokens_of(call, sequences), sequences)
 
 
 def keep_tokens(operation: Operation, call: Call, tokens: Sequence[int]) -> Call:

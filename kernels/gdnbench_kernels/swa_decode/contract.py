@@ -18,6 +18,7 @@ from gdnbench_kernels.contract import (
     ContractError,
     Convention,
     KernelEntry,
+    Laws,
     Operation,
     Partition,
     Ranges,
@@ -30,7 +31,7 @@ from gdnbench_kernels.contract import (
     Tolerance,
     Work,
 )
-from gdnbench_kernels.swa_decode import shrink
+from gdnbench_kernels.swa_decode import laws, shrink
 from gdnbench_kernels.swa_decode.layouts import SERVED as SERVED_LAYOUTS
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.op_cost import work_of
@@ -376,6 +377,7 @@ OPERATION = Operation(
     work=work,
     tolerances={"lse": LSE},
     leeway=leeway,
+    laws=Laws(laws.variants),
     ranges=ranges,
     decodes=True,
     shrinking=Shrinking(shrink.axes, shrink.extent, shrink.level, shrink.placed),

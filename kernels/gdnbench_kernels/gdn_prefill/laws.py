@@ -1,0 +1,157 @@
+"""The laws of gdn_prefill: causality, independence and order of sequences, and a call in two parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.contract import Call, Carried, Operation, Piece, Split, Variant
+from gdnbench_kernels.gdn_laws import STATE_FACTOR, changed_tokens, output_factor
+from gdnbench_kernels.gdn_prefill.shrink import CHUNK_SIZE, keep_sequences, keep_tokens
+from gdnbench_kernels.shrinking import with_tensors
+
+
+def variants(operation: Operation, call: Call) -> Iterator[Variant]:
+    """Causality at a place inside a chunk and at a chunk's border, in the longest sequence; one sequence
+    changed as a whole; and the sequences in another order.
+
+    - causality: o of a token is a function of that token, of earlier tokens of its sequence and of the
+      initial state. So tokens from P on may change, and nothing before P does.
+    - sequences: no sequence depends on another one.
+    - order: a packed call says only where its sequences are, so that reordering them reorders the results.
+    """
+    bounds = _bounds(call)
+    lengths = [stop - start for start, stop in bounds]
+    if not sum(lengths):
+        return
+    longest = max(range(len(bounds)), key=lambda n: lengths[n])
+    for place, what in _places(lengths[longest]):
+        yield _from_token(operation, call, longest, place, what)
+    filled = [n for n, length in enumerate(lengths) if length]
+    if len(bounds) > 1:
+        yield _one_sequence(operation, call, filled[0])
+        yield _reordered(operation, call)
+
+
+def splits(operation: Operation, call: Call) -> Iterator[Split]:
+    """Each sequence in two parts, at a chunk's border and inside a chunk."""
+    if not call.scalars.get("output_final_state", True):
+        return
+    lengths = [stop - start for start, stop in _bounds(call)]
+    if max(lengths, default=0) > CHUNK_SIZE:
+        yield _split(operation, call, "at a chunk's border", _border)
+    if max(lengths, default=0) > 1:
+        yield _split(operation, call, "inside a chunk", _inside)
+
+
+def _bounds(call: Call) -> list[tuple[int, int]]:
+    bounds = call.tensors["cu_seqlens"].tolist()
+    return list(pairwise(bounds))
+
+
+def _border(length: int) -> int:
+    """The chunk's border nearest to the middle, 0 for a sequence of one chunk."""
+    return (length // 2 + CHUNK_SIZE // 2) // CHUNK_SIZE * CHUNK_SIZE if length > CHUNK_SIZE else 0
+
+
+def _inside(length: int) -> int:
+    """Near the middle, no border of a chunk or of its rows of 16."""
+    place = length // 2
+    return place if place % 16 or place < 2 else place - 3
+
+
+def _places(length: int) -> Iterator[tuple[int, str]]:
+    if length > 1:
+        yield _inside(length), "inside a chunk"
+    if length > CHUNK_SIZE:
+        yield _border(length), "at a chunk's border"
+
+
+def _pieces(
+    operation: Operation, call: Call, until: Mapping[int, int] | None = None
+) -> Iterator[tuple[int, Piece]]:
+    """The rows of o and final_state of each sequence, where they are the same in both calls. Of a sequence in
+    `until` only that many tokens, and no state."""
+    given = until or {}
+    for n, (start, stop) in enumerate(_bounds(call)):
+        last = start + given[n] if n in given else stop
+        if last > start:
+            rows = (slice(start, last),)
+            yield n, Piece("o", f"sequence {n}", rows, rows, head_axis=1)
+        if n not in given and "final_state" in operation.outputs(call):
+            yield n, Piece("final_state", f"sequence {n}", (n,), (n,), head_axis=0)
+
+
+def _from_token(operation: Operation, call: Call, sequence: int, place: int, what: str) -> Variant:
+    start, stop = _bounds(call)[sequence]
+    chosen = torch.zeros(len(call.tensors["q"]), dtype=torch.bool)
+    chosen[start + place : stop] = True
+    changed = with_tensors(call, {**call.tensors, **changed_tokens(call, chosen)})
+    pieces = tuple(piece for _, piece in _pieces(operation, call, {sequence: place}))
+    return Variant("causality", f"tokens from {place} of sequence {sequence}, {what}", changed, pieces)
+
+
+def _one_sequence(operation: Operation, call: Call, sequence: int) -> Variant:
+    start, stop = _bounds(call)[sequence]
+    chosen = torch.zeros(len(call.tensors["q"]), dtype=torch.bool)
+    chosen[start:stop] = True
+    tensors = {**call.tensors, **changed_tokens(call, chosen)}
+    if "initial_state" in tensors:
+        tensors["initial_state"] = tensors["initial_state"].clone()
+        tensors["initial_state"][sequence] *= STATE_FACTOR
+    pieces = tuple(piece for _, piece in _pieces(operation, call, {sequence: 0}))
+    return Variant("sequences", f"sequence {sequence} changed", with_tensors(call, tensors), pieces)
+
+
+def _reordered(operation: Operation, call: Call) -> Variant:
+    bounds = _bounds(call)
+    order = list(range(len(bounds)))[::-1]
+    other = keep_sequences(operation, call, order)
+    theirs = _bounds(other)
+    pieces = []
+    for n, piece in _pieces(operation, call):
+        place = order.index(n)
+        at = (slice(*theirs[place]),) if piece.tensor == "o" else (place,)
+        pieces.append(Piece(piece.tensor, piece.where, piece.one, at, piece.head_axis))
+    return Variant("order", "sequences in reverse order", other, tuple(pieces))
+
+
+def _split(operation: Operation, call: Call, what: str, place_of: Callable[[int], int]) -> Split:
+    """The limit of the second part. Its state differs from that of the whole call by at most the limit of a
+    final state. Gates of at most 1 and updates I - beta k k^T, of norm 1 for a key of norm 1 and beta in [0,
+    2], carry a difference of states on without increase, and `output_factor` says what it is in an output."""
+    bounds = _bounds(call)
+    places = [place_of(stop - start) for start, stop in bounds]
+    first = keep_tokens(operation, call, _tokens(bounds, [(0, place) for place in places]))
+    rest = [(place, stop - start) for place, (start, stop) in zip(places, bounds, strict=True)]
+    later = keep_tokens(operation, call, _tokens(bounds, rest))
+
+    def second(results: Mapping[str, Tensor]) -> Call:
+        return with_tensors(later, {**later.tensors, "initial_state": results["final_state"]})
+
+    before, after = [], []
+    factor = output_factor(call)
+    in_first, in_second = _bounds(first), _bounds(later)
+    for n, (start, stop) in enumerate(bounds):
+        where, middle = f"sequence {n}", start + places[n]
+        if middle > start:
+            before.append(Piece("o", where, (slice(start, middle),), (slice(*in_first[n]),), head_axis=1))
+        if stop > middle:
+            carried = Carried("final_state", (n,), factor)
+            rows = (slice(middle, stop),)
+            after.append(Piece("o", where, rows, (slice(*in_second[n]),), head_axis=1, carried=carried))
+        carried = Carried("final_state", (n,), 1.0)
+        after.append(Piece("final_state", where, (n,), (n,), head_axis=0, carried=carried))
+    return Split(what, first, second, tuple(before), tuple(after))
+
+
+def _tokens(bounds: Sequence[tuple[int, int]], parts: Sequence[tuple[int, int]]) -> list[int]:
+    """Tokens [low, high) of each sequence, counted over the call."""
+    return [
+        start + token
+        for (start, _), (low, high) in zip(bounds, parts, strict=True)
+        for token in range(low, high)
+    ]
