@@ -199,6 +199,7 @@ def test_versions_in_which_nothing_starts_are_passed_over(
     assert "gain==2: another failure, crash" in "\n".join(bisecting("gain==1", "gain==3").lines)
 
 
+@pytest.mark.slow
 def test_a_package_that_one_end_lacks(bisecting: Bisecting, wheels: Any) -> None:
     text = "from importlib.util import find_spec\n" + gain("2 if find_spec('addition') else 1")
     wheels("gain", "1", text)
@@ -222,6 +223,7 @@ def test_environments_see_what_is_below_and_nobody_elses(wheels: Any, replays: R
         there.resolve(["gain==2"])
 
 
+@pytest.mark.slow
 def test_half_made_environments_are_made_again(wheels: Any, replays: Replays, tmp_path: Path) -> None:
     wheels("gain", "1", gain(1))
     there = Environments(interpreter(sys.executable), ["--no-index", "--find-links", str(wheels.path)])
@@ -275,7 +277,7 @@ def test_a_full_disk_is_no_verdict(replays: Replays, wheels: Any, tmp_path: Path
 
 SLOW = """#!{python}
 import os, pathlib, sys, time
-if sys.argv[1:3] == ["-m", "pip"]:
+if sys.argv[1:4] == ["-P", "-m", "pip"]:
     pathlib.Path({begun!r}).touch()
     while not pathlib.Path({go!r}).exists():
         time.sleep(0.01)
