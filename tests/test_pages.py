@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs import session
+from tests.subset import quick
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "run_page.py"
@@ -101,7 +102,7 @@ def test_the_script_ends_with_1_where_something_else_is_printed(tmp_path: Path) 
     assert f"{page}:2: " in done.stdout
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", quick(PAGES, 1, 2, 3))
 def test_the_quick_part_of_a_page(page: str) -> None:
     _holds(page, "--quick")
 

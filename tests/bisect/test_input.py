@@ -245,6 +245,7 @@ def prefill(chunk_size: int = 64, **options: Any) -> Call:
     return replace(call, scalars={**call.scalars, "chunk_size": chunk_size})
 
 
+@pytest.mark.slow
 def test_one_head_of_one_chunk_of_one_sequence_by_its_place(shrunk: Shrink) -> None:
     found = shrunk("gdn_prefill", "by_place", prefill(4, seqlens=(7, 1, 7), initial_state=True))
     assert found.complete
@@ -259,6 +260,7 @@ def test_one_head_of_one_chunk_of_one_sequence_by_its_place(shrunk: Shrink) -> N
     )
 
 
+@pytest.mark.slow
 def test_the_one_token_that_a_fault_depends_on(shrunk: Shrink) -> None:
     call = prefill(seqlens=(20, 90, 3), heads=(2, 4), beta=(0.1, 0.9))
     call.tensors["beta"][20 + 70, 2] = 1
@@ -306,6 +308,7 @@ def decode(**options: Any) -> Call:
     return synthesise("gdn_decode", **{"head_dim": (4, 4), "heads": (2, 4), **options})
 
 
+@pytest.mark.slow
 def test_padding_that_counts_from_the_end_keeps_a_slot_to_write_to(shrunk: Shrink) -> None:
     found = shrunk("gdn_decode", "hole", decode(batch=6, padding=0.4, slots=20))
     size = extent(found)
@@ -314,6 +317,7 @@ def test_padding_that_counts_from_the_end_keeps_a_slot_to_write_to(shrunk: Shrin
     assert "slots were written" in answer(found)
 
 
+@pytest.mark.slow
 def test_slots_that_lie_apart_stay_apart(shrunk: Shrink) -> None:
     found = shrunk("gdn_decode", "apart", decode(batch=3, slot_gap=24))
     assert found.shrinker is not None
@@ -324,6 +328,7 @@ def test_slots_that_lie_apart_stay_apart(shrunk: Shrink) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_slots_and_pages_keep_the_numbers_that_a_failure_needs(
     shrunk: Shrink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,6 +361,7 @@ def test_a_page_keeps_its_number(shrunk: Shrink, monkeypatch: pytest.MonkeyPatch
     assert stored.info.pools["cache"].rows == (7,)
 
 
+@pytest.mark.slow
 def test_steps_of_a_sequence(shrunk: Shrink) -> None:
     call = decode(batch=4, steps=4, speculative=True)
     call.tensors["num_accepted"].copy_(torch.tensor([1, 2, 3, 1]))
@@ -408,7 +414,7 @@ class Clock:
 CLOCK = Clock()
 
 
-@pytest.mark.parametrize("prober", [Slow, Interrupted])
+@pytest.mark.parametrize("prober", quick([Slow, Interrupted], 0))
 def test_what_ends_it_early_leaves_the_smallest_so_far(
     shrunk: Shrink, tmp_path: Path, prober: type[Here], monkeypatch: pytest.MonkeyPatch
 ) -> None:

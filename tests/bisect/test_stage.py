@@ -104,7 +104,7 @@ def said(result: Found) -> dict[str, str]:
 TOKENS, SQUARES = {"U": 5, "W": 5, "V_new": 5}, ("A", "Ai", "P")
 
 
-@pytest.mark.parametrize("name", quick(["g_cu", "A", "Ai", "U", "W", "h", "V_new", "P", "o"], 0, 2, 5))
+@pytest.mark.parametrize("name", quick(["g_cu", "A", "Ai", "U", "W", "h", "V_new", "P", "o"], 2))
 def test_each_spoiled_stage_is_the_one_that_adds(store: Path, session: Session, name: str) -> None:
     result = found(store, name, session)
     assert [row.name for row in result.rows if row.adds] == [name]

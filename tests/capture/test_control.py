@@ -136,6 +136,7 @@ def test_a_file_switches_a_program_that_runs(toy: Toy, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow  # processes that import torch
 def test_a_file_that_is_there_at_the_start_counts(toy: Toy, program: Path, tmp_path: Path) -> None:
     (tmp_path / "control").write_text("once\n")
     options = {"paused": True, "control": str(tmp_path / "control")}
@@ -211,6 +212,7 @@ PASSED_ON = """
 """
 
 
+@pytest.mark.slow  # processes that import torch
 def test_the_command_passes_the_signal_on_to_who_handles_it(toy: Toy, tmp_path: Path) -> None:
     script = toy.script(
         PASSED_ON.replace("else:\n", "else:\n        from gdnbench.capture import runtime\n", 1)

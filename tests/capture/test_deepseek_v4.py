@@ -320,6 +320,7 @@ if {kill}:
 """
 
 
+@pytest.mark.slow  # processes that import torch
 @pytest.mark.parametrize("kill", quick([False, True], 1))
 def test_the_command(kill: bool, tmp_path: Path) -> None:
     """Summary, status and store; a killed program leaves what it recorded."""

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.subset import quick
+
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "examples"
 
 
 @pytest.mark.parametrize(
-    "name", ["capture_fla.py", "capture_flashinfer.py", "capture_vllm.py", "capture_sglang.py"]
+    "name",
+    quick(["capture_fla.py", "capture_flashinfer.py", "capture_vllm.py", "capture_sglang.py"], 0, 3),
 )
 def test_without_a_gpu(name: str) -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

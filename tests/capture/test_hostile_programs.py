@@ -295,6 +295,7 @@ def test_notes_that_a_full_disk_cut_short_are_passed_over(tmp_path: Path) -> Non
     assert read_report(tmp_path / "none") == []
 
 
+@pytest.mark.slow  # processes that import torch
 def test_a_program_that_begins_with_dataclasses(toy: Toy, tmp_path: Path) -> None:
     """It imports `copy`, which tries a module of Jython's: the first import from outside the library."""
     script = toy.script("""

@@ -71,6 +71,7 @@ def test_exit_status_of_the_command_is_ours(toy: Toy, tmp_path: Path, status: in
     assert len(Store.open(tmp_path / "run.zarr").records) == 2
 
 
+@pytest.mark.slow  # processes that import torch
 def test_a_signal_that_ends_the_command_gives_128_and_its_number(toy: Toy, tmp_path: Path) -> None:
     script = toy.script("import toyframe, os; toyframe.Model()(0); os.kill(os.getpid(), 9)")
     ran = toy.capture(tmp_path / "run.zarr", script)
@@ -78,6 +79,7 @@ def test_a_signal_that_ends_the_command_gives_128_and_its_number(toy: Toy, tmp_p
     assert len(Store.open(tmp_path / "run.zarr").records) == 2
 
 
+@pytest.mark.slow  # processes that import torch
 def test_nothing_captured_is_exit_1_and_says_what_was_never_called(toy: Toy, tmp_path: Path) -> None:
     ran = toy.capture(tmp_path / "run.zarr", toy.script("import toyframe; print('hello')"))
     assert (ran.status, ran.out) == (1, "hello\n")

@@ -195,9 +195,12 @@ DAEMON = """
 
 
 @pytest.mark.parametrize("early", quick([True, False], 0))
-def test_a_daemon_outlives_the_command(toy: Toy, tmp_path: Path, early: bool) -> None:
+def test_a_daemon_outlives_the_command(
+    toy: Toy, tmp_path: Path, early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its journal is sealed though nobody looks: by the sealer that the command left, or, where it records
     for the first time when the command has ended, by one that it starts."""
+    monkeypatch.setattr("gdnbench.capture.sealing._GRACE_SECONDS", 0.5)
     store = tmp_path / "run.zarr"
     os.mkfifo(tmp_path / "go")
     script = toy.script(DAEMON.format(before="True", early=early))

@@ -88,6 +88,7 @@ def test_sync_leaves_the_inputs_of_a_call_that_never_comes_back(toy: Toy, tmp_pa
     assert record.before["q"].read().abs().sum() > 0
 
 
+@pytest.mark.slow  # processes that import torch
 def test_sync_records_finished_calls_whole(toy: Toy, program: Path, tmp_path: Path) -> None:
     ran = toy.capture(tmp_path / "run.zarr", program, {"sync": True})
     assert (ran.status, ran.out) == (0, toy.run(program).out)

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from gdnbench.store.reader import Store, StoredRecord
 from gdnbench_kernels.contract import Call
 from tests.capture.frameworks import framework
 from tests.messages import wording
+from tests.subset import quick
 
 H, HV, D, SLOTS = 2, 4, 8, 9
 KERNELS = "sglang.srt.layers.attention.linear.kernels"
@@ -130,8 +132,9 @@ def states(record: StoredRecord) -> dict[int, Tensor]:
     return dict(zip(record.info.pools["state"].rows, record.after["state"].read(), strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("backend", CLASSES)
+@pytest.mark.parametrize(
+    ("backend", "dtype"), quick(product(CLASSES, [torch.float32, torch.bfloat16]), 0, 3, 4)
+)
 def test_prefill(backend: str, dtype: torch.dtype, tmp_path: Path) -> None:
     held = pool(dtype)
     before = held.clone()
@@ -193,8 +196,7 @@ def test_packed_decode(tmp_path: Path) -> None:
     assert_replays(tmp_path / "run.zarr")
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("backend", CLASSES)
+@pytest.mark.parametrize(("backend", "dtype"), quick(product(CLASSES, [torch.int32, torch.int64]), 0, 3, 4))
 def test_decode(backend: str, dtype: torch.dtype, tmp_path: Path) -> None:
     slots = ints(4, 0, 7).to(dtype)
     given = raw(3, cache_indices=slots, query_start_loc=ints(0, 1, 2, 3))

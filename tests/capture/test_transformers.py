@@ -6,7 +6,7 @@ import functools
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from gdnbench.capture import CaptureOptions, capturing
 from gdnbench.ops import operation
 from gdnbench.store.reader import Store
 from gdnbench_kernels.contract import Call
+from tests.subset import quick
 
 COMMON = {
     "vocab_size": 64,
@@ -94,8 +95,9 @@ def same_bits(stored: Tensor, seen: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize(
+    ("family", "dtype"), quick(product(MODELS, [torch.float32, torch.bfloat16]), 0, 3, 4)
+)
 def test_generate_is_captured_bit_for_bit(
     family: str, dtype: torch.dtype, device: str, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -210,9 +211,8 @@ def test_what_does_not_count_is_no_trigger(way: str, tmp_path: Path) -> None:
     assert (counts.failures, counts.looked_at) == (0, 6)
 
 
-@pytest.mark.parametrize("name", ["q", "beta", "g"])
-@pytest.mark.parametrize("value", [NAN, INF, -INF])
-def test_each_kind_of_value_in_an_input(name: str, value: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("value", "name"), quick(product([NAN, INF, -INF], ["q", "beta", "g"]), 0, 4, 8))
+def test_each_kind_of_value_in_an_input(value: float, name: str, tmp_path: Path) -> None:
     def spoil(engine: Engine, at: int) -> None:
         engine.buffers[0][name][2].view(-1)[-1] = value
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from gdnbench_kernels.contract import Call
 from tests.capture.frameworks import framework
 from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of
 from tests.messages import wording
+from tests.subset import quick
 
 H, HV, D, SLOTS = 2, 4, 8, 9
 OPS = "vllm.third_party.flash_linear_attention.ops"
@@ -168,8 +170,12 @@ PREFILL = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("backend", ["flashinfer", "triton", "cutedsl", "aiter_flydsl"])
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    quick(
+        product(["flashinfer", "triton", "cutedsl", "aiter_flydsl"], [torch.float32, torch.bfloat16]), 0, 5
+    ),
+)
 def test_prefill_of_a_layer(backend: str, dtype: torch.dtype, tmp_path: Path) -> None:
     made = step(tmp_path / "run.zarr", lambda: layer(backend, dtype), 80, **PREFILL)
     module, before, out, record = made

@@ -118,6 +118,7 @@ def test_a_repository_with_a_gdnbench_of_its_own_is_replayed_by_it(
     assert "SyntaxError" in broken["reason"] or "invalid syntax" in broken["reason"]
 
 
+@pytest.mark.slow
 def test_git_bisect_run(decodes: Path, history: Any) -> None:
     first = {"pack/__init__.py": "", "pack/k.py": "", "helpers.py": HELPERS}
     history.commit("No kernel yet", first)

@@ -17,6 +17,7 @@ from gdnbench.bisect.instruction.version import Version, VersionFails
 from gdnbench.trace.layout import EVENT_BYTES, ROW_BYTES
 from tests.cli.smooth_kernel import COMMENT, PLANTED, SMOOTH, written
 from tests.messages import wording
+from tests.subset import quick
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 
@@ -78,6 +79,7 @@ def test_the_planted_line_is_named_and_asking_again_is_free(
     assert data["bad_value"] == pytest.approx(0.75 * data["good_value"], rel=2**-22)
 
 
+@pytest.mark.slow
 def test_a_loop_that_makes_a_round_less_is_named(gdnbench: Invoke, store: Path, tmp_path: Path) -> None:
     good, bad = version(tmp_path, "good"), version(tmp_path, "bad", FEWER)
     found = gdnbench(*asked(store, good, bad, "--json"))
@@ -130,7 +132,7 @@ def test_versions_come_from_their_folders_also_in_a_checkout_of_one(
 
 
 @pytest.mark.usefixtures("probes_here")
-@pytest.mark.parametrize("check_ends", [True, False])
+@pytest.mark.parametrize("check_ends", quick([True, False], 1))
 def test_a_version_that_cannot_be_run_here_says_nothing(
     gdnbench: Invoke, store: Path, tmp_path: Path, check_ends: bool
 ) -> None:

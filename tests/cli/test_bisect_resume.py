@@ -17,6 +17,7 @@ import pytest
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
 from tests.messages import wording
+from tests.subset import quick
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 pytestmark = pytest.mark.usefixtures("probes_here")
@@ -38,24 +39,27 @@ def arguments() -> Path:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("store", 5),
-        ("store", ["s.zarr"]),
-        ("store", "a\0b"),
-        ("kernel", None),
-        ("kernel", {"a": 1}),
-        ("k", "2"),
-        ("k", True),
-        ("k", 10**400),
-        ("k", float("inf")),
-        ("carry", 1),
-        ("carry", "yes"),
-        ("records", [0]),
-        ("layer", 0),
-        ("tol", 1e-3),
-        ("tol", "x"),
-        ("nosuch", 1),
-    ],
+    quick(
+        [
+            ("store", 5),
+            ("store", ["s.zarr"]),
+            ("store", "a\0b"),
+            ("kernel", None),
+            ("kernel", {"a": 1}),
+            ("k", "2"),
+            ("k", True),
+            ("k", 10**400),
+            ("k", float("inf")),
+            ("carry", 1),
+            ("carry", "yes"),
+            ("records", [0]),
+            ("layer", 0),
+            ("tol", 1e-3),
+            ("tol", "x"),
+            ("nosuch", 1),
+        ],
+        *(0, 2, 4, 7, 10, 15),
+    ),
 )
 def test_arguments_of_a_wrong_type_are_one_line(
     gdnbench: Invoke, store: Path, name: str, value: object

@@ -83,7 +83,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize("what", quick(COMMANDS, 1, 2))
+@pytest.mark.parametrize("what", quick(COMMANDS, 2))
 def test_nothing_of_the_current_folder_is_imported(hostile: Path, what: str) -> None:
     ran = run(hostile, "-m", "gdnbench", *COMMANDS[what])
     assert not (hostile.parent / "imported").exists(), (hostile.parent / "imported").read_text()
@@ -102,6 +102,7 @@ def test_nor_by_the_sealer_of_a_capture(hostile: Path) -> None:
         assert len(store.records) == 1
 
 
+@pytest.mark.slow  # processes that import torch
 def test_nor_by_the_judge_of_a_capture(hostile: Path) -> None:
     run_store = hostile.parent / "captured.zarr"
     command = (

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.subset import quick
+
 
 @pytest.mark.parametrize(
     "arguments",
-    [("ls",), ("bisect", "record", "--kernel", "torch", "--state", "state")],
-    ids=["ls", "bisect"],
+    quick(
+        [(("ls",),), (("bisect", "record", "--kernel", "torch", "--state", "state"),)],
+        0,
+        ids=["ls", "bisect"],
+    ),
 )
 def test_a_reader_may_leave(prefills: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "gdnbench", *arguments, str(prefills)]

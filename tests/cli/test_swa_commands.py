@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.messages import wording
+from tests.subset import quick
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 
@@ -61,6 +62,7 @@ def test_replay_and_verify(gdnbench: Invoke, windows: tuple[str, Path]) -> None:
     assert "lse: " not in result.out
 
 
+@pytest.mark.parametrize("windows", quick(LAYOUTS, LAYOUTS.index("per_token_scale")), indirect=True)
 def test_runs_are_diffed(gdnbench: Invoke, windows: tuple[str, Path], tmp_path: Path) -> None:
     _, store = windows
     for kernel in ("torch", "reference"):

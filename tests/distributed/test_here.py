@@ -94,6 +94,7 @@ def test_a_worker_that_is_killed(
     assert plain(report) == plain(replay(store, kernel=kernel, op="gdn_decode", isolate=False))
 
 
+@pytest.mark.slow
 def test_a_record_that_kills_every_worker(store: Store, two: WorkerPool, faulty: Faulty) -> None:
     """It is a crash; one that was on the same worker by chance is judged."""
     kernel = faulty("aborts_on_decode")

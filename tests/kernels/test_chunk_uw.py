@@ -193,7 +193,7 @@ def made(heads: tuple[int, int] = (1, 2), **options: Any) -> Call:
             ((1, 3), (129, 0, 0, 65, 127), 5),
             ((2, 8), LENGTHS, 148),
         ],
-        2,
+        0,
     ),
 )
 def test_error_is_at_most_twice_that_of_torch(
@@ -212,7 +212,7 @@ def test_error_is_at_most_twice_that_of_torch(
             {"key_correlation": 0.5, "gate_span": 1e5},
             {"key_correlation": 0.9, "beta": (0.0, 2.0)},
         ],
-        *(1, 2),
+        2,
     ),
     ids=str,
 )
@@ -223,6 +223,7 @@ def test_hard_keys_gates_and_betas(options: dict[str, Any]) -> None:
     assert found.finite(call)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lengths", "beta"), quick([((1, 65, 0, 128), (0.0, 1.0)), ((65,), (0.0, 2.0))], 1))
 def test_equal_bits_under_every_schedule_in_both_engines(
     lengths: tuple[int, ...], beta: tuple[float, float]
@@ -357,7 +358,7 @@ def test_taps_change_nothing_and_are_what_they_say(upper: float) -> None:
 INVERSE_BEYOND_ONE, U_BEYOND_ONE = 2e-3, 5e-3
 
 
-@pytest.mark.parametrize("correlation", quick([0.0, 0.9, 0.99, 1.0], 0, 3))
+@pytest.mark.parametrize("correlation", quick([0.0, 0.9, 0.99, 1.0], 3))
 @pytest.mark.parametrize("beta", quick([(2.0,), ((0.0, 2.0),)], 0), ids=str)
 def test_beta_to_two(correlation: float, beta: float | tuple[float, float]) -> None:
     call = made(seqlens=(256, 70), key_correlation=correlation, gate_span=0.06, beta=beta, seed=13)

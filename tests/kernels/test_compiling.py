@@ -412,6 +412,7 @@ def test_simulated_in_another_process_without_the_compiler(empty_cache: Path) ->
     assert out.split() == [digest, "False"]
 
 
+@pytest.mark.slow
 def test_processes_that_compile_at_the_same_time(empty_cache: Path) -> None:
     outputs = [process.communicate(timeout=120)[0] for process in [start(), start()]]
     assert outputs[0].split()[0] == outputs[1].split()[0]

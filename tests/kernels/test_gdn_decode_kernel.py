@@ -151,7 +151,7 @@ def test_tokens_together_have_the_bits_that_they_have_one_after_another() -> Non
     assert same(state, together["state"])
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "state"])
+@pytest.mark.parametrize("name", quick(["q", "k", "v", "g", "beta", "state"], 1, 5))
 def test_what_is_no_number_stays_in_its_sequence(mixed: Mixed, name: str) -> None:
     call, outputs = mixed
     reads = call.tensors["state_indices"][:, 0]

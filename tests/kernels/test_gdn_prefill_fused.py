@@ -208,7 +208,7 @@ def test_what_a_neighbour_holds_is_nobody_elses(usual: Outputs, value: float) ->
             assert same(spoilt["final_state"][m], usual["final_state"][m])
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta"])
+@pytest.mark.parametrize("name", quick(["q", "k", "v", "g", "beta"], 1, 3))
 def test_a_token_that_is_not_a_number_stays_behind_those_of_other_chunks(usual: Outputs, name: str) -> None:
     """Token 70 of the last sequence, in its second chunk of three: what is not after it is as before."""
     call = synth(**BATCH)

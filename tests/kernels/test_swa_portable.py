@@ -133,7 +133,7 @@ def test_heads_of_a_tile_do_not_meet(mixed: Mixed, value: float) -> None:
     assert_heads_do_not_meet(run, mixed, q)
 
 
-@pytest.mark.parametrize("what", ["code", "scale", "infinite scale", "rope"])
+@pytest.mark.parametrize("what", quick(["code", "scale", "infinite scale", "rope"], 1))
 def test_a_row_that_is_not_a_number_shows_in_its_own_request_alone(mixed: Mixed, what: str) -> None:
     assert_spoils_its_own(run, mixed, what)
 

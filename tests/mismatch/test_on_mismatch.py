@@ -87,6 +87,7 @@ def test_only_calls_that_differ_are_kept(tmp_path: Path) -> None:
     assert verify(tmp_path / "run.zarr").damages == ()
 
 
+@pytest.mark.slow  # processes that import torch
 def test_nothing_is_kept_of_a_program_that_is_right(tmp_path: Path) -> None:
     ran = run(tmp_path, set(), "--every", "2")
     assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr

@@ -19,6 +19,7 @@ from tests.messages import wording
 from tests.objects.cutting_proxy import CuttingProxy
 from tests.objects.object_samples import as_objects, contents, make_store
 from tests.objects.s3_bucket import SECRET, Bucket
+from tests.subset import quick
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_listing_takes_few_requests(bucket: Bucket, tmp_path: Path) -> None:
     assert bucket.proxy.requests - before <= 10 + 16
 
 
-@pytest.mark.parametrize("after", [1, 700, 6_000, 13_000])
+@pytest.mark.parametrize("after", quick([1, 700, 6_000, 13_000], 0, 2))
 def test_an_answer_that_breaks_off_is_asked_for_again(bucket: Bucket, local: Path, after: int) -> None:
     as_objects(local, bucket.url)
     bucket.proxy.cut("down", after)

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from gdnbench.cli import main
+from tests.subset import quick
 
 pytest_plugins = ["pytester"]
 
@@ -68,6 +69,7 @@ def test_k_chooses_by_layer_and_step(pytester: pytest.Pytester, run: Run, keep: 
     run("-k", "layers.1 and not step2").assert_outcomes(passed=1, deselected=2)
 
 
+@pytest.mark.slow
 def test_processes_of_xdist_agree(pytester: pytest.Pytester, run: Run, keep: Keep) -> None:
     """On tests of marks and on records of stores that are arguments."""
     keep("a.zarr", ["l"] * 4)
@@ -277,18 +279,24 @@ def test_junit_has_the_errors_of_each_tensor(pytester: pytest.Pytester, run: Run
 
 @pytest.mark.parametrize(
     ("mark", "said"),
-    [
-        ("", "names no store: its arguments are paths and globs"),
-        ("'nowhere/*.zarr'", "'nowhere/[*].zarr' names no store in *"),
-        ("'a.zarr', op='gdn_prefill'", "no record of gdn_prefill in a.zarr"),
-        ("'a.zarr', kernal='torch'", "no option 'kernal'; it has kernel, on, *"),
-        ("'a.zarr', kernel=print", "is not a text; a function of the test is called by case.check(function)"),
-        ("'a.zarr', k='two'", "k='two' is not a number"),
-        ("'a.zarr', k_by_tensor=2", "k_by_tensor=2 is not a dict of numbers by tensor"),
-        ("'a.zarr', tol=(1, 2, 3)", "tol=(1, 2, 3) is not a number or (absolute, relative)"),
-        ("'a.zarr', records=1.5", "records=1.5: write a number, a list of them, or a text like '0,3-5'"),
-        ("'a.zarr', check='yes'", "check='yes' is not True or False"),
-    ],
+    quick(
+        [
+            ("", "names no store: its arguments are paths and globs"),
+            ("'nowhere/*.zarr'", "'nowhere/[*].zarr' names no store in *"),
+            ("'a.zarr', op='gdn_prefill'", "no record of gdn_prefill in a.zarr"),
+            ("'a.zarr', kernal='torch'", "no option 'kernal'; it has kernel, on, *"),
+            (
+                "'a.zarr', kernel=print",
+                "is not a text; a function of the test is called by case.check(function)",
+            ),
+            ("'a.zarr', k='two'", "k='two' is not a number"),
+            ("'a.zarr', k_by_tensor=2", "k_by_tensor=2 is not a dict of numbers by tensor"),
+            ("'a.zarr', tol=(1, 2, 3)", "tol=(1, 2, 3) is not a number or (absolute, relative)"),
+            ("'a.zarr', records=1.5", "records=1.5: write a number, a list of them, or a text like '0,3-5'"),
+            ("'a.zarr', check='yes'", "check='yes' is not True or False"),
+        ],
+        *(0, 3, 5, 8),
+    ),
 )
 def test_a_mark_that_makes_no_sense_is_one_error_of_collection(
     pytester: pytest.Pytester, run: Run, keep: Keep, mark: str, said: str

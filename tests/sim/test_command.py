@@ -46,6 +46,7 @@ def simulate(folder: Path, kernel: str, *args: str) -> dict[str, torch.Tensor]:
     return {path.stem: torch.load(path) for path in folder.glob("*.pt")}
 
 
+@pytest.mark.slow
 def test_a_tma_copy(tmp_path: Path) -> None:
     saved = simulate(tmp_path, "copy", "bf16[300,72]", "bf16[300,72]:nan")
     source, target = saved.values()

@@ -28,6 +28,7 @@ from gdnbench.store.summary import segment_summary
 from gdnbench.store.verify import verify
 from tests.seeds import drawn, fresh
 from tests.store import journal_calls as calls
+from tests.subset import quick
 
 # A trial that nobody disturbs takes about this long on two busy cores; kills fall in it evenly.
 TRIAL_SECONDS = 0.25
@@ -154,9 +155,10 @@ def test_nobody_killed(template: Template, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, fresh(drawn("kill"))])
-def test_killed_at_random_instants(template: Template, folder: Path, seed: int) -> None:
+@pytest.mark.parametrize("trials", quick([QUICK_TRIALS // 12, QUICK_TRIALS // 4], 0))
+def test_killed_at_random_instants(template: Template, folder: Path, trials: int, seed: int) -> None:
     print(f"seed {seed}")
-    kill_all_over(template, folder, random.Random(seed), QUICK_TRIALS // 4)
+    kill_all_over(template, folder, random.Random(seed), trials)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
 from tests.messages import wording
 from tests.store.store_samples import PLAIN, TINY, randn, record
+from tests.subset import quick
 
 BATCH, BATCHES = 4, 5
 COUNT = BATCH * BATCHES
@@ -102,9 +104,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("entries", CASES.values(), ids=CASES.keys())
-@pytest.mark.parametrize("level", [None, 1])
-def test_what_is_kept_stays_as_it_was(tmp_path: Path, entries: list[int], level: int | None) -> None:
+@pytest.mark.parametrize(
+    ("level", "entries"),
+    quick(
+        product([None, 1], CASES.values()),
+        *(2, 3, 4, 5, 15),
+        ids=[f"{level}-{name}" for level, name in product([None, 1], CASES)],
+    ),
+)
+def test_what_is_kept_stays_as_it_was(tmp_path: Path, level: int | None, entries: list[int]) -> None:
     path = tmp_path / "store.zarr"
     make(path, "a", Compression(level))
     before = disk(path)

@@ -24,6 +24,7 @@ from tests.sim.instructions.exact import (
 )
 from tests.sim.instructions.one_instruction import BLOCK, apply, check, one
 from tests.sim.instructions.operands import float_bits, integers
+from tests.subset import quick
 
 Array = npt.NDArray[Any]
 INTEGERS = [f"{sign}{bits}" for sign in "us" for bits in (8, 16, 32, 64)]
@@ -299,7 +300,7 @@ def test_small_floats_from_f32(engine: str, name: str) -> None:
             check(one(engine, text, [a.view(np.uint32), b.view(np.uint32)], result), expected, a, b)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", quick(SMALL, 0, 4))
 @pytest.mark.parametrize("half", ["f16", "bf16"])
 def test_small_floats_from_halves(engine: str, name: str, half: str) -> None:
     bits = np.arange(1 << 16, dtype=np.uint32)

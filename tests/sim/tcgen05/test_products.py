@@ -13,6 +13,7 @@ import pytest
 from tests.sim.tcgen05.cute_layouts import shared_layout
 from tests.sim.tcgen05.products import KIND, NUMPY, STEP, Operand, instruction_descriptor, put_tmem, result
 from tests.sim.tcgen05.tensor_machine import Machine
+from tests.subset import quick
 
 A_AT = 16 * 1024
 B_AT = 96 * 1024
@@ -62,10 +63,21 @@ MN_MAJOR = [(kind, True) for kind in ("INTER", "SW32", "SW64", "SW128")]
 OFFSETS = [(0, 0), (128, 256), (256, 512), (512, 128)]
 
 
-@pytest.mark.parametrize(("m", "n"), [(64, 256), (128, 192)])
-@pytest.mark.parametrize("offsets", OFFSETS)
+SIXTEEN_BIT = [
+    (layout, offsets, *size)
+    for layout in K_MAJOR + MN_MAJOR
+    for offsets in OFFSETS
+    for size in ((64, 256), (128, 192))
+]
+
+
 @pytest.mark.parametrize(
-    "layout", K_MAJOR + MN_MAJOR, ids=lambda layout: f"{layout[0]}-{'MN' if layout[1] else 'K'}"
+    ("layout", "offsets", "m", "n"),
+    quick(
+        SIXTEEN_BIT,
+        *range(0, len(SIXTEEN_BIT), 3),
+        ids=[f"{kind}-{'MN' if mn else 'K'}-{at}-{m}-{n}" for (kind, mn), at, m, n in SIXTEEN_BIT],
+    ),
 )
 def test_sixteen_bit_layouts(layout: tuple[str, bool], offsets: tuple[int, int], m: int, n: int) -> None:
     other = (layout[0], not layout[1])
