@@ -23,7 +23,7 @@ QUICK = {
         "queries alike",
         "packed, without states",
     ),
-    "gdn_decode": ("3 sequences", "3 drafts, padding", "4 drafts, holes", "reads own slots", "slow gates"),
+    "gdn_decode": ("reads own slots", "slow gates", "3 sequences", "3 drafts, padding", "4 drafts, holes"),
     "swa_decode": ("per token", "ds_mla", "holes", "sinks far apart", "ds_mla, indices T1W, pages of 16"),
 }
 """The made records of `--quick`."""

@@ -46,9 +46,12 @@ SOME = {
 def test_some_faults_are_caught(op: str, tmp_path: Path) -> None:
     chosen = [one for one in faults(op) if one.label in SOME[op]]
     assert len(chosen) == len(SOME[op])
-    places = made(op, tmp_path, names=QUICK[op])
-    caught = {one.specimen for found in outcomes(places, chosen) for one in found if one.caught}
-    assert {one.label for one in chosen} - caught == set()
+    left = chosen
+    for place in made(op, tmp_path, names=QUICK[op][-3:]):
+        (found,) = outcomes([place], left)
+        caught = {one.specimen for one in found if one.caught}
+        left = [one for one in left if one.label not in caught]
+    assert not [one.label for one in left]
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
