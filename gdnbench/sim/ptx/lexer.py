@@ -23,6 +23,7 @@ _TOKEN = re.compile(
 )
 
 
+MAX_TOKEN = 1 << 14  # characters of a name or number, which errors quote; mangled names have some thousands
 _CHECKED = 1 << 14  # characters between two looks at the clock
 
 
@@ -56,6 +57,8 @@ def tokenize(text: str) -> list[Token]:
                 tokens.append(Token(kind, match.group(), line))
             line += match.group().count("\n")
         elif kind != "space":
+            if match.end() - position > MAX_TOKEN:
+                raise PtxSyntaxError(f"PTX line {line}: a {kind} of more than {MAX_TOKEN:,} characters")
             tokens.append(Token(kind, match.group(), line))
         position = match.end()
     return tokens

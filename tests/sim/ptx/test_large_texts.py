@@ -15,7 +15,7 @@ from gdnbench.sim.compiler.kernel import translate
 from gdnbench.sim.compiler.layout import plan_layout
 from gdnbench.sim.compiler.uninitialized_analysis import find_unready_registers
 from gdnbench.sim.deadline import TimeLimit, check_time
-from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.errors import FaultKind, KernelFault, PtxSyntaxError, UnsupportedError
 from gdnbench.sim.interpreter.program import prepare
 from gdnbench.sim.ptx.ir import Kernel
 from gdnbench.sim.ptx.parser import MAX_SHOWN, parse
@@ -67,6 +67,13 @@ def test_a_long_line_is_shown_in_part() -> None:
     assert len(places) == count + 1
     assert {len(place.text) for place in places} == {MAX_SHOWN + 3}
     assert len({id(place.text) for place in places}) == 1
+
+
+@pytest.mark.parametrize("token", ["9" * 5_000_000, "a" * 5_000_000])
+def test_an_error_quotes_no_name_or_number_of_megabytes(token: str) -> None:
+    with pytest.raises(PtxSyntaxError) as caught:
+        parse(entry(f"mov.u32 %r1, {token};\nret;"))
+    assert len(str(caught.value)) < 200
 
 
 def test_a_file_s_name_has_one_line() -> None:
