@@ -206,8 +206,8 @@ class Limits:
             row, inner = int(grid.rows[line]), int(grid.inner[line])
             token = inner if region.token is None else region.token + row - region.start
         error, limit = float(errors[line, head]), float(limits[line, head])
-        place = "".join(
-            f" {name} {value}"
+        place = " ".join(
+            f"{name} {value}"
             for name, value in (
                 ("sequence", region.sequence),
                 ("chunk", region.chunk),
@@ -216,7 +216,7 @@ class Limits:
             )
             if value is not None
         )
-        words = f"RMS error of {over} of {errors.size} lines: worst{place}, {error:.3g} over {limit:.3g}"
+        words = f"RMS error of {over} of {errors.size} lines: worst {place}, {error:.3g} over {limit:.3g}"
         return [(LimitCheck(OF_LINE, error, limit, region.sequence, region.chunk, head, token), words)]
 
     def _of_gains(self, lines: Lines) -> list[tuple[LimitCheck, str]]:
@@ -270,17 +270,17 @@ class Limits:
 
 
 def first_wrong_chunk(own: Groups, ratios: np.ndarray, sequence: int | None, head: int | None) -> str:
-    """`; from chunk 3 on (token 192)`: the first chunk of a sequence and head whose RMS error exceeds its
+    """`; first wrong chunk of it: 3 (token 192)`: the first chunk of a sequence and head whose RMS error exceeds its
     limit, where the sequence has several; empty where it has not, or none exceeds it."""
     if sequence is None or head is None:
         return ""
-    chunks = [i for i, r in enumerate(own.regions) if r.sequence == sequence and r.chunk is not None]
+    regions = enumerate(own.regions)
+    chunks = [i for i, one in regions if one.sequence == sequence and None not in (one.chunk, one.token)]
     wrong = [i for i in chunks if ratios[i, head] > 1]
     if len(chunks) < 2 or not wrong:
         return ""
     first = own.regions[wrong[0]]
-    token = "" if first.token is None else f" (token {first.token})"
-    return f"; first wrong chunk of it: {first.chunk}{token}"
+    return f"; first wrong chunk of it: {first.chunk} (token {first.token})"
 
 
 def _chance(number: int) -> float:
