@@ -270,8 +270,8 @@ class Limits:
 
 
 def first_wrong_chunk(own: Groups, ratios: np.ndarray, sequence: int | None, head: int | None) -> str:
-    """`; first wrong chunk of it: 3 (token 192)`: the first chunk of a sequence and head whose RMS error exceeds its
-    limit, where the sequence has several; empty where it has not, or none exceeds it."""
+    """`; first wrong chunk of it: 3 (token 192)`: the first chunk of a sequence and head whose RMS error
+    exceeds its limit, where the sequence has several; empty where it has not, or none exceeds it."""
     if sequence is None or head is None:
         return ""
     regions = enumerate(own.regions)
