@@ -128,8 +128,10 @@ def _print(proof: Proof) -> None:
         print()
     for note in proof.notes:
         print_line(f"note: {note}")
-    for left_out in proof.left_out:
-        print_line(f"note: left out: {left_out}; --all runs them")
+    if proof.left_out:
+        print_line(
+            f"note: left out as too much for the simulator: {', '.join(proof.left_out)}; --all runs them"
+        )
     print_line(_summary(proof))
 
 

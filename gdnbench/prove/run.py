@@ -163,7 +163,7 @@ class Prover:
 
     def _leave_out(self, count: int, what: str) -> None:
         if count:
-            self.left_out.append(f"{count} {what} too large for the simulator")
+            self.left_out.append(f"{count} {what}")
 
     @contextmanager
     def _made_store(self, made: Sequence[MadeRecord]) -> Iterator[Store]:
@@ -176,7 +176,7 @@ class Prover:
     def _captured_call(self, store: Store, name: str) -> list[tuple[str, Call]]:
         """The first record of a capture as a call for the laws; none where that is refused or left out."""
         if self.options.on == SIM and not self.options.everything:
-            self._leave_out(1, f"record of {name} for laws")
+            self._leave_out(1, f"record of {name} in laws")
             return []
         of = operation(self.options.op)
         record = next(record for record in store.records if record.info.op == of.name)

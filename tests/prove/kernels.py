@@ -61,8 +61,8 @@ def leaks_later_tokens(o: Tensor, **call: Any) -> None:
     """1 % of the next token's output of the same sequence."""
     _run(o, call)
     for start, stop in pairwise(call["cu_seqlens"].tolist()):
-        later = o[start + 1 : stop].clone()
-        o[start : stop - 1] += 0.01 * later
+        if stop > start:
+            o[start : stop - 1] += 0.01 * o[start + 1 : stop].clone()
 
 
 def leaks_between_sequences(o: Tensor, **call: Any) -> None:
