@@ -167,11 +167,21 @@ class Truncating(Decode):
 
 
 shelf.add("rounding", "o is truncated", Truncating("o"))
-shelf.add("rounding", "a pool in bf16 or fp16 is truncated", Truncating("state"))
+shelf.add(
+    "rounding",
+    "a pool in bf16 or fp16 is truncated",
+    Truncating("state"),
+    excuse="twice the error of rounding, which k = 2 allows",
+)
 shelf.add(
     "rounding", "o in fp16, then bf16", Decode(o=lambda x, _: x.half().float()), excuse="11 bits, then 8"
 )
-shelf.add("zeros", "values of o below 1e-3 of the row's largest", Decode(o=spoil.without_small_values(1e-3)))
+shelf.add(
+    "zeros",
+    "values of o below 1e-3 of the row's largest",
+    Decode(o=spoil.without_small_values(1e-3)),
+    excuse="less than bf16 rounds the row's largest",
+)
 shelf.add("zeros", "values of o below 1e-2 of the row's largest", Decode(o=spoil.without_small_values(1e-2)))
 shelf.add("zeros", "rows of o with norms below a tenth", Decode(o=spoil.without_small_rows(0.1)))
 shelf.add(

@@ -53,7 +53,6 @@ class Chunks:
     tokens: int
     io: torch.dtype
     scale: float
-    fresh: bool = True
 
     @classmethod
     def cut(cls, cu_seqlens: Tensor, size: int, io: torch.dtype, scale: float) -> Chunks:
