@@ -141,7 +141,13 @@ def _tensor(tensor: TensorResult, grids: bool) -> dict[str, Any]:
         "ulp_histogram": list(tensor.ulp_histogram),
         "worst": _worst(tensor.worst),
         "worst_groups": [
-            {"sequence": g.sequence, "chunk": g.chunk, "head": g.head, "nonfinite": g.nonfinite, **(_errors(g.errors) or {})}
+            {
+                "sequence": g.sequence,
+                "chunk": g.chunk,
+                "head": g.head,
+                "nonfinite": g.nonfinite,
+                **(_errors(g.errors) or {}),
+            }
             for g in tensor.groups
         ],
         "held": [_held(held) for held in tensor.held],

@@ -187,8 +187,8 @@ def test_local_memory_of_all_threads_at_once_is_bounded(text: str, ctas: int, en
         run(text, 1, grid=ctas, block=1024, threads=4, engine=engine)
     assert time.monotonic() - start < 20
     assert caught.value.kind is FaultKind.LIMIT
-    sizes = {"size": "524,288", "total": f"{ctas << 29:,}", "most": f"{MAX_LOCAL_BYTES:,}"}
-    message = wording("sim.machine.local-over", ctas=ctas, **sizes)
+    total, most = f"{ctas << 29:,}", f"{MAX_LOCAL_BYTES:,}"
+    message = wording("sim.machine.local-over", ctas=ctas, size="524,288", total=total, most=most)
     assert re.search(message, str(caught.value))
 
 
