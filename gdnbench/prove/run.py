@@ -28,7 +28,7 @@ from gdnbench.store.recover import open_store
 from gdnbench_kernels.contract import Call, ContractError
 
 CAPTURES = REPOSITORY / "captures"
-SIM_FLOP = 30_000_000
+SIM_FLOP = 100_000_000
 """Captured calls of more floating-point operations are left out on the simulator, which takes about a second
 for 10 million."""
 SIM_RECORDS = 3
@@ -102,8 +102,10 @@ class Prover:
                     capture = stack.enter_context(open_store(path))
                     if Section.CAPTURES in options.sections:
                         self._prove_capture(capture, _stem(path))
-                    if Section.LAWS in options.sections:
+                    if Section.LAWS in options.sections and not self._sparing():
                         captured += self._captured_call(capture, _stem(path))
+                if Section.LAWS in options.sections and self._sparing():
+                    self._leave_out(len(stores), "captured record", "in laws")
                 store = stack.enter_context(self._made_store(made)) if made else None
                 if Section.MADE in options.sections and store is not None:
                     self._replay(Section.MADE, "made records", store, None)
@@ -155,15 +157,19 @@ class Prover:
         found = [record for record in read_made() if record.op == options.op]
         if not found:
             self.notes.append(f"no made record is of {options.op}")
-        if options.on != SIM or options.everything:
+        if not self._sparing():
             return found
         small = [record for record in found if record.sim]
-        self._leave_out(len(found) - len(small), "made records")
+        self._leave_out(len(found) - len(small), "made record")
         return small
 
-    def _leave_out(self, count: int, what: str) -> None:
+    def _sparing(self) -> bool:
+        """Whether only what is small enough for the simulator runs."""
+        return self.options.on == SIM and not self.options.everything
+
+    def _leave_out(self, count: int, what: str, of: str = "") -> None:
         if count:
-            self.left_out.append(f"{count} {what}")
+            self.left_out.append(f"{count} {what}{'' if count == 1 else 's'} {of}".rstrip())
 
     @contextmanager
     def _made_store(self, made: Sequence[MadeRecord]) -> Iterator[Store]:
@@ -174,10 +180,7 @@ class Prover:
                 yield store
 
     def _captured_call(self, store: Store, name: str) -> list[tuple[str, Call]]:
-        """The first record of a capture as a call for the laws; none where that is refused or left out."""
-        if self.options.on == SIM and not self.options.everything:
-            self._leave_out(1, f"record of {name} in laws")
-            return []
+        """The first record of a capture as a call for the laws; none if it is refused."""
         of = operation(self.options.op)
         record = next(record for record in store.records if record.info.op == of.name)
         try:
@@ -189,10 +192,10 @@ class Prover:
 
     def _prove_capture(self, store: Store, name: str) -> None:
         numbers = [record.number for record in store.records if record.info.op == self.options.op]
-        if self.options.on == SIM and not self.options.everything:
+        if self._sparing():
             small = [number for number in numbers if self._small(store.records[number])]
             chosen = evenly(small, SIM_RECORDS)
-            self._leave_out(len(numbers) - len(chosen), f"records of {name}")
+            self._leave_out(len(numbers) - len(chosen), "record", f"of {name}")
             numbers = chosen
         if numbers:
             self._replay(Section.CAPTURES, name, store, numbers)

@@ -189,7 +189,7 @@ def test_the_simulator_leaves_large_records_out_and_says_so(made: Path, captures
 
     some = prover(everything=False)
     assert [record.name for record in some._made()] == ["lengths"]
-    assert some.left_out == ["1 made records"]
+    assert some.left_out == ["1 made record"]
     assert len(prover(everything=True)._made()) == 2
 
 
