@@ -252,7 +252,6 @@ class Recurrent:
 shelf = Shelf("gdn_prefill", right=True)
 for size in (16, 32, 64, 128):
     shelf.add("chunks", f"chunks of {size}", Prefill(chunk=size))
-shelf.add("chunks", "chunks of 128, published rounding", Published(chunk=128, stored=PUBLISHED))
 shelf.add("chunks", "token after token", Recurrent())
 shelf.add("chunks", "one chunk at a time, last sequence first", OneChunkAtATime())
 shelf.add("rounding", "the published three kernels", Published(stored=PUBLISHED))
