@@ -285,3 +285,11 @@ def test_made_records_that_are_wrong_end_the_suite(suite_file: Write, folder: Pa
     (folder / "made.toml").write_text(MADE)
     with pytest.raises(BadInputError, match=wording("suite.made-without-op", operation="swa_decode")):
         read_suite(suite_file(table + 'op = "swa_decode"\n'))
+
+
+def test_the_shipped_suite_of_checks_has_every_operation_on_the_simulator() -> None:
+    suite = read_suite(Path(__file__).parents[2] / "suites/check.toml")
+    assert {"made.torch.cpu", "prefill.made.sm100.sim", "decode.made.cute.sim", "swa.made.portable.sim"} <= {
+        entry.name for entry in suite.entries if entry.made
+    }
+    assert any(not entry.made for entry in suite.entries)
