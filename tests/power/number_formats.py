@@ -81,8 +81,8 @@ def exp2_of_scaled(x: Tensor) -> Tensor:
 
 
 def approximate_exp(x: Tensor) -> Tensor:
-    """exp x with the largest error of `ex2.approx`, and its subnormal results flushed. The error is 2^-22 (PTX
-    ISA), and near x = 0, where gates are faint, 2^-23.5 on an H200 (`gdn_decode.leeway`)."""
+    """exp x with the largest error of `ex2.approx`, and its subnormal results flushed. That error is 2^-22
+    (PTX ISA), and near x = 0, where gates are faint, 2^-23.5 on an H200 (`gdn_decode.leeway`)."""
     scaled = torch.exp2(x * LOG2_E)
     error = torch.where(x.abs() < 2.0**-20, 2.0**-23.5, 2.0**-22)
     return flushed(scaled * (1 + error * signs(scaled)))
