@@ -136,12 +136,12 @@ def script() -> Callable[[str], ModuleType]:
 def prove(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[Exit, str]]:
-    """`prove("gdn_prefill", *arguments)`: the exit status of scripts/prove.py and its stdout. Kernels run in
+    """`prove("gdn_prefill", *arguments)`: the exit status of scripts/kernel_grid.py and its stdout. Kernels run in
     this process, users' own too: to start another takes longer than they do."""
     monkeypatch.setattr(proving, "replay", partial(proving.replay, isolate=False))
 
     def run(*arguments: str) -> tuple[Exit, str]:
-        monkeypatch.setattr(sys, "argv", ["prove.py", *arguments])
+        monkeypatch.setattr(sys, "argv", ["kernel_grid.py", *arguments])
         code = proving.main("")
         return code, capsys.readouterr().out
 

@@ -273,7 +273,7 @@ def row(name: str, verdict: str, record: RecordResult) -> tuple[object, ...]:
 
 
 def main(description: str) -> Exit:
-    """The command line of scripts/prove.py."""
+    """The command line of scripts/kernel_grid.py."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("op", choices=GRIDS)
     parser.add_argument("names", nargs="*", help="patterns of case names; all if left out")

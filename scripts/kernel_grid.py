@@ -1,12 +1,12 @@
 #!/usr/bin/env python
 """Replays a kernel of an operation on calls that kernels have gone wrong on and on shipped captures.
 
-    python scripts/prove.py gdn_decode                       simulated, under three schedules
-    python scripts/prove.py gdn_prefill --kernel sm100_fused
-    python scripts/prove.py swa_decode --kernel portable --on cuda
-    python scripts/prove.py swa_decode --quick               the few small cases that meet every branch
-    python scripts/prove.py swa_decode 'ds_mla, sink*'       cases by name; --list prints them
-    python scripts/prove.py gdn_decode --kernel torch --on cpu --seed 7
+    python scripts/kernel_grid.py gdn_decode                       simulated, under three schedules
+    python scripts/kernel_grid.py gdn_prefill --kernel sm100_fused
+    python scripts/kernel_grid.py swa_decode --kernel portable --on cuda
+    python scripts/kernel_grid.py swa_decode --quick               the few small cases that meet every branch
+    python scripts/kernel_grid.py swa_decode 'ds_mla, sink*'       cases by name; --list prints them
+    python scripts/kernel_grid.py gdn_decode --kernel torch --on cpu --seed 7
 
 A case passes when its record does: outputs, states and stages within twice torch's error, and on the
 simulator the same bits under every schedule. A call that the compiled kernels are not written for passes
