@@ -14,6 +14,7 @@ from gdnbench.ops import operation, operations
 from gdnbench.prove import records
 from gdnbench.prove.records import made_records, read_made, write_calls
 from gdnbench.store.recover import open_store
+from gdnbench.synth import synthesise
 from tests.messages import wording
 
 RECORD = '[[record]]\nname = "a"\nop = "gdn_prefill"\nseed = 1\n'
@@ -135,3 +136,11 @@ def test_a_missing_file_is_bad_input_and_an_installation_without_the_file_cannot
         read_made()
     with pytest.raises(BadInputError, match="gdn_scan"):
         next(made_records("gdn_scan"))
+
+
+def test_made_chunk_tables_are_those_of_the_chunks() -> None:
+    """Chunks of 64: sequences of 65, 0 and 130 tokens have 2, 0 and 3."""
+    call = synthesise("gdn_prefill", seqlens=(65, 0, 130), chunk_tables=True)
+    wanted = [[0, 0], [0, 1], [2, 0], [2, 1], [2, 2], [-1, -1], [-1, -1]]
+    assert call.tensors["chunk_indices"].tolist() == wanted
+    assert call.tensors["chunk_offsets"].tolist() == [0, 2, 2, 5]
