@@ -6,11 +6,12 @@ factor of the bound (2):
 | limit                       | of                                     | value                               |
 |-----------------------------|----------------------------------------|-------------------------------------|
 | RMS                         | the tensor                             | k T + F                             |
-| RMS of a sequence and head  | each (sequence, head)                  | k T + F                             |
+| RMS of a sequence and head  | each (sequence, head)                  | k T_even + F                        |
 | RMS of a line               | each token of a head, row of a state   | k z T_near + F                      |
 | gain of a sequence and head | <x - y, y> / <y, y> of each            | k abs(b_T) + abs(b_R) + z s + 2^-10 |
 | gain of a head              | the same over all sequences            | the same                            |
 | largest                     | abs(x - y)                             | k max T + u max abs(y)              |
+|                             | of a row of a state, if that is larger | k z T_near + u max abs(y)           |
 
 Each has in addition the smallest normal number of the dtype, since `.ftz` instructions flush what is smaller
 (PTX ISA, "Rounding modifiers" and "Subnormal numbers").
@@ -21,11 +22,20 @@ is uniform in [-u, u] has the mean square u^2 / 3; over n lines, each with an er
 the relative standard deviation sqrt(4/45) / (1/3) / sqrt(n) = 0.894 / sqrt(n), and its root half of that. So
 F = R (1 + 3 x 0.447 / sqrt(n)), and at most u rms(y), which no rounding exceeds.
 
+T_even. Torch's error of a (sequence, head) may be 0 by luck where few roundings make it up: the beta of a
+single token may be exactly 0.5. So T is there at least t rms(y) min(1, 3 / sqrt(n)), with t torch's relative
+error in the median (sequence, head) of the tensor and n the lines of the group, as for F. All lines of a
+state are one draw: one token writes them all.
+
 z, what chance allows. Of N independent normal errors with deviation 1 the largest exceeds sqrt(2 ln(2 N / p))
-with a probability below p = 1e-6. For lines N is their number, for gains that of (sequence, head).
+with a probability below p = 1e-6. For lines N is their number, for gains that of (sequence, head), for the
+largest error that of elements.
 
 T_near. Torch's error on one line may be 0 by luck, when the line's only rounding error is common to all its
-elements. The mean square over the lines within 8 places of it, in the same sequence and head, is not.
+elements. The mean square over the lines within 8 places of it, in the same sequence and head, seldom is, and
+t rms(y) of the line is not. An element of a state is the sum of products of a few keys and values, so that
+its errors have longer tails than normal ones: torch's largest says little of the next kernel's. The limit of
+a row then follows from torch's RMS error there.
 
 s, the deviation of the gain. Errors within a line may all point along y, but their signs differ from line to
 line. The part of torch's squared error that its own rounding does not explain, k^2 (T^2 - R^2), is taken to
@@ -73,20 +83,51 @@ GAIN, HEAD_GAIN = "gain of a sequence and head", "gain of a head"
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
-    """The lines of one output: of the tensor under test, of torch's and of the rounded exact result."""
+class ExactLines:
+    """The lines of one output: their exact values, torch's errors and those of rounding the exact values.
+    `typical`: torch's RMS error relative to the exact values, in the median (sequence, head)."""
 
     grid: LineGrid
-    own: LineErrors
     torchs: LineErrors
     rounded: LineErrors
+    typical: float
 
 
-def lines_of(x: Tensor, torchs: Tensor, exact: Tensor, partition: Partition) -> Lines:
-    """The lines of `x` and of torch's result against `exact` (fp64; NaN where an element does not count)."""
+def exact_lines(torchs: Tensor, exact: Tensor, partition: Partition) -> ExactLines:
+    """The lines of torch's result against `exact` (fp64; NaN where an element does not count)."""
     grid = line_grid(exact, partition)
-    rounded = exact.to(x.dtype)
-    return Lines(grid, *(line_errors(one, exact, partition, grid) for one in (x, torchs, rounded)))
+    errors, rounded = (line_errors(one, exact, partition, grid) for one in (torchs, exact.to(torchs.dtype)))
+    _, owner = np.unique(grid.sequences, return_inverse=True)
+    number = int(owner.max()) + 1 if owner.size else 0
+    squares, exact_squares = _sums(errors.dd, owner, number), _sums(grid.yy, owner, number)
+    some = exact_squares > VANISHING
+    typical = float(np.median(np.sqrt(squares[some] / exact_squares[some]))) if some.any() else 0.0
+    return ExactLines(grid, errors, rounded, typical)
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The lines of one output, and the errors there of the tensor under test."""
+
+    exact: ExactLines
+    own: LineErrors
+
+    @property
+    def grid(self) -> LineGrid:
+        return self.exact.grid
+
+    @property
+    def torchs(self) -> LineErrors:
+        return self.exact.torchs
+
+    @property
+    def rounded(self) -> LineErrors:
+        return self.exact.rounded
+
+
+def lines_of(x: Tensor, y: Tensor, partition: Partition, exact: ExactLines) -> Lines:
+    """The lines of `x` against `y`, whose lines are `exact`."""
+    return Lines(exact, line_errors(x, y, partition, exact.grid))
 
 
 def unit_roundoff(dtype: torch.dtype) -> tuple[float, float]:
@@ -168,7 +209,7 @@ class Limits:
         errors = _errors(own)
         if not errors.size:
             return []
-        limits = self._limit(torchs.rms(), own.rms_reference(), self._floor_of_sequences(own))
+        limits = self._limit(self._evened(own, torchs), own.rms_reference(), self._floor_of_sequences(own))
         region, head, over = _worst(errors, limits)
         sequence = own.regions[region].sequence
         error, limit = float(errors[region, head]), float(limits[region, head])
@@ -177,6 +218,17 @@ class Limits:
             f" {error:.3g} over {limit:.3g}"
         )
         return [(LimitCheck(OF_HEAD, error, limit, sequence, head=head), words)]
+
+    def _evened(self, own: Groups, torchs: Groups) -> np.ndarray:
+        """T_even by sequence and head."""
+        rms, exact = torchs.rms(), own.rms_reference()
+        if self.lines is None:
+            return rms
+        grid = self.lines.grid
+        number = np.array([[region.stop - region.start] for region in own.regions])
+        draws = np.maximum(number * grid.per_row, 1) if grid.vectors else np.ones_like(number)
+        least = self.lines.exact.typical * exact * np.minimum(1.0, 3 / np.sqrt(draws))
+        return np.asarray(np.maximum(rms, least))
 
     def _floor_of_sequences(self, merged: Groups) -> np.ndarray:
         most = np.asarray(unit_roundoff(self.dtype)[0] * merged.rms_reference())
@@ -191,12 +243,12 @@ class Limits:
         grid = lines.grid
         if not grid.yy.size:
             return []
-        owner = grid.sequences if grid.vectors else grid.regions
         u, tiny = unit_roundoff(self.dtype)
-        near = np.sqrt(_near(lines.torchs.dd, grid.count, owner))
         norms = np.sqrt(grid.yy / np.maximum(grid.count, 1))
         rounded = _floor(lines.rounded.dd, grid.count, np.array(1))
-        limits = self.k * _chance(grid.yy.size) * near + np.minimum(u * norms, rounded) + tiny
+        limits = (
+            self.k * _chance(grid.yy.size) * self._near_torchs(lines) + np.minimum(u * norms, rounded) + tiny
+        )
         limits += self.added * norms
         errors = np.sqrt(lines.own.dd / np.maximum(grid.count, 1))
         line, head, over = _worst(errors, limits)
@@ -238,6 +290,22 @@ class Limits:
             found.append((LimitCheck(what, abs(error), limit, sequence, head=head), words))
         return found
 
+    def _limit_by_row(self, lines: Lines, limit: float) -> float:
+        """The limit of the largest error of a state where rows may have a larger one than `limit`: that of
+        the row that comes closest to its own or exceeds it most."""
+        grid = lines.grid
+        near = self.k * _chance(int(grid.count.sum())) * self._near_torchs(lines)
+        allowed = np.maximum(limit, near + (unit_roundoff(self.dtype)[0] + self.added) * self.largest)
+        line, head, _ = _worst(lines.own.peak, allowed)
+        return float(lines.own.peak.max() * allowed[line, head] / max(lines.own.peak[line, head], TINY))
+
+    def _near_torchs(self, lines: Lines) -> np.ndarray:
+        """T_near by line and head."""
+        grid = lines.grid
+        owner = grid.sequences if grid.vectors else grid.regions
+        typical = lines.exact.typical * np.sqrt(grid.yy / np.maximum(grid.count, 1))
+        return np.asarray(np.maximum(np.sqrt(_near(lines.torchs.dd, grid.count, owner)), typical))
+
     def _gains(self, lines: Lines, groups: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
         """<x - y, y> / <y, y> and its limit by group and head, [number, heads]; 0 where y is 0."""
         grid, k = lines.grid, self.k
@@ -260,6 +328,9 @@ class Limits:
     def _of_largest(self, own: Comparison, torchs: Comparison) -> tuple[LimitCheck, str]:
         u, tiny = unit_roundoff(self.dtype)
         limit = self.k * torchs.total.max_abs + (u + self.added) * self.largest + tiny
+        rows = None if self.lines is None or self.lines.grid.vectors else self.lines
+        if rows is not None and rows.grid.yy.size and own.total.max_abs > limit:
+            limit = self._limit_by_row(rows, limit)
         at = own.worst.at if own.worst is not None else None
         place = () if at is None else (at.sequence, at.chunk, at.head, at.token)
         words = (

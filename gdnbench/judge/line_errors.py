@@ -23,12 +23,13 @@ BLOCK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class LineErrors:
-    """Of d = x - y by line and head, fp64 [L, heads]: sums of d^2, d y and (d y)^2, over the elements finite
-    on both sides."""
+    """Of d = x - y by line and head, fp64 [L, heads]: sums of d^2, d y and (d y)^2, and the largest |d|, over
+    the elements finite on both sides."""
 
     dd: np.ndarray
     dy: np.ndarray
     dydy: np.ndarray
+    peak: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +88,19 @@ def line_grid(y: Tensor, partition: Partition) -> LineGrid:
 
 def line_errors(x: Tensor, y: Tensor, partition: Partition, grid: LineGrid) -> LineErrors:
     """The errors of `x` against the exact result `y` on the lines of `grid`, which is that of `y`."""
-    found: tuple[list[Tensor], ...] = ([], [], [])
+    found: tuple[list[Tensor], ...] = ([], [], [], [])
     for block in _blocks(grid.rows[:: max(1, grid.per_row)], y):
         exact = _by_line(y[block].double(), partition.head_axis)
         d = _by_line(x[block].double(), partition.head_axis) - exact
         counts = torch.isfinite(d)
         d, exact = d.where(counts, 0.0), exact.where(counts, 0.0)
         product = d * exact
-        for sums, values in zip(found, (d.square_(), product, product.square()), strict=True):
-            sums.append(values.sum(-1))
+        peak = d.abs().amax(-1) if d.shape[-1] else d.sum(-1)
+        parts = (d.square_().sum(-1), product.sum(-1), product.square_().sum(-1), peak)
+        for parts_of_one, part in zip(found, parts, strict=True):
+            parts_of_one.append(part)
     heads = grid.yy.shape[1]
-    return LineErrors(*(_joined(sums, heads) for sums in found))
+    return LineErrors(*(_joined(parts, heads) for parts in found))
 
 
 def _extents(shape: Sequence[int], head_axis: int | None) -> tuple[int, int, int, int]:

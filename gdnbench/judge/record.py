@@ -29,7 +29,9 @@ from gdnbench.judge.tensor import (
     judge_briefly,
     missing_tensor,
     show_difference,
+    yardstick_of,
 )
+from gdnbench.judge.yardstick import Yardstick
 from gdnbench.poison import poisoned
 from gdnbench.record import When
 from gdnbench.store.reader import StoredRecord
@@ -52,6 +54,16 @@ class _Exact:
     outputs: dict[tuple[str, Conventions], dict[str, Tensor]] = field(default_factory=dict)
     errors: dict[tuple[str, Conventions], Comparison | None] = field(default_factory=dict)
     """The yardstick's errors by tensor and conventions, for quick checks."""
+    yardsticks: dict[tuple[str, Conventions], Yardstick] = field(default_factory=dict)
+    """By tensor and conventions."""
+    leeways: dict[tuple[str, Conventions], Tensor | None] = field(default_factory=dict)
+    """What the contract's leeway allows, in the record's conventions, by tensor and conventions."""
+
+    def forget(self, record: StoredRecord) -> None:
+        """Start anew with `record`."""
+        self.record = record
+        for known in (self.outputs, self.errors, self.yardsticks, self.leeways):
+            known.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +165,7 @@ class Judge:
         """The results of `kernel` on `given`, which is `compact` in other conventions, in those of
         `compact`."""
         if self._last.record is not record:
-            self._last.record, self._last.outputs, self._last.errors = record, {}, {}
+            self._last.forget(record)
         found, key = self._last.outputs, (kernel, tuple(sorted(given.conventions.items())))
         if key not in found:
             results = _run_on(operation, kernel, given, compact.conventions)
@@ -169,7 +181,9 @@ class Judge:
             found = self._briefly(subject, main, bound)
             if found is not None and found.passed:
                 return [found]
-        results = [_with_unwritten(_judge_output(operation, subject, main, bound), subject, tensor)]
+        results = [
+            _with_unwritten(_judge_output(operation, subject, main, bound, self._last), subject, tensor)
+        ]
         if beside is None:
             return results
         if name not in beside.outputs:
@@ -177,7 +191,8 @@ class Judge:
                 *results,
                 missing_tensor(name, subject.when, Side.AGAINST, "not among the outputs compared with"),
             ]
-        results.append(_judge_output(operation, replace(subject, side=Side.AGAINST), beside, bound))
+        against = replace(subject, side=Side.AGAINST)
+        results.append(_judge_output(operation, against, beside, bound, self._last))
         difference = replace(subject, side=Side.DIFFERENCE)
         results.append(show_difference(difference, Memory(tensor), Memory(beside.outputs[name])))
         return results
@@ -241,32 +256,40 @@ def judge_call(
         axes = operation.spec(name).axes_in(call.conventions)
         subject = Subject(name, When.AFTER, operation.partition(call, name), axes)
         if isinstance(rule, Bound):
-            result = _judge_output(operation, subject, main, rule)
+            result = _judge_output(operation, subject, main, rule, _Exact())
             results.append(_with_unwritten(result, subject, outputs[name]))
         else:
             results.append(_held(subject, outputs[name], oracle, rule))
     return tuple(results)
 
 
-def _judge_output(operation: Operation, subject: Subject, handed: _Handed, bound: Bound) -> TensorResult:
+def _judge_output(
+    operation: Operation, subject: Subject, handed: _Handed, bound: Bound, last: _Exact
+) -> TensorResult:
     """Judge an output of one side by its tolerance, if the contract gives it one, else by `bound`. An output
-    that fails is judged once more without the part of its error that the contract's leeway covers."""
+    that fails is judged once more without the part of its error that the contract's leeway covers. `last`
+    keeps what is the same for every kernel."""
     name = subject.name
+    key = (name, handed.conventions)
     tensor, exact, torchs = handed.outputs[name], handed.oracle[name].cpu(), handed.yardstick[name].cpu()
 
-    def judged(exact: Tensor, torchs: Tensor) -> TensorResult:
+    def judged(exact: Tensor, torchs: Tensor, known: Yardstick | None = None) -> TensorResult:
         tolerance = operation.tolerances.get(name)
         if tolerance is None:
-            return judge(subject, tensor, exact, torchs, bound)
+            return judge(subject, tensor, exact, torchs, bound, known=known)
         rule = Tolerance(tolerance.absolute, tolerance.relative)
         return judge_against_target(
             subject, Memory(tensor), Memory(_with_overflows(exact, tensor.dtype)), rule
         )
 
-    result = judged(exact, torchs)
+    if key not in last.yardsticks and name not in operation.tolerances:
+        last.yardsticks[key] = yardstick_of(subject, exact, torchs)
+    result = judged(exact, torchs, last.yardsticks.get(key))
     if result.passed or result.errors is None:
         return result
-    covered = _covered_by_leeway(operation, name, handed, exact)
+    if key not in last.leeways:
+        last.leeways[key] = _leeway(operation, name, handed)
+    covered = _covered_by(last.leeways[key], handed.outputs[name].double() - exact)
     if covered is None:
         return result
     # Torch's error stays what it was: its result moves with the exact one.
@@ -274,16 +297,21 @@ def _judge_output(operation: Operation, subject: Subject, handed: _Handed, bound
     return replace(result, reasons=lenient.reasons, held=lenient.held)
 
 
-def _covered_by_leeway(operation: Operation, name: str, handed: _Handed, exact: Tensor) -> Tensor | None:
-    """The part of an output's error that the contract's leeway covers, element by element; None if it gives
-    none. Zero where the output or the exact result is not finite."""
+def _leeway(operation: Operation, name: str, handed: _Handed) -> Tensor | None:
+    """What the contract's leeway allows each element of an output; None if it gives none."""
     leeway = operation.leeway(handed.call, name)
     if leeway is None:
         return None
     target = handed.recorded.conventions
-    limit = operation.convert_outputs({name: leeway}, handed.call.conventions, target)[name].cpu()
-    error = handed.outputs[name].double() - exact
-    return torch.where(error.isfinite(), error.clamp(-limit, limit), 0.0)
+    return operation.convert_outputs({name: leeway}, handed.call.conventions, target)[name].cpu()
+
+
+def _covered_by(leeway: Tensor | None, error: Tensor) -> Tensor | None:
+    """The part of an error that a leeway covers, element by element; None if there is none. Zero where the
+    error is not finite."""
+    if leeway is None:
+        return None
+    return torch.where(error.isfinite(), error.clamp(-leeway, leeway), 0.0)
 
 
 def compared_tensors(operation: Operation, call: Call) -> tuple[str, ...]:

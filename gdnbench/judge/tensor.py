@@ -26,12 +26,23 @@ from torch import Tensor
 from gdnbench.judge import quick_check
 from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.grid import Grid, grid_of
-from gdnbench.judge.limits import GAIN, HEAD_GAIN, OF_HEAD, OF_LINE, RMS, Limits, first_wrong_chunk, lines_of
+from gdnbench.judge.limits import (
+    GAIN,
+    HEAD_GAIN,
+    OF_HEAD,
+    OF_LINE,
+    RMS,
+    Limits,
+    exact_lines,
+    first_wrong_chunk,
+    lines_of,
+)
 from gdnbench.judge.location import locate
 from gdnbench.judge.metrics import Comparison, Worst, compare
 from gdnbench.judge.result import Side, TensorResult, worst_groups
 from gdnbench.judge.row_source import Memory, RowSource
 from gdnbench.judge.rule import Bitwise, Bound
+from gdnbench.judge.yardstick import Yardstick, measure_yardstick
 from gdnbench.record import When
 from gdnbench_kernels.contract import Partition
 from gdnbench_kernels.validate import dtype_name
@@ -91,6 +102,7 @@ def judge(
     added: float = 0.0,
     *,
     by_line: bool = True,
+    known: Yardstick | None = None,
 ) -> TensorResult:
     """Judge `tensor` by `bound`: its error against `oracle` (fp64) compared with that of `yardstick` (torch's
     kernel), see `gdnbench.judge.limits`.
@@ -98,28 +110,33 @@ def judge(
     All three are on the CPU; `tensor` must have the contract's shape and dtype, which `yardstick` has.
     Without a bound the errors are only measured, and only the rules for non-finite elements apply. `added`:
     an allowed error relative to the exact value, in addition to the dtype's rounding. `by_line` False: lines
-    and gains are not judged, as of stages, whose rows may be parts of chunks.
+    and gains are not judged, as of stages, whose rows may be parts of chunks. `known`: the result of
+    `yardstick_of`, to compute it once for several kernels.
     """
     if (unmatched := shape_mismatch(subject, Memory(tensor), Memory(yardstick))) is not None:
         return unmatched
-    screened = _screen(subject, tensor, oracle, yardstick)
-    y = Memory(screened.oracle)
-    own = subject.compare(Memory(screened.tensor), y)
-    torchs = subject.compare(Memory(screened.yardstick), y)
+    by = yardstick_of(subject, oracle, yardstick, by_line=by_line) if known is None else known
+    screened = _screen(subject, tensor, oracle, yardstick, by)
+    own = subject.compare(Memory(screened.tensor), Memory(by.oracle))
     found = _result(subject, Memory(tensor), own, screened.reasons)
     if bound is not None:
         lines = None
-        if by_line and tensor.is_floating_point():
-            lines = lines_of(screened.tensor, screened.yardstick, screened.oracle, subject.partition)
-        limits = Limits(tensor.dtype, bound.factor(subject.name), screened.largest, added, lines)
-        found = _held_to(found, own, torchs, limits)
+        if by.lines is not None:
+            lines = lines_of(screened.tensor, by.oracle, subject.partition, by.lines)
+        limits = Limits(tensor.dtype, bound.factor(subject.name), by.largest, added, lines)
+        found = _held_to(found, own, by.errors, limits)
     return replace(
         found,
-        yardstick=torchs.total,
+        yardstick=by.errors.total,
         excluded=screened.excluded,
         worst=screened.wrong or own.worst,
-        grid=subject.grid_of(Memory(tensor), Memory(oracle), own, torchs),
+        grid=subject.grid_of(Memory(tensor), Memory(oracle), own, by.errors),
     )
+
+
+def yardstick_of(subject: Subject, oracle: Tensor, torchs: Tensor, *, by_line: bool = True) -> Yardstick:
+    """What results like `torchs` are judged by; `oracle` and `torchs` are on the CPU."""
+    return measure_yardstick(oracle, torchs, subject.partition, subject.axes, by_line=by_line)
 
 
 def _held_to(found: TensorResult, own: Comparison, torchs: Comparison, limits: Limits) -> TensorResult:
@@ -159,7 +176,8 @@ def judge_briefly(
         return None
     largest = quick_check.largest_magnitude(oracle, subject.partition)
     named = replace(own, worst=own.worst and subject.named(own.worst))
-    lines = lines_of(tensor, yardstick, oracle, subject.partition)
+    exact = exact_lines(yardstick, oracle, subject.partition)
+    lines = lines_of(tensor, oracle, subject.partition, exact)
     limits = Limits(tensor.dtype, bound.factor(subject.name), largest, lines=lines)
     found = _held_to(_result(subject, Memory(tensor), named, ()), named, torchs, limits)
     return replace(found, yardstick=torchs.total)
@@ -259,26 +277,20 @@ def _unequal_kinds(comparison: Comparison) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Screened:
-    """The three tensors with NaN where an element must not enter the errors."""
+    """A tensor with NaN where an element must not enter the errors."""
 
     tensor: Tensor
-    oracle: Tensor
-    yardstick: Tensor
-    reasons: tuple[str, ...]
-    wrong: Worst | None
-    excluded: int
-    largest: float  # max |oracle| over the remaining elements
+    reasons: tuple[str, ...] = ()
+    wrong: Worst | None = None
+    excluded: int = 0
 
 
-def _screen(subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor) -> _Screened:
+def _screen(subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor, by: Yardstick) -> _Screened:
     """Apply the table of non-finite elements in the module's docstring."""
-    rows = _owned(subject.partition, oracle)
-    rounded = oracle.to(tensor.dtype).double()  # double: fp8 lacks isnan
-    x, t = tensor.double(), yardstick.double()
-    usable = torch.isfinite(rounded) & torch.isfinite(t)
-    largest = float(oracle.abs().where(usable & rows, 0.0).max()) if oracle.numel() else 0.0
-    if bool((usable & torch.isfinite(x)).all()):
-        return _Screened(tensor, oracle, yardstick, (), None, 0, largest)
+    x = tensor.double()
+    if bool((by.usable & torch.isfinite(x)).all()):
+        return _Screened(tensor)
+    t, rounded, rows = yardstick.double(), by.rounded, by.counts
     kind_x, kind_y, kind_t = _kind(x), _kind(rounded), _kind(t)
     overflows = torch.isfinite(oracle) & ~torch.isfinite(rounded)
     as_torch = (kind_x == kind_t) & (overflows | (kind_t != 0))
@@ -300,26 +312,8 @@ def _screen(subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor)
             f"{count} of {rows.expand_as(wrong).sum()} elements are NaN or infinite where they must"
             f" not be, or finite where they cannot be; first {worst}",
         )
-    nan = torch.nan
-    return _Screened(
-        tensor.where(usable, nan) if tensor.is_floating_point() else tensor,
-        oracle.where(usable, nan),
-        yardstick.where(usable, nan) if yardstick.is_floating_point() else yardstick,
-        reasons,
-        worst,
-        excluded,
-        largest,
-    )
-
-
-def _owned(partition: Partition, like: Tensor) -> Tensor:
-    """A mask, broadcastable to `like`, of the elements that count."""
-    by_token = any(region.tokens is not None for region in partition.regions)  # [rows, Hv, C, ...]
-    size = like.shape[2] if by_token else 1
-    owned = torch.zeros(len(like), 1, size, dtype=torch.bool)
-    for region in partition.regions:
-        owned[region.start : region.stop, :, : size if region.tokens is None else region.tokens] = True
-    return owned.view(-1, *((1, size, *(1,) * (like.ndim - 3)) if by_token else (1,) * (like.ndim - 1)))
+    counted = tensor.where(by.usable, torch.nan) if tensor.is_floating_point() else tensor
+    return _Screened(counted, reasons, worst, excluded)
 
 
 def _kind(values: Tensor) -> Tensor:
