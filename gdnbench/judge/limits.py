@@ -72,6 +72,8 @@ FLOOR_SPREAD = 3 * math.sqrt(4 / 45) * 3 / 2
 """Three standard deviations of the root of the mean of n squared uniform errors, times sqrt(n)."""
 
 CUT_PRODUCT = 2.0**-10
+GAIN_SHARE = 0.5
+"""Of a squared error, from which on a gain describes it."""
 NEAR = 8
 TINY = np.finfo(np.float64).tiny
 VANISHING = 1e-200
@@ -142,6 +144,16 @@ def unit_roundoff(dtype: torch.dtype) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, slots=True)
+class Finding:
+    """A limit with its error. `words` say so where it is exceeded; `minor`: they say nothing new where an RMS
+    limit is exceeded too."""
+
+    check: LimitCheck
+    words: str
+    minor: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of one tensor under a bound of factor `k`.
 
@@ -155,8 +167,8 @@ class Limits:
     added: float = 0.0
     lines: Lines | None = None
 
-    def checks(self, own: Comparison, torchs: Comparison) -> list[tuple[LimitCheck, str]]:
-        """Each limit with its error, and the sentence that says so where it is exceeded.
+    def findings(self, own: Comparison, torchs: Comparison) -> list[Finding]:
+        """Each limit with its error.
 
         A limit of parts is that of the part that comes closest to it or exceeds it most; a part with an
         element that is not finite where it should be exceeds any.
@@ -191,7 +203,7 @@ class Limits:
         squares, count = (_sums(one, owner, number) for one in (self.lines.rounded.dd, self.lines.grid.count))
         return _floor(squares, count, np.bincount(owner, minlength=number)[:, None])
 
-    def _of_tensor(self, own: Comparison, torchs: Comparison) -> tuple[LimitCheck, str]:
+    def _of_tensor(self, own: Comparison, torchs: Comparison) -> Finding:
         u, tiny = unit_roundoff(self.dtype)
         floor = u * own.total.rms_reference
         if self.lines is not None:
@@ -202,9 +214,9 @@ class Limits:
             f"RMS error {own.total.rms:.3g} over {limit:.3g} = {self.k:g} x torch's {torchs.total.rms:.3g}"
             " + rounding"
         )
-        return LimitCheck(RMS, own.total.rms, limit), words
+        return Finding(LimitCheck(RMS, own.total.rms, limit), words)
 
-    def _of_heads(self, own: Groups, torchs: Groups) -> list[tuple[LimitCheck, str]]:
+    def _of_heads(self, own: Groups, torchs: Groups) -> list[Finding]:
         own, torchs = own.by_sequence(), torchs.by_sequence()
         errors = _errors(own)
         if not errors.size:
@@ -217,7 +229,7 @@ class Limits:
             f"RMS error of {over} of {errors.size} (sequence, head): worst sequence {sequence} head {head},"
             f" {error:.3g} over {limit:.3g}"
         )
-        return [(LimitCheck(OF_HEAD, error, limit, sequence, head=head), words)]
+        return [Finding(LimitCheck(OF_HEAD, error, limit, sequence, head=head), words)]
 
     def _evened(self, own: Groups, torchs: Groups) -> np.ndarray:
         """T_even by sequence and head."""
@@ -239,7 +251,7 @@ class Limits:
         owners = np.array([place[region.sequence] for region in grid.owners], dtype=np.int64)
         return np.asarray(np.minimum(most, self._floor_of(owners[grid.regions], len(merged.regions))))
 
-    def _of_lines(self, lines: Lines) -> list[tuple[LimitCheck, str]]:
+    def _of_lines(self, lines: Lines) -> list[Finding]:
         grid = lines.grid
         if not grid.yy.size:
             return []
@@ -269,9 +281,10 @@ class Limits:
             if value is not None
         )
         words = f"RMS error of {over} of {errors.size} lines: worst {place}, {error:.3g} over {limit:.3g}"
-        return [(LimitCheck(OF_LINE, error, limit, region.sequence, region.chunk, head, token), words)]
+        check = LimitCheck(OF_LINE, error, limit, region.sequence, region.chunk, head, token)
+        return [Finding(check, words, minor=True)]
 
-    def _of_gains(self, lines: Lines) -> list[tuple[LimitCheck, str]]:
+    def _of_gains(self, lines: Lines) -> list[Finding]:
         grid = lines.grid
         if not (grid.vectors and grid.yy.size):
             return []
@@ -287,7 +300,9 @@ class Limits:
             place = f"head {head}" if sequence is None else f"sequence {sequence} head {head}"
             parts = "heads" if sequence is None else "(sequence, head)"
             words = f"gain of {over} of {errors.size} {parts}: worst {place}, {error:+.3%} over {limit:.3%}"
-            found.append((LimitCheck(what, abs(error), limit, sequence, head=head), words))
+            own = (_sums(one, groups, number)[group, head] for one in (lines.own.dd, grid.yy))
+            minor = error * error < GAIN_SHARE * float(next(own)) / max(float(next(own)), VANISHING)
+            found.append(Finding(LimitCheck(what, abs(error), limit, sequence, head=head), words, minor))
         return found
 
     def _limit_by_row(self, lines: Lines, limit: float) -> float:
@@ -325,7 +340,7 @@ class Limits:
         limits += unit_roundoff(self.dtype)[1] * np.sqrt(summed(grid.count) / there)
         return np.where(some, own, 0.0), limits
 
-    def _of_largest(self, own: Comparison, torchs: Comparison) -> tuple[LimitCheck, str]:
+    def _of_largest(self, own: Comparison, torchs: Comparison) -> Finding:
         u, tiny = unit_roundoff(self.dtype)
         limit = self.k * torchs.total.max_abs + (u + self.added) * self.largest + tiny
         rows = None if self.lines is None or self.lines.grid.vectors else self.lines
@@ -337,7 +352,7 @@ class Limits:
             f"largest error {own.total.max_abs:.3g} over {limit:.3g} = {self.k:g} x torch's"
             f" {torchs.total.max_abs:.3g} + rounding; at {own.worst}"
         )
-        return LimitCheck(LARGEST, own.total.max_abs, limit, *place), words
+        return Finding(LimitCheck(LARGEST, own.total.max_abs, limit, *place), words)
 
 
 def first_wrong_chunk(own: Groups, ratios: np.ndarray, sequence: int | None, head: int | None) -> str:

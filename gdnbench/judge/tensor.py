@@ -30,7 +30,6 @@ from gdnbench.judge.limits import (
     GAIN,
     HEAD_GAIN,
     OF_HEAD,
-    OF_LINE,
     RMS,
     Limits,
     exact_lines,
@@ -140,21 +139,26 @@ def yardstick_of(subject: Subject, oracle: Tensor, torchs: Tensor, *, by_line: b
 
 
 def _held_to(found: TensorResult, own: Comparison, torchs: Comparison, limits: Limits) -> TensorResult:
-    """`found` with the limits and a reason for each that is exceeded. A line or the gain of a head says
-    nothing new where the RMS of its sequence and head, or that one's gain, is exceeded already."""
-    checks = limits.checks(own, torchs)
-    over = {check.what for check, _ in checks if check.over}
-    told = over - ({OF_LINE} if over & {RMS, OF_HEAD} else set()) - ({HEAD_GAIN} if GAIN in over else set())
-    reasons = tuple(words for check, words in checks if check.what in told)
+    """`found` with the limits and a reason for each that is exceeded, minor ones left out."""
+    findings = limits.findings(own, torchs)
+    over = {one.check.what for one in findings if one.check.over}
+    reasons = tuple(
+        one.words
+        for one in findings
+        if one.check.over
+        and not (one.minor and over & {RMS, OF_HEAD})
+        and not (one.check.what == HEAD_GAIN and GAIN in over)
+    )
+    checks = tuple(one.check for one in findings)
     ratios = limits.by_chunk(own, torchs)
-    worst = next((check for check, _ in checks if check.over and check.head is not None), None)
+    worst = next((check for check in checks if check.over and check.head is not None), None)
     if worst is not None and reasons:
         last = first_wrong_chunk(own.groups, ratios, worst.sequence, worst.head)
         reasons = tuple(words + last * (words.startswith("RMS error of")) for words in reasons)
     return replace(
         found,
         reasons=found.reasons + reasons,
-        held=tuple(check for check, _ in checks),
+        held=checks,
         groups=worst_groups(own, ratios),
     )
 
