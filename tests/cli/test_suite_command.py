@@ -196,7 +196,7 @@ def test_the_documented_suite_is_read(tmp_path: Path, gdnbench: Invoke) -> None:
     """The example of docs/ci.md, beside captures of this repository."""
     from gdnbench.suite.read import read_suite
 
-    text = (ROOT / "docs/ci.md").read_text().partition("relative to it.\n\n")[2].partition("\nAlso ")[0]
+    text = (ROOT / "docs/ci.md").read_text().partition("relative to it.\n\n")[2].partition("\n`made = ")[0]
     lines = (line.removeprefix("    ") for line in text.splitlines())
     (tmp_path / "suites").mkdir()
     (tmp_path / "captures").symlink_to(ROOT / "captures")
