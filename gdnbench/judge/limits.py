@@ -10,7 +10,7 @@ factor of the bound (2):
 | RMS of a line               | each token of a head, row of a state   | k z T_near + F                      |
 | gain of a sequence and head | <x - y, y> / <y, y> of each            | k abs(b_T) + abs(b_R) + z s + 2^-10 |
 | gain of a head              | the same over all sequences            | the same                            |
-| largest                     | abs(x - y)                             | k max T + u max abs(y)              |
+| largest                     | abs(x - y)                             | k g max T + u max abs(y)            |
 |                             | of a row of a state, if that is larger | k z T_near + u max abs(y)           |
 
 Each has in addition the smallest normal number of the dtype, since `.ftz` instructions flush what is smaller
@@ -37,18 +37,22 @@ t rms(y) of the line is not. An element of a state is the sum of products of a f
 its errors have longer tails than normal ones: torch's largest says little of the next kernel's. The limit of
 a row then follows from torch's RMS error there.
 
-s, the deviation of the gain. Errors within a line may all point along y, but their signs differ from line to
-line. The part of torch's squared error that its own rounding does not explain, k^2 (T^2 - R^2), is taken to
-point along y; rounding the elements of a line is independent. With sums over the lines l of a group:
+s, the deviation of the gain. Errors of different lines are independent and lean along y as often as against
+it, so that the variance of the sum of their products with y is estimated by the sum of the squares. The
+rounding errors r_i of the elements of a line are independent too. With sums over the lines l of a group, and
+e_l torch's error on one:
 
-    s^2 = sum_l (k^2 D_l^2 y_l^2 + (1 + k^2) sum_i (r_i y_i)^2) / (sum_l y_l^2)^2
-    D_l^2 = max(T_l^2 - R_l^2, t^2 y_l^2, 0)
+    s^2 = (k^2 max(sum_l <e_l, y_l>^2, a^2 sum_l y_l^4) + sum_l sum_i (r_i y_i)^2) / (sum_l y_l^2)^2
 
-where T_l, R_l and y_l are norms over the line, and t^2 is (T^2 - R^2) / y^2 over all lines of the head: a
-group of few lines may have a small T by luck. A gain has the additional 2^-10 because tensor cores may cut
+y_l^2 is the square of the norm, and a^2 = sum <e_l, y_l>^2 / sum y_l^4 over all lines of the tensor: a group
+of few lines may have small products by luck. A gain has the additional 2^-10 because tensor cores may cut
 both operands of a tf32 product to 10 bits instead of rounding them: each is then smaller by 2^-10 of itself
 at the most and by a third of it in the mean, always in the same direction. No gain of a state is judged:
 errors of its lines are not independent, since one token writes them all.
+
+g, the luck of a largest error. The largest of n errors with exponential tails, as states have, is ln n times
+their scale with a standard deviation of pi / sqrt(6) = 1.28 of it. Two such, torch's and the kernel's, differ
+by sqrt(2) as much: g = 1 + 3 x 1.28 sqrt(2) / ln n for n elements, 1 of other outputs.
 """
 
 from __future__ import annotations
@@ -70,6 +74,9 @@ CHANCE = 1e-6
 
 FLOOR_SPREAD = 3 * math.sqrt(4 / 45) * 3 / 2
 """Three standard deviations of the root of the mean of n squared uniform errors, times sqrt(n)."""
+
+LARGEST_SPREAD = 3 * math.sqrt(2) * math.pi / math.sqrt(6)
+"""Three standard deviations of the difference of two largest errors, in scales of exponential tails."""
 
 CUT_PRODUCT = 2.0**-10
 GAIN_SHARE = 0.5
@@ -332,18 +339,19 @@ class Limits:
         some = yy > VANISHING
         there = np.where(some, yy, 1.0)
         own, torchs, rounded = (summed(one.dy) / there for one in (lines.own, lines.torchs, lines.rounded))
-        inner = lines.torchs.dd - lines.rounded.dd
-        of_head = inner.sum(axis=0) / np.maximum(grid.yy.sum(axis=0), VANISHING)
-        aligned = k * k * np.maximum(np.maximum(inner, of_head * grid.yy), 0.0) * grid.yy
-        spread = np.sqrt(summed(aligned + (1 + k * k) * lines.rounded.dydy)) / there
+        products, squares = lines.torchs.dy**2, grid.yy**2
+        of_tensor = products.sum() / max(float(squares.sum()), VANISHING)
+        aligned = k * k * np.maximum(summed(products), of_tensor * summed(squares))
+        spread = np.sqrt(aligned + summed(lines.rounded.dydy)) / there
         limits = k * np.abs(torchs) + np.abs(rounded) + _chance(yy.size) * spread + CUT_PRODUCT + self.added
         limits += unit_roundoff(self.dtype)[1] * np.sqrt(summed(grid.count) / there)
         return np.where(some, own, 0.0), limits
 
     def _of_largest(self, own: Comparison, torchs: Comparison) -> Finding:
         u, tiny = unit_roundoff(self.dtype)
-        limit = self.k * torchs.total.max_abs + (u + self.added) * self.largest + tiny
         rows = None if self.lines is None or self.lines.grid.vectors else self.lines
+        luck = 1.0 if rows is None else 1 + LARGEST_SPREAD / math.log(max(rows.grid.count.sum(), math.e))
+        limit = self.k * luck * torchs.total.max_abs + (u + self.added) * self.largest + tiny
         if rows is not None and rows.grid.yy.size and own.total.max_abs > limit:
             limit = self._limit_by_row(rows, limit)
         at = own.worst.at if own.worst is not None else None
