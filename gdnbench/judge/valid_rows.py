@@ -10,6 +10,18 @@ from torch import Tensor
 from gdnbench_kernels.contract import Call, Operation
 
 
+def wrong_shapes(operation: Operation, call: Call, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """A line for each output and mutated tensor of `call` that lacks the contract's shape. Its rows cannot be
+    selected."""
+    shapes = {name: tuple(shape) for name, (shape, _) in operation.outputs(call).items()}
+    shapes |= {name: tuple(tensor.shape) for name, tensor in call.tensors.items() if name not in shapes}
+    return tuple(
+        f"{name}: shape {list(tensor.shape)} against {list(shapes[name])}"
+        for name, tensor in tensors.items()
+        if name in shapes and tuple(tensor.shape) != shapes[name]
+    )
+
+
 def keep_valid_rows(operation: Operation, call: Call, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies of outputs and stages of `call`, by name, with zeros in rows of no region, and in a chunk's rows
     past its last token."""

@@ -30,6 +30,7 @@ from torch import Tensor
 from gdnbench.judge.limits import unit_roundoff
 from gdnbench.judge.record import ORACLE, YARDSTICK
 from gdnbench.judge.rule import Bound
+from gdnbench.judge.valid_rows import wrong_shapes
 from gdnbench.prove.records import write_calls
 from gdnbench.prove.result import Check, Section
 from gdnbench.replay.execute import Execution
@@ -295,6 +296,9 @@ class LawTester:
 
             def run(number: int) -> Execution | Failure:
                 left = running.run_record(store.records[number], self.operation)
+                if isinstance(left, Execution):
+                    shapes = wrong_shapes(self.operation, calls[number][1], left.outputs)
+                    left = Failure(Outcome.MISMATCH, "; ".join(shapes)) if shapes else left
                 self._done += 1
                 self.progress(self._done, self._total)
                 return left

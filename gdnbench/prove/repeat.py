@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gdnbench.bits import as_integers
 from gdnbench.judge import calls
-from gdnbench.judge.valid_rows import keep_valid_rows
+from gdnbench.judge.valid_rows import keep_valid_rows, wrong_shapes
 from gdnbench.ops import operation
 from gdnbench.prove.result import Check, Section
 from gdnbench.replay.execute import Execution
@@ -63,8 +63,10 @@ def check_repeats(
                 outcome, reasons = left.outcome, (left.reason,)
             elif isinstance(left, Execution):
                 call = calls.compact_call(record, of, torch.device("cpu"))
-                results = keep_valid_rows(of, call, left.outputs)
-                reasons = _unequal(first.setdefault(number, results), results)
+                reasons = wrong_shapes(of, call, left.outputs)
+                if not reasons:
+                    results = keep_valid_rows(of, call, left.outputs)
+                    reasons = _unequal(first.setdefault(number, results), results)
                 outcome = Outcome.MISMATCH if reasons else outcome
             checks[number] = Check(
                 Section.REPEAT,

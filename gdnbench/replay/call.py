@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gdnbench.bits import DTYPES
 from gdnbench.poison import poison
 from gdnbench.replay.kernels import LoadedKernel
 from gdnbench_kernels.contract import Call, Operation, Role
@@ -142,7 +143,19 @@ def by_name(
     for name, value in pairs:
         if value is not None and not isinstance(value, Tensor):
             raise WrongReturn(f"{kernel.name} returned {type(value).__name__} for {name}, not a tensor")
+        if value is not None and (kind := _unreadable(value)):
+            raise WrongReturn(f"{kernel.name} returned {kind} tensor for {name}; its elements cannot be read")
     return {name: value for name, value in pairs if value is not None}
+
+
+def _unreadable(tensor: Tensor) -> str:
+    """The kind of a tensor that neither a file nor a judge can take, such as "a torch.complex64"; else
+    empty."""
+    if tensor.is_meta:
+        return "a meta"
+    if tensor.layout is not torch.strided:
+        return f"a {tensor.layout}"
+    return "" if str(tensor.dtype).removeprefix("torch.") in DTYPES else f"a {tensor.dtype}"
 
 
 def in_contract_dtype(results: Mapping[str, Tensor], call: Call, operation: Operation) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from gdnbench.errors import Exit
 from gdnbench.judge import calls
 from gdnbench.judge.record import ORACLE, Judge
 from gdnbench.judge.rule import Rule
-from gdnbench.judge.valid_rows import keep_valid_rows
+from gdnbench.judge.valid_rows import keep_valid_rows, wrong_shapes
 from gdnbench.ops import operation
 from gdnbench.replay import kernels
 from gdnbench.replay.execute import Execution, device_of
@@ -127,4 +127,6 @@ class _Input:
             return Run(None, checked, refused=reason)
         self._judged = True
         call = calls.compact_call(record, found, device_of(SIM))
+        if shapes := wrong_shapes(found, call, left.outputs):
+            return Run(None, checked, failed=failed or "; ".join(shapes))
         return Run(keep_valid_rows(found, call, {**left.stages, **left.outputs}), checked, failed)

@@ -147,3 +147,27 @@ def lets_drafts_change_earlier_tokens(o: Tensor, **call: Any) -> dict[str, Tenso
     results["o"] = results["o"].clone()
     results["o"][:, :-1] += 0.01 * results["o"][:, -1:]
     return results
+
+
+def returns_a_number(o: Tensor, **call: Any) -> Tensor:
+    return torch.tensor(1.0)
+
+
+def leaves_a_row_out(o: Tensor, **call: Any) -> Tensor:
+    _run(o, call)
+    return o[:-1]
+
+
+def returns_complex(o: Tensor, **call: Any) -> Tensor:
+    _run(o, call)
+    return o.to(torch.complex64)
+
+
+def returns_sparse(o: Tensor, **call: Any) -> Tensor:
+    _run(o, call)
+    return o.to_sparse()
+
+
+def returns_meta(o: Tensor, **call: Any) -> Tensor:
+    _run(o, call)
+    return o.to("meta")

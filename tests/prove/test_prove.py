@@ -217,3 +217,18 @@ def test_compiled_kernels_are_proven_on_the_simulator(op: str, kernel: str) -> N
     proof = Prover(given).prove()
     assert proof.exit_code is Exit.PASS, proof.failing
     assert all(row.unsupported == 0 for row in proof.rows)
+
+
+@pytest.mark.parametrize("kernel", ["returns_a_number", "leaves_a_row_out"])
+def test_a_wrong_shape_fails_every_section(made: Path, kernel: str) -> None:
+    proof = prove(kernel, sections=[Section.MADE, Section.LAWS, Section.REPEAT])
+    assert {section for section, _ in wrong(proof)} == {"made", "laws", "repeat"}
+    assert not any(check.passed for check in proof.checks)
+    assert all("shape [" in check.reasons[0] for check in proof.failing)
+
+
+@pytest.mark.parametrize("kernel", ["returns_complex", "returns_sparse", "returns_meta"])
+def test_a_tensor_that_cannot_be_read_is_a_crash(made: Path, kernel: str) -> None:
+    proof = prove(kernel, sections=[Section.MADE])
+    assert {check.outcome for check in proof.checks} == {Outcome.CRASH}
+    assert all("cannot be read" in check.reasons[0] for check in proof.checks)
