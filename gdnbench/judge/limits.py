@@ -8,7 +8,7 @@ factor of the bound (2):
 | RMS                         | the tensor                             | k T + F                             |
 | RMS of a sequence and head  | each (sequence, head)                  | k T_even + F                        |
 | RMS of a line               | each token of a head, row of a state   | k z T_near + F                      |
-| gain of a sequence and head | <x - y, y> / <y, y> of each            | k abs(b_T) + abs(b_R) + z s + 2^-10 |
+| gain of a sequence and head | <x - y, y> / <y, y> of each            | k abs(b_T) + abs(b_R) + z s + 2^-9  |
 | gain of a head              | the same over all sequences            | the same                            |
 | largest                     | abs(x - y)                             | k g max T + u max abs(y)            |
 |                             | of a row of a state, if that is larger | k z T_near + u max abs(y)           |
@@ -45,10 +45,12 @@ e_l torch's error on one:
     s^2 = (k^2 max(sum_l <e_l, y_l>^2, a^2 sum_l y_l^4) + sum_l sum_i (r_i y_i)^2) / (sum_l y_l^2)^2
 
 y_l^2 is the square of the norm, and a^2 = sum <e_l, y_l>^2 / sum y_l^4 over all lines of the tensor: a group
-of few lines may have small products by luck. A gain has the additional 2^-10 because tensor cores may cut
-both operands of a tf32 product to 10 bits instead of rounding them: each is then smaller by 2^-10 of itself
-at the most and by a third of it in the mean, always in the same direction. No gain of a state is judged:
-errors of its lines are not independent, since one token writes them all.
+of few lines may have small products by luck. A gain has the additional 2^-9 because tensor cores may cut the
+operands of a tf32 product to 10 bits instead of rounding them. Each is then smaller by 0.36 x 2^-10 of itself
+in the mean, always in the same direction: 0.5 x 2^-10 over a significand that is log-uniform in [1, 2). Up to
+five operands are cut on the way from a value to an output (its update, the keys that store it, the state, the
+queries that read it, P). No gain of a state is judged: errors of its lines are not independent, since one
+token writes them all.
 
 g, the luck of a largest error. The largest of n errors with exponential tails, as states have, is ln n times
 their scale with a standard deviation of pi / sqrt(6) = 1.28 of it. Two such, torch's and the kernel's, differ
@@ -78,7 +80,7 @@ FLOOR_SPREAD = 3 * math.sqrt(4 / 45) * 3 / 2
 LARGEST_SPREAD = 3 * math.sqrt(2) * math.pi / math.sqrt(6)
 """Three standard deviations of the difference of two largest errors, in scales of exponential tails."""
 
-CUT_PRODUCT = 2.0**-10
+CUT_OPERANDS = 2.0**-9
 GAIN_SHARE = 0.5
 """Of a squared error, from which on a gain describes it."""
 NEAR = 8
@@ -343,7 +345,7 @@ class Limits:
         of_tensor = products.sum() / max(float(squares.sum()), VANISHING)
         aligned = k * k * np.maximum(summed(products), of_tensor * summed(squares))
         spread = np.sqrt(aligned + summed(lines.rounded.dydy)) / there
-        limits = k * np.abs(torchs) + np.abs(rounded) + _chance(yy.size) * spread + CUT_PRODUCT + self.added
+        limits = k * np.abs(torchs) + np.abs(rounded) + _chance(yy.size) * spread + CUT_OPERANDS + self.added
         limits += unit_roundoff(self.dtype)[1] * np.sqrt(summed(grid.count) / there)
         return np.where(some, own, 0.0), limits
 
