@@ -79,8 +79,12 @@ def classify(error: BaseException) -> Outcome:
 
 def describe(error: BaseException) -> str:
     """An exception in one line: type, message, and the line that raised it. An error of the simulator says
-    itself where in the kernel it was met, and all that a deadlock's waits wait for."""
-    lines = str(error).strip().splitlines()
+    itself where in the kernel it was met, and all that a deadlock's waits wait for. An exception without a
+    readable message has its type alone."""
+    try:
+        lines = str(error).strip().splitlines()
+    except (Exception, SystemExit):
+        lines = []
     said = "; ".join(map(str.strip, lines if isinstance(error, SimError) else lines[:1]))
     text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     frames = [] if isinstance(error, SimError) else traceback.extract_tb(error.__traceback__)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from gdnbench.trace.request import TraceRequest
 
 
+ENDINGS = (Exception, SystemExit, GeneratorExit)
+"""What a kernel may raise. SystemExit would end the whole command, by sys.exit(0) as if all had passed."""
+
+
 class Runner(Protocol):
     """Runs one kernel on records."""
 
@@ -56,7 +60,7 @@ class InProcess:
                 imported = True
                 with traced(self._trace, record):
                     return execute(record, operation, kernel, self._on, self._stages, checked)
-        except Exception as error:
+        except ENDINGS as error:
             found = None if checked is None else tuple(checked)
             return Failure(classify(error), describe(error), imported, found)
 
@@ -81,6 +85,6 @@ def why_not_found(kernel: str, on: str) -> str | None:
                 load_function(kernel)
         except BAD_INPUT_ERRORS as error:
             return str(error)
-        except Exception:
+        except ENDINGS:
             return None
     return None

@@ -140,8 +140,11 @@ def serve_requests(
     kill_with_parent(requests)
     faulthandler.enable()
     with os.fdopen(requests, "r") as source, os.fdopen(replies, "w") as sink:
+        owner = os.getpid()
 
         def send(message: Message) -> None:
+            if os.getpid() != owner:  # forked by the kernel: the parent would take this for another's reply
+                os._exit(0)
             sink.write(json.dumps(message) + "\n")
             sink.flush()
 

@@ -175,6 +175,28 @@ def exits(q: Tensor) -> None:
     os._exit(7)
 
 
+def exits_politely(q: Tensor) -> None:
+    raise SystemExit(0)
+
+
+def forks(**call: Any) -> dict[str, Tensor]:
+    """Correct; the process that it forks returns too, with wrong results, and earlier."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return correct(**call)
+    return {name: torch.zeros_like(tensor) for name, tensor in correct(**call).items()}
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no message")
+
+
+def raises_the_unreadable(q: Tensor) -> None:
+    raise Unreadable
+
+
 def hangs(q: Tensor) -> None:
     time.sleep(600)
 

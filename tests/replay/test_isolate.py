@@ -37,6 +37,23 @@ def test_ways_to_die(store: Store, faulty: Faulty, kernel: str, reason: str) -> 
     assert reason in record.reason
 
 
+@pytest.mark.parametrize(
+    ("kernel", "reason"), [("exits_politely", "SystemExit: 0"), ("raises_the_unreadable", "Unreadable")]
+)
+def test_odd_exceptions_are_crashes(store: Store, faulty: Faulty, kernel: str, reason: str) -> None:
+    """sys.exit(0) in this process would end the command with the status of a pass."""
+    (record,) = replay(store, kernel=faulty(kernel), records=[0], isolate=False).records
+    assert record.outcome is Outcome.CRASH
+    assert record.reason.startswith(reason)
+
+
+@pytest.mark.parametrize("isolate", [True, False])
+def test_a_process_that_a_kernel_forks_answers_nothing(store: Store, faulty: Faulty, isolate: bool) -> None:
+    """Its reply would be taken for that of the next record."""
+    report = replay(store, kernel=faulty("forks"), isolate=isolate)
+    assert [r.outcome for r in report.records] == [Outcome.PASS] * 3, [r.reason for r in report.records]
+
+
 def test_a_hang_is_killed(store: Store, faulty: Faulty) -> None:
     start = time.monotonic()
     (record,) = replay(store, kernel=faulty("hangs"), records=[0], timeout=1.0).records
