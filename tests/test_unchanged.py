@@ -55,28 +55,57 @@ def test_an_edit_or_a_new_file_is_another_digest(
     assert unchanged.digest(GROUPS[1]) != before
 
 
+def test_a_file_in_a_linked_folder_is_in_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unchanged, "ROOT", tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "gdnbench").mkdir()
+    (tmp_path / "gdnbench/sim").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/new.py").touch()
+    assert [file.name for file in unchanged.files(("gdnbench/sim",))] == ["new.py"]
+
+
+def test_a_run_that_leaves_out_tests_has_digests_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    whole = unchanged.digest(GROUPS[0])
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-k one_test")
+    assert unchanged.digest(GROUPS[0]) != whole
+
+
 def test_nothing_is_left_out_before_it_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(unchanged, "PASSED", tmp_path)
-    assert unchanged.main(["passed"]) == 0
-    assert capsys.readouterr().out == ""
     assert unchanged.main(["digests"]) == 0
     digests = capsys.readouterr().out.split()
+    assert unchanged.main(["passed", *digests]) == 0
+    assert capsys.readouterr().out == ""
     assert unchanged.main(["keep", *digests[1:]]) == 2
+    assert unchanged.main(["passed"]) == 2
     assert unchanged.main(["keep", *digests]) == 0
     capsys.readouterr()
-    assert unchanged.main(["passed"]) == 0
+    assert unchanged.main(["passed", *digests]) == 0
     assert capsys.readouterr().out.split() == list(GROUPS)
 
 
 def test_an_edit_while_the_tests_run_is_not_taken_for_tested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Neither the edited files, nor those before the edit: the tests may have read either."""
     monkeypatch.setattr(unchanged, "PASSED", tmp_path)
     assert unchanged.main(["digests"]) == 0
     before = capsys.readouterr().out.split()
     monkeypatch.setattr(unchanged, "digest", lambda group: f"{group} as it was edited".replace("/", "."))
     assert unchanged.main(["keep", *before]) == 0
-    assert unchanged.main(["passed"]) == 0
-    assert capsys.readouterr().out == ""
+    assert unchanged.main(["digests"]) == 0
+    edited = capsys.readouterr().out.splitlines()
+    for digests in (before, edited):
+        assert unchanged.main(["passed", *digests]) == 0
+        assert capsys.readouterr().out == ""
+
+
+def test_what_is_left_out_is_what_is_kept() -> None:
+    """An edit between two computations of the digests would be kept for tested although it was left out."""
+    script = (ROOT / "scripts/test").read_text(encoding="utf-8")
+    assert script.count("unchanged.py digests") == 1
+    assert 'unchanged.py passed "${digests[@]}"' in script
+    assert 'unchanged.py keep "${digests[@]}"' in script
