@@ -349,7 +349,7 @@ shelf.add(
     "zeros",
     "values of o below 1e-3 of the row's largest",
     Prefill(o=spoil.without_small_values(1e-3)),
-    excuse=BELOW_STORED,
+    excuse="less than bf16 rounds the row's largest",
 )
 shelf.add("zeros", "values of o below 1e-2 of the row's largest", Prefill(o=spoil.without_small_values(1e-2)))
 shelf.add("zeros", "rows of o with small norms", Prefill(o=spoil.without_small_rows(1e-2)))
