@@ -69,9 +69,9 @@ class ArtifactCache:
         """The record and the byte strings under `key`, or None if there is no entry that can be trusted."""
         try:
             path = self.directory() / key
-            # O_NONBLOCK: opening a named pipe does not wait for its writer.
-            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-                if not _only_we_can_write(os.fstat(file.fileno())):
+            with open(path, "rb", opener=_open_at_once) as file:
+                status = os.fstat(file.fileno())
+                if not _only_we_can_write(status) or status.st_size > MAX_BYTES:
                     return None
                 data = file.read()
         except (OSError, NoHomeError):
@@ -107,7 +107,8 @@ class ArtifactCache:
                     file.write(self._head(key, body) + body)
                 os.replace(temporary, folder / key)
             except BaseException:  # do not fill a full disk with halves of entries
-                os.unlink(temporary)
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
                 raise
             _limit_bytes(folder, len(body))
         except (OSError, NoHomeError):
@@ -136,22 +137,31 @@ def delete_least_recently_used(folder: Path, limit: int) -> int:
     """If the files in `folder` exceed `limit` bytes, delete the oldest until nine tenths of it are left.
 
     Returns the bytes that remain. Files that killed processes left unfinished count too. Other processes may
-    do the same meanwhile. Raises OSError if the folder cannot be read or a file cannot be deleted.
+    do the same meanwhile. Folders, and files that cannot be deleted, stay. Raises OSError if the folder cannot
+    be read.
     """
     files = []
     with os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    continue
                 files.append((status.st_mtime_ns, status.st_size, Path(entry.path)))
     held = sum(size for _, size, _ in files)
     if held > limit:
         for _, size, path in sorted(files):
             if held <= _KEPT_SHARE * limit:
                 break
-            path.unlink(missing_ok=True)
-            held -= size
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+                held -= size
     return held
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """For `open`: opening a named pipe does not wait for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _only_we_can_write(status: os.stat_result) -> bool:

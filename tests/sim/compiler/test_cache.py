@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gdnbench import artifact_cache
+from gdnbench.artifact_cache import ArtifactCache
 from gdnbench.sim.compiler import native
 from gdnbench.sim.run import run_ptx
 
@@ -191,3 +192,51 @@ def test_entries_unused_for_longest_go(tmp_path: Path, monkeypatch: pytest.Monke
     assert native.read_cached("0") == entry  # used: now the youngest
     native.write_cached("x", entry)
     assert {path.name for path in folder.iterdir()} == {"0", "3", "4", "5", "6", "7", "8", "9", "x"}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactCache:
+    monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(tmp_path))
+    return ArtifactCache("artifacts", b"artifact-1\n")
+
+
+def test_a_folder_among_the_entries_does_not_end_their_deletion(
+    cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifact_cache, "MAX_BYTES", 10_000)
+    (cache.directory() / "folder").mkdir(parents=True)
+    os.utime(cache.directory() / "folder", (1, 1))
+    for number in range(30):
+        cache.keep(f"{number}", {}, [bytes(1000)])
+    assert (cache.directory() / "folder").is_dir()
+    assert len([*cache.directory().iterdir()]) <= 11
+
+
+def test_a_folder_in_the_place_of_an_entry_keeps_no_file_open(cache: ArtifactCache) -> None:
+    (cache.directory() / "key").mkdir(parents=True)
+    before = os.listdir("/proc/self/fd")
+    assert cache.fetch("key") is None
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_an_entry_beyond_the_bound_is_not_read(cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged file system can give a file of terabytes."""
+    cache.keep("key", {}, [bytes(1000)])
+    assert cache.fetch("key") is not None
+    monkeypatch.setattr(artifact_cache, "MAX_BYTES", 1000)
+    assert cache.fetch("key") is None
+
+
+def test_an_interrupt_after_an_entry_was_written_is_not_lost(
+    cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def interrupted(source: str, destination: Path) -> None:
+        replace(source, destination)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cache.keep("key", {}, [b"part"])
+    assert cache.fetch("key") == ({}, [b"part"])
