@@ -137,8 +137,8 @@ def delete_least_recently_used(folder: Path, limit: int) -> int:
     """If the files in `folder` exceed `limit` bytes, delete the oldest until nine tenths of it are left.
 
     Returns the bytes that remain. Files that killed processes left unfinished count too. Other processes may
-    do the same meanwhile. Folders, and files that cannot be deleted, stay. Raises OSError if the folder cannot
-    be read.
+    do the same meanwhile. Folders, and files that cannot be deleted, stay. Raises OSError if the folder
+    cannot be read.
     """
     files = []
     with os.scandir(folder) as entries:
