@@ -7,6 +7,7 @@ heads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -121,9 +122,9 @@ def _cells(x: RowSource, y: RowSource, region: Region, head_axis: int | None) ->
     if region.tokens is not None:  # [1, Hv, C, ...]: tokens past the last do not count
         lines = lines[:, :, :, : region.tokens]
     heads, inner = lines.shape[1], tuple(lines.shape[2:])
-    a, b = flat = lines.reshape(2, heads, -1)
+    a, b = flat = lines.reshape(2, heads, math.prod(inner))
     ndim = len(inner) + (head_axis is not None)
-    if not flat.shape[2]:
+    if not flat.numel():
         return _Cells(
             np.zeros(heads, np.int32), np.full((heads, ndim), -1, np.int32), np.full((2, heads), np.nan)
         )

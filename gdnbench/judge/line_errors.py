@@ -115,7 +115,7 @@ def _by_line(values: Tensor, head_axis: int | None) -> Tensor:
     """[rows, ...] as [lines, heads, last]."""
     before, heads, inner, last = _extents(tuple(values.shape), head_axis)
     parts = values.reshape(len(values), before, heads, inner, last)
-    return parts.transpose(2, 3).reshape(-1, heads, last)
+    return parts.transpose(2, 3).reshape(len(values) * before * inner, heads, last)
 
 
 def _blocks(rows: np.ndarray, y: Tensor) -> list[Tensor]:

@@ -226,3 +226,12 @@ def test_rules_contradict_or_make_no_sense() -> None:
         make_rule(k_by_tensor={"p": 3.0})
     with pytest.raises(BadInputError, match=wording("judge.k-without-oracle")):
         make_rule(k=2.0, tol=(1.0, 0.0))
+
+
+@pytest.mark.parametrize("shape", [(5, 0, 8), (5, 2, 0)])
+def test_no_heads_or_no_elements_pass(shape: tuple[int, ...]) -> None:
+    """There is no element that could be wrong."""
+    nothing = torch.zeros(shape)
+    part = Partition((Region(0, 5, 0, 0, 0),), 1)
+    with_grid = Subject("o", When.AFTER, part, ("T", "Hv", "V"), grid=True)
+    assert judge(with_grid, nothing, nothing.double(), nothing, Bound()).passed
