@@ -145,7 +145,7 @@ def by_name(
             raise WrongReturn(f"{kernel.name} returned {type(value).__name__} for {name}, not a tensor")
         if value is not None and (kind := _unreadable(value)):
             raise WrongReturn(f"{kernel.name} returned {kind} tensor for {name}; its elements cannot be read")
-    return {name: value for name, value in pairs if value is not None}
+    return {name: value.resolve_neg() for name, value in pairs if value is not None}
 
 
 def _unreadable(tensor: Tensor) -> str:

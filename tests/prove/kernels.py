@@ -171,3 +171,9 @@ def returns_sparse(o: Tensor, **call: Any) -> Tensor:
 def returns_meta(o: Tensor, **call: Any) -> Tensor:
     _run(o, call)
     return o.to("meta")
+
+
+def returns_a_negated_view(o: Tensor, **call: Any) -> Tensor:
+    """Right: its bits are those of -o, with the flag that .imag of a conjugate has."""
+    _run(o, call)
+    return torch._neg_view(-o)

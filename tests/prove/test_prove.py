@@ -232,3 +232,7 @@ def test_a_tensor_that_cannot_be_read_is_a_crash(made: Path, kernel: str) -> Non
     proof = prove(kernel, sections=[Section.MADE])
     assert {check.outcome for check in proof.checks} == {Outcome.CRASH}
     assert all("cannot be read" in check.reasons[0] for check in proof.checks)
+
+
+def test_a_view_with_the_negative_flag_is_read(made: Path) -> None:
+    assert prove("returns_a_negated_view", sections=[Section.MADE], isolate=True).exit_code is Exit.PASS
