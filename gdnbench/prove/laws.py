@@ -298,7 +298,10 @@ class LawTester:
                 left = running.run_record(store.records[number], self.operation)
                 if isinstance(left, Execution):
                     shapes = wrong_shapes(self.operation, calls[number][1], left.outputs)
-                    left = Failure(Outcome.MISMATCH, "; ".join(shapes)) if shapes else left
+                    if shapes:
+                        left = Failure(Outcome.MISMATCH, "; ".join(shapes))
+                    else:  # a kernel in this process may return the same buffer from every call
+                        left = replace(left, outputs={name: x.clone() for name, x in left.outputs.items()})
                 self._done += 1
                 self.progress(self._done, self._total)
                 return left

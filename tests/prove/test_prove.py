@@ -236,3 +236,8 @@ def test_a_tensor_that_cannot_be_read_is_a_crash(made: Path, kernel: str) -> Non
 
 def test_a_view_with_the_negative_flag_is_read(made: Path) -> None:
     assert prove("returns_a_negated_view", sections=[Section.MADE], isolate=True).exit_code is Exit.PASS
+
+
+def test_a_buffer_that_every_call_returns_hides_no_leak(made: Path) -> None:
+    proof = prove("leaks_in_its_own_buffer", sections=[Section.LAWS])
+    assert ("laws", "causality") in wrong(proof)
