@@ -305,10 +305,9 @@ class Translator:
         code = self.code
         kind = lanes_of(f"i{bits}")
         if isinstance(operand, Register):
-            value = self.register(operand)
-            if operand.bits == 1 and bits != 1:
-                return code.cast("zext", value, kind)
-            return code.resize(value, kind, signed=signed)
+            if (operand.bits == 1) != (bits == 1):
+                raise UnsupportedError(f"register {operand.name}, .{operand.type}, for {bits} bits")
+            return code.resize(self.register(operand), kind, signed=signed)
         if isinstance(operand, Immediate):
             return const(kind, operand.bits)
         if isinstance(operand, Negated) and bits == 1:

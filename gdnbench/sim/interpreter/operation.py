@@ -89,6 +89,8 @@ def symbol_address(thread: Thread, symbol: Symbol) -> int:
 def fetch(ins: Instruction, operand: object, kind: str) -> Fetch:
     """How a scalar source operand is read as `kind`."""
     if isinstance(operand, Register):
+        if (operand.type == "pred") != (kind == "pred"):
+            raise UnsupportedError(f"{ins.name} of register {operand.name}, .{operand.type}", ins.place)
         index = operand.index
         return lambda thread: thread.registers.views[kind][index]
     if isinstance(operand, Immediate):
