@@ -144,3 +144,17 @@ def test_made_chunk_tables_are_those_of_the_chunks() -> None:
     wanted = [[0, 0], [0, 1], [2, 0], [2, 1], [2, 2], [-1, -1], [-1, -1]]
     assert call.tensors["chunk_indices"].tolist() == wanted
     assert call.tensors["chunk_offsets"].tolist() == [0, 2, 2, 5]
+
+
+def test_sizes_at_which_kernels_were_wrong_occur() -> None:
+    """More than 4096 tokens, 64 sequences, 16 heads and 1000 slots; value heads that are no power of two."""
+    made = read_made()
+    prefill = [record.options for record in made if record.op == "gdn_prefill"]
+    decode = [record.options for record in made if record.op == "gdn_decode"]
+    assert max(max(options["seqlens"]) for options in prefill) > 4096
+    assert max(len(options["seqlens"]) for options in prefill) > 64
+    assert max(options.get("batch", 0) for options in decode) > 64
+    assert max(options.get("slots") or 0 for options in decode) > 1000
+    for of_one in (prefill, decode):
+        heads = [options["heads"] for options in of_one if "heads" in options]
+        assert any(hv > 16 and hv & (hv - 1) for _, hv in heads)
