@@ -138,6 +138,12 @@ class Prover:
                 " lacks: clone the repository and give --captures DIR, or leave them out with --only"
                 " made,laws,repeat"
             )
+        if not folder.is_dir():
+            raise BadInputError(
+                f"--captures {folder} is no folder; give the folder in which the stores are"
+                if folder.exists()
+                else f"--captures {folder} does not exist"
+            )
         found = []
         for path in sorted({*folder.glob("*.zarr"), *folder.glob("*.zarr.zip")}):
             with open_store(path) as store:

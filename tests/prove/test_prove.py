@@ -241,3 +241,12 @@ def test_a_view_with_the_negative_flag_is_read(made: Path) -> None:
 def test_a_buffer_that_every_call_returns_hides_no_leak(made: Path) -> None:
     proof = prove("leaks_in_its_own_buffer", sections=[Section.LAWS])
     assert ("laws", "causality") in wrong(proof)
+
+
+def test_captures_that_are_no_folder(tmp_path: Path) -> None:
+    store = tmp_path / "a.zarr.zip"
+    store.touch()
+    with pytest.raises(BadInputError, match="is no folder"):
+        prove("torch", store, sections=[Section.CAPTURES])
+    with pytest.raises(BadInputError, match="does not exist"):
+        prove("torch", tmp_path / "none", sections=[Section.CAPTURES])
