@@ -13,8 +13,8 @@ factor of the bound (2):
 | largest                     | abs(x - y)                             | k g max T + u max abs(y)            |
 |                             | of a row of a state, if that is larger | k z T_near + u max abs(y)           |
 
-Each has in addition the smallest normal number of the dtype, since `.ftz` instructions flush what is smaller
-(PTX ISA, "Rounding modifiers" and "Subnormal numbers").
+Each has in addition the smallest normal number of fp32 or bf16, since `.ftz` instructions flush what is
+smaller (PTX ISA, "Rounding modifiers" and "Subnormal numbers"); half the smallest subnormal of other dtypes.
 
 F, the floor. A kernel need not be better than a correctly rounded result, whose error R is computed, element
 by element. A right kernel may round somewhere else, though, and draws other errors. One rounding error that

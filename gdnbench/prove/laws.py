@@ -4,10 +4,10 @@ A law says that two calls have the same exact result in some rows, whatever that
 tokens do not change earlier outputs. So this finds errors that a wrong oracle would hide.
 
 The limit. Let y be the exact rows, and x and x' what the kernel computed of them in the two calls. If each
-result may be off by e, the limit that replay sets, then |x - x'| <= |x - y| + |x' - y| <= 2 e: two results
-that each pass can differ by twice the limit, and not by more. e is k times the error of the same-dtype torch
-kernel on the first call, plus the rounding of the dtype, k = 2, for the RMS error of each (sequence, head)
-and for its largest error; a tolerance of the contract replaces it. The exact rows and torch's depend on
+result may be off by e, then |x - x'| <= |x - y| + |x' - y| <= 2 e. e is k times the error of the same-dtype
+torch kernel on the first call, plus u |y|, with k = 2 and the unit roundoff u of the dtype, for the RMS error
+of each (sequence, head) and for its largest error; a tolerance of the contract replaces it. Replay's limits
+(`gdnbench.judge.limits`) have a smaller floor, but allow for luck in torch's error. The exact rows and torch's depend on
 nothing that a law changes, so that both calls have the same e. Oracle and torch run only if a kernel's
 results differ at all; those of most kernels have the same bits. Laws change the rest of the call by so much
 (see `gdnbench_kernels.gdn_laws`) that a small leak exceeds such a limit.
