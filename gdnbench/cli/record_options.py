@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from gdnbench.errors import BadInputError
+
 KERNEL_PANEL = "Kernel and records"
 JUDGE_PANEL = "Verdict"
 SIM_PANEL = "Simulator (--on sim)"
@@ -14,6 +16,17 @@ TIME_PANEL = "Time"
 OUTPUT_PANEL = "Output"
 
 KERNELS = "reference, torch, hf, sm100, package.module:function or FILE.py:function."
+
+LONGEST = 1e6
+"""Seconds of the longest timeout, 11 days; the system waits for at most 2^31 milliseconds."""
+
+
+def positive_seconds(timeout: float | None) -> float | None:
+    """The value of `--timeout`; BadInputError for NaN and for one that is no time to wait."""
+    if timeout is not None and not 0 < timeout <= LONGEST:
+        raise BadInputError(f"--timeout is {timeout:g}; it must be above 0 and at most {LONGEST:g} seconds")
+    return timeout
+
 
 StoreArgument = Annotated[str, typer.Argument(help="Store to read: a folder, .zip or URL.")]
 RecordsArgument = Annotated[
@@ -63,7 +76,11 @@ IsolateOption = Annotated[
 ]
 TimeoutOption = Annotated[
     float | None,
-    typer.Option(help="Seconds after which a record counts as hung.", rich_help_panel=PROCESS_PANEL),
+    typer.Option(
+        help="Seconds after which a record counts as hung.",
+        rich_help_panel=PROCESS_PANEL,
+        callback=positive_seconds,
+    ),
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object, no table.", rich_help_panel=OUTPUT_PANEL)

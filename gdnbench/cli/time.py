@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from gdnbench.cli.console import print_json, print_lines, progress, table
+from gdnbench.cli.record_options import positive_seconds
 from gdnbench.errors import BadInputError, CannotRunError, Exit
 from gdnbench.printable import printable
 from gdnbench.record_numbers import record_numbers
@@ -64,7 +65,10 @@ def time(
             help="Stop a record early once every ratio's confidence interval is this narrow, e.g. 1%."
         ),
     ] = "1%",
-    timeout: Annotated[float, typer.Option(help="Seconds after which a kernel counts as hung.")] = 300.0,
+    timeout: Annotated[
+        float,
+        typer.Option(help="Seconds after which a kernel counts as hung.", callback=positive_seconds),
+    ] = 300.0,
     time_wrong: Annotated[
         bool, typer.Option("--time-wrong", help="Also time kernels whose outputs fail, and mark them.")
     ] = False,

@@ -84,3 +84,11 @@ def test_wrong_arguments_are_one_line(prove: Invoke, gdnbench: Invoke) -> None:
     assert "gdn_scan" in found.err
     assert gdnbench("prove", "torch", "--op", "gdn_prefill", "--on", "sim").code == 3
     assert gdnbench("prove", "nonsense", "--op", "gdn_prefill").code == 2
+
+
+@pytest.mark.parametrize("seconds", ["nan", "0", "-1", "inf", "1e300"])
+def test_a_timeout_that_is_no_time_to_wait_is_refused(gdnbench: Invoke, seconds: str) -> None:
+    for command in (("prove", "torch", "--op", "gdn_prefill"), ("time", "STORE", "--kernel", "torch")):
+        result = gdnbench(*command, "--timeout", seconds)
+        assert result.code == 2
+        assert "--timeout is" in result.err
