@@ -18,18 +18,19 @@ smaller (PTX ISA, "Rounding modifiers" and "Subnormal numbers"); half the smalle
 
 F, the floor. A kernel need not be better than a correctly rounded result, whose error R is computed, element
 by element. A right kernel may round somewhere else, though, and draws other errors. One rounding error that
-is uniform in [-u, u] has the mean square u^2 / 3; over n lines, each with an error of its own, the mean has
-the relative standard deviation sqrt(4/45) / (1/3) / sqrt(n) = 0.894 / sqrt(n), and its root half of that. So
-F = R (1 + 3 x 0.447 / sqrt(n)), and at most u rms(y), which no rounding exceeds.
+is uniform in [-u, u], as within one binade, has the mean square u^2 / 3; over n lines, each with an error of
+its own, the mean has the relative standard deviation sqrt(4/45) / (1/3) / sqrt(n) = 0.894 / sqrt(n), and its
+root half of that. So F = R (1 + 3 x 0.447 / sqrt(n)), and at most u rms(y), which no rounding exceeds.
 
 T_even. Torch's error of a (sequence, head) may be 0 by luck where few roundings make it up: the beta of a
 single token may be exactly 0.5. So T is there at least t rms(y) min(1, 3 / sqrt(n)), with t torch's relative
-error in the median (sequence, head) of the tensor and n the lines of the group, as for F. All lines of a
-state are one draw: one token writes them all.
+error in the median (sequence, head) of the tensor and n the lines of the group. The 3 is a choice: with more
+than nine lines luck counts for less. All lines of a state are one draw: one token writes them all.
 
 z, what chance allows. Of N independent normal errors with deviation 1 the largest exceeds sqrt(2 ln(2 N / p))
 with a probability below p = 1e-6. For lines N is their number, for gains that of (sequence, head), for the
-largest error that of elements.
+largest error that of elements. T_near and s are estimates from few lines, so that the errors over them have
+longer tails than normal ones; k = 2 covers that.
 
 T_near. Torch's error on one line may be 0 by luck, when the line's only rounding error is common to all its
 elements. The mean square over the lines within 8 places of it, in the same sequence and head, seldom is, and
