@@ -136,8 +136,8 @@ def script() -> Callable[[str], ModuleType]:
 def prove(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[Exit, str]]:
-    """`prove("gdn_prefill", *arguments)`: the exit status of scripts/kernel_grid.py and its stdout. Kernels run in
-    this process, users' own too: to start another takes longer than they do."""
+    """`prove("gdn_prefill", *arguments)`: the exit status of scripts/kernel_grid.py and its stdout. Kernels
+    run in this process, users' own too: to start another takes longer than they do."""
     monkeypatch.setattr(proving, "replay", partial(proving.replay, isolate=False))
 
     def run(*arguments: str) -> tuple[Exit, str]:
