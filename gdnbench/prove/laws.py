@@ -9,8 +9,8 @@ torch kernel on the first call, plus u |y|, with k = 2 and the unit roundoff u o
 of each (sequence, head) and for its largest error; a tolerance of the contract replaces it. Replay's limits
 (`gdnbench.judge.limits`) have a smaller floor, but allow for luck in torch's error. The exact rows and
 torch's depend on nothing that a law changes, so that both calls have the same e. Oracle and torch run only if
-a kernel's results differ at all; those of most kernels have the same bits. Laws change the rest of the call by so much
-(see `gdnbench_kernels.gdn_laws`) that a small leak exceeds such a limit.
+a kernel's results differ at all; those of most kernels have the same bits. Laws change the rest of the call
+by so much (see `gdnbench_kernels.gdn_laws`) that a small leak exceeds such a limit.
 
 A law that is `exact` compares values: the kernel computes the same numbers from the same numbers.
 """
