@@ -6,7 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.objects.serving import QuietHandler, serving
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,7 @@ def answering(answer: Answer) -> Iterator[int]:
     """The port of a server on this machine."""
     done = threading.Event()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             if answer.hangs:
                 done.wait()
@@ -37,23 +36,5 @@ def answering(answer: Answer) -> Iterator[int]:
 
         do_PUT = do_GET
 
-        def log_message(self, *_: object) -> None:
-            """Not on stderr."""
-
-        def handle(self) -> None:
-            try:
-                super().handle()
-            except OSError:  # who asked did not wait
-                self.close_connection = True
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        done.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Handler, done.set) as port:
+        yield port

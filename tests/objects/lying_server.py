@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from tests.objects.serving import QuietHandler, serving
 
 BUCKET = "bucket"
 DATE = "Thu, 01 Jan 2026 00:00:00 GMT"
@@ -49,8 +49,7 @@ class Lies:
 def lying(folder: Path, lies: Lies) -> Iterator[int]:
     """The port of a server whose bucket holds the files below `folder`."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    class Handler(QuietHandler):
         wbufsize = -1  # one packet for headers and body
         disable_nagle_algorithm = True
 
@@ -122,25 +121,8 @@ def lying(folder: Path, lies: Lies) -> Iterator[int]:
             if length > len(body.content):
                 self.close_connection = True
 
-        def log_message(self, *_: object) -> None:
-            """Not on stderr."""
-
-        def handle(self) -> None:
-            try:
-                super().handle()
-            except OSError:  # who asked did not wait
-                self.close_connection = True
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Handler) as port:
+        yield port
 
 
 def _tag(content: bytes) -> str:

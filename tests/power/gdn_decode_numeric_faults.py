@@ -11,6 +11,7 @@ from tests.power import spoiled_values as spoil
 from tests.power.gdn_decode_kernel import At, Decode, dot
 from tests.power.library import Shelf
 from tests.power.number_formats import exp_by_polynomial, exp_in, keep_bits, truncated
+from tests.power.repetition import OffEverySecondCall, RandomOrders
 
 shelf = Shelf("gdn_decode", right=False)
 
@@ -197,31 +198,8 @@ shelf.add(
 # Repetition and NaN
 
 
-class DependsOnCalls(Decode):
-    """A workspace is not reset: every second call is off by 2^-6."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def finish(self, found: dict[str, Tensor], at: At) -> dict[str, Tensor]:
-        self.calls += 1
-        if self.calls % 2 == 0:
-            found["o"] *= 1 + 2.0**-6
-        return found
-
-
-class AtomicSums(Decode):
-    """Partial sums in another order in every call, which is right but not repeatable."""
-
-    def __init__(self) -> None:
-        super().__init__(dot=self.shuffled)
-        self.calls = 0
-
-    def shuffled(self, state: Tensor, x: Tensor) -> Tensor:
-        self.calls += 1
-        order = torch.randperm(x.shape[-1], generator=torch.Generator().manual_seed(self.calls))
-        return dot(state[..., order], x[..., order])
+class DependsOnCalls(OffEverySecondCall, Decode):
+    """Its results depend on how often it was called."""
 
 
 class UnwrittenRow(Decode):
@@ -243,7 +221,12 @@ def one_value(value: float) -> spoil.Edit:
 
 
 shelf.add("repeat", "every second call is off", DependsOnCalls(), repeats=True)
-shelf.add("repeat", "partial sums in a random order", AtomicSums(), repeats=True)
+shelf.add(
+    "repeat",
+    "partial sums in a random order",
+    Decode(dot=RandomOrders(lambda state, x, order: dot(state[..., order], x[..., order]))),
+    repeats=True,
+)
 shelf.add("nan", "the last row of V of o is NaN", UnwrittenRow())
 shelf.add("nan", "one value of o is NaN", Decode(o=one_value(torch.nan)))
 shelf.add("nan", "one value of o is infinite", Decode(o=one_value(torch.inf)))

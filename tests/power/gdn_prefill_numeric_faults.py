@@ -12,6 +12,7 @@ from tests.power.gdn_prefill_kernel import SERVED, Chunks, Prefill, substitute
 from tests.power.library import Shelf
 from tests.power.number_formats import FORMATS, exp_by_polynomial, exp_in, truncated
 from tests.power.products import parts
+from tests.power.repetition import OffEverySecondCall, RandomOrders, product_in_order
 
 shelf = Shelf("gdn_prefill", right=False)
 
@@ -365,31 +366,8 @@ shelf.add(
 # Repetition and NaN
 
 
-class DependsOnCalls(Prefill):
-    """A semaphore or a workspace is not reset: every second call adds what the one before left, 2^-6."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def finish(self, found: dict[str, Tensor], chunks: Chunks) -> dict[str, Tensor]:
-        self.calls += 1
-        if self.calls % 2 == 0:
-            found["o"] *= 1 + 2.0**-6
-        return found
-
-
-class AtomicSums(Prefill):
-    """Partial sums in another order in every call, which is right but not repeatable."""
-
-    def __init__(self) -> None:
-        super().__init__(product=self.shuffled)
-        self.calls = 0
-
-    def shuffled(self, a: Tensor, b: Tensor) -> Tensor:
-        self.calls += 1
-        order = torch.randperm(a.shape[-1], generator=torch.Generator().manual_seed(self.calls))
-        return a[..., order] @ b[..., order, :]
+class DependsOnCalls(OffEverySecondCall, Prefill):
+    """Its results depend on how often it was called."""
 
 
 class Uninitialised(Prefill):
@@ -442,7 +420,9 @@ def one_row(value: float) -> spoil.Edit:
 
 
 shelf.add("repeat", "every second call is off", DependsOnCalls(), repeats=True)
-shelf.add("repeat", "partial sums in a random order", AtomicSums(), repeats=True)
+shelf.add(
+    "repeat", "partial sums in a random order", Prefill(product=RandomOrders(product_in_order)), repeats=True
+)
 shelf.add("repeat", "V_new has what memory held", Uninitialised(), repeats=True)
 shelf.add("unwritten", "the last row of o", Unwritten(last_row))
 shelf.add("unwritten", "o of sequences of one token", Unwritten(short_sequences))

@@ -9,6 +9,7 @@ from tests.power import spoiled_values as spoil
 from tests.power.library import Shelf
 from tests.power.number_formats import exp_by_polynomial, exp_in, keep_bits, truncated
 from tests.power.products import parts
+from tests.power.repetition import OffEverySecondCall, RandomOrders, product_in_order
 from tests.power.swa_decode_kernel import Swa, Window
 
 shelf = Shelf("swa_decode", right=False)
@@ -208,31 +209,8 @@ shelf.add(
 # Repetition and NaN
 
 
-class DependsOnCalls(Swa):
-    """A counter is not reset: every second call is off by 2^-6."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def finish(self, found: dict[str, Tensor], window: Window) -> dict[str, Tensor]:
-        self.calls += 1
-        if self.calls % 2 == 0:
-            found["o"] *= 1 + 2.0**-6
-        return found
-
-
-class AtomicSums(Swa):
-    """Entries in another order in every call, which is right but not repeatable."""
-
-    def __init__(self) -> None:
-        super().__init__(product=self.shuffled)
-        self.calls = 0
-
-    def shuffled(self, a: Tensor, b: Tensor) -> Tensor:
-        self.calls += 1
-        order = torch.randperm(a.shape[-1], generator=torch.Generator().manual_seed(self.calls))
-        return a[..., order] @ b[..., order, :]
+class DependsOnCalls(OffEverySecondCall, Swa):
+    """Its results depend on how often it was called."""
 
 
 def one_value(value: float) -> spoil.Edit:
@@ -245,7 +223,7 @@ def one_value(value: float) -> spoil.Edit:
 
 
 shelf.add("repeat", "every second call is off", DependsOnCalls(), repeats=True)
-shelf.add("repeat", "entries in a random order", AtomicSums(), repeats=True)
+shelf.add("repeat", "entries in a random order", Swa(product=RandomOrders(product_in_order)), repeats=True)
 shelf.add("nan", "one value of o is NaN", Swa(o=one_value(torch.nan)))
 shelf.add("nan", "one value of o is infinite", Swa(o=one_value(torch.inf)))
 shelf.add("nan", "one request is NaN", Swa(o=of_request(lambda x, _: x * torch.nan)))
