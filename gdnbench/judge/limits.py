@@ -61,6 +61,7 @@ by sqrt(2) as much: g = 1 + 3 x 1.28 sqrt(2) / ln n for n elements, 1 of other o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -191,27 +192,23 @@ class Limits:
     def by_chunk(self, own: Comparison, torchs: Comparison) -> np.ndarray:
         """error / limit of the RMS of each region and head, [regions, heads]; infinite for a part with an
         element that is not finite where it should be."""
-        limits = self._limit(torchs.groups.rms(), own.groups.rms_reference(), self._floor(own.groups))
+        starts = [region.start for region in own.groups.regions]
+        floor = self._floor(own.groups, lambda grid: np.searchsorted(starts, grid.rows, side="right") - 1)
+        limits = self._limit(torchs.groups.rms(), own.groups.rms_reference(), floor)
         return _ratios(_errors(own.groups), limits)
 
     def _limit(self, torchs: np.ndarray, exact: np.ndarray, floor: np.ndarray) -> np.ndarray:
         return np.asarray(self.k * torchs + floor + self.added * exact + unit_roundoff(self.dtype)[1])
 
-    def _floor(self, groups: Groups) -> np.ndarray:
-        """F by region and head."""
+    def _floor(self, groups: Groups, owner_of: Callable[[LineGrid], np.ndarray]) -> np.ndarray:
+        """F by region and head; `owner_of`: the region of each line."""
         most = np.asarray(unit_roundoff(self.dtype)[0] * groups.rms_reference())
         if self.lines is None:
             return most
-        grid = self.lines.grid
-        starts = [region.start for region in groups.regions]
-        owner = np.searchsorted(starts, grid.rows, side="right") - 1
-        return np.asarray(np.minimum(most, self._floor_of(owner, len(groups.regions))))
-
-    def _floor_of(self, owner: np.ndarray, number: int) -> np.ndarray:
-        """F of `number` groups of lines, [number, heads]; `owner`: the group of each line."""
-        assert self.lines is not None
+        owner, number = owner_of(self.lines.grid), len(groups.regions)
         squares, count = (_sums(one, owner, number) for one in (self.lines.rounded.dd, self.lines.grid.count))
-        return _floor(squares, count, np.bincount(owner, minlength=number)[:, None])
+        floor = _floor(squares, count, np.bincount(owner, minlength=number)[:, None])
+        return np.asarray(np.minimum(most, floor))
 
     def _of_tensor(self, own: Comparison, torchs: Comparison) -> Finding:
         u, tiny = unit_roundoff(self.dtype)
@@ -231,7 +228,13 @@ class Limits:
         errors = _errors(own)
         if not errors.size:
             return []
-        limits = self._limit(self._evened(own, torchs), own.rms_reference(), self._floor_of_sequences(own))
+        place = {merged.sequence: position for position, merged in enumerate(own.regions)}
+
+        def owner_of(grid: LineGrid) -> np.ndarray:
+            owners = np.array([place[one.sequence] for one in grid.owners], dtype=np.int64)
+            return np.asarray(owners[grid.regions])
+
+        limits = self._limit(self._evened(own, torchs), own.rms_reference(), self._floor(own, owner_of))
         region, head, over = _worst(errors, limits)
         sequence = own.regions[region].sequence
         error, limit = float(errors[region, head]), float(limits[region, head])
@@ -251,15 +254,6 @@ class Limits:
         draws = np.maximum(number * grid.per_row, 1) if grid.vectors else np.ones_like(number)
         least = self.lines.exact.typical * exact * np.minimum(1.0, 3 / np.sqrt(draws))
         return np.asarray(np.maximum(rms, least))
-
-    def _floor_of_sequences(self, merged: Groups) -> np.ndarray:
-        most = np.asarray(unit_roundoff(self.dtype)[0] * merged.rms_reference())
-        if self.lines is None:
-            return most
-        grid = self.lines.grid
-        place = {region.sequence: position for position, region in enumerate(merged.regions)}
-        owners = np.array([place[region.sequence] for region in grid.owners], dtype=np.int64)
-        return np.asarray(np.minimum(most, self._floor_of(owners[grid.regions], len(merged.regions))))
 
     def _of_lines(self, lines: Lines) -> list[Finding]:
         grid = lines.grid
