@@ -22,7 +22,7 @@ class Section(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Check:
     """One check. `name`: the capture, or the law; `subject`: the record, and how a law's call differs.
-    `runs`: how often the kernel was called. `ratio`: the error over its limit, of what comes closest.
+    `runs`: how often the kernel was called. `ratio`: the largest error / limit.
     `seconds`: of the kernel and of whatever judges it."""
 
     section: Section

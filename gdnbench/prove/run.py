@@ -29,8 +29,8 @@ from gdnbench_kernels.contract import Call, ContractError
 
 CAPTURES = REPOSITORY / "captures"
 SIM_FLOP = 100_000_000
-"""Captured calls of more floating-point operations are left out on the simulator, which takes about a second
-for 10 million."""
+"""The simulator skips captured calls of more floating-point operations; it takes about a second for 10
+million."""
 SIM_RECORDS = 3
 """Captured records of a store that are simulated, from the first to the last."""
 POISON = "poison: outputs, and pool rows that were not captured, held NaN before every call"

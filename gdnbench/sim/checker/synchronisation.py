@@ -79,8 +79,8 @@ def _record(
 
 
 def _mbarrier_addresses(detector: CtaStateWithTmem, issued: IssuedInstruction, lanes: Lanes) -> list[int]:
-    """The addresses of the mbarriers that these lanes name. Those outside of shared memory are left out: the
-    machine raises their fault afterwards."""
+    """The addresses of the mbarriers that these lanes name. Addresses outside of shared memory are skipped;
+    the machine raises their fault afterwards."""
     named = distinct_operands(lanes, scalar_operand(issued.sources[0]))
     found = [shared_address(address, issued.ins) for _, (address,) in named]
     return [at for at in found if SHARED_BASE <= at <= detector.cta.shared.end - MBARRIER_BYTES]
