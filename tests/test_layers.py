@@ -56,7 +56,7 @@ page: base timing.result judge report
 replay: base sim.base sim kernels report.outcome store ops timing.result workers judge synth report trace
 bisect: artifact_cache base sim.base sim.host sim.value_trace sim kernels report.outcome store ops workers
     judge synth report trace diff.traces replay
-mismatch: base report.outcome store capture judge report replay
+mismatch: base report.outcome store capture judge report replay workers
 share: base kernels report.outcome store ops judge report replay
 timing: base sim kernels report.outcome store ops timing.result workers judge report replay
 distributed: base __init__ sim.base sim kernels report.outcome store workers report replay bisect

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -19,7 +17,10 @@ from gdnbench.capture.options import OPTIONS_VARIABLE, STORE_VARIABLE, CaptureOp
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.printable import printable
 from gdnbench.store.address import redacted_url
+from gdnbench.workers.process import Message, WorkerGone, WorkerProcess, describe_exit
+from gdnbench.workers.restarting import PROCESS_ENDED
 
+MODULE = "gdnbench.mismatch.worker"
 WAITING_BYTES = 4 << 30
 _RAISED = ("raised and is", "raised and are")
 
@@ -49,28 +50,43 @@ def run_judged(
     waiting = options.max_bytes or WAITING_BYTES
     options = replace(options, max_bytes=waiting, when_over="drop-oldest")
     try:
-        with _judge(folder, place, k) as judge:
+        judge = _start_judge(folder, place, k)
+        try:
             status = run_captured(folder, command, options)
-            found, _ = judge.communicate()
+            reply = _finish(judge)
+        finally:
+            judge.kill()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if made:
             with contextlib.suppress(OSError):  # not empty
                 place.rmdir()
-    if judge.returncode:
+    if "error" in reply:
         print(
-            f"gdnbench: problem: the judge {_ended(judge.returncode)}; what it kept until then is in"
+            f"gdnbench: problem: the judge failed: {printable(reply['error'])}; what it kept until then is in"
             f" {printable(store)}, calls it did not come to are lost",
             file=sys.stderr,
         )
         return status or Exit.CANNOT_RUN
-    for line in mismatch_summary(json.loads(found), store):
+    for line in mismatch_summary(reply["tally"], store):
         print(f"gdnbench: {printable(line)}", file=sys.stderr)
     return status
 
 
-def _ended(status: int) -> str:
-    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+def _start_judge(candidates: Path, store: Path, k: float) -> WorkerProcess:
+    environment = {
+        name: value for name, value in os.environ.items() if name not in (STORE_VARIABLE, OPTIONS_VARIABLE)
+    }
+    return WorkerProcess(MODULE, [str(candidates), str(store), repr(k)], environment=environment)
+
+
+def _finish(judge: WorkerProcess) -> Message:
+    """The judge's reply, after it has judged all that waits, however long that takes."""
+    try:
+        judge.receive(math.inf)  # that it has started
+        return judge.request({"finish": True}, math.inf)
+    except WorkerGone:
+        return {"error": f"{PROCESS_ENDED} {describe_exit(judge.exit_status())}"}
 
 
 def mismatch_summary(tally: dict[str, object], store: object) -> list[str]:
@@ -88,15 +104,3 @@ def mismatch_summary(tally: dict[str, object], store: object) -> list[str]:
     if tally["refused"]:
         lines.append(f"{tally['refused']} calls cannot be judged; the first: {tally['first_refused']}")
     return lines
-
-
-def _judge(candidates: Path, store: Path, k: float) -> subprocess.Popen[bytes]:
-    environment = {
-        name: value for name, value in os.environ.items() if name not in (STORE_VARIABLE, OPTIONS_VARIABLE)
-    }
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "gdnbench.mismatch", str(candidates), str(store), repr(k)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-    )

@@ -160,7 +160,6 @@ KNOWN: Mapping[str, str] = {
     "bisect/interpreter.py: [python, '-I', '-c', _ASK]": ISOLATED,
     "capture/launch.py: command": "on purpose: the program that the user captures, started as by a shell",
     "capture/runtime.py: ['/bin/sh', '-c', command, sys.executabl": "`command` has python -P",
-    "mismatch/run.py: [sys.executable, '-P', '-m', 'gdnbench.m": ISOLATED,
     "provenance.py: ['git', *(word for one in (*_GIT_SETTING": (
         "git, without the programs that a repository names; tests/capture/test_provenance.py"
     ),

@@ -172,8 +172,6 @@ KNOWN = {
     "cli/tracing.py: f'{found.recorded:,} events of {launches} in ": "numbers",
     "cli/verify.py: f'{what}, {human_bytes(report.bytes)} checked": "numbers",
     "distributed/replay.py: f'gdnbench: workers died; {records} tried ag": "a number",
-    "mismatch/__main__.py: f'gdnbench: {printable(store)} cannot be writ": "the reason is printable",
-    "mismatch/run.py: f'gdnbench: problem: the judge {_ended(judge.": "a number or a signal",
 }
 """What is printed and not made safe in the same place: file and the beginning of the expression, and why it
 may."""

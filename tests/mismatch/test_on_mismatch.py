@@ -162,14 +162,14 @@ def test_a_judge_that_is_killed_and_one_whose_disk_is_full(tmp_path: Path) -> No
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))"
     for name, first, said in (
-        ("killed", killed, wording("mismatch.judge-ended", ended="was ended by SIGKILL")),
+        ("killed", killed, wording("mismatch.judge-failed", error="the process ended by signal 9 (SIGKILL)")),
         ("full", full, wording("file.unwritable", reason="[Errno 27] File too large")),
     ):
         folder = tmp_path / name
         site = folder / "site"
         site.mkdir(parents=True)
         (site / "sitecustomize.py").write_text(
-            f"import sys\nif 'gdnbench.mismatch' in sys.orig_argv:\n    {first}\n"
+            f"import sys\nif 'gdnbench.mismatch.worker' in sys.orig_argv:\n    {first}\n"
         )
         ran = run(folder, {1}, path=site)
         assert (ran.returncode, ran.stdout) == (3, "done\n"), ran.stderr
