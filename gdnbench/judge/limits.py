@@ -8,7 +8,7 @@ factor of the bound (2):
 | RMS                         | the tensor                             | k T + F                             |
 | RMS of a sequence and head  | each (sequence, head)                  | k T_even + F                        |
 | RMS of a line               | each token of a head, row of a state   | k z T_near + F                      |
-| gain of a sequence and head | <x - y, y> / <y, y> of each            | k abs(b_T) + abs(b_R) + z s + 2^-9  |
+| gain of a sequence and head | <x - y, y> / <y, y> of each            | k abs(b_T) + abs(b_R) + z s + C     |
 | gain of a head              | the same over all sequences            | the same                            |
 | largest                     | abs(x - y)                             | k g max T + u max abs(y)            |
 |                             | of a row of a state, if that is larger | k z T_near + u max abs(y)           |
@@ -46,12 +46,13 @@ e_l torch's error on one:
     s^2 = (k^2 max(sum_l <e_l, y_l>^2, a^2 sum_l y_l^4) + sum_l sum_i (r_i y_i)^2) / (sum_l y_l^2)^2
 
 y_l^2 is the square of the norm, and a^2 = sum <e_l, y_l>^2 / sum y_l^4 over all lines of the tensor: a group
-of few lines may have small products by luck. A gain has the additional 2^-9 because tensor cores may cut the
-operands of a tf32 product to 10 bits instead of rounding them. Each is then smaller by 0.36 x 2^-10 of itself
-in the mean, always in the same direction: 0.5 x 2^-10 over a significand that is log-uniform in [1, 2). Up to
-five operands are cut on the way from a value to an output (its update, the keys that store it, the state, the
-queries that read it, P). No gain of a state is judged: errors of its lines are not independent, since one
-token writes them all.
+of few lines may have small products by luck. No gain of a state is judged: errors of its lines are not
+independent, since one token writes them all.
+
+C, the cut. Tensor cores may cut the operands of a tf32 product to 10 bits instead of rounding them. Each is
+then smaller by 0.36 x 2^-10 of itself in the mean, always in the same direction: 0.5 x 2^-10 over a
+significand m that is log-uniform in [1, 2), where the mean of 1 / m is 1 / (2 ln 2). C is that times the
+number of operands that are cut one after another on the way to an output, the operation's `cut_operands`.
 
 g, the luck of a largest error. The largest of n errors with exponential tails, as states have, is ln n times
 their scale with a standard deviation of pi / sqrt(6) = 1.28 of it. Two such, torch's and the kernel's, differ
@@ -82,7 +83,9 @@ FLOOR_SPREAD = 3 * math.sqrt(4 / 45) * 3 / 2
 LARGEST_SPREAD = 3 * math.sqrt(2) * math.pi / math.sqrt(6)
 """Three standard deviations of the difference of two largest errors, in scales of exponential tails."""
 
-CUT_OPERANDS = 2.0**-9
+CUT = 0.5 * 2.0**-10 / (2 * math.log(2))
+"""The mean share of an operand that cutting it to 10 bits takes away."""
+
 GAIN_SHARE = 0.5
 """Of a squared error, from which on a gain describes it."""
 NEAR = 8
@@ -169,7 +172,8 @@ class Limits:
     """The limits of one tensor under a bound of factor `k`.
 
     `added`: an allowed error relative to the exact value. `largest`: max |y| over the elements that count.
-    `lines` None: the floor is u rms(y), and neither lines nor gains are judged.
+    `lines` None: the floor is u rms(y), and neither lines nor gains are judged. `cut_operands`: see the
+    operation's.
     """
 
     dtype: torch.dtype
@@ -177,6 +181,7 @@ class Limits:
     largest: float
     added: float = 0.0
     lines: Lines | None = None
+    cut_operands: int = 0
 
     def findings(self, own: Comparison, torchs: Comparison) -> list[Finding]:
         """Each limit with its error.
@@ -340,7 +345,8 @@ class Limits:
         of_tensor = products.sum() / max(float(squares.sum()), VANISHING)
         aligned = k * k * np.maximum(summed(products), of_tensor * summed(squares))
         spread = np.sqrt(aligned + summed(lines.rounded.dydy)) / there
-        limits = k * np.abs(torchs) + np.abs(rounded) + _chance(yy.size) * spread + CUT_OPERANDS + self.added
+        limits = k * np.abs(torchs) + np.abs(rounded) + _chance(yy.size) * spread
+        limits += self.cut_operands * CUT + self.added
         limits += unit_roundoff(self.dtype)[1] * np.sqrt(summed(grid.count) / there)
         return np.where(some, own, 0.0), limits
 

@@ -254,7 +254,8 @@ def judge_call(
     results: list[TensorResult] = []
     for name in compared_tensors(operation, call):
         axes = operation.spec(name).axes_in(call.conventions)
-        subject = Subject(name, When.AFTER, operation.partition(call, name), axes)
+        partition, cut = operation.partition(call, name), operation.cut_operands
+        subject = Subject(name, When.AFTER, partition, axes, cut_operands=cut)
         if isinstance(rule, Bound):
             result = _judge_output(operation, subject, main, rule, _Exact())
             results.append(_with_unwritten(result, subject, outputs[name]))
@@ -327,9 +328,9 @@ def compared_tensors(operation: Operation, call: Call) -> tuple[str, ...]:
 def subject_of(record: StoredRecord, operation: Operation, compact: Call, name: str) -> Subject:
     """The subject for output or mutated tensor `name` of a record."""
     axes = operation.spec(name).axes_in(compact.conventions)
-    return Subject(
-        name, When.AFTER, operation.partition(compact, name), axes, rows=calls.slots_of(record, name)
-    )
+    rows = calls.slots_of(record, name)
+    partition, cut = operation.partition(compact, name), operation.cut_operands
+    return Subject(name, When.AFTER, partition, axes, rows=rows, cut_operands=cut)
 
 
 def _held(

@@ -52,7 +52,7 @@ class Subject:
     """A tensor to be judged: its name, the owners of its rows, and the meaning of its axes.
 
     `rows`: the caller's row numbers, if they are not the positions (slots of a pool). `grid`: whether the
-    result includes the errors by chunk and head.
+    result includes the errors by chunk and head. `cut_operands`: see the operation's.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Subject:
     side: Side = Side.KERNEL
     rows: tuple[int, ...] | None = None
     grid: bool = False
+    cut_operands: int = 0
 
     def named(self, worst: Worst) -> Worst:
         """`worst` with the caller's row number."""
@@ -122,7 +123,7 @@ def judge(
         lines = None
         if by.lines is not None:
             lines = lines_of(screened.tensor, by.oracle, subject.partition, by.lines)
-        limits = Limits(tensor.dtype, bound.factor(subject.name), by.largest, added, lines)
+        limits = Limits(tensor.dtype, bound.factor(subject.name), by.largest, added, lines, subject.cut_operands)
         found = _held_to(found, own, by.errors, limits)
     return replace(
         found,
@@ -182,7 +183,7 @@ def judge_briefly(
     named = replace(own, worst=own.worst and subject.named(own.worst))
     exact = exact_lines(yardstick, oracle, subject.partition)
     lines = lines_of(tensor, oracle, subject.partition, exact)
-    limits = Limits(tensor.dtype, bound.factor(subject.name), largest, lines=lines)
+    limits = Limits(tensor.dtype, bound.factor(subject.name), largest, 0.0, lines, subject.cut_operands)
     found = _held_to(_result(subject, Memory(tensor), named, ()), named, torchs, limits)
     return replace(found, yardstick=torchs.total)
 

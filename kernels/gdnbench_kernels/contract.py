@@ -397,6 +397,10 @@ class Operation:
     """By how much each element of the output of that name may be off besides its bound, for what the contract
     leaves to a kernel, such as approximate exponentials: fp64, in the output's shape and the call's
     conventions. None for nothing. It is computed for outputs that fail without it."""
+    cut_operands: int = 5
+    """How many operands of tf32 products, one after another, a tensor core cuts to 10 bits on the way from an
+    input to an output. In a gated delta rule: a token's update, the keys that store it, the state, the
+    queries that read it, P."""
     shrinking: Shrinking | None = None
     """How a call is made smaller."""
     carries: tuple[str, str] | None = None

@@ -377,6 +377,7 @@ OPERATION = Operation(
     work=work,
     tolerances={"lse": LSE},
     leeway=leeway,
+    cut_operands=2,  # rows and weights, the operands of the second product; those of the first make scores
     laws=Laws(laws.variants),
     ranges=ranges,
     decodes=True,
