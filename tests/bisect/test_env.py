@@ -123,7 +123,17 @@ def test_the_package_then_its_version(bisecting: Bisecting, wheels: Any, replays
             "unsure": False,
         }
     ]
-    assert answer.lines[-1] == "first bad: gain: one of 1.3, 1.4, after 1.2: numeric mismatch, 2"
+    gain_is = wording("bisect.package-candidates", package="gain", versions="1.3, 1.4", good="1.2")
+    assert re.fullmatch(
+        wording(
+            "bisect.first-bad-package",
+            together="",
+            packages=re.compile(gain_is),
+            kind="numeric mismatch",
+            reason="2",
+        ),
+        answer.lines[-1],
+    )
     assert any("gain==1.3" in one and "does not install" in one for one in answer.lines)
     assert "with gain 1.2 -> 1.4 also: below-gain 1 -> 2" in answer.lines
     asked = len(replays.asked)
@@ -140,8 +150,17 @@ def test_two_packages_that_are_wrong_together(bisecting: Bisecting, wheels: Any)
     answer = bisecting("gain==1 other==1", "gain==3 other==3")
     found = [(one["name"], one["good"], one["bad"], one["unsure"]) for one in answer.found["packages"]]
     assert found == [("gain", "1", "2", False), ("other", "2", "3", False)]
-    assert (
-        answer.lines[-1] == "first bad only together: gain 2, after 1; other 3, after 2: numeric mismatch, 2"
+    gain_is = wording("bisect.package-after", package="gain", bad="2", good="1")
+    other_is = wording("bisect.package-after", package="other", bad="3", good="2")
+    assert re.fullmatch(
+        wording(
+            "bisect.first-bad-package",
+            together=" only together",
+            packages=re.compile(f"{gain_is}; {other_is}"),
+            kind="numeric mismatch",
+            reason="2",
+        ),
+        answer.lines[-1],
     )
 
 
@@ -154,8 +173,18 @@ def test_packages_that_only_install_together(bisecting: Bisecting, wheels: Any) 
     assert [one["unsure"] for one in answer.found["packages"]] == [True, True]
     assert answer.found["result"] == "candidates"
     assert "only together" not in answer.lines[-1]
-    assert "nothing can be told with gain 1: it may not be at fault" in answer.lines
-    assert answer.lines[-1].startswith("first bad: gain 1 -> 2; other 1 -> 2: numeric mismatch")
+    nothing = wording("bisect.nothing-told", package="gain", version="1")
+    assert any(re.fullmatch(nothing, line) for line in answer.lines)
+    unsure = [wording("bisect.package-unsure", package=name, good="1", bad="2") for name in ("gain", "other")]
+    assert re.fullmatch(
+        wording(
+            "bisect.first-bad-package",
+            together="",
+            packages=re.compile("; ".join(unsure)),
+            kind="numeric mismatch",
+        ),
+        answer.lines[-1],
+    )
 
 
 @pytest.mark.slow
@@ -186,7 +215,17 @@ def test_versions_in_which_nothing_starts_are_passed_over(
         wheels("gain", version, text)
     monkeypatch.setattr(axis, "TrialWorker", NoStart())
     answer = bisecting("gain==1", "gain==3")
-    assert answer.lines[-1] == "first bad: gain: one of 2, 3, after 1: numeric mismatch, 2"
+    gain_is = wording("bisect.package-candidates", package="gain", versions="2, 3", good="1")
+    assert re.fullmatch(
+        wording(
+            "bisect.first-bad-package",
+            together="",
+            packages=re.compile(gain_is),
+            kind="numeric mismatch",
+            reason="2",
+        ),
+        answer.lines[-1],
+    )
     assert "gain==2: does not start, a process to probe in did not start" in answer.lines
     # As an end it is none, and is named.
     with pytest.raises(
@@ -205,7 +244,17 @@ def test_a_package_that_one_end_lacks(bisecting: Bisecting, wheels: Any) -> None
     wheels("gain", "1", text)
     wheels("addition", "3", "")
     answer = bisecting("gain==1", "gain==1 addition==3")
-    assert answer.lines[-1] == "first bad: addition 3, where absent is good: numeric mismatch, 2"
+    addition_is = wording("bisect.package-absent", package="addition", bad="3", good="absent")
+    assert re.fullmatch(
+        wording(
+            "bisect.first-bad-package",
+            together="",
+            packages=re.compile(addition_is),
+            kind="numeric mismatch",
+            reason="2",
+        ),
+        answer.lines[-1],
+    )
 
 
 def test_environments_see_what_is_below_and_nobody_elses(wheels: Any, replays: Replays) -> None:

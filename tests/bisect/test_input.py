@@ -254,9 +254,16 @@ def test_one_head_of_one_chunk_of_one_sequence_by_its_place(shrunk: Shrink) -> N
     assert best(found).tensors["cu_seqlens"].tolist() == [0, 0, 0, 5]
     assert "initial_state" not in best(found).tensors
     assert best(found).scalars["output_final_state"] is False
-    assert answer(found).startswith(
-        "record 0 shrunk from 15 tokens, 5 chunks, 8 value heads to 5 tokens,"
-        " 2 chunks, 6 value heads; o: RMS error"
+    assert re.fullmatch(
+        wording(
+            "bisect.shrunk",
+            record=0,
+            so_far="",
+            before="15 tokens, 5 chunks, 8 value heads",
+            after="5 tokens, 2 chunks, 6 value heads",
+            reason=re.compile("o: RMS error.*"),
+        ),
+        answer(found),
     )
 
 
@@ -382,7 +389,7 @@ def test_two_requests_that_share_a_page(shrunk: Shrink) -> None:
 def test_what_passes_and_what_is_flaky_is_not_shrunk(shrunk: Shrink) -> None:
     passing = shrunk("gdn_prefill", "right", prefill(seqlens=(5,)))
     assert (passing.first.state, passing.shrinker) == (State.GOOD, None)
-    assert answer(passing) == "record 0 is not shrunk: it passes"
+    assert re.fullmatch(wording("bisect.not-shrunk", record=0, reason="it passes"), answer(passing))
 
 
 def test_flaky_ends(shrunk: Shrink) -> None:
@@ -577,7 +584,9 @@ def test_what_the_file_cannot_tell_is_no_failure(
     assert told("nosuch.py:kernel", HERE)[0] == OWN + 2
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     script.write_text(text.replace("DEVICE = 'cpu'", "DEVICE = 'cuda'"))
-    assert told("kernels.py:finite") == (3, "torch finds no GPU here, which the kernel needs\n")
+    code, err = told("kernels.py:finite")
+    assert code == 3
+    assert re.fullmatch(wording("bisect.script-gpu-missing") + "\n", err)
     script.write_text(text)
     store.rename(tmp_path / "elsewhere")
     code, err = told("kernels.py:finite")

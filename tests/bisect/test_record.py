@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def test_the_call_that_is_spoiled_is_the_first_bad_one(chain: Path, session: Ses
     assert found.before == tuple(range(1, NUMBER, 2))
     assert found.carry is not None
     assert (found.carry.starts, found.carry.over) == (NUMBER, None)
-    assert answer(found).endswith("carried over 17 earlier calls, it is bad too: it starts there")
+    assert re.search(wording("bisect.starts-carried", calls="17 earlier calls") + "$", answer(found))
 
 
 def test_a_kernel_that_is_right_passes_alone_and_carried(chain: Path, session: Session) -> None:
@@ -119,7 +120,7 @@ def test_beta_in_bf16_is_bad_at_once_where_states_are_fp32(chain: Path, session:
     found = finding.find_bad_call(asked(chain, "rounds_beta"), session)
     assert found.first is not None
     assert found.first.number == 0
-    assert answer(found).endswith("no earlier call left the state it gets: it starts there")
+    assert re.search(wording("bisect.starts-without-state") + "$", answer(found))
 
 
 def entries(own: list[float], torchs: list[float]) -> list[dict[str, object]]:
@@ -207,16 +208,15 @@ def test_a_state_of_a_call_that_was_not_chosen(chain: Path, session: Session) ->
     """Of layer 1 are the odd ones."""
     alone = finding.find_bad_call(asked(chain, "spoils_state", records=(NUMBER,)), session)
     assert (alone.before, alone.unchosen) == ((), (NUMBER - 2,))
-    assert answer(alone).endswith(
-        f"its state is that of record {NUMBER - 2}, not chosen: choose those, too, to see where it starts"
-    )
+    assert re.search(wording("bisect.state-unchosen", records=f"record {NUMBER - 2}") + "$", answer(alone))
     few = finding.find_bad_call(
         asked(chain, "spoils_state", records=(NUMBER - 4, NUMBER - 2, NUMBER)), session
     )
     assert (few.before, few.unchosen) == ((NUMBER - 4, NUMBER - 2), (NUMBER - 6,))
-    assert notes(few) == [f"states of record {NUMBER - 6}, not chosen, are taken as recorded"]
+    (note,) = notes(few)
+    assert re.fullmatch(wording("bisect.states-as-recorded", records=f"record {NUMBER - 6}"), note)
     first = finding.find_bad_call(asked(chain, "rounds_beta", records=(0,)), session)
-    assert answer(first).endswith("no earlier call left the state it gets: it starts there")
+    assert re.search(wording("bisect.starts-without-state") + "$", answer(first))
 
 
 def test_calls_that_are_skipped_do_not_pass(
@@ -235,7 +235,8 @@ def test_calls_that_are_skipped_do_not_pass(
 
     monkeypatch.setattr(finding.TrialWorker, "run_trial", lacking)
     found = finding.find_bad_call(asked(chain, "right", records=(0, 1, 2, 3)), session)
-    assert answer(found).endswith("passes each of 3 calls by itself and 1 could not be replayed")
+    passes = wording("bisect.calls-pass", calls=3, plural="s")
+    assert re.search(passes + wording("bisect.calls-skipped", calls=1) + "$", answer(found))
 
 
 def test_a_block_that_is_bad_and_none_of_its_calls(
@@ -258,4 +259,4 @@ def test_a_block_that_is_bad_and_none_of_its_calls(
     found = finding.find_bad_call(asked(chain, "right", records=(0, 1, 2, 3)), session)
     assert found.first is not None
     assert found.first.number == 2
-    assert "fails beside other calls and passes by itself: o: off" in answer(found)
+    assert re.search(wording("bisect.fails-apart") + ": o: off", answer(found))

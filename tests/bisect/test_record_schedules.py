@@ -155,17 +155,16 @@ def test_a_call_that_leaves_no_state_is_said_to(session: Session, here: Any, tmp
     trial = Trial(str(swa(tmp_path / "swa.zarr")), "torch")
     with pytest.raises(BadInputError, match=wording("bisect.carry-stateless", operation="swa_decode")):
         finding.find_bad_call(RecordBisection(trial, carry=True), session)
-    assert (
-        text.answer(finding.find_bad_call(RecordBisection(trial), session))
-        == "torch passes each of 2 calls by itself"
+    assert re.fullmatch(
+        wording("bisect.calls-pass", kernel="torch", calls=2, plural="s"),
+        text.answer(finding.find_bad_call(RecordBisection(trial), session)),
     )
     (tmp_path / "mine.py").write_text("def kernel(**call):\n    raise RuntimeError('no')\n")
     found = finding.find_bad_call(
         RecordBisection(replace(trial, kernel=f"{tmp_path / 'mine.py'}:kernel")), session
     )
-    assert text.answer(found).endswith(
-        "; swa_decode leaves no state, and reads a cache as recorded: it starts there"
-    )
+    starts = wording("bisect.starts-stateless", operation="swa_decode")
+    assert re.search(f"; {starts}$", text.answer(found))
 
 
 def test_a_store_without_records(session: Session, here: Any, tmp_path: Path) -> None:
@@ -196,9 +195,8 @@ def test_calls_that_fail_together_and_pass_one_by_one(
     assert found.bad
     assert found.first is not None
     assert found.first.number == 2
-    assert text.answer(found).endswith(
-        "is flaky and was not looked into: fails beside other calls and passes by itself: o: off"
-    )
+    apart = re.compile(wording("bisect.fails-apart") + ": o: off")
+    assert re.fullmatch(wording("bisect.call-flaky", reason=apart), text.answer(found))
 
 
 def test_a_call_that_failed_once(
@@ -215,9 +213,8 @@ def test_a_call_that_failed_once(
 
     monkeypatch.setattr(here, "run_trial", at_first)
     found = finding.find_bad_call(RecordBisection(Trial(str(store), "torch")), session)
-    assert text.answer(found).endswith(
-        "is flaky and was not looked into: numeric mismatch at first, then pass again and again"
-    )
+    changed = re.compile(wording("bisect.kind-changed", kind="numeric mismatch", other="pass"))
+    assert re.fullmatch(wording("bisect.call-flaky", reason=changed), text.answer(found))
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\3\4 cut off"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -129,7 +130,7 @@ def test_each_spoiled_stage_is_the_one_that_adds(store: Path, session: Session, 
     if name == "o":
         assert text.endswith("it is an output")
     else:
-        assert text.endswith(f"with the exact {name} there the outputs pass")
+        assert re.search(wording("bisect.stage-mended", stage=name) + "$", text)
         assert "o" in said(result)
         assert said(result)["o"] == "inherits"
 
@@ -140,7 +141,9 @@ def test_what_a_chunk_hands_on_is_told_from_what_it_stores(store: Path, session:
     assert [row.name for row in result.rows if row.adds] == ["h"]
     text = answer(result)
     assert "sequence 2, chunk 1" in text
-    assert "in the state that it hands on; with the exact h there the outputs pass" in text
+    assert re.search(
+        wording("bisect.stage-handed-on") + "; " + wording("bisect.stage-mended", stage="h"), text
+    )
 
 
 def test_two_spoiled_stages_are_both_named(store: Path, session: Session) -> None:
@@ -149,7 +152,7 @@ def test_two_spoiled_stages_are_both_named(store: Path, session: Session) -> Non
     assert said(result)["V_new"] == "adds and inherits"
     assert [graft.exact for graft in result.grafts] == [("U",), ("U", "V_new")]
     assert [graft.verdict.state for graft in result.grafts] == [State.BAD, State.GOOD]
-    assert answer(result).endswith("they pass with exact U and V_new")
+    assert re.search(wording("bisect.stage-mended-together", stages="U and V_new") + "$", answer(result))
 
 
 @pytest.mark.parametrize("kernel", ["torch", "right"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -108,7 +109,7 @@ def test_a_beta_of_8_bits_is_named_and_mended(store: Path, session: Session, rec
     assert result.same_bits is True
     assert {name for name, what in said(result).items() if what == "adds"} == {"beta_t"}
     assert said(result)["delta_t"] == said(result)["state"] == "inherits"
-    assert answer(result).endswith("with the exact beta_t there the outputs pass")
+    assert re.search(wording("bisect.stage-mended", stage="beta_t") + "$", answer(result))
 
 
 def test_one_element_of_an_update_is_placed(store: Path, session: Session) -> None:
@@ -123,7 +124,7 @@ def test_one_element_of_an_update_is_placed(store: Path, session: Session) -> No
     (marked,) = (v[:, 0, 0, 0] == faulty.MARK).nonzero().flatten().tolist()
     assert at["index"] == [marked, faulty.TOKEN, faulty.HEAD, faulty.ROW]
     assert (at["sequence"], at["token"], at["head"]) == (marked, faulty.TOKEN, faulty.HEAD)
-    assert answer(result).endswith("the outputs pass all the same")
+    assert re.search(wording("bisect.stage-harmless", within="") + "$", answer(result))
 
 
 @pytest.mark.parametrize("kernel", ["state", "o"])
@@ -165,8 +166,9 @@ def test_what_many_calls_add_up_is_named_in_one_of_them(chain: Path, session: Se
     assert (result.chain.own.state, result.chain.mended.state) == (State.BAD, State.GOOD)
     assert as_json(result)["chain"]["keeps_with_exact"] is True
     text = answer(result)
-    assert "the outputs pass within their tolerance all the same" in text
-    assert text.endswith("with the exact beta_t in each it keeps its bound")
+    assert re.search(wording("bisect.stage-harmless", within=" within their tolerance"), text)
+    keeps = re.compile(wording("bisect.keeps-bound"))
+    assert re.search(wording("bisect.stage-in-chain", stage="beta_t", mended=keeps) + "$", text)
 
 
 def test_outputs_are_held_to_the_tolerance_and_stages_are_not(chain: Path, session: Session) -> None:
@@ -175,7 +177,8 @@ def test_outputs_are_held_to_the_tolerance_and_stages_are_not(chain: Path, sessi
     assert (limits["state"], limits["o"]) == (1e-7, 1e-7)
     assert limits["beta_t"] < 2**-24  # half an ULP of a beta below 1, and nothing of torch's
     # o is kept in 8 bits, which no exact stage brings within 1e-7.
-    assert "with the exact beta_t there the outputs still fail (o: " in answer(result)
+    fails = wording("bisect.stage-not-mended", stage="beta_t", reason=re.compile("o: .*"))
+    assert re.search(fails, answer(result))
     assert found(chain, "beta", session, 0, tol=(TOLERANCE, 0.0)).first is not None
     assert found(chain, "right", session, 0, tol=(TOLERANCE, 0.0)).label is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 
 import gdnbench as gdnbench_package
 import gdnbench_kernels as gdnbench_kernels_package
+from tests.messages import wording
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 
@@ -81,7 +83,10 @@ def test_the_commit_is_named_across_a_merge_a_broken_commit_and_harmless_ones(
     assert (history.git("status", "--porcelain", "--branch"), history.git("worktree", "list")) == before
     again = gdnbench(*arguments)
     assert again.code == 1
-    assert again.out.splitlines()[-1].startswith(f"first bad commit: {guilty[:10]} 'Scale': numeric mismatch")
+    assert re.fullmatch(
+        wording("bisect.first-bad-commit", commit=guilty[:10], subject="Scale", kind="numeric mismatch"),
+        again.out.splitlines()[-1],
+    )
     asked = [line for line in again.err.splitlines() if "commit" not in line]
     assert asked
     assert all(line.endswith("(known)") for line in asked)

@@ -52,7 +52,16 @@ def test_the_version_of_the_package_is_named(gdnbench: Invoke, arguments: Argume
     asked = arguments("gain==1.3 other==1", "Gain==1.4 other==2")
     result = gdnbench(*asked)
     assert result.code == 1, result.err
-    assert result.out.splitlines()[-1].startswith("first bad: gain 1.4, after 1.3: numeric mismatch, o:")
+    assert re.fullmatch(
+        wording(
+            "bisect.first-bad-package",
+            together="",
+            packages=re.compile(wording("bisect.package-after", package="gain", bad="1.4", good="1.3")),
+            kind="numeric mismatch",
+            reason=re.compile("o:.*"),
+        ),
+        result.out.splitlines()[-1],
+    )
     again = gdnbench(*asked)
     assert (again.code, again.out) == (1, result.out)
 

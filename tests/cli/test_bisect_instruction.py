@@ -88,14 +88,17 @@ def test_a_loop_that_makes_a_round_less_is_named(gdnbench: Invoke, store: Path, 
     lines = (tmp_path / "bad.py").read_text().splitlines()
     line = 1 + next(number for number, text in enumerate(lines) if "rounds - 1" in text)
     assert (data["kind"], data["good_count"], data["bad_count"]) == ("sequence", 4, 3)
-    assert data["lines"][-1].startswith(f"bad.py:{line} in _smooth: `{lines[line - 1].strip()}` is edited; ")
+    assert re.fullmatch(
+        wording("bisect.edited", place=f"bad.py:{line} in _smooth", text=lines[line - 1].strip()),
+        data["lines"][-1],
+    )
 
 
 @pytest.mark.usefixtures("probes_here")
 def test_comments_and_moved_lines_are_no_difference(gdnbench: Invoke, store: Path, tmp_path: Path) -> None:
     found = gdnbench(*asked(store, version(tmp_path, "good"), version(tmp_path, "bad", COMMENT)))
     assert found.code == 0, found.err
-    assert found.out.splitlines() == ["the two versions leave the same bits"]
+    assert re.fullmatch(wording("bisect.same-bits") + "\n", found.out)
 
 
 @pytest.mark.usefixtures("probes_here")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.messages import wording
 
 pytestmark = pytest.mark.usefixtures("probes_here")
 CAPTURED = Path(__file__).parents[2] / "captures" / "decode.zarr.zip"
@@ -52,7 +55,7 @@ def test_the_call_is_named_and_the_answer_is_the_last_line(gdnbench: Any, tmp_pa
     assert result.code == 1, result.err
     last = result.out.splitlines()[-1]
     assert f"(record {first}, gdn_decode)" in last
-    assert last.endswith("it is bad too: it starts there")
+    assert re.search(wording("bisect.starts-carried") + "$", last)
     again = gdnbench(*given, "--json")
     found = json.loads(again.out)
     assert (found["axis"], found["first"]["record"], found["answer"]) == ("record", first, last)
@@ -63,6 +66,7 @@ def test_what_passes_carried_too(gdnbench: Any, tmp_path: Path) -> None:
     given = ("--kernel", "torch", "--carry", "--state", tmp_path / "s")
     result = gdnbench("bisect", "record", CAPTURED, "0-19", *given)
     assert result.code == 0, result.err
-    assert result.out.splitlines() == [
-        "torch passes each of 20 calls by itself, and 20 calls on its own states, in 1 lane"
-    ]
+    passes = re.compile(wording("bisect.calls-pass", kernel="torch", calls=20, plural="s"))
+    assert re.fullmatch(
+        wording("bisect.calls-pass-carried", alone=passes, calls=20, lanes="1 lane") + "\n", result.out
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from gdnbench.bisect.session import lock_session
+from tests.messages import wording
 
 Invoke = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("probes_here")
@@ -82,7 +84,9 @@ def test_a_hang_within_a_short_time_is_none_in_a_longer_one(gdnbench: Invoke, st
     Path("mine.py").write_text(KERNEL.replace("PAUSE", "0.2").replace("FACTOR", "1"))
     given = ("bisect", "input", store, "0", "--kernel", "mine.py:kernel", "--state", "s")
     assert "no answer within" in gdnbench(*given, "--timeout", "0.1").out
-    assert gdnbench(*given).out.splitlines()[-1] == "record 0 is not shrunk: it passes"
+    assert re.fullmatch(
+        wording("bisect.not-shrunk", record=0, reason="it passes"), gdnbench(*given).out.splitlines()[-1]
+    )
 
 
 def test_a_path_is_one_of_the_repository(gdnbench: Invoke, store: Path, history: Any) -> None:
