@@ -137,7 +137,10 @@ def line(text: str) -> int:
 def test_both_accesses_are_shown(gdnbench: Invoke, kernels: Path) -> None:
     result = gdnbench("sim", f"{kernels}:racy", "--check")
     assert (result.code, result.err) == (1, "")
-    assert result.out.startswith("engine compiled, schedule late, mma hardware, checked\n")
+    settings = wording(
+        "sim.settings", engine="compiled", schedule="late", mma="hardware", checked=", checked"
+    )
+    assert re.match(settings + "\n", result.out)
     text = result.out.splitlines()
     store, load = line("words[thread] = x[thread]"), line("y[thread] = words[63 - thread]")
     races = [
@@ -221,8 +224,8 @@ def test_ctas_that_add_to_one_word(gdnbench: Invoke, kernels: Path) -> None:
 def test_a_function_that_a_fault_ends_keeps_what_was_found(gdnbench: Invoke, kernels: Path) -> None:
     result = gdnbench("sim", f"{kernels}:stops", "--check")
     assert result.code == 1
-    assert "error in launch 0: race: " in result.out
-    assert "error in launch 0: out-of-bounds access: " in result.out
+    for kind in ("race", "out-of-bounds access"):
+        assert re.search(wording("sim.finding", severity="error", launch=0, kind=kind), result.out)
     result = gdnbench("sim", f"{kernels}:stops")
     assert (result.code, result.out) == (1, "")
 
@@ -284,11 +287,13 @@ def test_text_of_records(gdnbench: Invoke, kernels: Path, decodes: Path, accepti
     assert "warp instructions, checked (1 record)" in result.out
     result = replayed(gdnbench, decodes, f"{kernels}:racy_decode")
     assert result.code == 1
-    assert "check error: record 0 gdn_decode synth step 0\n  error in launch 1: " in result.out
+    record = wording("report.record-outcome", outcome="check error", label="0 gdn_decode synth step 0")
+    assert re.search(record + "\n  " + wording("sim.finding", severity="error", launch=1), result.out)
     assert "\n    first: CTA (0, 0, 0), warp 0 (compute): " in result.out
     result = replayed(gdnbench, decodes, f"{kernels}:racy_decode", "--accept", accepting)
     assert result.code == 0
-    assert "note: 3 findings of the checker accepted (1 record)" in result.out
+    accepted = wording("report.accepted", findings=3, plural="s")
+    assert re.search(rf"note: {accepted} \(1 record\)", result.out)
     told = replayed(gdnbench, decodes, f"{kernels}:racy_decode", "--accept", accepting, "-v").out
     assert told.count("note: accepted error: ") == 3
     assert "; planted (1 record)" in told

@@ -87,10 +87,12 @@ def test_replay_that_fails_names_the_coordinate(gdnbench: Invoke, prefills: Path
     report = tmp_path / "report.xml"
     result = gdnbench("replay", prefills, "0", "--kernel", f"{kernel}:gdn_prefill", "--junit", report)
     assert result.code == 1
-    assert "numeric mismatch: record 0 gdn_prefill synth step 0" in result.out
     assert re.search(
-        r"largest error .* at \[\d+, \d+, \d+\] \(sequence \d, chunk \d, token \d+, head \d", result.out
+        wording("report.record-outcome", outcome="numeric mismatch", label="0 gdn_prefill synth step 0"),
+        result.out,
     )
+    worst = re.compile(r"\[\d+, \d+, \d+\] \(sequence \d, chunk \d, token \d+, head \d")
+    assert re.search(wording("judge.largest-over", worst=worst), result.out)
     suite = ET.parse(report).getroot()
     assert len(list(suite.iter("testcase"))) == 1
     assert len(list(suite.iter("failure"))) == 1
@@ -156,7 +158,7 @@ def test_runs_compare(gdnbench: Invoke, prefills: Path, tmp_path: Path) -> None:
     assert same.out.endswith(f"2 records: 2 pass | {torchs} against {torchs} | bitwise\n")
     different = gdnbench("diff", torchs, oracles)
     assert different.code == 1
-    assert "elements differ in their bits; worst" in different.out
+    assert re.search(wording("judge.bits-differ", count=re.compile(r".* elements")), different.out)
     assert gdnbench("diff", torchs, oracles, "--tol", "0.5").code == 0
 
 

@@ -18,6 +18,7 @@ from tests.messages import wording
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
+NO_ERROR = wording("sim.no-error")
 
 # Threads reverse 64 numbers through shared memory, of which `count` are there, the others 0. Without the
 # barrier a warp that runs first reads zeros.
@@ -150,16 +151,18 @@ def test_bits_that_depend_on_the_schedule(gdnbench: Invoke, kernels: Path, tmp_p
         left.append(torch.load(tmp_path / str(number) / "y.pt"))
     assert torch.equal(left[0], left[1])
     assert not torch.equal(left[0], left[2])
-    assert lines[-1] == "20 runs, bits differ in 1 of 1 shapes, no error found"
+    differ = wording("cli.explore-bits-differ", differ=1, shapes=1)
+    assert re.fullmatch(f"20 runs, {differ}, {NO_ERROR}", lines[-1])
 
 
 def test_a_kernel_that_is_right(gdnbench: Invoke, kernels: Path) -> None:
     result = gdnbench("sim", f"{kernels}:right", "--explore", "8", "--check")
     assert (result.code, result.err) == (0, "")
     assert "as given     8  equal  pass" in result.out
-    assert result.out.endswith("8 runs, equal bits, no error found\n")
+    assert re.search(f"^8 runs, equal bits, {NO_ERROR}\n\\Z", result.out, re.MULTILINE)
     alone = gdnbench("sim", f"{kernels}:right", "--explore", "1")
-    assert alone.out.endswith("1 run, no bits compared, no error found\n")
+    none = wording("cli.explore-no-bits")
+    assert re.search(f"^1 run, {none}, {NO_ERROR}\n\\Z", alone.out, re.MULTILINE)
 
 
 def test_findings_of_all_runs_are_merged(gdnbench: Invoke, kernels: Path, tmp_path: Path) -> None:
@@ -181,7 +184,7 @@ def test_findings_of_all_runs_are_merged(gdnbench: Invoke, kernels: Path, tmp_pa
     accept.write_text(accept.read_text().replace('reason = ""', 'reason = "planted"'))
     told = gdnbench("sim", f"{kernels}:racy", "--explore", "1", "--check", "--accept", accept)
     assert told.code == 0
-    assert "no error found, " in told.out
+    assert re.search(f"{NO_ERROR}, ", told.out)
     assert told.out.rstrip().endswith("accepted")
 
 
@@ -199,7 +202,8 @@ def test_shapes(gdnbench: Invoke, kernels: Path) -> None:
     assert "M=64      2  equal  pass" in result.out
     assert "M=32      2  -      FAIL" in result.out
     assert result.out.count("out-of-bounds access") == 1
-    assert "  in 2 of 4 runs, first M=32 under late\n" in result.out
+    where = "first M=32 under late"
+    assert re.search(wording("cli.explore-first-met", runs=2, all_runs=4, where=where) + "\n", result.out)
     (command,) = repeats(result.out)
     assert command[-3:] == ["f32[?64]", "f32[?32]:nan", "true"]
     assert gdnbench(*command).code == 1
@@ -210,7 +214,8 @@ def test_a_function_that_launches_by_itself(gdnbench: Invoke, kernels: Path) -> 
     assert gdnbench("sim", f"{kernels}:launches", "true", "--explore", "4").code == 0
     result = gdnbench("sim", f"{kernels}:launches", "false", "--explore", "20")
     assert result.code == 1
-    assert "as given: y has other bits under random:" in result.out
+    other = wording("sim.other-bits", tensor="y", schedule=re.compile("random:.*"))
+    assert re.search(f"as given: {other}", result.out)
 
 
 @pytest.mark.parametrize(("barrier", "code"), [("true", 130), ("false", 1)])
@@ -266,7 +271,7 @@ def test_records_and_smaller_calls(gdnbench: Invoke, kernels: Path, decodes: Pat
     seeds = [name.rpartition(" ")[2] for name in names[1:3]]
     made = [f"record {number}, shape {seed}" for number in (0, 1) for seed in seeds]
     assert names == ["record 0", *made[:2], "record 1", *made[2:]]
-    assert result.out.splitlines()[-1] == "18 runs, equal bits, no error found"
+    assert re.fullmatch(f"18 runs, equal bits, {NO_ERROR}", result.out.splitlines()[-1])
 
 
 def test_a_record_whose_bits_depend_on_the_schedule(gdnbench: Invoke, kernels: Path, decodes: Path) -> None:

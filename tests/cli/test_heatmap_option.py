@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.messages import wording
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 
@@ -47,10 +50,12 @@ def test_diff_shows_both_values(gdnbench: Invoke, prefills: Path, tmp_path: Path
     assert "RMS error" not in gdnbench("diff", *stores).out
     result = gdnbench("diff", *stores, "--heatmap")
     assert result.code == 1
-    assert result.out.count(": o, difference: RMS error / RMS of the value") == 2
+    label = re.compile(wording("heatmap.of-value"))
+    shown = wording("heatmap.label", tensor="o", side=", difference", label=label)
+    assert len(re.findall(shown, result.out)) == 2
     same = gdnbench("diff", stores[0], stores[0], "--heatmap")
     assert same.code == 0
-    assert same.out.endswith("\nheatmap: no element differs of any tensor that could be compared\n")
+    assert re.search("\n" + wording("heatmap.nothing") + "\n\\Z", same.out)
 
 
 def test_json_stays_one_document(gdnbench: Invoke, prefills: Path) -> None:

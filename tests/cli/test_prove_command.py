@@ -39,7 +39,10 @@ def test_a_right_kernel(prove: Invoke) -> None:
     assert lines[0].split()[:4] == ["section", "check", "runs", "pass"]
     assert re.match(r"captures\s+served\s+1\s+1\s+0\s+0\s", lines[1])
     assert re.match(r"poison\s.*\son$", next(line for line in lines if line.startswith("poison")))
-    assert re.search(r"^\d+ checks, \d+ runs: all pass \| .*:prefill on cpu, gdn_prefill, seed 0$", lines[-1])
+    number, what = re.compile(r"\d+"), re.compile(".*:prefill on cpu, gdn_prefill")
+    assert re.fullmatch(
+        wording("prove.summary", checks=number, runs=number, outcome="all pass", what=what, seed=0), lines[-1]
+    )
     assert [line for line in found.err.splitlines() if line.startswith("gdnbench: ")] == [
         "gdnbench: captures",
         "gdnbench: made",
@@ -53,7 +56,8 @@ def test_a_wrong_kernel_names_section_law_record_and_place(prove: Invoke) -> Non
     assert found.code == 1
     assert re.search(r"^laws +causality .* FAIL$", found.out, re.M)
     assert "numeric mismatch: laws, causality: lengths, tokens from" in found.out
-    assert re.search(r"^  o of sequence 0: .* difference of head \d, .* over ", found.out, re.M)
+    difference = wording("prove.difference", tensor="o", where="sequence 0", head=re.compile(r"\d"))
+    assert re.search(f"^  {difference}", found.out, re.M)
     assert "failed, in laws |" in found.out
 
 

@@ -136,11 +136,12 @@ def test_a_host_function_with_arguments(gdnbench: Invoke, kernels: Path, tmp_pat
     )
     assert (result.code, result.err) == (0, "imported\n")
     lines = result.out.splitlines()
-    assert lines[0] == "engine compiled, schedule late, mma hardware"
+    settings = wording("sim.settings", engine="compiled", schedule="late", mma="hardware", checked="")
+    assert re.fullmatch(settings, lines[0])
     assert lines[1].startswith("launch 0: kernel_cutlass_axpy_kernel")
-    assert re.fullmatch(
-        r"  grid 2x1x1, block 32x1x1, 0 bytes of dynamic shared memory, \d+ registers", lines[2]
-    )
+    shared = re.compile(wording("sim.shared-bytes", bytes=0))
+    size = wording("sim.launch-size", grid="2x1x1", block="32x1x1", shared=shared)
+    assert re.fullmatch(rf"  {size}, \d+ registers", lines[2])
     assert re.fullmatch(r"  \d+ warp instructions, 0 MACs in \d+\.\d\d s", lines[3])
     assert lines[4:] == [
         "no error found",
@@ -204,7 +205,11 @@ def test_a_function_that_calls_a_kernel_itself(gdnbench: Invoke, kernels: Path) 
 def test_an_illegal_act_is_reported(gdnbench: Invoke, kernels: Path) -> None:
     result = gdnbench("sim", f"{kernels}:ready", "count=41")
     assert result.code == 1
-    assert "error in launch 0: out-of-bounds access: 4 bytes at global address" in result.out
+    access = re.compile(wording("sim.machine.global-access", size=4))
+    assert re.search(
+        wording("sim.finding", severity="error", launch=0, kind="out-of-bounds access", message=access),
+        result.out,
+    )
     line = 1 + KERNELS.splitlines().index("        y[index] = y[index] + x[index] * factor")
     assert f"  {kernels}:{line}\n" in result.out
     assert "1 error found" in result.out

@@ -35,7 +35,17 @@ def test_times_on_this_cpu_and_later_ones_beside(gdnbench: Invoke, prefills: Pat
         [record, "gdn_prefill", kernel] for record in ("0", "1") for kernel in ("torch", "hf")
     ]
     assert all(float(row[3]) > 0 and row[4] in ("us", "ms") for row in rows)
-    assert "2 records x 2: 4 pass | ratios are to torch | warm, plain launches | cpu: " in result.out
+    summary = wording(
+        "timing.summary",
+        records=2,
+        plural="s",
+        kernels=2,
+        outcomes="4 pass",
+        what=re.compile(wording("timing.ratios-to", kernel="torch")),
+        mode="warm, plain launches",
+        on="cpu",
+    )
+    assert re.search(summary, result.out)
 
     shown = gdnbench("show", run, 1)
     assert "timing\n  mode: warm, plain launches\n" in shown.out

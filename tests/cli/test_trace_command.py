@@ -58,9 +58,11 @@ def test_the_planted_line_is_named_across_versions(gdnbench: Invoke, tmp_path: P
     found = gdnbench("diff", traces["a"], traces["b"])
     assert found.code == 1
     # Element 77: thread 13 of CTA 1.
-    assert "  first difference: CTA (1,0,0), warp 0, lane 13, occurrence 0\n" in found.out
+    first = wording("diff.first-difference", warp="CTA (1,0,0), warp 0", lane=", lane 13", occurrence=0)
+    assert re.search(f"  {first}\n", found.out)
     line = 1 + (tmp_path / "b.py").read_text().splitlines().index(f"        total = {PLANTED[1]}")
-    assert f"  not in A as it is: b.py:{line} in _smooth: total = {PLANTED[1]}\n" in found.out
+    edited = wording("diff.not-in-a", place=f"b.py:{line} in _smooth", text=f"total = {PLANTED[1]}")
+    assert re.search(f"  {edited}\n", found.out)
     data = json.loads(gdnbench("diff", traces["a"], traces["b"], "--json").out)
     one = data["launches"][0]["first"]
     assert one["b"]["value"] == pytest.approx(0.75 * one["a"]["value"], rel=2**-22)

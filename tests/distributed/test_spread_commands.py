@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from gdnbench.cli.main import console_main
 from gdnbench.store.reader import Store
+from tests.messages import wording
 from tests.subset import quick
 
 
@@ -59,10 +61,8 @@ def test_without_dask(
 ) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     status, said = ended("replay", store.path, *option)
-    assert (status, said) == (
-        3,
-        "gdnbench: --workers and --scheduler need Dask: pip install 'gdnbench[spread]'\n",
-    )
+    assert status == 3
+    assert re.fullmatch("gdnbench: " + wording("distributed.dask-missing") + "\n", said)
 
 
 @pytest.mark.slow  # processes that import torch
@@ -147,7 +147,7 @@ def test_nothing_is_left_running(store: Store, tmp_path: Path, interrupt: signal
     assert out == ""
     if interrupt is signal.SIGINT:
         assert command.returncode == 130
-        assert said == "gdnbench: interrupted; what was finished is kept\n"
+        assert re.fullmatch("gdnbench: " + wording("cli.interrupted") + "\n", said)
         with Store.open(saved) as run_store:
             assert [record.info.op for record in run_store.records] == ["gdn_prefill"]
     elif saved.exists():

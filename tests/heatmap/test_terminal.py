@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from gdnbench.record import When
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult, ReplayReport
 from gdnbench_kernels.contract import Region
+from tests.messages import wording
 
 
 def tensor(values: np.ndarray, *, passed: bool, name: str = "o", chunked: bool = True) -> TensorResult:
@@ -57,12 +59,25 @@ def report(*records: tuple[TensorResult, ...], layer: str = "layers.0") -> Repla
 def test_a_character_says_between_which_bounds_a_cell_lies() -> None:
     values = np.array([[0, 0.5], [1, 1.5], [2, 9], [11, np.nan]])
     lines = heatmaps(report((tensor(values, passed=False),)), 80).splitlines()
-    assert lines[0] == "record 0 gdn_prefill layers.0 step 0: o: RMS error / torch's"
+    label = wording(
+        "heatmap.label",
+        record="record 0 gdn_prefill layers.0 step 0",
+        tensor="o",
+        side="",
+        label=re.compile(wording("heatmap.of-torch")),
+    )
+    assert re.fullmatch(label, lines[0])
     assert lines[1] == "· 0  ░ up to 1  ▒ up to 2  ▓ up to 10  █ more  ! not finite"
     assert lines[2:5] == ["seq.   0  1", "head 0 ·░▒█", "head 1 ░▒▓!"]
-    assert lines[5].startswith(
-        "largest: not finite in sequence 1 chunk 0 head 1; there [7, 7] is 0.25 against 0.5"
+    largest = wording(
+        "heatmap.largest",
+        largest="not finite",
+        place="sequence 1 chunk 0 head 1",
+        index="7, 7",
+        x=0.25,
+        y=0.5,
     )
+    assert re.match(largest, lines[5])
 
 
 def test_what_fails_is_shown_and_nothing_else() -> None:
@@ -118,11 +133,9 @@ def test_no_more_than_so_many_are_drawn_and_the_rest_is_counted() -> None:
     one = tensor(np.ones((1, 1)), passed=False)
     text = heatmaps(report(*[(one,)] * (MOST_TENSORS + 5)), 80)
     assert text.count("RMS error") == MOST_TENSORS
-    assert text.endswith("heatmaps of 5 more tensors left out\n")
+    assert re.search(wording("heatmap.left-out", tensors=5) + "\n\\Z", text)
 
 
 def test_nothing_to_show_is_said() -> None:
     same = replace(tensor(np.zeros((1, 1)), passed=True), unequal=0)
-    assert (
-        heatmaps(report((same,)), 80) == "heatmap: no element differs of any tensor that could be compared\n"
-    )
+    assert re.fullmatch(wording("heatmap.nothing") + "\n", heatmaps(report((same,)), 80))

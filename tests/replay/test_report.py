@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 from xml.etree import ElementTree
@@ -18,6 +19,7 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.report.render import render_histogram, render_text
 from gdnbench.report.report import RecordResult, ReplayReport
 from gdnbench.store.reader import Store
+from tests.messages import wording
 
 Faulty = Callable[[str], str]
 StoreOf = Callable[[list[RecordDraft]], Store]
@@ -51,12 +53,23 @@ def test_a_pass_is_one_line_a_tensor(passing: ReplayReport) -> None:
         ("gdn_decode", "state"),
         ("gdn_decode", "o"),
     ]
-    assert lines[-1] == "3 records: 3 pass | torch on cpu against reference | error <= 2 x torch's + rounding"
+    what = wording("report.summary-what", kernel="torch", on="cpu", against="reference")
+    rule = wording("judge.rule", k=2, others="")
+    summary = wording(
+        "report.summary",
+        records=3,
+        plural="s",
+        outcomes="3 pass",
+        what=re.compile(what),
+        rule=re.compile(rule),
+    )
+    assert re.fullmatch(summary, lines[-1])
 
 
 def test_trouble_names_record_tensor_and_place(failing: ReplayReport) -> None:
     text = render_text(failing)
-    assert "numeric mismatch: record 0 gdn_prefill synth step 0" in text
+    label = "0 gdn_prefill synth step 0"
+    assert re.search(wording("report.record-outcome", outcome="numeric mismatch", label=label), text)
     assert "sequence 3, chunk 1, token 69, head" in text
     assert "FAIL" in text
     assert "ULP off: 50% " in text
@@ -69,7 +82,8 @@ def test_elements_that_are_not_judged_are_said(store_of: StoreOf, made: Made) ->
     """Within a chunk the torch kernel's masked product carries a NaN back to the tokens before it."""
     text = render_text(replay(store_of(made("gdn_prefill", seqlens=(40,), nan_at=(20,))), kernel="torch"))
     # Tokens 0 .. 19 of 4 heads of 32; what follows the NaN is NaN in the oracle too.
-    assert "note: kernel o: 2560 of 5120 elements not judged, where torch's kernel itself" in text
+    not_judged = wording("report.not-judged", side="kernel", tensor="o", excluded=2560, elements=5120)
+    assert re.search(f"note: {not_judged}", text)
 
 
 def test_shares_that_reach_the_same_distance_are_said_once() -> None:
@@ -149,5 +163,8 @@ def test_junit_kinds_and_escapes() -> None:
 
 def test_what_could_not_run_says_why() -> None:
     text = render_text(report_of(Outcome.MISSING))
-    assert "missing device or package: record 0 gdn_decode" in text
+    missing = re.compile("0 gdn_decode.*")
+    assert re.search(
+        wording("report.record-outcome", outcome="missing device or package", label=missing), text
+    )
     assert "  why & how" in text
