@@ -3,6 +3,7 @@ themselves are the business of tests/timing."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from gdnbench.timing.result import Block, End, KernelTiming, Machine, PairTiming
 from gdnbench.timing.statistics import Interval, Verdict, summary
 from gdnbench.timing.types import Mode
 from gdnbench_kernels.gdn_decode.contract import OPERATION
+from tests.messages import wording
 from tests.seeds import drawn
 
 FAULTY = Path(__file__).with_name("faulty_gdn_decode.py")
@@ -218,7 +220,7 @@ def test_a_row_is_of_its_own_call(bench: ModuleType, monkeypatch: pytest.MonkeyP
 def test_without_a_gpu_it_says_so(run: Callable[..., Any], tmp_path: Path) -> None:
     code, _, err = run("--out", str(tmp_path))
     assert code is Exit.CANNOT_RUN
-    assert err.startswith("error: --on cuda needs an NVIDIA GPU")
+    assert re.match("error: " + wording("replay.gpu-missing"), err)
 
 
 def test_a_sweep_times_what_leaves_the_same_bits(bench: ModuleType) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -521,9 +522,11 @@ def test_simulator_refuses_arguments(change: Callable[[Arguments], Arguments], m
 def test_simulator_refuses_what_was_compiled_in() -> None:
     with pytest.raises(LaunchError, match=wording("sim.host.compiled-without", argument="bias")):
         sim.launch(program(PLAIN), *arguments())
-    with pytest.raises(LaunchError, match="argument count is given twice"):
+    twice = re.compile(wording("sim.host.argument-twice"))
+    with pytest.raises(LaunchError, match=wording("sim.host.argument", name="count", why=twice)):
         sim.launch(program(AFFINE), *arguments(), count=3)
-    with pytest.raises(LaunchError, match="argument size is none of x, bias, y, count, factor"):
+    unknown = re.compile(wording("sim.host.argument-unknown", known="x, bias, y, count, factor"))
+    with pytest.raises(LaunchError, match=wording("sim.host.argument", name="size", why=unknown)):
         sim.launch(program(AFFINE), *arguments(), size=3)
 
 

@@ -527,7 +527,17 @@ def test_state_axes_follow_the_layout() -> None:
     call = prefill(state_layout="KV")
     assert list(call.tensors["initial_state"].shape) == [3, 4, 8, 4]
     PREFILL.validate(call)
-    with pytest.raises(ContractError, match=r"initial_state has V = 8 on axis 2; v has V = 4"):
+    differs = wording(
+        "kernels.axis-differs",
+        tensor="initial_state",
+        symbol="V",
+        size=8,
+        axis=2,
+        source="v",
+        source_symbol="V",
+        source_size=4,
+    )
+    with pytest.raises(ContractError, match=differs):
         PREFILL.validate(Call(call.tensors, call.scalars, {**call.conventions, "state_layout": "VK"}))
 
 

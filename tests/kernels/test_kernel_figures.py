@@ -187,8 +187,10 @@ def test_compile_time_is_the_machines_too() -> None:
 
 def test_kernels_that_come_and_go() -> None:
     other = replace(GOOD, name="other")
-    assert problems([GOOD], budget(GOOD, other)) == ["other is in the budget, and is not compiled"]
-    assert problems([GOOD, other], budget(GOOD)) == ["other is not in the budget"]
+    (gone,) = problems([GOOD], budget(GOOD, other))
+    assert re.fullmatch(wording("kernel_figures.not-compiled", kernel="other"), gone)
+    (new,) = problems([GOOD, other], budget(GOOD))
+    assert re.fullmatch(wording("kernel_figures.not-in-budget", kernel="other"), new)
 
 
 @pytest.mark.parametrize("damaged", [{}, [], {"kernels": [{"name": "k"}]}, {"kernels": 3}])

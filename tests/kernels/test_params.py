@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,6 +17,7 @@ from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.params import by_name, from_call, takes_params
 from gdnbench_kernels.swa_decode.contract import OPERATION as SWA
 from gdnbench_kernels.swa_decode.params import SwaBufferParams
+from tests.messages import wording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,8 @@ def test_the_signature_and_the_docstring_tell_every_argument() -> None:
         str(inspect.signature(volume)) == "(*, width: 'int', depth: 'int | None', factor: 'int' = 1) -> 'int'"
     )
     assert volume.__name__ == "volume"
-    assert volume.__doc__ == f"The product.\n\n`{__name__}.Sizes` describes the other arguments."
+    described = wording("kernels.params-doc", module=__name__, params="Sizes")
+    assert re.fullmatch(rf"The product\.\n\n{described}", str(volume.__doc__))
 
 
 @pytest.mark.parametrize(

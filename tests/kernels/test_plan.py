@@ -172,7 +172,7 @@ def test_tables() -> None:
 def test_tables_of_a_plan_that_has_little() -> None:
     tables = replace(PLAN, tmem=(), pipelines=(), syncs=(), ctas_per_sm=2).tables()
     assert [part.split()[0] for part in tables.split("\n\n")] == ["SMEM", "role", "160"]
-    assert tables.endswith("0 columns of TMEM, 2 CTAs an SM")
+    assert re.search(wording("kernels.plan-total", tmem=0, ctas=2, plural="s") + r"\Z", tables)
 
 
 def test_the_tables_of_kernels_name_files_that_exist() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from gdnbench_kernels.gdn_prefill.launch_args import compiled
 from gdnbench_kernels.gdn_prefill.sources import output_source
 from gdnbench_kernels.programs import BLACKWELL, SM90, SM100, SM103, arch_of
+from tests.messages import wording
 
 DEVICE = torch.device("cuda", 0)
 
@@ -42,10 +44,14 @@ def test_the_first_target_that_runs_there(
 def test_a_prefill_kernel_names_the_gpus_that_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is compiled; each compute capability once."""
     be((9, 0), monkeypatch)
-    said = "compute capability 10.0, 10.3; NVIDIA Something has 9.0"
+
+    def refusal(kernel: str) -> str:
+        gpu = "NVIDIA Something"
+        return wording("kernels.capability", kernel=kernel, wanted="10.0, 10.3", gpu=gpu, major=9, minor=0)
+
     with pytest.raises(NotImplementedError) as refused:
         compiled(DEVICE, output_source)
-    assert str(refused.value) == f"this kernel of gdn_prefill is compiled for {said}"
+    assert re.fullmatch(refusal("this kernel of gdn_prefill"), str(refused.value))
     with pytest.raises(NotImplementedError) as refused:
         arch_of(DEVICE, ("sm_100f", *BLACKWELL), "that kernel")
-    assert str(refused.value) == f"that kernel is compiled for {said}"
+    assert re.fullmatch(refusal("that kernel"), str(refused.value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from gdnbench.prove.records import read_made
 from gdnbench.synth import synthesise
 from gdnbench_kernels.contract import Call, Piece, Variant
 from gdnbench_kernels.run import run_kernel
+from tests.messages import wording
 
 CALLS: dict[str, dict[str, Any]] = {
     "packed": {
@@ -240,7 +242,16 @@ def test_twice_the_limit_is_allowed_and_more_is_not() -> None:
     assert within.ratio == pytest.approx(0.995, rel=1e-3)
     (beyond,) = moved(slice(None), 2.01e-3)
     assert beyond.wrong
-    assert beyond.text.startswith("o of sequence 0: RMS difference of head 0, 0.00201 over 0.002")
+    difference = wording(
+        "prove.difference",
+        tensor="o",
+        where="sequence 0",
+        what="RMS",
+        head=0,
+        error="0.00201",
+        limit=re.compile(r"0\.002.*"),
+    )
+    assert re.fullmatch(difference, beyond.text)
 
 
 def test_one_element_is_held_to_the_largest_error() -> None:
@@ -254,7 +265,10 @@ def test_one_element_is_held_to_the_largest_error() -> None:
 def test_nan_in_one_call_is_a_difference_unless_the_oracle_is_not_finite() -> None:
     (beyond,) = moved((2, 1, 5), float("nan"))
     assert beyond.wrong
-    assert "1 of 800 elements are NaN or infinite in one call, first [2, 1, 5]: 0 and nan" in beyond.text
+    what, first = re.compile(wording("prove.nonfinite")), [2, 1, 5]
+    assert re.search(
+        wording("prove.unequal", count=1, of=800, what=what, first=first, one=0, other="nan"), beyond.text
+    )
     (excused,) = moved((3, 1, 99), float("nan"))
     assert not excused.wrong
 

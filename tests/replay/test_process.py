@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gdnbench.workers.process import WorkerGone, WorkerProcess, describe_exit
+from tests.messages import wording
 
 BODY = """
 import os, sys, time
@@ -97,7 +99,7 @@ def test_a_worker_that_closes_its_pipe_and_stays(
     begin = time.monotonic()
     assert worker.exit_status() is None
     assert time.monotonic() - begin >= 0.3
-    assert describe_exit(None) == "breaking the pipe to it, and was killed"
+    assert re.fullmatch(wording("process.pipe-broken"), describe_exit(None))
 
 
 @pytest.mark.parametrize("name", ["babbles", "lists"])

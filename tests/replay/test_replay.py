@@ -151,7 +151,7 @@ def test_an_output_that_was_not_recorded_is_unmatched(store_of: StoreOf, made: M
     kept = store_of([replace(draft, after={"o": draft.after["o"]})])
     (record,) = run(kept, "torch", against="recorded").records
     assert record.outcome is Outcome.MISMATCH
-    assert record.reason == "against final_state: not among the outputs compared with"
+    assert re.fullmatch("against final_state: " + wording("judge.not-among"), record.reason)
 
 
 def test_unfinished_records_replay_but_have_nothing_to_compare_with(store_of: StoreOf, made: Made) -> None:
@@ -167,7 +167,8 @@ def test_records_of_inputs_alone_say_so(store_of: StoreOf, made: Made) -> None:
     (draft,) = made("gdn_decode")
     report = run(store_of([replace(draft, after={})]), "torch", against="recorded")
     assert report.records[0].outcome is Outcome.NOT_COMPARABLE
-    assert report.records[0].reason == "its capture kept the inputs alone: it has no output"
+    alone = re.compile(wording("replay.inputs-alone"))
+    assert re.fullmatch(wording("replay.no-output", why=alone), report.records[0].reason)
 
 
 def test_a_record_that_breaks_its_contract_is_refused(store_of: StoreOf, made: Made) -> None:
@@ -262,7 +263,8 @@ def test_a_write_to_a_converted_input_is_seen(store_of: StoreOf, made: Made, fau
     """The record's own q and k are raw, the kernel gets normalised copies."""
     kept = store_of(made("gdn_prefill", qk="raw"))
     (record,) = run(kept, faulty("writes_to_an_input")).records
-    assert record.faults == ("input k was written to: 1 elements, first [0, 0, 5]",)
+    (fault,) = record.faults
+    assert re.fullmatch(wording("replay.input-elements-written", tensor="k", count=1, first=[0, 0, 5]), fault)
 
 
 def test_what_the_other_kernel_did_counts_too(store: Store, faulty: Faulty) -> None:
@@ -294,17 +296,19 @@ def test_slots_that_the_recorded_call_had_no_business_with(
         meta = replace(state.meta, shape=tuple(whole.shape))
         before = {**draft.before, "state": TensorDraft(whole, meta)}
         after = {**after, "state": TensorDraft(wrong, meta)}
-        found = f"changed during it, first slot {free}"
+        found = f", first slot {free}"
     else:
         before = dict(draft.before)
         pool = replace(pool, untouched_after="00000000000000aa")
-        found = f"changed during it (checksum {pool.untouched_before} before, 00000000000000aa after)"
+        found = f" (checksum {pool.untouched_before} before, 00000000000000aa after)"
     stray = replace(draft, info=replace(draft.info, pools={"state": pool}), before=before, after=after)
     kept = store_of([stray])
     assert run(kept, "torch").records[0].outcome is Outcome.PASS
     (record,) = run(kept, "torch", against="recorded").records
     assert record.outcome is Outcome.MISMATCH
-    assert record.faults == (f"recorded state: slots that the call must not touch {found}",)
+    (fault,) = record.faults
+    changed = wording("replay.recorded-slots-changed", tensor="state")
+    assert re.fullmatch(changed + re.escape(found), fault)
 
 
 def test_a_slot_that_was_not_captured_is_refused_alone(store_of: StoreOf, made: Made) -> None:

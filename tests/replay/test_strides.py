@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from gdnbench.poison import poison, poisoned
 from gdnbench.record import TensorMeta
 from gdnbench.replay import strides
 from gdnbench.replay.strides import as_held
+from tests.messages import wording
 
 CPU = torch.device("cpu")
 
@@ -75,7 +78,9 @@ def test_batches_that_were_flattened() -> None:
 def test_collapsed_heads_are_said() -> None:
     caller, stored = buffer(6, 4, 4)[:, :, ::2], buffer(6, 2, 2)
     held = as_held(stored, meta(caller, stored), CPU)
-    assert held.note == "strides [16, 4, 2] not rebuilt: the caller held [6, 4, 2], recorded as [6, 2, 2]"
+    reason = re.compile(wording("replay.caller-held", shape=[6, 4, 2], stored=[6, 2, 2]))
+    assert held.note is not None
+    assert re.fullmatch(wording("replay.strides-not-rebuilt", strides=[16, 4, 2], reason=reason), held.note)
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +89,8 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = buffer(4)
     held = as_held(stored, meta(caller, stored), CPU)
     assert held.tensor.storage_offset() == 300_001 % 256
-    assert held.note == f"storage offset 300001 reduced to {300_001 % 256} to save memory"
+    assert held.note is not None
+    assert re.fullmatch(wording("replay.offset-reduced", offset=300_001, reduced=300_001 % 256), held.note)
     caller = torch.empty(1 << 20, dtype=torch.bfloat16)[:: 1 << 18]
     held = as_held(stored, meta(caller, stored), CPU)
     assert held.note is not None
