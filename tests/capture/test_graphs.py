@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +18,7 @@ from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.packing import Bundle, Fill
 from gdnbench.store.reader import Store
 from tests.capture.stand_in import Operators, StandInGraph, StandInStreams, capturing_stand_in, graph_of
+from tests.messages import wording
 from tests.seeds import drawn, fresh
 
 SLOTS, HEADS, DIM = 9, 4, 8
@@ -238,7 +240,7 @@ def test_an_index_that_the_graph_changes_is_a_failure_with_a_reason(tmp_path: Pa
             engine.forward()
         graph.replay()
     assert (counts.records, counts.failures) == (0, 1)
-    assert "the graph changes the rows of state" in str(counts.first_failure)
+    assert re.search(wording("capture.rows-change", tensor="state"), str(counts.first_failure))
 
 
 def test_two_calls_on_one_pool_and_pools_made_in_the_graph_are_refused(tmp_path: Path) -> None:
@@ -249,12 +251,12 @@ def test_two_calls_on_one_pool_and_pools_made_in_the_graph_are_refused(tmp_path:
             engine.forward()
         graph.replay()
         assert (counts.records, counts.failures) == (0, 1)
-        assert "two calls of one CUDA graph write the same pool" in str(counts.first_failure)
+        assert re.search(wording("capture.pool-twice"), str(counts.first_failure))
         counts.first_failure = None
         with graph_of(StandInGraph()):
             engine.states = [state * 2.0 for state in Engine().states]
             engine.forward()
-        assert "state is made by the CUDA graph" in str(counts.first_failure)
+        assert re.search(wording("capture.pool-in-graph", tensor="state"), str(counts.first_failure))
 
 
 def test_rows_that_are_not_there_are_counted_and_not_followed(tmp_path: Path) -> None:
@@ -263,7 +265,8 @@ def test_rows_that_are_not_there_are_counted_and_not_followed(tmp_path: Path) ->
     with capturing_stand_in(tmp_path / "run.zarr", streams) as counts, pytest.raises(IndexError):
         engine.forward()
     assert (counts.records, counts.unfinished, counts.failures) == (0, 0, 1)
-    assert f"the call names row 4 to {SLOTS + 3} of state; it has {SLOTS}" in str(counts.first_failure)
+    missing = wording("capture.rows-missing", first=4, last=SLOTS + 3, tensor="state", slots=SLOTS)
+    assert re.search(missing, str(counts.first_failure))
 
 
 def test_no_graphs_leaves_them_alone(tmp_path: Path) -> None:

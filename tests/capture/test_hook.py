@@ -6,6 +6,7 @@ import importlib
 import importlib.machinery
 import inspect
 import pickle
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from gdnbench.capture.adapter import Target
 from gdnbench.capture.hook import CaptureFinder, install_finder, remove_finder
 from gdnbench.capture.patching import Patch, Patcher
+from tests.messages import wording
 
 SOURCE = """
 def double(x, *, times: int = 2) -> int:
@@ -116,9 +118,11 @@ def test_a_reloaded_module_is_wrapped_again_and_once(hooked: Hooked) -> None:
 
 def test_what_a_release_lacks_is_no_failure_and_what_cannot_be_wrapped_is_one(hooked: Hooked) -> None:
     assert inner().absent_here is None
-    assert hooked.failed == [
-        "madeup.inner:not_a_function cannot be wrapped: TypeError('a int is not a function')"
-    ]
+    (failed,) = hooked.failed
+    error = re.compile(rf"TypeError\('{wording('capture.not-function', type='int')}'\)")
+    assert re.fullmatch(
+        wording("capture.wrapping-fails", target="madeup.inner:not_a_function", error=error), failed
+    )
 
 
 def test_restoring_gives_the_originals_back(hooked: Hooked) -> None:

@@ -270,7 +270,9 @@ def test_half_a_url_makes_no_folder(toy: Toy, slip: str, write: str) -> None:
     before = sorted(script.parent.iterdir())  # with Python's own __pycache__
     ran = toy.run(script, GDNBENCH_CAPTURE=slip)
     assert (ran.status, ran.out) == (plain.status, plain.out)
-    assert ran.err == f"gdnbench: capture is off: {slip} is no URL: write {write}, or ./{slip} for a folder\n"
+    scheme, _, rest = write.partition(":")
+    wrong = wording("store.url-wrong", text=slip, scheme=scheme, slashes="", rest=rest, folder=slip)
+    assert re.fullmatch(wording("capture.off", message=re.compile(wrong)) + "\n", ran.err)
     assert sorted(script.parent.iterdir()) == before
     with pytest.raises(BadInputError, match=wording("store.url-wrong")):
         toy.capture(slip, script)

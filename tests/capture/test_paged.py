@@ -311,17 +311,37 @@ def decode_call(engine: Any, layout: str = "bfloat16", **changed: Any) -> dict[s
     ("keys", "said"),
     [
         ({"swa_lens": "metadata.lens"}, "has no attribute 'lens'"),
-        ({"cache": "cache"}, "cache: the call has no argument 'cache'; it has "),
-        ({"q": "layout"}, "q: layout is a str, not a tensor"),
-        ({"o": "return"}, "o: return is a tuple, not a tensor"),
-        ({"o": "return[1]"}, r"o has shape \[4, 3\]; it must be \[4, 3, 512\]"),
-        ({"lse": "return[0]"}, r"lse has shape \[4, 3, 512\]; it must be \[4, 3\]"),
-        ({"lse": "sinks"}, "lse: sinks is a NoneType, not a tensor"),
+        ({"cache": "cache"}, wording("capture.argument-missing", place="cache", argument="cache")),
+        ({"q": "layout"}, wording("capture.not-tensor", name="q", place="layout", type="str")),
+        ({"o": "return"}, wording("capture.not-tensor", name="o", place="return", type="tuple")),
+        ({"o": "return[1]"}, wording("kernels.shape-refused", tensor="o", shape=[4, 3], wanted=[4, 3, 512])),
+        (
+            {"lse": "return[0]"},
+            wording("kernels.shape-refused", tensor="lse", shape=[4, 3, 512], wanted=[4, 3]),
+        ),
+        ({"lse": "sinks"}, wording("capture.not-tensor", name="lse", place="sinks", type="NoneType")),
         ({"o": "return[2]"}, "IndexError"),
-        ({"cache": "q"}, "block_size of 3; it must be one of 16"),
-        ({"cache_layout": "fp8_ds_mla"}, "cache is bfloat16; it must be|cache has size 512 on axis 2"),
-        ({"swa_indices": "metadata.lengths"}, "swa_indices has T = 1 on axis 0; q has T = 4"),
-        ({"block_size": 32}, r"cache has shape \[40, 64, 512\]; it must be \[blocks, 32, 512\]"),
+        ({"cache": "q"}, wording("kernels.cache-block-size", block_size=3, known=re.compile("16, .*"))),
+        (
+            {"cache_layout": "fp8_ds_mla"},
+            wording("kernels.dtype-refused", tensor="cache", dtype="bfloat16")
+            + "|"
+            + wording("kernels.axis-size", tensor="cache", size=512, axis=2),
+        ),
+        (
+            {"swa_indices": "metadata.lengths"},
+            wording(
+                "kernels.axis-differs",
+                tensor="swa_indices",
+                symbol="T",
+                size=1,
+                axis=0,
+                source="q",
+                source_symbol="T",
+                source_size=4,
+            ),
+        ),
+        ({"block_size": 32}, wording("capture.cache-shape", shape=[40, 64, 512], slots=32, row=512)),
     ],
 )
 def test_a_table_that_does_not_fit_the_call_is_counted_in_one_line(
@@ -342,11 +362,17 @@ def test_a_table_that_does_not_fit_the_call_is_counted_in_one_line(
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"q": torch.zeros(REQUESTS, HEADS, 512)}, "q is float32; it must be bfloat16"),
+        (
+            {"q": torch.zeros(REQUESTS, HEADS, 512)},
+            wording("kernels.dtype-refused", tensor="q", dtype="float32", wanted="bfloat16"),
+        ),
         ({"q": torch.zeros(REQUESTS, HEADS, 512, dtype=torch.bfloat16)[:2]}, "swa_indices has T = 4"),
-        ({"indices": torch.int64}, "swa_indices is int64; it must be int32"),
-        ({"slot": BLOCKS * 64}, "the call names row 17 to 40 of cache; it has 40"),
-        ({"slot": -70}, "row -2 to .* of cache; it has 40"),
+        (
+            {"indices": torch.int64},
+            wording("kernels.dtype-refused", tensor="swa_indices", dtype="int64", wanted="int32"),
+        ),
+        ({"slot": BLOCKS * 64}, wording("capture.rows-missing", first=17, last=40, tensor="cache", slots=40)),
+        ({"slot": -70}, wording("capture.rows-missing", first=-2, tensor="cache", slots=40)),
     ],
 )
 def test_a_call_that_breaks_the_contract_is_counted_in_one_line(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +20,7 @@ from gdnbench.replay.replay import replay
 from gdnbench.store.reader import Store
 from gdnbench_kernels.swa_decode.layouts import pack_ds_mla
 from tests.capture.frameworks import framework
+from tests.messages import wording
 
 BLOCKS, HEADS, PAGE = 3, 4, 256
 
@@ -93,15 +95,18 @@ def test_a_step(older: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ({"extra": torch.zeros(2, 64, 1, 584, dtype=torch.uint8)}, "attend to compressed keys too"),
-        ({"extra": torch.zeros(2, 64, 1, 584, dtype=torch.uint8), "older": True}, "compressed keys too"),
-        ({"width": 192}, "windows wider than 128"),
-        ({"use_legacy": False}, "pages whose scales lie among the rows"),
+        ({"extra": torch.zeros(2, 64, 1, 584, dtype=torch.uint8)}, wording("capture.layers-compressed-v4")),
+        (
+            {"extra": torch.zeros(2, 64, 1, 584, dtype=torch.uint8), "older": True},
+            wording("capture.layers-compressed-v4"),
+        ),
+        ({"width": 192}, wording("capture.windows-wide")),
+        ({"use_legacy": False}, wording("capture.scales-among-rows")),
     ],
 )
 def test_calls_that_the_operation_does_not_describe(how: dict[str, Any], reason: str, tmp_path: Path) -> None:
     counts = run(tmp_path / "run.zarr", **how)[0]
     assert counts.records == 0
     ((found, calls),) = counts.passed_over.items()
-    assert reason in found
+    assert re.search(reason, found)
     assert calls == 1

@@ -20,6 +20,7 @@ from gdnbench.capture.adapters.signatures import Signatures
 from tests.capture.conftest import ToyFramework
 from tests.capture.frameworks import FOLDER, framework
 from tests.capture.source_signatures import parameters
+from tests.messages import wording
 
 FLA, FLASHINFER = fla_signatures.SIGNATURES, flashinfer_signatures.SIGNATURES
 FILES: Mapping[str, tuple[Signatures, str]] = {
@@ -91,24 +92,34 @@ def hiding(function):
 
 @hiding
 def chunk_gated_delta_rule("""
+CHUNKED = "fla.ops.gated_delta_rule.chunk.chunk_gated_delta_rule"
+VERSIONS = re.compile(
+    wording("capture.versions", package="flash-linear-attention", oldest="0.3.0", newest="0.6.0")
+)
 CHANGES: dict[str, tuple[list[tuple[str, str]], dict[str, Any], str | None]] = {
     "a parameter is renamed": (
         [("initial_state", "h0")],
         {},
-        "fla.ops.gated_delta_rule.chunk.chunk_gated_delta_rule has no parameter initial_state:"
-        " flash-linear-attention .* is here, capture knows 0.3.0 to 0.6.0; update gdnbench, or install one of"
-        " these",
+        wording(
+            "capture.signature",
+            function=CHUNKED,
+            differences=re.compile(wording("capture.parameter-lacking", parameter="initial_state")),
+            versions=VERSIONS,
+        ),
     ),
     "another must be given": (
         [("    beta,\n    scale=None", "    beta,\n    decay_base,\n    scale=None")],
         {"decay_base": 2},
-        "fla.ops.gated_delta_rule.chunk.chunk_gated_delta_rule asks for a parameter decay_base that is not"
-        " known: .*",
+        wording(
+            "capture.signature",
+            function=CHUNKED,
+            differences=re.compile(wording("capture.parameter-asked", parameter="decay_base")),
+        ),
     ),
     "a new one is given": (
         [("cp_context=None,", "cp_context=None,\n    window=64,")],
         {"window": 128},
-        "chunk_gated_delta_rule is given window, a parameter that capture does not know",
+        wording("capture.parameter-unknown", function="chunk_gated_delta_rule", parameter="window"),
     ),
     "a new one is left at its default": (
         [("cp_context=None,", "cp_context=None,\n    window=64,")],
@@ -133,8 +144,12 @@ CHANGES: dict[str, tuple[list[tuple[str, str]], dict[str, Any], str | None]] = {
     "a wrapper hides them": (
         [("def chunk_gated_delta_rule(", HIDING)],
         {},
-        "chunk_gated_delta_rule is called without naming scale, initial_state, .*: flash-linear-attention .*"
-        " is here, capture knows 0.3.0 to 0.6.0; update gdnbench, or install one of these",
+        wording(
+            "capture.parameters-hidden",
+            function="chunk_gated_delta_rule",
+            parameters=re.compile("scale, initial_state, .*"),
+            versions=VERSIONS,
+        ),
     ),
     "one that an older release lacks": ([("    state_v_first=False,\n", "")], {}, None),
 }
@@ -192,5 +207,6 @@ def test_the_command_says_it_once(toy: ToyFramework, tmp_path: Path) -> None:
     assert ran.out == plain.out
     said = [line for line in ran.err.splitlines() if "initial_state" in line]
     assert len(said) == 1
-    assert said[0].startswith("gdnbench: 3 calls were not recorded: fla.ops.gated_delta_rule.chunk.")
+    reason = re.compile(r"fla\.ops\.gated_delta_rule\.chunk\..*")
+    assert re.fullmatch("gdnbench: " + wording("capture.not-recorded", calls=3, reason=reason), said[0])
     assert "problem" not in ran.err
