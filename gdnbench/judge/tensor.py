@@ -123,7 +123,9 @@ def judge(
         lines = None
         if by.lines is not None:
             lines = lines_of(screened.tensor, by.oracle, subject.partition, by.lines)
-        limits = Limits(tensor.dtype, bound.factor(subject.name), by.largest, added, lines, subject.cut_operands)
+        limits = Limits(
+            tensor.dtype, bound.factor(subject.name), by.largest, added, lines, subject.cut_operands
+        )
         found = _held_to(found, own, by.errors, limits)
     return replace(
         found,

@@ -8,9 +8,10 @@ and Iskhodzhanov, WBIA 2009, describes the older v1), for a GPU's memory model:
     vector_clocks.py    the vector clocks of each warp, and how a release and an acquire join them
     async_tokens.py     the asynchronous operations in flight, and which wait completes them
     events.py           accesses, each stamped with its epoch
+    load_store.py, lanes.py    the cells and the lanes of a load, store or atomic
     shadow.py           shadow memory: for each cell the last write and the reads since
     lane_shadow.py      the same for shared memory, with the lane that made each access
-    launch_memory.py    the same for global memory, which all CTAs share
+    launch_memory.py    the same for global memory, which all CTAs share; paged_cells.py is its sparse array
     tensor_memory.py    the same for tensor memory
     synchronisation.py  which machine instruction is which edge: barriers, mbarriers, fences, waits
     mbarriers.py, named_barriers.py    the clocks of an mbarrier's phases; the arrivals of a barrier's rounds
@@ -30,11 +31,12 @@ the last write if the reading warp's vector clock does not contain the write's e
 the same way against the last write and against every read since.
 
 Where it differs:
-- Actors are warps, and lanes of a warp where they synchronise apart. Asynchronous operations are actors too.
+- An actor (in FastTrack a thread) is a warp, or a lane if lanes of a warp synchronise separately. An
+  asynchronous operation is an actor too.
 - Order depends on the proxy (generic, async, tensor): there is a vector clock for each kind of order.
 - Shadow memory keeps all reads since the last write except those that a later read supersedes; in global
-  memory it keeps the reads of at most 16 other CTAs. FastTrack keeps one epoch while reads are ordered, else
+  memory it keeps at most 16 accesses by other CTAs. FastTrack keeps one epoch while reads are ordered, else
   a vector clock. ThreadSanitizer keeps at most four accesses a cell and so may forget one.
-- No cell is evicted: a finding names both instructions.
+- An event keeps its instruction, so a finding always names both instructions.
 - The simulator reports every access and every synchronisation, in the order of this run. Nothing is sampled.
 """

@@ -1,7 +1,7 @@
 """Accept files: findings of the checker that a person has accepted, each with a reason, in TOML.
 
     [[accept]]
-    cause = "no tcgen05 fence"      # the words after "in launch N: " in its first line
+    cause = "no tcgen05 fence"      # in the first line, between "in launch N: " and ":"
     kernel = "kernel_cutlass_gemm*" # the kernel's name in the PTX
     source = "gemm.py:120"          # the Python line of either access; the end of its path is enough
     ptx = ["tcgen05.ld.*", "*.mma*"]  # the PTX of the accesses: one entry, of either access; two, one

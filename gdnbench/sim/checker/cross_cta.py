@@ -32,7 +32,7 @@ from gdnbench.sim.machine.memory import GlobalMemory
 NO_CTA_ORDER = Unordered(
     Cause.CTAS, Verdict.ERROR, "bytes of its own for each CTA: nothing orders the CTAs of this kernel"
 )
-_RELEASE = "a release of another CTA's scope after the first"
+_RELEASE = "a release at .gpu or .sys scope after the first"
 _ACQUIRE = "an acquire of what was released after the first"
 
 
@@ -59,7 +59,7 @@ def _missing(before: Event, cta: int, near_misses: NearMisses) -> str:
         return clock is not None and clock.contains_issue(before)
 
     if covered(near_misses.acquired):
-        return "a barrier from who acquired what the first released, to the second"
+        return "a barrier from the warp that acquired the first's release to the second's warp"
     if covered(near_misses.released):
         return f"{_ACQUIRE}: .acquire, or a fence after the strong read, of scope .gpu or .sys"
     if covered(near_misses.written):
@@ -79,8 +79,8 @@ def _strong_at_gpu_scope(event: Event) -> bool:
 class CrossCtaDetector:
     """The race detector between the CTAs of one launch. `cell_bytes` is the size of a cell of global memory
     in bytes, `reachable` the memory that the launch may touch (None if unknown). `synchronized`: the kernel
-    has accesses by which CTAs can synchronise. The CTAs then run in turns, and releases and acquires order
-    them. Otherwise every conflict of two CTAs is a race."""
+    has accesses by which CTAs can synchronise. The simulator then interleaves them, and releases and acquires
+    order them. Otherwise every conflict of two CTAs is a race."""
 
     def __init__(self, cell_bytes: int, reachable: GlobalMemory | None, *, synchronized: bool) -> None:
         self.findings = Findings(0)

@@ -5,8 +5,8 @@ that synchronises changes vector clocks (`synchronisation.py`).
 
 An asynchronous operation accesses its memory at some time between its issue and its completion. The detector
 checks those accesses at the issue and gives them a token; a wait for the operation puts the token into the
-waiting warp's clock. So the findings hardly depend on when the simulator lets an operation land. They depend
-on it only through the phase that its mbarrier is in by then.
+waiting warp's clock. The time at which the simulator lets an operation land changes the findings in one way
+only: its mbarrier may be in another phase by then.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class CtaRaceDetector:
         self.memory = cross_cta.begin_cta(self)
         self.tmem = TmemShadow(self, ReadSets(self.supersedes))
         self.pending_signals: dict[AsyncOperation, PendingSignal] = {}
-        self.shared_reads: dict[int, Event] = {}  # by token, copies that read shared memory
+        self.shared_reads: dict[int, Event] = {}  # by token, asynchronous accesses to shared memory
         self.issued: IssuedInstruction | None = None
         self._forms = forms
         self._uses: set[tuple[int, int, int, int]] = set()  # warp, pc, register, pc of its writer or -1
@@ -92,6 +92,7 @@ class CtaRaceDetector:
         if form is None:
             return
         if form.access is Access.WRITE and len(masks) > 1 and load_store.addresses_collide(masks, addresses):
+            # Two executions may write one cell: record them one by one, in order.
             for row in range(len(masks)):
                 self.on_accesses(warp, ins, masks[row : row + 1], addresses[row : row + 1])
             return
@@ -208,7 +209,7 @@ class CtaRaceDetector:
             return
         before = self.events[prior.number]
         if event.operation is not None and before.operation == event.operation:
-            return
+            return  # reads and writes of one operation do not race
         why = order(
             before, prior if isinstance(prior, PriorLaneAccess) else LanePair.of_events(before, event)
         )

@@ -88,8 +88,8 @@ def _not_waited_for(detector: CtaState, address: int, barrier: Mbarrier) -> Iter
 
 
 def _check_behind(detector: CtaState, address: int, barrier: Mbarrier) -> None:
-    """Check the last completed phase if nobody waited for it. It may have completed before some warp tested
-    the mbarrier for the phase before."""
+    """Check the last completed phase if nobody waited for it: a warp that waits for the phase before may test
+    the mbarrier only after that completion."""
     last = detector.mbarrier_phase(address) - 1
     for late in barrier.waits_left_behind(last) if last > barrier.checked else ():
         detector.findings.add_single(Cause.PHASES.value, Verdict.ERROR, TWO_PHASES, late, "shared", address)
@@ -97,7 +97,7 @@ def _check_behind(detector: CtaState, address: int, barrier: Mbarrier) -> None:
 
 def _check_arrivals(detector: CtaState, address: int, barrier: Mbarrier) -> None:
     """A phase with some arrivals and not all hints at a wrong count: an earlier phase may have completed
-    without the surplus arrivals."""
+    before its last arrivals, which then counted for this one."""
     pending, expected, _ = unpack(detector.mbarrier_word(address))
     if 0 < pending < expected:
         missing = f"{pending} of {expected} arrivals, or a smaller count"

@@ -46,8 +46,8 @@ class PendingSignal:
 
 class CtaState(CtaOrder, Protocol):
     """The state of one CTA's race detector, `cta_detector.CtaRaceDetector`, which documents its methods.
-    `async_states` and `warp_clocks` are by warp. `shared_reads` are the copies that read
-    shared memory, by token."""
+    `async_states` and `warp_clocks` are indexed by warp. `shared_reads` are the asynchronous accesses to
+    shared memory, reads and writes, by token."""
 
     cta: Cta
     findings: Findings

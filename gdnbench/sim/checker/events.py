@@ -31,7 +31,7 @@ class Access(Enum):
 
 
 class Proxy(Enum):
-    """The proxy through which memory is accessed. In shared memory TENSOR is the async proxy too."""
+    """The proxy through which memory is accessed. For shared memory TENSOR counts as the async proxy."""
 
     GENERIC = "generic"
     ASYNC = "async"
@@ -79,7 +79,7 @@ class IssuedInstruction(NamedTuple):
 @dataclass(slots=True)
 class EventLog:
     """The events of one CTA by number; number 0 is no event. If a warp repeats an instruction before its
-    clock advances, both executions have one epoch and are one event. `tokens` counts the tokens in use."""
+    clock advances, both executions have one epoch and are one event. `tokens` counts the tokens given out."""
 
     all: list[Event | None] = field(default_factory=lambda: [None])
     tokens: int = 0

@@ -30,7 +30,7 @@ SECTIONS = {
 }
 """Where the PTX ISA leaves the order open, by cause."""
 
-# So many warps or pairs of warps are named; the rest are counted.
+# At most this many warps, or pairs of warps, are named; the rest are counted.
 _NAMED = 6
 
 
@@ -68,7 +68,7 @@ class Evidence:
     section: str | None = None
     memory: str = ""
     address: int = 0
-    size: int = 0  # bytes of shared memory from there on in which the first pair met, 0 if not known
+    size: int = 0  # bytes of shared memory from `address` on where the first pair met, 0 if unknown
     where: str = ""
     first: Access | None = None
     second: Access | None = None

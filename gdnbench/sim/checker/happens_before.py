@@ -10,20 +10,21 @@ ordered if its warp's clocks (`vector_clocks.ClockSet`) contain the epoch of the
     generic write              an async access           base and async_proxy; base alone: error
     generic read               an async write            base and async_proxy; base alone: review
     async access               an async access           base
-    tcgen05 operation          tcgen05.ld, .st           tcgen05_fenced; base alone: review
-    product or copy            a product or copy         tcgen05_fenced or tensor_pipe
+    tcgen05 operation          a tcgen05 operation       tcgen05_fenced; base alone: review
+    product or copy            a product or copy         the same, or tensor_pipe
 
-Three kinds of pairs are reported for review, because the ISA leaves their order open:
+A pair is reported for review if the ISA leaves its order open. Besides the rows for mbarrier.init and for
+generic reads, these are:
 
 - Lanes of one warp. bar.warp.sync and barriers order memory among the lanes that take part. In shfl.sync,
   elect.sync and .aligned instructions lanes wait for one another; the ISA does not say that this orders
   memory. If only such an instruction separates the two accesses, the pair is for review.
 - tcgen05.ld without a wait. Once an instruction uses a register that the load writes, the load has read
-  tensor memory. The ISA (9.7.16.6.4.5) orders that use after the load, but no other access to memory. If only
-  such a use orders a later access after the load, the pair is for review.
-- No tcgen05 fence. A pair in base and not in tcgen05_fenced is ordered by the release and acquire of an
-  mbarrier or barrier alone. The ISA says that the standard model applies to tcgen05 too (9.7.16.6.3), and
-  shows no pattern without the fence.
+  tensor memory. The ISA (9.7.16.6.4.5) orders that use after the load, and does not say that it orders other
+  memory accesses. If a later access follows the load only by such a use, the pair is for review.
+- No tcgen05 fence. An access contained in base and not in tcgen05_fenced is ordered by the release and
+  acquire of an mbarrier or barrier alone. The ISA says that the standard model applies to tcgen05 too
+  (9.7.16.6.3), and shows no pattern without the fence.
 
 One assumption: products (tcgen05.mma) and copies (tcgen05.cp) of the tensor core run in the order of issue.
 The ISA promises this for five pairs only (9.7.16.6.2): products of one shape into one accumulator, a copy
@@ -66,6 +67,9 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Unordered:
+    """Why a pair is not ordered. `missing` is the synchronisation that would order it: a message reads
+    "..., without {missing}"."""
+
     cause: Cause
     verdict: Verdict
     missing: str
@@ -137,7 +141,7 @@ def unordered_in_tmem(before: Event, now: Event, clocks: WarpClocks, met: LanePa
         Cause.TCGEN05_FENCE,
         Verdict.REVIEW,
         "tcgen05.fence::before_thread_sync and ::after_thread_sync around the synchronisation"
-        " (PTX ISA 9.7.16.6.3), which is ordered by release and acquire alone",
+        " (PTX ISA 9.7.16.6.3): the pair is ordered by release and acquire alone",
     )
 
 
@@ -159,6 +163,7 @@ def completion_wait(before: Event) -> str:
 
 
 def _not_known(before: Event, now: Event, clocks: WarpClocks, met: LanePairs) -> Unordered | None:
+    """What is missing for a pair that `base` does not order; None if the tensor core's order covers it."""
     if _in_tensor_pipe_order(before, now, clocks):
         return None
     if before.token is None:
@@ -169,5 +174,5 @@ def _not_known(before: Event, now: Event, clocks: WarpClocks, met: LanePairs) ->
         return Unordered(Cause.RACE, Verdict.ERROR, missing)
     wait = completion_wait(before)
     if before.warp != now.warp:
-        wait += ", and a barrier from who waits to the second access"
+        wait += ", and a barrier from the waiting warp to the second's warp"
     return Unordered(Cause.IN_FLIGHT, Verdict.ERROR, wait)

@@ -2,7 +2,7 @@
 
 Its two arrays hold codes of 32 bits: the number of an event or of a set of readers, and a lane. So it costs
 as many bytes as `ShadowMemory`. The code of a set of several readers has their lane if all of them used the
-same lane number, else UNSURE. The set itself records which of its readers were several lanes of a warp.
+same lane number, else UNSURE. The set itself records which of its readers read by several lanes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from gdnbench.sim.checker.shadow import NO_ACCESS, Cells, Numbers, ReadSets
 LaneNumbers = Numbers | int
 """The lane of each cell, or one lane for all cells."""
 
-# A code: number << LANE_BITS | lane, or MANY. 25 bits are enough for the number: an event is a Python object,
-# so 2**25 events would take gigabytes.
+# A code: number << LANE_BITS | lane; the lane may be MANY or UNSURE. 25 bits are enough for the number: an
+# event is a Python object, so 2**25 events would take gigabytes.
 LANE_BITS = 6
 _LANE = (1 << LANE_BITS) - 1
 _MATCH_BITS = 4
@@ -153,8 +153,8 @@ class LaneSets(ReadSets):
 
 
 class LaneShadow:
-    """The shadow of `cells` cells. The readers of a cell include atomics that do not race with its last
-    writer."""
+    """The shadow of `cells` cells. The readers of a cell include strong accesses, writes too, that do not
+    race with its last writer."""
 
     def __init__(self, cells: int, sets: LaneSets) -> None:
         self.writer: Numbers = np.zeros(cells, np.int32)

@@ -1,13 +1,13 @@
 """The shadow of global memory, which all CTAs of a launch share: for each cell the last write and the reads
 since, of whichever CTA.
 
-When a CTA accesses a cell, its earlier accesses go to the CTA's own race detector, and those of other CTAs to
-`check_pair`. An access gets a code when it first touches global memory. A `ShadowCell` is a writer and its
-readers by their codes; equal ones are stored once, so that a cell costs 4 bytes, the number of its
-`ShadowCell`.
+When a CTA accesses a cell, its own race detector gets the earlier accesses of this CTA, and `check_pair` gets
+those of other CTAs. An event gets a code at its first access to global memory. A `ShadowCell` has the
+codes of the last writer and of the readers since. Equal ones are stored once, so a cell costs 4 bytes, the
+number of its `ShadowCell`.
 
-Of the other CTAs that only read a cell the first few are kept. Where CTAs cannot synchronise one is enough,
-since a write of any other CTA races with it. Strong accesses need not race with each other, so that a cell
+Only the first few reads of a cell by other CTAs are kept. If CTAs cannot synchronise, one is enough, because
+a write of any other CTA races with it. Strong accesses need not race with each other, so that a cell
 may have several last writers: those join the readers, and a later access is checked against all of them.
 """
 
@@ -25,7 +25,7 @@ from gdnbench.sim.checker.events import Event, EventLog
 from gdnbench.sim.checker.paged_cells import PAGE, PagedCells
 from gdnbench.sim.checker.shadow import NO_ACCESS, Cells, Numbers, PriorAccess
 
-# How many CTAs that read a cell are kept, where some may be ordered before a later write and others not.
+# How many reads of a cell by other CTAs are kept, if some may be ordered before a later write and others not.
 READERS = 16
 
 # Unused codes and states are dropped only when there are more than this in all.
@@ -125,8 +125,8 @@ class ProcessShadow:
 
 
 class GlobalShadow:
-    """The shadow of global memory. `readers` is how many other CTAs that read a cell are kept; `pages` is how
-    many pages of the shadow can be touched, 0 if that is not known."""
+    """The shadow of global memory. `readers` is how many reads of a cell by other CTAs are kept; `pages` is
+    how many pages of the shadow can be touched, 0 if that is not known."""
 
     def __init__(self, pages: int, readers: int) -> None:
         self.accesses: list[CtaAccess | None] = [None]  # by code; the first is nobody's

@@ -9,6 +9,7 @@ from gdnbench.sim.checker.lanes import LaneSubset
 from gdnbench.sim.checker.vector_clocks import ClockSet, WarpClocks
 
 KEPT = 3
+"""Latest phases of an mbarrier whose clocks are kept."""
 USED_AS_DATA = "an mbarrier used as data"
 """The cause of findings about loads, stores and copies of an mbarrier's bytes, which are undefined before
 mbarrier.inval (PTX ISA, "mbarrier.inval")."""
@@ -64,7 +65,7 @@ class Mbarrier:
     def waits_left_behind(self, phase: int) -> list[Event]:
         """The waits for phase - 1 that nothing orders before the completion of `phase`, which is complete
         now. Such a wait can fall two phases behind: when it tests the mbarrier, that may be in phase + 1.
-        Only the phase immediately before the current one can be tested (PTX ISA, "mbarrier.test_wait")."""
+        Only the latest complete phase can be tested (PTX ISA, "mbarrier.test_wait")."""
         ended = self.phase_clocks(phase).waits
         waits = self.waits.get(phase - 1, {})
         return [wait for warp, (number, wait) in waits.items() if ended.by_warp[warp] < number]

@@ -2,7 +2,8 @@
 
 A barrier counts arriving warps without telling them apart. It begins its next round once enough have
 arrived (PTX ISA, "bar, barrier"). If nothing orders an arrival after an arrival in the round before, the
-later one may count for that round instead.
+later one may be counted in the round before.
+
 Rounds of a single warp are not checked: each is complete as soon as it begins.
 """
 

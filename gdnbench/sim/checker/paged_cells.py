@@ -1,4 +1,4 @@
-"""A sparse array of 32-bit numbers, one a cell of memory, in pages that are made on first access."""
+"""A sparse array of 32-bit numbers, one for each cell of memory, in pages allocated on first access."""
 
 from __future__ import annotations
 

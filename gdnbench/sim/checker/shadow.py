@@ -1,6 +1,6 @@
 """Shadow memory: for each cell, the last write and the reads since then.
 
-A cell is a granule of a few bytes (`KernelAccesses.cell_bytes`), or a 32-bit cell of tensor memory. Two
+A cell is 1, 2 or 4 bytes of memory (`KernelAccesses.cell_bytes`), or a 32-bit cell of tensor memory. Two
 arrays of 32-bit numbers have an entry for each cell: the event that wrote the cell last, and the set of
 events that have read it since. Each distinct set is stored once. So a cell costs 8 bytes of shadow memory.
 
@@ -63,7 +63,7 @@ class ShadowMemory:
         self.sets = sets
 
     def record_reads(self, cells: Cells, events: Numbers) -> list[PriorAccess]:
-        """Each of `events`, one a cell, reads its cell. Returns the last writers, NO_ACCESS where there is
+        """Each of `events`, one for each cell, reads it. Returns the last writers, NO_ACCESS where there is
         none."""
         before = self.writer[cells]
         found = list(_group_by_number(before, cells, events))

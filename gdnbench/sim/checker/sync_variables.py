@@ -13,7 +13,7 @@ ThreadSanitizer. The release and acquire edges are those of the PTX ISA, "Releas
 - Release and acquire must both name a scope that includes the other ("Morally Strong Operations"): a scope
   below `.gpu` orders threads of one CTA only.
 - A `fence.sc` is ordered after an earlier one ("Fence-SC Order") only where a strong read before it saw a
-  write that followed the earlier one. Two other fences could have run in either order.
+  write that followed the earlier one. Without such a read the fences could have run in the other order.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from gdnbench.sim.checker.vector_clocks import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SyncWord:
-    """The clocks of one word: `cta_scope` for an acquire by a thread of the CTA that is the key, `gpu_scope`
-    for an acquire by any thread, `fence_sc` for a fence.sc after a read of the word. `writer` is the (CTA,
-    warp) that alone released to it, or None. Immutable, so that many cells can share one."""
+    """The clocks of one word. `cta_scope`: by CTA, what an acquire by its threads joins; `gpu_scope`: what an
+    acquire by any thread joins; `fence_sc`: what a fence.sc after a read of the word joins.
+    `writer`: the (CTA, warp) that alone released to it, or None. Immutable, so that many cells can share
+    one."""
 
     writer: tuple[int, int] | None = None
     cta_scope: dict[int, ClockSet] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class SyncWord:
 @dataclass(slots=True)
 class SyncWords:
     """The synchronisation words of one memory, by cell. `unreleased` holds the clocks of the CTAs that wrote
-    one of them, released or not: it serves messages alone (`NearMisses`)."""
+    one of the words, released or not; only messages use it (`NearMisses`)."""
 
     by_cell: dict[int, SyncWord] = field(default_factory=dict)
     unreleased: RemoteClocks = field(default_factory=RemoteClocks)
@@ -54,7 +55,7 @@ class SyncWords:
 
 @dataclass(slots=True)
 class _FenceState:
-    """The fence halves of one warp's release and acquire patterns. `release_cta` and `release_gpu` are the
+    """What one warp's fences contribute to the patterns above. `release_cta` and `release_gpu` are the
     clocks at its last fence, which later strong writes release. The `pending_` clocks come from strong reads
     since then, and the next fence acquires them."""
 

@@ -8,7 +8,8 @@
     bar.arrive                                       release into the barrier's round
     bar.sync, bar.red                                release into the round, then acquire from it
     bar.warp.sync                                    release and acquire among lanes (`on_warp_collective`)
-    fence, membar                                    the fence half of release and acquire patterns
+    fence, membar                                    acquire for strong reads before it, release for strong
+                                                     writes after it
     fence.proxy.async                                hands generic accesses to the async proxy
     fence.mbarrier_init                              hands mbarrier.init to the async proxy
     tcgen05.fence::before_thread_sync                later releases also cover tensor-memory tokens
@@ -60,7 +61,7 @@ MBARRIER_BYTES = 8
 
 
 class CtaStateWithTmem(CtaState, Protocol):
-    """The detector's state with the shadow of tensor memory, which is built on the rest."""
+    """`CtaState` and the shadow of tensor memory, which itself uses a `CtaState`."""
 
     tmem: TmemShadow
 

@@ -81,7 +81,7 @@ class TmemShadow:
         columns = np.flatnonzero(np.bincount(cells % TMEM_COLUMNS))
         for number in np.unique(self._owner[columns]).tolist():
             if number == NO_ACCESS:
-                continue  # not allocated: the machine says so
+                continue  # not allocated: the machine raises the fault
             alloc = detector.events[number]
             if alloc.warp != event.warp and not clocks.ordered_after(alloc, LanePair(alloc.lane, event.lane)):
                 why = Unordered(

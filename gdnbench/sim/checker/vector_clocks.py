@@ -1,4 +1,4 @@
-"""Vector clocks: what each warp, barrier and mbarrier knows of what other warps have done.
+"""Vector clocks: which accesses a warp, barrier round or mbarrier phase is ordered after.
 
 As in FastTrack and ThreadSanitizer (cited in the package's docstring), every actor (there: a thread) has a
 clock of its own, and an access is stamped with its *epoch*, the actor and the value of the actor's clock. An
@@ -7,8 +7,8 @@ access with epoch c of warp w happens before what warp v does now if VC(v)[w] >=
 
 Three things differ from a CPU's threads:
 
-- The actor is a warp, and a lane where lanes of a warp release or acquire apart. A `VectorClock` has a
-  component for each warp, and components for single lanes where they are later than their warp's.
+- The actor is a warp, or a lane if lanes of a warp release or acquire separately. A `VectorClock` has a
+  component for each warp, and components for single lanes that are later than their warp's.
 - An asynchronous operation (TMA, cp.async, wgmma, tcgen05) is an actor that acts once. In place of an epoch
   its reads have a *token*, a bit, and its writes another. A vector clock contains a token if it is ordered
   after the completion of those reads or writes.
@@ -25,7 +25,7 @@ Three things differ from a CPU's threads:
     tensor_pipe    tokens of products and copies that later products and copies run after
     loads_used     tokens of each tcgen05.ld of which an instruction has used a register
     remote         clocks of other CTAs, a `RemoteClocks`
-    fence_sc       clocks of other CTAs before a fence.sc, a `RemoteClocks`
+    fence_sc       clocks at earlier fence.sc, which a later fence.sc acquires, a `RemoteClocks`
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class LanePairs(Protocol):
 @dataclass(slots=True)
 class VectorClock:
     """`by_warp[w]`: ordered after accesses of warp w up to this clock. `tokens`: the bits of completed
-    asynchronous operations. `by_lane`: components of single lanes, by 64 warp + lane, where later than
-    `by_warp`."""
+    asynchronous operations. `by_lane`: components of single lanes that are later than their warp's,
+    with the key 64 * warp + lane."""
 
     by_warp: list[int]
     tokens: int = 0
@@ -154,8 +154,8 @@ class RemoteClock(NamedTuple):
         return self.contains_issue(event) if event.token is None else bool(self.tokens >> event.token & 1)
 
     def visible_through(self, event: Event, proxy: Proxy) -> bool:
-        """Whether an access through `proxy` sees what `event` wrote, if `contains(event)`. Completion of an
-        asynchronous operation includes a proxy fence (PTX ISA, "Async Proxy")."""
+        """Whether an access through `proxy` sees what `event` wrote, given `contains(event)`. Completion of
+        an asynchronous operation includes a proxy fence (PTX ISA, "Async Proxy")."""
         if proxy is Proxy.GENERIC or event.proxy is not Proxy.GENERIC or not event.access.writes:
             return True
         return self.async_proxy[event.warp] >= event.clock
@@ -202,7 +202,7 @@ class ClockSet:
     `tensor_pipe`: tokens of products and copies issued before such a fence. They need not be complete:
     products and copies that are issued later run after them. `loads_used`: tokens of each tcgen05.ld of which
     an instruction used a register, with or without a tcgen05.wait::ld. `remote`: clocks of other CTAs.
-    `fence_sc`: what precedes a fence.sc; a later fence.sc is ordered after it too."""
+    `fence_sc`: the clocks at earlier fence.sc; a later fence.sc acquires them."""
 
     base: VectorClock
     async_proxy: dict[str, VectorClock]
@@ -247,7 +247,7 @@ class ClockSet:
 
 @dataclass(slots=True)
 class OwnClocks:
-    """What each lane of a warp is ordered after among its own accesses, and other lanes are not yet.
+    """Program order: what each lane is ordered after among its own accesses, and the other lanes are not.
     `async_proxy`: the clock up to which its accesses are handed to the async proxy, by memory.
     `mbarrier_inits`: the same of its mbarrier.init. `tokens`: the operations that it has waited for."""
 
@@ -264,8 +264,8 @@ class WarpClocks:
 
     For tensor memory, which a warp uses as a whole, `all_lanes.tcgen05_fenced` is what its tcgen05 operations
     are ordered after and `all_lanes.tensor_pipe` what its products and copies follow. The `released_` tokens
-    have passed tcgen05.fence::before_thread_sync and no release yet; the `acquired_` tokens have been
-    acquired and have not passed tcgen05.fence::after_thread_sync yet."""
+    have passed a tcgen05.fence::before_thread_sync: every later release passes them on. The `acquired_`
+    tokens have been acquired: the next tcgen05.fence::after_thread_sync adds them to `all_lanes`."""
 
     warp: int
     all_lanes: ClockSet
@@ -295,7 +295,7 @@ class WarpClocks:
         )
 
     def visible_to_async_proxy(self, memory: str, epoch: Epoch, lanes: LanePairs) -> bool:
-        """Whether a generic access to `memory` was handed to the async proxy, if `ordered_after` holds."""
+        """Whether a generic access to `memory` was handed to the async proxy, given `ordered_after`."""
         clock = self.all_lanes.async_proxy[memory]
         own = self._is_own(epoch, self.own.async_proxy[memory])
         return clock.contains(epoch) or self._contains_lanes(
@@ -303,7 +303,7 @@ class WarpClocks:
         )
 
     def init_visible(self, epoch: Epoch, lanes: LanePairs) -> bool:
-        """The same of an mbarrier.init."""
+        """The same for an mbarrier.init."""
         clock = self.all_lanes.mbarrier_inits
         own = self._is_own(epoch, self.own.mbarrier_inits)
         return clock.contains(epoch) or self._contains_lanes(
@@ -331,7 +331,7 @@ class WarpClocks:
             if clock.contains_lane(epoch, before):
                 continue
             if own and (UNSURE in (before, now) or before == now != MANY):
-                continue  # the lanes may be the same: do not report a race between unknown lanes
+                continue  # program order of one lane; lanes that may be one get no finding
             of_lane = self.per_lane.get(now)
             if of_lane is None or not lane_clock(of_lane).contains_lane(epoch, before):
                 return False
@@ -359,7 +359,8 @@ class WarpClocks:
         self.tick()
 
     def acquire(self, released: ClockSet, subset: LaneSubset = None, *, relaxed: bool = False) -> None:
-        """Join a synchronisation object's clocks into those of these lanes; of memory unless `relaxed`."""
+        """Join a synchronisation object's clocks into those of these lanes. A `relaxed` acquire joins only
+        the tokens of tensor memory."""
         if not relaxed:
             for clocks in self._clocks_of(subset):
                 clocks.join_memory(released)
@@ -411,7 +412,7 @@ class WarpClocks:
         return released.base, released.async_proxy["global"]
 
     def _release_into(self, into: ClockSet, subset: LaneSubset, clock: int) -> None:
-        """Join what these lanes know, and their own accesses up to `clock`."""
+        """Join the clocks of these lanes, and their own accesses up to `clock`, into a set."""
         if into is not self.all_lanes:
             into.join_memory(self.all_lanes)
         for lane, of_lane in self.per_lane.items():
@@ -486,7 +487,7 @@ class WarpClocks:
             self.per_lane[lane].mbarrier_inits.advance(self.warp, (lane,), self.own_clock)
 
     def fence_mbarrier_init(self, subset: LaneSubset) -> None:
-        """fence.mbarrier_init: of the mbarriers that these lanes have initialised (PTX ISA, "membar,
+        """fence.mbarrier_init: hand the mbarrier.init of these lanes to the async proxy (PTX ISA, "membar,
         fence")."""
         if subset is None:
             self.own.mbarrier_inits = self.own_clock

@@ -18,7 +18,7 @@ ROW_LANES = 8
 """Lanes that share a row."""
 LANE_ELEMENTS = HEAD_DIM // ROW_LANES
 GROUPS = WARP // ROW_LANES
-"""Rows that a warp works on at once."""
+"""Groups of lanes in a warp; each has one row at a time."""
 STATE_BYTES = {"float32": 4, "bfloat16": 2}
 """Bytes of an element."""
 
@@ -40,12 +40,12 @@ H200_SMS = 132
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """rows: per group of lanes. warps: per CTA. load, store: cache hints. ctas_per_sm: the CTAs per SM that
-    the register limit allows, 0 for no limit. pdl: programmatic dependent launch: the kernel may start before
-    the previous kernel has ended, waits for that before it reads or writes, and lets the next kernel of the
-    stream do the same. passes: per CTA, one after another. resident: the most CTAs per SM, limited by
-    reserving shared memory; 0 for no limit. spread: the rows of a group are GROUPS apart, so a load of a warp
-    reads adjacent rows."""
+    """rows: per group of lanes. warps: per CTA. transport: see `Transport`. load, store: cache hints.
+    ctas_per_sm: CTAs for which an SM must have registers (min_blocks_per_mp); 0 for no limit. pdl:
+    programmatic dependent launch: the kernel may start before the previous one has ended, waits for its end
+    before it reads or writes, and lets the next kernel of the stream do the same. passes: per CTA, one after
+    another. resident: the most CTAs per SM, limited by reserving shared memory; 0 for no limit. spread: the
+    rows of a group are GROUPS apart, so a load of a warp reads adjacent rows."""
 
     rows: int = 4
     warps: int = 4
@@ -76,7 +76,7 @@ class DecodePlan:
             )
         for name, count in (("ctas_per_sm", self.ctas_per_sm), ("resident", self.resident)):
             if count < 0:
-                raise ValueError(f"{name} is {count}; it is a count, or 0 to hold to nothing")
+                raise ValueError(f"{name} is {count}; it is a count, or 0 for no limit")
 
     @property
     def warp_rows(self) -> int:
@@ -84,7 +84,7 @@ class DecodePlan:
 
     @property
     def row_step(self) -> int:
-        """Distance of a group's rows."""
+        """Distance between successive rows of a group, in rows."""
         return GROUPS if self.spread else 1
 
     @property
@@ -154,12 +154,12 @@ class DecodePlan:
 
 
 STARTS = DecodePlan(load="none", pdl=True)
-"""The fastest cache hints and launch mode at every size."""
+"""Base of the default plans: the fastest cache hints and launch mode at every size."""
 
 SMALL = replace(STARTS, rows=2, warps=1)
 """For calls of which all CTAs are resident at once: the most and shortest CTAs."""
 MIDDLE = replace(STARTS, rows=2, warps=2, transport="bulk_in", passes=4, resident=4)
-"""For calls with few CTAs per SM: limits resident CTAs to an even share, because with `pdl` CTAs start
+"""For calls with few CTAs per SM. `resident` keeps their number equal on all SMs: with `pdl` CTAs start
 wherever those of the previous call leave room."""
 MIDDLE_BF16 = replace(STARTS, rows=4, warps=4, transport="bulk", passes=2, resident=4)
 """For calls of which all CTAs are resident at once: one CTA per state, which loads all of it at once."""
@@ -169,9 +169,9 @@ LARGE_BF16 = replace(STARTS, rows=4, warps=1, transport="bulk_in", passes=2)
 DRAFTED = replace(STARTS, rows=4, warps=2, transport="bulk_in")
 """For several tokens: each pass recomputes a token's operands, so a warp has many rows and few passes."""
 SMALL_CTAS = 24
-"""CTAs per SM that 80 registers per thread allow."""
+"""SMALL is chosen up to this many CTAs per SM: as many as 80 registers per thread allow."""
 MIDDLE_CTAS = {"float32": 16, "bfloat16": 4}
-"""CTAs per SM: four times the resident ones; the resident ones."""
+"""The middle plan is chosen up to this many CTAs per SM: 4 x `resident` with fp32, `resident` with bf16."""
 
 
 def default_plans(state_dtype: str, tokens: int) -> tuple[DecodePlan, DecodePlan, DecodePlan]:

@@ -4,7 +4,7 @@ later.
     exp(x)      = 2^n p(r)       n = nearest(x log2 e), r = x - n ln 2 in two parts, p of degree 7
     log1p(t)    = 2 atanh(s)     s = t / (2 + t), t in [0, 1]: s^2 <= 1 / 9, eight terms of the series
     softplus(x) = max(x, 0) + log1p(exp(-|x|))
-    sigmoid(x)  = (1 or exp(-|x|)) / (1 + exp(-|x|))
+    sigmoid(x)  = (1 if x >= 0 else exp(-|x|)) / (1 + exp(-|x|))
 
 `ex2.approx` and `lg2.approx` are not accurate enough: a decay's error of two ulps repeats in every element
 and every step, and the logarithm of a number near 1 has few correct bits. The series end where the next term
@@ -79,7 +79,7 @@ def sigmoid(x: Any) -> Any:
 
 
 def inverse_norm(square: Any) -> Any:
-    """square ** -0.5, with one more rounding than the instruction; 0 for inf."""
+    """square ** -0.5: rsqrt.approx and one Newton step; 0 for inf."""
     found = ptx.reciprocal_root(square)
     missing = ptx.fma(ptx.negative(ptx.multiply(square, found)), found, F32(1.0))
     refined = ptx.fma(ptx.multiply(found, F32(0.5)), missing, found)

@@ -1,18 +1,18 @@
-"""Decode: FLA's and vLLM's `fused_recurrent_gated_delta_rule`. CuTe DSL, sm_90a and sm_100a.
+"""Gated-delta-net decode, FLA's and vLLM's `fused_recurrent_gated_delta_rule`. CuTe DSL, sm_90a and sm_100a.
 
-Applies S tokens of a sequence to its state, fp32 or bf16, in place. In equations S [V, K] is the state. With
-n(x) = (sum x^2 + 1e-6) ** -0.5, or 1 where q and k come normalised, for each token:
+Updates a sequence's state, fp32 or bf16, in place, token by token. In shapes S is the number of tokens, in
+equations S [V, K] is the state. n(x) = (sum x^2 + 1e-6) ** -0.5, or 1 if the inputs q, k are normalised:
 
-    alpha = exp(g)                                   g = -exp(A_log) softplus(a + dt_bias) where gates are raw
-    beta                                             = beta_max sigmoid(b) where they are
+    alpha = exp(g)               if gates are raw (inputs a, b):  g = -exp(A_log) softplus(a + dt_bias)
+    beta                         if gates are raw:                beta = beta_max sigmoid(b)
     u     = beta (v - alpha n(k) (S k))
     o     = scale alpha n(q) (S q) + scale n(k) n(q) (k . q) u
     S'    = alpha S + n(k) u k^T
 
-o equals scale S' n(q) q, in one pass over S: S k, S q and k . q are all sums over the old state. S is
+o equals scale S' n(q) q, but takes one pass over S: S k, S q and k . q are all sums over the old state. S is
 fp32 in registers from the first token to the last, and rounded to its dtype where it is stored.
 
-    tensor                      shape             dtype                rows
+    tensor                      shape             dtype                layout
     q, k                        B, S, H, 128      bfloat16             any strides, 16-byte aligned
     v, o                        B, S, Hv, 128     bfloat16             the same; o is contiguous
     g, beta (a, b)              B, S, Hv          f32, bf16 or f16     any strides
@@ -21,26 +21,26 @@ fp32 in registers from the first token to the last, and rounded to its dtype whe
     state_indices               B, S              int32                any strides; -1 writes nothing
     num_accepted, read_indices  B                 int32                one of them, or neither
 
-CTA (x, y) has rows x % tiles of value head x / tiles of sequence y, in `passes` one after another. In a pass
-a warp has 4 x `rows` rows of the state, a group of 8 lanes `rows`, and a lane 16 elements of each row: the
-same 16 bytes of every 128 bytes of a row. Warps share no data.
+The 128 rows of a state are divided into `tiles` blocks. CTA (x, y) updates block x % tiles of value head
+x / tiles of sequence y, in `passes` passes. In a pass a warp has 4 x `rows` rows, a group of 8 lanes `rows`,
+and lane p of a group bytes 16 p to 16 p + 15 of every 128 bytes of each row. Warps share no data.
 
     who         does                                                        waits for
-    lane t      loads slot and gate inputs of token t; shuffles share them  its loads
+    lane t      loads the slot and the gate inputs of token t               nothing
     every lane  copies 16 bytes of each token's q or k by `cp.async`        nothing; arrives at `qkv_barrier`
     every lane  loads its 16 bytes of every 128 of its rows                 the slot to read, the gate inputs
-    every lane  computes gates, norms and k . q                             `qkv_barrier`
+    every lane  gates of its token, broadcast by shuffles; norms and k . q  gate inputs, `qkv_barrier`
     every lane  sums over 16 elements in order, then over the 8 lanes of a  its rows
                 group as a tree; updates the state and stores it
 
-The slot, the operands and the gate inputs are loaded together, the rows as soon as the slot is known. What
-does not depend on the rows is computed while they are in flight. A padding sequence takes the same path with
-predicated loads up to the update, then exits.
+The slot, q, k, v and the gate inputs are loaded together, the rows after the slot and the gate inputs have
+arrived. What does not depend on the rows is computed while they are in flight. A padding sequence (its slot
+to read is -1) takes the same path with its state loads predicated off, and exits before the update.
 
 A row's bits depend only on its sequence, head and row, not on B, the plan, the architecture or the order of
-CTAs. A NaN in a sequence reaches only its own rows. Limits: S <= 8, B <= 65,535, slots inside the pool; S k
-and S q must not overflow with q and k before normalisation, which limits raw q and k more than normalised
-ones.
+CTAs. A NaN in a sequence reaches only its own rows. Limits: 8 tokens, B <= 65,535, slots inside the pool.
+The products S k and S q are formed with q and k as given and must not overflow fp32. Raw q and k, whose norms
+may exceed 1, reach that limit earlier than normalised ones.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class KernelParams:
 
 @dataclass(frozen=True)
 class WorkTile:
-    """The work of one thread: rows `row` .. of a value head's state, eighth `part` of each row.
+    """One thread's work: rows of a value head's state from `row` on, as lane `part` of the 8 of each row.
 
     The thread is lane `lane` of a warp whose rows start at `first_row`. `operands` is the shared-memory
     address of the warp's q, k and v; the mbarrier `qkv_barrier` completes when they have landed. Where the
@@ -227,7 +227,7 @@ class StateUpdate:
         self.kernel(params).launch(**self.launch(v, stream))
 
     def launch(self, v: cute.Tensor, stream: cuda.CUstream) -> dict[str, Any]:
-        """How the kernel is launched."""
+        """The launch configuration: x counts the tiles of all value heads, y the sequences."""
         return {
             "grid": (cute.size(v, mode=[2]) * self.plan.tiles, cute.size(v, mode=[0]), 1),
             "block": (self.plan.threads, 1, 1),
@@ -247,7 +247,7 @@ class StateUpdate:
         work = self.work_tile()
         self.init_barriers(work)
         if cutlass.const_expr(self.plan.pdl):
-            # Wait first, then launch: the next kernel must find everything before this kernel done.
+            # Wait before launch_dependents: the next kernel must find all work before this kernel done.
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
         slots, read = self.slots(work, params)
@@ -272,8 +272,8 @@ class StateUpdate:
         loaded: Any,
         params: KernelParams,
     ) -> None:
-        """Apply all tokens to all rows, pass by pass. `first` is the first token's, already computed;
-        `loaded` is the state of the first pass, already on its way."""
+        """Apply all tokens to all rows, pass by pass. `first` is the first token, already computed;
+        `loaded` is what `load_state` returned for the first pass, still in flight."""
         for turn in cutlass.range_constexpr(self.plan.passes):
             here, own = self.pass_tile(work, turn), loaded
             following = turn + 1 < self.plan.passes
@@ -371,7 +371,7 @@ class StateUpdate:
                     ptx.fma(uk, key, ptx.multiply(found.alpha, x))
                     for key, x in zip(token.keys, self.to_floats(row), strict=True)
                 ]
-                # Pack rows after the last token to bf16 at once: half the registers until they are stored.
+                # After the last token pack bf16 states here: they take half the registers until stored.
                 after.append(self.to_words(moved) if last else moved)
         return after, outputs, updates
 
@@ -380,7 +380,7 @@ class StateUpdate:
         return gates
 
     def tap_updates(self, work: WorkTile, number: int, updates: list[Any], taps: Any) -> None:
-        """The tapped build stores the token's u."""
+        """Does nothing; the tapped build stores the token's u."""
 
     def factors(self, gate: tuple[Any, Any], keys: list[Any], queries: list[Any], scale: Any) -> Factors:
         alpha, beta = gate
@@ -443,7 +443,7 @@ class StateUpdate:
     @cute.jit
     def load_qkv_async(self, work: WorkTile, params: KernelParams) -> None:
         """Start cp.async of all tokens' operands. Per token, half of the warp copies the row of q and half
-        the row of k, 16 bytes a lane; a few lanes copy the warp's elements of v."""
+        the row of k, 16 bytes a lane; lanes with `mine` >= 0 also copy the warp's v."""
         key_head = work.head // self.group
         half, place = work.lane // (WARP // 2), work.lane % (WARP // 2)
         chunks = self.plan.warp_rows * BF16 // CHUNK
@@ -523,9 +523,9 @@ class StateUpdate:
         return found
 
     def order_after_gates(self, read: Any, given: Gates) -> Any:
-        """The slot to read, made to depend on the gates' inputs, so that ptxas issues the state's loads after
-        theirs. A warp has six scoreboards for loads: where the inputs share one with the state, the gates
-        would wait for all of the state (docs/gdn_decode.md)."""
+        """The slot to read, made to depend on the gates' inputs: the state's loads issue after those have
+        arrived. Issued earlier, they may share one of the warp's six scoreboards for loads with the inputs,
+        and the gates then wait for all of the state (docs/gdn_decode.md)."""
         return ptx.false_dependency(
             read, [x for x in (given.g, given.beta, given.A_log, given.dt_bias) if x is not None]
         )
@@ -562,8 +562,8 @@ class StateUpdate:
         return packed(row) if self.size == BF16 and isinstance(row[0], F32) else row
 
     def store_outputs(self, work: WorkTile, number: int, outputs: list[Any], o: cute.Tensor) -> None:
-        """Store o. All eight lanes of a group have its outputs: one lane stores them, or one lane a row with
-        `spread`."""
+        """Store o. All eight lanes of a group have its outputs: its lane 0 stores them, or with `spread` its
+        lane r stores row r."""
         at = address(o, (work.sequence, number, work.head), BF16) + I64(work.row * BF16)
         if not self.plan.spread:
             ptx.store_if(-work.part, at, packed(outputs))

@@ -1,12 +1,12 @@
 """`StateUpdate` (kernel_sm90.py) with the state's rows in shared memory: one cp.async.bulk per warp and pass
 loads them. `BulkLoads` stores the new rows from registers, `BulkUpdate` by another cp.async.bulk.
 
-Lanes compute the same elements in the same order as `StateUpdate`, and in place: only the lane that reads a
-word of shared memory writes it. A warp waits for its own copies and for no other warp. Each pass has its own
-buffer, so the next pass is loaded before the current one is computed.
+Lanes compute the same elements in the same order as `StateUpdate`. A lane writes the new elements over those
+that it read; no other lane accesses them. A warp waits for its own copies and for no other warp. Each pass
+has its own buffer, so the next pass is loaded before the current one is computed.
 
-    mbarrier       arrivals and bytes                 orders
-    state_barrier  1 lane + the warp's rows of a pass  the rows have landed before they are read
+    mbarrier       arrivals and bytes                            guarantees
+    state_barrier  1 (lane 0) + bytes of the warp's rows a pass  the rows have landed before they are read
 
 A bulk store starts after all lanes have written their words (warp barrier) and made them visible to the async
 proxy (proxy fence). It has read its source before a lane writes there again and before the CTA exits. A store

@@ -1,5 +1,5 @@
-"""Builds of `StateUpdate` (kernel_sm90.py) with taps: one stores its intermediate stages, the other loads its
-gates. They serve numerical bisection; o and the state have the same bits as in the plain build.
+"""Builds of `StateUpdate` (kernel_sm90.py) with taps, for numerical bisection: `dump` stores gates and u,
+`inject` loads gates and stores u. With the same gates, o and the state have the bits of the plain build.
 
     tensor           shape           dtype     tap dump    tap inject
     alpha_t, beta_t  B, S, Hv        float32   written     read, and used in place of the kernel's own

@@ -2,7 +2,8 @@
 
 The checks read shapes, dtypes and addresses, never values, so nothing waits for the device. The errors name
 the argument: NotImplementedError for what another kernel could take, ValueError for what no kernel could. The
-pool is never copied, and q, k, v, g and beta may have any strides that keep 16 bytes together.
+pool is never copied. g and beta may have any strides; q, k and v are copied unless their rows are contiguous
+and aligned to 16 bytes.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Arguments(DecodeParams):
 
     q, k [B, S, H, 128], v [B, S, Hv, 128] bfloat16, rows of 128 contiguous and aligned to 16 bytes. state
     [slots, Hv, 128, 128]. state_indices int32. A_log, dt_bias, num_accepted and read_indices, if given,
-    contiguous; the last two or one of them None.
+    contiguous; at most one of the last two is given.
     """
 
     scale: float
@@ -237,8 +238,8 @@ def _check_pool(state: Tensor, value_heads: int, device: torch.device) -> None:
     size = state.element_size()
     if state.data_ptr() % ALIGN or (slots > 1 and state.stride(0) * size % ALIGN):
         raise NotImplementedError(
-            f"the compiled kernel takes slots aligned to {ALIGN} bytes; state's first is at"
-            f" {state.data_ptr() % ALIGN} past that, and they lie {state.stride(0) * size} bytes apart"
+            f"the compiled kernel takes slots aligned to {ALIGN} bytes; state starts"
+            f" {state.data_ptr() % ALIGN} bytes past such an address, and its slots lie {state.stride(0) * size} bytes apart"
         )
 
 
@@ -273,7 +274,7 @@ def _rows(tensor: Tensor) -> Tensor:
 
 def _check_apart(params: DecodeParams, o: Tensor | None) -> None:
     """Raises ValueError for an output in the memory of an input, which later CTAs still read. Gaps between
-    slots of the pool may contain anything."""
+    slots of the pool may contain other tensors."""
     state = params.state
     pool, after = memory_span("state", state)
     tensors = {

@@ -11,7 +11,7 @@ from torch import Tensor
 class DecodeParams:
     """B sequences of S tokens, H key heads, Hv value heads, K and V head dims.
 
-    Floating dtypes without a name are those of the contract. `cute` takes q, k and v as bfloat16 and
+    Dtypes that are not given here are those of the contract. `cute` takes q, k and v as bfloat16 and
     state_indices as int32.
     """
 
@@ -22,7 +22,7 @@ class DecodeParams:
     v: Tensor
     """[B, S, Hv, V]: values, of q's dtype; Hv is a multiple of H."""
     g: Tensor
-    """[B, S, Hv]: what `gate` says."""
+    """[B, S, Hv]: the decay, in the form that `gate` names."""
     beta: Tensor
     """[B, S, Hv]: the step size, in [0, beta_max]; b with gate raw."""
     state: Tensor
@@ -42,7 +42,7 @@ class DecodeParams:
     beta_max: float = 1.0
     """Upper end of beta's range, 1 or 2."""
     gate: str = "log"
-    """What g holds: the log-space decay, alpha = exp(g) ("linear"), or a ("raw"). See `gates`."""
+    """What g holds: log alpha ("log"), alpha ("linear"), or a, the input of alpha ("raw"). See `gates`."""
     state_layout: str = "VK"
     """Order of the last two axes of the state."""
     qk: str = "normalised"

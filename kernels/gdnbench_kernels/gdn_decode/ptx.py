@@ -95,8 +95,8 @@ def load_float(address: Any, kind: Any) -> Any:
 
 
 def false_dependency(value: Any, floats: list[Any]) -> Any:
-    """`value` with a false dependency on `floats`, so that ptxas cannot issue later loads before theirs. Adds
-    popc(x) >> 6, which is always 0, of the floats' bits; ptxas does not know that."""
+    """`value` with a false dependency on `floats`: a load from an address made of the result is issued only
+    after they have arrived. Adds popc(x) >> 6 of the floats' bits: always 0, which ptxas does not know."""
     mixed = "mov.b32 x, {$r1};" + "".join(
         f" mov.b32 y, {{$r{place}}}; xor.b32 x, x, y;" for place in range(2, len(floats) + 1)
     )
@@ -158,7 +158,7 @@ def store_shared(address: Any, offset: int, words: Words) -> None:
 
 
 def bulk_load(shared: Any, source: Any, size: int, barrier: Any, advice: str) -> None:
-    """cp.async.bulk of `size` bytes, a multiple of 16, from global to shared memory, on `barrier`."""
+    """cp.async.bulk of `size` bytes, a multiple of 16, from global to shared memory, counted by `barrier`."""
     hint, policy = _bulk_advice(advice)
     cute.arch.inline_ptx(
         f"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes{hint}"
@@ -195,7 +195,7 @@ def _advice(advice: str) -> tuple[str, str]:
 
 
 def _bulk_advice(advice: str) -> tuple[str, str]:
-    """L1 has no part in a bulk copy."""
+    """As `_advice`, for a bulk copy, which bypasses L1."""
     return (".L2::cache_hint", f", {EVICT_FIRST:#x}") if advice == "evict_first" else ("", "")
 
 

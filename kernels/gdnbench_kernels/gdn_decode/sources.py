@@ -1,4 +1,4 @@
-"""The sources of gdn_decode's compiled kernel: the host object and the types of its arguments.
+"""What is compiled for the kernel `cute`: a `StateUpdate`, which launches it, and the types of its arguments.
 
 It takes q, k, v, g, beta, A_log, dt_bias, state, state_indices, num_accepted, read_indices, o, scale,
 beta_max, as in `launch_args.Arguments`, and with a tap alpha_t, beta_t and delta_t after o. The numbers of
@@ -47,11 +47,12 @@ def sources(
     bias_dtype: BiasDtype = "float32",
     reads: Reads = "first",
 ) -> list[Source]:
-    """The kernel named `cute`, in every plan that is chosen where none is given.
+    """The kernel named `cute`, with each plan that `default_plan` may return.
 
-    tokens: S. group: value heads of a key head. state_dtype: of the pool. gate, qk: their conventions.
-    g_dtype, beta_dtype: of g and beta, or of a and b. bias_dtype: of dt_bias, where the gate is raw. reads:
-    the slot that is read: the first token's, that of the last accepted one, or one of read_indices.
+    tokens: per sequence, 1 to 8. group: value heads per key head. state_dtype: dtype of the pool. gate, qk:
+    conventions of the call. g_dtype, beta_dtype: dtypes of g and beta, with raw gates of a and b.
+    bias_dtype: dtype of dt_bias, with raw gates only. reads: the slot that a sequence reads: the first
+    token's (first), the last accepted token's (accepted), or one of read_indices (given).
     """
     return [
         source(tokens, group, state_dtype, gate, qk, g_dtype, beta_dtype, bias_dtype, reads, plan)
@@ -128,7 +129,7 @@ def build(
     spread: bool,
     tap: Tap | None = None,
 ) -> Build:
-    """The arguments are those of the module."""
+    """The object to compile and examples of its arguments; the options are those of `source`."""
     plan = DecodePlan(rows, warps, transport, load, store, ctas_per_sm, pdl, passes, resident, spread)
     shown = examples(tokens, state_dtype, g_dtype, beta_dtype, bias_dtype, reads, tap)
     if tap is not None:

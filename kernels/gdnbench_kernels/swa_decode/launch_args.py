@@ -197,8 +197,8 @@ def _pages(cache: Tensor, layout: CacheLayout, device: torch.device) -> tuple[Te
         )
     if stride % ALIGN or cache.data_ptr() % ALIGN:
         raise NotImplementedError(
-            f"the compiled kernels take pages aligned to {ALIGN} bytes; the cache's first is at"
-            f" {cache.data_ptr() % ALIGN} past that, and they lie {stride} bytes apart"
+            f"the compiled kernels take pages aligned to {ALIGN} bytes; the cache starts"
+            f" {cache.data_ptr() % ALIGN} bytes past such an address, and its pages lie {stride} bytes apart"
         )
     codes = cache.view(torch.uint8)
     return codes.as_strided((blocks, page), (stride, 1)), block_size.bit_length() - 1

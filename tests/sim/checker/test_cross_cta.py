@@ -174,14 +174,14 @@ _A_RELEASE, _AN_ACQUIRE = ".release, or a fence before", ".acquire, or a fence a
 CASES = {
     "a flag that is not released": Case(FLAGS, RELEASE, RELAXED, missing=_A_RELEASE),
     "a release to the CTA alone": Case(
-        FLAGS, "st.release.gpu", "st.release.cta", missing="release of another CTA's scope", flag=True
+        FLAGS, "st.release.gpu", "st.release.cta", missing="release at .gpu or .sys scope", flag=True
     ),
     "an acquire from the CTA alone": Case(
         FLAGS, "ld.acquire.gpu", "ld.acquire.cta", missing="release", flag=True
     ),
     "a flag that is not acquired": Case(FLAGS, "ld.acquire", "ld.relaxed", missing=_AN_ACQUIRE),
     "no barrier before the release": Case(FLAGS, "bar.sync 0;\n", missing="a release"),
-    "no barrier after the acquire": Case(FLAGS, "bar.sync 1;\n", missing="a barrier from who acquired"),
+    "no barrier after the acquire": Case(FLAGS, "bar.sync 1;\n", missing="a barrier from the warp that acquired"),
     "no flag": Case(FLAGS, poll(FLAG), "", missing="acquire of it"),
     "no fence before the flag": Case(FENCES, "fence.acq_rel.gpu;\n@%one st", "@%one st", missing=_A_RELEASE),
     "no fence after the flag": Case(FENCES, "@%one fence.acq_rel.gpu;\n", missing=_AN_ACQUIRE),
