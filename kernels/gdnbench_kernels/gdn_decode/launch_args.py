@@ -239,7 +239,8 @@ def _check_pool(state: Tensor, value_heads: int, device: torch.device) -> None:
     if state.data_ptr() % ALIGN or (slots > 1 and state.stride(0) * size % ALIGN):
         raise NotImplementedError(
             f"the compiled kernel takes slots aligned to {ALIGN} bytes; state starts"
-            f" {state.data_ptr() % ALIGN} bytes past such an address, and its slots lie {state.stride(0) * size} bytes apart"
+            f" {state.data_ptr() % ALIGN} bytes past such an address, and its slots lie"
+            f" {state.stride(0) * size} bytes apart"
         )
 
 
