@@ -182,8 +182,18 @@ def test_decode_slots_are_dealt_without_repeats() -> None:
             {"heads": (2, 3)},
             "gdn_prefill: " + wording("kernels.head-multiple", value_heads=3, heads=2),
         ),
-        ("gdn_prefill", {"dtype": "int8"}, "dtype is 'int8'; it must be bfloat16 or float16 or float32"),
-        ("gdn_prefill", {"offsets_dtype": "int8"}, "offsets_dtype is 'int8'; it must be int32 or int64"),
+        (
+            "gdn_prefill",
+            {"dtype": "int8"},
+            wording(
+                "kernels.option-word", option="dtype", value="int8", known="bfloat16 or float16 or float32"
+            ),
+        ),
+        (
+            "gdn_prefill",
+            {"offsets_dtype": "int8"},
+            wording("kernels.option-word", option="offsets_dtype", value="int8", known="int32 or int64"),
+        ),
         (
             "gdn_prefill",
             {"gate": "exp"},

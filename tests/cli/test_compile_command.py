@@ -241,8 +241,14 @@ def test_kernel_that_does_not_compile(
     monkeypatch.setattr(sources, "build_metadata", broken)
     done = gdnbench("compile")
     assert (done.code, done.out) == (3, "")
-    what = "gdn_prefill.chunk_metadata does not compile for sm_100a: RuntimeError: first line"
-    assert done.err == f"gdnbench: {what}\n"
+    fails = wording(
+        "compile.fails",
+        program="gdn_prefill.chunk_metadata",
+        arch="sm_100a",
+        error="RuntimeError",
+        reason="first line",
+    )
+    assert re.fullmatch(f"gdnbench: {fails}\n", done.err)
 
 
 def test_a_kernel_for_one_gpu_alone_is_compiled_for_that(gdnbench: Invoke) -> None:

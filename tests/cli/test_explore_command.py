@@ -141,7 +141,9 @@ def test_bits_that_depend_on_the_schedule(gdnbench: Invoke, kernels: Path, tmp_p
     assert lines[0].startswith("schedules: late, early, random:")
     assert lines[1].split() == ["shape", "runs", "bits", "verdict"]
     assert lines[2].split() == ["as", "given", "20", "differ", "FAIL"]
-    told = re.fullmatch(r"as given: y has other bits under (\S+) than under late", lines[3])
+    schedule = re.compile(r"(\S+)")
+    other = wording("sim.other-bits", tensor="y", schedule=schedule, other="late")
+    told = re.fullmatch(f"as given: {other}", lines[3])
     assert told is not None
     (command,) = repeats(result.out)
     assert command[:4] == ["sim", f"{kernels}:racy", "--schedule", told[1]]
@@ -308,13 +310,31 @@ def test_a_run_is_repeated_by_its_schedule(gdnbench: Invoke, kernels: Path, deco
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--on", "sim", "--explore", "2"), "--explore has moved: gdnbench explore STORE --schedules N"),
-        (("--explore=2",), "--explore has moved: gdnbench explore STORE --schedules N"),
+        (
+            ("--on", "sim", "--explore", "2"),
+            wording("cli.moved", option="--explore", instead="gdnbench explore STORE --schedules N"),
+        ),
+        (
+            ("--explore=2",),
+            wording("cli.moved", option="--explore", instead="gdnbench explore STORE --schedules N"),
+        ),
         (("--on", "cpu", "--schedule", "late"), wording("cli.schedule-needs-sim", on="cpu")),
-        (("--on", "sim", "--shapes", "2"), "--shapes has moved: gdnbench explore STORE --shapes N"),
-        (("--on", "sim", "--trace", "t.zarr"), "--trace has moved: gdnbench trace STORE OUT"),
-        (("--of", "cta=1"), "--of has moved: gdnbench trace STORE OUT --select CONDITIONS"),
-        (("--trace-limit", "9"), "--trace-limit has moved: gdnbench trace STORE OUT --limit MIB"),
+        (
+            ("--on", "sim", "--shapes", "2"),
+            wording("cli.moved", option="--shapes", instead="gdnbench explore STORE --shapes N"),
+        ),
+        (
+            ("--on", "sim", "--trace", "t.zarr"),
+            wording("cli.moved", option="--trace", instead="gdnbench trace STORE OUT"),
+        ),
+        (
+            ("--of", "cta=1"),
+            wording("cli.moved", option="--of", instead="gdnbench trace STORE OUT --select CONDITIONS"),
+        ),
+        (
+            ("--trace-limit", "9"),
+            wording("cli.moved", option="--trace-limit", instead="gdnbench trace STORE OUT --limit MIB"),
+        ),
         (("--on", "sim", "--shape", "2"), wording("cli.shape-one-record", chosen=2)),
         (("--on", "sim", "--schedule", "nosuch"), "nosuch"),
         (("--on", "sim", "--schedule", "late", "--isolate"), wording("cli.schedule-in-process")),

@@ -27,8 +27,15 @@ def test_it_says_how_many_records_have_no_files_of_their_own(
     own = [name for name in files if name.startswith("record-")]
     assert files - set(own) == {"verdicts.png", "captured-00.png"}
     assert len({name.rsplit("-", 1)[0] for name in own}) == 1
-    said = f"2 records, {len(files)} pictures; 1 of them without any of their own"
-    assert result.out == f"{tmp_path / 'png'}: {said}\n"
+    said = wording(
+        "cli.png-written",
+        path=tmp_path / "png",
+        records="2 records",
+        pictures=len(files),
+        plural="s",
+        more=re.compile(wording("cli.png-left-out", records=1)),
+    )
+    assert re.fullmatch(said + "\n", result.out)
     assert result.code == 0
 
 

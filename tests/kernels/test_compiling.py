@@ -503,14 +503,42 @@ def test_simulated_as_what_the_compiler_returns_is() -> None:
 
 def misfits() -> Iterator[tuple[str, Callable[[Arguments], Arguments], str]]:
     """(name, what becomes of the arguments, what the simulator says)."""
-    yield "few", lambda a: a[:-1], "argument factor is missing"
-    yield "many", lambda a: (*a, 1), "6 arguments for 5: x, bias, y, count, factor"
-    yield "dtype", lambda a: (a[0].double(), *a[1:]), "x is float64; the kernel was compiled for float32"
-    yield "none", lambda a: (a[0], None, *a[2:]), "argument bias is None; the kernel was compiled with it"
-    yield "extent", lambda a: (a[0][:, :32].contiguous(), *a[1:]), "x has extent 32 in dimension 1"
-    yield "real", lambda a: (*a[:3], 4.5, a[4]), "count is 4.5; the kernel takes an integer of 32 bits"
-    yield "tensor", lambda a: (*a[:3], a[1], a[4]), "count is a tensor; the kernel takes i32"
-    yield "number", lambda a: (3, *a[1:]), "x is 3; the kernel takes a tensor"
+    yield "few", lambda a: a[:-1], wording("sim.host.argument-needed", argument="factor", why="is missing")
+    yield (
+        "many",
+        lambda a: (*a, 1),
+        wording("sim.host.argument-count", given=6, expected=5, names="x, bias, y, count, factor"),
+    )
+    yield (
+        "dtype",
+        lambda a: (a[0].double(), *a[1:]),
+        "x " + wording("sim.host.tensor-dtype", dtype="float64", wanted="float32"),
+    )
+    yield (
+        "none",
+        lambda a: (a[0], None, *a[2:]),
+        wording("sim.host.argument-needed", argument="bias", why="is None"),
+    )
+    yield (
+        "extent",
+        lambda a: (a[0][:, :32].contiguous(), *a[1:]),
+        "x " + wording("sim.host.extent-differs", what="extent", value=32, dimension=1),
+    )
+    yield (
+        "real",
+        lambda a: (*a[:3], 4.5, a[4]),
+        wording("sim.host.argument-not-integer", name="count", value=4.5, bits=32),
+    )
+    yield (
+        "tensor",
+        lambda a: (*a[:3], a[1], a[4]),
+        wording("sim.host.tensor-given", name="count", wanted="i32"),
+    )
+    yield (
+        "number",
+        lambda a: (3, *a[1:]),
+        wording("sim.host.number-given", name="x", value=3, wanted="a tensor"),
+    )
 
 
 @pytest.mark.parametrize(("change", "message"), [pytest.param(*case[1:], id=case[0]) for case in misfits()])

@@ -195,15 +195,39 @@ def refusals() -> Iterator[tuple[str, Callable[[Arguments], Arguments], str]]:
     taken = r"the kernel takes \(any, 64\) and \(64, 1\)"
     yield "few", lambda a: a[:-1], "tests.affine takes x, bias, y, count, factor; given were 4 positional"
     yield "many", lambda a: (*a, 1), "given were 6 positional arguments"
-    yield "dtype", lambda a: (a[0].double(), *a[1:]), "x is torch.float64; the kernel takes f32"
-    yield "none", lambda a: (a[0], None, *a[2:]), "bias is NoneType; the kernel takes a tensor"
+    yield (
+        "dtype",
+        lambda a: (a[0].double(), *a[1:]),
+        wording("kernels.dtype-given", name="x", dtype="torch.float64", wanted="f32"),
+    )
+    yield (
+        "none",
+        lambda a: (a[0], None, *a[2:]),
+        wording("kernels.tensor-wanted", name="bias", type="NoneType"),
+    )
     yield "extent", lambda a: (a[0][:, :32].contiguous(), *a[1:]), taken
     yield "dimensions", lambda a: (a[0][0], *a[1:]), taken
     yield "strides", lambda a: (a[0].T.contiguous().T, *a[1:]), taken
-    yield "device", lambda a: (a[0].to("meta"), *a[1:]), "x is on meta; the kernel runs on cpu"
-    yield "align", lambda a: (a[0], torch.zeros(65)[1:], *a[2:]), "bias is not aligned to 16 bytes"
-    yield "real", lambda a: (*a[:3], 4.5, a[4]), "count is 4.5; the kernel takes an integer of 32 bits"
-    yield "large", lambda a: (*a[:3], 2**32, a[4]), "count is 4294967296; the kernel takes an integer of 32"
+    yield (
+        "device",
+        lambda a: (a[0].to("meta"), *a[1:]),
+        wording("kernels.device-given", name="x", device="meta", wanted="cpu"),
+    )
+    yield (
+        "align",
+        lambda a: (a[0], torch.zeros(65)[1:], *a[2:]),
+        wording("kernels.unaligned", name="bias", align=16),
+    )
+    yield (
+        "real",
+        lambda a: (*a[:3], 4.5, a[4]),
+        wording("sim.host.argument-not-integer", name="count", value=4.5, bits=32),
+    )
+    yield (
+        "large",
+        lambda a: (*a[:3], 2**32, a[4]),
+        wording("sim.host.argument-not-integer", name="count", value=4294967296, bits=32),
+    )
     yield "tensor", lambda a: (*a[:4], a[1]), "factor is tensor"
 
 

@@ -78,12 +78,20 @@ PREFILL_REFUSALS = [
         ),
     ),
     (add("o", torch.zeros(1)), wording("kernels.tensor-unknown", tensor="o")),
-    (swap("q", Tensor.double), "q is float64; it must be bfloat16 or float16 or float32"),
+    (
+        swap("q", Tensor.double),
+        wording(
+            "kernels.dtype-refused", tensor="q", dtype="float64", wanted="bfloat16 or float16 or float32"
+        ),
+    ),
     (
         swap("k", Tensor.half),
         wording("kernels.dtypes-differ", tensor="k", dtype="float16", other="q", other_dtype="bfloat16"),
     ),
-    (swap("cu_seqlens", Tensor.float), "cu_seqlens is float32; it must be int32 or int64"),
+    (
+        swap("cu_seqlens", Tensor.float),
+        wording("kernels.dtype-refused", tensor="cu_seqlens", dtype="float32", wanted="int32 or int64"),
+    ),
     (
         swap("v", lambda v: v.flatten(1)),
         wording("kernels.tensor-rank", tensor="v", shape="[7, 16]", rank=2, axes="T, Hv, V"),
@@ -201,7 +209,10 @@ DECODE_REFUSALS = [
         indices([5, 1], [2, 5], [4, 7]),
         wording("kernels.slot-race", place="state_indices[1, 1]", slot=5, other="state_indices[0, 0]"),
     ),
-    (swap("num_accepted", Tensor.long), "num_accepted is int64; it must be int32"),
+    (
+        swap("num_accepted", Tensor.long),
+        wording("kernels.dtype-refused", tensor="num_accepted", dtype="int64", wanted="int32"),
+    ),
     (
         swap("state", lambda s: s[:, :2]),
         wording(
@@ -244,8 +255,14 @@ def test_decode_refuses(edit: Callable[[dict[str, Tensor]], None], message: str)
 RAW_REFUSALS = [
     (drop("A_log"), wording("kernels.raw-gate-missing", tensor="A_log")),
     (drop("dt_bias"), wording("kernels.raw-gate-missing", tensor="dt_bias")),
-    (swap("A_log", Tensor.bfloat16), "A_log is bfloat16; it must be float32"),
-    (swap("dt_bias", Tensor.half), "dt_bias is float16; it must be float32 or bfloat16"),
+    (
+        swap("A_log", Tensor.bfloat16),
+        wording("kernels.dtype-refused", tensor="A_log", dtype="bfloat16", wanted="float32"),
+    ),
+    (
+        swap("dt_bias", Tensor.half),
+        wording("kernels.dtype-refused", tensor="dt_bias", dtype="float16", wanted="float32 or bfloat16"),
+    ),
     (
         swap("A_log", lambda x: x[:2]),
         wording(
@@ -376,11 +393,15 @@ def test_raw_gates_convert_in_fp32(wanted: str) -> None:
 
 @pytest.mark.parametrize("gate", ["log", "linear"])
 def test_nothing_converts_to_raw_gates(gate: str) -> None:
-    message = (
-        rf"^gdn_decode: convention gate cannot go from {gate} to raw: what a gate was made of cannot be had"
-        rf" from it; choose a kernel that takes {gate}$"
+    fixed = wording(
+        "kernels.convention-fixed",
+        name="gate",
+        current=gate,
+        wanted="raw",
+        reason=re.compile(wording("kernels.gate-made")),
+        convention=gate,
     )
-    with pytest.raises(ContractError, match=message):
+    with pytest.raises(ContractError, match=f"^gdn_decode: {fixed}$"):
         DECODE.convert(decode(gate=gate), {"gate": "raw"})
 
 
@@ -622,7 +643,7 @@ def test_normalised_keys_cannot_become_raw(op: Operation, call: Call) -> None:
             name="qk",
             current="normalised",
             wanted="raw",
-            reason="normalising them again would change their bits",
+            reason=re.compile(wording("kernels.qk-normalised")),
             convention="normalised",
         ),
         str(refused.value),

@@ -439,9 +439,17 @@ def test_refused_by_name(made: dict[str, Any], passed: dict[str, Any], message: 
 
 
 WRONG: dict[str, tuple[str, Tensor, str]] = {
-    "g": ("g", torch.zeros(3, 1), r"g has shape \[3, 1\]; it must be \[3, 2\]"),
-    "heads": ("v", torch.zeros(3, 3, 128).bfloat16(), "3 value heads are no multiple of 2 key heads"),
-    "o": ("o", torch.zeros(3, 1, 128).bfloat16(), r"o has shape \[3, 1, 128\]"),
+    "g": ("g", torch.zeros(3, 1), wording("kernels.shape-refused", tensor="g", shape=[3, 1], wanted=[3, 2])),
+    "heads": (
+        "v",
+        torch.zeros(3, 3, 128).bfloat16(),
+        wording("kernels.heads-multiple", value_heads=3, heads=2),
+    ),
+    "o": (
+        "o",
+        torch.zeros(3, 1, 128).bfloat16(),
+        wording("kernels.shape-refused", tensor="o", shape=[3, 1, 128]),
+    ),
     "axes": ("q", torch.zeros(3, 128).bfloat16(), "q has 2 axes"),
 }
 

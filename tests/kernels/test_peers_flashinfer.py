@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from importlib.machinery import PathFinder
@@ -178,16 +179,35 @@ def test_prefill(installed: None, stage_errors: Callable[..., Any]) -> None:
         assert torch.equal(tensor, given[name])
 
 
+TAKES = re.compile(".* takes")
 DECODE_REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "head dims": ({"head_dim": (64, 128)}, {}, "takes K = V = 128, not K = 64 and V = 128"),
-    "fp16": ({"dtype": "float16"}, {}, "takes q as bfloat16, not as float16"),
-    "fp16 states": ({"state_dtype": "float16"}, {}, "takes state as float32 or bfloat16, not as float16"),
-    "fp32 a": ({"steps": 2, "gate_dtype": "float32"}, {}, "takes a as bfloat16, not as float32"),
+    "fp16": (
+        {"dtype": "float16"},
+        {},
+        wording("kernels.dtype-not-taken", takes=TAKES, tensor="q", known="bfloat16", dtype="float16"),
+    ),
+    "fp16 states": (
+        {"state_dtype": "float16"},
+        {},
+        wording(
+            "kernels.dtype-not-taken",
+            takes=TAKES,
+            tensor="state",
+            known="float32 or bfloat16",
+            dtype="float16",
+        ),
+    ),
+    "fp32 a": (
+        {"steps": 2, "gate_dtype": "float32"},
+        {},
+        wording("kernels.dtype-not-taken", takes=TAKES, tensor="a", known="bfloat16", dtype="float32"),
+    ),
     "beta to 2": ({}, {"beta_max": 2.0}, "at most 1; beta_max is 2"),
     "padding of bf16 states": (
         {"batch": 4, "padding": 0.5, "state_dtype": "bfloat16"},
         {},
-        "takes slot 0 for a sequence whose slot is -1, and overwrites it",
+        wording("kernels.slot-zero"),
     ),
 }
 
@@ -223,7 +243,17 @@ def test_decode_refuses_slots_that_lie_apart() -> None:
 
 PREFILL_REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "head dims": ({"head_dim": (128, 64)}, {}, "takes K = V = 128, not K = 128 and V = 64"),
-    "fp32": ({"dtype": "float32"}, {}, "takes q, k and v as bfloat16 or float16, not as float32"),
+    "fp32": (
+        {"dtype": "float32"},
+        {},
+        wording(
+            "kernels.dtype-not-taken",
+            takes=TAKES,
+            tensor="q, k and v",
+            known="bfloat16 or float16",
+            dtype="float32",
+        ),
+    ),
     "chunks": ({}, {"chunk_size": 32}, "takes chunks of 64 tokens, not of 32"),
     "no tokens": ({"seqlens": (0, 0)}, {}, "launches nothing for no tokens"),
     "states of two dtypes": (

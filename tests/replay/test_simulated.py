@@ -64,7 +64,11 @@ def test_what_the_simulated_kernel_leaves_out_is_a_mismatch(decode: Store) -> No
     [
         ("reads_past_the_end", Outcome.CRASH, r"out-of-bounds access: .* source .*simulated\.py:"),
         ("launches_nothing", Outcome.MISSING, "ran nothing on the simulator"),
-        ("passes_a_wrong_type", Outcome.CRASH, "source is float32; the kernel was compiled for bfloat16"),
+        (
+            "passes_a_wrong_type",
+            Outcome.CRASH,
+            "source " + wording("sim.host.tensor-dtype", dtype="float32", wanted="bfloat16"),
+        ),
     ],
 )
 def test_failures(decode: Store, function: str, outcome: Outcome, reason: str) -> None:

@@ -112,7 +112,8 @@ bar.sync 3, 64;
     assert "1 of 1 arrivals" in message
     assert caught.value.kind is FaultKind.DEADLOCK
     first = message.splitlines()[0]
-    assert first.startswith("deadlock: nothing in the CTA can go on: 2 waits in CTA (0, 0, 0) at PTX line ")
+    stuck = wording("sim.machine.deadlock", waits="2 waits")
+    assert re.match(rf"deadlock: {stuck} in CTA \(0, 0, 0\) at PTX line ", first)
     assert describe(caught.value) == "KernelFault: " + "; ".join(map(str.strip, message.splitlines()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from gdnbench.record import JournalDraft
 from gdnbench.store.journal import JournalWriter
 from gdnbench.store.journal.format import JournalRefusedError
 from gdnbench.store.journal.reader import JournalReader
+from tests.messages import wording
 from tests.seeds import drawn
 from tests.store import journal_calls as calls
 
@@ -116,10 +118,13 @@ def test_cut_at_every_byte_of_a_header(finished: Finished, folder: Path) -> None
 def test_the_torn_record_is_named_as_soon_as_its_header_is_there(finished: Finished, folder: Path) -> None:
     last = finished.ends[-3]
     _, reader = read(folder, finished.data[: last + 20])
-    assert reader.torn == "an entry of which 20 bytes were written"
+    assert reader.torn is not None
+    assert re.fullmatch(wording("store.entry-torn", bytes=20), reader.torn)
     _, reader = read(folder, finished.data[: finished.ends[-2] - 1])
     size = finished.ends[-2] - last
-    assert reader.torn == f"call 9 of layers.3, of which {size - 1} of {size} bytes were written"
+    assert reader.torn is not None
+    torn = wording("store.record-torn", what="call 9 of layers.3", bytes=size - 1, of=size)
+    assert re.fullmatch(torn, reader.torn)
 
 
 def assert_no_silent_loss(finished: Finished, folder: Path, data: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from gdnbench.store.journal.host import Host
 from gdnbench.store.reader import Store
 from gdnbench.store.recover import open_store
 from gdnbench.store.sealer import Sealer, main
+from tests.messages import wording
 from tests.store import journal_calls as calls
 
 A = Host("boot-a", "node-a")
@@ -82,7 +84,8 @@ def test_who_opens_the_store_is_told_how_to_seal_what_a_lost_host_left(
     on(B)
     said = io.StringIO()
     open_store(tmp_path, notes=said).close()
-    assert f"segment {there.segment} is being recorded on host node-a" in said.getvalue()
+    elsewhere = wording("store.recorded-elsewhere", segment=there.segment, host="node-a")
+    assert re.search(elsewhere, said.getvalue())
     command = said.getvalue().strip().rpartition(" -m gdnbench.store.sealer ")[2]
     assert command == f"{tmp_path} --host node-a"
     monkeypatch.setattr(sealer, "LINGER_SECONDS", 0.0)

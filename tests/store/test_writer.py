@@ -228,10 +228,9 @@ def test_what_a_dead_writer_left_is_reported_and_then_cleared(tmp_path: Path) ->
     (path / ".journal" / "other").mkdir(parents=True)
     with Store.open(path) as store:
         assert len(store.records) == 1
-        assert store.problems == (
-            "segment other has journal entries that are not sealed; they are not listed",
-            "batch seg/1 was not finished; its records are skipped",
-        )
+        unsealed, unfinished = store.problems
+        assert re.fullmatch(wording("store.unsealed", segment="other"), unsealed)
+        assert re.fullmatch(wording("store.batch-unfinished", segment="seg", batch=1), unfinished)
     (path / ".journal" / "other").rmdir()
     with writer(path, "seg") as out:
         out.write("1", [record({})], 1)
@@ -250,12 +249,13 @@ def test_what_a_segment_lost_is_reported(tmp_path: Path) -> None:
     with Store.open(path) as store:
         assert len(store.records) == 1
         assert store.segments[0].end is not None
-        assert store.problems == (
-            "segment seg: unfinished record skipped: record 1",
-            "segment seg: 4 calls were dropped before they reached the store",
-            "segment seg: its process stopped recording: disk full",
-            "segment seg: lost from its journal: file 2",
+        said = (
+            wording("store.record-unfinished", name="seg", record="record 1"),
+            wording("store.calls-dropped", segment="seg", calls=4),
+            wording("store.stopped", segment="seg", error="disk full"),
+            wording("store.lost", segment="seg", what="file 2"),
         )
+        assert re.fullmatch("\n".join(said), "\n".join(store.problems))
     assert verify(path).ok
 
 

@@ -181,10 +181,10 @@ def test_disturbed_blocks_are_measured_again_and_counted() -> None:
     rule = Rule(blocks=6, warmup=0, seconds=1e9)
     subjects = white()
     found = compare(subjects, rule, Scripted(iter(looks)), now=clock.now, sleep=clock.sleep)
-    assert dict(found.discarded) == {
-        "slowed down: SwPowerCap": 1,
-        "process 77 computes on the device too": 1,
-    }
+    throttled, shared = found.discarded
+    assert re.fullmatch(wording("timing.slowed-down", reason="SwPowerCap"), throttled)
+    assert re.fullmatch(wording("timing.process-computes", process=77), shared)
+    assert (found.discarded[throttled], found.discarded[shared]) == (1, 1)
     assert len(found.blocks) == 6
     assert all(len(samples) == 6 for samples in (*found.samples, found.repeat_samples))
     assert {block.order for block in found.blocks} == set(orders(3))  # the discarded ones' too
@@ -199,8 +199,11 @@ def test_disturbed_blocks_are_kept_where_that_is_asked_for() -> None:
     hot = itertools.repeat(Conditions(throttled=("HwSlowdown",)))
     found = compare(white(), rule, Scripted(hot))
     assert (len(found.blocks), found.discarded) == (6, {})
-    assert found.disturbed == {"slowed down: HwSlowdown": 6}
-    assert "6 of 6 blocks were disturbed, and count all the same" in found.notes
+    ((throttled, count),) = found.disturbed.items()
+    assert re.fullmatch(wording("timing.slowed-down", reason="HwSlowdown"), throttled)
+    assert count == 6
+    counted = wording("timing.blocks-counted", count=6, blocks=6)
+    assert any(re.fullmatch(counted, note) for note in found.notes)
 
 
 def test_a_machine_that_is_never_quiet_ends_it_in_one_line() -> None:
@@ -304,10 +307,9 @@ def test_kernels_on_different_placements_are_refused() -> None:
 
 def test_notes_say_what_is_unknown() -> None:
     found = compare(white(placements=2), FINE, UnknownWatch("there is no NVML"))
-    assert found.notes == (
-        "clocks, throttling and other processes are unknown: there is no NVML",
-        "intervals hold for the 2 placements that were used, not for any: 6 are needed for that",
-    )
+    unknown, hold = found.notes
+    assert re.fullmatch(wording("timing.conditions-unknown", why="there is no NVML"), unknown)
+    assert re.fullmatch(wording("timing.intervals-hold", placements=2, needed=6), hold)
     assert found.conditions.source == "unknown: there is no NVML"
     assert found.pairs[0].interval is not None
     assert found.pairs[0].interval.by == "stretch"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from gdnbench.timing.conditions import (
     watch_of,
 )
 from gdnbench.timing.types import Conditions
+from tests.messages import wording
 from tests.timing.fake_nvml import FakeNvml, NVMLError
 
 OURS = os.getpid()
@@ -87,7 +89,8 @@ def test_what_a_driver_does_not_answer_is_named(nvml: FakeNvml) -> None:
         nvml.fails[name] = NVMLError(3).value
     watch = gpu_watch("GPU-0")
     assert watch.now() == Conditions(clock=1980, memory_clock=3201, temperature=41)
-    assert watch.source == "NVML, without power, throttle counters, processes, throttle reasons"
+    missing = "power, throttle counters, processes, throttle reasons"
+    assert re.fullmatch("NVML" + wording("timing.nvml-without", missing=missing), watch.source)
 
 
 def test_a_single_counter_that_is_not_supported_is_left_out(nvml: FakeNvml) -> None:
@@ -105,7 +108,8 @@ def test_other_processes_count_while_they_compute(nvml: FakeNvml) -> None:
     assert watch.now().others == (12,)
     assert watch.now().others == ()  # that was before this look
     nvml.utilisation.append((later + 1, 11, 50))
-    assert disturbances([watch.now()]) == ("process 11 computes on the device too",)
+    (reason,) = disturbances([watch.now()])
+    assert re.fullmatch(wording("timing.process-computes", process=11), reason)
 
 
 def test_without_utilisation_every_process_counts(nvml: FakeNvml) -> None:
@@ -198,20 +202,20 @@ def test_whose_child_a_process_is_by_its_stat(tmp_path: Path) -> None:
 def test_conditions_are_unknown_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)  # Python's own way to make an import fail
     watch = gpu_watch("GPU-0")
-    assert watch.source == "unknown: nvidia-ml-py is missing: pip install 'gdnbench[timing]'"
+    assert re.fullmatch("unknown: " + wording("timing.nvml-package"), watch.source)
     assert watch.now() == Conditions()
 
 
 @pytest.mark.parametrize(
     ("fails", "why"),
     [
-        ("nvmlInit", "NVML does not show GPU-0: Driver Not Loaded"),
-        ("nvmlDeviceGetHandleByUUID", "NVML does not show GPU-0: Driver Not Loaded"),
+        ("nvmlInit", wording("timing.nvml-hides", gpu="GPU-0", error="Driver Not Loaded")),
+        ("nvmlDeviceGetHandleByUUID", wording("timing.nvml-hides", gpu="GPU-0", error="Driver Not Loaded")),
     ],
 )
 def test_conditions_are_unknown_where_nvml_fails(nvml: FakeNvml, fails: str, why: str) -> None:
     nvml.fails[fails] = 9
-    assert gpu_watch("GPU-0").source == f"unknown: {why}"
+    assert re.fullmatch(f"unknown: {why}", gpu_watch("GPU-0").source)
     assert nvml.opened == 0  # what was opened is closed again
 
 
@@ -221,7 +225,8 @@ def test_clocks_that_move_within_a_block() -> None:
 
     assert clocks(1980, 1965, 1980) == ()
     assert clocks(1965, 1950, 1980) == ()  # two steps of 15 MHz
-    assert clocks(1980, 1935) == ("the SM clock moved by more than 30 MHz",)
+    (reason,) = clocks(1980, 1935)
+    assert re.fullmatch(wording("timing.clock-moved", slack=30), reason)
     assert clocks(None, None) == ()
     assert disturbances([Conditions(memory_clock=3201), Conditions(memory_clock=2619)]) == (
         "the memory clock moved",
@@ -230,10 +235,9 @@ def test_clocks_that_move_within_a_block() -> None:
 
 def test_a_reason_counts_once_a_block() -> None:
     hot = Conditions(throttled=("SyncBoost",), others=(3,))
-    assert disturbances([hot, hot, hot]) == (
-        "slowed down: SyncBoost",
-        "process 3 computes on the device too",
-    )
+    throttled, shared = disturbances([hot, hot, hot])
+    assert re.fullmatch(wording("timing.slowed-down", reason="SyncBoost"), throttled)
+    assert re.fullmatch(wording("timing.process-computes", process=3), shared)
 
 
 def test_extremes_keep_both_ends_and_every_reason() -> None:
@@ -287,7 +291,8 @@ def test_others_that_take_a_quarter_of_the_cpus(tmp_path: Path) -> None:
     assert watch.now().throttled == ()
     cpus.on(10.0, 5.5)
     assert watch.now().throttled == (CONTENDED,)
-    assert disturbances([watch.now()]) == ("other processes take over a quarter of the CPUs",)
+    (reason,) = disturbances([watch.now()])
+    assert re.fullmatch(wording("timing.cpus-taken"), reason)
     cpus.on(0.05, 0.0)
     assert watch.now().throttled == (CONTENDED,)  # until a window is full
     cpus.on(10.0, 0.0)

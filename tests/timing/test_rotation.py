@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -213,10 +214,11 @@ def test_where_memory_is_short_sets_go_first_then_placements() -> None:
     assert of(4 * 2048) == Size(4, 256)
     few = of(4 * 1024)
     assert (few.placements, few.sets) == (4, 128)  # of at least 65, which 512 MB ask for
-    assert few.notes == ("128 sets of buffers instead of 256: memory is short",)
+    (note,) = few.notes
+    assert re.fullmatch(wording("timing.sets-fewer", sets=128, wanted=256), note)
     fewer = of(1200)
     assert (fewer.placements, fewer.sets) == (2, 75)
-    assert fewer.notes[1] == "2 placements instead of 4: memory is short"
+    assert re.fullmatch(wording("timing.placements-fewer", placements=2, wanted=4), fewer.notes[1])
     assert (of(100).placements, of(100).sets) == (1, 12)
     with pytest.raises(CannotRunError, match=wording("timing.buffers-too-large")) as caught:
         of(15)

@@ -46,6 +46,13 @@ MODE = Mode(Cache.WARM, Form.PLAIN)
 HERE = machine(torch.device("cpu"))
 RUNS = 12  # two passes over six placements
 KERNELS = Path(__file__).with_name("timed_kernels.py")
+SLOWED = re.compile(wording("timing.slowed-down", reason="HwSlowdown 3"))
+BLOCKS = ", ".join(
+    (
+        wording("timing.blocks", blocks=12, placements=6, seconds="1.5"),
+        wording("timing.disturbed", why=SLOWED),
+    )
+)
 
 
 @pytest.fixture(scope="module")
@@ -212,9 +219,10 @@ def test_nothing_left_to_time(store: Store) -> None:
     (record,) = report.records
     assert record.end is None
     assert not record.blocks
-    assert "crash: torch on record 0 gdn_decode synth step 0, not timed\n  it broke" in timing_text(
-        report, table
+    trouble = wording(
+        "timing.trouble", outcome="crash", kernel="torch", record="0 gdn_decode synth step 0", how="not timed"
     )
+    assert re.search(trouble + "\n  it broke", timing_text(report, table))
 
 
 @pytest.mark.parametrize(
@@ -324,11 +332,22 @@ def test_the_table_says_what_the_times_rest_on(store: Store) -> None:
         "0 gdn_decode hf 142.1 us 142.1 us .. 142.1 us 1.004 0.996 .. 1.012 no difference within 1.2%"
         " 0.0281 28% 0.0563"
     )
-    assert "NOT warm: record 0 gdn_decode: about half of a launch's bytes were still in the cache" in rows
-    assert "note: record 0: 12 blocks on 6 placements in 1.5 s, disturbed: slowed down: HwSlowdown 3" in rows
-    assert (
-        rows[-1] == "1 record x 2: 2 pass | ratios are to torch | warm, plain launches | cpu: " + HERE.device
+    cached = re.compile(wording("timing.cache-warm", part="half"))
+    cold = wording("timing.not-cached", cache="warm", record="0 gdn_decode", reason=cached)
+    assert any(re.fullmatch(cold, row) for row in rows)
+    assert any(re.fullmatch(f"note: record 0: {BLOCKS}", row) for row in rows)
+    summary = wording(
+        "timing.summary",
+        records=1,
+        plural="",
+        kernels=2,
+        outcomes="2 pass",
+        what=re.compile(wording("timing.ratios-to", kernel="torch")),
+        mode="warm, plain launches",
+        on="cpu",
+        device=HERE.device,
     )
+    assert re.fullmatch(summary, rows[-1])
 
 
 def test_a_run_is_shown_in_a_few_lines(store: Store) -> None:
@@ -336,14 +355,17 @@ def test_a_run_is_shown_in_a_few_lines(store: Store) -> None:
     failed = replace(
         timing, kernels=(*timing.kernels, KernelTiming("fla", Outcome.MISSING, "pip install it"))
     )
-    assert record_lines(failed) == {
-        "mode": "warm, plain launches",
-        "device": HERE.device,
-        "torch": "142.1 us a launch",
-        "hf": "142.1 us a launch, 1.004 of torch, no difference within 1.2%",
-        "fla": "not timed: missing device or package: pip install it",
-        "blocks": "12 blocks on 6 placements in 1.5 s, disturbed: slowed down: HwSlowdown 3",
-    }
+    lines = record_lines(failed)
+    assert list(lines) == ["mode", "device", "torch", "hf", "fla", "blocks"]
+    assert (lines["mode"], lines["device"]) == ("warm, plain launches", HERE.device)
+    launch = wording("timing.launch-time", time="142.1 us", wrong="")
+    within = re.compile(wording("timing.no-difference", part="1.2%"))
+    ratio = wording("timing.ratio", ratio="1.004", other="torch", verdict=within)
+    missing = wording("timing.not-timed", outcome="missing device or package", reason="pip install it")
+    assert re.fullmatch(launch, lines["torch"])
+    assert re.fullmatch(f"{launch}, {ratio}", lines["hf"])
+    assert re.fullmatch(missing, lines["fla"])
+    assert re.fullmatch(BLOCKS, lines["blocks"])
 
 
 @pytest.mark.parametrize(
@@ -358,9 +380,9 @@ def test_slower_than_a_baseline_is_exit_1(store: Store, seconds: float, code: Ex
     before = run(store, "torch", "hf").records
     report = run(store, "torch", timer=FakeTimer(seconds=seconds), records=[1], baseline=before)
     assert report.exit_code is code
-    assert f"since the baseline: torch on record 1 gdn_decode: {word}, 142.1 us -> " in timing_text(
-        report, table
-    )
+    what = re.compile("torch on record 1 gdn_decode.*")
+    change = wording("timing.baseline-change", what=what, verdict=word, before="142.1 us")
+    assert re.search(change, timing_text(report, table))
     assert timing_json(report)["changes"][0]["changes"][0]["kernel"] == "torch"
 
 
@@ -386,7 +408,9 @@ def test_a_baseline_of_another_kind_is_refused_before_anything_is_timed(store: S
 def test_a_record_that_the_baseline_lacks_is_said(store: Store) -> None:
     before = run(store, "torch", records=[0]).records
     report = run(store, "torch", baseline=before)
-    assert "since the baseline: record 1 gdn_decode: not in the baseline" in timing_text(report, table)
+    lacks = re.compile(wording("timing.baseline-lacks"))
+    note = wording("timing.baseline-note", record="1 gdn_decode", note=lacks)
+    assert re.search(note, timing_text(report, table))
     assert report.exit_code is Exit.PASS
 
 

@@ -103,7 +103,8 @@ def test_other_ptx_is_aligned_by_python_lines(traced: Traced) -> None:
     same = compared(a, traced("b", X, edits=(*moved, *renamed), source=source))
     assert same.equal
     assert same.launches[0].only == (0, 0)
-    assert same.launches[0].notes == ["the PTX differs: aligned by Python line"]
+    (note,) = same.launches[0].notes
+    assert re.fullmatch(wording("trace.ptx-differs"), note)
     one = first(compared(a, traced("c", X, edits=(*moved, *renamed, *constant), source=source)))
     assert (one["a"]["line"], one["b"]["line"], one["a"]["text"]) == (4, 5, "total = 0.0")
     assert (one["a"]["value"], one["b"]["value"]) == (0.0, 1.0)
@@ -190,8 +191,8 @@ def test_what_was_cut_is_no_difference_and_is_said(traced: Traced) -> None:
     stored = compared(traced("c", X), traced("d", X, of="class=store"))
     assert stored.equal
     assert stored.launches[0].aligned == 1
-    different = "the traces are of different selections: what both have is compared"
-    assert different in stored.launches[0].notes
+    different = wording("trace.selections-differ")
+    assert any(re.fullmatch(different, note) for note in stored.launches[0].notes)
 
 
 def test_a_trace_of_nothing_is_not_taken_for_an_equal_one(traced: Traced) -> None:
@@ -206,9 +207,11 @@ def test_a_trace_of_nothing_is_not_taken_for_an_equal_one(traced: Traced) -> Non
 
 def test_ctas_that_one_has_not_are_a_difference(traced: Traced) -> None:
     found = compared(traced("a", X), traced("b", X, grid=3))
-    assert found.launches[0].missing == ["only B has events of CTA 1 and 1 more"]
+    (missing,) = found.launches[0].missing
+    assert re.fullmatch(wording("trace.only-one-has", trace="B", cta=1, more=" and 1 more"), missing)
     assert not found.equal
-    assert list(report_lines(found))[-1].endswith("23 events aligned, not the same | equal bits")
+    summary = wording("diff.traces-summary", events=23, verdict="not the same", bound="equal bits")
+    assert re.fullmatch(summary, list(report_lines(found))[-1])
 
 
 def test_a_launch_that_one_has_not_is_a_difference(traced: Traced) -> None:
@@ -222,8 +225,8 @@ def test_what_has_no_counterpart_is_counted(traced: Traced) -> None:
     whole, stored = traced("a", X), traced("b", X, of="class=store")
     with open_trace(whole) as trace:
         alone = trace.launches[0].events - 1
-    said = f"launch 0: {alone} events of A and 0 of B have no counterpart and are not compared"
-    assert said in list(report_lines(compared(whole, stored)))
+    said = wording("diff.not-compared", launch="launch 0", a=alone, b=0)
+    assert any(re.fullmatch(said, line) for line in report_lines(compared(whole, stored)))
     assert not any("no counterpart" in line for line in report_lines(compared(whole, whole)))
 
 

@@ -116,9 +116,9 @@ def test_entries_that_fit_nothing_are_told(tmp_path: Path) -> None:
     accepted = Accepted.read(file)
     race, *_ = accepted.apply(findings())
     assert race.accepted == "1"
-    assert accepted.unused() == [
-        f"{file}: entry 3 accepts nothing that was found: cause 'race', source 'a.py:1' and 'b.py:2'"
-    ]
+    (unused,) = accepted.unused()
+    entry = "cause 'race', source 'a.py:1' and 'b.py:2'"
+    assert re.fullmatch(wording("sim.checker.accept-unused", path=file, number=3, entry=entry), unused)
 
 
 @pytest.mark.parametrize(

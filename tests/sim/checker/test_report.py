@@ -7,6 +7,7 @@ are known from the kernel's source.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from gdnbench.sim.checker.happens_before import Verdict
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.report import Finding, Report, Severity
 from gdnbench.sim.run import ENGINES, RunResult, run_ptx
+from tests.messages import wording
 
 each_engine = pytest.mark.parametrize("engine", ENGINES)
 
@@ -122,14 +124,36 @@ def test_text_of_a_finding() -> None:
         line_of(RACY, "ld.shared.b32 %r4, [%r3];"),
     )
     (one,) = [one for one in found if one.second is not None and one.second.place.line == load]
-    assert str(Finding.of_evidence(one, 4)).splitlines() == [
-        f"error in launch 4: race: shared memory at 0x480..0x4ff, without {one.missing}",
-        "  first: CTA (0, 0, 0), warp 1 (compute): st.shared.b32 writes at"
-        f" PTX line {store} `st.shared.b32 [%r3], %r0;`",
-        f"  second: CTA (0, 0, 0), warp 0 (compute): ld.shared.b32 reads at PTX line {load}"
-        " `ld.shared.b32 %r4, [%r3];`",
-        "  2 such pairs in 2 CTAs, by warps 1 and 0",
+    where = "shared memory at 0x480..0x4ff"
+    message = wording("sim.checker.without", where=where, missing=one.missing, section="")
+    writes = wording(
+        "sim.checker.access",
+        cta=(0, 0, 0),
+        warp=1,
+        role="compute",
+        does="st.shared.b32 writes",
+        late="",
+        place=f"PTX line {store} `st.shared.b32 [%r3], %r0;`",
+    )
+    reads = wording(
+        "sim.checker.access",
+        cta=(0, 0, 0),
+        warp=0,
+        role="compute",
+        does="ld.shared.b32 reads",
+        late="",
+        place=f"PTX line {load} `ld.shared.b32 %r4, [%r3];`",
+    )
+    lines = [
+        wording("sim.finding", severity="error", launch=4, kind="race", message=re.compile(message)),
+        f"  first: {writes}",
+        f"  second: {reads}",
+        "  "
+        + wording(
+            "sim.checker.pairs", count=2, what="pairs", places="", ctas=2, plural="s", warps="warps 1 and 0"
+        ),
     ]
+    assert re.fullmatch("\n".join(lines), str(Finding.of_evidence(one, 4)))
     sides = f"st.shared.b32 at PTX line {store}, then ld.shared.b32 at PTX line {load}"
     assert one.summary == f"race: {sides}, without {one.missing}"
 
@@ -196,7 +220,13 @@ def test_a_review_names_the_section_that_leaves_it_open() -> None:
     found = run(RACY).found
     assert found
     shown = replace(one, second=found[0].second)
-    assert shown.message == "shared memory at 0x0, without a fence (PTX ISA 1.2)"
+    without = wording(
+        "sim.checker.without",
+        where="shared memory at 0x0",
+        missing="a fence",
+        section=" (PTX ISA 1.2)",
+    )
+    assert re.fullmatch(without, shown.message)
     assert replace(shown, missing="a fence (PTX ISA 1.2)").message == shown.message
 
 
@@ -266,7 +296,11 @@ def test_a_report_says_that_it_was_checked(row_sums: Any) -> None:
     assert (report.ok, report.checked, report.findings) == (True, True, ())
     assert report.launches[0].found == {}
     first, *_, last = str(report).splitlines()
-    assert (first, last) == ("engine compiled, schedule late, mma hardware, checked", "no error found")
+    settings = wording(
+        "sim.settings", engine="compiled", schedule="late", mma="hardware", checked=", checked"
+    )
+    assert re.fullmatch(settings, first)
+    assert re.fullmatch(wording("sim.no-error"), last)
     assert report.as_json()["checked"] is True
 
 

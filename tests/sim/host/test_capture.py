@@ -125,24 +125,53 @@ def bad_calls() -> dict[str, tuple[tuple[Any, ...], str, str]]:
         "rank": ((x[0], y, 1.0, 1), "x has 1 dimensions; .* 2", r"#0 .*ndim=2"),
         "extent": (
             (x[:, :4].contiguous(), y, 1.0, 1),
-            "x has extent 4 in dimension 1; .* 8",
+            "x "
+            + wording(
+                "sim.host.extent-differs", what="extent", value=4, dimension=1, reason=re.compile(".* 8")
+            ),
             r"x.shape\[1\]",
         ),
-        "stride": ((torch.ones(70, 9)[:, :8], y, 1.0, 1), "x has stride 9 in dimension 0; .* 8", "x.strides"),
+        "stride": (
+            (torch.ones(70, 9)[:, :8], y, 1.0, 1),
+            "x "
+            + wording(
+                "sim.host.extent-differs", what="stride", value=9, dimension=0, reason=re.compile(".* 8")
+            ),
+            "x.strides",
+        ),
         "divisor": (
             (x, torch.zeros(70, 21)[:, :20], 1.0, 1),
-            "y has stride 21 in dimension 0; .* multiple of 4",
+            "y "
+            + wording(
+                "sim.host.extent-differs",
+                what="stride",
+                value=21,
+                dimension=0,
+                reason=re.compile(".* multiple of 4"),
+            ),
             "y.strides.* divisible by 4",
         ),
         "alignment": ((off, y, 1.0, 1), "x is not aligned to 16 bytes", "Misaligned.* #0"),
         "a number for a tensor": (
             (x, 2, 1.0, 1),
-            "y is 2; the kernel takes a tensor",
+            wording("sim.host.number-given", name="y", value=2, wanted="a tensor"),
             "#1 .*expected Tensor",
         ),
-        "a tensor for a number": ((x, y, x, 1), "factor is a tensor; the kernel takes f32", "#2 .*float"),
-        "a fraction": ((x, y, 1.0, 1.5), "count is 1.5; .* integer of 32 bits", "#3 .*expected int"),
-        "text": ((x, y, "a", 1), "factor is 'a'; the kernel takes f32", "#2 .*expected float"),
+        "a tensor for a number": (
+            (x, y, x, 1),
+            wording("sim.host.tensor-given", name="factor", wanted="f32"),
+            "#2 .*float",
+        ),
+        "a fraction": (
+            (x, y, 1.0, 1.5),
+            wording("sim.host.argument-not-integer", name="count", value=1.5, bits=32),
+            "#3 .*expected int",
+        ),
+        "text": (
+            (x, y, "a", 1),
+            wording("sim.host.number-given", name="factor", value="a", wanted="f32"),
+            "#2 .*expected float",
+        ),
     }
 
 
@@ -363,7 +392,15 @@ def test_another_cute_dsl_is_said_to_be_what_cannot_run(monkeypatch: pytest.Monk
     """It lacks a setting, as 4.6 does, or a type of its own for functions, as 4.7 does."""
     monkeypatch.setattr(cutlass_dsl, "SETTINGS", (*cutlass_dsl.SETTINGS, "nosuch"))
     with (
-        pytest.raises(ExportError, match=r"^nvidia-cutlass-dsl \S+ has no setting nosuch; .*: install that$"),
+        pytest.raises(
+            ExportError,
+            match=wording(
+                "sim.host.setting-missing",
+                installed=re.compile(r"^nvidia-cutlass-dsl \S+"),
+                names="nosuch",
+                hint=re.compile("; .*: install that$"),
+            ),
+        ),
         compiling.keep_ptx(),
     ):
         pass

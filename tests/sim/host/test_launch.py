@@ -102,9 +102,12 @@ def test_the_report_as_text_and_as_data() -> None:
     x, y = operands(66)
     report = sim.launch(scale(), x, y, 2.0, 67, engine="interpreter", raises=False)
     text = str(report)
-    assert text.splitlines()[0] == "engine interpreter, schedule late, mma hardware"
-    assert "grid 2x1x1, block 64x1x1, 0 bytes of dynamic shared memory" in text
-    assert "error in launch 0: out-of-bounds access: " in text
+    settings = wording("sim.settings", engine="interpreter", schedule="late", mma="hardware", checked="")
+    assert re.fullmatch(settings, text.splitlines()[0])
+    shared = re.compile(wording("sim.shared-bytes", bytes=0))
+    assert re.search(wording("sim.launch-size", grid="2x1x1", block="64x1x1", shared=shared), text)
+    kind = "out-of-bounds access"
+    assert re.search(wording("sim.finding", severity="error", launch=0, kind=kind), text)
     assert text.splitlines()[-1] == "1 error found"
     data = json.loads(json.dumps(report.as_json()))
     assert data["ok"] is False

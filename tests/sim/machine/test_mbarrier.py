@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.engine_interface import LANES, SHARED_BASE, SHARED_WINDOW, Wait
+from tests.messages import wording
 from tests.sim.machine.bench import ALL, Bench, play, step
 
 AT = SHARED_BASE + 64
@@ -201,7 +204,10 @@ def test_wait_says_what_it_waits_for(bench: Bench) -> None:
     init(bench, 2)
     bench.issue(ARRIVE_TX, a=AT, n=4096)
     wait = bench.issue(TRY, a=AT, n=0)
-    assert wait.text() == f"mbarrier {AT:#x} parity 0 (phase 0): 1 of 2 arrivals and 4096 bytes pending"
+    state = wording(
+        "sim.machine.mbarrier-state", address=f"{AT:#x}", parity=0, phase=0, pending=1, expected=2, tx=4096
+    )
+    assert re.fullmatch(state, wait.text())
     assert not wait.ready()
     bench.issue(ARRIVE, a=AT)
     bench.issue(COMPLETE, a=AT, n=4096)

@@ -86,7 +86,8 @@ def test_a_fault_names_tensor_thread_and_line(engine: str) -> None:
         run(ADD_ONE, [data], 8, 32, engine=engine)
     fault = caught.value
     assert fault.kind is FaultKind.OUT_OF_BOUNDS
-    assert "nearest is x (400 bytes), 400 bytes after its start" in fault.message
+    side = re.compile(wording("sim.machine.after-start", start=400))
+    assert re.search(wording("sim.machine.nearest-allocation", name="x", size=400, side=side), fault.message)
     assert fault.thread is not None
     assert "CTA (3, 0, 0), warp 0" in fault.thread
     assert fault.place is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from dataclasses import replace
 
@@ -248,9 +249,9 @@ def test_a_store_by_all_lanes_is_done_once() -> None:
     bench.issue("cp.async.bulk.wait_group 0", lanes=np.arange(32) == 31)
     got = tensor.bytes[tensor.at(tensor.map.address) :][:128].view(np.float32)
     np.testing.assert_array_equal(got, 1)
-    assert bench.notes() == [
-        "cp.reduce.async.bulk.tensor reached by 32 lanes with equal operands is done once"
-    ]
+    (note,) = bench.notes()
+    once = wording("sim.machine.lanes-equal", instruction="cp.reduce.async.bulk.tensor", lanes=32)
+    assert re.fullmatch(once, note)
 
 
 def test_lanes_with_different_operands_do_one_each() -> None:
@@ -329,7 +330,9 @@ def test_a_store_past_dimension_0_is_noted() -> None:
     tensor = Tensor(random.Random(1), "bf16", (60, 8), (64, 8), 128)
     bench = tensor.bench(track=False)
     bench.issue(store_text(2), s=TILE, d1=PARAM_WINDOW, c0=0, c1=0)
-    assert bench.notes() == ["cp.async.bulk.tensor writes whole units of 16 bytes, 8 bytes past dimension 0"]
+    (note,) = bench.notes()
+    units = wording("sim.machine.whole-units", instruction="cp.async.bulk.tensor", unit=16, bytes=8)
+    assert re.fullmatch(units, note)
 
 
 def test_a_map_of_more_than_the_tensor() -> None:
@@ -351,7 +354,8 @@ def test_a_store_of_bytes_nobody_wrote() -> None:
     bench.issue(store_text(2), s=TILE, d1=PARAM_WINDOW, c0=0, c1=0)
     bench.cta.queue.drain()
     bench.issue(store_text(2), s=TILE + 1024, d1=PARAM_WINDOW, c0=0, c1=0)
-    with pytest.raises(KernelFault, match="uninitialised read: the box at shared address") as caught:
+    unwritten = "uninitialised read: " + wording("sim.machine.box-unwritten")
+    with pytest.raises(KernelFault, match=unwritten) as caught:
         bench.cta.queue.drain()
     assert caught.value.place is not None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -48,7 +50,9 @@ def test_a_full_memory_blocks_until_something_is_freed() -> None:
     wait = machine.issue(text, r=SLOT, warp=1)
     assert isinstance(wait, Wait)
     assert not wait.ready()
-    assert wait.text() == "tcgen05.alloc of 256 columns; allocated columns: 0..255, 256..511"
+    allocated = re.compile(wording("sim.machine.allocated", columns="0..255, 256..511"))
+    waits = wording("sim.machine.alloc-waits", columns=256, allocations=allocated)
+    assert re.fullmatch(waits, wait.text())
     machine.dealloc(0, 256)
     assert wait.ready()
     assert machine.alloc(256) == 0
