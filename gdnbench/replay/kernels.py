@@ -60,8 +60,8 @@ def check_name(name: str, on: str = "cpu") -> None:
         )
 
 
-def load(name: str, operation: Operation) -> LoadedKernel:
-    """The kernel called `name` for `operation`.
+def load(name: str, operation: Operation, on: str = "cpu") -> LoadedKernel:
+    """The kernel called `name` for `operation`, to be run on cpu, cuda or sim.
 
     NotImplementedError if the operation has none of that name; ImportError, with what to install, if its
     packages are missing; BadInputError if a user's function is not there.
@@ -75,7 +75,8 @@ def load(name: str, operation: Operation) -> LoadedKernel:
     entry = operation.kernels[name]
     module, _, function = entry.target.partition(":")
     found = getattr(importlib.import_module(module), function)
-    return LoadedKernel(name, entry.target, found, entry.conventions, entry.devices, entry.fp64, entry.steps)
+    takes = entry.conventions_on(on)
+    return LoadedKernel(name, entry.target, found, takes, entry.devices, entry.fp64, entry.steps)
 
 
 def load_function(name: str) -> LoadedKernel:

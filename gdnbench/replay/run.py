@@ -69,7 +69,7 @@ class InProcess:
             return self._kernel
         if operation.name not in self._loaded:
             with simulated(self._on):  # its file may compile kernels when it is imported
-                self._loaded[operation.name] = load(self._kernel, operation)
+                self._loaded[operation.name] = load(self._kernel, operation, self._on)
         return self._loaded[operation.name]
 
     def close(self) -> None:

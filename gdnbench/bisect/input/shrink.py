@@ -156,7 +156,8 @@ def _takes(trial: Trial, found: Operation) -> Mapping[str, tuple[str, ...]]:
     """The values of conventions that the kernel takes, as far as that can be known here. It was imported in
     another process before, without harm."""
     if not kernels.is_user_kernel(trial.kernel):
-        return found.kernels[trial.kernel].conventions if trial.kernel in found.kernels else {}
+        entry = found.kernels.get(trial.kernel)
+        return {} if entry is None else entry.conventions_on(trial.on)
     if trial.on == SIM:  # its file may compile kernels when it is imported
         return {}
     try:

@@ -206,6 +206,7 @@ KERNELS = {
         meaning="FlashInfer's chunk_gated_delta_rule for Hopper or Blackwell; on sim Blackwell's kernel",
         needs=("flashinfer-python",),
         prepare="gdnbench_kernels.gdn_prefill.flashinfer:prepare",
+        on_sim={QK.name: QK.values[:1]},  # raw q and k need another kernel, which is CUDA C++
     ),
 }
 

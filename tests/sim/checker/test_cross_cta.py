@@ -181,7 +181,9 @@ CASES = {
     ),
     "a flag that is not acquired": Case(FLAGS, "ld.acquire", "ld.relaxed", missing=_AN_ACQUIRE),
     "no barrier before the release": Case(FLAGS, "bar.sync 0;\n", missing="a release"),
-    "no barrier after the acquire": Case(FLAGS, "bar.sync 1;\n", missing="a barrier from the warp that acquired"),
+    "no barrier after the acquire": Case(
+        FLAGS, "bar.sync 1;\n", missing="a barrier from the warp that acquired"
+    ),
     "no flag": Case(FLAGS, poll(FLAG), "", missing="acquire of it"),
     "no fence before the flag": Case(FENCES, "fence.acq_rel.gpu;\n@%one st", "@%one st", missing=_A_RELEASE),
     "no fence after the flag": Case(FENCES, "@%one fence.acq_rel.gpu;\n", missing=_AN_ACQUIRE),
