@@ -8,7 +8,7 @@ factor of the bound (2):
 | RMS                         | the tensor                             | k T + F                             |
 | RMS of a sequence and head  | each (sequence, head)                  | k T_even + F                        |
 | RMS of a line               | each token of a head, row of a state   | k z T_near + F                      |
-| gain of a sequence and head | <x - y, y> / <y, y> of each            | k abs(b_T) + abs(b_R) + z s + C     |
+| gain of a sequence and head | <x - y, y> / <y, y> of each            | k abs(b_T) + abs(b_R) + z s_f + C   |
 | gain of a head              | the same over all sequences            | the same                            |
 | largest                     | abs(x - y)                             | k g max T + u max abs(y)            |
 |                             | of a row of a state, if that is larger | k z T_near + u max abs(y)           |
@@ -48,6 +48,11 @@ e_l torch's error on one:
 y_l^2 is the square of the norm, and a^2 = sum <e_l, y_l>^2 / sum y_l^4 over all lines of the tensor: a group
 of few lines may have small products by luck. No gain of a state is judged: errors of its lines are not
 independent, since one token writes them all.
+
+z s_f. A kernel may round f factors that all elements of a line have in common and that are exact in torch,
+by the operation's `line_factors`. Each is off by an error that is uniform in [-u, u], with the deviation
+u / sqrt(3), and the mean over n = (sum y_l^2)^2 / sum y_l^4 lines by sqrt(n) less, but never by more than u:
+(z s_f)^2 = (z s)^2 + f min(u, z u / sqrt(3 n))^2.
 
 C, the cut. Tensor cores may cut the operands of a tf32 product to 10 bits instead of rounding them. Each is
 then smaller by 0.36 x 2^-10 of itself in the mean, always in the same direction: 0.5 x 2^-10 over a
@@ -172,8 +177,8 @@ class Limits:
     """The limits of one tensor under a bound of factor `k`.
 
     `added`: an allowed error relative to the exact value. `largest`: max |y| over the elements that count.
-    `lines` None: the floor is u rms(y), and neither lines nor gains are judged. `cut_operands`: see the
-    operation's.
+    `lines` None: the floor is u rms(y), and neither lines nor gains are judged. `cut_operands`,
+    `line_factors`: see the operation's.
     """
 
     dtype: torch.dtype
@@ -182,6 +187,7 @@ class Limits:
     added: float = 0.0
     lines: Lines | None = None
     cut_operands: int = 0
+    line_factors: int = 0
 
     def findings(self, own: Comparison, torchs: Comparison) -> list[Finding]:
         """Each limit with its error.
@@ -344,8 +350,11 @@ class Limits:
         products, squares = lines.torchs.dy**2, grid.yy**2
         of_tensor = products.sum() / max(float(squares.sum()), VANISHING)
         aligned = k * k * np.maximum(summed(products), of_tensor * summed(squares))
-        spread = np.sqrt(aligned + summed(lines.rounded.dydy)) / there
-        limits = k * np.abs(torchs) + np.abs(rounded) + _chance(yy.size) * spread
+        z, u = _chance(yy.size), unit_roundoff(self.dtype)[0]
+        spread = z * np.sqrt(aligned + summed(lines.rounded.dydy)) / there
+        factor = np.minimum(u, z * u / math.sqrt(3) * np.sqrt(summed(squares)) / there)
+        spread = np.sqrt(spread**2 + self.line_factors * factor**2)
+        limits = k * np.abs(torchs) + np.abs(rounded) + spread
         limits += self.cut_operands * CUT + self.added
         limits += unit_roundoff(self.dtype)[1] * np.sqrt(summed(grid.count) / there)
         return np.where(some, own, 0.0), limits

@@ -254,8 +254,7 @@ def judge_call(
     results: list[TensorResult] = []
     for name in compared_tensors(operation, call):
         axes = operation.spec(name).axes_in(call.conventions)
-        partition, cut = operation.partition(call, name), operation.cut_operands
-        subject = Subject(name, When.AFTER, partition, axes, cut_operands=cut)
+        subject = _subject(operation, call, name, None)
         if isinstance(rule, Bound):
             result = _judge_output(operation, subject, main, rule, _Exact())
             results.append(_with_unwritten(result, subject, outputs[name]))
@@ -327,10 +326,19 @@ def compared_tensors(operation: Operation, call: Call) -> tuple[str, ...]:
 
 def subject_of(record: StoredRecord, operation: Operation, compact: Call, name: str) -> Subject:
     """The subject for output or mutated tensor `name` of a record."""
-    axes = operation.spec(name).axes_in(compact.conventions)
-    rows = calls.slots_of(record, name)
-    partition, cut = operation.partition(compact, name), operation.cut_operands
-    return Subject(name, When.AFTER, partition, axes, rows=rows, cut_operands=cut)
+    return _subject(operation, compact, name, calls.slots_of(record, name))
+
+
+def _subject(operation: Operation, call: Call, name: str, rows: tuple[int, ...] | None) -> Subject:
+    return Subject(
+        name,
+        When.AFTER,
+        operation.partition(call, name),
+        operation.spec(name).axes_in(call.conventions),
+        rows=rows,
+        cut_operands=operation.cut_operands,
+        line_factors=operation.line_factors,
+    )
 
 
 def _held(

@@ -32,6 +32,7 @@ from gdnbench.judge.limits import (
     OF_HEAD,
     RMS,
     Limits,
+    Lines,
     exact_lines,
     first_wrong_chunk,
     lines_of,
@@ -52,7 +53,8 @@ class Subject:
     """A tensor to be judged: its name, the owners of its rows, and the meaning of its axes.
 
     `rows`: the caller's row numbers, if they are not the positions (slots of a pool). `grid`: whether the
-    result includes the errors by chunk and head. `cut_operands`: see the operation's.
+    result includes the errors by chunk and head. `cut_operands`, `line_factors`: see
+    the operation's.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Subject:
     rows: tuple[int, ...] | None = None
     grid: bool = False
     cut_operands: int = 0
+    line_factors: int = 0
 
     def named(self, worst: Worst) -> Worst:
         """`worst` with the caller's row number."""
@@ -123,9 +126,7 @@ def judge(
         lines = None
         if by.lines is not None:
             lines = lines_of(screened.tensor, by.oracle, subject.partition, by.lines)
-        limits = Limits(
-            tensor.dtype, bound.factor(subject.name), by.largest, added, lines, subject.cut_operands
-        )
+        limits = _limits(subject, tensor, bound, by.largest, added, lines)
         found = _held_to(found, own, by.errors, limits)
     return replace(
         found,
@@ -134,6 +135,13 @@ def judge(
         worst=screened.wrong or own.worst,
         grid=subject.grid_of(Memory(tensor), Memory(oracle), own, by.errors),
     )
+
+
+def _limits(
+    subject: Subject, tensor: Tensor, bound: Bound, largest: float, added: float, lines: Lines | None
+) -> Limits:
+    k, cut, factors = bound.factor(subject.name), subject.cut_operands, subject.line_factors
+    return Limits(tensor.dtype, k, largest, added, lines, cut, factors)
 
 
 def yardstick_of(subject: Subject, oracle: Tensor, torchs: Tensor, *, by_line: bool = True) -> Yardstick:
@@ -185,7 +193,7 @@ def judge_briefly(
     named = replace(own, worst=own.worst and subject.named(own.worst))
     exact = exact_lines(yardstick, oracle, subject.partition)
     lines = lines_of(tensor, oracle, subject.partition, exact)
-    limits = Limits(tensor.dtype, bound.factor(subject.name), largest, 0.0, lines, subject.cut_operands)
+    limits = _limits(subject, tensor, bound, largest, 0.0, lines)
     found = _held_to(_result(subject, Memory(tensor), named, ()), named, torchs, limits)
     return replace(found, yardstick=torchs.total)
 

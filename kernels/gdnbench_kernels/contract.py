@@ -407,6 +407,9 @@ class Operation:
     """How many operands of tf32 products, one after another, a tensor core cuts to 10 bits on the way from an
     input to an output. In a gated delta rule: a token's update, the keys that store it, the state, the
     queries that read it, P."""
+    line_factors: int = 0
+    """How many factors common to all elements of a line of an output a kernel may round to the output's dtype
+    where torch's are exact."""
     shrinking: Shrinking | None = None
     """How a call is made smaller."""
     carries: tuple[str, str] | None = None

@@ -378,6 +378,9 @@ OPERATION = Operation(
     tolerances={"lse": LSE},
     leeway=leeway,
     cut_operands=2,  # rows and weights, the operands of the second product; those of the first make scores
+    # Where one entry has nearly all the weight: 1 in torch, which divides last, a rounded p in a kernel that
+    # divides first.
+    line_factors=1,
     laws=Laws(laws.variants),
     ranges=ranges,
     decodes=True,
