@@ -253,7 +253,6 @@ def judge_call(
     main = _Handed(outputs, call, given, oracle, yardstick)
     results: list[TensorResult] = []
     for name in compared_tensors(operation, call):
-        axes = operation.spec(name).axes_in(call.conventions)
         subject = _subject(operation, call, name, None)
         if isinstance(rule, Bound):
             result = _judge_output(operation, subject, main, rule, _Exact())

@@ -16,7 +16,7 @@ SIZES = (0.001, 0.005, 0.01, 0.05)
 """Relative sizes of gains and noise."""
 
 
-SMALL_GAIN = "a gain may be 2^-9 off: tensor cores may cut operands instead of rounding them"
+SMALL_GAIN = "0.1 % is within what cut operands and chance allow a gain"
 SMALL_NOISE = "rounding o to bf16 has a larger error, 1.7e-3"
 
 
