@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -18,11 +18,14 @@ from gdnbench.sim.errors import KernelFault, LaunchError, UnsupportedError
 from gdnbench.sim.floating_environment import ieee_arithmetic
 from gdnbench.sim.host import cutlass_dsl
 from gdnbench.sim.host.arguments import NamedTensor, Region, region_of
+from gdnbench.sim.host.asked_memory import AskedMemory, addresses_noted
 from gdnbench.sim.host.capture import capture_launches
+from gdnbench.sim.host.device import multiprocessors
+from gdnbench.sim.host.dsl_calls import calls_go_to
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.bounds import Bounds, bounded, default_bounds
 from gdnbench.sim.machine.cta import Note
-from gdnbench.sim.machine.memory import GlobalMemory
+from gdnbench.sim.machine.memory import Allocation, GlobalMemory
 from gdnbench.sim.machine.processes import Progress
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.report import Finding, LaunchReport, Report, Severity
@@ -57,10 +60,15 @@ class Settings:
 
 @dataclass(slots=True)
 class Session:
-    """What `active` yields: the reports of the calls made so far."""
+    """What `active` yields: the reports of the calls made so far. Launches may access `reachable`, and the
+    memory that was `asked` for by its address. `sms` is the device's number of multiprocessors, None for its
+    own."""
 
     settings: Settings
     reports: list[Report] = field(default_factory=list)
+    reachable: tuple[Tensor, ...] = ()
+    asked: AskedMemory = field(default_factory=AskedMemory)
+    sms: int | None = None
 
 
 _session: ContextVar[Session | None] = ContextVar("gdnbench_sim_session", default=None)
@@ -87,7 +95,8 @@ def launch(
     exported kernel, see `gdnbench.sim.host.exported_kernel`, which needs no compiler.
 
     `args` and `kwargs` are the kernel's arguments without the stream: numbers, and torch CPU tensors, which
-    the kernel writes in place. `reachable` are tensors that the kernel finds by pointers passed as numbers.
+    the kernel writes in place. `reachable` are tensors that the kernel finds by pointers; those of the
+    enclosing `active` blocks, and tensors whose address was asked for there, need not be named.
 
     `mma` is the tensor cores' arithmetic ("hardware" or "exact"), `engine` "compiled" or "interpreter",
     `schedule` when asynchronous effects land: "late", "early" or "random:SEED". `threads` is the most cores
@@ -115,12 +124,12 @@ def launch(
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     session = _session.get()
     settings = replace(session.settings if session is not None else Settings(), **given)
-    if not isinstance(reachable, Sequence) or not all(isinstance(tensor, Tensor) for tensor in reachable):
-        raise LaunchError("reachable takes a list of tensors")
+    named = [*_tensors(reachable), *(session.reachable if session is not None else ())]
+    asked = session.asked if session is not None else AskedMemory()
     with TimeLimit(settings.timeout):  # its PTX is read
         call = capture_launches(compiled, args, kwargs)
-    more = [region_of(NamedTensor(f"reachable[{i}]", tensor)) for i, tensor in enumerate(reachable)]
-    report, fault = _run(call.module, call.requests, [*call.regions, *more], settings)
+    more = [region_of(NamedTensor(f"reachable[{i}]", tensor)) for i, tensor in enumerate(named)]
+    report, fault = _run(call.module, call.requests, [*call.regions, *more], asked, settings)
     if session is not None:
         session.reports.append(report)
     if fault is not None and raises:
@@ -128,21 +137,61 @@ def launch(
     return report
 
 
+def _tensors(given: object) -> list[Tensor]:
+    if not isinstance(given, Sequence) or not all(isinstance(tensor, Tensor) for tensor in given):
+        raise LaunchError("reachable takes a list of tensors")
+    return list(given)
+
+
 @contextmanager
 def active(
-    settings: Settings | None = None, arch: str | None = None, *, check: bool = False
+    settings: Settings | None = None,
+    arch: str | None = None,
+    *,
+    check: bool = False,
+    reachable: Sequence[Tensor] = (),
+    sms: int | None = None,
 ) -> Iterator[Session]:
-    """Inside this block calling what `cute.compile` returned simulates it. `launch` takes its defaults from
-    `settings`, or from the enclosing block; `run_ptx` takes its bounds from there. Kernels compiled inside,
-    for `arch`, keep what the simulator needs. `check` checks all launches, whatever the settings."""
+    """Inside this block calling a CuTe DSL function simulates it: what `cute.compile` returned, an executor
+    of it, or the `@cute.jit` function itself. `launch` takes its defaults from `settings`, or from the
+    enclosing block; `run_ptx` takes its bounds from there. Kernels compiled inside, for `arch`, keep what the
+    simulator needs. `check` checks all launches, whatever the settings.
+
+    Launches may access the tensors in `reachable`, and those whose `data_ptr()` was called inside the block,
+    or which `from_dlpack` took, for as long as the program keeps them. `sms` is the number of multiprocessors
+    that compilers and host code see: a persistent kernel then has that many CTAs at most.
+    """
     around = _session.get()
     given = settings or (Settings() if around is None else around.settings)
-    session = Session(replace(given, check=given.check or check))
+    session = Session(
+        replace(given, check=given.check or check),
+        reachable=(*_tensors(reachable), *(() if around is None else around.reachable)),
+        asked=AskedMemory() if around is None else around.asked,
+        sms=sms if sms is not None or around is None else around.sms,
+    )
+
+    def simulate(compiled: Any, *args: Any, **kwargs: Any) -> None:
+        # A thread that the program starts has no session of its own.
+        with nullcontext() if _session.get() is not None else _inside(session):
+            launch(compiled, *args, **kwargs)
+
+    with ExitStack() as stack:
+        stack.enter_context(_inside(session))
+        stack.enter_context(cutlass_dsl.keep_ptx(arch))
+        stack.enter_context(calls_go_to(simulate))
+        if around is None:
+            stack.enter_context(addresses_noted(session.asked))
+        yield session
+
+
+@contextmanager
+def _inside(session: Session) -> Iterator[None]:
+    """Inside this block the calls of this thread belong to `session`."""
+    bounds = Bounds(session.settings.max_instructions, session.settings.timeout)
     token = _session.set(session)
     try:
-        bounds = Bounds(given.max_instructions, given.timeout)
-        with bounded(bounds), cutlass_dsl.keep_ptx(arch), cutlass_dsl.calls_go_to(launch):
-            yield session
+        with bounded(bounds), multiprocessors(session.sms):
+            yield
     finally:
         _session.reset(token)
 
@@ -151,12 +200,13 @@ def _run(
     module: Module,
     requests: Sequence[LaunchRequest],
     regions: Sequence[Region],
+    asked: AskedMemory,
     settings: Settings,
 ) -> tuple[Report, KernelFault | None]:
     """The report, and the fault that ended the call, if any."""
     memory = GlobalMemory()
-    for region in regions:
-        memory.add(region.address, region.size, region.name, region.keeper)
+    memory.extend(map(_allocation, [*regions, *asked.live()]))
+    memory.freed += map(_allocation, asked.freed())
     launches: list[LaunchReport] = []
     findings: list[Finding] = []
     ended: KernelFault | None = None
@@ -175,6 +225,10 @@ def _run(
         findings += _of_checker(result.found, number)
     how = (settings.engine, settings.schedule, settings.mma, settings.check)
     return Report(tuple(launches), tuple(findings), *how), ended
+
+
+def _allocation(region: Region) -> Allocation:
+    return Allocation(region.address, region.size, region.name, region.keeper)
 
 
 def _run_one(

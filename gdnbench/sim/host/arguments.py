@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.sim.errors import LaunchError
+from gdnbench.sim.host import cute_tensors
 from gdnbench.sim.host.layouts import Extent, TensorType, tensor_type
 
 # Element types of CuTe DSL's IR, whose integers have no sign, and the torch dtypes of the same width.
@@ -32,6 +33,7 @@ DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "i8": (torch.int8, torch.uint8, torch.bool),
 }
 
+_data_ptr = Tensor.data_ptr  # not the one that notes who asks, see asked_memory
 _SCALAR = re.compile(r"(i|f|bf|tf)(\d+)")
 
 
@@ -52,15 +54,6 @@ class Packed:
 
     def __c_pointers__(self) -> list[int]:
         return [ctypes.addressof(self._bytes)]
-
-
-def replace_tensors(arguments: Mapping[str, Any], replace: Callable[[NamedTensor], Any]) -> list[Any]:
-    """The arguments with every torch tensor, in order, replaced by `replace`."""
-
-    def leaf(name: str, value: Any) -> Any:
-        return replace(NamedTensor(name, value)) if isinstance(value, Tensor) else value
-
-    return [map_leaves(name, value, leaf) for name, value in arguments.items()]
 
 
 def map_leaves(name: str, value: Any, leaf: Callable[[str, Any], Any]) -> Any:
@@ -93,13 +86,19 @@ class Region:
     keeper: object
 
 
+def address_of(tensor: Tensor) -> int:
+    """The address of a tensor's first element. Unlike `data_ptr()` it does not count as a question of the
+    program."""
+    return int(_data_ptr(tensor))
+
+
 def region_of(named: NamedTensor) -> Region:
     """The bytes from a tensor's first element to its last. Raises LaunchError if the tensor is not on the
     CPU."""
     check_on_cpu(named)
     tensor = named.tensor
     size = _span(tensor.shape, tensor.stride()) * tensor.element_size()
-    return Region(named.name, tensor.data_ptr(), size, tensor)
+    return Region(named.name, address_of(tensor), size, tensor)
 
 
 def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
@@ -115,9 +114,9 @@ def regions_in(arguments: Mapping[str, Any]) -> list[Region]:
     for name, value in _leaves(arguments):
         if isinstance(value, Tensor):
             found.append(region_of(NamedTensor(name, value)))
-        elif hasattr(value, "dynamic_shapes_mask"):
-            bits = _span(value.shape, value.stride) * value.element_type.width
-            found.append(Region(name, int(value.data_ptr), -(-bits // 8), value))
+        elif cute_tensors.is_cute_tensor(value):
+            cute_tensors.type_of(name, value)
+            found.append(Region(name, *cute_tensors.span_of(value), value))
     return found
 
 
@@ -131,24 +130,21 @@ def check_on_cpu(named: NamedTensor) -> None:
 
 def pack_arguments(arguments: Mapping[str, Any], types: Sequence[str]) -> list[Any]:
     """The arguments of a host function whose parameters have `types`, with tensors as structs. Raises
-    LaunchError, which names the first that does not fit. A value that is no torch tensor, number, None or
-    container of these stays as it is."""
+    LaunchError, which names the first that does not fit. A value that is no tensor, number, None or container
+    of these stays as it is."""
     leaves = _leaves(arguments)
-    tensors = [name for name, value in leaves if isinstance(value, Tensor)]
+    given = sum(isinstance(value, Tensor) or cute_tensors.is_cute_tensor(value) for _, value in leaves)
     wanted = [kind for kind in map(tensor_type, types) if kind is not None]
-    foreign = sum(
-        hasattr(value, "dynamic_shapes_mask") for _, value in leaves
-    )  # tensors of CuTe's own runtime
     if len(leaves) == len(types):
         for (name, value), type_ in zip(leaves, types, strict=True):
             _check_kind(name, value, type_)
-    if len(tensors) + foreign != len(wanted):
-        raise LaunchError(f"the kernel takes {len(wanted)} tensors; there are {len(tensors) + foreign}")
+    if given != len(wanted):
+        raise LaunchError(f"the kernel takes {len(wanted)} tensors; there are {given}")
     remaining = iter(wanted)
 
     def pack(name: str, value: Any) -> Any:
-        if hasattr(value, "dynamic_shapes_mask"):
-            next(remaining)
+        if cute_tensors.is_cute_tensor(value):
+            return pack_cute_tensor(name, value, next(remaining))
         return pack_tensor(NamedTensor(name, value), next(remaining)) if isinstance(value, Tensor) else value
 
     return [map_leaves(name, value, pack) for name, value in arguments.items()]
@@ -170,7 +166,7 @@ def _leaves(arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def _check_kind(name: str, value: Any, type_: str) -> None:
     """Raises LaunchError for a number where the kernel takes a tensor, and the reverse."""
-    if isinstance(value, Tensor) and tensor_type(type_) is None:
+    if (isinstance(value, Tensor) or cute_tensors.is_cute_tensor(value)) and tensor_type(type_) is None:
         raise LaunchError(f"{name} is a tensor; the kernel takes {type_.removeprefix('!')}")
     if isinstance(value, bool | int | float | str):
         scalar = _SCALAR.fullmatch(type_)
@@ -189,7 +185,31 @@ def pack_tensor(named: NamedTensor, type_: TensorType) -> Packed:
     if wrong := next(_misfits(named.tensor, type_), None):
         raise LaunchError(f"{named.name} {wrong}")
     tensor = named.tensor
-    return Packed(type_.pack(tensor.data_ptr(), tuple(tensor.shape), tensor.stride()))
+    return Packed(type_.pack(address_of(tensor), tuple(tensor.shape), tensor.stride()))
+
+
+def pack_cute_tensor(name: str, value: Any, type_: TensorType) -> Packed:
+    """The argument struct of a tensor of CuTe's runtime. Raises LaunchError like `pack_tensor`, and for one
+    whose own struct is another: a GPU's host code would read the wrong extents from it."""
+    own = cute_tensors.type_of(name, value)
+    if wrong := next(_cute_misfits(value, own, type_), None):
+        raise LaunchError(f"{name} {wrong}")
+    if type_.passed and own.passed != type_.passed:
+        raise LaunchError(
+            f"{name} passes the layout {own.layout}; the kernel was compiled for {type_.layout}: "
+            "mark the same extents dynamic"
+        )
+    address, _ = cute_tensors.span_of(value)
+    return Packed(type_.pack(address, tuple(value.shape), tuple(value.stride)))
+
+
+def _cute_misfits(value: Any, own: TensorType, type_: TensorType) -> Iterator[str]:
+    if own.dtype != type_.dtype:
+        yield f"is {own.dtype}; the kernel was compiled for {type_.dtype}"
+    yield from _layout_misfits(tuple(value.shape), tuple(value.stride), type_)
+    address, size = cute_tensors.span_of(value)
+    if type_.align and size and address % type_.align:
+        yield f"is not aligned to {type_.align} bytes, as the kernel was told"
 
 
 def _misfits(tensor: Tensor, type_: TensorType) -> Iterator[str]:
@@ -198,22 +218,23 @@ def _misfits(tensor: Tensor, type_: TensorType) -> Iterator[str]:
         yield f"has element type {type_.dtype}, which no torch tensor can stand for"
     elif tensor.dtype not in wanted:
         yield f"is {_name(tensor.dtype)}; the kernel was compiled for {' or '.join(map(_name, wanted))}"
-    if tensor.dim() != len(type_.shape):
-        yield f"has {tensor.dim()} dimensions; the kernel was compiled for {len(type_.shape)}"
+    yield from _layout_misfits(tuple(tensor.shape), tensor.stride(), type_)
+    align = type_.align or tensor.element_size()
+    if tensor.numel() and address_of(tensor) % align:
+        yield f"is not aligned to {align} bytes, as the kernel was told"
+
+
+def _layout_misfits(shape: Sequence[int], strides: Sequence[int], type_: TensorType) -> Iterator[str]:
+    if len(shape) != len(type_.shape):
+        yield f"has {len(shape)} dimensions; the kernel was compiled for {len(type_.shape)}"
         return
-    for what, values, extents in (
-        ("extent", tensor.shape, type_.shape),
-        ("stride", tensor.stride(), type_.strides),
-    ):
+    for what, values, extents in (("extent", shape, type_.shape), ("stride", strides, type_.strides)):
         for dim, (value, extent) in enumerate(zip(values, extents, strict=True)):
             # The stride of an extent of 1 is never used.
-            if what == "stride" and not extent.dynamic and tensor.shape[dim] == 1:
+            if what == "stride" and not extent.dynamic and shape[dim] == 1:
                 continue
             if reason := _misfit(value, extent):
                 yield f"has {what} {value} in dimension {dim}; {reason}"
-    align = type_.align or tensor.element_size()
-    if tensor.numel() and tensor.data_ptr() % align:
-        yield f"is not aligned to {align} bytes, as the kernel was told"
 
 
 def _misfit(value: int, extent: Extent) -> str | None:

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch import Tensor
-
 from gdnbench.sim.errors import ExportError, LaunchError
 from gdnbench.sim.host import cutlass_dsl, exported_kernel, tvm_ffi
-from gdnbench.sim.host.arguments import Region, pack_arguments, regions_in, replace_tensors
+from gdnbench.sim.host.arguments import Region, map_leaves, pack_arguments, regions_in, tensors_in
 from gdnbench.sim.host.cutlass_dsl import Exported
 from gdnbench.sim.host.device import device_for
 from gdnbench.sim.host.elf import Elf
@@ -43,6 +41,9 @@ class Capture:
     regions: tuple[Region, ...]
 
 
+NO_KERNELS = ".version 8.8\n.target sm_100a\n.address_size 64\n"
+"""The PTX of a function that has host code alone."""
+
 _loaded: WeakKeyDictionary[Any, Host] = WeakKeyDictionary()
 
 
@@ -62,6 +63,7 @@ def capture_launches(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, An
         call = _tvm_ffi_call if host.exported.tvm_ffi else _plain_call
     regions = regions_in(arguments)
     with host.code.running() as runtime:
+        runtime.device = device_for(host.module.target)
         status = call(compiled, host, arguments)
         if runtime.error is not None:
             raise runtime.error
@@ -86,7 +88,7 @@ def _exported(kernel: ExportedKernel) -> Exported:
 
 
 def _load(exported: Exported) -> Host:
-    module = parse(exported.ptx)
+    module = parse(exported.ptx or NO_KERNELS)
 
     def param_sizes(entry: str) -> list[int]:
         if entry not in module.kernels:
@@ -96,7 +98,7 @@ def _load(exported: Exported) -> Host:
     runtime = Runtime(exported.ptx, device_for(module.target), param_sizes)
     extra = tvm_ffi.tvm_ffi_symbols(Elf.parse(exported.data).undefined()) if exported.tvm_ffi else {}
     code = load_host_object(exported.data, runtime, extra)
-    if not exported.tvm_ffi:
+    if not exported.tvm_ffi and exported.ptx:
         _initialise(code, exported.prefix)
     return Host(exported, module, code)
 
@@ -127,7 +129,7 @@ def _plain_call(compiled: Any, host: Host, arguments: Mapping[str, Any]) -> int:
     packed = list(arguments.values())
     if host.exported.ir is not None:
         packed = pack_arguments(arguments, parameter_types(host.exported.ir, function))
-    elif any(isinstance(region.keeper, Tensor) for region in regions_in(arguments)):
+    elif tensors_in(arguments):
         raise ExportError(
             f"{function} was compiled without its argument types kept: {cutlass_dsl.HOW_TO_KEEP}"
         )
@@ -164,5 +166,8 @@ def _tvm_ffi_call(compiled: Any, host: Host, arguments: Mapping[str, Any]) -> in
     if entry.parameter_count() == len(given) - len(streams):
         given = {name: value for name, value in given.items() if name not in streams}
     runtime = host.code.runtime
-    entry.call(replace_tensors(given, tvm_ffi.as_cuda), lambda: runtime.error)
+    entry.call(
+        [map_leaves(name, value, tvm_ffi.entry_argument) for name, value in given.items()],
+        lambda: runtime.error,
+    )
     return 0

@@ -1,6 +1,7 @@
-"""All uses of CuTe DSL's private interfaces in the simulator; written against nvidia-cutlass-dsl 4.8.1.
+"""The uses of CuTe DSL's private interfaces to compile and to export; for nvidia-cutlass-dsl 4.5 to 4.8.
 
-CuTeDSL._get_dsl().envar        the settings that CUTE_DSL_* variables give, read once at import
+CuTeDSL._get_dsl().envar        the settings that CUTE_DSL_* variables give, read once at import; the
+                                architecture is `_arch`, before 4.7 `arch`
 cute.compile._compile_options   the options of compilations, into which the settings are written
 compiled.artifacts              PTX and IR as kept at compilation
 compiled.function_name, .ir_module, .dump_to_object, .execution_args
@@ -15,8 +16,8 @@ import inspect
 import re
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +27,8 @@ import torch
 from torch import Tensor
 
 from gdnbench.sim.errors import ExportError, LaunchError
-from gdnbench.sim.host.device import DEVICES
+from gdnbench.sim.host.device import DEVICES, device_for
+from gdnbench.sim.host.device_queries import device_queries_answered
 
 PREFIX = "gdnbench_sim"
 DEFAULT_ARCH = "sm_100a"
@@ -34,13 +36,16 @@ ALIGN = 16  # bytes, for TMA and vector accesses
 KEEP = "CUTE_DSL_KEEP=ptx,ir-debug"
 HOW_TO_KEEP = f"compile it with gdnbench.sim.compile, inside gdnbench.sim.keep_ptx(), or with {KEEP} set"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-WRITTEN_AGAINST = "; the simulator is written against 4.8.1: install that"
-SETTINGS = ("keep_ptx", "keep_ir", "lineinfo", "dump_dir", "_arch")
+WRITTEN_AGAINST = "; the simulator is written against 4.5 to 4.8.1: install one of these"
+SETTINGS = ("keep_ptx", "keep_ir", "lineinfo", "dump_dir")
+ARCH_WITHOUT_GPU = "sm_100"  # what releases before 4.7 take when they find no GPU
+_LLVM_FUNCTION = re.compile(r"!llvm\.func<.*\)>")
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A compiled kernel in a form that can be loaded without CUDA. `ir` is None if it was not kept."""
+    """A compiled kernel in a form that can be loaded without CUDA. `ir` is None if it was not kept, `ptx`
+    empty if the function has host code alone."""
 
     function: str
     ptx: str
@@ -52,21 +57,25 @@ class Exported:
 
 @contextmanager
 def keep_ptx(arch: str | None = None) -> Iterator[None]:
-    """Inside this block compilations keep PTX, source lines and argument types for the simulator.
+    """Inside this block compilations keep PTX, source lines and argument types for the simulator, and what
+    they ask of the GPU is answered from the simulated device.
 
     `arch` is sm_100a or sm_90a; None takes CUTE_DSL_ARCH, or sm_100a if that is not set.
     """
     if arch is not None and arch not in DEVICES:
         raise LaunchError(f"arch {arch!r}; there are {', '.join(DEVICES)}")
     settings = _settings()
-    before = {name: getattr(settings, name) for name in SETTINGS}
+    lazy = hasattr(settings, "_arch")
+    before = {name: getattr(settings, name) for name in (*SETTINGS, "_arch" if lazy else "arch")}
+    undecided = before["_arch"] is None if lazy else before["arch"] == ARCH_WITHOUT_GPU
     with _options_of_their_own(), tempfile.TemporaryDirectory(prefix="gdnbench-sim-") as folder:
         settings.keep_ptx = settings.keep_ir = settings.lineinfo = True
         settings.dump_dir = folder  # the artifacts are read back as soon as they are written
-        if arch is not None or before["_arch"] is None:
+        if arch is not None or undecided:
             settings.arch = arch or DEFAULT_ARCH
         try:
-            yield
+            with device_queries_answered(lambda: device_for(settings.arch)):
+                yield
         finally:
             for name, value in before.items():
                 setattr(settings, name, value)
@@ -94,42 +103,15 @@ def compile_kept(function: Any, *args: Any, arch: str | None, **options: Any) ->
         return cute.compile(function, *args, **options)
 
 
-@contextmanager
-def calls_go_to(handler: Callable[..., object]) -> Iterator[None]:
-    """Inside this block a call of what `cute.compile` returned calls `handler(compiled, *args, **kwargs)`."""
-    kinds = [kind for kind in _compiled_kinds() if "__call__" in vars(kind)]
-    before = [vars(kind)["__call__"] for kind in kinds]
-
-    def call(compiled: Any, *args: Any, **kwargs: Any) -> None:
-        handler(compiled, *args, **kwargs)
-
-    for kind in kinds:
-        kind.__call__ = call
-    try:
-        yield
-    finally:
-        for kind, original in zip(kinds, before, strict=True):
-            kind.__call__ = original
-
-
-def _compiled_kinds() -> list[Any]:
-    """The class of compiled functions and all its subclasses."""
-    from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
-
-    with suppress(ImportError):  # without tvm-ffi its kinds do not exist
-        import cutlass.cutlass_dsl.tvm_ffi_provider  # noqa: F401
-    kinds: list[Any] = [CudaDialectJitCompiledFunction]
-    for kind in kinds:
-        kinds += [derived for derived in kind.__subclasses__() if derived not in kinds]
-    return kinds
-
-
 def _settings() -> Any:
     try:
         from cutlass.cutlass_dsl import CuTeDSL
     except ImportError as error:
         raise ExportError(f"CuTe DSL is not installed ({error}): pip install nvidia-cutlass-dsl") from None
     settings = CuTeDSL._get_dsl().envar
+    backend = getattr(settings, "compiler_backend", "legacy")
+    if backend != "legacy":
+        raise ExportError(f"CUTE_DSL_COMPILER_BACKEND={backend} gives no PTX to simulate: unset it")
     lacks = [name for name in SETTINGS if not hasattr(settings, name)]
     if lacks:
         raise ExportError(f"{_installed()} has no setting {', '.join(lacks)}{WRITTEN_AGAINST}")
@@ -285,13 +267,22 @@ def is_tvm_ffi(compiled: Any) -> bool:
     return any(kind.__name__ == "TVMFFIJitCompiledFunctionBase" for kind in type(compiled).__mro__)
 
 
+def has_kernels(compiled: Any) -> bool:
+    """Whether it launches anything: a `@cute.jit` function may have host code alone."""
+    return bool(compiled.has_gpu_module)
+
+
 def export(compiled: Any) -> Exported:
     """PTX, IR and host object of what `cute.compile` returned. Raises ExportError, which names what is
     missing."""
     if not is_compiled(compiled):
         raise ExportError(f"{type(compiled).__name__} is not what cute.compile returns")
     name = str(getattr(compiled, "function_name", "kernel"))
-    ptx = _text(compiled.artifacts and compiled.artifacts.PTX)
+    ptx = _text(compiled.artifacts and compiled.artifacts.PTX) if has_kernels(compiled) else ""
+    if ptx is None and getattr(compiled, "load_from_binary", False):
+        raise ExportError(
+            f"{name} is loaded from an object file, which has machine code and no PTX: {HOW_TO_KEEP}"
+        )
     if ptx is None:
         raise ExportError(f"{name} was compiled without its PTX kept: {HOW_TO_KEEP}")
     tvm_ffi = is_tvm_ffi(compiled)
@@ -299,12 +290,13 @@ def export(compiled: Any) -> Exported:
         data = _tvm_ffi_object(compiled) if tvm_ffi else compiled.dump_to_object(PREFIX)
     except Exception as error:  # whatever a compiler may raise
         raise ExportError(f"{name} cannot be exported: {_first_line(error)}") from error
-    return Exported(name, ptx, _text(compiled.artifacts.MLIR), data, tvm_ffi)
+    return Exported(name, ptx, _text(compiled.artifacts and compiled.artifacts.MLIR), data, tvm_ffi)
 
 
 def _text(artifact: object) -> str | None:
-    """An artifact's text. If the file did not exist, the DSL leaves its path, which has no line end."""
-    return artifact if isinstance(artifact, str) and "\n" in artifact else None
+    """An artifact's text. If the file did not exist, the DSL leaves its path, which has no line end; 4.5 ends
+    PTX with a NUL."""
+    return artifact.rstrip("\0") if isinstance(artifact, str) and "\n" in artifact else None
 
 
 def _tvm_ffi_object(compiled: Any) -> bytes:
@@ -401,8 +393,22 @@ def host_parameter_count(compiled: Any) -> int:
     for operation in compiled.ir_module.body.operations:
         attributes = operation.attributes
         if "sym_name" in attributes and attributes["sym_name"].value == name:
-            lowered = attributes["function_type"].value
-            if not hasattr(lowered, "num_inputs"):
-                raise ExportError(f"{_installed()} does not say what a host function takes{WRITTEN_AGAINST}")
-            return int(lowered.num_inputs)
+            return count_inputs(str(attributes["function_type"].value))
     raise ExportError(f"{compiled.function_name} has no C interface")
+
+
+def count_inputs(function_type: str) -> int:
+    """The number of parameters of a function type as MLIR prints it: `!llvm.func<i32 (ptr, i32)>` has 2.
+    Raises ExportError for any other text."""
+    if _LLVM_FUNCTION.fullmatch(function_type) is None:
+        raise ExportError(
+            f"{_installed()} gives a host function the type {function_type[:60]!r}{WRITTEN_AGAINST}"
+        )
+    depth, commas, inside = 0, 0, function_type.removesuffix(")>")
+    for at in range(len(inside) - 1, -1, -1):  # from the end: the return type may have brackets too
+        char = inside[at]
+        depth += (char in ")]}>") - (char in "([{<")
+        if depth < 0:
+            return commas + 1 if inside[at + 1 :].strip() else 0
+        commas += depth == 0 and char == ","
+    return 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 
-from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.errors import LaunchError, UnsupportedError
 
 # Numbers of cudaDeviceAttr (CUDA runtime API, "Data types used by CUDA Runtime").
-MULTIPROCESSORS = 16
+MULTIPROCESSORS, L2_BYTES = 16, 38
 _COMMON = {
     1: 1024,  # threads per block
     2: 1024,  # block x, y, z
@@ -38,25 +40,59 @@ class Device:
     name: str
     capability: tuple[int, int]
     multiprocessors: int
+    l2_bytes: int
 
     @property
     def attributes(self) -> Mapping[int, int]:
         """The value of each cudaDeviceAttr number."""
         major, minor = self.capability
-        return _COMMON | {MULTIPROCESSORS: self.multiprocessors, 75: major, 76: minor}
+        own = {MULTIPROCESSORS: self.multiprocessors, L2_BYTES: self.l2_bytes, 75: major, 76: minor}
+        return _COMMON | own
+
+    def blocks_per_multiprocessor(self, threads: int, registers: int, shared_bytes: int) -> int:
+        """How many CTAs of a kernel fit one multiprocessor, as cudaOccupancyMaxActiveBlocksPerMultiprocessor
+        counts: `registers` a thread, which warps take in units of 256, and `shared_bytes` a CTA, of which the
+        system adds 1 KiB."""
+        limits = self.attributes
+        warps = -(-threads // limits[10])
+        warp_registers = -(-registers * limits[10] // 256) * 256
+        fits = [
+            limits[106],
+            limits[39] // (warps * limits[10]),
+            limits[81] // (shared_bytes + limits[111]),
+        ]
+        if warp_registers:
+            fits.append(limits[82] // warp_registers // warps)
+        return min(fits)
+
+    def active_clusters(self, cluster_size: int) -> int:
+        """How many clusters run at once with one CTA on a multiprocessor. A real GPU has somewhat fewer of
+        large ones: a cluster lies in one of its processing clusters, which have different sizes."""
+        return self.multiprocessors // cluster_size
 
 
-DEVICES = {
-    "sm_90": Device("H100 SXM", (9, 0), 132),
-    "sm_90a": Device("H100 SXM", (9, 0), 132),
-    "sm_100": Device("B200", (10, 0), 148),
-    "sm_100a": Device("B200", (10, 0), 148),
-    "sm_100f": Device("B200", (10, 0), 148),
-}
+_H100, _B200 = Device("H100 SXM", (9, 0), 132, 50 << 20), Device("B200", (10, 0), 148, 126 << 20)
+DEVICES = {"sm_90": _H100, "sm_90a": _H100, "sm_100": _B200, "sm_100a": _B200, "sm_100f": _B200}
+
+_multiprocessors: ContextVar[int | None] = ContextVar("gdnbench_sim_multiprocessors", default=None)
+
+
+@contextmanager
+def multiprocessors(count: int | None) -> Iterator[None]:
+    """Inside this block every simulated device has `count` multiprocessors; None leaves their number. Raises
+    LaunchError for a count below 1."""
+    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+        raise LaunchError(f"sms {count!r}; a number of multiprocessors, 1 or more, or None for the device's")
+    token = _multiprocessors.set(_multiprocessors.get() if count is None else count)
+    try:
+        yield
+    finally:
+        _multiprocessors.reset(token)
 
 
 def device_for(target: str) -> Device:
     """The device of a PTX `.target`. Raises UnsupportedError for a target that is not simulated."""
     if target not in DEVICES:
         raise UnsupportedError(f"PTX target {target}; there are {', '.join(DEVICES)}")
-    return DEVICES[target]
+    count = _multiprocessors.get()
+    return DEVICES[target] if count is None else replace(DEVICES[target], multiprocessors=count)

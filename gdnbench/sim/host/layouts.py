@@ -44,6 +44,21 @@ class TensorType:
     shape: tuple[Extent, ...]
     strides: tuple[Extent, ...]
 
+    @property
+    def layout(self) -> str:
+        """Extents and strides as CuTe writes them, a dynamic one as ?: `(?,8):(?{i64},1)`."""
+        return ":".join(f"({','.join(map(_extent_text, extents))})" for extents in (self.shape, self.strides))
+
+    @property
+    def passed(self) -> tuple[tuple[int, int, int], ...]:
+        """What is passed at run time: (0 for an extent or 1 for a stride, its dimension, bits) each."""
+        return tuple(
+            (which, dim, extent.bits)
+            for which, extents in enumerate((self.shape, self.strides))
+            for dim, extent in enumerate(extents)
+            if extent.dynamic
+        )
+
     def pack(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
         """The argument struct by the C layout rules; strides in elements."""
         parts = [
@@ -63,6 +78,12 @@ class TensorType:
         layout += bytes(-len(layout) % align)
         packed = struct.pack("<Q", address) + layout
         return packed + bytes(-len(packed) % 8)
+
+
+def _extent_text(extent: Extent) -> str:
+    if extent.value is not None:
+        return str(extent.value)
+    return "?" if extent.bits == 32 else f"?{{i{extent.bits}}}"
 
 
 def _struct(fields: list[tuple[int, int]]) -> tuple[bytes, int]:

@@ -21,8 +21,10 @@ from gdnbench.sim.host.runtime import UNKNOWN, Runtime
 
 _INT, _WORD, _POINTER, _TEXT = ctypes.c_int32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_char_p
 
-# Symbol -> (method of Runtime, argument types); all return an int32.
-SYMBOLS: dict[str, tuple[Callable[..., int], tuple[Any, ...]]] = {
+_SIZE = ctypes.c_size_t
+
+# Symbol -> (method of Runtime, argument types); all return an int32, but those of RESULTS.
+SYMBOLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "_cudaGetDevice": (Runtime.get_device, (_POINTER,)),
     "_cudaSetDevice": (Runtime.set_device, (_INT,)),
     "_cudaDeviceGetAttribute": (Runtime.device_attribute, (_POINTER, _INT, _INT)),
@@ -34,6 +36,24 @@ SYMBOLS: dict[str, tuple[Callable[..., int], tuple[Any, ...]]] = {
     "_cuKernelGetAttribute": (Runtime.kernel_attribute, (_POINTER, _INT, _POINTER, _INT)),
     "_cudaKernelSetAttributeForDevice": (Runtime.set_attribute, (_POINTER, _INT, _INT, _INT)),
     "_cudaFuncSetAttribute": (Runtime.set_attribute, (_POINTER, _INT, _INT)),
+    "_cudaGetDeviceCount": (Runtime.device_count, (_POINTER,)),
+    "_cuDeviceGet": (Runtime.device_handle, (_POINTER, _INT)),
+    "_cudaOccupancyMaxActiveBlocksPerMultiprocessor": (Runtime.occupancy, (_POINTER, _POINTER, _INT, _SIZE)),
+    "_cudaStreamCreate": (Runtime.make_handle, (_POINTER,)),
+    "_cudaStreamDestroy": (Runtime.order_launches, (_POINTER,)),
+    "_cudaStreamWaitEvent": (Runtime.order_launches, (_POINTER, _POINTER, _INT)),
+    "_cudaStreamSynchronize": (Runtime.wait_for_launches, (_POINTER,)),
+    "_cudaDeviceSynchronize": (Runtime.wait_for_launches, ()),
+    "_cudaEventCreate": (Runtime.make_handle, (_POINTER,)),
+    "_cudaEventRecord": (Runtime.order_launches, (_POINTER, _POINTER)),
+    "_cudaEventDestroy": (Runtime.order_launches, (_POINTER,)),
+    "_cudaProfilerStart": (Runtime.order_launches, ()),
+    "_cudaProfilerStop": (Runtime.order_launches, ()),
+    "_cudaLibraryUnload": (Runtime.order_launches, (_POINTER,)),
+    "_cudaLaunchKernel": (
+        Runtime.launch_plain,
+        (_POINTER, *(_WORD,) * 6, _POINTER, _SIZE, _POINTER),
+    ),
     "_cudaLaunchKernelEx": (Runtime.launch, (_POINTER, _POINTER, _POINTER)),
     "_cuTensorMapEncodeTiled": (
         Runtime.encode_tensor_map,
@@ -43,10 +63,28 @@ SYMBOLS: dict[str, tuple[Callable[..., int], tuple[Any, ...]]] = {
     "CuteDSLRT_TVMFFISetRaisedCudaLaunchError": (Runtime.raise_launch_error, (_POINTER, *(_INT,) * 6)),
     "cuda_dialect_unload_library_once": (Runtime.set_attribute, (_POINTER,)),
     "cuda_dialect_init_library_once": (Runtime.initialise_once, (_POINTER, _POINTER, _POINTER, _POINTER)),
+    "cuda_dialect_assert_success": (Runtime.assert_success, (_INT,)),
+    "cuda_dialect_print_on_error": (Runtime.print_on_error, (_INT,)),
+    "cuda_dialect_get_error_name": (Runtime.error_name, (_INT,)),
+    "CuteDSLRT_GetErrorName": (Runtime.error_name, (_INT,)),
+    "CuteDSLRT_GetErrorString": (Runtime.error_name, (_INT,)),
 }
+RESULTS: dict[str, Any] = {
+    "cuda_dialect_assert_success": None,
+    "cuda_dialect_print_on_error": None,
+    "cuda_dialect_get_error_name": _POINTER,
+    "CuteDSLRT_GetErrorName": _POINTER,
+    "CuteDSLRT_GetErrorString": _POINTER,
+}
+# The DSL's runtime library also has functions to allocate, copy and fill memory, for graphs, callbacks,
+# global variables, the time between events, kernels of a library by number, and to load libraries through
+# the driver API. No host code that was met calls them; `load_host_object` refuses them by name.
 LINKER_OWN = ("_GLOBAL_OFFSET_TABLE_",)
 # C library functions that LLVM may substitute for a loop or a check.
-C_LIBRARY = ("abort", "free", "malloc", "memcpy", "memmove", "memset", "printf", "snprintf", "strlen")
+C_LIBRARY = (
+    *("abort", "free", "malloc", "memcpy", "memmove", "memset", "printf", "putchar", "puts"),
+    *("snprintf", "sprintf", "strlen"),
+)
 
 _running = threading.local()
 
@@ -107,18 +145,18 @@ def _prepare() -> tuple[object, ...]:
     llvm.initialize_native_asmprinter()
     callbacks = []
     for name, (method, arguments) in SYMBOLS.items():
-        callback = ctypes.CFUNCTYPE(_INT, *arguments)(_forward(method))
+        callback = ctypes.CFUNCTYPE(RESULTS.get(name, _INT), *arguments)(_forward(method))
         llvm.add_symbol(name, ctypes.cast(callback, _POINTER).value)
         callbacks.append(callback)
     return tuple(callbacks)
 
 
-def _forward(method: Callable[..., int]) -> Callable[..., int]:
+def _forward(method: Callable[..., Any]) -> Callable[..., Any]:
     """A callback that calls `method` of this thread's runtime. An exception cannot pass through compiled
     code."""
 
     @functools.wraps(method)
-    def forward(*arguments: Any) -> int:
+    def forward(*arguments: Any) -> Any:
         runtime: Runtime = _running.runtime
         try:
             return method(runtime, *arguments)

@@ -1,16 +1,20 @@
 """A mock CUDA runtime for one host object: answers its queries and records its launches.
 
 CuTe DSL's host code calls these symbols (`_cuda...` wrappers of the runtime API, declared in its LLVM dialect
-modules). The numbers are those of the CUDA runtime API reference.
+modules). The numbers are those of the CUDA runtime API reference. Launches run once the host code has ended,
+so that what only orders them or frees something does nothing here; host code that waits for its own launches
+is refused, since it would read what they have not written yet.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gdnbench.sim.errors import ExportError, FaultKind, KernelFault, SimError, UnsupportedError
+from gdnbench.sim.errors import ExportError, FaultKind, KernelFault, LaunchError, SimError, UnsupportedError
 from gdnbench.sim.host.device import Device
 from gdnbench.sim.host.elf import Elf, cubin_at
 from gdnbench.sim.host.encode_tiled import encode_tiled
@@ -19,6 +23,21 @@ from gdnbench.sim.host.request import Dim3, LaunchRequest
 SUCCESS = 0
 INVALID_VALUE = 1
 UNKNOWN = 999  # cudaErrorUnknown, for what the simulator itself refuses; the real error is raised afterwards
+
+# cudaError_t; other numbers are named by their number.
+ERROR_NAMES = {
+    SUCCESS: "cudaSuccess",
+    INVALID_VALUE: "cudaErrorInvalidValue",
+    2: "cudaErrorMemoryAllocation",
+    9: "cudaErrorInvalidConfiguration",
+    98: "cudaErrorInvalidDeviceFunction",
+    101: "cudaErrorInvalidDevice",
+    400: "cudaErrorInvalidResourceHandle",
+    500: "cudaErrorSymbolNotFound",
+    700: "cudaErrorIllegalAddress",
+    719: "cudaErrorLaunchFailure",
+    UNKNOWN: "cudaErrorUnknown",
+}
 
 SHARED_SIZE_BYTES = 1  # of CUfunction_attribute
 REFUSED = (
@@ -69,10 +88,19 @@ class Runtime:
     error: Exception | None = None
     _libraries: list[Elf] = field(default_factory=list)
     _kernels: list[_Kernel] = field(default_factory=list)
+    _handles: int = 0
 
     def get_device(self, out: int) -> int:
         ctypes.c_int32.from_address(out).value = 0
         return SUCCESS
+
+    def device_count(self, out: int) -> int:
+        ctypes.c_int32.from_address(out).value = 1
+        return SUCCESS
+
+    def device_handle(self, out: int, device: int) -> int:
+        """cuDeviceGet: the handle of device 0 is 0."""
+        return self.get_device(out) if device == 0 else INVALID_VALUE
 
     def set_device(self, device: int) -> int:
         return SUCCESS if device == 0 else INVALID_VALUE
@@ -108,6 +136,67 @@ class Runtime:
     def set_attribute(self, *values: int) -> int:
         """Does nothing: kernel attributes are limits that the simulator checks at launch."""
         return SUCCESS
+
+    def occupancy(self, out: int, kernel: int, threads: int, shared_bytes: int) -> int:
+        """cudaOccupancyMaxActiveBlocksPerMultiprocessor."""
+        if threads < 1:
+            return INVALID_VALUE
+        found = self._kernels[kernel - 1]
+        ctypes.c_int32.from_address(out).value = self.device.blocks_per_multiprocessor(
+            threads,
+            found.cubin.registers(found.name) or 0,
+            found.cubin.static_shared(found.name) + shared_bytes,
+        )
+        return SUCCESS
+
+    def make_handle(self, out: int, *flags: int) -> int:
+        """Create a stream or an event: a handle that no call looks into."""
+        self._handles += 1
+        ctypes.c_void_p.from_address(out).value = self._handles
+        return SUCCESS
+
+    def order_launches(self, *handles: int) -> int:
+        """Does nothing: launches run in the order in which they are requested."""
+        return SUCCESS
+
+    def wait_for_launches(self, *handles: int) -> int:
+        if self.launches:
+            return self._refuse("host code that waits for its own launches: they run when it has ended")
+        return SUCCESS
+
+    def assert_success(self, status: int) -> None:
+        """What `cuda.result.assert_success` of the DSL lowers to. The DSL's library prints the error and
+        aborts; here the call ends with it once the host code has returned."""
+        if status != SUCCESS:
+            self._fail(
+                LaunchError(f"the kernel's host code asserts that a CUDA call succeeds: {_error(status)}")
+            )
+
+    def print_on_error(self, status: int) -> None:
+        if status != SUCCESS:
+            print(f"CUDA error: {_error(status)}", file=sys.stderr)
+
+    def error_name(self, status: int) -> int:
+        return _error_text(status)
+
+    def launch_plain(
+        self,
+        kernel: int,
+        grid_x: int,
+        grid_y: int,
+        grid_z: int,
+        block_x: int,
+        block_y: int,
+        block_z: int,
+        params: int,
+        shared_bytes: int,
+        stream: int | None,
+    ) -> int:
+        """cudaLaunchKernel with its two dim3 as six numbers."""
+        config = LaunchConfig()
+        config.grid[:], config.block[:] = (grid_x, grid_y, grid_z), (block_x, block_y, block_z)
+        config.dynamic_shared, config.stream = shared_bytes, stream
+        return self.launch(ctypes.addressof(config), kernel, params)
 
     def launch(self, config_address: int, kernel: int, params: int) -> int:
         config = LaunchConfig.from_address(config_address)
@@ -187,6 +276,20 @@ class Runtime:
         """Keep `error` for later: an exception cannot pass through compiled code."""
         self.error = self.error or error
         return UNKNOWN
+
+
+def _error(status: int) -> str:
+    return f"{ERROR_NAMES.get(status, 'CUDA error')} ({status})"
+
+
+@functools.cache
+def _error_buffer(status: int) -> ctypes.Array[ctypes.c_char]:
+    return ctypes.create_string_buffer(ERROR_NAMES.get(status, f"CUDA error {status}").encode())
+
+
+def _error_text(status: int) -> int:
+    """The address of an error's name, which stays where it is."""
+    return ctypes.addressof(_error_buffer(status))
 
 
 def _dim3(values: Sequence[int]) -> Dim3:

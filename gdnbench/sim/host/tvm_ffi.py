@@ -11,11 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gdnbench.sim.errors import ExportError, LaunchError
-from gdnbench.sim.host.arguments import NamedTensor
-
-CUDA = 2  # kDLCUDA, DLPack's dlpack.h
-DEVICE_TYPE_AT = 8  # of DLTensor: after the data pointer
-_NAME = b"dltensor"
+from gdnbench.sim.host.cute_tensors import CUDA, claim_device
 
 
 def tvm_ffi_module() -> Any:
@@ -44,23 +40,29 @@ def tvm_ffi_symbols(names: Sequence[str]) -> dict[str, int]:
 class _AsCuda:
     """A CPU tensor that claims to be on CUDA, as the entry demands. Its address does not change."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Any) -> None:
         self._tensor = tensor
 
     def __dlpack__(self, **_: Any) -> Any:
-        capsule = self._tensor.detach().__dlpack__()
-        get = ctypes.pythonapi.PyCapsule_GetPointer
-        get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-        ctypes.c_int32.from_address(get(capsule, _NAME) + DEVICE_TYPE_AT).value = CUDA
+        capsule = self._tensor.__dlpack__()
+        claim_device(capsule, CUDA)
         return capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return CUDA, 0
 
 
-def as_cuda(named: NamedTensor) -> Any:
-    """The tensor in the form that the entry takes."""
-    return tvm_ffi_module().from_dlpack(_AsCuda(named.tensor))
+def as_cuda(value: Any) -> Any:
+    """A tensor, torch's or tvm-ffi's, in the form that the entry takes."""
+    return tvm_ffi_module().from_dlpack(_AsCuda(value.detach() if isinstance(value, Tensor) else value))
+
+
+def entry_argument(_: str, value: Any) -> Any:
+    """An argument in the form that the entry takes; of CuTe's own tensors those that
+    `from_dlpack(..., enable_tvm_ffi=True)` made."""
+    if isinstance(value, Tensor):
+        return as_cuda(value)
+    return as_cuda(value._tvm_ffi_tensor) if hasattr(value, "_tvm_ffi_tensor") else value
 
 
 class Entry:

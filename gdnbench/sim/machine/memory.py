@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,11 +74,13 @@ class GlobalMemory:
     """The tensors of a launch and the module's variables, at their own host addresses.
 
     `bases` and `ends` are the allocations as disjoint, ascending intervals (overlapping views of one tensor
-    are joined); compiled code searches this table. `symbols` is the address of each module variable.
+    are joined); compiled code searches this table. `symbols` is the address of each module variable. `freed`
+    is memory that the program has given back, for the messages of faults.
     """
 
     def __init__(self) -> None:
         self.allocations: list[Allocation] = []
+        self.freed: list[Allocation] = []
         self.symbols: dict[str, int] = {}
         self.bases: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
         self.ends: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
@@ -89,10 +91,14 @@ class GlobalMemory:
 
     def add(self, base: int, size: int, name: str, keeper: object) -> None:
         """Let kernels access `size` bytes at the host address `base`, which `keeper` owns."""
-        if size <= 0:
-            return
-        self.allocations.append(Allocation(base, size, name, keeper))
-        self._index()
+        self.extend([Allocation(base, size, name, keeper)])
+
+    def extend(self, allocations: Iterable[Allocation]) -> None:
+        """`add` for many."""
+        found = [item for item in allocations if item.size > 0]
+        if found:
+            self.allocations += found
+            self._index()
 
     def add_array(self, array: npt.NDArray[np.generic], name: str) -> int:
         """Let kernels access the bytes that `array` spans; returns its address."""
@@ -179,6 +185,9 @@ class GlobalMemory:
     def _describe(self, address: int, size: int) -> str:
         """Describes an access out of bounds relative to the nearest allocation."""
         what = f"{size} bytes at global address {address:#x}"
+        for item in reversed(self.freed):
+            if item.base <= address < item.end:
+                return f"{what}: they belonged to {item.name} ({item.size} bytes), which was freed"
         if not self.allocations:
             return f"{what}: the launch has no global memory"
 

@@ -115,3 +115,50 @@ def increment_kernel(pointer: cute.Pointer):
 @cute.jit
 def through_pointer(pointer: cute.Pointer, stream: cuda.CUstream):
     increment_kernel(pointer).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+@cute.jit
+def print_number(count: cutlass.Int32):
+    """Host code alone."""
+    cute.printf("host code has {}\n", count)
+
+
+@cute.jit
+def fill_on_host(x: cute.Tensor):
+    """Host code alone, which writes a tensor and prints it."""
+    x[0] = cutlass.Float32(3.0)
+    cute.print_tensor(x)
+
+
+@cute.jit
+def add_one(x: cute.Tensor, traced: cutlass.Constexpr):
+    """Notes in the list `traced` that it is traced."""
+    traced.append(x)
+    increment_kernel(x.iterator).launch(grid=[1, 1, 1], block=[32, 1, 1])
+
+
+@cute.kernel
+def follow_kernel(addresses: cute.Tensor):
+    """Adds 1 to the 32 floats at each address."""
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    pointer = cute.make_ptr(cutlass.Float32, addresses[block], cute.AddressSpace.gmem, assumed_align=4)
+    data = cute.make_tensor(pointer, cute.make_layout(32))
+    data[thread] = data[thread] + 1.0
+
+
+@cute.jit
+def follow(addresses: cute.Tensor, stream: cuda.CUstream):
+    follow_kernel(addresses).launch(grid=[addresses.shape[0], 1, 1], block=[32, 1, 1], stream=stream)
+
+
+@cute.jit
+def persistent(x: cute.Tensor, stream: cuda.CUstream):
+    """As many CTAs as the device runs at once, in which `HardwareInfo` decides over their number."""
+    clusters = cutlass.utils.HardwareInfo().get_max_active_clusters(1)
+    increment_kernel(x.iterator).launch(grid=[clusters, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+@cute.jit
+def two_blocks_per_multiprocessor(x: cute.Tensor, stream: cuda.CUstream):
+    shared_kernel(x).launch(grid=[1, 1, 1], block=[32, 1, 1], min_blocks_per_mp=2, stream=stream)

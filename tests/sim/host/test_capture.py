@@ -8,7 +8,6 @@ import re
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import cutlass
@@ -388,8 +387,7 @@ def test_settings_are_put_back() -> None:
     assert {name: getattr(settings, name) for name in cutlass_dsl.SETTINGS} == before
 
 
-def test_another_cute_dsl_is_said_to_be_what_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It lacks a setting, as 4.6 does, or a type of its own for functions, as 4.7 does."""
+def test_a_cute_dsl_without_a_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutlass_dsl, "SETTINGS", (*cutlass_dsl.SETTINGS, "nosuch"))
     with (
         pytest.raises(
@@ -398,22 +396,40 @@ def test_another_cute_dsl_is_said_to_be_what_cannot_run(monkeypatch: pytest.Monk
                 "sim.host.setting-missing",
                 installed=re.compile(r"^nvidia-cutlass-dsl \S+"),
                 names="nosuch",
-                hint=re.compile("; .*: install that$"),
+                hint=re.compile("; .*: install one of these$"),
             ),
         ),
         compiling.keep_ptx(),
     ):
         pass
-    value = SimpleNamespace(value="f")
-    operation = SimpleNamespace(
-        attributes={"sym_name": SimpleNamespace(value="_mlir_ciface_f"), "function_type": value}
-    )
-    body = SimpleNamespace(operations=[operation])
-    compiled = SimpleNamespace(function_name="f", ir_module=SimpleNamespace(body=body))
-    with pytest.raises(
-        ExportError, match=wording("sim.host.cutedsl-signature", hint=re.compile("; .*: install that"))
+
+
+def test_the_other_backend_of_cute_dsl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutlass_dsl._settings(), "compiler_backend", "cutlass")
+    with (
+        pytest.raises(ExportError, match=wording("sim.host.cutedsl-backend", backend="cutlass")),
+        compiling.keep_ptx(),
     ):
-        cutlass_dsl.host_parameter_count(compiled)
+        pass
+
+
+# LLVM's function types as the releases print them: the return type first, then the parameters.
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("!llvm.func<i32 ()>", 0),
+        ("!llvm.func<i32 (ptr)>", 1),
+        ("!llvm.func<i32 (struct<(ptr<1>, struct<(i32, struct<()>)>)>, f32, i32, ptr)>", 4),
+        ("!llvm.func<struct<(i32, i32)> (ptr, array<3 x i64>)>", 2),
+    ],
+)
+def test_parameters_of_a_lowered_function(text: str, count: int) -> None:
+    assert cutlass_dsl.count_inputs(text) == count
+
+
+def test_a_type_that_is_no_function_is_refused() -> None:
+    with pytest.raises(ExportError, match=wording("sim.host.cutedsl-signature", type="ptr")):
+        cutlass_dsl.count_inputs("ptr")
 
 
 def test_missing_symbols_are_named_before_anything_is_linked() -> None:
@@ -429,5 +445,7 @@ def test_missing_symbols_are_named_before_anything_is_linked() -> None:
         " %b = call i32 @_cudaGetDevice(ptr %p)\n %c = add i32 %a, %b\n ret i32 %c\n}\n"
     )
     runtime = Runtime("", device_for("sm_100a"), lambda _: [])
-    with pytest.raises(ExportError, match=r": _cudaOfTomorrow$"):
+    with pytest.raises(
+        ExportError, match=wording("sim.host.symbol-missing", symbols="_cudaOfTomorrow") + "$"
+    ):
         loader.load_host_object(machine.emit_object(module), runtime)

@@ -15,7 +15,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from gdnbench.sim import compiling
 from gdnbench.sim.errors import KernelFault, UnsupportedError
-from gdnbench.sim.host import cutlass_dsl, layouts
+from gdnbench.sim.host import cutlass_dsl, layouts, loader
 from gdnbench.sim.host.device import device_for
 from gdnbench.sim.host.elf import Elf, cubin_at
 from gdnbench.sim.host.runtime import LaunchConfig, Runtime
@@ -191,6 +191,113 @@ def test_a_tvm_ffi_entry_is_given_a_reason() -> None:
     assert runtime.error.kind.value == "launch over budget"
     runtime.raise_cuda_error(address, 700)
     assert isinstance(runtime.error, KernelFault), "the first error counts"
+
+
+def compiled_host_code(text: str) -> loader.HostObject:
+    """The functions of an LLVM module, compiled and linked to a runtime of sm_100a."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(reloc="pic")
+    data = machine.emit_object(llvm.parse_assembly(text))
+    return loader.load_host_object(data, Runtime("", device_for("sm_100a"), lambda _: [8, 4]))
+
+
+def test_an_assertion_of_success() -> None:
+    """libcute_dsl_runtime.so prints `CUDA Dialect Assertion failed on CUDA error: NAME - TEXT` and aborts,
+    unless the status is 0."""
+    code = compiled_host_code(
+        "declare void @cuda_dialect_assert_success(i32)\n"
+        "define void @f(i32 %status) {\n call void @cuda_dialect_assert_success(i32 %status)\n ret void\n}\n"
+    )
+    function = ctypes.CFUNCTYPE(None, ctypes.c_int32)(code.function("f"))
+    with code.running() as runtime:
+        function(0)
+        assert runtime.error is None
+        function(700)
+        function(1)
+        assert re.search(
+            wording("sim.host.asserts-success", error="cudaErrorIllegalAddress (700)"), str(runtime.error)
+        )
+    with code.running() as runtime:
+        function(12345)
+        assert re.search(wording("sim.host.asserts-success", error="CUDA error (12345)"), str(runtime.error))
+
+
+def test_an_assertion_after_a_refusal_keeps_the_reason() -> None:
+    """Host code asserts the status of the call before: what the simulator refuses is the error to tell."""
+    code = compiled_host_code(
+        "declare void @cuda_dialect_assert_success(i32)\n"
+        "declare i32 @_cudaDeviceGetAttribute(ptr, i32, i32)\n"
+        "define void @f(ptr %out) {\n"
+        " %status = call i32 @_cudaDeviceGetAttribute(ptr %out, i32 12345, i32 0)\n"
+        " call void @cuda_dialect_assert_success(i32 %status)\n ret void\n}\n"
+    )
+    out = ctypes.c_int32()
+    with code.running() as runtime:
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.function("f"))(ctypes.addressof(out))
+        assert re.search(wording("sim.host.device-attribute", attribute=12345), str(runtime.error))
+
+
+def test_names_of_errors(capfd: pytest.CaptureFixture[str]) -> None:
+    code = compiled_host_code(
+        "declare ptr @cuda_dialect_get_error_name(i32)\ndeclare void @cuda_dialect_print_on_error(i32)\n"
+        "define ptr @f(i32 %status) {\n call void @cuda_dialect_print_on_error(i32 %status)\n"
+        " %name = call ptr @cuda_dialect_get_error_name(i32 %status)\n ret ptr %name\n}\n"
+    )
+    function = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_int32)(code.function("f"))
+    with code.running() as runtime:
+        assert [function(0), function(1)] == [b"cudaSuccess", b"cudaErrorInvalidValue"]
+        assert runtime.error is None
+    assert capfd.readouterr().err == "CUDA error: cudaErrorInvalidValue (1)\n"
+
+
+def test_a_plain_launch(cubin: tuple[bytes, str]) -> None:
+    """cudaLaunchKernel: grid, block, parameters, bytes of shared memory, stream."""
+    runtime, kernel = loaded(cubin)
+    values = (ctypes.c_uint64(0x1122), ctypes.c_uint32(7))
+    slots = (ctypes.c_void_p * 2)(*map(ctypes.addressof, values))
+    assert runtime.launch_plain(kernel, 2, 3, 4, 32, 2, 1, ctypes.addressof(slots), 5000, None) == 0
+    (request,) = runtime.launches
+    assert launch(runtime, kernel) == 0
+    assert request == runtime.launches[1]
+
+
+def test_waiting_for_launches(cubin: tuple[bytes, str]) -> None:
+    runtime, kernel = loaded(cubin)
+    out = ctypes.c_void_p()
+    assert runtime.make_handle(ctypes.addressof(out)) == 0
+    assert out.value
+    assert runtime.wait_for_launches() == 0
+    assert launch(runtime, kernel) == 0
+    assert runtime.wait_for_launches(0) != 0
+    assert re.search(wording("sim.host.waits-for-launches"), str(runtime.error))
+
+
+def test_devices_and_occupancy(cubin: tuple[bytes, str]) -> None:
+    runtime, kernel = loaded(cubin)
+    out = ctypes.c_int32(-1)
+    address = ctypes.addressof(out)
+    assert runtime.device_count(address) == 0
+    assert out.value == 1
+    assert runtime.device_handle(address, 0) == 0
+    assert out.value == 0
+    assert runtime.device_handle(address, 1) != 0
+    assert runtime.occupancy(address, kernel, 1024, 0) == 0
+    assert out.value == 2  # 2048 threads
+    assert runtime.occupancy(address, kernel, 0, 0) != 0
+
+
+def test_symbols_are_those_of_the_dsls_library() -> None:
+    """A name that the library does not export would never be called."""
+    import cutlass
+    from cutlass.base_dsl.env_manager import get_prefix_dsl_libs
+
+    (library,) = [path for path in (get_prefix_dsl_libs("CUTE_DSL") or "").split(":") if "runtime" in path]
+    exported = ctypes.CDLL(library)
+    assert cutlass.__version__
+    assert [name for name in loader.SYMBOLS if not hasattr(exported, name)] == []
 
 
 # Expected bytes by the C rules for struct { void*; struct { shape }; struct { strides } }.
