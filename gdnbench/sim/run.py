@@ -21,7 +21,7 @@ from gdnbench.sim.machine import budget
 from gdnbench.sim.machine.async_queue import Schedule
 from gdnbench.sim.machine.bounds import Meter, check_grid, default_bounds
 from gdnbench.sim.machine.counters import Counters
-from gdnbench.sim.machine.cta import Cta, Engine, Launch, MachineConfig, Note
+from gdnbench.sim.machine.cta import MULTIPROCESSORS, Cta, Engine, Launch, MachineConfig, Note
 from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.machine.grid import run_grid
 from gdnbench.sim.machine.memory import GlobalMemory
@@ -121,6 +121,7 @@ def run_ptx(
     checker: Callable[[Cta], Checker] | None = None,
     max_instructions: int | None = None,
     timeout: float | None = None,
+    multiprocessors: int | None = None,
 ) -> RunResult:
     """Launch `entry` of the PTX with `smem` bytes of dynamic shared memory and wait for its end.
 
@@ -128,8 +129,9 @@ def run_ptx(
     packed to the parameter's size; bytes are passed unchanged. `memory` adds allocations that the kernel
     reaches in other ways. `registers` is ptxas's register count per thread, for the launch budget. `observed`
     records the launch; its CTAs then run one by one, as with `check`. `checker` makes the observer of a CTA's
-    events that replaces `check`'s. The other parameters are those of `gdnbench.sim.launch`; bounds that are
-    None come from the enclosing `active` block, so also from the command line of `gdnbench sim`.
+    events that replaces `check`'s. `multiprocessors`, 148 unless given, bounds how many CTAs that wait for
+    one another run at once. The other parameters are those of `gdnbench.sim.launch`; bounds that are None
+    come from the enclosing `active` block, so also from the command line of `gdnbench sim`.
 
     Raises KernelFault for an illegal act and for a launch beyond `max_instructions` or `timeout`, with the
     findings before it; UnsupportedError for what is not simulated; PtxSyntaxError or LaunchError for a text
@@ -170,6 +172,7 @@ def run_ptx(
         profile=profile,
         registers=registers if registers is not None else kernel.maxnreg,
         check=checker is not None,
+        multiprocessors=multiprocessors or MULTIPROCESSORS,
     )
     launch = prepare_launch(module, kernel, grid, block, param, smem, memory, config)
     check_grid(grid, max_instructions)

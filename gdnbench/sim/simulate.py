@@ -20,7 +20,7 @@ from gdnbench.sim.host import cutlass_dsl
 from gdnbench.sim.host.arguments import NamedTensor, Region, region_of
 from gdnbench.sim.host.asked_memory import AskedMemory, addresses_noted
 from gdnbench.sim.host.capture import capture_launches
-from gdnbench.sim.host.device import multiprocessors
+from gdnbench.sim.host.device import Device, Questions, device_for, multiprocessors
 from gdnbench.sim.host.dsl_calls import calls_go_to
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.bounds import Bounds, bounded, default_bounds
@@ -29,6 +29,7 @@ from gdnbench.sim.machine.memory import Allocation, GlobalMemory
 from gdnbench.sim.machine.processes import Progress
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.report import Finding, LaunchReport, Report, Severity
+from gdnbench.sim.ring_reuse import RING_REUSE, without_reuse
 from gdnbench.sim.run import RunResult, check_bounds, check_settings, run_ptx
 from gdnbench.sim.watch import Watch
 
@@ -69,6 +70,7 @@ class Session:
     reachable: tuple[Tensor, ...] = ()
     asked: AskedMemory = field(default_factory=AskedMemory)
     sms: int | None = None
+    questions: Questions = field(default_factory=Questions)
 
 
 _session: ContextVar[Session | None] = ContextVar("gdnbench_sim_session", default=None)
@@ -125,11 +127,11 @@ def launch(
     session = _session.get()
     settings = replace(session.settings if session is not None else Settings(), **given)
     named = [*_tensors(reachable), *(session.reachable if session is not None else ())]
-    asked = session.asked if session is not None else AskedMemory()
+    around = session or Session(settings)
     with TimeLimit(settings.timeout):  # its PTX is read
         call = capture_launches(compiled, args, kwargs)
     more = [region_of(NamedTensor(f"reachable[{i}]", tensor)) for i, tensor in enumerate(named)]
-    report, fault = _run(call.module, call.requests, [*call.regions, *more], asked, settings)
+    report, fault = _run(call.module, call.requests, [*call.regions, *more], around, settings)
     if session is not None:
         session.reports.append(report)
     if fault is not None and raises:
@@ -157,9 +159,10 @@ def active(
     enclosing block; `run_ptx` takes its bounds from there. Kernels compiled inside, for `arch`, keep what the
     simulator needs. `check` checks all launches, whatever the settings.
 
-    Launches may access the tensors in `reachable`, and those whose `data_ptr()` was called inside the block,
-    or which `from_dlpack` took, for as long as the program keeps them. `sms` is the number of multiprocessors
-    that compilers and host code see: a persistent kernel then has that many CTAs at most.
+    Launches may access the tensors in `reachable`. They may also access a tensor whose `data_ptr()` was
+    called inside the block, or which `from_dlpack` took, if an address inside it is among their parameters or
+    in an argument, for as long as the program keeps the tensor. `sms` is the number of multiprocessors that
+    compilers and host code see: a persistent kernel then has that many CTAs at most.
     """
     around = _session.get()
     given = settings or (Settings() if around is None else around.settings)
@@ -168,6 +171,7 @@ def active(
         reachable=(*_tensors(reachable), *(() if around is None else around.reachable)),
         asked=AskedMemory() if around is None else around.asked,
         sms=sms if sms is not None or around is None else around.sms,
+        questions=Questions() if around is None else around.questions,
     )
 
     def simulate(compiled: Any, *args: Any, **kwargs: Any) -> None:
@@ -190,7 +194,7 @@ def _inside(session: Session) -> Iterator[None]:
     bounds = Bounds(session.settings.max_instructions, session.settings.timeout)
     token = _session.set(session)
     try:
-        with bounded(bounds), multiprocessors(session.sms):
+        with bounded(bounds), multiprocessors(session.sms, session.questions):
             yield
     finally:
         _session.reset(token)
@@ -200,19 +204,21 @@ def _run(
     module: Module,
     requests: Sequence[LaunchRequest],
     regions: Sequence[Region],
-    asked: AskedMemory,
+    session: Session,
     settings: Settings,
 ) -> tuple[Report, KernelFault | None]:
     """The report, and the fault that ended the call, if any."""
     memory = GlobalMemory()
-    memory.extend(map(_allocation, [*regions, *asked.live()]))
-    memory.freed += map(_allocation, asked.freed())
+    memory.extend(map(_allocation, regions))
+    memory.freed += map(_allocation, session.asked.freed())
+    device = device_for(module.target)
     launches: list[LaunchReport] = []
     findings: list[Finding] = []
     ended: KernelFault | None = None
     for number, request in enumerate(requests):
+        memory.extend(map(_allocation, session.asked.found_in(request.params, regions)))
         try:
-            result = _run_one(module, request, memory, settings, regions)
+            result = _run_one(module, request, memory, settings, regions, device)
         except KernelFault as fault:
             ended = fault
             found = cast("tuple[Evidence, ...] | None", fault.found)
@@ -223,6 +229,8 @@ def _run(
         launches.append(_launch_report(request, result, result.found, settings))
         findings += [_of_note(note, count, number) for note, count in result.notes.items()]
         findings += _of_checker(result.found, number)
+        if settings.check and session.questions.multiprocessors:
+            findings += _ring_reuse(module, request, result, device, number)
     how = (settings.engine, settings.schedule, settings.mma, settings.check)
     return Report(tuple(launches), tuple(findings), *how), ended
 
@@ -237,6 +245,7 @@ def _run_one(
     memory: GlobalMemory,
     settings: Settings,
     regions: Sequence[Region],
+    device: Device,
 ) -> RunResult:
     if request.cluster != ONE_CTA:
         raise UnsupportedError(f"a launch in clusters of {request.cluster}")
@@ -263,6 +272,7 @@ def _run_one(
         check=settings.check,
         max_instructions=settings.max_instructions,
         timeout=settings.timeout,
+        multiprocessors=device.multiprocessors,
     )
     if watch is not None:
         watch.on_launch_end(regions)
@@ -278,6 +288,20 @@ def _of_note(note: Note, count: int, launch: int) -> Finding:
         launch=launch,
         count=count,
     )
+
+
+def _ring_reuse(
+    module: Module, request: LaunchRequest, result: RunResult, device: Device, number: int
+) -> list[Finding]:
+    """The note of `ring_reuse` for a launch, if there is one."""
+    kernel = module.kernels[request.entry]
+    x, y, z = request.block
+    shared = kernel.shared_size + request.shared_bytes
+    fitting = device.blocks_per_multiprocessor(x * y * z, request.registers or 0, shared)
+    message = without_reuse(kernel, result.counters, result.ctas, device.multiprocessors * fitting)
+    if message is None:
+        return []
+    return [Finding(Severity.NOTE, RING_REUSE, message, number)]
 
 
 def _of_checker(found: Sequence[Evidence] | None, launch: int) -> list[Finding]:

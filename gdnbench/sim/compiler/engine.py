@@ -35,7 +35,6 @@ from gdnbench.sim.machine.engine_interface import (
     WarpEngine,
     WarpState,
 )
-from gdnbench.sim.machine.grid import SMS
 from gdnbench.sim.ptx.forms import Sync
 from gdnbench.sim.ptx.ir import Instruction, Kernel, Module
 
@@ -187,8 +186,8 @@ class CompiledWarp:
             *cta.grid,
             self.warp.index,
             sizes.warps,
-            cta.index % SMS,
-            SMS,
+            cta.index % cta.config.multiprocessors,
+            cta.config.multiprocessors,
             sizes.dynamic_shared,
             sizes.shared_size,
         )

@@ -74,25 +74,50 @@ class Device:
 _H100, _B200 = Device("H100 SXM", (9, 0), 132, 50 << 20), Device("B200", (10, 0), 148, 126 << 20)
 DEVICES = {"sm_90": _H100, "sm_90a": _H100, "sm_100": _B200, "sm_100a": _B200, "sm_100f": _B200}
 
-_multiprocessors: ContextVar[int | None] = ContextVar("gdnbench_sim_multiprocessors", default=None)
+
+@dataclass(slots=True)
+class Questions:
+    """What a program asked of the device: whether for its number of multiprocessors."""
+
+    multiprocessors: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    multiprocessors: int | None
+    questions: Questions
+
+
+_setting: ContextVar[_Setting | None] = ContextVar("gdnbench_sim_device", default=None)
 
 
 @contextmanager
-def multiprocessors(count: int | None) -> Iterator[None]:
-    """Inside this block every simulated device has `count` multiprocessors; None leaves their number. Raises
-    LaunchError for a count below 1."""
+def multiprocessors(count: int | None, questions: Questions | None = None) -> Iterator[None]:
+    """Inside this block every simulated device has `count` multiprocessors; None leaves their number. What is
+    asked of it is noted in `questions`. Raises LaunchError for a count below 1."""
     if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
         raise LaunchError(f"sms {count!r}; a number of multiprocessors, 1 or more, or None for the device's")
-    token = _multiprocessors.set(_multiprocessors.get() if count is None else count)
+    around = _setting.get()
+    if count is None and around is not None:
+        count = around.multiprocessors
+    token = _setting.set(_Setting(count, questions or Questions()))
     try:
         yield
     finally:
-        _multiprocessors.reset(token)
+        _setting.reset(token)
+
+
+def multiprocessors_asked() -> None:
+    """Note that the program asks for the number of multiprocessors."""
+    if (setting := _setting.get()) is not None:
+        setting.questions.multiprocessors = True
 
 
 def device_for(target: str) -> Device:
     """The device of a PTX `.target`. Raises UnsupportedError for a target that is not simulated."""
     if target not in DEVICES:
         raise UnsupportedError(f"PTX target {target}; there are {', '.join(DEVICES)}")
-    count = _multiprocessors.get()
-    return DEVICES[target] if count is None else replace(DEVICES[target], multiprocessors=count)
+    setting = _setting.get()
+    if setting is None or setting.multiprocessors is None:
+        return DEVICES[target]
+    return replace(DEVICES[target], multiprocessors=setting.multiprocessors)

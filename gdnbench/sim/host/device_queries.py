@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gdnbench.sim.errors import LaunchError, UnsupportedError
-from gdnbench.sim.host.device import L2_BYTES, MULTIPROCESSORS, Device
+from gdnbench.sim.host.device import L2_BYTES, MULTIPROCESSORS, Device, multiprocessors_asked
 from gdnbench.sim.host.patching import patched
 
 MOST_IN_CLUSTER = 32  # as HardwareInfo checks
@@ -27,6 +27,8 @@ def device_queries_answered(device: Callable[[], Device]) -> Iterator[None]:
         attributes = device().attributes
         if int(number) not in attributes:
             raise UnsupportedError(f"compiling a kernel that asks for device attribute {int(number)}")
+        if int(number) == MULTIPROCESSORS:
+            multiprocessors_asked()
         return attributes[int(number)]
 
     def initialise(info: Any, device_id: int = 0) -> None:
@@ -37,6 +39,7 @@ def device_queries_answered(device: Callable[[], Device]) -> Iterator[None]:
     def get_max_active_clusters(info: object, cluster_size: int, stream: object = None) -> int:
         if not 0 < cluster_size <= MOST_IN_CLUSTER:
             raise LaunchError(f"cluster size {cluster_size}; from 1 to {MOST_IN_CLUSTER}")
+        multiprocessors_asked()
         return device().active_clusters(cluster_size)
 
     def get_l2_cache_size_in_bytes(info: object) -> int:

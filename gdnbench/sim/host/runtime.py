@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gdnbench.sim.errors import ExportError, FaultKind, KernelFault, LaunchError, SimError, UnsupportedError
-from gdnbench.sim.host.device import Device
+from gdnbench.sim.host.device import MULTIPROCESSORS, Device, multiprocessors_asked
 from gdnbench.sim.host.elf import Elf, cubin_at
 from gdnbench.sim.host.encode_tiled import encode_tiled
 from gdnbench.sim.host.request import Dim3, LaunchRequest
@@ -108,6 +108,8 @@ class Runtime:
     def device_attribute(self, out: int, attribute: int, device: int) -> int:
         if attribute not in self.device.attributes:
             return self._refuse(f"host code that asks for device attribute {attribute}")
+        if attribute == MULTIPROCESSORS:
+            multiprocessors_asked()
         ctypes.c_int32.from_address(out).value = self.device.attributes[attribute]
         return SUCCESS
 

@@ -9,7 +9,6 @@ import numpy as np
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import LANES, Values, Warp
-from gdnbench.sim.machine.grid import SMS
 
 _AXES = "xyz"
 _LANE = np.arange(LANES, dtype=np.uint64)
@@ -83,8 +82,8 @@ class SpecialRegisters:
         values = {
             "warpid": self.warp.index,
             "nwarpid": launch.warps,
-            "smid": cta.index % SMS,
-            "nsmid": SMS,
+            "smid": cta.index % cta.config.multiprocessors,
+            "nsmid": cta.config.multiprocessors,
             "gridid": 0,
             "dynamic_smem_size": launch.dynamic_shared,
             "total_smem_size": launch.shared_size,

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from gdnbench.sim.ptx.ir import Instruction
 
 
@@ -18,13 +21,25 @@ def counted_as(ins: Instruction) -> str:
 @dataclass(slots=True)
 class Counters:
     """Sums over CTAs. `instructions` by `counted_as`; `traffic` in bytes by path ("global to shared");
-    `waits` by (warp, opcode): how often the warp could not continue."""
+    `waits` by (warp, opcode): how often the warp could not continue. `mbarriers` are those that exist when
+    their CTA ends, `mbarriers_used` those of them that completed a phase; `most_phases` are the phases of the
+    one that completed most."""
 
     warp_instructions: int = 0
     instructions: Counter[str] = field(default_factory=Counter)
     traffic: Counter[str] = field(default_factory=Counter)
     waits: Counter[tuple[int, str]] = field(default_factory=Counter)
     mma_macs: int = 0
+    mbarriers: int = 0
+    mbarriers_used: int = 0
+    most_phases: int = 0
+
+    def count_phases(self, phases: npt.NDArray[np.int64]) -> None:
+        """Count the mbarriers of a CTA. `phases` is its `SharedMemory.phase`."""
+        live = phases[phases >= 0]
+        self.mbarriers += live.size
+        self.mbarriers_used += int(np.count_nonzero(live))
+        self.most_phases = max(self.most_phases, int(live.max(initial=0)))
 
     def merge(self, other: Counters) -> None:
         """Add the counters of another CTA."""
@@ -33,3 +48,6 @@ class Counters:
         self.traffic.update(other.traffic)
         self.waits.update(other.waits)
         self.mma_macs += other.mma_macs
+        self.mbarriers += other.mbarriers
+        self.mbarriers_used += other.mbarriers_used
+        self.most_phases = max(self.most_phases, other.most_phases)

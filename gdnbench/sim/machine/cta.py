@@ -37,6 +37,8 @@ from gdnbench.sim.machine.wgmma_state import Warpgroups
 from gdnbench.sim.ptx.ir import Instruction, Kernel, Module
 from gdnbench.sim.tensorcore.product import Multiply
 
+MULTIPROCESSORS = 148  # of a B200
+
 Handler = Callable[["Cta", Warp, Instruction, Lanes, "tuple[Argument, ...]", "Wait | None"], "Results | Wait"]
 """Executes a machine instruction. Arguments: cta, warp, instruction, lanes, sources, and the Wait that the
 instruction returned last time, or None."""
@@ -46,7 +48,8 @@ instruction returned last time, or None."""
 class MachineConfig:
     """How a launch is simulated. `mma` names the model of the tensor core; `multiply` implements it for the
     engine. `track` records which shared bytes were written and checks reads. `registers` is the register
-    count per thread if known. `check`: CTAs have a checker."""
+    count per thread if known. `check`: CTAs have a checker. `multiprocessors` bounds how many CTAs that wait
+    for one another run at once."""
 
     schedule: Schedule = LATE
     mma: str = "hardware"
@@ -55,6 +58,7 @@ class MachineConfig:
     profile: bool = False
     registers: int | None = None
     check: bool = False
+    multiprocessors: int = MULTIPROCESSORS
 
 
 @dataclass(frozen=True, slots=True)

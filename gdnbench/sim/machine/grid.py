@@ -21,9 +21,8 @@ from gdnbench.sim.machine.processes import Progress, can_fork, run_in_processes
 from gdnbench.sim.machine.scheduler import Scheduler
 from gdnbench.sim.ptx.ir import Instruction, Kernel
 
-# A B200 has 148 SMs, each with 2,048 threads, 32 CTAs and 228 KB of shared memory; each CTA takes 1 KB more
-# than it requests (CUDA Programming Guide, "Compute Capability 10.x").
-SMS = 148
+# An SM of a B200 has 2,048 threads, 32 CTAs and 228 KB of shared memory; each CTA takes 1 KB more than it
+# requests (CUDA Programming Guide, "Compute Capability 10.x").
 SM_THREADS = 2048
 SM_CTAS = 32
 SM_SHARED = 228 * 1024
@@ -69,7 +68,8 @@ def resident_ctas(launch: Launch) -> int:
     )
     # Shared memory with its shadows, and roughly 64 KB of registers and objects.
     size = 4 * launch.shared_size + 64 * 1024
-    return min(SMS * per_sm, max(SMS, IN_FLIGHT_BYTES // size))
+    sms = launch.config.multiprocessors
+    return min(sms * per_sm, max(sms, IN_FLIGHT_BYTES // size))
 
 
 def check_local_memory(launch: Launch, ctas: int) -> None:
@@ -96,6 +96,7 @@ class _Run:
     def counters(self) -> Counters:
         """Its counters, once it has ended."""
         self.cta.counters.warp_instructions = sum(warp.executed for warp in self.warps)
+        self.cta.counters.count_phases(self.cta.shared.phase)
         return self.cta.counters
 
 

@@ -152,6 +152,34 @@ def follow(addresses: cute.Tensor, stream: cuda.CUstream):
     follow_kernel(addresses).launch(grid=[addresses.shape[0], 1, 1], block=[32, 1, 1], stream=stream)
 
 
+@cute.kernel
+def follow_twice_kernel(table: cute.Pointer):
+    """Adds 1 to the 32 floats at the address at `table`."""
+    thread, _, _ = cute.arch.thread_idx()
+    addresses = cute.make_tensor(cute.recast_ptr(table, dtype=cutlass.Int64), cute.make_layout(1))
+    pointer = cute.make_ptr(cutlass.Float32, addresses[0], cute.AddressSpace.gmem, assumed_align=4)
+    data = cute.make_tensor(pointer, cute.make_layout(32))
+    data[thread] = data[thread] + 1.0
+
+
+@cute.jit
+def follow_twice(table: cute.Pointer, stream: cuda.CUstream):
+    follow_twice_kernel(table).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+@cute.kernel
+def increment_at_distance_kernel(x: cute.Tensor, distance: cutlass.Int64):
+    thread, _, _ = cute.arch.thread_idx()
+    data = cute.make_tensor(x.iterator + distance, cute.make_layout(32))
+    data[thread] = data[thread] + 1.0
+
+
+@cute.jit
+def increment_at_distance(x: cute.Tensor, distance: cutlass.Int64, stream: cuda.CUstream):
+    """Adds 1 to 32 floats at this distance from the start of x."""
+    increment_at_distance_kernel(x, distance).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+
+
 @cute.jit
 def persistent(x: cute.Tensor, stream: cuda.CUstream):
     """As many CTAs as the device runs at once, in which `HardwareInfo` decides over their number."""
@@ -162,3 +190,34 @@ def persistent(x: cute.Tensor, stream: cuda.CUstream):
 @cute.jit
 def two_blocks_per_multiprocessor(x: cute.Tensor, stream: cuda.CUstream):
     shared_kernel(x).launch(grid=[1, 1, 1], block=[32, 1, 1], min_blocks_per_mp=2, stream=stream)
+
+
+@cute.kernel
+def tiles_kernel(x: cute.Tensor, stages: cutlass.Constexpr):
+    """Adds 1 to x [tiles, 32], a tile after another. Each waits for the next of `stages` mbarriers."""
+    barriers = cute.arch.alloc_smem(cutlass.Int64, stages)
+    thread, _, _ = cute.arch.thread_idx()
+    tile, _, _ = cute.arch.block_idx()
+    ctas, _, _ = cute.arch.grid_dim()
+    if thread == 0:
+        for stage in cutlass.range_constexpr(stages):
+            cute.arch.mbarrier_init(barriers + stage, 32)
+    cute.arch.mbarrier_init_fence()
+    cute.arch.sync_threads()
+    stage, phase = 0, 0
+    while tile < x.shape[0]:
+        x[tile, thread] = x[tile, thread] + 1.0
+        cute.arch.mbarrier_arrive(barriers + stage)
+        cute.arch.mbarrier_wait(barriers + stage, phase)
+        stage += 1
+        if stage == stages:
+            stage = 0
+            phase = phase ^ 1
+        tile += ctas
+
+
+@cute.jit
+def tiles(x: cute.Tensor, stages: cutlass.Constexpr, most: cutlass.Int32, stream: cuda.CUstream):
+    """At most `most` CTAs."""
+    ctas = cutlass.min(x.shape[0], most)
+    tiles_kernel(x, stages).launch(grid=[ctas, 1, 1], block=[32, 1, 1], stream=stream)

@@ -36,6 +36,17 @@ def follow() -> Any:
     return sim.compile(host_kernels.follow, addresses, make_fake_stream())
 
 
+@functools.cache
+def follow_twice() -> Any:
+    return sim.compile(host_kernels.follow_twice, pointer(8), make_fake_stream())
+
+
+@functools.cache
+def increment_at_distance() -> Any:
+    example = make_fake_tensor(cutlass.Float32, (4096,), (1,), assumed_align=4)
+    return sim.compile(host_kernels.increment_at_distance, example, cutlass.Int64(0), make_fake_stream())
+
+
 def vector() -> Tensor:
     return torch.arange(32.0)
 
@@ -95,6 +106,28 @@ def test_arguments_of_a_launch_are_not_reachable_for_the_next() -> None:
         sim.launch(follow(), torch.zeros(1, dtype=torch.int64), reachable=[data], raises=False)
         with pytest.raises(sim.KernelFault, match="out-of-bounds"):
             through_pointer()(pointer(address), 0)
+
+
+def test_a_tensor_is_reachable_for_launches_that_are_given_its_address() -> None:
+    """A program also asks to check alignment: `other` must not hide that `data` is too short."""
+    other, data = torch.zeros(4096), torch.zeros(4096)
+    with sim.active():
+        other.data_ptr()
+        data.data_ptr()
+        beside = other.data_ptr() - data.data_ptr()
+        with pytest.raises(sim.KernelFault, match="out-of-bounds"):
+            increment_at_distance()(data, beside // 4, 0)
+        sim.launch(increment_at_distance(), data, beside // 4, reachable=[other])
+    assert other[:32].eq(1).all()
+
+
+def test_addresses_behind_an_address() -> None:
+    """A pointer to a table of pointers."""
+    data = vector()
+    with sim.active():
+        table = torch.tensor([data.data_ptr()])
+        follow_twice()(pointer(table.data_ptr()), 0)
+    assert torch.equal(data, vector() + 1)
 
 
 def test_a_freed_tensor_is_named() -> None:
