@@ -1,4 +1,5 @@
-"""FlashInfer's Gated DeltaNet kernels, compiled for sm_100a from fake tensors and run on the simulator.
+"""FlashInfer's kernels for Gated DeltaNet and Kimi Delta Attention, compiled for sm_100a from fake tensors
+and run on the simulator.
 
 The package's own `__init__` loads its CUDA libraries. The kernels need none of them, so the parents of their
 modules are stood in for by empty packages with the real paths, in this process only.
@@ -28,10 +29,10 @@ NUMERIC: dict[torch.dtype, Any] = {
 NULL_SLOT = -1
 
 
-def _kernels(module: str) -> ModuleType:
-    """`flashinfer.gdn_kernels.<module>` without what its parents import."""
+def _kernels(module: str, package: str = "gdn_kernels") -> ModuleType:
+    """`flashinfer.<package>.<module>` without what its parents import."""
     _stand_in()
-    return importlib.import_module(f"flashinfer.gdn_kernels.{module}")
+    return importlib.import_module(f"flashinfer.{package}.{module}")
 
 
 @cache
@@ -43,6 +44,8 @@ def _stand_in() -> None:
     for name, folder in (
         ("flashinfer", ""),
         ("flashinfer.gdn_kernels", "gdn_kernels"),
+        ("flashinfer.kda_kernels", "kda_kernels"),
+        ("flashinfer.cute_dsl", "cute_dsl"),
         ("flashinfer.jit", "jit"),
     ):
         package = ModuleType(name)
@@ -124,3 +127,32 @@ def decode(
         stream=cute_runtime.make_fake_stream(),
     )
     return sim.launch(compiled, *tensors)
+
+
+def kda_prefill(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    dt_bias: torch.Tensor,
+    a_log: torch.Tensor,
+    lower_bound: float,
+    out: torch.Tensor,
+    state: torch.Tensor,
+    sms: int,
+) -> object:
+    """Kimi Delta Attention by the package's own function, which compiles two kernels and asks for the number
+    of multiprocessors: the grids of its launches. The state is [V, K]."""
+    module = _kernels("kda_chunked_bt16_small_bh", "kda_kernels")
+    with sim.active(sms=sms) as session:
+        module.chunk_kda_fwd(
+            *(q, k, v, g, beta, dt_bias, a_log),
+            gate_scale=lower_bound,
+            gate_lower_bound=True,
+            return_state=True,
+            transpose_state=True,
+            output=out,
+            state_output=state,
+        )
+    return [launch.grid for report in session.reports for launch in report.launches]

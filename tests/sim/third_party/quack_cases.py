@@ -23,6 +23,7 @@ triton = ModuleType("triton")
 triton.runtime = SimpleNamespace(cache=SimpleNamespace(FileCacheManager=object))  # type: ignore[attr-defined]
 sys.modules["triton"] = triton
 
+from cutlass.cute.runtime import from_dlpack  # noqa: E402
 from quack.compile_utils import make_fake_tensor  # noqa: E402
 from quack.gemm_default_epi import GemmDefaultSm90, GemmDefaultSm100  # noqa: E402
 from quack.rmsnorm import RMSNorm  # noqa: E402
@@ -47,6 +48,27 @@ def softmax(x: torch.Tensor, out: torch.Tensor) -> object:
     divisible = math.gcd(128 // dtype.width, columns)
     fakes = [make_fake_tensor(dtype, (rows, columns), divisible) for _ in range(2)]
     return sim.launch(_compiled(Softmax(dtype, columns), *fakes), x, out)
+
+
+def softmax_called(x: torch.Tensor, out: torch.Tensor) -> object:
+    """`softmax` by calling the kernel's own `@cute.jit` method."""
+    with sim.active() as session:
+        tensors = [from_dlpack(tensor, assumed_align=16) for tensor in (x, out)]
+        Softmax(NUMERIC[x.dtype], x.shape[1])(*tensors, cuda.CUstream(0))
+    return session.reports[0]
+
+
+def softmax_by_executor(x: torch.Tensor, out: torch.Tensor, wrong: torch.Tensor) -> object:
+    """`softmax` by an executor of the compiled kernel, and the refusal of a tensor of another dtype."""
+    with sim.active():
+        source, target, other = (from_dlpack(tensor, assumed_align=16) for tensor in (x, out, wrong))
+        compiled = _compiled(Softmax(NUMERIC[x.dtype], x.shape[1]), source, target)
+        compiled.to(0)(source, target, 0)
+        try:
+            compiled(other, target, 0)
+        except sim.LaunchError as error:
+            return error
+    raise AssertionError("a tensor of another dtype was taken")
 
 
 def rmsnorm(

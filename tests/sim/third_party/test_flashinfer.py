@@ -1,4 +1,5 @@
-"""FlashInfer's Gated DeltaNet decode and its tcgen05 (tf32) commit of speculated tokens, against float64."""
+"""FlashInfer's Gated DeltaNet decode, its tcgen05 (tf32) commit of speculated tokens, and its Kimi Delta
+Attention prefill, against float64."""
 
 from __future__ import annotations
 
@@ -136,6 +137,48 @@ def test_tcgen05_fold_in_both_engines(flashinfer: Apart) -> None:
     assert not torch.equal(fast, given["state"])
     assert torch.equal(fast, slow)
     assert re.search(wording("sim.interpreter.register-before-wait"), ran["interpreter"].report)
+
+
+@pytest.mark.slow  # its two kernels have 14,000 lines of PTX
+def test_kda_prefill(flashinfer: Apart) -> None:
+    """Two chunks of 64 tokens, the second not full, on two multiprocessors for four tiles."""
+    tokens, heads, lower_bound = 100, 2, -5.0
+    q, k, v, g = (_normal(seed, 1, tokens, heads, D).to(torch.bfloat16) for seed in range(20, 24))
+    given = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "g": g,
+        "beta": _normal(24, 1, tokens, heads).to(torch.bfloat16),
+        "dt_bias": 0.1 * _normal(25, heads, D),
+        "a_log": 0.1 * _normal(26, heads),
+        "out": torch.full_like(v, torch.nan),
+        "state": torch.full((1, heads, D, D), torch.nan),
+        "lower_bound": lower_bound,
+        "sms": 2,
+    }
+    ran = flashinfer.run("kda_prefill", given)
+    exact = {
+        name: tensor.double()[0] for name, tensor in given.items() if name in ("q", "k", "v", "g", "beta")
+    }
+    rate = given["a_log"].double().exp()[:, None] * (exact["g"] + given["dt_bias"].double())
+    gate = (lower_bound * rate.sigmoid()).exp()
+    state = torch.zeros(heads, D, D, dtype=torch.float64)  # [K, V]
+    out = torch.zeros(tokens, heads, D, dtype=torch.float64)
+    for token in range(tokens):
+        query, key = _unit(exact["q"][token]), _unit(exact["k"][token])
+        state = gate[token][..., None] * state
+        new = exact["v"][token] - (key[:, None] @ state)[:, 0]
+        state = state + key[..., None] * (exact["beta"][token].sigmoid()[:, None] * new)[:, None]
+        out[token] = D**-0.5 * (query[:, None] @ state)[:, 0]
+    # Between its kernels it keeps gated q and k, two of k, and the inverse and q k products of a chunk in
+    # bf16, and rounds its result: seven independent roundings behind an element, each within BF16 / 2 of it,
+    # of which a norm sees about their root of squares.
+    bound = 7**0.5 * BF16 / 2
+    for name, expected in (("out", out[None]), ("state", state.mT[None])):
+        assert (ran.tensors[name].double() - expected).norm() <= bound * expected.norm()
+    # The first kernel takes one tile after another; the second halves its tiles only if they are too few.
+    assert ran.report == "[(1, 1, 2), (1, 2, 1)]"
 
 
 def _unit(k: torch.Tensor) -> torch.Tensor:

@@ -27,8 +27,26 @@ def quack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
 @pytest.mark.parametrize(("dtype", "columns"), quick([(torch.bfloat16, 1000), (torch.float32, 512)], 1))
 def test_softmax(dtype: torch.dtype, columns: int, quack: Apart) -> None:
     x = _matrix(5, columns, dtype, 1)
-    ran = quack.run("softmax", {"x": x, "out": torch.full_like(x, torch.nan)})
-    out = ran.tensors["out"].double()
+    _check_softmax(x, quack.run("softmax", {"x": x, "out": torch.full_like(x, torch.nan)}).tensors["out"])
+
+
+def test_softmax_called_as_a_jit_function(quack: Apart) -> None:
+    x = _matrix(5, 512, torch.float32, 1)
+    ran = quack.run("softmax_called", {"x": x, "out": torch.full_like(x, torch.nan)})
+    _check_softmax(x, ran.tensors["out"])
+
+
+def test_softmax_by_an_executor(quack: Apart) -> None:
+    """As the executor takes CuTe tensors: of the compiled type. A float32 tensor for bf16 gave NaN."""
+    x = _matrix(5, 512, torch.bfloat16, 1)
+    given = {"x": x, "out": torch.full_like(x, torch.nan), "wrong": x.float()}
+    ran = quack.run("softmax_by_executor", given)
+    _check_softmax(x, ran.tensors["out"])
+    assert ran.report.endswith(" is f32; the kernel was compiled for bf16")
+
+
+def _check_softmax(x: torch.Tensor, got: torch.Tensor) -> None:
+    dtype, out = x.dtype, got.double()
     expected = x.double().softmax(1)
     # The exponent (x - m) log2(e) carries roundings of x log2(e), m log2(e) and their difference, at most
     # 4 max|x| units relative in the power; ex2.approx and rcp.approx are within 2^-22; at most 16
