@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.sim.errors import ExportError, LaunchError
+from gdnbench.sim.host.arguments import address_of
 from gdnbench.sim.host.device import DEVICES, device_for
 from gdnbench.sim.host.device_queries import device_queries_answered
 
@@ -220,7 +221,7 @@ def _fake_tensor(tensor: Tensor, dynamic: tuple[bool, ...]) -> Any:
         cute.sym_int64(divisibility=unit if stride % unit == 0 else 1) if spans else stride
         for stride, spans in zip(tensor.stride(), _spans_open(tensor, open_), strict=True)
     )
-    align = ALIGN if tensor.data_ptr() % ALIGN == 0 else tensor.element_size()
+    align = ALIGN if address_of(tensor) % ALIGN == 0 else tensor.element_size()
     return make_fake_tensor(dtype, shape, strides, assumed_align=align)
 
 
