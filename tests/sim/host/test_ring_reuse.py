@@ -14,8 +14,39 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from cutlass.utils import HardwareInfo
 
 from gdnbench import sim
+from gdnbench.sim.ptx.parser import parse
+from gdnbench.sim.ring_reuse import advances_by_grid
 from tests.messages import wording
 from tests.sim.host import host_kernels
+
+# What a kernel does with its tile after it has computed the grid's size in %r2 and its own number in %r1.
+LOOPS = {
+    "by the grid": "L: add.s32 %r1, %r1, %r2; setp.lt.s32 %p1, %r1, 100; @%p1 bra L;",
+    "by the grid, with copies": (
+        "mov.u32 %r3, %r1; L: mul.lo.s32 %r4, %r2, 2; add.s32 %r5, %r3, %r4; mov.u32 %r3, %r5;"
+        "setp.lt.s32 %p1, %r3, 100; @%p1 bra L;"
+    ),
+    "by the grid, with mad": "L: mad.lo.s32 %r1, %r2, 2, %r1; setp.lt.s32 %p1, %r1, 100; @%p1 bra L;",
+}
+NO_LOOPS = {
+    "by one, as often as there are CTAs": "L: add.s32 %r1, %r1, 1; setp.lt.s32 %p1, %r1, %r2; @%p1 bra L;",
+    "from the grid's size": "L: add.s32 %r2, %r2, 1; setp.lt.s32 %p1, %r2, 100; @%p1 bra L;",
+    "a linear index": (
+        "mad.lo.s32 %r3, %r1, %r2, %r1; L: add.s32 %r4, %r4, 1; setp.lt.s32 %p1, %r4, %r3; @%p1 bra L;"
+    ),
+    "once": "add.s32 %r1, %r1, %r2;",
+}
+
+
+@pytest.mark.parametrize("loop", [*LOOPS, *NO_LOOPS])
+def test_a_loop_that_advances_by_the_grid(loop: str) -> None:
+    text = (LOOPS | NO_LOOPS)[loop]
+    module = parse(
+        ".version 8.8\n.target sm_100a\n.address_size 64\n.visible .entry k()\n{\n"
+        ".reg .b32 %r<9>; .reg .pred %p<3>; .reg .b64 %rd<3>;\n"
+        f"mov.u32 %r1, %ctaid.x; mov.u32 %r2, %nctaid.x; mov.u32 %r4, 0;\n{text}\nret;\n}}\n"
+    )
+    assert advances_by_grid(module.kernels["k"]) == (loop in LOOPS)
 
 
 @functools.cache
