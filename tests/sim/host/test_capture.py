@@ -380,11 +380,12 @@ def test_nothing_is_kept_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_settings_are_put_back() -> None:
     settings = cutlass_dsl._settings()
-    before = {name: getattr(settings, name) for name in cutlass_dsl.SETTINGS}
+    names = (*cutlass_dsl.SETTINGS, "_arch")
+    before = {name: getattr(settings, name) for name in names}
     with compiling.keep_ptx("sm_90a"):
         assert settings.keep_ptx
         assert settings.arch == "sm_90a"
-    assert {name: getattr(settings, name) for name in cutlass_dsl.SETTINGS} == before
+    assert {name: getattr(settings, name) for name in names} == before
 
 
 def test_a_cute_dsl_without_a_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
