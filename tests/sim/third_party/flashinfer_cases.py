@@ -156,3 +156,44 @@ def kda_prefill(
             state_output=state,
         )
     return [launch.grid for report in session.reports for launch in report.launches]
+
+
+def kda_packed(
+    mode: str,
+    lengths: list[int],
+    heads: int,
+    out: torch.Tensor,
+    state: torch.Tensor,
+    out_wanted: torch.Tensor,
+    state_wanted: torch.Tensor,
+) -> object:
+    """Kimi Delta Attention by tcgen05 on inputs that the package makes, with the package's own reference, as
+    its `verify` compares them. The host code encodes tensor maps and asserts that this succeeds."""
+    module = _kernels("kda_chunked_bt16", "kda_kernels")
+    module._device_sm_count = lambda device: 148  # asked of torch.cuda
+    torch.cuda.is_current_stream_capturing = lambda: False
+    torch.manual_seed(0)
+    kinds = (cutlass.BFloat16, cutlass.Float32)
+    inputs = module._make_inputs(
+        len(lengths), heads, 0, *kinds, "cpu", random_state=True, seq_lens=tuple(lengths)
+    )
+    *tokens, a_log, dt_bias, beta, starts, before = inputs
+    with sim.active() as session:
+        compiled = module.compile(mode=mode)
+        size = compiled.workspace_size(starts, heads)
+        workspace = torch.empty(size, dtype=torch.uint8) if size else None
+        compiled(*tokens, a_log, dt_bias, beta, starts, before, out, state, workspace, 0)
+    exact, after = module.kda_chunked_mma_reference(
+        *(tensor.permute(0, 2, 1, 3) for tensor in tokens),
+        beta.permute(0, 2, 1),
+        module._state_vk_to_kv(before),
+        mma_dtype=torch.bfloat16,
+        a_log=a_log,
+        dt_bias=dt_bias,
+        safe_gate=True,
+        cu_seqlens=starts,
+        scale=module.DEFAULT_SCALE,
+    )
+    out_wanted.copy_(exact.permute(0, 2, 1, 3))
+    state_wanted.copy_(module._state_kv_to_vk(after))
+    return [launch.grid for report in session.reports for launch in report.launches]
