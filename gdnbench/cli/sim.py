@@ -23,6 +23,8 @@ from gdnbench.cli.checking import (
 from gdnbench.cli.console import print_json, print_lines, print_note, progress, table
 from gdnbench.cli.exploring import EXPLORE, conclude, refuse_with, typed, varied
 from gdnbench.cli.sim_call import TextCall, tensors_of
+from gdnbench.cli.sim_program import MACHINE, SMS, is_program, refuse_for_program
+from gdnbench.cli.sim_program import run as run_program
 from gdnbench.cli.tracing import LIMIT, SELECT, TRACE, trace_to
 from gdnbench.errors import BadInputError, Exit
 
@@ -45,7 +47,10 @@ ARGUMENTS = (
 def sim(
     function: Annotated[
         str,
-        typer.Argument(help="FILE.py:function or package.module:function.", metavar="FUNCTION"),
+        typer.Argument(
+            help="FILE.py:function or package.module:function; or, after --, a program, e.g. python.",
+            metavar="FUNCTION",
+        ),
     ],
     values: Annotated[list[str] | None, typer.Argument(help=ARGUMENTS, metavar="[ARGS]...")] = None,
     args: Annotated[
@@ -53,6 +58,8 @@ def sim(
         typer.Option("--args", help="Another way to begin ARGS: --args A B is the same as A B."),
     ] = None,
     arch: Annotated[str, typer.Option(help="Compile for sm_100a or sm_90a.")] = SM100,
+    machine: Annotated[str | None, typer.Option(help=MACHINE)] = None,
+    sms: Annotated[int | None, typer.Option(min=1, help=SMS)] = None,
     engine: Annotated[
         str,
         typer.Option(
@@ -121,7 +128,7 @@ def sim(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Run a CuTe DSL kernel on the simulated SM100.
+    """Run a CuTe DSL kernel on the simulated SM100, or a program on a machine with a virtual GPU.
 
     FUNCTION is a @cute.jit host function or a Python function. A @cute.jit function is compiled for ARGS;
     leave its stream argument out. A Python function is called with ARGS and returns (compiled, args): what
@@ -134,8 +141,14 @@ def sim(
 
       gdnbench sim norm.py:norm 'f32[?{M},64]' 'f32[?{M},64]:nan' --explore 10 --vary M=1,63,64 --check
 
+    A program after -- runs unmodified: it sees one GPU, its torch operations on cuda run on the CPU, and its
+    kernels are simulated.
+
+      gdnbench sim --sms 4 --check -- python their_script.py --batch 2
+
     Exit status: 0 the kernel did nothing illegal; 1 it did, it was stopped, or --check found an error that
-    --accept does not accept; 2 bad input; 3 it cannot be simulated.
+    --accept does not accept; 2 bad input; 3 it cannot be simulated. Of a program: its own if that is not 0;
+    3 also if it went on after something was refused.
     """
     from gdnbench.replay.simulated import programs_simulated
     from gdnbench.sim import Settings, active, launch
@@ -145,6 +158,43 @@ def sim(
     texts = [*(args or ()), *(values or ())]
     bounds: dict[str, Any] = {"max_instructions": max_instructions, "timeout": timeout}
     bounds = {name: value for name, value in bounds.items() if value is not None}
+    if is_program(function):
+        refuse_for_program(
+            arch=None if arch == SM100 else arch,
+            seed=seed or None,
+            timeline=timeline,
+            trace=trace,
+            select=select,
+            trace_limit=trace_limit,
+            explore=explore,
+            vary=vary or None,
+            save=save,
+            args=args or None,
+        )
+        chosen_settings = {
+            "mma": mma,
+            "engine": engine,
+            "schedule": schedule,
+            "profile": profile,
+            "threads": threads,
+            "check": check,
+            **bounds,
+        }
+        command_line = [function, *(values or ())]
+        run_program(
+            command_line,
+            machine or "b200",
+            sms,
+            chosen_settings,
+            accepted,
+            write_accept,
+            json=json,
+            verbose=verbose,
+        )
+    refuse_with_function = {"machine": machine, "sms": sms}
+    for name, value in refuse_with_function.items():
+        if value is not None:
+            raise BadInputError(f"--{name} goes with a program after --, not with FILE.py:function")
     if vary and explore is None:
         raise BadInputError("--vary names the shapes that --explore N tries: give --explore too")
     if explore is not None:

@@ -152,7 +152,8 @@ class LaunchReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A simulated call: its launches in order, the findings, and the settings."""
+    """A simulated call: its launches in order, the findings, and the settings. `origin` is the program's line
+    that made the call, if it is known."""
 
     launches: tuple[LaunchReport, ...]
     findings: tuple[Finding, ...]
@@ -160,6 +161,7 @@ class Report:
     schedule: str
     mma: str
     checked: bool = False
+    origin: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -176,6 +178,8 @@ class Report:
         launches = [f"launch {number}: {launch}" for number, launch in enumerate(self.launches)]
         profiles = [text for number, launch in enumerate(self.launches) if (text := _profile(number, launch))]
         shown = [str(finding) for finding in self.findings if accepted or finding.accepted is None]
+        if self.origin is not None:
+            how += f"; called at {self.origin}"
         return "\n".join([how, *launches, *profiles, *shown, self._verdict()])
 
     def _verdict(self) -> str:
@@ -204,6 +208,7 @@ class Report:
             "schedule": self.schedule,
             "mma": self.mma,
             "checked": self.checked,
+            "origin": self.origin,
             "launches": [_plain(launch) for launch in self.launches],
             "findings": [finding.as_json() for finding in self.findings],
         }

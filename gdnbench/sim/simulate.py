@@ -4,7 +4,7 @@ requests."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -131,7 +131,7 @@ def launch(
     with TimeLimit(settings.timeout):  # its PTX is read
         call = capture_launches(compiled, args, kwargs)
     more = [region_of(NamedTensor(f"reachable[{i}]", tensor)) for i, tensor in enumerate(named)]
-    report, fault = _run(call.module, call.requests, [*call.regions, *more], around, settings)
+    report, fault = run_requests(call.module, call.requests, [*call.regions, *more], around, settings)
     if session is not None:
         session.reports.append(report)
     if fault is not None and raises:
@@ -200,16 +200,25 @@ def _inside(session: Session) -> Iterator[None]:
         _session.reset(token)
 
 
-def _run(
+def run_requests(
     module: Module,
     requests: Sequence[LaunchRequest],
     regions: Sequence[Region],
     session: Session,
     settings: Settings,
+    variables: Mapping[str, int] | None = None,
+    origin: str | None = None,
 ) -> tuple[Report, KernelFault | None]:
-    """The report, and the fault that ended the call, if any."""
+    """Run the launches of one call: the report, and the fault that ended the call, if any.
+
+    The kernels may access `regions`, and what the program asked for in `session`. `variables` are the
+    addresses, inside `regions`, of those variables of the module that outlive the call; the others are made
+    for it. `origin` is the program's line that made the call, for the report. Raises UnsupportedError for
+    what is not simulated.
+    """
     memory = GlobalMemory()
     memory.extend(map(_allocation, regions))
+    memory.symbols.update(variables or {})
     memory.freed += map(_allocation, session.asked.freed())
     device = device_for(module.target)
     launches: list[LaunchReport] = []
@@ -232,7 +241,7 @@ def _run(
         if settings.check and session.questions.multiprocessors:
             findings += _ring_reuse(module, request, result, device, number)
     how = (settings.engine, settings.schedule, settings.mma, settings.check)
-    return Report(tuple(launches), tuple(findings), *how), ended
+    return Report(tuple(launches), tuple(findings), *how, origin=origin), ended
 
 
 def _allocation(region: Region) -> Allocation:

@@ -1,0 +1,35 @@
+"""Gives a Python process its virtual GPU when `GDNBENCH_VIRTUAL` is set, without a change to the program.
+
+`gdnbench_capture.pth` imports this module when Python starts. It only adds an import hook: the GPU is made
+once the program imports the first library that could use it. It never raises: it prints one line on stderr
+and notes it for the command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from types import ModuleType
+
+from gdnbench.sim.virtual.import_hook import ImportHook, add_hook, remove_hook
+
+# The modules whose import makes the GPU; `install` shows it to these and others.
+FIRST = ("torch", "cutlass", "triton", "cuda.bindings.driver", "cuda.bindings.runtime")
+
+
+def _start(module: ModuleType) -> None:
+    remove_hook(_hook)
+    _hook.after_import.clear()
+    try:
+        from gdnbench.sim.virtual.process import start_from_environment
+
+        start_from_environment(os.environ)
+    except Exception as error:
+        message = " ".join(str(error).split()) or type(error).__name__
+        with contextlib.suppress(Exception):  # stderr may be closed, full or None
+            sys.stderr.write(f"gdnbench: there is no virtual GPU: {message}\n")
+
+
+_hook = ImportHook(dict.fromkeys(FIRST, _start))
+add_hook(_hook)

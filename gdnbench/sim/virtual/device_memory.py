@@ -1,0 +1,84 @@
+"""The virtual GPU's memory: CPU memory of which every live allocation is known."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gdnbench.sim.errors import LaunchError
+from gdnbench.sim.host.arguments import Region
+
+Bytes = npt.NDArray[np.uint8]
+
+ALIGN = 512  # bytes, as CUDA's allocators align
+GAP = 512  # bytes after each allocation that belong to none, so that no two touch
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    number: int
+    size: int
+    bytes: weakref.ref[Bytes]
+
+
+class DeviceMemory:
+    """Allocations by address. An allocation lives as long as the array that `allocate` returned."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, _Block] = {}
+        self._count = 0
+        self._lock = threading.RLock()  # a finalizer may run while this thread holds it
+        self.allocated = 0
+        self.peak = 0
+
+    def allocate(self, size: int) -> Bytes:
+        """uint8[size] at a multiple of 512 bytes. Its contents are those of fresh or of reused memory."""
+        room = np.empty(size + ALIGN + GAP, np.uint8)
+        start = -room.ctypes.data % ALIGN
+        block = room[start : start + size]
+        if size == 0:
+            return block
+        address = int(block.ctypes.data)
+        with self._lock:
+            self._blocks[address] = _Block(self._count, size, weakref.ref(block))
+            self._count += 1
+            self.allocated += size
+            self.peak = max(self.peak, self.allocated)
+        weakref.finalize(block, self._forget, address).atexit = False
+        return block
+
+    def _forget(self, address: int) -> None:
+        with self._lock:
+            self.allocated -= self._blocks.pop(address).size
+
+    def regions(self) -> list[Region]:
+        """All live allocations, which a kernel may access."""
+        with self._lock:
+            found = [(address, block, block.bytes()) for address, block in self._blocks.items()]
+        return [
+            Region(f"CUDA allocation {block.number}", address, block.size, array)
+            for address, block, array in found
+            if array is not None
+        ]
+
+    def span(self, address: int, size: int) -> Bytes:
+        """The bytes [address, address + size), which keep their allocation alive. Raises LaunchError unless
+        they are inside one."""
+        with self._lock:
+            starts = sorted(self._blocks)
+            at = bisect.bisect_right(starts, address) - 1
+            block = self._blocks[starts[at]] if at >= 0 else None
+            array = None if block is None else block.bytes()
+        if block is None or array is None or address + size > starts[at] + block.size:
+            raise LaunchError(f"{size} bytes at {address:#x} are in no live CUDA allocation")
+        return array[address - starts[at] : address - starts[at] + size]
+
+    def contains(self, address: int) -> bool:
+        """Whether the byte at `address` is in a live allocation."""
+        with self._lock:
+            return any(start <= address < start + block.size for start, block in self._blocks.items())

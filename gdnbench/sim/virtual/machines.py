@@ -1,0 +1,43 @@
+"""The machines that a program can be shown: limits, names and figures that it may query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gdnbench.sim.errors import LaunchError
+from gdnbench.sim.host.device import DEVICES, Device
+
+DEFAULT = "b200"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One GPU. `arch` is the target that kernels are compiled for, `device` its limits; sizes in bytes, as in
+    the product's data sheet."""
+
+    name: str
+    arch: str
+    device: Device
+    product: str  # as torch.cuda.get_device_name gives it
+    memory: int
+    l2_cache: int
+
+
+MACHINES = {
+    "b200": Machine("b200", "sm_100a", DEVICES["sm_100a"], "NVIDIA B200", 192 * 10**9, 126 << 20),
+    "h200": Machine("h200", "sm_90a", DEVICES["sm_90a"], "NVIDIA H200", 141 * 10**9, 50 << 20),
+    "h100": Machine("h100", "sm_90a", DEVICES["sm_90a"], "NVIDIA H100 80GB HBM3", 80 * 10**9, 50 << 20),
+}
+
+
+def machine_named(name: str, sms: int | None = None) -> Machine:
+    """The machine of that name, with `sms` multiprocessors in place of its own number. Raises LaunchError for
+    an unknown name or a number below 1."""
+    if name not in MACHINES:
+        raise LaunchError(f"machine {name!r}; there are {', '.join(MACHINES)}")
+    machine = MACHINES[name]
+    if sms is None:
+        return machine
+    if sms < 1:
+        raise LaunchError(f"{sms} multiprocessors: give 1 or more")
+    return replace(machine, device=replace(machine.device, multiprocessors=sms))

@@ -1,0 +1,143 @@
+"""The virtual GPU of a process that `gdnbench sim -- PROGRAM` started, and the log of its launches.
+
+The request travels in the environment as JSON, so that child processes have a GPU too. Each process appends
+lines of JSON to a file of its own in the command's folder.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gdnbench.sim.errors import InputError, SimError
+from gdnbench.sim.report import Finding, Report
+
+VARIABLE = "GDNBENCH_VIRTUAL"
+SUFFIX = ".jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Which GPU a process gets: the machine, its multiprocessors if not its own number, and the fields of
+    `Settings` that differ from their defaults. `log` is the folder for the log, or None."""
+
+    machine: str
+    sms: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    log: str | None = None
+
+    def environment(self) -> dict[str, str]:
+        """The variable that makes a Python process follow this request."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Request:
+        """Read what `environment` wrote. Raises InputError for anything else."""
+        try:
+            return cls(**json.loads(environment[VARIABLE]))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{VARIABLE} is no request of gdnbench sim: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedLaunch:
+    """A launch as the log has it; `findings` are those of this launch, `text` its profile if there is one."""
+
+    entry: str
+    grid: tuple[int, int, int]
+    instructions: int
+    seconds: float
+    finished: bool
+    origin: str | None
+    findings: tuple[Finding, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What all processes of a program did on the virtual GPU."""
+
+    launches: tuple[LoggedLaunch, ...]
+    refusals: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def start_from_environment(environment: Mapping[str, str]) -> None:
+    """Give this process the GPU that the environment requests, until the process ends."""
+    from gdnbench.sim.simulate import Settings
+    from gdnbench.sim.virtual.gpu import virtual_gpu
+
+    request = Request.from_environment(environment)
+    log = _Writer(request.log)
+    try:
+        stack = ExitStack()
+        gpu = stack.enter_context(virtual_gpu(request.machine, request.sms, Settings(**request.settings)))
+    except Exception as error:
+        log.write(problem=" ".join(str(error).split()) or type(error).__name__)
+        raise
+    gpu.on_report, gpu.on_refusal = log.report, log.refusal
+    atexit.register(stack.close)
+
+
+class _Writer:
+    """Appends to the log. A forked process writes to a file of its own."""
+
+    def __init__(self, folder: str | None) -> None:
+        self._folder = folder
+
+    def write(self, **line: Any) -> None:
+        if self._folder is not None and os.path.isdir(self._folder):
+            with open(os.path.join(self._folder, f"{os.getpid()}{SUFFIX}"), "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def report(self, report: Report) -> None:
+        profiled = any(launch.timeline is not None for launch in report.launches)
+        self.write(report=report.as_json(), text=report.text() if profiled else "")
+
+    def refusal(self, error: SimError) -> None:
+        self.write(refusal=" ".join(str(error).split()))
+
+
+def read_log(folder: Path) -> Log:
+    """Read the files of all processes, in the order in which the processes began to write."""
+    launches: list[LoggedLaunch] = []
+    refusals: dict[str, None] = {}
+    problems: dict[str, None] = {}
+    for path in sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line)
+            if "report" in entry:
+                launches += _launches(entry)
+            elif "refusal" in entry:
+                refusals[entry["refusal"]] = None
+            else:
+                problems[entry["problem"]] = None
+    return Log(tuple(launches), tuple(refusals), tuple(problems))
+
+
+def launches_of(report: Report) -> list[LoggedLaunch]:
+    """The launches of a report, as the log has them."""
+    profiled = any(launch.timeline is not None for launch in report.launches)
+    return list(_launches({"report": report.as_json(), "text": report.text() if profiled else ""}))
+
+
+def _launches(entry: Mapping[str, Any]) -> Iterator[LoggedLaunch]:
+    report = entry["report"]
+    findings = [Finding.from_json(data) for data in report["findings"]]
+    for number, launch in enumerate(report["launches"]):
+        yield LoggedLaunch(
+            launch["entry"],
+            tuple(launch["grid"]),
+            launch["warp_instructions"],
+            launch["seconds"],
+            launch["finished"],
+            report["origin"],
+            tuple(finding for finding in findings if finding.launch == number),
+            entry["text"] if number == 0 else "",
+        )

@@ -1,0 +1,129 @@
+"""Runs a program with a virtual GPU in each of its Python processes, and sums up what they launched."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from gdnbench.sim.errors import InputError
+from gdnbench.sim.report import Finding, Severity
+from gdnbench.sim.virtual.machines import machine_named
+from gdnbench.sim.virtual.process import Log, LoggedLaunch, Request, read_log
+
+FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """All launches of one kernel: how many, the grids, warp instructions, seconds and its findings."""
+
+    kernel: str
+    launches: int
+    grids: tuple[tuple[int, int, int], ...]
+    instructions: int
+    seconds: float
+    errors: int
+    review: int
+    stopped: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRun:
+    """What a program did: its exit status (128 + N if signal N ended it) and the log of its launches."""
+
+    status: int
+    log: Log
+
+    @property
+    def failed(self) -> bool:
+        """Whether a launch did something illegal or the checker found an error."""
+        return any(finding.fails for launch in self.log.launches for finding in launch.findings)
+
+
+def run_program(command: Sequence[str], request: Request) -> ProgramRun:
+    """Run `command` with a virtual GPU. Its standard streams are the caller's.
+
+    Raises InputError for a command that cannot be started, LaunchError for an unknown machine.
+    """
+    machine_named(request.machine, request.sms)
+    with tempfile.TemporaryDirectory(prefix="gdnbench-sim-") as folder:
+        request = replace(request, log=folder)
+        try:
+            child = subprocess.Popen(command, env={**os.environ, **request.environment()})
+        except OSError as error:
+            raise InputError(f"{command[0]!r} cannot be run: {error.strerror}") from None
+        with _forwarding(child):
+            status = child.wait()
+        return ProgramRun(status if status >= 0 else 128 - status, read_log(Path(folder)))
+
+
+@contextmanager
+def _forwarding(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass signals on to the child and outlive them, to sum up. An interrupt reaches it from the terminal."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGINT:
+            child.send_signal(number)
+
+    numbers = (*FORWARDED, signal.SIGINT)
+    try:
+        before: dict[int, Any] = {number: signal.signal(number, forward) for number in numbers}
+    except ValueError:  # not in the main thread, where no signal arrives
+        before = {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def kernel_rows(launches: Sequence[LoggedLaunch]) -> list[KernelRow]:
+    """One row for each kernel, in the order of their first launches."""
+    by_kernel: dict[str, list[LoggedLaunch]] = {}
+    for launch in launches:
+        by_kernel.setdefault(launch.entry, []).append(launch)
+    rows = []
+    for kernel, found in by_kernel.items():
+        findings = [finding for launch in found for finding in launch.findings]
+        rows.append(
+            KernelRow(
+                kernel,
+                len(found),
+                tuple(dict.fromkeys(launch.grid for launch in found)),
+                sum(launch.instructions for launch in found),
+                sum(launch.seconds for launch in found),
+                sum(finding.fails for finding in findings),
+                sum(finding.severity is Severity.REVIEW for finding in findings),
+                sum(not launch.finished for launch in found),
+            )
+        )
+    return rows
+
+
+def findings_text(launches: Sequence[LoggedLaunch], *, accepted: bool = False) -> list[str]:
+    """Every finding once, with the kernel and the program's line of the first launch that has it and the
+    number of launches that have it. `accepted` includes those that somebody accepted."""
+    first: dict[tuple[str, str], tuple[LoggedLaunch, Finding, int]] = {}
+    for launch in launches:
+        for finding in launch.findings:
+            if finding.accepted is None or accepted:
+                key = launch.entry, finding.kind + finding.summary
+                before = first.get(key)
+                first[key] = (launch, finding, 1) if before is None else (*before[:2], before[2] + 1)
+    lines = []
+    for launch, finding, count in first.values():
+        often = f", the first of {count} launches with this" if count > 1 else ""
+        lines.append(f"{launch.entry}, launched at {launch.origin}{often}\n{_indented(str(finding))}")
+    return lines
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.split("\n"))
