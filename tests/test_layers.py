@@ -34,6 +34,7 @@ sim.interpreter: sim.base sim.ptx sim.tensorcore.formats sim.machine sim.value_t
 sim.run: sim.base sim.ptx sim.tensorcore.formats sim.machine sim.tensorcore sim.compiler sim.host sim.profile
     sim.value_trace sim.checker sim.interpreter
 sim: sim.base sim.ptx sim.machine sim.host sim.profile sim.checker sim.run
+sim.virtual: sim.base sim.ptx sim.machine sim.host sim
 sim.mutants: sim.base sim.ptx sim.machine sim.host sim.checker sim.run
 kernels: artifact_cache
 report.outcome: base
@@ -63,10 +64,10 @@ distributed: base __init__ sim.base sim kernels report.outcome store workers rep
 prove.records: base kernels store ops synth
 prove: base kernels report.outcome store ops judge report prove.records replay
 suite: base sim report.outcome store ops workers judge report prove.records replay distributed
-cli: base sim.base sim.ptx sim.host sim.value_trace sim kernels store ops timing.result capture compile
-    doctor judge synth kernel_figures report trace diff diff.traces heatmap page replay bisect mismatch
-    share timing distributed prove suite
-pytest_plugin: base sim kernels report.outcome store ops judge report replay suite
+cli: base sim.base sim.ptx sim.host sim.value_trace sim sim.virtual kernels store ops timing.result capture
+    compile doctor judge synth kernel_figures report trace diff diff.traces heatmap page replay bisect
+    mismatch share timing distributed prove suite
+pytest_plugin: base sim.base sim sim.virtual kernels report.outcome store ops judge report replay suite
 __main__: cli
 """
 ROWS = (row.partition(":") for row in re.sub(r"\n +", " ", ALLOWED).strip().split("\n"))
@@ -89,7 +90,7 @@ PART_OF = {module: part for part in TABLE for module in MODULES.get(part, part).
 
 # The packages of other projects that each room imports: a room is a part's name up to its first dot.
 THIRD_PARTY = """
-sim: numpy llvmlite ml_dtypes cutlass torch tvm_ffi
+sim: numpy llvmlite ml_dtypes cutlass torch tvm_ffi cuda
 kernels: cutlass cuda torch
 base: numpy torch
 store: numpy torch zarr blake3 google_crc32c obstore
@@ -118,8 +119,11 @@ ROOMS = (row.partition(":") for row in THIRD_PARTY.strip().split("\n"))
 PACKAGES = {room: set(names.split()) for room, _, names in ROOMS}
 
 # The modules of the simulator that other code may import, and those that import next to nothing.
-PUBLIC = {"", ".argspec", ".errors", ".explore", ".host", ".mutants", ".ptx", ".tensorcore", ".value_trace"}
-LIGHT = ("", ".errors", ".host", ".mutants", ".ptx", ".tensorcore")
+PUBLIC = {
+    *("", ".argspec", ".errors", ".explore", ".host", ".mutants", ".ptx", ".tensorcore", ".value_trace"),
+    ".virtual",
+}
+LIGHT = ("", ".errors", ".host", ".mutants", ".ptx", ".tensorcore", ".virtual", ".virtual.bootstrap")
 # The simulator and its tests, and two tests that replace what it runs kernels with.
 INSIDERS = (
     "gdnbench/sim/",

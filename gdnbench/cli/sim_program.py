@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from gdnbench.sim import Accepted
     from gdnbench.sim.virtual import KernelRow, LoggedLaunch, ProgramRun
 
-MACHINE = "For a program: the GPU that it sees, b200 (sm_100a, 148 SMs), h200 or h100 (sm_90a, 132 SMs). Default: b200."
+MACHINE = (
+    "For a program: the GPU that it sees, b200 (sm_100a, 148 SMs), h200 or h100 (sm_90a, 132 SMs)."
+    " Default: b200."
+)
 SMS = "For a program: how many SMs the GPU has, e.g. 4. A persistent kernel then takes more tiles per CTA."
 HEADERS = ("kernel", "launches", "grid", "warp instructions", "seconds", "errors", "review")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gdnbench.pytest_plugin.stash import MARK, REPLAYS, replays_of
+from gdnbench.pytest_plugin.stash import GPU, MARK, REPLAYS, replays_of
 
 if TYPE_CHECKING:
     from gdnbench.pytest_plugin.case import Case
@@ -34,6 +34,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="A",
         help="what it is compared with: reference, recorded or another kernel; default reference",
     )
+    group.addoption(
+        "--gdnbench-virtual",
+        metavar="MACHINE",
+        help="give the tests a virtual GPU, b200, h200 or h100: tensors on cuda live in CPU memory and"
+        " kernels are simulated",
+    )
+    group.addoption(
+        "--gdnbench-sms",
+        type=int,
+        metavar="N",
+        help="with --gdnbench-virtual: how many SMs the GPU has; default the machine's",
+    )
+    group.addoption(
+        "--gdnbench-check",
+        action="store_true",
+        help="with --gdnbench-virtual: check every launch for races, missing fences and missing waits",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Make the virtual GPU before a conftest.py asks torch whether there is one."""
+    options = early_config.known_args_namespace
+    if options.gdnbench_virtual is not None:
+        from gdnbench.pytest_plugin.virtual import start_gpu
+
+        start_gpu(early_config, options.gdnbench_virtual, options.gdnbench_sms, check=options.gdnbench_check)
+    elif options.gdnbench_sms is not None or options.gdnbench_check:
+        raise pytest.UsageError("--gdnbench-sms and --gdnbench-check go with --gdnbench-virtual MACHINE")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,6 +74,20 @@ def pytest_configure(config: pytest.Config) -> None:
         f"{MARK}(*stores, kernel=, on=, against=, op=, records=, k=, ...): run the test, which takes the"
         f" fixture {FIXTURE}, for each record of the stores; paths and globs are relative to the test's file",
     )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if (gpu := config.stash.get(GPU, None)) is not None:
+        from gdnbench.pytest_plugin.virtual import write_summary
+
+        write_summary(terminalreporter, gpu)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    gpu = session.config.stash.get(GPU, None)
+    if gpu is not None and exitstatus == pytest.ExitCode.OK and not all(one.ok for one in gpu.reports):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""The name of the plugin's mark, and the stores that a session keeps open between tests."""
+"""The name of the plugin's mark, the stores that a session keeps open between tests, and its virtual GPU."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import pytest
 
 if TYPE_CHECKING:
     from gdnbench.pytest_plugin.replays import Replays
+    from gdnbench.sim.virtual import VirtualGpu
 
 MARK = "gdnbench"
 REPLAYS = pytest.StashKey["Replays"]()
+GPU: pytest.StashKey[VirtualGpu] = pytest.StashKey()
 
 
 def replays_of(config: pytest.Config) -> Replays:

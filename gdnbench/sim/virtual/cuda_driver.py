@@ -1,4 +1,4 @@
-"""`cuda.bindings.driver` on the virtual GPU: functions are replaced one by one, the others refused by name."""
+"""`cuda.bindings.driver` on the virtual GPU: functions are replaced, the others refused by name."""
 
 from __future__ import annotations
 

@@ -8,22 +8,23 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
 from types import ModuleType
 
-from gdnbench.sim.virtual.gpu import VirtualGpu
 from gdnbench.sim.virtual.import_hook import hooked, is_loaded
 
 # What shows the GPU to a library, once the module of the library has been imported: module -> (our module,
-# the context manager in it, which takes the GPU). They are imported then: importing them imports the library.
+# the function in it, which takes the GPU and returns a context manager, or None if it undoes nothing). Our
+# module is imported then: it imports the library.
 LIBRARIES = {
     "torch": ("gdnbench.sim.virtual.torch_cuda", "torch_sees"),
     "cutlass": ("gdnbench.sim.virtual.cutlass_calls", "cutlass_sees"),
+    "triton": ("gdnbench.sim.virtual.triton_driver", "install"),
     "cuda.bindings.driver": ("gdnbench.sim.virtual.cuda_driver", "driver_sees"),
     "cuda.bindings.runtime": ("gdnbench.sim.virtual.cuda_runtime", "runtime_sees"),
 }
 
 
 @contextmanager
-def installed(gpu: VirtualGpu) -> Iterator[None]:
-    """Inside this block the libraries see `gpu`, those too that are imported inside it."""
+def installed(gpu: object) -> Iterator[None]:
+    """Inside this block the libraries see `gpu`, a VirtualGpu, those too that are imported inside it."""
     with ExitStack() as stack:
 
         def show(name: str) -> Callable[[ModuleType], None]:
@@ -32,7 +33,9 @@ def installed(gpu: VirtualGpu) -> Iterator[None]:
             def after_import(module: ModuleType) -> None:
                 if not done:  # a reload, which keeps what was replaced in other modules
                     done.append(name)
-                    stack.enter_context(_view(name, gpu))
+                    shown = _show(name, gpu)
+                    if shown is not None:
+                        stack.enter_context(shown)
 
             return after_import
 
@@ -44,7 +47,7 @@ def installed(gpu: VirtualGpu) -> Iterator[None]:
         yield
 
 
-def _view(name: str, gpu: VirtualGpu) -> AbstractContextManager[None]:
+def _show(name: str, gpu: object) -> AbstractContextManager[object] | None:
     module, function = LIBRARIES[name]
-    shown: AbstractContextManager[None] = getattr(import_module(module), function)(gpu)
-    return shown
+    shown = getattr(import_module(module), function)(gpu)
+    return shown if hasattr(shown, "__enter__") else None
