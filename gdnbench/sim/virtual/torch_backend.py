@@ -135,6 +135,8 @@ def cpu_alias(tensor: Tensor) -> Tensor:
 
 def to_cuda(tensor: Tensor) -> Tensor:
     """A CUDA tensor with a copy of a CPU tensor's values, and its strides if they are dense."""
+    if tensor.layout is not torch.strided:
+        raise refusal(f"a CUDA tensor of layout {tensor.layout}")
     size, stride = tuple(tensor.shape), tuple(tensor.stride())
     if not torch.ops.aten.is_non_overlapping_and_dense.default(tensor):
         stride = tuple(torch.empty(size, dtype=torch.uint8, device="meta").stride())
@@ -530,6 +532,16 @@ def _set_storage(
     return self
 
 
+def _set_whole_storage(self: Tensor, source: Any) -> Tensor:
+    untyped = source.untyped() if hasattr(source, "untyped") else source
+    return _set_storage(self, untyped, 0, (untyped.nbytes() // self.itemsize,), (1,))
+
+
+def _set_nothing(self: Tensor) -> Tensor:
+    self.data = new_tensor((0,), (1,), self.dtype)
+    return self
+
+
 def _set_tensor(self: Tensor, source: Tensor) -> Tensor:
     self.data = source
     return self
@@ -550,7 +562,9 @@ _SPECIAL: dict[str, Callable[..., Any]] = {
     "copy_": _copy,
     "resize_": _resize,
     "set_.source_Storage_storage_offset": _set_storage,
+    "set_.source_Storage": _set_whole_storage,
     "set_.source_Tensor": _set_tensor,
+    "set_": _set_nothing,
     "_fused_sdp_choice": _attention_choice,
     "record_stream": _nothing,
 }

@@ -54,6 +54,9 @@ class Stream:
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
+    def is_capturing(self) -> bool:
+        return capturing()
+
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.cuda_stream
 
@@ -281,11 +284,8 @@ def torch_sees(gpu: VirtualGpu) -> Iterator[None]:
 def _patch(patches: Patches, gpu: VirtualGpu) -> None:
     cuda: Any = torch.cuda
     put = patches.replace_if_there
-    for name, value in _functions(gpu).items():
-        put(cuda, name, value)
-    for name, value in _memory_functions(gpu).items():
-        put(cuda, name, value)
-        put(cuda.memory, name, value)
+    for name, value in {**_functions(gpu), **_memory_functions(gpu)}.items():
+        _replace_everywhere(patches, name, value)
     for module in (cuda, cuda.streams):
         for kind in (Stream, ExternalStream, Event):
             put(module, kind.__name__, kind)
@@ -296,6 +296,19 @@ def _patch(patches: Patches, gpu: VirtualGpu) -> None:
         put(module, "is_current_stream_capturing", capturing)
     put(cuda.nvtx, "_nvtx", SimpleNamespace(**dict.fromkeys(_NVTX, _nvtx)))
     _patch_torch(patches, gpu)
+
+
+def _replace_everywhere(patches: Patches, name: str, value: Any) -> None:
+    """Replace `torch.cuda.NAME`, and the same object where other modules of torch imported it by name."""
+    original = getattr(torch.cuda, name, None)
+    if not hasattr(torch.cuda, name):
+        return
+    patches.replace(torch.cuda, name, value)
+    if not callable(original):
+        return
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("torch.") and vars(module).get(name) is original:
+            patches.replace(module, name, value)
 
 
 _NVTX = ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd")
@@ -311,8 +324,20 @@ def _patch_torch(patches: Patches, gpu: VirtualGpu) -> None:
     put(torch, "compile", _eager)
     put(torch.Tensor, "record_stream", _no_work)
     patches.replace(torch.UntypedStorage, "__new__", _storage(torch.UntypedStorage.__new__))
-    patches.replace(torch._C, "_cuda_getCurrentStream", lambda _: (_current_stream().cuda_stream, 0, 1))
-    patches.replace(torch._C, "_cuda_getCurrentRawStream", lambda _: _current_stream().cuda_stream)
+    for name, value in {
+        "_cuda_getCurrentStream": lambda _: (_current_stream().cuda_stream, 0, 1),
+        "_cuda_getCurrentRawStream": lambda _: _current_stream().cuda_stream,
+        "_cuda_getDevice": lambda: 0,
+        "_cuda_setDevice": _index,
+        "_cuda_exchangeDevice": lambda device: 0,
+        "_cuda_maybeExchangeDevice": lambda device: 0,
+        "_cuda_getDeviceCount": lambda: 1,
+        "_cuda_synchronize": _no_work,
+        "_cuda_emptyCache": _no_work,
+        "_cuda_isCurrentStreamCapturing": capturing,
+        "_host_emptyCache": _no_work,
+    }.items():
+        patches.replace(torch._C, name, value)
     if torch.version.cuda is None:
         patches.replace(torch.version, "cuda", CUDA_VERSION)
     put(torch.backends.cuda, "is_built", lambda: True)
