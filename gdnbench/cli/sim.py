@@ -191,10 +191,9 @@ def sim(
             json=json,
             verbose=verbose,
         )
-    refuse_with_function = {"machine": machine, "sms": sms}
-    for name, value in refuse_with_function.items():
+    for option, value in (("--machine", machine), ("--sms", sms)):
         if value is not None:
-            raise BadInputError(f"--{name} goes with a program after --, not with FILE.py:function")
+            raise BadInputError(f"{option} goes with a program after --, not with FILE.py:function")
     if vary and explore is None:
         raise BadInputError("--vary names the shapes that --explore N tries: give --explore too")
     if explore is not None:

@@ -34,7 +34,8 @@ def refuse_for_program(**options: object) -> None:
     """BadInputError for an option, by name, that only a function has."""
     for name, value in options.items():
         if value is not None and value is not False:
-            raise BadInputError(f"--{name.replace('_', '-')} goes with FILE.py:function, not with a program")
+            option = f"--{name.replace('_', '-')}"
+            raise BadInputError(f"{option} goes with FILE.py:function, not with a program")
 
 
 def run(
@@ -91,7 +92,7 @@ def _print(done: ProgramRun, *, verbose: bool) -> None:
         print(table(HEADERS, [_cells(row) for row in kernel_rows(launches)], right=right))
     else:
         print_note("gdnbench: the program launched no kernel on the virtual GPU")
-    for text in findings_text(launches, accepted=verbose):
+    for text in findings_text(launches, verbose=verbose):
         print_lines(text)
     for text in done.log.refusals:
         print_lines(f"refused: {text}")

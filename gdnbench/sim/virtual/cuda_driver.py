@@ -64,7 +64,7 @@ def replace_functions(patches: Patches, module: Any, prefix: str, functions: dic
 
 def _refuser(name: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
-        raise refusal(f"{name}, a function of CUDA that the virtual GPU has not")
+        raise refusal(f"{name}, a CUDA function that the virtual GPU does not have")
 
     return refuse
 

@@ -80,9 +80,7 @@ class CudaObjects:
         data = image.encode() if isinstance(image, str) else bytes(image)
         if data[:4] in (ELF, FATBIN):
             kind = "a cubin" if data[:4] == ELF else "a fat binary"
-            raise refusal(
-                f"{kind} without PTX: have the program load the PTX (NVRTC's getPTX, ptxas not run)"
-            )
+            raise refusal(f"{kind} without PTX: have the program load PTX, e.g. from nvrtcGetPTX")
         return self.gpu.load_module(data.rstrip(b"\0").decode())
 
     def function(self, module: Module, name: Any) -> Function:

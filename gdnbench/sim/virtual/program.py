@@ -108,13 +108,13 @@ def kernel_rows(launches: Sequence[LoggedLaunch]) -> list[KernelRow]:
     return rows
 
 
-def findings_text(launches: Sequence[LoggedLaunch], *, accepted: bool = False) -> list[str]:
+def findings_text(launches: Sequence[LoggedLaunch], *, verbose: bool = False) -> list[str]:
     """Every finding once, with the kernel and the program's line of the first launch that has it and the
-    number of launches that have it. `accepted` includes those that somebody accepted."""
+    number of launches that have it. `verbose` includes notes and what somebody accepted."""
     first: dict[tuple[str, str], tuple[LoggedLaunch, Finding, int]] = {}
     for launch in launches:
         for finding in launch.findings:
-            if finding.accepted is None or accepted:
+            if verbose or (finding.accepted is None and finding.severity is not Severity.NOTE):
                 key = launch.entry, finding.kind + finding.summary
                 before = first.get(key)
                 first[key] = (launch, finding, 1) if before is None else (*before[:2], before[2] + 1)

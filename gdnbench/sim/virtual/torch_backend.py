@@ -105,7 +105,8 @@ def cuda_tensors(memory: DeviceMemory) -> Iterator[None]:
     before = _backend.memory, _backend.generator
     _backend.memory, _backend.generator = memory, torch.Generator()
     try:
-        yield
+        with _accelerated():
+            yield
     finally:
         _backend.memory, _backend.generator = before
 
@@ -173,7 +174,6 @@ def _claim_cuda(flat: Tensor) -> Tensor:
 def _register() -> None:
     """Register the kernels, once in a process: torch's dispatcher is the process's."""
     _set_device_guard()
-    _become_accelerator()
     library: Any = torch.library.Library  # typed in part
     fallback = library("_", "IMPL")
     fallback.fallback(_run, "CUDA")
@@ -207,8 +207,25 @@ def _set_device_guard() -> None:
     torch._C._ensureCUDADeviceGuardSet()  # replaces the object at once
 
 
-def _become_accelerator() -> None:
-    """Make torch say that CUDA is its accelerator and has a device: autograd asks for its streams.
+@contextmanager
+def _accelerated() -> Iterator[None]:
+    """Inside this block torch says that CUDA is its accelerator and has a device: autograd asks for its
+    streams."""
+    table, changed = _hooks()
+    before = table.value
+    table.value = changed
+    try:
+        if torch.accelerator.current_accelerator() != torch.device("cuda"):
+            raise UnsupportedError(f"torch {torch.__version__}, whose accelerator cannot be set")
+        yield
+    finally:
+        table.value = before
+
+
+@functools.cache
+def _hooks() -> tuple[ctypes.c_void_p, int]:
+    """Where torch's CUDA hooks have the address of their table of virtual functions, and the address of a
+    table that says yes.
 
     torch asks an object of C++, the CUDA hooks, whose answers are virtual functions. The headers that come
     with torch say at which position of the table each of them is; those in `AFFIRMED` are replaced.
@@ -242,9 +259,7 @@ def _become_accelerator() -> None:
     base = ctypes.CDLL(str(folder / "lib" / "libc10.so"))
     pinned = ctypes.cast(base[CPU_ALLOCATOR], ctypes.c_void_p).value or 0
     changed[TABLE_HEAD + DESTRUCTORS + names.index(PINNED)] = pinned
-    table.value = ctypes.addressof(changed) + 8 * TABLE_HEAD
-    if torch.accelerator.current_accelerator() != torch.device("cuda"):
-        raise UnsupportedError(f"torch {torch.__version__}, whose accelerator cannot be set")
+    return table, ctypes.addressof(changed) + 8 * TABLE_HEAD
 
 
 def _with_other_kernels() -> Iterator[str]:

@@ -242,6 +242,21 @@ def _eager(model: Any = None, **_: Any) -> Any:
 _said: list[str] = []
 
 
+def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except RuntimeError as error:
+            if "device_ready_queues_" not in str(error):
+                raise
+            raise LaunchError(
+                "torch made its threads for backward passes before there was a virtual GPU: make it before"
+                " the process's first backward pass"
+            ) from None
+
+    return run_backward
+
+
 def _process_group(original: Callable[..., Any]) -> Callable[..., Any]:
     def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
         if backend is None or "nccl" in str(backend).lower():
@@ -322,6 +337,8 @@ def _patch_torch(patches: Patches, gpu: VirtualGpu) -> None:
     put = patches.replace_if_there
     patches.replace(torch, "Generator", Generator)
     put(torch, "compile", _eager)
+    autograd: Any = torch.autograd
+    patches.replace(autograd, "_engine_run_backward", _backward(autograd._engine_run_backward))
     put(torch.Tensor, "record_stream", _no_work)
     patches.replace(torch.UntypedStorage, "__new__", _storage(torch.UntypedStorage.__new__))
     for name, value in {
@@ -341,6 +358,7 @@ def _patch_torch(patches: Patches, gpu: VirtualGpu) -> None:
     if torch.version.cuda is None:
         patches.replace(torch.version, "cuda", CUDA_VERSION)
     put(torch.backends.cuda, "is_built", lambda: True)
+    put(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
     accelerator: Any = torch.accelerator
     for name, value in {
         "is_available": lambda: True,

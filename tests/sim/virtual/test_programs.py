@@ -1,0 +1,200 @@
+"""`gdnbench sim -- python program.py`: unmodified programs, what is printed, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.messages import wording
+
+pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]  # the fixture `run`
+
+# Scales a vector by 2; with the argument "wrong" by 3, and with "far" it writes beyond the vector.
+SCALE = """
+import sys
+import cutlass.cute as cute
+import torch
+from cutlass.cute.runtime import from_dlpack
+from cutlass.utils import HardwareInfo
+
+FACTOR = 3.0 if "wrong" in sys.argv else 2.0
+BEYOND = 200 if "far" in sys.argv else 0
+
+@cute.kernel
+def scale_kernel(x: cute.Tensor, y: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    i = block * 128 + thread
+    if i < x.shape[0]:
+        y[i + BEYOND] = x[i] * FACTOR
+
+@cute.jit
+def scale(x: cute.Tensor, y: cute.Tensor):
+    scale_kernel(x, y).launch(grid=[cute.ceil_div(x.shape[0], 128), 1, 1], block=[128, 1, 1])
+
+assert torch.cuda.is_available()
+assert HardwareInfo().get_device_multiprocessor_count() == int(sys.argv[1])
+x = torch.randn(300, device="cuda")
+y = torch.empty_like(x)
+compiled = cute.compile(scale, from_dlpack(x), from_dlpack(y))
+compiled(from_dlpack(x), from_dlpack(y))  # the launch
+torch.cuda.synchronize()
+torch.testing.assert_close(y, 2 * x)
+print("the program's own line")
+"""
+
+
+def test_a_right_kernel_passes(run: Run) -> None:
+    ran = run(SCALE, "7", options=("--sms", "7", "--json"))
+    assert ran.returncode == 0, ran.stderr
+    first, _, rest = ran.stdout.partition("\n")
+    assert first == "the program's own line"
+    result = json.loads(rest)
+    assert result["ok"]
+    (launch,) = result["launches"]
+    assert launch["grid"] == [3, 1, 1]
+    assert launch["finished"]
+    line = 1 + SCALE.split("\n").index("compiled(from_dlpack(x), from_dlpack(y))  # the launch")
+    assert launch["origin"].endswith(f"program.py:{line} in <module>")
+
+
+@pytest.mark.slow
+def test_a_wrong_kernel_fails_by_the_programs_own_check(run: Run) -> None:
+    ran = run(SCALE, "148", "wrong")
+    assert ran.returncode == 1
+    assert "Tensor-likes are not close" in ran.stderr
+    assert ran.stderr.endswith("gdnbench: the program ended with status 1\n")
+    header, row = ran.stdout.splitlines()
+    assert header.split()[:3] == ["kernel", "launches", "grid"]
+    assert row.split()[1:3] == ["1", "3x1x1"]
+
+
+@pytest.mark.slow
+def test_a_fault_names_the_lines_of_launch_and_kernel(run: Run) -> None:
+    ran = run(SCALE, "148", "far")
+    assert ran.returncode == 1
+    assert "out-of-bounds access" in ran.stdout
+    lines = SCALE.split("\n")
+    launch = 1 + lines.index("compiled(from_dlpack(x), from_dlpack(y))  # the launch")
+    kernel = 1 + lines.index("        y[i + BEYOND] = x[i] * FACTOR")
+    assert f"program.py:{launch} in <module>" in ran.stdout
+    assert f"program.py:{kernel}" in ran.stdout
+
+
+AUTOGRAD = """
+import threading
+import torch
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        threads.add(threading.get_ident())
+        assert torch.empty(2, device="cuda").is_cuda
+        return 2 * ctx.saved_tensors[0] * gradient
+
+threads = set()
+x = torch.randn(5, device="cuda", requires_grad=True)
+Square.apply(x).sum().backward()
+torch.testing.assert_close(x.grad, 2 * x.detach())
+assert threads != {threading.get_ident()}  # of the device's own thread, as on a GPU
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 1))
+twin = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 1))
+twin.load_state_dict(model.state_dict())
+model.cuda()
+inputs = torch.randn(4, 8)
+for each, given in ((model, inputs.cuda()), (twin, inputs)):
+    optimizer = torch.optim.AdamW(each.parameters(), lr=0.1)
+    for _ in range(3):
+        each(given).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+    torch.testing.assert_close(one.cpu(), other)
+"""
+
+
+def test_backward_passes_run_on_the_devices_thread(run: Run) -> None:
+    ran = run(AUTOGRAD)
+    assert ran.returncode == 0, ran.stderr
+    assert re.search(wording("sim.virtual.nothing-launched"), ran.stderr)
+
+
+REFUSED = """
+import subprocess, sys
+if len(sys.argv) > 1:
+    import torch
+    assert torch.cuda.is_available()
+    try:
+        torch.distributed.init_process_group("nccl")
+    except RuntimeError:
+        pass
+else:
+    subprocess.run([sys.executable, __file__, "child"], check=True)
+"""
+
+
+def test_child_processes_have_a_gpu_and_refusals_are_told(run: Run) -> None:
+    ran = run(REFUSED)
+    assert ran.returncode == 3, ran.stderr
+    assert ran.stdout.startswith("refused: not simulated: NCCL")
+
+
+def test_a_program_keeps_its_own_exit_status(run: Run) -> None:
+    ran = run("import sys; sys.exit(7)")
+    assert ran.returncode == 7
+    assert "gdnbench: the program ended with status 7" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--machine", "a100"), wording("sim.virtual.machine-unknown", name="a100")),
+        (("--save", "out"), wording("sim.virtual.function-alone", option="--save")),
+        (("--explore", "3"), wording("sim.virtual.function-alone", option="--explore")),
+    ],
+)
+def test_bad_options_are_refused_before_the_program_runs(
+    run: Run, options: tuple[str, ...], sentence: str
+) -> None:
+    ran = run("print('ran')", options=options)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert re.search(sentence, ran.stderr)
+
+
+def test_options_of_programs_are_refused_for_functions(run_sim: Run) -> None:
+    for option, value in (("--sms", "3"), ("--machine", "h200")):
+        ran = run_sim(option, value, "file.py:function")
+        assert ran.returncode == 2
+        assert re.search(wording("sim.virtual.program-alone", option=option), ran.stderr)
+
+
+EARLY = """
+import torch
+from gdnbench.sim.virtual import virtual_gpu
+
+torch.ones(2, requires_grad=True).sum().backward()
+with virtual_gpu():
+    torch.ones(2, requires_grad=True, device="cuda").sum().backward()
+"""
+
+
+def test_a_gpu_after_the_first_backward_pass_has_none(tmp_path: Path, environment: Mapping[str, str]) -> None:
+    program = tmp_path / "early.py"
+    program.write_text(EARLY, encoding="utf-8")
+    command = [sys.executable, str(program)]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert re.search(wording("sim.virtual.early-backward"), ran.stderr)
