@@ -22,6 +22,7 @@ MACHINE = (
     " Default: b200."
 )
 SMS = "For a program: how many SMs the GPU has, e.g. 4. A persistent kernel then takes more tiles per CTA."
+NAME_WIDTH = 72  # of the table; CuTe DSL puts the types of all arguments into a name
 HEADERS = ("kernel", "launches", "grid", "warp instructions", "seconds", "errors", "review")
 
 
@@ -103,8 +104,9 @@ def _print(done: ProgramRun, *, verbose: bool) -> None:
 def _cells(row: KernelRow) -> list[object]:
     grid = "x".join(map(str, row.grids[0])) + (f" and {len(row.grids) - 1} more" if row.grids[1:] else "")
     errors = f"{row.errors or ''}" + (" (stopped)" if row.stopped else "")
+    name = row.kernel if len(row.kernel) <= NAME_WIDTH else f"{row.kernel[: NAME_WIDTH - 3]}..."
     return [
-        row.kernel,
+        name,
         row.launches,
         grid,
         f"{row.instructions:,}",

@@ -89,7 +89,13 @@ EXAMPLES = {
     "gdnbench time": Example(
         "timing.md", ("gdnbench time run.zarr --kernel torch --kernel engine.kernels:prefill --on cuda",)
     ),
-    "gdnbench sim": Example(SIM, ("gdnbench sim norm.py:norm 'f32[128,64]' 'f32[128,64]:nan' --check",)),
+    "gdnbench sim": Example(
+        SIM,
+        (
+            "gdnbench sim norm.py:norm 'f32[128,64]' 'f32[128,64]:nan' --check",
+            "gdnbench sim --sms 4 --check -- python their_script.py",
+        ),
+    ),
     "gdnbench synth": Example(
         "operations.md",
         ("gdnbench synth run.zarr --op gdn_prefill --seqlens 63,500 --heads 2,4 --key-correlation 0.9",),

@@ -263,13 +263,17 @@ def _hooks() -> tuple[ctypes.c_void_p, int]:
 
 
 def _with_other_kernels() -> Iterator[str]:
-    """Operations with a kernel for all backends, which the fallback does not come before. Some of these
-    kernels would look for CUDA's, which are not there; the others are faster as one operation on the CPU."""
+    """Operations that the fallback does not come before: those with a kernel for CUDA, in torch's CUDA build,
+    and those with a kernel for all backends. Some of the latter would look for kernels of CUDA; the others
+    are faster as one operation on the CPU."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     for name in torch._C._dispatch_get_all_op_names():
         namespace, _, operation = name.partition("::")
         base, _, overload = operation.partition(".")
         if namespace != "aten" or base in KEEP or operation in _SPECIAL:
+            continue
+        if has(name, "CUDA"):
+            yield operation
             continue
         general = has(name, "CompositeExplicitAutograd")
         if not general and not has(name, "CompositeExplicitAutogradNonFunctional"):
