@@ -125,4 +125,7 @@ def test_the_help_has_the_options(run: Run) -> None:
         "--gdnbench-kernel",
         "--gdnbench-on",
         "--gdnbench-against",
+        "--gdnbench-virtual",
+        "--gdnbench-sms",
+        "--gdnbench-check",
     }
