@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gdnbench.sim.host.device import MULTIPROCESSORS
 from gdnbench.sim.host.encode_tiled import encode_tiled
 from gdnbench.sim.virtual.cuda_objects import CudaObjects, Function, address_of
 from gdnbench.sim.virtual.gpu import VirtualGpu
@@ -71,7 +72,8 @@ def _refuser(name: str) -> Callable[..., Any]:
 
 def device_attribute(gpu: VirtualGpu, number: int) -> int:
     """A device attribute by its number, which both APIs share. Raises UnsupportedError for an unknown one."""
-    known = {**_MORE_ATTRIBUTES, 38: gpu.machine.l2_cache, **gpu.device.attributes}
+    device = gpu.asked_device() if number == MULTIPROCESSORS else gpu.device
+    known = {**_MORE_ATTRIBUTES, **device.attributes}
     if number not in known:
         raise refusal(f"a program that asks for device attribute {number}")
     return known[number]
@@ -103,13 +105,13 @@ def _device_functions(driver: Any, objects: CudaObjects, ok: Any) -> dict[str, C
     def max_clusters(function: Any, config: Any) -> Any:
         sizes = [one.value.clusterDim for one in config.attrs or () if int(one.id) == 4]
         size = sizes[0].x * sizes[0].y * sizes[0].z if sizes else 1
-        return ok, gpu.device.multiprocessors // size
+        return ok, gpu.asked_device().active_clusters(size)
 
     def max_blocks(function: Any, block: int, shared: int, *_: Any) -> Any:
-        has = gpu.device.attributes
         found = objects.get(function, Function, "kernel")
-        needs = int(shared) + found.kernel.shared_size + has[111]
-        return ok, min(has[106], has[39] // int(block), has[81] // needs)
+        registers = found.kernel.maxnreg or 0
+        size = int(shared) + found.kernel.shared_size
+        return ok, gpu.device.blocks_per_multiprocessor(int(block), registers, size)
 
     return {
         "cuInit": nothing,

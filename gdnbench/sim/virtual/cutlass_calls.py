@@ -25,11 +25,13 @@ from gdnbench.sim.virtual.torch_backend import cpu_alias
 def cutlass_sees(gpu: VirtualGpu) -> Iterator[None]:
     """Inside this block compiled functions launch on `gpu`, and are compiled for it with their PTX kept."""
 
+    sms = gpu.device.multiprocessors
+
     def call(compiled: Any, *args: Any, **kwargs: Any) -> None:
         arguments = [map_leaves(f"argument {number}", value, _on_gpu) for number, value in enumerate(args)]
         named = {name: map_leaves(name, value, _on_gpu) for name, value in kwargs.items()}
         try:
-            with TimeLimit(gpu.settings.timeout), multiprocessors(gpu.device.multiprocessors):
+            with TimeLimit(gpu.settings.timeout), multiprocessors(sms, gpu.questions):
                 captured = capture_launches(compiled, arguments, named)
         except CannotSimulateError as error:
             note_refusal(error)
@@ -38,7 +40,7 @@ def cutlass_sees(gpu: VirtualGpu) -> Iterator[None]:
 
     with (
         cutlass_dsl.keep_ptx(gpu.machine.arch),
-        device_queries_answered(lambda: gpu.device),  # in every thread
+        device_queries_answered(gpu.asked_device),  # in every thread
         calls_go_to(call),
     ):
         yield

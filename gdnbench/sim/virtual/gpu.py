@@ -15,13 +15,13 @@ from gdnbench.sim.deadline import TimeLimit
 from gdnbench.sim.errors import CannotSimulateError, LaunchError, SimError
 from gdnbench.sim.floating_environment import ieee_arithmetic
 from gdnbench.sim.host.arguments import Region
-from gdnbench.sim.host.device import Device
+from gdnbench.sim.host.device import Device, Questions, multiprocessors
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.ptx.parser import parse
 from gdnbench.sim.report import Report
-from gdnbench.sim.simulate import Settings, run_requests
+from gdnbench.sim.simulate import Session, Settings, run_requests
 from gdnbench.sim.virtual.device_memory import Bytes, DeviceMemory
 from gdnbench.sim.virtual.launch_site import launch_site
 from gdnbench.sim.virtual.machines import DEFAULT, Machine, machine_named
@@ -48,6 +48,7 @@ class VirtualGpu:
     on_report: Callable[[Report], None] | None = None
     on_refusal: Callable[[SimError], None] | None = None
     recorder: GraphRecorder | None = None
+    questions: Questions = field(default_factory=Questions)
     _modules: dict[str, Module] = field(default_factory=dict)
     _variables: dict[int, dict[str, Bytes]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -56,6 +57,11 @@ class VirtualGpu:
     def device(self) -> Device:
         """The limits that the program can query."""
         return self.machine.device
+
+    def asked_device(self) -> Device:
+        """`device`, when the program asks for its number of multiprocessors."""
+        self.questions.multiprocessors = True
+        return self.device
 
     def load_module(self, ptx: str) -> Module:
         """The module of a PTX text; one text is parsed once. Raises PtxSyntaxError for any other text."""
@@ -138,9 +144,11 @@ class VirtualGpu:
         regions = _with_names(self.allocations(), named)
         with self._lock:
             try:
-                report, fault = run_requests(
-                    module, requests, regions, self.settings, variables=variables, origin=origin
-                )
+                with multiprocessors(self.device.multiprocessors, self.questions):
+                    session = Session(self.settings, questions=self.questions)
+                    report, fault = run_requests(
+                        module, requests, regions, session, self.settings, variables, origin
+                    )
             except CannotSimulateError as error:
                 note_refusal(error)
                 raise

@@ -12,21 +12,20 @@ DEFAULT = "b200"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One GPU. `arch` is the target that kernels are compiled for, `device` its limits; sizes in bytes, as in
-    the product's data sheet."""
+    """One GPU. `arch` is the target that kernels are compiled for, `device` its limits; `memory` in bytes, as
+    in the product's data sheet."""
 
     name: str
     arch: str
     device: Device
     product: str  # as torch.cuda.get_device_name gives it
     memory: int
-    l2_cache: int
 
 
 MACHINES = {
-    "b200": Machine("b200", "sm_100a", DEVICES["sm_100a"], "NVIDIA B200", 192 * 10**9, 126 << 20),
-    "h200": Machine("h200", "sm_90a", DEVICES["sm_90a"], "NVIDIA H200", 141 * 10**9, 50 << 20),
-    "h100": Machine("h100", "sm_90a", DEVICES["sm_90a"], "NVIDIA H100 80GB HBM3", 80 * 10**9, 50 << 20),
+    "b200": Machine("b200", "sm_100a", DEVICES["sm_100a"], "NVIDIA B200", 192 * 10**9),
+    "h200": Machine("h200", "sm_90a", DEVICES["sm_90a"], "NVIDIA H200", 141 * 10**9),
+    "h100": Machine("h100", "sm_90a", DEVICES["sm_90a"], "NVIDIA H100 80GB HBM3", 80 * 10**9),
 }
 
 

@@ -196,7 +196,7 @@ class Properties:
             shared_memory_per_block=has[8],
             shared_memory_per_block_optin=has[97],
             shared_memory_per_multiprocessor=has[81],
-            L2_cache_size=gpu.machine.l2_cache,
+            L2_cache_size=gpu.device.l2_bytes,
         )
 
 
@@ -390,6 +390,7 @@ def _functions(gpu: VirtualGpu) -> dict[str, Any]:
 
     def get_device_properties(device: Any = None) -> Properties:
         _index(device)
+        gpu.asked_device()
         return properties
 
     def get_device_capability(device: Any = None) -> tuple[int, int]:
