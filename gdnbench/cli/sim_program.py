@@ -91,8 +91,13 @@ def _print(done: ProgramRun, *, verbose: bool) -> None:
     if launches:
         right = ("launches", "warp instructions", "seconds", "errors", "review")
         print(table(HEADERS, [_cells(row) for row in kernel_rows(launches)], right=right))
-    else:
+    elif done.log.gpus:
         print_note("gdnbench: the program launched no kernel on the virtual GPU")
+    else:
+        print_note(
+            "gdnbench: no process had a virtual GPU: none imported torch, cutlass, triton or cuda-python, or"
+            " gdnbench is not installed in the Python that runs the program"
+        )
     for text in findings_text(launches, verbose=verbose):
         print_lines(text)
     for text in done.log.refusals:

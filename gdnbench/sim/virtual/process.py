@@ -61,8 +61,9 @@ class LoggedLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What all processes of a program did on the virtual GPU."""
+    """What all processes of a program did on the virtual GPU. `gpus` is how many processes had one."""
 
+    gpus: int
     launches: tuple[LoggedLaunch, ...]
     refusals: tuple[str, ...]
     problems: tuple[str, ...]
@@ -82,6 +83,7 @@ def start_from_environment(environment: Mapping[str, str]) -> None:
         log.write(problem=" ".join(str(error).split()) or type(error).__name__)
         raise
     gpu.on_report, gpu.on_refusal = log.report, log.refusal
+    log.write(gpu=request.machine)
     atexit.register(stack.close)
 
 
@@ -106,6 +108,7 @@ class _Writer:
 
 def read_log(folder: Path) -> Log:
     """Read the files of all processes, in the order in which the processes began to write."""
+    gpus = 0
     launches: list[LoggedLaunch] = []
     refusals: dict[str, None] = {}
     problems: dict[str, None] = {}
@@ -116,9 +119,11 @@ def read_log(folder: Path) -> Log:
                 launches += _launches(entry)
             elif "refusal" in entry:
                 refusals[entry["refusal"]] = None
+            elif "gpu" in entry:
+                gpus += 1
             else:
                 problems[entry["problem"]] = None
-    return Log(tuple(launches), tuple(refusals), tuple(problems))
+    return Log(gpus, tuple(launches), tuple(refusals), tuple(problems))
 
 
 def launches_of(report: Report) -> list[LoggedLaunch]:

@@ -157,6 +157,7 @@ def test_a_program_keeps_its_own_exit_status(run: Run) -> None:
     ran = run("import sys; sys.exit(7)")
     assert ran.returncode == 7
     assert "gdnbench: the program ended with status 7" in ran.stderr
+    assert re.search(wording("sim.virtual.no-process"), ran.stderr)  # it imports nothing
 
 
 @pytest.mark.parametrize(
