@@ -201,13 +201,21 @@ def test_commit_signals_after_what_was_issued_before_it() -> None:
     assert (machine.load("32x32b", 8, 24) == POISON).all()
 
 
-def test_commit_takes_a_generic_address() -> None:
+@pytest.mark.parametrize("address", [SHARED_WINDOW + BARRIER, BARRIER], ids=["generic", "shared, extended"])
+def test_commit_takes_64_bit_addresses(address: int) -> None:
+    """A generic address, as the PTX ISA has it; or a shared one extended to 64 bits, which the ISA leaves
+    undefined: Triton emits it, and in ptxas's SASS UTCBAR has the low 32 bits alone."""
     machine = Machine()
     mbarrier.init(machine.cta.shared, BARRIER, 1)
-    address = SHARED_WINDOW + BARRIER
     machine.issue("tcgen05.commit.cta_group::1.mbarrier::arrive::one.b64 [%d];", lanes=ONE, d=address)
     assert machine.cta.queue.advance_signal(BARRIER)
     assert mbarrier.is_complete(machine.cta.shared, BARRIER, 0)
+
+
+def test_commit_refuses_a_generic_address_of_other_memory() -> None:
+    machine = Machine()
+    with pytest.raises(KernelFault, match="is not shared memory"):
+        machine.issue("tcgen05.commit.cta_group::1.mbarrier::arrive::one.b64 [%d];", lanes=ONE, d=1 << 32)
 
 
 def test_equal_operands_of_all_lanes_are_one_product() -> None:
