@@ -1,10 +1,15 @@
-# Sourced by scripts/test and scripts/bench: other people's kernels, which run on the simulator, in a folder of
-# their own; the file of requirements says why.
-wanted=tests/sim/third_party/requirements.txt
+# Sourced by scripts/test and scripts/bench: other people's kernels, which run on the simulator, in folders of
+# their own; the files of requirements say why.
 export GDNBENCH_THIRD_PARTY=$PWD/.third-party
-if [ ! "$GDNBENCH_THIRD_PARTY/.installed" -nt $wanted ]; then
-  echo "installing the kernels of other packages into .third-party" >&2
-  rm -rf "$GDNBENCH_THIRD_PARTY"
-  python -m pip install -q --no-deps --target "$GDNBENCH_THIRD_PARTY" -r $wanted
-  touch "$GDNBENCH_THIRD_PARTY/.installed"
-fi
+
+install_third_party() {  # FOLDER REQUIREMENTS
+  if [ ! "$1/.installed" -nt "$2" ]; then
+    echo "installing the packages of $2 into $1" >&2
+    rm -rf "$1"
+    python -m pip install -q --no-deps --target "$1" -r "$2"
+    touch "$1/.installed"
+  fi
+}
+
+install_third_party "$GDNBENCH_THIRD_PARTY" tests/sim/third_party/requirements.txt
+install_third_party "$GDNBENCH_THIRD_PARTY/with-triton" tests/sim/third_party/requirements_triton.txt

@@ -19,7 +19,8 @@ def launch_site() -> str | None:
     launcher nor of the simulator."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not _passes_through(frame.f_code.co_filename):
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package not in LAUNCHERS and not _passes_through(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
     return None
@@ -29,9 +30,5 @@ def launch_site() -> str | None:
 def _passes_through(file: str) -> bool:
     if file.startswith((_SIMULATOR, "<frozen ", "<string>")):
         return True
-    parts = Path(file).parts
-    for folder in ("site-packages", "dist-packages"):
-        if folder in parts:
-            after = parts[parts.index(folder) + 1 :]
-            return bool(after) and after[0] in LAUNCHERS
-    return file.startswith(_LIBRARY)
+    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return file.startswith(_LIBRARY) and not installed

@@ -25,6 +25,9 @@ FOLDER = "GDNBENCH_THIRD_PARTY"
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 REQUIREMENTS = HERE / "requirements.txt"
+# A folder in that folder for Triton, of which the other packages must not know.
+WITH_TRITON = "with-triton"
+TRITON_REQUIREMENTS = HERE / "requirements_triton.txt"
 
 # Each of these packages asks the GPU for its architecture unless told.
 ARCHITECTURE = {
@@ -43,12 +46,21 @@ class Outcome:
     report: str
 
 
-def need(package: str) -> None:
-    """Skips the test if `package` is not installed, or fails it where it has to be."""
+def triton_folder() -> str | None:
+    """The folder with Triton, None if there is no folder of packages."""
     folder = os.environ.get(FOLDER)
+    return os.path.join(folder, WITH_TRITON) if folder else None
+
+
+def need(package: str, within: str = "", requirements: Path = REQUIREMENTS) -> None:
+    """Skips the test if `package` is not installed, or fails it where it has to be. `within` is a folder in
+    that of the packages."""
+    folder = os.environ.get(FOLDER)
+    if folder and within:
+        folder = os.path.join(folder, within)
     if PathFinder.find_spec(package, [folder, *sys.path] if folder else sys.path) is not None:
         return
-    how = f"pip install --no-deps --target ${FOLDER} -r {REQUIREMENTS}"
+    how = f"pip install --no-deps --target ${os.path.join(FOLDER, within)} -r {requirements}"
     if folder:
         pytest.fail(f"{FOLDER} is set to {folder}, but {package} is not there: {how}")
     pytest.skip(f"{package} is not installed, {FOLDER} not set: {how}")
@@ -57,9 +69,10 @@ def need(package: str) -> None:
 class Apart:
     """A process with the cases of one module; importing the packages takes longer than a case."""
 
-    def __init__(self, cases: str, folder: Path) -> None:
+    def __init__(self, cases: str, folder: Path, packages: str | None = None) -> None:
+        """`packages`: the folder of the packages, by default that which `FOLDER` names."""
         self.folder = folder
-        path = [os.environ[name] for name in (FOLDER, "PYTHONPATH") if os.environ.get(name)]
+        path = [path for path in (packages or os.environ.get(FOLDER), os.environ.get("PYTHONPATH")) if path]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.sim.third_party.child", cases],
             cwd=ROOT,
@@ -95,7 +108,16 @@ class Apart:
 def apart(package: str, cases: str, folder: Path) -> Iterator[Apart]:
     """What a module's fixture yields from."""
     need(package)
-    process = Apart(cases, folder)
+    yield from _closed(Apart(cases, folder))
+
+
+def apart_with_triton(cases: str, folder: Path) -> Iterator[Apart]:
+    """The same for cases that need Triton."""
+    need("triton", WITH_TRITON, TRITON_REQUIREMENTS)
+    yield from _closed(Apart(cases, folder, triton_folder()))
+
+
+def _closed(process: Apart) -> Iterator[Apart]:
     try:
         yield process
     finally:
