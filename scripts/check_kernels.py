@@ -122,7 +122,7 @@ def _here(names: list[str], options: argparse.Namespace) -> int:
 
 
 def _installed(package: str, name: str) -> bool:
-    folder = os.environ.get(foreign.FOLDER)
+    folder = foreign.folder_of(package)
     if not package or PathFinder.find_spec(package, [*([folder] if folder else []), *sys.path]):
         return True
     print(f"note: {name} is passed over: {package} is not installed", file=sys.stderr)
@@ -133,7 +133,7 @@ def _apart(name: str, options: argparse.Namespace) -> int:
     """Checks in a process of its own: other people's packages change CuTe DSL for all of it."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if SUBJECTS[name].package:
-        environment |= foreign.environment()
+        environment |= foreign.environment(SUBJECTS[name].package)
     given = [
         f"--{one}={getattr(options, one)}" for one in ("schedules", "random", "threads", "results", "content")
     ]

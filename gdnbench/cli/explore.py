@@ -18,6 +18,7 @@ from gdnbench.cli.record_options import (
     BitwiseOption,
     FactorsOption,
     JsonOption,
+    KernelEnvOption,
     OpOption,
     RecordsArgument,
     SimulatedKernelOption,
@@ -45,6 +46,7 @@ def explore(
             min=0, help="Number of smaller calls to make of each record, and run.", rich_help_panel=SIM_PANEL
         ),
     ] = 3,
+    kernel_env: KernelEnvOption = None,
     op: OpOption = None,
     k: FactorsOption = None,
     tol: TolOption = None,
@@ -79,6 +81,7 @@ def explore(
     factor, by_tensor = factors(k)
     rule = make_rule(k=factor, k_by_tensor=by_tensor, tol=tolerance(tol), bitwise=bitwise)
     words: list[object] = ["--kernel", kernel, "--on", "sim"]
+    words += ["--kernel-env", kernel_env] if kernel_env is not None else []
     words += ["--accept", accept] if accept is not None else []
     words += [word for one in k or () for word in ("--k", one)]
     words += ["--tol", tol] if tol is not None else []

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gdnbench.cli.console import INTERRUPTED, print_json, print_line, print_note, progress, table
-from gdnbench.cli.record_options import KERNELS, IsolateOption, JsonOption, TimeoutOption
+from gdnbench.cli.record_options import (
+    KERNELS,
+    IsolateOption,
+    JsonOption,
+    KernelEnvOptionWithoutPanel,
+    TimeoutOption,
+)
 from gdnbench.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -24,6 +30,7 @@ def prove(
     kernel: Annotated[str, typer.Argument(help=f"Kernel to prove: {KERNELS}")],
     op: Annotated[str, typer.Option(help="Operation that it computes, e.g. gdn_prefill.")],
     on: Annotated[str, typer.Option(help="Device: cpu, cuda, or sim, a simulated SM100.")] = "cpu",
+    kernel_env: KernelEnvOptionWithoutPanel = None,
     only: Annotated[
         str | None,
         typer.Option(help=f"Sections to run, separated by commas. Default: {','.join(SECTIONS)}."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,6 +29,15 @@ def positive_seconds(timeout: float | None) -> float | None:
     return timeout
 
 
+def _look_into(ctx: typer.Context, folder: Path | None) -> Path | None:
+    """The value of `--kernel-env`, whose packages are found until the command ends."""
+    if folder is not None:
+        from gdnbench.replay.kernel_packages import kernel_packages
+
+        ctx.with_resource(kernel_packages(folder))
+    return folder
+
+
 StoreArgument = Annotated[str, typer.Argument(help="Store to read: a folder, .zip or URL.")]
 RecordsArgument = Annotated[
     str | None, typer.Argument(help="Records to take, for example 0,3-5. Default: all records.")
@@ -41,6 +51,14 @@ AgainstOption = Annotated[
 ]
 SimulatedKernelOption = Annotated[
     str, typer.Option(help=f"Kernel to simulate: {KERNELS}", rich_help_panel=KERNEL_PANEL)
+]
+_KERNEL_ENV = "Folder with the kernel's packages, from pip install --no-deps --target FOLDER."
+KernelEnvOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help=_KERNEL_ENV, rich_help_panel=KERNEL_PANEL, callback=_look_into),
+]
+KernelEnvOptionWithoutPanel = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help=_KERNEL_ENV, callback=_look_into)
 ]
 FactorsOption = Annotated[
     list[str] | None,

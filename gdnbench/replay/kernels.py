@@ -13,7 +13,7 @@ from typing import Any
 
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.ops import operations
-from gdnbench.replay.simulated import SIM
+from gdnbench.replay.simulated import SIM, on_virtual_gpu
 from gdnbench_kernels.contract import Kernel, Operation, Step
 
 
@@ -75,6 +75,8 @@ def load(name: str, operation: Operation, on: str = "cpu") -> LoadedKernel:
     entry = operation.kernels[name]
     module, _, function = entry.target.partition(":")
     found = getattr(importlib.import_module(module), function)
+    if entry.cuda_tensors:
+        found = on_virtual_gpu(found)
     takes = entry.conventions_on(on)
     return LoadedKernel(name, entry.target, found, takes, entry.devices, entry.fp64, entry.steps)
 

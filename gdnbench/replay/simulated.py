@@ -4,13 +4,18 @@ simulated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from gdnbench.errors import CannotRunError
 from gdnbench_kernels.compiling import launching
+from gdnbench_kernels.contract import Kernel
 
 if TYPE_CHECKING:
     from gdnbench.sim import Finding, Session
@@ -18,6 +23,9 @@ if TYPE_CHECKING:
     from gdnbench.trace.request import TraceRequest
 
 SIM = "sim"
+
+_session: ContextVar[Session | None] = ContextVar("gdnbench_replay_session", default=None)
+"""That of the innermost `simulated` block."""
 
 
 @contextmanager
@@ -33,11 +41,47 @@ def simulated(on: str, checked: list[Finding] | None = None) -> Iterator[Session
     from gdnbench.sim import active
 
     with active(check=checked is not None) as session, programs_simulated():
+        token = _session.set(session)
         try:
             yield session
         finally:
+            _session.reset(token)
             if checked is not None:
                 checked += _of_checker(session)
+
+
+def on_virtual_gpu(function: Kernel) -> Kernel:
+    """`function` of a package that takes tensors on CUDA alone. While `simulated`, it is called on a virtual
+    GPU with CUDA tensors of the same memory as the CPU tensors it was given; the tensors that it returns are
+    on the CPU again."""
+
+    @functools.wraps(function)
+    def call(**arguments: Any) -> Any:
+        session = _session.get()
+        if session is None:
+            return function(**arguments)
+        from gdnbench.sim.virtual import cuda_alias, virtual_gpu
+
+        with virtual_gpu(settings=session.settings) as gpu:
+            given = {
+                name: cuda_alias(value) if isinstance(value, Tensor) else value
+                for name, value in arguments.items()
+            }
+            try:
+                return _on_cpu(function(**given))
+            finally:
+                session.reports += gpu.reports
+
+    return call
+
+
+def _on_cpu(returned: Any) -> Any:
+    """What a kernel returned, with its tensors on the CPU."""
+    if isinstance(returned, Mapping):
+        return {name: _on_cpu(value) for name, value in returned.items()}
+    if isinstance(returned, tuple | list):
+        return [_on_cpu(value) for value in returned]
+    return returned.cpu() if isinstance(returned, Tensor) else returned
 
 
 @contextmanager

@@ -210,6 +210,7 @@ class KernelEntry:
     devices: tuple[str, ...] = ("cpu", "cuda")
     meaning: str = ""
     needs: tuple[str, ...] = ()  # distributions, beyond this project's own requirements
+    cuda_tensors: bool = False  # on the simulator too its tensors are on CUDA: those of a virtual GPU
     fp64: bool = False  # an oracle: returns everything in fp64 and writes nothing in place
     sources: str = ""  # "package.module:function": options -> a Source for each kernel compiled ahead of time
     archs: tuple[str, ...] = ()  # targets of its sources; empty means any

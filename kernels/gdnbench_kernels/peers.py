@@ -25,6 +25,9 @@ from gdnbench_kernels.arguments import Output
 from gdnbench_kernels.validate import dtype_name
 
 INSTALL = "pip install 'gdnbench[peers]'"
+INTO_FOLDER = "or into a folder for --kernel-env: pip install --no-deps --target FOLDER"
+FLA_PACKAGES = "flash-linear-attention==0.6.0 fla-core==0.6.0 triton==3.7.1 einops"
+FLASHINFER_PACKAGES = "flashinfer-python==0.7.2.post1"
 ALIGN = 32  # bytes: the largest alignment that a peer requires
 NO_DISPATCH = {"FLA_FLASH_QLA": "0", "FLA_DISABLE_BACKEND_DISPATCH": "1"}
 """Without these settings flash-linear-attention calls other packages' kernels if they are installed."""
@@ -38,7 +41,7 @@ def fla_module(name: str) -> ModuleType:
         module = importlib.import_module(f"fla.{name}")
         backends = importlib.import_module("fla.backends")
     except ImportError as error:
-        raise _missing("flash-linear-attention", "fla", error) from error
+        raise _missing("flash-linear-attention", "fla", FLA_PACKAGES, error) from error
     if not getattr(backends, "_DISPATCH_DISABLED", False):  # read once, at import
         settings = " ".join(f"{variable}={value}" for variable, value in NO_DISPATCH.items())
         raise ImportError(
@@ -56,7 +59,7 @@ def flashinfer_module(name: str, device: torch.device) -> ModuleType:
             return importlib.import_module(f"flashinfer.{name}")
         return flashinfer_stand_in.stand_in_module(name)
     except ImportError as error:
-        raise _missing("flashinfer-python", "flashinfer", error) from error
+        raise _missing("flashinfer-python", "flashinfer", FLASHINFER_PACKAGES, error) from error
 
 
 def flashinfer_call(device: torch.device, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -67,10 +70,11 @@ def flashinfer_call(device: torch.device, function: Callable[..., Any], /, *args
         return function(*args, **kwargs)
 
 
-def _missing(distribution: str, package: str, error: ImportError) -> ImportError:
+def _missing(distribution: str, package: str, wanted: str, error: ImportError) -> ImportError:
+    how = f"{INSTALL}, {INTO_FOLDER} {wanted}"
     if find_spec(package) is None:
-        return ImportError(f"{distribution} is not installed: {INSTALL}")
-    return ImportError(f"{distribution} cannot be imported ({error}): {INSTALL}")
+        return ImportError(f"{distribution} is not installed: {how}")
+    return ImportError(f"{distribution} cannot be imported ({error}): {how}")
 
 
 class LazyOutputs(Mapping[str, Tensor]):

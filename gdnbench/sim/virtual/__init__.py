@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gdnbench.sim.virtual.machines import MACHINES, Machine, machine_named
     from gdnbench.sim.virtual.process import LoggedLaunch, Request, launches_of
     from gdnbench.sim.virtual.program import KernelRow, ProgramRun, findings_text, kernel_rows, run_program
+    from gdnbench.sim.virtual.torch_backend import cuda_alias
 
 __all__ = [
     "MACHINES",
@@ -25,6 +26,7 @@ __all__ = [
     "ProgramRun",
     "Request",
     "VirtualGpu",
+    "cuda_alias",
     "current_gpu",
     "findings_text",
     "kernel_rows",
@@ -41,5 +43,6 @@ __getattr__ = lazy_names(
         "gdnbench.sim.virtual.machines": "MACHINES Machine machine_named",
         "gdnbench.sim.virtual.process": "LoggedLaunch Request launches_of",
         "gdnbench.sim.virtual.program": "KernelRow ProgramRun findings_text kernel_rows run_program",
+        "gdnbench.sim.virtual.torch_backend": "cuda_alias",
     },
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import ctypes
 import threading
 import weakref
 from dataclasses import dataclass
@@ -27,10 +28,11 @@ class _Block:
 
 
 class DeviceMemory:
-    """Allocations by address. An allocation lives as long as the array that `allocate` returned."""
+    """Allocations by address. One lives as long as the array that `allocate` or `adopt` returned."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
+        self._adopted: dict[int, Region] = {}
         self._count = 0
         self._lock = threading.RLock()  # a finalizer may run while this thread holds it
         self.allocated = 0
@@ -52,6 +54,19 @@ class DeviceMemory:
         weakref.finalize(block, self._forget, address).atexit = False
         return block
 
+    def adopt(self, address: int, size: int, keeper: object) -> Bytes:
+        """The bytes [address, address + size) of the host, which `keeper` owns. They are an allocation of the
+        GPU for as long as the returned array lives."""
+        buffer = (ctypes.c_uint8 * size).from_address(address)
+        buffer.keeper = keeper  # type: ignore[attr-defined]  # a ctypes array takes attributes
+        block: Bytes = np.frombuffer(memoryview(buffer), np.uint8)
+        with self._lock:
+            number = self._count
+            self._count += 1
+            self._adopted[number] = Region(f"host memory {number}", address, size, buffer)
+        weakref.finalize(block, self._adopted.pop, number).atexit = False
+        return block
+
     def _forget(self, address: int) -> None:
         with self._lock:
             self.allocated -= self._blocks.pop(address).size
@@ -60,11 +75,13 @@ class DeviceMemory:
         """All live allocations, which a kernel may access."""
         with self._lock:
             found = [(address, block, block.bytes()) for address, block in self._blocks.items()]
-        return [
+            adopted = list(self._adopted.values())
+        own = [
             Region(f"CUDA allocation {block.number}", address, block.size, array)
             for address, block, array in found
             if array is not None
         ]
+        return [*own, *adopted]
 
     def span(self, address: int, size: int) -> Bytes:
         """The bytes [address, address + size), which keep their allocation alive. Raises LaunchError unless

@@ -134,6 +134,17 @@ def cpu_alias(tensor: Tensor) -> Tensor:
     return torch._neg_view(alias) if tensor.is_neg() else alias
 
 
+def cuda_alias(tensor: Tensor) -> Tensor:
+    """A CUDA tensor of the same memory, shape and strides as a CPU tensor: what a kernel writes to one is in
+    the other. The memory is the GPU's for as long as the tensor that this returns lives."""
+    size, stride = tuple(tensor.shape), tuple(tensor.stride())
+    if tensor.numel() == 0:
+        return new_tensor(size, stride, tensor.dtype)
+    reach = sum((extent - 1) * step for extent, step in zip(size, stride, strict=True)) + 1
+    block = device_memory().adopt(tensor.data_ptr(), reach * tensor.itemsize, tensor)
+    return _restrided(_claim_cuda(torch.from_numpy(block)).view(tensor.dtype), size, stride, 0)
+
+
 def to_cuda(tensor: Tensor) -> Tensor:
     """A CUDA tensor with a copy of a CPU tensor's values, and its strides if they are dense."""
     if tensor.layout is not torch.strided:

@@ -181,9 +181,10 @@ KERNELS = {
     "fla": KernelEntry(
         "gdnbench_kernels.gdn_decode.fla:fla",
         {GATE.name: ("log", "raw"), STATE_LAYOUT.name: ("KV",), QK.name: QK.values},
-        devices=("cuda",),
+        devices=("cuda", "sim"),
         meaning="flash-linear-attention's fused_recurrent_gated_delta_rule on gathered slots; one token",
-        needs=("flash-linear-attention",),
+        needs=("flash-linear-attention", "triton"),
+        cuda_tensors=True,
         prepare="gdnbench_kernels.gdn_decode.fla:prepare",
     ),
     "flashinfer": KernelEntry(

@@ -194,9 +194,10 @@ KERNELS = {
     "fla": KernelEntry(
         "gdnbench_kernels.gdn_prefill.fla:fla",
         {STATE_LAYOUT.name: ("KV",), QK.name: QK.values},
-        devices=("cuda",),
+        devices=("cuda", "sim"),
         meaning="flash-linear-attention's chunk_gated_delta_rule, dispatch to other backends off",
-        needs=("flash-linear-attention",),
+        needs=("flash-linear-attention", "triton"),
+        cuda_tensors=True,
         prepare="gdnbench_kernels.gdn_prefill.fla:prepare",
     ),
     "flashinfer": KernelEntry(

@@ -19,9 +19,15 @@ FOLDER = "GDNBENCH_THIRD_PARTY"
 DIM = 128
 
 
-def environment() -> dict[str, str]:
-    """What a process that imports the packages needs in its environment."""
-    path = [os.environ[name] for name in (FOLDER, "PYTHONPATH") if os.environ.get(name)]
+def folder_of(package: str) -> str | None:
+    """Where `package` was installed to, None if that is not told."""
+    folder = os.environ.get(FOLDER)
+    return os.path.join(folder, "with-triton") if folder and package == "fla" else folder
+
+
+def environment(package: str) -> dict[str, str]:
+    """What a process that imports `package` needs in its environment."""
+    path = [path for path in (folder_of(package), os.environ.get("PYTHONPATH")) if path]
     return {**_cases("apart").ARCHITECTURE, "PYTHONPATH": os.pathsep.join(path)}
 
 

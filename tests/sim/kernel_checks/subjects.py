@@ -42,6 +42,8 @@ def _subjects() -> dict[str, Subject]:
         found[f"swa_decode {kernel}"] = Subject(swa, kernel)
     found["flashinfer prefill"] = Subject(prefill, "flashinfer", package="flashinfer")
     found["flashinfer decode"] = Subject(decode, "flashinfer", package="flashinfer")
+    found["fla prefill"] = Subject(prefill, "fla", package="fla")
+    found["fla decode"] = Subject(decode, "fla", package="fla")
     for name, calls in CALLS.items():
         found[name] = Subject(package=name.partition(" ")[0], calls=calls)
     return found

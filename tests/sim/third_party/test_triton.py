@@ -85,12 +85,16 @@ def test_one_configuration_of_an_autotuned_kernel(setting: str | None, size: int
     assert ran.report == f"{once} {once} nothing"
 
 
-@pytest.mark.parametrize(
-    ("setting", "code"), [("3", "sim.triton-config-number"), ("fast", "sim.triton-config-setting")]
-)
-def test_a_configuration_that_is_not_there(setting: str, code: str, cases: Apart) -> None:
-    ran = cases.run("tuned", {"machine": "b200", "setting": setting, "x": torch.ones(100)})
-    assert re.search(wording(code), ran.report)
+def test_a_configuration_that_is_not_there(cases: Apart) -> None:
+    ran = cases.run("tuned", {"machine": "b200", "setting": "3", "x": torch.ones(100)})
+    variable = "GDNBENCH_TRITON_CONFIG"
+    expected = wording("sim.triton-config-number", variable=variable, name="tuned_kernel", last=2, wanted=3)
+    assert re.search(expected, ran.report)
+
+
+def test_a_setting_that_is_no_number(cases: Apart) -> None:
+    ran = cases.run("tuned", {"machine": "b200", "setting": "fast", "x": torch.ones(100)})
+    assert re.search(wording("sim.triton-config-setting", setting="fast", part="fast"), ran.report)
 
 
 def test_the_first_configuration_that_fits(cases: Apart) -> None:

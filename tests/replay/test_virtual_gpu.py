@@ -1,0 +1,157 @@
+"""`--on sim` of kernels that take tensors on CUDA: they get those of a virtual GPU."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gdnbench.errors import BadInputError
+from gdnbench.record import RecordDraft
+from gdnbench.replay.execute import Execution
+from gdnbench.replay.failure import Failure
+from gdnbench.replay.kernel_packages import kernel_packages
+from gdnbench.replay.kernels import of_function
+from gdnbench.replay.run import InProcess
+from gdnbench.replay.simulated import on_virtual_gpu
+from gdnbench.report.outcome import Outcome
+from gdnbench.sim.virtual import current_gpu
+from gdnbench.store.reader import Store
+from gdnbench_kernels.contract import Kernel
+from gdnbench_kernels.gdn_decode.contract import OPERATION
+from tests.messages import wording
+
+# Copies 2-byte elements: one thread each, as many as the grid has.
+COPY = """
+.version 8.7
+.target sm_100a
+.address_size 64
+.visible .entry copy(.param .u64 source, .param .u64 target)
+{
+    .reg .b16 %h;
+    .reg .b32 %r<4>;
+    .reg .b64 %d<5>;
+    mov.u32 %r1, %ctaid.x;
+    mov.u32 %r2, %tid.x;
+    shl.b32 %r1, %r1, 5;
+    add.s32 %r1, %r1, %r2;
+    mul.wide.u32 %d4, %r1, 2;
+    ld.param.u64 %d1, [source];
+    ld.param.u64 %d2, [target];
+    add.s64 %d1, %d1, %d4;
+    add.s64 %d2, %d2, %d4;
+    ld.global.b16 %h, [%d1];
+    st.global.b16 [%d2], %h;
+    ret;
+}
+"""
+
+
+@pytest.fixture
+def decode(store_of: Callable[[list[RecordDraft]], Store], made: Callable[..., list[RecordDraft]]) -> Store:
+    return store_of(made("gdn_decode", 1))
+
+
+def computed(tensors: dict[str, Any]) -> Tensor:
+    """The output of torch's kernel, which also updates the state in place."""
+    module, _, name = OPERATION.kernels["torch"].target.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    taken = inspect.signature(function).parameters
+    o: Tensor = function(**{name: value for name, value in tensors.items() if name in taken})["o"]
+    return o
+
+
+def copy(source: Tensor, target: Tensor, count: int) -> None:
+    gpu = current_gpu()
+    assert gpu is not None
+    addresses = [tensor.data_ptr().to_bytes(8, "little") for tensor in (source, target)]
+    gpu.launch(gpu.load_module(COPY), "copy", (count // 32, 1, 1), (32, 1, 1), addresses)
+
+
+def fills_its_output(**tensors: Any) -> None:
+    assert all(value.is_cuda for value in tensors.values() if isinstance(value, Tensor))
+    copy(computed(tensors), tensors["o"], tensors["o"].numel())
+
+
+def returns_its_output(**tensors: Any) -> dict[str, Tensor]:
+    o = computed(tensors)
+    made = torch.empty_like(o)
+    copy(o, made, o.numel())
+    return {"o": made}
+
+
+def reads_past_the_end(**tensors: Any) -> None:
+    o = computed(tensors)
+    copy(o, torch.empty(o.numel() + 32, dtype=o.dtype, device="cuda"), o.numel() + 32)
+
+
+def run(function: Kernel, store: Store) -> Execution | Failure:
+    runner = InProcess(of_function(on_virtual_gpu(function), "mine"), "sim")
+    return runner.run_record(store.records[0], OPERATION)
+
+
+@pytest.mark.parametrize("function", [fills_its_output, returns_its_output])
+def test_its_tensors_are_on_cuda(function: Kernel, decode: Store) -> None:
+    """They are those of the record, which the kernel writes in place: the numbers are torch's on the CPU, and
+    slots that no sequence has keep their bits."""
+    found = run(function, decode)
+    assert isinstance(found, Execution), found.reason
+    assert found.faults == ()
+    assert any(note.startswith("simulated: 1 launch, ") for note in found.notes)
+    plain = InProcess("torch", "cpu").run_record(decode.records[0], OPERATION)
+    assert isinstance(plain, Execution)
+    assert found.outputs.keys() == plain.outputs.keys()
+    for name, tensor in plain.outputs.items():
+        assert found.outputs[name].device.type == "cpu"
+        assert torch.equal(found.outputs[name].nan_to_num(), tensor.nan_to_num()), name
+
+
+def test_a_fault_of_the_kernel_is_a_crash(decode: Store) -> None:
+    found = run(reads_past_the_end, decode)
+    assert isinstance(found, Failure)
+    assert found.outcome is Outcome.CRASH
+    assert "out-of-bounds access: 2 bytes" in found.reason
+
+
+def test_on_another_device_nothing_changes(decode: Store) -> None:
+    """And the wrapper has the function's signature, by which replay passes arguments."""
+    given: list[Any] = []
+
+    def kernel(q: Tensor, o: Tensor) -> None:
+        given.extend([q.device.type, current_gpu()])
+
+    wrapped = on_virtual_gpu(kernel)
+    assert inspect.signature(wrapped) == inspect.signature(kernel)
+    found = InProcess(of_function(wrapped, "mine"), "cpu").run_record(decode.records[0], OPERATION)
+    assert isinstance(found, Execution)
+    assert given == ["cpu", None]
+
+
+def test_packages_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a_kernel_of_a_folder.py").write_text("VALUE = 7")
+    before = [*sys.path], os.environ.get("PYTHONPATH")
+    load = functools.partial(importlib.import_module, "a_kernel_of_a_folder")
+    with kernel_packages(tmp_path):
+        assert load().VALUE == 7
+        assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
+    assert ([*sys.path], os.environ.get("PYTHONPATH")) == before
+    del sys.modules["a_kernel_of_a_folder"]
+    with pytest.raises(ImportError):
+        load()
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with (
+        pytest.raises(BadInputError, match=wording("replay.kernel-env", folder=tmp_path / "none")),
+        kernel_packages(tmp_path / "none"),
+    ):
+        pass
