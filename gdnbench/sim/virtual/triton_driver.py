@@ -24,13 +24,14 @@ from weakref import WeakSet
 import numpy as np
 
 from gdnbench.sim.errors import LaunchError
+from gdnbench.sim.host.arguments import Region
 from gdnbench.sim.host.device import MULTIPROCESSORS, Device
 from gdnbench.sim.host.encode_tiled import ELEMENT_CODES, encode
+from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine import tensormap
 from gdnbench.sim.virtual.refusals import refusal
 
 if TYPE_CHECKING:
-    from gdnbench.sim.host.arguments import Region
     from gdnbench.sim.ptx.ir import Module
     from gdnbench.sim.virtual.gpu import VirtualGpu
 
@@ -201,7 +202,7 @@ class Launcher:
     """Packs a kernel's arguments and launches it; takes the place of Triton's `CudaLauncher`."""
 
     def __init__(self, source: Any, metadata: Any) -> None:
-        self._signature = list(source.signature.values())
+        self._signature = dict(source.signature)
         self._metadata = metadata
 
     def __call__(
@@ -232,22 +233,26 @@ class Launcher:
         if count > 0:
             pack = _Packing(gpu.allocations())
             descriptors = iter(getattr(metadata, "tensordesc_meta", None) or ())
-            for index, (type_, value) in enumerate(zip(self._signature, args, strict=True)):
+            for index, ((name, type_), value) in enumerate(zip(self._signature.items(), args, strict=True)):
                 if isinstance(type_, str) and type_.startswith("tensordesc"):
+                    pack.note_tensor(str(name), value.base)
                     pack.descriptor(type_, make_tensordesc_arg(value, next(descriptors, None)))
                 else:
-                    pack.add(type_, value, index)
+                    pack.add(type_, value, index, str(name))
             for buffer in keep[: 1 + hasattr(metadata, "profile_scratch_size")]:
-                pack.add("*i8", buffer, -1)
-            gpu.launch(
-                function.module,
-                function.entry,
-                (grid_x * ctas, grid_y, grid_z),
-                (32 * packed_metadata[0], 1, 1),
-                pack.params,
-                metadata.shared,
-                (ctas, 1, 1),
+                pack.add("*i8", buffer)
+            request = LaunchRequest(
+                ptx="",
+                entry=function.entry,
+                grid=(grid_x * ctas, grid_y, grid_z),
+                block=(32 * packed_metadata[0], 1, 1),
+                cluster=(ctas, 1, 1),
+                shared_bytes=metadata.shared,
+                params=tuple(pack.params),
+                registers=None,
+                stream=stream,
             )
+            gpu.run(function.module, [request], pack.tensors)
         if exit_hook is not None:
             exit_hook(launch_metadata)
 
@@ -266,28 +271,36 @@ class Launcher:
 
 
 class _Packing:
-    """Makes the bytes of a kernel's parameters. `allocations` is the memory of the GPU."""
+    """Makes the bytes of a kernel's parameters. `allocations` is the memory of the GPU; `tensors` are those
+    of the arguments by their names, at their addresses."""
 
     def __init__(self, allocations: Sequence[Region]) -> None:
         self.params: list[bytes] = []
+        self.tensors: list[Region] = []
         self._allocations = allocations
 
-    def add(self, type_: str | Sequence[Any], value: Any, index: int) -> None:
-        """The argument at `index`, which is -1 for none of the caller's, by its type in Triton; constants
-        are compiled in. A tuple's elements follow one another."""
+    def add(self, type_: str | Sequence[Any], value: Any, index: int = -1, name: str = "") -> None:
+        """An argument by its type in Triton; constants are compiled in. A tuple's elements follow one
+        another. `index` and `name` are those of the kernel's parameter, if it is the caller's argument."""
         if not isinstance(type_, str):
-            for each, element in zip(type_, value, strict=True):
-                self.add(each, element, index)
+            for i, (each, element) in enumerate(zip(type_, value, strict=True)):
+                self.add(each, element, index, f"{name}[{i}]")
         elif type_ == "constexpr":
             pass
         elif type_.startswith("*"):
             self.params.append(struct.pack("<Q", self._address(value, index)))
+            self.note_tensor(name, value)
         elif type_ in INTEGERS:
             self.params.append(_integer(INTEGERS[type_], value))
         elif type_ in FLOATS:
             self.params.append(_float(type_, value))
         else:
             raise refusal(f"a Triton kernel's argument of type {type_}")
+
+    def note_tensor(self, name: str, value: Any) -> None:
+        """A report names the memory of this argument `name`."""
+        if name and hasattr(value, "data_ptr"):
+            self.tensors.append(Region(name, value.data_ptr(), 0, value))
 
     def descriptor(self, type_: str, values: Sequence[Any]) -> None:
         """A tensor descriptor, which Triton expands to `values`: either a tensor map, or the tensor, its
@@ -304,10 +317,10 @@ class _Packing:
             self.params.append(first)
             types = []
         else:
-            self.add("*i8", first, -1)
+            self.add("*i8", first)
             types = ["i64"] * 2 * rank + ["i1"] * flags
         for each, value in zip([*types, *["i32"] * rank, *["i64"] * rank], rest, strict=True):
-            self.add(each, value, -1)
+            self.add(each, value)
 
     def _address(self, value: Any, index: int) -> int:
         """As Triton takes a pointer: an integer, None, or an object whose memory is the GPU's."""

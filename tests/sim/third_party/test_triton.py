@@ -113,5 +113,6 @@ def test_what_does_not_run(cases: Apart) -> None:
     assert re.search(wording("sim.triton-cooperative"), cooperative)
     assert "Pointer argument (at 0) cannot be accessed from Triton (cpu tensor?)" in host  # Triton's own text
     assert outside.startswith("KernelFault: out-of-bounds access: 4 bytes at global address")
+    assert "nearest is x (256 bytes), 256 bytes after its start" in outside
     assert re.search(r"triton_cases\.py:\d+$", outside)
     assert empty == "nothing"
