@@ -19,9 +19,11 @@ from gdnbench.cli.record_options import (
     FactorsOption,
     JsonOption,
     KernelEnvOption,
+    MachineOption,
     OpOption,
     RecordsArgument,
     SimulatedKernelOption,
+    SmsOption,
     StagesOption,
     StoreArgument,
     TolOption,
@@ -52,6 +54,8 @@ def explore(
     tol: TolOption = None,
     bitwise: BitwiseOption = False,
     stages: StagesOption = False,
+    machine: MachineOption = None,
+    sms: SmsOption = None,
     check: Annotated[bool, typer.Option("--check", help=CHECK, rich_help_panel=SIM_PANEL)] = False,
     accept: Annotated[Path | None, typer.Option(help=ACCEPT, rich_help_panel=JUDGE_PANEL)] = None,
     write_accept: Annotated[
@@ -82,6 +86,8 @@ def explore(
     rule = make_rule(k=factor, k_by_tensor=by_tensor, tol=tolerance(tol), bitwise=bitwise)
     words: list[object] = ["--kernel", kernel, "--on", "sim"]
     words += ["--kernel-env", kernel_env] if kernel_env is not None else []
+    words += ["--machine", machine] if machine is not None else []
+    words += ["--sms", sms] if sms is not None else []
     words += ["--accept", accept] if accept is not None else []
     words += [word for one in k or () for word in ("--k", one)]
     words += ["--tol", tol] if tol is not None else []

@@ -38,6 +38,24 @@ def _look_into(ctx: typer.Context, folder: Path | None) -> Path | None:
     return folder
 
 
+def _on_machine(ctx: typer.Context, machine: str | None) -> str | None:
+    """The value of `--machine`, which holds until the command ends."""
+    if machine is not None:
+        from gdnbench.replay.simulated import replay_gpu
+
+        ctx.with_resource(replay_gpu(machine=machine))
+    return machine
+
+
+def _with_sms(ctx: typer.Context, sms: int | None) -> int | None:
+    """The value of `--sms`, which holds until the command ends."""
+    if sms is not None:
+        from gdnbench.replay.simulated import replay_gpu
+
+        ctx.with_resource(replay_gpu(sms=sms))
+    return sms
+
+
 StoreArgument = Annotated[str, typer.Argument(help="Store to read: a folder, .zip or URL.")]
 RecordsArgument = Annotated[
     str | None, typer.Argument(help="Records to take, for example 0,3-5. Default: all records.")
@@ -59,6 +77,25 @@ KernelEnvOption = Annotated[
 ]
 KernelEnvOptionWithoutPanel = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help=_KERNEL_ENV, callback=_look_into)
+]
+MachineOption = Annotated[
+    str | None,
+    typer.Option(
+        help="For a kernel such as fla that takes tensors on CUDA: the GPU it sees, b200, h200 or h100."
+        " Default: b200.",
+        rich_help_panel=SIM_PANEL,
+        callback=_on_machine,
+    ),
+]
+SmsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="For such a kernel: how many SMs the GPU has, e.g. 4. Default: those of the machine.",
+        rich_help_panel=SIM_PANEL,
+        callback=_with_sms,
+    ),
 ]
 FactorsOption = Annotated[
     list[str] | None,

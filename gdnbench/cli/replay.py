@@ -36,8 +36,10 @@ from gdnbench.cli.record_options import (
     IsolateOption,
     JsonOption,
     KernelEnvOption,
+    MachineOption,
     OpOption,
     RecordsArgument,
+    SmsOption,
     StagesOption,
     StoreArgument,
     TimeoutOption,
@@ -77,6 +79,8 @@ def replay(
     bitwise: BitwiseOption = False,
     rule: Annotated[list[str] | None, typer.Option(help=RULE, rich_help_panel=JUDGE_PANEL)] = None,
     stages: StagesOption = False,
+    machine: MachineOption = None,
+    sms: SmsOption = None,
     check: Annotated[bool, typer.Option("--check", help=CHECK, rich_help_panel=SIM_PANEL)] = False,
     accept: Annotated[Path | None, typer.Option(help=ACCEPT, rich_help_panel=SIM_PANEL)] = None,
     write_accept: Annotated[Path | None, typer.Option(help=WRITE_ACCEPT, rich_help_panel=SIM_PANEL)] = None,
@@ -143,6 +147,8 @@ def replay(
     """
     accepted = read_accepted(accept, write_accept, check=check)
     _check(on, time, cache or form or clock or busy)
+    if on != "sim" and (machine is not None or sms is not None):
+        raise BadInputError("--machine and --sms describe a simulated GPU: give --on sim too")
     check_repeated(on, schedule, shape, isolate)
     # What `replay` in Python takes, and decides about each record.
     factor, by_tensor = factors(k)

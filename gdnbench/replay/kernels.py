@@ -28,6 +28,7 @@ class LoadedKernel:
     devices: tuple[str, ...] = ("cpu", "cuda", SIM)
     fp64: bool = False  # as of the contract's KernelEntry
     steps: tuple[Step, ...] = ()
+    cuda_tensors: bool = False  # as of the contract's KernelEntry
 
 
 def is_user_kernel(name: str) -> bool:
@@ -78,15 +79,25 @@ def load(name: str, operation: Operation, on: str = "cpu") -> LoadedKernel:
     if entry.cuda_tensors:
         found = on_virtual_gpu(found)
     takes = entry.conventions_on(on)
-    return LoadedKernel(name, entry.target, found, takes, entry.devices, entry.fp64, entry.steps)
+    return LoadedKernel(
+        name,
+        entry.target,
+        found,
+        takes,
+        entry.devices,
+        entry.fp64,
+        entry.steps,
+        entry.cuda_tensors,
+    )
 
 
 def load_function(name: str) -> LoadedKernel:
     """A user's function, "package.module:function" or "path/file.py:function".
 
     A module is looked for in the current directory first. The function may have an attribute `conventions`, a
-    dict of the value or values that it takes of each convention, and an attribute `steps`, a tuple of the
-    contract's `Step`. Raises as `load` does.
+    dict of the value or values that it takes of each convention, an attribute `steps`, a tuple of the
+    contract's `Step`, and an attribute `cuda_tensors`, True if it takes tensors on CUDA alone. Raises as
+    `load` does.
     """
     place, _, attribute = name.rpartition(":")
     if not all(part.isidentifier() for part in place.split(".")) and not place.endswith(".py"):
@@ -109,7 +120,10 @@ def of_function(function: Kernel, name: str) -> LoadedKernel:
     conventions = {
         key: (value,) if isinstance(value, str) else tuple(value) for key, value in declared.items()
     }
-    return LoadedKernel(name, name, function, conventions, steps=tuple(getattr(function, "steps", ())))
+    cuda_tensors = bool(getattr(function, "cuda_tensors", False))
+    steps = tuple(getattr(function, "steps", ()))
+    called = on_virtual_gpu(function) if cuda_tensors else function
+    return LoadedKernel(name, name, called, conventions, steps=steps, cuda_tensors=cuda_tensors)
 
 
 def load_step(step: Step, kernel: LoadedKernel) -> LoadedKernel:

@@ -6,11 +6,11 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Protocol
 
-from gdnbench.errors import BAD_INPUT_ERRORS
+from gdnbench.errors import BAD_INPUT_ERRORS, BadInputError
 from gdnbench.replay.execute import Execution, execute
 from gdnbench.replay.failure import Failure, classify, describe
 from gdnbench.replay.kernels import LoadedKernel, is_user_kernel, load, load_function
-from gdnbench.replay.simulated import simulated, traced
+from gdnbench.replay.simulated import requested_gpu, simulated, traced
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Operation
 
@@ -69,7 +69,13 @@ class InProcess:
             return self._kernel
         if operation.name not in self._loaded:
             with simulated(self._on):  # its file may compile kernels when it is imported
-                self._loaded[operation.name] = load(self._kernel, operation, self._on)
+                loaded = load(self._kernel, operation, self._on)
+            if not loaded.cuda_tensors and requested_gpu() != (None, None):
+                raise BadInputError(
+                    "--machine and --sms describe the GPU of kernels that take tensors on CUDA;"
+                    f" {loaded.name} takes them on the CPU"
+                )
+            self._loaded[operation.name] = loaded
         return self._loaded[operation.name]
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ simulated.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from gdnbench.trace.request import TraceRequest
 
 SIM = "sim"
+
+MACHINE, SMS = "GDNBENCH_REPLAY_MACHINE", "GDNBENCH_REPLAY_SMS"
+"""Environment variables, so that worker processes have them: the virtual GPU of kernels that take tensors on
+CUDA."""
 
 _session: ContextVar[Session | None] = ContextVar("gdnbench_replay_session", default=None)
 """That of the innermost `simulated` block."""
@@ -50,6 +55,32 @@ def simulated(on: str, checked: list[Finding] | None = None) -> Iterator[Session
                 checked += _of_checker(session)
 
 
+@contextmanager
+def replay_gpu(machine: str | None = None, sms: int | None = None) -> Iterator[None]:
+    """Inside this block the virtual GPU of simulated kernels is `machine` with `sms` multiprocessors; None
+    leaves what an enclosing block says. InputError for an unknown machine."""
+    from gdnbench.sim.virtual import machine_named
+
+    if machine is not None:
+        machine_named(machine, sms)
+    given = {MACHINE: machine, SMS: None if sms is None else str(sms)}
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update({name: value for name, value in given.items() if value is not None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def requested_gpu() -> tuple[str | None, int | None]:
+    """What `replay_gpu` said: machine and number of multiprocessors, None for what it did not say."""
+    sms = os.environ.get(SMS)
+    return os.environ.get(MACHINE), None if sms is None else int(sms)
+
+
 def on_virtual_gpu(function: Kernel) -> Kernel:
     """`function` of a package that takes tensors on CUDA alone. While `simulated`, it is called on a virtual
     GPU with CUDA tensors of the same memory as the CPU tensors it was given; the tensors that it returns are
@@ -62,7 +93,8 @@ def on_virtual_gpu(function: Kernel) -> Kernel:
             return function(**arguments)
         from gdnbench.sim.virtual import cuda_alias, virtual_gpu
 
-        with virtual_gpu(settings=session.settings) as gpu:
+        machine, sms = requested_gpu()
+        with virtual_gpu(machine or "b200", sms, session.settings) as gpu:
             given = {
                 name: cuda_alias(value) if isinstance(value, Tensor) else value
                 for name, value in arguments.items()

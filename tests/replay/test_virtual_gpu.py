@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from gdnbench.replay.failure import Failure
 from gdnbench.replay.kernel_packages import kernel_packages
 from gdnbench.replay.kernels import of_function
 from gdnbench.replay.run import InProcess
-from gdnbench.replay.simulated import on_virtual_gpu
+from gdnbench.replay.simulated import on_virtual_gpu, replay_gpu, requested_gpu
 from gdnbench.report.outcome import Outcome
 from gdnbench.sim.virtual import current_gpu
 from gdnbench.store.reader import Store
@@ -134,6 +135,33 @@ def test_on_another_device_nothing_changes(decode: Store) -> None:
     found = InProcess(of_function(wrapped, "mine"), "cpu").run_record(decode.records[0], OPERATION)
     assert isinstance(found, Execution)
     assert given == ["cpu", None]
+
+
+def test_the_gpu_that_is_asked_for(decode: Store) -> None:
+    """A user's function says by an attribute that it takes tensors on CUDA."""
+    seen: list[Any] = []
+
+    def kernel(**tensors: Any) -> None:
+        gpu = current_gpu()
+        assert gpu is not None
+        seen.append((gpu.machine.name, gpu.device.multiprocessors))
+        fills_its_output(**tensors)
+
+    kernel.cuda_tensors = True  # type: ignore[attr-defined]
+    runner = InProcess(of_function(kernel, "mine"), "sim")
+    for machine, sms in (("h100", 4), (None, 3), ("b200", None)):
+        with replay_gpu(machine, sms):
+            assert isinstance(runner.run_record(decode.records[0], OPERATION), Execution)
+    assert seen == [("h100", 4), ("b200", 3), ("b200", 148)]
+    assert requested_gpu() == (None, None)
+
+
+def test_a_gpu_for_a_kernel_that_takes_cpu_tensors(decode: Store) -> None:
+    with replay_gpu(sms=4):
+        found = InProcess("cute", "sim").run_record(decode.records[0], OPERATION)
+    assert isinstance(found, Failure)
+    assert found.outcome is Outcome.REFUSED
+    assert re.search(wording("replay.gpu-unused", kernel="cute"), found.reason)
 
 
 def test_packages_of_a_folder(tmp_path: Path) -> None:
