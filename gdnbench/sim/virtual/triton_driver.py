@@ -29,6 +29,7 @@ from gdnbench.sim.host.device import MULTIPROCESSORS, Device
 from gdnbench.sim.host.encode_tiled import ELEMENT_CODES, encode
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine import tensormap
+from gdnbench.sim.virtual.patches import Patches
 from gdnbench.sim.virtual.refusals import refusal
 
 if TYPE_CHECKING:
@@ -71,19 +72,6 @@ def install(gpu: VirtualGpu) -> Iterator[None]:
         stack.callback(vars(driver).update, before)
         driver.set_active(_driver(gpu))
         yield
-
-
-@contextmanager
-def replaced(owner: Any, **members: Any) -> Iterator[None]:
-    """Inside this block `owner` has `members` in place of its own attributes of these names."""
-    before = {name: getattr(owner, name) for name in members}
-    for name, value in members.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
 
 
 @contextmanager
@@ -428,11 +416,14 @@ def _fixed_configurations() -> Iterator[None]:
         tune()
         return False
 
-    members = {"prune_configs": prune_configs, "_bench": bench, "check_disk_cache": check_disk_cache}
+    patches = Patches()
+    patches.replace(Autotuner, "prune_configs", prune_configs)
+    patches.replace(Autotuner, "_bench", bench)
+    patches.replace(Autotuner, "check_disk_cache", check_disk_cache)
     try:
-        with replaced(Autotuner, **members):
-            yield
+        yield
     finally:
+        patches.restore()
         for autotuner in tuned:
             autotuner.cache.clear()
 
