@@ -163,6 +163,7 @@ KNOWN: Mapping[str, str] = {
     "provenance.py: ['git', *(word for one in (*_GIT_SETTING": (
         "git, without the programs that a repository names; tests/capture/test_provenance.py"
     ),
+    "sim/virtual/program.py: command": "on purpose: the program that the user runs, started as by a shell",
     "workers/process.py: [python, '-P', '-m', module, str(request": ISOLATED,
     "workers/python_code.py: [*python, '-c', _PRELUDE + code, str(wat": (
         "for those that call `run_python_code`, which are here too"

@@ -172,6 +172,9 @@ KNOWN = {
     "cli/tracing.py: f'{found.recorded:,} events of {launches} in ": "numbers",
     "cli/verify.py: f'{what}, {human_bytes(report.bytes)} checked": "numbers",
     "distributed/replay.py: f'gdnbench: workers died; {records} tried ag": "a number",
+    "sim/host/runtime.py: f'CUDA error: {_error(status)}'": "a name of this package and a number",
+    "sim/virtual/bootstrap.py: f'gdnbench: there is no virtual GPU: {mess": "an error of this package",
+    "sim/virtual/triton_driver.py: note": "names and values of the program that runs",
 }
 """What is printed and not made safe in the same place: file and the beginning of the expression, and why it
 may."""
