@@ -163,7 +163,15 @@ class Code:
         return self.cast("trunc" if want < have else "sext" if signed else "zext", a, type_name)
 
     def select(self, mask: Value, yes: Value, no: Value) -> Value:
-        return self.value(yes.type, f"select {mask}, {yes}, {no}")
+        """`yes` where the mask is set, `no` elsewhere."""
+        return self.value(yes.type, f"select {mask}, {self._frozen(yes)}, {self._frozen(no)}")
+
+    def _frozen(self, a: Value) -> Value:
+        """`a`, opaque to instruction selection. LLVM 22.1 joins `select m, (x & C) | (y & ~C), y` in one
+        masked vpternlog with its operands in the wrong order if C is a constant and x is in memory."""
+        if not a.type.startswith("<") or not a.text.startswith("%"):
+            return a
+        return self.value(a.type, f"freeze {a}")
 
     def fneg(self, a: Value) -> Value:
         return self.value(a.type, f"fneg {a}")

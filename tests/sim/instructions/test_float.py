@@ -415,3 +415,20 @@ def test_copysign_and_testp(engine: str, name: str) -> None:
     results = apply(engine, text, [a], [np.bool_] * len(tests))
     for (test, kinds), actual in zip(tests.items(), results, strict=True):
         assert actual.tolist() == [kind(bits) in kinds for bits in a.tolist()], test
+
+
+def test_a_merge_of_bits_by_a_constant_in_some_lanes(engine: str) -> None:
+    """LLVM 22.1 makes one instruction of the merge, a load and the select, with its operands exchanged, where
+    source and result are registers that live across blocks. So fmodf of CUDA was wrong."""
+    a, b = two("f32", 41, 64)
+    kept = np.uint32(0x7FFFFFFF)
+    expected = np.where((b & kept) > np.uint32(0x7F800000), b, a & ~kept | b & kept)
+    for merge in (
+        "copysign.f32 %z, %x, %y;",
+        "and.b32 %x, %x, 0x80000000; and.b32 %z, %y, 0x7fffffff; or.b32 %z, %x, %z;",
+        "lop3.b32 %z, %x, %y, 0x80000000, 0xE4;",  # the third operand chooses the first or the second
+    ):
+        text = f""".reg .pred %p; .reg .b32 %x, %y, %z, %w; mov.b32 %x, %s0; mov.b32 %y, %s1; bra NEXT;
+        NEXT: abs.f32 %w, %y; setp.nan.f32 %p, %w, %w; {merge} selp.b32 %d0, %y, %z, %p; bra LAST;
+        LAST:"""
+        check(one(engine, text, [a, b], np.uint32), expected, a, b)
