@@ -27,7 +27,8 @@ def _saturating(t: Translator, name: str, a: Value, b: Value) -> Value:
 
 
 def _carry_sum(t: Translator, ins: Instruction, a: Value, b: Value) -> Value:
-    """a + b + carry or a - b - borrow; `.cc` also sets the carry."""
+    """a + b + carry, or a - b - 1 + carry; `.cc` also sets the carry. A subtraction sets it if it does not
+    borrow, as an H100 does and not as the PTX ISA says ("sub.cc"): code that mixes both relies on that."""
     code = t.code
     minus = ins.op in ("sub", "subc")
     pointer = t.header("carry")
@@ -35,14 +36,16 @@ def _carry_sum(t: Translator, ins: Instruction, a: Value, b: Value) -> Value:
     total = code.op("sub" if minus else "add", a, b)
     out = code.compare("icmp ult", *((a, b) if minus else (total, a)))
     if ins.op.endswith("c"):
-        carry = code.cast("zext", code.bits(kept, I1), a.type)
+        incoming = code.not_(kept) if minus else kept
+        carry = code.cast("zext", code.bits(incoming, I1), a.type)
         partial = total
         total = code.op("sub" if minus else "add", partial, carry)
         extra = code.compare("icmp ult", *((partial, carry) if minus else (total, partial)))
         out = code.op("or", out, extra)
     if ins.has("cc"):
         lanes = code.mask_bits(t.active)
-        fresh = code.op("and", code.mask_bits(out), lanes)
+        outgoing = code.mask_bits(out)
+        fresh = code.op("and", code.not_(outgoing) if minus else outgoing, lanes)
         code.store(code.op("or", fresh, code.op("and", kept, code.not_(lanes))), pointer, 4)
     return total
 

@@ -1,4 +1,8 @@
-"""Extended-precision integer arithmetic (PTX ISA 9.7.2): sums that keep a carry in CC.CF, one bit a lane."""
+"""Extended-precision integer arithmetic (PTX ISA 9.7.2): sums that keep a carry in CC.CF, one bit a lane.
+
+The ISA says that a subtraction writes its borrow to CC.CF. An H100 writes the complement, which is the carry
+of a + ~b + 1, and reads it so. That shows where sums and differences share the flag, as in NVIDIA's division
+of 128-bit integers, which is wrong by the ISA's words."""
 
 from __future__ import annotations
 
@@ -30,10 +34,9 @@ def add_with_carry(a: Array, b: Array, carry: Array) -> tuple[Array, Array]:
     return total, (partial < a) | (total < partial)
 
 
-def subtract_with_borrow(a: Array, b: Array, borrow: Array) -> tuple[Array, Array]:
-    """(a - b - borrow, borrow out); unsigned."""
-    partial = a - b
-    return partial - borrow.astype(a.dtype), (a < b) | ((partial == 0) & borrow)
+def subtract_with_carry(a: Array, b: Array, carry: Array) -> tuple[Array, Array]:
+    """(a + ~b + carry, carry out); unsigned."""
+    return add_with_carry(a, ~b, carry)
 
 
 def step(ins: Instruction) -> Step:
@@ -46,7 +49,8 @@ def step(ins: Instruction) -> Step:
     fetches = tuple(fetch(ins, source, kind) for source in ins.sources)
     used = read_registers(ins.sources)
     put = write(ins, next(ins.written()), bits)
-    total: Sum = subtract_with_borrow if ins.op in ("sub", "subc") else add_with_carry
+    minus = ins.op in ("sub", "subc")
+    total: Sum = subtract_with_carry if minus else add_with_carry
     product = np.multiply if part == "lo" else multiply_high
     dtype = np.dtype(f"u{int(bits[1:]) // 8}")
 
@@ -58,7 +62,7 @@ def step(ins: Instruction) -> Step:
         values = [get(thread) for get in fetches]
         if multiplies:
             values = [product(values[0], values[1]), values[2]]
-        carry = thread.carry if uses else np.zeros_like(thread.carry)
+        carry = thread.carry if uses else np.full_like(thread.carry, minus)
         result, out = total(unsigned(values[0]), unsigned(values[1]), carry)
         put(thread, lanes, result)
         if sets:

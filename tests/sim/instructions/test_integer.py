@@ -359,3 +359,20 @@ def test_product_of_two_words_with_carry(engine: str) -> None:
     total = elementwise(lambda x, y, z: x * y + (z << 32 | z), object, a, b, c)
     check(low, (total & 0xFFFFFFFF).astype(np.uint32), a, b, c)
     check(high, (total >> 32 & 0xFFFFFFFF).astype(np.uint32), a, b, c)
+
+
+def test_sums_and_differences_share_the_carry(engine: str) -> None:
+    """What an H100 gave: a difference that does not borrow sets the flag, so that a sum adds 1 then, and a
+    difference after a sum without a carry subtracts 1."""
+    a = np.array([5, 3, 0, 0, 0xFFFFFFFF, 1], np.uint32)
+    b = np.array([3, 5, 0, 1, 1, 0xFFFFFFFF], np.uint32)
+    for text, given in {
+        "sub.cc.u32 %d0, %s0, %s1; addc.u32 %d0, 0, 0;": [1, 0, 1, 0, 1, 0],
+        "sub.cc.u32 %d0, %s0, %s1; subc.u32 %d0, 0, 0;": [0, -1, 0, -1, 0, -1],
+        "add.cc.u32 %d0, %s0, %s1; addc.u32 %d0, 0, 0;": [0, 0, 0, 0, 1, 1],
+        "add.cc.u32 %d0, %s0, %s1; subc.u32 %d0, 0, 0;": [-1, -1, -1, -1, 0, 0],
+        "sub.cc.u32 %d0, %s0, %s1; subc.cc.u32 %d0, 0, 0; addc.u32 %d0, 0, 0;": [1, 0, 1, 0, 1, 0],
+        "mad.lo.cc.u32 %d0, %s0, 1, %s1; subc.u32 %d0, 0, 0;": [-1, -1, -1, -1, 0, 0],
+        "sub.cc.u32 %d0, %s0, %s1; madc.lo.u32 %d0, %s0, 0, 0;": [1, 0, 1, 0, 1, 0],
+    }.items():
+        check(one(engine, text, [a, b], np.uint32), np.array(given, np.int32).view(np.uint32), a, b)
