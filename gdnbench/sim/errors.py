@@ -35,7 +35,9 @@ class FaultKind(StrEnum):
     BARRIER = "barrier misuse"
     DEADLOCK = "deadlock"
     WGMMA = "wgmma misuse"
+    BRANCH = "branch out of its table"
     TRAP = "trap"
+    ASSERTION = "device assertion failed"
     LIMIT = "limit reached"  # no rule: a bound of the simulator (machine.bounds)
 
 

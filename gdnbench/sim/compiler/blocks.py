@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from gdnbench.sim.deadline import check_time
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.ptx.flow import postorder, registers_of, successors
+from gdnbench.sim.ptx.flow import postorder, registers_of, successors, targets_of
 from gdnbench.sim.ptx.forms import Flow, Sync, Until
-from gdnbench.sim.ptx.ir import Instruction, Kernel, Register, Target
+from gdnbench.sim.ptx.ir import Instruction, Kernel, Register
 
 MAX_BLOCK = 96
 
@@ -72,17 +72,14 @@ def written_set(ins: Instruction) -> int:
 
 
 def is_service(ins: Instruction) -> bool:
-    """True if Python executes the instruction."""
-    return ins.form.by_machine or ins.form.cls == "mma.sync"
+    """True if Python executes the instruction: a machine instruction, or mma of another type than f64."""
+    return ins.form.by_machine or (ins.form.cls == "mma.sync" and ins.types[0] != "f64")
 
 
 def _leaders(kernel: Kernel) -> list[int]:
     leaders = {0}
     for ins in kernel.instructions:
-        if ins.form.flow is Flow.BRANCH:
-            target = ins.sources[0]
-            assert isinstance(target, Target)
-            leaders.add(target.pc)
+        leaders |= {target.pc for target in targets_of(ins)}
         if (
             is_service(ins) or ins.form.sync is Sync.WARP_BARRIER
         ):  # lanes may meet there without compiled code

@@ -1,16 +1,18 @@
-"""Control flow: bra, ret, exit, trap."""
+"""Control flow: bra, brx, call, ret, exit, trap."""
 
 from __future__ import annotations
 
-from gdnbench.sim.compiler.emit import Value, const
+from gdnbench.sim.compiler.emit import I32, Value, const
+from gdnbench.sim.compiler.layout import HEADER
 from gdnbench.sim.compiler.translator import Exit, FaultCode, Translate, Translator
-from gdnbench.sim.ptx.ir import Instruction, Target
+from gdnbench.sim.ptx.flow import targets_of
+from gdnbench.sim.ptx.forms import Flow
+from gdnbench.sim.ptx.ir import Instruction
 
 
 def branch(t: Translator, ins: Instruction) -> None:
     """If all lanes go one way, jump; otherwise write each lane's block and split the warp."""
-    target = ins.sources[0]
-    assert isinstance(target, Target)
+    (target,) = targets_of(ins)
     there, here = t.next_block(target.pc), t.next_block(ins.pc + 1)
     if ins.guard is None:
         t.leave(there)
@@ -38,8 +40,43 @@ def branch(t: Translator, ins: Instruction) -> None:
     t.ret(const("i32", Exit.GONE if gone else Exit.SPLIT))
 
 
+def branch_table(t: Translator, ins: Instruction) -> None:
+    """`brx.idx`: each lane's block by its index. Lanes whose guard is false go to the next instruction."""
+    code = t.code
+    taken = t.active if ins.guard is None else code.op("and", t.guard(ins), t.active)
+    index = t.read(ins.sources[0], 32)
+    targets = targets_of(ins)
+    outside = code.op("and", code.comparei("icmp uge", index, len(targets)), taken)
+    t.fault(outside, FaultCode.BRANCH, ins, index)
+    t.write_back()
+    where = const(I32, t.next_block(ins.pc + 1))
+    for number, target in enumerate(targets):
+        here = code.op("and", code.comparei("icmp eq", index, number), taken)
+        where = code.select(here, const(I32, t.next_block(target.pc)), where)
+    pcs = dict.fromkeys((*(target.pc for target in targets), ins.pc + 1))
+    gone = const("i32", Exit.SPLIT)
+    for block in dict.fromkeys(t.next_block(pc) for pc in pcs):
+        if not t.exits(block):
+            continue
+        mask = code.op("and", code.comparei("icmp eq", where, block), t.active)
+        leave, on = code.new_label("leave"), code.new_label("on")
+        some = code.any(mask)
+        gone = code.select(some, const("i32", Exit.GONE), gone)
+        code.branch(some, leave, on)
+        code.start_block(leave)
+        t.exit_at(block, mask)
+        code.jump(on)
+        code.start_block(on)
+    t.masked_store(where, code.offset(t.state, HEADER["block"]), t.active, 64)
+    t.ret(gone)
+
+
 def leave_kernel(t: Translator, ins: Instruction) -> None:
-    """`ret` of an entry and `exit`. With a guard the other lanes continue."""
+    """`ret` of an entry and `exit`; `ret` of a function goes on behind its call. With a guard the other lanes
+    continue."""
+    if ins.form.flow is Flow.BRANCH:
+        branch(t, ins)
+        return
     t.write_back()
     t.exit_lanes(t.active)
     following = t.next_block(ins.pc + 1)
@@ -60,6 +97,8 @@ def trap(t: Translator, ins: Instruction) -> None:
 
 TABLE: dict[str, Translate] = {
     "bra": branch,
+    "brx.idx": branch_table,
+    "call": branch,
     "ret": leave_kernel,
     "exit": leave_kernel,
     "trap": trap,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gdnbench.sim.compiler import faults, mma, reconvergence
+from gdnbench.sim.compiler import faults, matrix, mma, reconvergence
 from gdnbench.sim.compiler import kernel as kernels
 from gdnbench.sim.compiler.access_log import AccessLog
 from gdnbench.sim.compiler.blocks import is_service
@@ -89,6 +89,9 @@ class CompiledEngine:
         self.histograms = [
             Counter(counted_as(ins) for ins in instructions[b.start : b.stop] if not is_service(ins))
             for b in blocks.blocks
+        ]
+        self.macs = [
+            sum(matrix.double_macs(ins) for ins in instructions[b.start : b.stop]) for b in blocks.blocks
         ]
         self.template = np.zeros(native.layout.size, np.uint8)
 
@@ -345,6 +348,8 @@ class CompiledWarp:
         if not self.engine.config.profile:
             return
         counters = self.cta.counters
+        for (executions, _), macs in zip(self.counts.tolist(), self.engine.macs, strict=True):
+            counters.mma_macs += executions * macs
         for (executions, _), histogram in zip(self.counts.tolist(), self.engine.histograms, strict=True):
             for op, count in histogram.items():
                 if executions:

@@ -16,6 +16,7 @@ from gdnbench.sim.compiler.translator import FaultCode
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.engine_interface import LANES, Lanes, Values
 from gdnbench.sim.machine.memory import ParameterMemory, resolve_lanes
+from gdnbench.sim.ptx.flow import targets_of
 from gdnbench.sim.ptx.forms import Access
 from gdnbench.sim.ptx.ir import Instruction
 from gdnbench.sim.ptx.literals import width_of
@@ -39,6 +40,8 @@ def fault(warp: CompiledWarp) -> KernelFault:
                 FaultKind.DIVERGENCE,
                 f"lane {lane} is not in the member mask {int(addresses[lane]):#010x} that it names",
             )
+        if code is FaultCode.BRANCH:
+            raise branch_fault(ins, addresses, lanes)
         if code is FaultCode.MATRIX:
             space = resolve_lanes(addresses, lanes)[0][0]
             raise KernelFault(
@@ -51,6 +54,14 @@ def fault(warp: CompiledWarp) -> KernelFault:
             error.place, error.thread = ins.place, warp.cta.thread(warp.warp, together)
         return error
     raise AssertionError(f"compiled code stopped at {ins.place}, where the machine sees no fault")
+
+
+def branch_fault(ins: Instruction, indices: Values, lanes: Lanes) -> KernelFault:
+    """The PTX ISA leaves a branch beyond its table undefined ("brx.idx")."""
+    lane, targets = int(lanes.argmax()), len(targets_of(ins))
+    return KernelFault(
+        FaultKind.BRANCH, f"{ins.name}: index {int(indices[lane])} of lane {lane}; the table has {targets}"
+    )
 
 
 def access_width(ins: Instruction) -> int:

@@ -72,7 +72,7 @@ def translate(
     program = Program(kernel, blocks, layout, library, shadows)
     table = _table()
     for ins in kernel.instructions:
-        if is_service(ins):
+        if is_service(ins) and ins.op not in table:
             table[ins.op] = enter_service
     functions = [Translator(program, block).translate(table) for block in blocks.blocks]
     text = "\n".join((ATTRIBUTES, dispatcher(blocks), library.text(), *functions))

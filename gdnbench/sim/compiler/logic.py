@@ -122,10 +122,18 @@ def permute(t: Translator, ins: Instruction) -> None:
 
 
 def move(t: Translator, ins: Instruction) -> None:
-    """`mov`, also between a register and its parts."""
+    """`mov`, also between a register and its parts, and of a vector of registers."""
     bits = width_of(ins.types[-1])
     source, dest = ins.sources[0], ins.dests[0]
-    if isinstance(source, Vector):
+    if ins.vec > 1:
+        elements = source.elements if isinstance(source, Vector) else ()
+        parts = dest.elements if isinstance(dest, Vector) else ()
+        if not len(elements) == len(parts) == ins.vec:
+            raise UnsupportedError(ins.name)
+        values = [t.read(element, bits) for element in elements]
+        for into, value in zip(parts, values, strict=True):
+            t.write(into, value)
+    elif isinstance(source, Vector):
         part = part_width(bits, source)
         t.write(dest, t.pack([t.read(e, part) for e in source.elements]))
     else:

@@ -71,6 +71,7 @@ class FaultCode(IntEnum):
     TRAP = 5
     COLLECTIVE = 6
     MATRIX = 7  # a matrix row outside of shared memory
+    BRANCH = 8  # an index beyond a table of branch targets
 
 
 END = 0x7FFFFFFF  # the block of an exited lane; larger than any index

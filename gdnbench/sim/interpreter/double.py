@@ -102,6 +102,11 @@ _QUOTIENT = Exact(lambda a, b: a / b, _product_sign, np.divide)
 _FUSED = Exact(lambda a, b, c: a * b + c, _sum_sign, _special_fused)
 
 
+def fused_product(ins: Instruction) -> Callable[[Array, Array, Array], Array]:
+    """a * b + c of arrays of f64, rounded once as `ins` says."""
+    return _FUSED.rounded(_mode(ins))
+
+
 def _mode(ins: Instruction) -> str:
     return ins.choice(*MODES, default="rn")
 
@@ -137,6 +142,23 @@ def _root(value: float, mode: str) -> float:
     root = math.isqrt(scaled)
     sticky = 1 if root * root != scaled or exact.numerator * (1 << shift) % exact.denominator else 0
     return nearest(Fraction(2 * root + sticky, 1 << (shift // 2 + 1)), mode, False)
+
+
+def reciprocal_root(ins: Instruction) -> Operation:
+    """1 / sqrt(a) rounded to nearest. A NaN keeps its bits and becomes quiet."""
+
+    def compute(a: Array) -> Array:
+        result = np.array(1.0 / np.sqrt(a))
+        for lane in np.nonzero((a > 0) & np.isfinite(a))[0]:
+            scaled = Fraction(float(a[lane])) * Fraction(1, 1 << 2 * 1200)
+            inverse = 1 / scaled
+            root = math.isqrt(inverse.numerator // inverse.denominator)
+            sticky = int(root * root != inverse)
+            result[lane] = nearest(Fraction(2 * root + sticky, 2 << 1200), "rn", False)
+        quiet = (a.view(np.uint64) | np.uint64(1 << 51)).view(np.float64)
+        return np.where(np.isnan(a), quiet, canonical(result))
+
+    return Operation(("f64",), ("f64",), compute)
 
 
 def unary(ins: Instruction) -> Operation:

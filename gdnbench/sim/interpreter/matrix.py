@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.interpreter.double import fused_product
 from gdnbench.sim.interpreter.memory import address_of, count, places, space_of, tell
 from gdnbench.sim.interpreter.operation import (
     Step,
@@ -147,8 +148,46 @@ def _results(d: Array, halves: bool) -> Array:
     return np.ascontiguousarray(d.reshape(2, 8, 4, 2).transpose(0, 3, 1, 2)).reshape(4, LANES)
 
 
+_DOUBLE_SHAPES = {"m8n8k4": (8, 4), "m16n8k4": (16, 4), "m16n8k8": (16, 8), "m16n8k16": (16, 16)}
+
+
+def _double_mma(ins: Instruction) -> Step:
+    """Each element is a chain of fused products in the order of k: the PTX ISA leaves the order open, an H100
+    has this one. A register of A has four columns of eight rows, one of B four rows of eight columns; C is as
+    that of f32."""
+    rows, k = _DOUBLE_SHAPES[ins.choice(*_DOUBLE_SHAPES)]
+    blocks = rows // 8
+    parts = [_parts(source) for source in ins.sources]
+    counts = (blocks * k // 4, k // 4, 2 * blocks)
+    if tuple(len(part) for part in parts) != counts or len(tuple(ins.written())) != counts[2]:
+        refuse(ins)
+    gets = [[fetch(ins, element, "f64") for element in part] for part in parts]
+    puts = tuple(write(ins, dest, "f64") for dest in ins.written())
+    used = read_registers(ins.sources)
+    fused = fused_product(ins)
+
+    def step(thread: Thread, lanes: Lanes) -> None:
+        require(thread, used, lanes)
+        a, b, c = (np.stack([get(thread) for get in row]) for row in gets)
+        left = a.reshape(k // 4, blocks, 8, 4).transpose(1, 2, 0, 3).reshape(rows, k)
+        right = b.reshape(k // 4, 8, 4).transpose(1, 0, 2).reshape(8, k)
+        total = c.reshape(blocks, 2, 8, 4).transpose(0, 2, 3, 1).reshape(rows * 8)
+        for each in range(k):
+            total = fused(np.repeat(left[:, each], 8), np.tile(right[:, each], rows), total)
+        if thread.cta.config.profile:
+            thread.cta.counters.mma_macs += rows * 8 * k
+        d = total.reshape(blocks, 8, 4, 2).transpose(0, 3, 1, 2).reshape(2 * blocks, LANES)
+        for put, value in zip(puts, d, strict=True):
+            put(thread, lanes, value)
+
+    return step
+
+
 def mma(ins: Instruction) -> Step:
-    """D = A B + C for 16 x 8 x K of floating-point operands, by the tensor core's model."""
+    """D = A B + C for 16 x 8 x K of floating-point operands, by the tensor core's model; f64 by fused
+    products."""
+    if ins.types[0] == "f64":
+        return _double_mma(ins)
     shape = ins.choice("m16n8k4", "m16n8k8", "m16n8k16", "m16n8k32")
     d_type, a_type, b_type, _ = ins.types
     a_format, b_format = FORMATS[a_type], FORMATS[b_type]

@@ -39,6 +39,8 @@ _WINDOWS = {
 
 def mov(ins: Instruction) -> Step:
     """A value as it is, whether or not it is there: compilers move packing above tcgen05.wait::ld."""
+    if ins.vec > 1:
+        return _vector(ins)
     if isinstance(ins.sources[0], Vector):
         return _pack(ins, ins.sources[0])
     if isinstance(ins.dests[0], Vector):
@@ -62,6 +64,29 @@ def _element_width(ins: Instruction, vector: Vector) -> int:
     if rest or f"u{width}" not in WIDTHS:
         refuse(ins)
     return width
+
+
+def _vector(ins: Instruction) -> Step:
+    """A vector of registers, element by element. All are read before one is written."""
+    source, dest = ins.sources[0], ins.dests[0]
+    if not isinstance(source, Vector) or not isinstance(dest, Vector):
+        refuse(ins)
+    if not len(source.elements) == len(dest.elements) == ins.vec:
+        refuse(ins)
+    kind = bits_kind(ins.types[0])
+    gets = tuple(fetch(ins, element, kind) for element in source.elements)
+    puts = tuple(write(ins, element, kind) for element in dest.elements)
+
+    def step(thread: Thread, lanes: Lanes) -> None:
+        registers = thread.registers
+        values = [get(thread).copy() for get in gets]
+        marks = [registers.moved(element).copy() for element in source.elements]
+        for into, put, value, mark in zip(dest.elements, puts, values, marks, strict=True):
+            put(thread, lanes, value)
+            if isinstance(into, Register):
+                registers.mark_moved(into.index, lanes, mark, source.elements)
+
+    return step
 
 
 def _pack(ins: Instruction, vector: Vector) -> Step:

@@ -47,6 +47,7 @@ from gdnbench.sim.ptx.ir import (
     Register,
     Sink,
     Target,
+    Targets,
     TensorAddress,
     Vector,
 )
@@ -79,6 +80,16 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
+class Switch:
+    """A branch to one of `targets` by each lane's index."""
+
+    ins: Instruction
+    index: Fetch
+    used: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """`ret` and `exit` of a kernel, and its end: no instruction, so that it does not count as one."""
 
@@ -97,7 +108,7 @@ class Machine:
     aligned: bool
 
 
-Entry = Plain | Collective | Branch | Exit | Machine
+Entry = Plain | Collective | Branch | Switch | Exit | Machine
 
 
 def trap(ins: Instruction) -> Step:
@@ -205,7 +216,10 @@ def entry(ins: Instruction) -> Entry:
     if ins.form.by_machine:
         return _machine(ins)
     if ins.form.flow is Flow.BRANCH:
-        target = ins.sources[0]
+        target = ins.sources[-1]
+        if isinstance(target, Targets):
+            index, pcs = ins.sources[0], tuple(each.pc for each in target.targets)
+            return Switch(ins, fetch(ins, index, "u32"), read_registers([index]), pcs)
         if not isinstance(target, Target):
             refuse(ins)
         return Branch(ins, target.pc)

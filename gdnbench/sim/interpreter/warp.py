@@ -21,6 +21,7 @@ from gdnbench.sim.interpreter.program import (
     Machine,
     Plain,
     Program,
+    Switch,
     result_bits,
 )
 from gdnbench.sim.interpreter.registers import Array, Flight, RegisterFile
@@ -199,6 +200,10 @@ class InterpretedWarp:
             self._count(entry)
             self._branch(group, entry, active)
             return
+        if isinstance(entry, Switch):
+            self._count(entry)
+            self._switch(group, entry, active)
+            return
         if not active.any():
             self._count(entry)
             self._step_on(group)
@@ -258,6 +263,30 @@ class InterpretedWarp:
             self._join(leaving)
         if group in self.groups:
             self._join(group)
+
+    def _switch(self, group: Group, entry: Switch, taken: Lanes) -> None:
+        """Lanes that take the branch go where their index says; the PTX ISA leaves an index beyond the table
+        undefined ("brx.idx")."""
+        require(self, entry.used, taken)
+        index = entry.index(self)
+        outside = taken & (index >= len(entry.targets))
+        if outside.any():
+            lane = int(outside.argmax())
+            raise KernelFault(
+                FaultKind.BRANCH,
+                f"{entry.ins.name}: index {int(index[lane])} of lane {lane}; "
+                f"the table has {len(entry.targets)}",
+            )
+        going = np.full(LANES, group.pc + 1)
+        for number, pc in enumerate(entry.targets):
+            going[taken & (index == number)] = pc
+        pcs = np.unique(going[group.lanes]).tolist()
+        others = [Group(pc, group.lanes & (going == pc)) for pc in pcs[1:]]
+        group.lanes, group.pc, group.ran = group.lanes & (going == pcs[0]), pcs[0], 0
+        self.groups += others
+        for each in (group, *others):
+            if each in self.groups:
+                self._join(each)
 
     def _exit(self, group: Group) -> None:
         self.warp.exists[group.lanes] = False

@@ -1,4 +1,5 @@
-"""Fences, prefetches, griddepcontrol and nanosleep, which change no value here, and `discard`, which does.
+"""Fences, cache policies, prefetches, griddepcontrol and nanosleep, which change no value here, and
+`discard`, which does.
 
 Every memory access is visible to all threads at once, so a fence does nothing. The race checker finds missing
 fences; it observes them at `Cta.issue`. A grid has no predecessor or successor, so griddepcontrol never
@@ -11,7 +12,7 @@ from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.memory import POISON
-from gdnbench.sim.machine.operands import active_lanes, scalar_operand
+from gdnbench.sim.machine.operands import active_lanes, same_in_all_lanes, scalar_operand
 from gdnbench.sim.ptx.ir import Instruction
 
 # The only size that the PTX ISA ("discard") allows.
@@ -22,6 +23,13 @@ def _nothing(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
     return ()
+
+
+def _policy(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    """A cache policy, whose bits only the hardware reads."""
+    return (same_in_all_lanes(0),)
 
 
 def _fence(
@@ -58,6 +66,7 @@ WITHOUT_EFFECT = (
 """Orders and hints that change nothing here: every access is visible to all threads at once."""
 
 HANDLERS: dict[str, Handler] = {
+    "createpolicy.fractional": _policy,
     **dict.fromkeys(WITHOUT_EFFECT, _nothing),
     "fence": _fence,
     "discard": _discard,

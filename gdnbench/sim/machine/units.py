@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.machine import barriers, bulk, copies, fences, mbarrier, tcgen05, tensormap_edit, tma, wgmma
+from gdnbench.sim.machine import (
+    barriers,
+    bulk,
+    copies,
+    driver_calls,
+    fences,
+    mbarrier,
+    tcgen05,
+    tensormap_edit,
+    tma,
+    wgmma,
+)
 from gdnbench.sim.machine.cta import Handler
 
 HANDLERS: dict[str, Handler] = {
@@ -16,6 +27,7 @@ HANDLERS: dict[str, Handler] = {
     **tensormap_edit.HANDLERS,
     **tcgen05.HANDLERS,
     **wgmma.HANDLERS,
+    **driver_calls.HANDLERS,
 }
 
 

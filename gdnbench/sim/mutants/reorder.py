@@ -39,9 +39,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gdnbench.sim.ptx.flow import dominators, postdominators, registers_of, successors
+from gdnbench.sim.ptx.flow import dominators, postdominators, registers_of, successors, targets_of
 from gdnbench.sim.ptx.forms import Flow, Sync, Until
-from gdnbench.sim.ptx.ir import Instruction, Kernel, Register, Sink, Target, Vector
+from gdnbench.sim.ptx.ir import Instruction, Kernel, Register, Sink, Vector
 
 _WHOLE_WARPS = ("tcgen05.", "wgmma.")
 
@@ -81,7 +81,7 @@ class MoveTargets:
             ins = self.kernel.instructions[pc]
             if ins.form.ends_thread:
                 return None
-            if ins.form.flow is Flow.BRANCH and ins.guard is not None:
+            if ins.form.flow is Flow.BRANCH and (ins.guard is not None or len(targets_of(ins)) > 1):
                 behind = self._behind[pc]
                 if self._any(moved, pc, behind):
                     return Where(behind, False) if 0 <= behind < len(self.kernel.instructions) else None
@@ -133,6 +133,8 @@ class MoveTargets:
                 return pc
             ins = self.kernel.instructions[pc]
             branches = ins.form.flow is Flow.BRANCH
+            if ins.op == "brx.idx":
+                return None
             if branches and (ins.guard is None or ins.guard.register == predicate):
                 taken = ins.guard is None or ins.guard.negated is not value
                 pc = _target(ins) if taken else pc + 1
@@ -193,6 +195,5 @@ def _written(ins: Instruction) -> Iterator[Register]:
 
 
 def _target(ins: Instruction) -> int:
-    target = ins.sources[0]
-    assert isinstance(target, Target)
+    (target,) = targets_of(ins)
     return target.pc

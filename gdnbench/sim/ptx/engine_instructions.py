@@ -101,6 +101,7 @@ TABLE: dict[Traits, str] = {
     sqrt  .rnd{.ftz}.f32  d, a
     sqrt  .rnd.f64  d, a
     rsqrt .approx{.ftz}.f32  d, a
+    rsqrt .approx.f64  d, a
     sin   .approx{.ftz}.f32  d, a
     cos   .approx{.ftz}.f32  d, a
     lg2   .approx{.ftz}.f32  d, a
@@ -173,6 +174,7 @@ TABLE: dict[Traits, str] = {
     """,
     Traits("move and address", moves=(0,), whole=True): """
     mov   .{pred,b16,b32,b64,u16,u32,u64,s16,s32,s64,f32,f64}  d, a
+    mov   .vec.moved  d, a
     """,
     Traits("compare and select", moves=(0, 1), whole=True): """
     selp  .moved  d, a, b, c:1
@@ -185,12 +187,12 @@ TABLE: dict[Traits, str] = {
     isspacep .space  p, a
     """,
     Traits("load and store", access=Access.READ): """
-    ld  {.sem}{.mmio}{.scope}{.space}{.nc}{.unified}{.hint}*{.vec}.loaded \
+    ld  {.sem}{.mmio}{.scope}{.space}{.ldcop}{.nc}{.unified}{.hint}*{.vec}.loaded \
         d, [a]{.level::cache_hint, cache-policy}
     ldu   {.global}{.vec}.loaded  d, [a]
     """,
     Traits("load and store", access=Access.WRITE): """
-    st  {.sem}{.mmio}{.scope}{.space}{.unified}{.hint}*{.vec}.loaded \
+    st  {.sem}{.mmio}{.scope}{.space}{.stcop}{.unified}{.hint}*{.vec}.loaded \
         [a], b{.level::cache_hint, cache-policy}
     """,
     Traits("atomic", access=Access.UPDATE): """
@@ -235,6 +237,7 @@ TABLE: dict[Traits, str] = {
     mma   .sync.aligned.{m16n8k4,m16n8k8}.row.col.f32.tf32.tf32.f32  d, a, b, c
     mma   .sync.aligned.{m16n8k16,m16n8k32}.row.col.f16.{e4m3,e5m2}.{e4m3,e5m2}.f16  d, a, b, c
     mma   .sync.aligned.{m16n8k16,m16n8k32}.row.col.f32.{e4m3,e5m2}.{e4m3,e5m2}.f32  d, a, b, c
+    mma   .sync.aligned.{m8n8k4,m16n8k4,m16n8k8,m16n8k16}.row.col{.rnd}.f64.f64.f64.f64  d, a, b, c
     """,
     Traits("warp collective", lanes_meet=True): """
     vote  .sync.{all,any,uni}.pred  d, a, membermask:32
@@ -257,6 +260,8 @@ TABLE: dict[Traits, str] = {
     """,
     Traits("control", flow=Flow.BRANCH): """
     bra   {.uni}  target
+    brx.idx {.uni}  index:32, tlist
+    call  {.uni}  target
     """,
     Traits("control", flow=Flow.EXIT): """
     ret   {.uni}
@@ -273,7 +278,7 @@ TABLE: dict[Traits, str] = {
     fma  .rn.oob{.relu}.half  d, a, b, c
     """,
     Traits("special functions", executed=False): """
-    rsqrt  .approx{.ftz}.f64  d, a
+    rsqrt  .approx.ftz.f64  d, a
     """,
     Traits("logic and shifts", executed=False): """
     lop3  .{and,or}.b32  d|p, a, b, c, immLut:32, q
@@ -310,7 +315,6 @@ TABLE: dict[Traits, str] = {
     mma  .sync.aligned.{m16n8k8,m16n8k16}.row.col.{f16,f32}.f16.f16.{f16,f32}  d, a, b, c
     mma  .sync.aligned.m8n8k4{.row}{.col}.{f16,f32}.f16.f16.{f16,f32}  d, a, b, c
     mma  .sync.aligned.{m16n8k16,m16n8k32}.row.col.{f16,f32}.f8f6f4.f8f6f4.{f16,f32}  d, a, b, c
-    mma  .sync.aligned.{m8n8k4,m16n8k4,m16n8k8,m16n8k16}.row.col.f64.f64.f64.f64  d, a, b, c
     mma  .sync.aligned.{m8n8k16,m16n8k16,m16n8k32}.row.col{.satfinite}.s32.{u8,s8}.{u8,s8}.s32  d, a, b, c
     """,
 }

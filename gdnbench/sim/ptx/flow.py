@@ -15,6 +15,7 @@ from gdnbench.sim.ptx.ir import (
     Pair,
     Register,
     Target,
+    Targets,
     TensorAddress,
     Vector,
 )
@@ -40,15 +41,24 @@ def registers_of(operand: Operand | None) -> Iterator[Register]:
         yield from registers_of(operand.second)
 
 
+def targets_of(ins: Instruction) -> tuple[Target, ...]:
+    """The targets of a branch; none for other instructions."""
+    if ins.form.flow is not Flow.BRANCH:
+        return ()
+    target = ins.sources[-1]
+    if isinstance(target, Targets):
+        return target.targets
+    assert isinstance(target, Target)
+    return (target,)
+
+
 def successors(kernel: Kernel, ins: Instruction) -> list[int]:
     """The pcs that may follow `ins`; the kernel's end is not among them."""
     following = [ins.pc + 1] if ins.pc + 1 < len(kernel.instructions) else []
     if ins.form.flow is Flow.BRANCH:
-        target = ins.sources[0]
-        assert isinstance(target, Target)
-        return ([target.pc] if target.pc < len(kernel.instructions) else []) + (
-            following if ins.guard else []
-        )
+        pcs = dict.fromkeys(target.pc for target in targets_of(ins))
+        inside = [pc for pc in pcs if pc < len(kernel.instructions)]
+        return inside + (following if ins.guard else [])
     if ins.form.ends_thread:
         return following if ins.guard else []
     return following

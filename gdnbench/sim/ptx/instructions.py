@@ -37,6 +37,9 @@ SETS: dict[str, frozenset[str]] = {
         "space": "global shared shared::cta shared::cluster local param param::entry const",
         "aspace": "global shared shared::cta shared::cluster",
         "sspace": "shared shared::cta shared::cluster",
+        "ldcop": "ca cg cs lu cv",  # cache operators
+        "policy": "L2::evict_last L2::evict_normal L2::evict_first L2::evict_unchanged",
+        "stcop": "wb cg cs wt",
         "hint": """L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate
             L2::cache_hint L2::evict_normal L2::evict_first L2::evict_last L2::64B L2::128B L2::256B""",
         "collector": "collector::a::discard collector::a::lastuse collector::a::fill collector::a::use",

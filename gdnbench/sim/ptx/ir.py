@@ -87,6 +87,14 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Targets:
+    """The targets of `brx.idx` in the order of its table."""
+
+    targets: tuple[Target, ...]
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Sink:
     """`_`: a result that is thrown away."""
 
@@ -113,7 +121,9 @@ class Pair:
     second: Register | Sink
 
 
-Source = Register | Immediate | Special | Symbol | Address | TensorAddress | Target | Negated | Vector
+Source = (
+    Register | Immediate | Special | Symbol | Address | TensorAddress | Target | Targets | Negated | Vector
+)
 Destination = Register | Sink | Vector | Pair
 Operand = Source | Destination
 

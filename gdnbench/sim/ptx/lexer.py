@@ -23,6 +23,9 @@ _TOKEN = re.compile(
 )
 
 
+# `.reg.b32 a;` without a space, as cuda_fp16.h has it: two tokens.
+_DIRECTIVE = re.compile(r"(\.(?:reg|shared|local|global|const|param))\.")
+
 MAX_TOKEN = 1 << 14  # characters of a name or number, which errors quote; mangled names have some thousands
 _CHECKED = 1 << 14  # characters between two looks at the clock
 
@@ -59,6 +62,11 @@ def tokenize(text: str) -> list[Token]:
         elif kind != "space":
             if match.end() - position > MAX_TOKEN:
                 raise PtxSyntaxError(f"PTX line {line}: a {kind} of more than {MAX_TOKEN:,} characters")
+            glued = _DIRECTIVE.match(match.group()) if kind == "word" else None
+            if glued is not None:
+                tokens.append(Token(kind, glued.group(1), line))
+                position += glued.end(1)
+                continue
             tokens.append(Token(kind, match.group(), line))
         position = match.end()
     return tokens

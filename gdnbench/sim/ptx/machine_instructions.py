@@ -14,6 +14,11 @@ _GLOBAL = Effect.READ_GLOBAL | Effect.WRITE_GLOBAL
 _COPIES = _SHARED_WRITES | Effect.READ_SHARED | _ASYNC | Effect.WRITE_GLOBAL | Effect.HAND_ON
 
 TABLE: dict[Traits, str] = {
+    # Functions of the CUDA driver; the parser makes the opcode from the function's name (`functions`).
+    Traits("driver call", MACHINE): """
+    call.vprintf       {.uni}  [format], [arguments]{, [result]}
+    call.__assertfail  {.uni}  [message], [file], [line], [function], [charsize]
+    """,
     # Barriers of threads; `bar` is `barrier.aligned` (9.7.13.1).
     Traits("CTA barrier", MACHINE, sync=Sync.BARRIER_WAIT, effects=Effect.HAND_ON, aligned=True): """
     bar.sync         a{, b}
@@ -192,6 +197,7 @@ TABLE: dict[Traits, str] = {
     setmaxnreg.inc  .sync.aligned.u32  imm-reg-count
     setmaxnreg.dec  .sync.aligned.u32  imm-reg-count
     nanosleep  .u32  t
+    createpolicy.fractional  .policy{.L2::evict_first,.L2::evict_unchanged}.b64  d{, fraction}
     clusterlaunchcontrol.query_cancel  .is_canceled.pred.b128  p, try_cancel_response
     clusterlaunchcontrol.query_cancel  .get_first_ctaid{.vec}.b32.b128  d, try_cancel_response
     clusterlaunchcontrol.query_cancel  .first_ctaid.b32.b128  d, try_cancel_response

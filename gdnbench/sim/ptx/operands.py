@@ -21,6 +21,7 @@ from gdnbench.sim.ptx.ir import (
     Special,
     Symbol,
     Target,
+    Targets,
     TensorAddress,
     Variable,
     Vector,
@@ -113,8 +114,8 @@ class OperandParser:
     def _operand(self, tokens: list[Token], index: int | None) -> Operand:
         if not tokens:
             raise self._error("an operand is missing")
-        if self.ins.form.flow is Flow.BRANCH:
-            return self._target(tokens)
+        if self.ins.form.flow is Flow.BRANCH and (self.ins.op != "brx.idx" or index == 1):
+            return self._target(tokens) if self.ins.op != "brx.idx" else self._targets(tokens)
         first, last = tokens[0].text, tokens[-1].text
         if (first == "[") != (last == "]") or (first == "{") != (last == "}"):
             raise self._error(f"unbalanced {first}")
@@ -134,7 +135,16 @@ class OperandParser:
         if "|" in texts:
             bar = texts.index("|")
             return Pair(self._result(tokens[:bar]), self._result(tokens[bar + 1 :]))
+        if len(tokens) == 1 and self._takes_vectors():
+            vector = self.scope.find(first)
+            if isinstance(vector, Vector):
+                return vector
         return self._simple(tokens, index)
+
+    def _takes_vectors(self) -> bool:
+        """Whether the name of a vector of registers may be an operand."""
+        form = self.ins.form
+        return self.ins.vec > 1 or self.ins.op == "mov" or form.aligned or form.by_machine
 
     def _result(self, tokens: list[Token]) -> Register | Sink:
         value = self._simple(tokens, None)
@@ -154,6 +164,14 @@ class OperandParser:
         if pc is None:
             raise self._error(f"unknown label {name}")
         return Target(pc, name)
+
+    def _targets(self, tokens: list[Token]) -> Targets:
+        """The labels of a table, which was declared before the branch."""
+        name = "".join(token.text for token in tokens)
+        table = self.scope.table(name)
+        if table is None:
+            raise self._error(f"unknown table {name}")
+        return Targets(tuple(self._target([Token("word", label, tokens[0].line)]) for label in table), name)
 
     def _simple(
         self, tokens: list[Token], index: int | None
@@ -178,6 +196,8 @@ class OperandParser:
         if token.text == "WARP_SZ":
             return Immediate(WARP_SIZE, token.text)
         found = self.scope.find(token.text)
+        if isinstance(found, Vector):
+            raise self._error(f"the vector {token.text} where one register is expected")
         if isinstance(found, Register) and not offset:
             return found
         if isinstance(found, Variable):

@@ -8,12 +8,36 @@ from dataclasses import dataclass, field, replace
 from gdnbench.sim.deadline import check_time
 from gdnbench.sim.errors import Place, PtxSyntaxError, UnsupportedError
 from gdnbench.sim.ptx import isa
-from gdnbench.sim.ptx.forms import REGISTER_TYPES, TYPES
-from gdnbench.sim.ptx.ir import DYNAMIC, Guard, Instruction, Kernel, Module, Register, Variable
+from gdnbench.sim.ptx.forms import REGISTER_TYPES, TYPES, VECTORS, Flow
+from gdnbench.sim.ptx.functions import (
+    BODY,
+    EXTERNAL,
+    FORMAL,
+    RETURN,
+    Call,
+    Formal,
+    Function,
+    addresses,
+    check_signature,
+    copy_statement,
+    read_call,
+    read_function,
+)
+from gdnbench.sim.ptx.ir import (
+    DYNAMIC,
+    Guard,
+    Instruction,
+    Kernel,
+    Module,
+    Register,
+    Target,
+    Variable,
+    Vector,
+)
 from gdnbench.sim.ptx.lexer import Token, tokenize
 from gdnbench.sim.ptx.literals import literal_bits, width_of
 from gdnbench.sim.ptx.operands import OperandParser, split_operands
-from gdnbench.sim.ptx.scope import Cursor, Scope
+from gdnbench.sim.ptx.scope import MAX_DEPTH, Cursor, Scope
 
 _FILE = re.compile(r'^[ \t]*\.file[ \t]+(\d{1,9})[ \t]+"((?:[^"\\\n]|\\.)*)"', re.MULTILINE)
 _LINKING = {".visible", ".weak", ".extern", ".common"}
@@ -30,13 +54,14 @@ def parse(text: str) -> Module:
 
 # Limits on the memory that a text can make the parser allocate; no kernel exceeds them.
 MAX_REGISTERS = 1 << 17
-MAX_DEPTH = 200
+MAX_PLACED = 1 << 17  # instructions of a kernel with the functions that it calls
 MAX_ALIGN = 1 << 16
 MAX_VERSION = 20  # characters of an ISA version; Python converts no integer of more than 4,300 digits
 # Limits on the bytes of a state space's variables (PTX ISA, "State Spaces"; CUDA Programming Guide,
 # "Technical Specifications"). `machine.budget` checks shared memory. The global variables of a module are
 # tables of a few KB; a GPU's limit on them is its memory.
 MAX_BYTES = {"param": 32_764, "const": 64 << 10, "local": 512 << 10, "shared": 1 << 20, "global": 1 << 28}
+_ELEMENTS = (("x", "r"), ("y", "g"), ("z", "b"), ("w", "a"))
 MAX_SHOWN = 400  # characters of a line that an error or a finding shows
 
 
@@ -85,6 +110,8 @@ class _ModuleParser:
         self.target = ""
         self.inline = _inline_asm(self.lines)
         self.kernels: dict[str, Kernel] = {}
+        self.functions: dict[str, Function] = {}
+        self.entries: list[tuple[_BodyParser, int]] = []  # with the position of its `{`
         self.variables: list[Variable] = []
         self.spaces = {"global": _Space("global"), "const": _Space("const")}
         self.shared = _Space("shared")
@@ -94,6 +121,9 @@ class _ModuleParser:
         while not self.cursor.done():
             check_time()
             self._declaration()
+        for body, position in self.entries:  # now that all functions are known
+            self.cursor.position = position
+            self.kernels[body.name.text] = body.parse()
         return Module(self.version, self.target, self.kernels, tuple(self.variables), self.text)
 
     def _declaration(self) -> None:
@@ -141,12 +171,13 @@ class _ModuleParser:
         self.cursor.until("}")
 
     def _function(self, token: Token) -> None:
-        """Skip a prototype: it has no effect until it is called, and `call` is refused by name."""
-        while not self.cursor.at(";") and not self.cursor.at("{"):
-            self.cursor.next()
-        if self.cursor.at("{"):
-            raise UnsupportedError("device functions (.func with a body)", self._place(token.line))
-        self.cursor.next()
+        """Remember a `.func`. A definition takes the place of its prototype."""
+        function = read_function(self.cursor)
+        known = self.functions.get(function.name.text)
+        if known is not None and known.body is not None and function.body is not None:
+            raise PtxSyntaxError(f"PTX line {token.line}: a second function {function.name.text}")
+        if known is None or known.body is None:
+            self.functions[function.name.text] = function
 
     def _place(self, line: int, loc: tuple[int, int] | None = None) -> Place:
         text = self.lines[line - 1] if line <= len(self.lines) else ""
@@ -159,11 +190,13 @@ class _ModuleParser:
         cursor = self.cursor
         name_of_space = space.text[1:]
         align: int | None = None
-        type_name = ""
+        type_name, vector = "", 1
         while cursor.peek().text.startswith("."):
             word = cursor.next()
             if word.text == ".align":
                 align = cursor.integer()
+            elif word.text[1:] in VECTORS:
+                vector = VECTORS[word.text[1:]]
             elif word.text[1:] in TYPES:
                 type_name = word.text[1:]
             else:
@@ -175,7 +208,7 @@ class _ModuleParser:
         if block is None:
             raise UnsupportedError(f".local variable {name.text} outside of a kernel", self._place(name.line))
         element = width_of(type_name) // 8
-        count, extern = 1, False
+        count, extern = vector, False
         while cursor.accept("["):
             if cursor.at("]"):
                 extern, count = True, 0
@@ -190,7 +223,7 @@ class _ModuleParser:
             size, extern = len(init), False
         if extern and name_of_space != "shared":
             raise UnsupportedError(f"extern {name_of_space} array {name.text}", self._place(name.line))
-        align = element if align is None else align
+        align = element * vector if align is None else align
         offset = DYNAMIC if extern else block.place(size, align, name.line)
         variable = Variable(name.text, name_of_space, size, align, offset, init)
         scope.declare(name, variable)
@@ -200,7 +233,9 @@ class _ModuleParser:
 
     def _initialiser(self, element: int, count: int, name: Token) -> bytes:
         values: list[int] = []
-        tokens = self.cursor.balanced() if self.cursor.at("{") else [self.cursor.next()]
+        cursor = self.cursor
+        sign = [cursor.next()] if cursor.at("-") else []
+        tokens = cursor.balanced() if cursor.at("{") else [*sign, cursor.next()]
         negative = False
         for token in tokens:
             if token.text in ("{", "}", ","):
@@ -229,9 +264,10 @@ class _ModuleParser:
                 cursor.accept(",")
         while not cursor.at("{"):
             body.entry_directive()
-        if name.text in self.kernels:
+        if any(other.name.text == name.text for other, _ in self.entries):
             raise PtxSyntaxError(f"PTX line {name.line}: a second kernel {name.text}")
-        self.kernels[name.text] = body.parse()
+        self.entries.append((body, cursor.position))
+        cursor.skip_block()
 
 
 @dataclass(slots=True)
@@ -259,17 +295,22 @@ class _BodyParser:
     local: _Space = field(default_factory=lambda: _Space("local"))
     scope: Scope = field(init=False)
     loc: tuple[int, int] | None = None
+    calls: list[str] = field(default_factory=list)  # the functions that the current position is in
 
     def __post_init__(self) -> None:
         self.scope = Scope(self.module.scope)
-        self.shared.size = self.module.shared.size
 
     def parameter(self) -> None:
-        """`.param .align 8 .b8 name[8]`, `.param .u64 .ptr .global .align 16 name`."""
+        """A parameter of the entry: `.param .align 8 .b8 name[8]`, `.param .u64 .ptr .global .align 16
+        name`."""
+        self.module.cursor.expect(".param")
+        self.params.append(self._parameter(self.scope, self.param_space, "param"))
+
+    def _parameter(self, scope: Scope, block: _Space, space: str) -> Variable:
+        """A `.param` variable, after `.param`, as a variable of `space`."""
         cursor = self.module.cursor
-        cursor.expect(".param")
         align: int | None = None
-        element = 0
+        element, vector = 0, 1
         while cursor.peek().text.startswith("."):
             word = cursor.next().text
             if word == ".align":
@@ -278,8 +319,11 @@ class _BodyParser:
                 while cursor.peek().text.startswith("."):
                     if cursor.next().text == ".align":
                         cursor.next()
+            elif word[1:] in VECTORS:
+                vector = VECTORS[word[1:]]
             elif word[1:] in TYPES:
                 element = width_of(word[1:]) // 8
+        element *= vector
         token = cursor.next()
         name, size = token.text, element
         if element == 0:
@@ -288,10 +332,10 @@ class _BodyParser:
             size *= cursor.integer()
             cursor.expect("]")
         align = element if align is None else align
-        offset = self.param_space.place(size, align, token.line)
-        variable = Variable(name, "param", size, align, offset)
-        self.params.append(variable)
-        self.scope.declare(token, variable)
+        offset = block.place(size, align, token.line)
+        variable = Variable(name, space, size, align, offset)
+        scope.declare(token, variable)
+        return variable
 
     def entry_directive(self) -> None:
         cursor = self.module.cursor
@@ -316,6 +360,7 @@ class _BodyParser:
             raise UnsupportedError(f"entry directive {token.text}", self.module._place(token.line))
 
     def parse(self) -> Kernel:
+        self.shared.size = self.module.shared.size
         self._block(self.scope)
         instructions = tuple(self._instruction(pc, raw) for pc, raw in enumerate(self.raw))
         limits = self.limits
@@ -352,6 +397,9 @@ class _BodyParser:
                 scope.labels[token.text] = len(self.raw)
                 cursor.next()
                 cursor.next()
+                if cursor.accept(".branchtargets"):
+                    names = split_operands(cursor.until(";"))
+                    scope.tables[token.text] = ["".join(t.text for t in name) for name in names]
             else:
                 self._statement(scope)
 
@@ -373,6 +421,14 @@ class _BodyParser:
                         cursor.next()
             if token.line not in self.module.inline:
                 self.loc = (number, line)
+        elif token.text == ".param":
+            # An argument or a result of a call: memory of the thread, which is what .local is.
+            self.variables.append(self._parameter(scope, self.local, "local"))
+            cursor.expect(";")
+        elif token.text in (".calltargets", ".callprototype"):
+            cursor.until(";")
+        elif token.text == ".shared" and self.calls:
+            raise UnsupportedError("a .shared variable in a function", self.module._place(token.line))
         elif token.text in (".shared", ".local"):
             self.variables.append(self.module._variable(token, scope, self.shared, self.local))
         elif token.text in (".global", ".const"):
@@ -386,25 +442,47 @@ class _BodyParser:
         """`.reg .b32 %r<15>;` declares %r0 to %r14; `.reg .pred p, q;` two."""
         cursor = self.module.cursor
         word = cursor.next()
+        vector = VECTORS.get(word.text[1:], 1)
+        if vector > 1:
+            word = cursor.next()
         type_name = word.text[1:]
-        if type_name not in REGISTER_TYPES:
+        if type_name not in REGISTER_TYPES or (vector > 1 and type_name == "pred"):
             raise UnsupportedError(f"registers of type {word.text}", self.module._place(word.line))
         while True:
             name = cursor.next()
             names = [name.text]
             if cursor.accept("<"):
                 count = cursor.integer()
-                if len(self.registers) + count > MAX_REGISTERS:
+                if len(self.registers) + count * vector > MAX_REGISTERS:
                     raise PtxSyntaxError(f"PTX line {name.line}: more than {MAX_REGISTERS} registers")
                 names = [f"{name.text}{i}" for i in range(count)]
                 cursor.expect(">")
             for each in names:
-                register = Register(len(self.registers), each, type_name)
-                self.registers.append(register)
-                scope.declare(Token(name.kind, each, name.line), register)
+                self._register(scope, Token(name.kind, each, name.line), type_name, vector)
             if not cursor.accept(","):
                 break
         cursor.expect(";")
+
+    def _register(self, scope: Scope, name: Token, type_name: str, vector: int = 1) -> None:
+        """Declare a register, or a vector of them: its elements are name.x, .y, .z and .w, or .r, .g, .b and
+        .a (PTX ISA, "Vectors as Operands")."""
+        if len(self.registers) + vector > MAX_REGISTERS:
+            raise PtxSyntaxError(f"PTX line {name.line}: more than {MAX_REGISTERS} registers")
+        if vector == 1:
+            register = Register(len(self.registers), name.text, type_name)
+            self.registers.append(register)
+            scope.declare(name, register)
+            return
+        if vector > len(_ELEMENTS):
+            raise UnsupportedError(f"a vector of {vector} registers", self.module._place(name.line))
+        parts = []
+        for letter, color in _ELEMENTS[:vector]:
+            part = Register(len(self.registers), f"{name.text}.{letter}", type_name)
+            self.registers.append(part)
+            scope.declare(Token(name.kind, part.name, name.line), part)
+            scope.declare(Token(name.kind, f"{name.text}.{color}", name.line), part)
+            parts.append(part)
+        scope.declare(name, Vector(tuple(parts)))
 
     def _statement(self, scope: Scope) -> None:
         cursor = self.module.cursor
@@ -415,7 +493,125 @@ class _BodyParser:
         opcode = cursor.next()
         tokens = cursor.until(";")
         place = self.module._place(opcode.line, self.loc)
-        self.raw.append(_Raw(guard, opcode, split_operands(tokens), scope, place))
+        if opcode.text in ("call", "call.uni"):
+            self._call(guard, opcode, tokens, scope, place)
+        else:
+            self._append(_Raw(guard, opcode, split_operands(tokens), scope, place))
+
+    def _append(self, raw: _Raw) -> None:
+        if self.calls and len(self.raw) >= MAX_PLACED:
+            raise UnsupportedError(f"calls that make more than {MAX_PLACED:,} instructions", raw.place)
+        self.raw.append(raw)
+
+    # Calls. The body of the function takes the place of the call (`functions`).
+
+    def _call(
+        self, guard: tuple[bool, Token] | None, opcode: Token, tokens: list[Token], scope: Scope, place: Place
+    ) -> None:
+        call = read_call(tokens, place)
+        name = call.name.text
+        if isinstance(scope.find(name), Register):
+            raise UnsupportedError(f"a call through register {name}", place)
+        function = self.module.functions.get(name)
+        if function is None:
+            raise PtxSyntaxError(f"no function {name} at {place}")
+        if name in self.calls:
+            raise UnsupportedError(f"recursion: a call of {name} inside of {name}", place)
+        check_signature(call, function, place)
+        if function.body is None:
+            self._call_external(guard, opcode, call, scope, place)
+            return
+        # With a guard, `call` branches past the body for the lanes that do not call.
+        skip = None if guard is None else (not guard[0], guard[1])
+        target = Scope(scope)
+        self._append(_Raw(skip, opcode, [[Token("word", BODY, opcode.line)]], target, place))
+        target.labels[BODY] = len(self.raw)
+        body = Scope(self.module.scope)
+        taken = list(zip(function.parameters, call.arguments, strict=True))
+        given = list(zip(function.results, call.results, strict=True))
+        for formal, actual in (*taken, *given):
+            self._declare(formal, actual, body, scope, place)
+        for formal, actual in taken:
+            self._copy(formal, actual, body, scope, place, back=False)
+        self._put_body(function.body, name, body)
+        for formal, actual in given:
+            self._copy(formal, actual, body, scope, place, back=True)
+        if guard is not None:
+            target.labels[BODY] = len(self.raw)
+
+    def _put_body(self, position: int, name: str, body: Scope) -> None:
+        """Parse the statements of a function at the current place."""
+        cursor, loc = self.module.cursor, self.loc
+        behind, cursor.position = cursor.position, position
+        self.calls.append(name)
+        self._block(body)
+        self.calls.pop()
+        cursor.position, self.loc = behind, loc
+        body.labels[RETURN] = len(self.raw)
+
+    def _declare(
+        self, formal: Formal, actual: tuple[Token, ...], body: Scope, caller: Scope, place: Place
+    ) -> None:
+        """Declare a parameter or a result in the body. One in .param space is the caller's variable itself,
+        if that is where the caller has it."""
+        if formal.space == ".reg":
+            self._register(body, formal.name, formal.type_name)
+            return
+        cursor = self.module.cursor
+        behind, cursor.position = cursor.position, formal.position
+        variable = caller.find(actual[0].text)
+        if isinstance(variable, Variable) and variable.space == "local":
+            formally = self._parameter(Scope(None), _Space("local"), "local")
+            if formally.size > variable.size:
+                sizes = f"{variable.name} of {variable.size} bytes for {formally.name} of {formally.size}"
+                raise PtxSyntaxError(f"{sizes} at {place}")
+            body.declare(formal.name, variable)
+        else:
+            self.variables.append(self._parameter(body, self.local, "local"))
+        cursor.position = behind
+
+    def _copy(
+        self,
+        formal: Formal,
+        actual: tuple[Token, ...],
+        body: Scope,
+        caller: Scope,
+        place: Place,
+        *,
+        back: bool,
+    ) -> None:
+        """Copy an argument to its parameter, or a result back, unless they are the same variable."""
+        inside = body.symbols[formal.name.text]
+        if caller.find(actual[0].text) is inside or (back and actual[0].text == "_"):
+            return
+        names = (Token("word", FORMAL, formal.name.line),)
+        scope = Scope(caller, {FORMAL: inside})
+        dest, source = (actual, names) if back else (names, actual)
+        opcode, operands = copy_statement(scope, dest, source, formal.type_name)
+        self._append(_Raw(None, Token("word", opcode, place.line), operands, scope, place))
+
+    def _call_external(
+        self, guard: tuple[bool, Token] | None, opcode: Token, call: Call, scope: Scope, place: Place
+    ) -> None:
+        """A call that the machine executes; its operands are the addresses of arguments and results."""
+        name = call.name.text
+        if name not in EXTERNAL:
+            raise UnsupportedError(f"a call of {name}, which the PTX does not define", place)
+        tokens = [operand[0] for operand in (*call.arguments, *call.results)]
+        for token in tokens:
+            if not isinstance(scope.find(token.text), Variable):
+                raise UnsupportedError(f"a call of {name} with {token.text}, no .param variable", place)
+        self._append(_Raw(guard, replace(opcode, text=f"call.{name}"), addresses(tokens), scope, place))
+
+    def _own_memory(self, op: str, mods: tuple[str, ...], raw: _Raw) -> tuple[str, ...]:
+        """The suffixes of a load or store: .param names .local where an argument of a call is accessed."""
+        if op not in ("ld", "st") or not {"param", "param::func"} & {*mods}:
+            return mods
+        address = raw.operands[0 if op == "st" else 1] if len(raw.operands) > 1 else []
+        variable = raw.scope.find(address[1].text) if len(address) > 1 else None
+        if not isinstance(variable, Variable) or variable.space != "local":
+            return mods
+        return tuple("local" if mod in ("param", "param::func") else mod for mod in mods)
 
     def _instruction(self, pc: int, raw: _Raw) -> Instruction:
         check_time()
@@ -426,6 +622,7 @@ class _BodyParser:
             raise UnsupportedError(f"{op} for .target {self.module.target}", raw.place)
         try:
             mods, types, vec = isa.classify(suffixes)
+            mods = self._own_memory(op, mods, raw)
             forms = isa.forms(op, mods, types, vec)
         except UnsupportedError as error:
             raise UnsupportedError(error.what, raw.place) from error
@@ -440,6 +637,9 @@ class _BodyParser:
         form = isa.fitting(forms, sources)
         if form is None:
             raise UnsupportedError(f"{shell.name} with {len(sources)} sources, or of other kinds", raw.place)
+        behind = raw.scope.label(RETURN)
+        if op == "ret" and behind is not None:
+            return replace(shell, sources=(Target(behind, RETURN),), form=replace(form, flow=Flow.BRANCH))
         return replace(shell, dests=dests, sources=sources, form=form)
 
 

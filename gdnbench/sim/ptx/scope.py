@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gdnbench.sim.errors import PtxSyntaxError
-from gdnbench.sim.ptx.ir import Register, Variable
+from gdnbench.sim.ptx.ir import Register, Variable, Vector
 from gdnbench.sim.ptx.lexer import Token
 
 _END = Token("end", "", 0)
+
+MAX_DEPTH = 200  # scopes in each other; no kernel has so many
 
 # Digits of 2**64. Python converts no integer of more than 4,300 digits.
 MAX_DIGITS = 20
@@ -76,22 +78,38 @@ class Cursor:
             if depth == 0:
                 return taken
 
+    def skip_block(self) -> None:
+        """Skip a `{...}`, including nested braces."""
+        depth = 0
+        while True:
+            token = self.next()
+            depth += {"{": 1, "}": -1}.get(token.text, 0)
+            if depth == 0:
+                return
+            if depth > MAX_DEPTH:
+                raise PtxSyntaxError(f"PTX line {token.line}: more than {MAX_DEPTH} scopes in each other")
+
+
+Meaning = Register | Variable | Vector
+
 
 @dataclass(slots=True)
 class Scope:
-    """Names of one `{...}`: registers, variables, and labels with the pc that they mark."""
+    """Names of one `{...}`: registers, vectors of registers, variables, labels with the pc that they mark,
+    and tables of labels (`.branchtargets`)."""
 
     parent: Scope | None
-    symbols: dict[str, Register | Variable] = field(default_factory=dict)
+    symbols: dict[str, Meaning] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)
+    tables: dict[str, list[str]] = field(default_factory=dict)
 
-    def declare(self, name: Token, meaning: Register | Variable) -> None:
+    def declare(self, name: Token, meaning: Meaning) -> None:
         """Declare `name`, which must be new in this scope."""
         if name.text in self.symbols:
             raise PtxSyntaxError(f"PTX line {name.line}: {name.text} is declared twice")
         self.symbols[name.text] = meaning
 
-    def find(self, name: str) -> Register | Variable | None:
+    def find(self, name: str) -> Meaning | None:
         """The meaning of `name` in this or an enclosing scope."""
         scope: Scope | None = self
         while scope is not None:
@@ -106,6 +124,15 @@ class Scope:
         while scope is not None:
             if name in scope.labels:
                 return scope.labels[name]
+            scope = scope.parent
+        return None
+
+    def table(self, name: str) -> list[str] | None:
+        """The labels of a table here or in an enclosing scope."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.tables:
+                return scope.tables[name]
             scope = scope.parent
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.errors import FaultKind, KernelFault, PtxSyntaxError, UnsupportedError
 from tests.messages import wording
 from tests.sim.instructions.exact import elementwise
 from tests.sim.instructions.one_instruction import BLOCK, apply, check, one
@@ -175,3 +175,50 @@ def test_written_by_some_lanes_only() -> None:
     assert one("interpreter", both, [p], np.uint32).tolist() == np.where(p, 2, 3).tolist()
     with pytest.raises(KernelFault, match=wording("sim.interpreter.register-unwritten", name="%u")):
         one("interpreter", ".reg .b32 %u; @%s0 mov.b32 %u, 1; add.s32 %d0, %u, 1;", [p], np.uint32)
+
+
+TABLE = """.reg .b32 %i, %x; .reg .pred %p, %q;
+and.b32 %x, %s0, 1; setp.eq.u32 %p, %x, 0; shr.u32 %i, %s0, 1;
+mov.b32 %d0, 7;
+cases: .branchtargets ZERO, ONE, ZERO, THREE;
+@%p brx.idx{uni} %i, cases;
+add.s32 %d0, %d0, 1000;
+bra DONE;
+ONE: add.s32 %d0, %d0, 10;
+THREE: add.s32 %d0, %d0, 30;
+bra DONE;
+ZERO: add.s32 %d0, %d0, 1;
+DONE:
+activemask.b32 %x; add.s32 %d0, %d0, %x;"""
+
+
+def test_a_branch_by_a_table(engine: str) -> None:
+    """Lanes of one warp go to all targets, two entries to the same one, and the odd ones go on; then they
+    meet again."""
+    a = np.arange(BLOCK, dtype=np.uint32) % 8
+    expected = np.where(a % 2 == 1, 1007, np.array([8, 47, 8, 37], np.uint32)[a // 2])
+    expected = expected.astype(np.uint32) + np.uint32(0xFFFFFFFF)
+    check(one(engine, TABLE.replace("{uni}", ""), [a], np.uint32), expected, a)
+
+
+def test_a_branch_by_a_table_that_ends_threads(engine: str) -> None:
+    """A target that only exits, and a warp that agrees."""
+    a = np.repeat(np.arange(BLOCK // 32, dtype=np.uint32), 32)
+    text = """mov.b32 %d0, 5; t: .branchtargets A, B, C, A; brx.idx.uni %s0, t;
+    B: exit; C: mov.b32 %d0, 6; bra A; A: mov.b32 %d0, %d0;"""
+    check(one(engine, text, [a], np.uint32), np.array([5, 0, 6, 5], np.uint32)[a], a)
+
+
+def test_a_branch_beyond_its_table(engine: str) -> None:
+    a = np.zeros(BLOCK, np.uint32)
+    a[37] = 8
+    with pytest.raises(KernelFault) as caught:
+        one(engine, TABLE.replace("{uni}", ""), [a], np.uint32)
+    assert caught.value.kind is FaultKind.BRANCH
+    assert "index 4 of lane 5; the table has 4" in str(caught.value)
+    assert "warp 1" in str(caught.value)
+
+
+def test_an_unknown_table(engine: str) -> None:
+    with pytest.raises(PtxSyntaxError, match=wording("sim.ptx.table-unknown", name="nowhere")):
+        one(engine, "brx.idx %s0, nowhere;", [np.zeros(BLOCK, np.uint32)], np.uint32)

@@ -3,6 +3,8 @@ register at a time; products of small integers are exact whatever the tensor cor
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -201,3 +203,86 @@ def test_mma(engine: str, name: str, k: int, d_type: str) -> None:
     got = np.ascontiguousarray(out).view(np.float16 if halves else np.float32)
     expected = np.array([[d[at] for at in row] for row in lanes], got.dtype)
     check(got.ravel(), expected.ravel())
+
+
+DOUBLES = {"m8n8k4": (8, 4), "m16n8k4": (16, 4), "m16n8k8": (16, 8), "m16n8k16": (16, 16)}
+
+
+def double_warp(engine: str, shape: str, a: Array, b: Array, c: Array, mode: str = "") -> Array:
+    """D of `mma` of f64. Elements lie as PTX ISA 9.7.14.5 says: a_i of lane 4g + t has row g (+8 if i is odd
+    and there are 16 rows) and column t + 4 * (i / (rows / 8)), b_i row t + 4i and column g, c_i row
+    g + 8 * (i / 2) and column 2t + i % 2."""
+    rows, k = DOUBLES[shape]
+    blocks = rows // 8
+    g, t = np.arange(LANES) // 4, np.arange(LANES) % 4
+    lanes_a = np.stack([a[g + 8 * (i % blocks), t + 4 * (i // blocks)] for i in range(blocks * k // 4)], 1)
+    lanes_b = np.stack([b[t + 4 * i, g] for i in range(k // 4)], 1)
+    places = [(g + 8 * (i // 2), 2 * t + i % 2) for i in range(2 * blocks)]
+    lanes_c = np.stack([c[place] for place in places], 1)
+    out = np.zeros_like(lanes_c)
+
+    def moves(op: str, name: str, parameter: int, count: int) -> str:
+        one = "ld.global.f64 {0}, [%q+{1}];" if op == "ld" else "st.global.f64 [%q+{1}], {0};"
+        return f"mad.wide.u32 %q, %lane, {8 * count}, %p{parameter};" + "".join(
+            one.format(f"%{name}{i}", 8 * i) for i in range(count)
+        )
+
+    def several(name: str, count: int) -> str:
+        return "{" + ", ".join(f"%{name}{i}" for i in range(count)) + "}"
+
+    counts = [lanes.shape[1] for lanes in (lanes_a, lanes_b, lanes_c)]
+    operands = ", ".join(
+        several(name, count) for name, count in zip("cabc", [counts[2], *counts], strict=True)
+    )
+    body = f"""{moves("ld", "a", 0, counts[0])}{moves("ld", "b", 1, counts[1])}
+    {moves("ld", "c", 2, counts[2])}
+    mma.sync.aligned.{shape}.row.col{mode}.f64.f64.f64.f64 {operands};
+    {moves("st", "c", 3, counts[2])}"""
+    declare = ".reg .f64 %a<9>, %b<9>, %c<9>;"
+    warp(engine, body, [*map(np.ascontiguousarray, (lanes_a, lanes_b, lanes_c)), out], declare=declare)
+    d = np.zeros_like(c)
+    for i, place in enumerate(places):
+        d[place] = out[:, i]
+    return d
+
+
+def fused(a: float, b: float, c: float, mode: str) -> float:
+    """a * b + c rounded once; `.rz` cuts the exact value."""
+    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    near = float(exact)
+    if mode == ".rz" and abs(Fraction(near)) > abs(exact):
+        near = math.nextafter(near, 0.0)
+    return near
+
+
+@pytest.mark.parametrize("mode", ["", ".rz"])
+@pytest.mark.parametrize("shape", DOUBLES)
+def test_mma_of_doubles(engine: str, shape: str, mode: str) -> None:
+    """Fused products one after another in the order of k, as on an H100: the order shows in the bits."""
+    rows, k = DOUBLES[shape]
+    random = np.random.default_rng(rows + k)
+    a, b, c = (random.normal(size=size) * 2.0 ** random.integers(-9, 9, size)
+               for size in ((rows, k), (k, 8), (rows, 8)))  # fmt: skip
+    expected = c.copy()
+    for i, j in np.ndindex(rows, 8):
+        for each in range(k):
+            expected[i, j] = fused(a[i, each], b[each, j], expected[i, j], mode)
+    check(double_warp(engine, shape, a, b, c, mode), expected)
+
+
+def test_mma_of_doubles_beside_one_of_halves(engine: str) -> None:
+    """One kernel may have both, and a profile counts both."""
+    body = """.reg .f64 %x<4>; .reg .b32 %h<9>; mov.f64 %x0, 0d3FF0000000000000; mov.f64 %x1, %x0;
+    mov.f64 %x2, 0d0000000000000000; mov.f64 %x3, %x2;
+    mov.b32 %h0, 0x3C003C00; mov.b32 %h1, %h0; mov.b32 %h2, 0; mov.b32 %h3, 0; mov.b32 %h4, 0; mov.b32 %h5, 0;
+    mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%x2, %x3}, {%x0}, {%x1}, {%x2, %x3};
+    mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%h2, %h3, %h4, %h5}, {%h0, %h1}, {%h0},
+        {%h2, %h3, %h4, %h5};
+    cvt.rn.f32.f64 %h6, %x3; add.f32 %h6, %h6, %h5; .reg .f32 %unused;
+    mad.wide.u32 %q, %lane, 4, %p0; st.global.b32 [%q], %h6;"""
+    out = np.zeros(LANES, np.float32)
+    ptx = f"""{HEADER}.visible .entry k(.param .b64 a0) {{ .reg .b32 %lane; .reg .b64 %q, %p0;
+    ld.param.b64 %p0, [a0]; mov.u32 %lane, %tid.x; {body} ret; }}"""
+    result = run_ptx(ptx, "k", (1, 1, 1), (LANES, 1, 1), [out], engine=engine, threads=1, profile=True)
+    assert out.tolist() == [12.0] * LANES
+    assert result.counters.mma_macs == 8 * 8 * 4 + 16 * 8 * 8

@@ -271,3 +271,32 @@ def test_lanes_that_store_to_one_address(engine: str) -> None:
     text = """.shared .align 4 .b8 room[4]; .reg .b32 %lane; mov.u32 %lane, %laneid;
     st.shared.b32 [room], %lane; ld.shared.b32 %d0, [room];"""
     assert one(engine, text, [np.zeros(32, np.uint32)], np.uint32).tolist() == [31] * 32
+
+
+@pytest.mark.parametrize(
+    ("load", "store"),
+    [("ld.global.ca.b32", "st.global.wb.b32"), ("ld.cg.global.f32", "st.global.cg.f32"),
+     ("ld.global.cs.b32", "st.global.cs.b32"), ("ld.global.lu.b32", "st.global.wt.b32"),
+     ("ld.global.cv.b32", "st.cs.b32"), ("ld.global.cg.nc.L2::128B.b32", "st.wt.global.b32")],
+)  # fmt: skip
+def test_cache_operators_change_no_value(engine: str, load: str, store: str) -> None:
+    a = np.arange(BLOCK, dtype=np.uint32)
+    out = np.zeros_like(a)
+    ptx = f"""{HEADER}.visible .entry k(.param .b64 a, .param .b64 b) {{ .reg .b64 %a, %b; .reg .b32 %t, %x;
+    ld.param.ca.b64 %a, [a]; ld.param.b64 %b, [b]; mov.u32 %t, %tid.x;
+    mad.wide.u32 %a, %t, 4, %a; mad.wide.u32 %b, %t, 4, %b;
+    {load} %x, [%a]; {store} [%b], %x; ret; }}"""
+    run_ptx(ptx, "k", (1, 1, 1), (BLOCK, 1, 1), [a, out], engine=engine, threads=1)
+    check(out, a)
+
+
+def test_initial_values_may_be_negative(engine: str) -> None:
+    """A scalar, a vector variable and its alignment."""
+    out = np.zeros(4, np.int32)
+    ptx = f"""{HEADER}.global .b8 first; .global .u32 one = -125; .const .v2 .b32 pair = {{-1, 7}};
+    .visible .entry k(.param .b64 a) {{ .reg .b64 %a, %p; .reg .v4 .b32 %x; .reg .b32 %low;
+    ld.param.b64 %a, [a]; ld.global.b32 %x.x, [one]; ld.const.v2.b32 {{%x.y, %x.z}}, [pair];
+    mov.b64 %p, pair; cvt.u32.u64 %low, %p; and.b32 %x.w, %low, 7;
+    st.global.v4.b32 [%a], %x; ret; }}"""
+    run_ptx(ptx, "k", (1, 1, 1), (1, 1, 1), [out], engine=engine, threads=1)
+    assert out.tolist() == [-125, -1, 7, 0]

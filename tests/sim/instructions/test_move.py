@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.errors import PtxSyntaxError, UnsupportedError
 from gdnbench.sim.run import run_ptx
+from tests.messages import wording
 from tests.sim.instructions.one_instruction import BLOCK, HEADER, apply, check, one
 from tests.sim.instructions.operands import integers
 
@@ -140,3 +141,40 @@ def test_a_predicate_is_no_number(engine: str, text: str) -> None:
     """ptxas refuses both. The engines would take different bits of the number for the predicate."""
     with pytest.raises(UnsupportedError, match=r"register %(p|s0), \.(pred|b32)"):
         one(engine, f".reg .pred %p; {text}", [np.arange(32, dtype=np.uint32)], np.uint32)
+
+
+def test_vectors_of_registers(engine: str) -> None:
+    """Whole, by element, by colour, and as one operand of `ld` and `st` (PTX ISA, "Vectors as Operands")."""
+    a = integers(np.uint32, 8)
+    text = """.reg .v4 .b32 %v, %w; .reg .v2 .u32 %pair<2>; .reg .b32 %x; .shared .v4 .b32 room[128];
+    .reg .b32 %at;
+    mov.u32 %x, %tid.x; mov.u32 %at, room; mad.lo.u32 %at, %x, 16, %at;
+    mov.b32 %v.x, %s0; add.u32 %v.y, %v.x, 1; add.u32 %v.b, %v.g, 1; mov.b32 %v.w, 0;
+    st.shared.v4.b32 [%at], %v;
+    ld.shared.v4.b32 %w, [%at];
+    mov.v2.u32 %pair1, {%w.z, %w.r};
+    mov.v2.u32 {%pair0.x, %pair0.y}, %pair1;
+    mov.v2.u32 {%pair0.y, %pair0.x}, %pair0;
+    mad.lo.u32 %d0, %pair0.x, 3, %pair0.y;"""
+    check(one(engine, text, [a], np.uint32), a * np.uint32(3) + a + np.uint32(2), a)
+
+
+def test_a_vector_is_no_register(engine: str) -> None:
+    text = ".reg .v2 .b32 %v; mov.v2.b32 %v, {%s0, %s0}; add.u32 %d0, %v, 1;"
+    with pytest.raises(PtxSyntaxError, match=wording("sim.ptx.vector-used", name="%v")):
+        one(engine, text, [np.zeros(BLOCK, np.uint32)], np.uint32)
+
+
+def test_directives_without_a_space(engine: str) -> None:
+    """As cuda_fp16.h has them."""
+    a = integers(np.uint32, 9)
+    text = "{.reg.b16 %l, %h; mov.b32 {%l,%h}, %s0; mov.b32 %d0, {%h,%l};}"
+    check(one(engine, text, [a], np.uint32), a << np.uint32(16) | a >> np.uint32(16), a)
+
+
+def test_a_cache_policy_is_a_value(engine: str) -> None:
+    a = integers(np.uint32, 10)
+    text = """.reg .b64 %policy; createpolicy.fractional.L2::evict_first.b64 %policy, 1.0;
+    .reg .b64 %a; .shared .b32 word[128]; .reg .b32 %t, %at; mov.u32 %t, %tid.x; mov.u32 %at, word;
+    mad.lo.u32 %at, %t, 4, %at; st.shared.b32 [%at], %s0; ld.shared.b32 %d0, [%at];"""
+    check(one(engine, text, [a], np.uint32), a, a)

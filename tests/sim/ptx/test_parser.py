@@ -301,7 +301,7 @@ def test_debug_sections_are_skipped() -> None:
         ("frobnicate.b32 %r1, %r2;", "frobnicate.b32"),
         ("add.rn.sideways.f32 %r1, %r2, %r3;", "add with .sideways"),
         ("mov.u32 %r1, %envreg3;", "%envreg3"),
-        ("call.uni vprintf, (%r1);", "call.uni"),
+        ("call.uni %d1, (%r1), proto;", "a call through register %d1"),
         ("tcgen05.mma.cta_group::3.kind::f16 [%r1], %d1, %d2, %r2, %p1;", "cta_group::3"),
     ],
 )
