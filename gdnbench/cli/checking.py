@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 CHECK = "Detect races, missing fences and missing waits. Slower; uses one core."
 ACCEPT = "With --check: accept the findings that this TOML file lists, each with a reason."
+KEEP_GOING = (
+    "Go on after a fault that can be skipped, such as an access out of bounds or tensor memory freed too"
+    " early, as hardware most likely would. Results after a fault are not those of a correct run."
+)
 WRITE_ACCEPT = "With --check: write a template for --accept with one entry for each finding."
 VERBOSE = "With --accept: also list accepted findings."
 

@@ -12,6 +12,7 @@ import typer
 from gdnbench.cli.checking import (
     ACCEPT,
     CHECK,
+    KEEP_GOING,
     VERBOSE,
     WRITE_ACCEPT,
     print_unused,
@@ -82,6 +83,9 @@ def replay(
     machine: MachineOption = None,
     sms: SmsOption = None,
     check: Annotated[bool, typer.Option("--check", help=CHECK, rich_help_panel=SIM_PANEL)] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help=KEEP_GOING, rich_help_panel=SIM_PANEL)
+    ] = False,
     accept: Annotated[Path | None, typer.Option(help=ACCEPT, rich_help_panel=SIM_PANEL)] = None,
     write_accept: Annotated[Path | None, typer.Option(help=WRITE_ACCEPT, rich_help_panel=SIM_PANEL)] = None,
     verbose: Annotated[
@@ -166,6 +170,7 @@ def replay(
         "rules": tensor_rules(rule),
         "stages": stages,
         "check": check,
+        "keep_going": keep_going,
         "accepted": accepted,
         "isolate": isolate,
         "timeout": timeout,

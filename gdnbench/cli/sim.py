@@ -14,6 +14,7 @@ import typer
 from gdnbench.cli.checking import (
     ACCEPT,
     CHECK,
+    KEEP_GOING,
     VERBOSE,
     WRITE_ACCEPT,
     print_unused,
@@ -113,6 +114,7 @@ def sim(
     select: Annotated[str | None, typer.Option(help=SELECT)] = None,
     trace_limit: Annotated[int | None, typer.Option(min=1, help=LIMIT)] = None,
     check: Annotated[bool, typer.Option("--check", help=CHECK)] = False,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help=KEEP_GOING)] = False,
     accept: Annotated[Path | None, typer.Option(help=ACCEPT)] = None,
     write_accept: Annotated[Path | None, typer.Option(help=WRITE_ACCEPT)] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE)] = False,
@@ -158,6 +160,7 @@ def sim(
     texts = [*(args or ()), *(values or ())]
     bounds: dict[str, Any] = {"max_instructions": max_instructions, "timeout": timeout}
     bounds = {name: value for name, value in bounds.items() if value is not None}
+    bounds |= {"keep_going": True} if keep_going else {}
     if is_program(function):
         refuse_for_program(
             arch=None if arch == SM100 else arch,
@@ -210,7 +213,7 @@ def sim(
             "--accept": accept,
         }
         words = [word for name, value in given.items() if value is not None for word in (name, value)]
-        words += ["--check"] * check
+        words += ["--check"] * check + ["--keep-going"] * keep_going
 
         def command(texts: list[str], under: str) -> str:
             return typed("sim", function, "--schedule", under, *words, *["--"] * bool(texts), *texts)

@@ -14,7 +14,7 @@ from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.judge.calls import slots_of
 from gdnbench.replay import bind, call, side_effects
 from gdnbench.replay.kernels import LoadedKernel
-from gdnbench.replay.simulated import SIM, notes_of, simulated
+from gdnbench.replay.simulated import SIM, notes_of, simulated, skipped_faults
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Call, Operation, Role
 
@@ -74,10 +74,12 @@ def execute(
     on: str,
     stages: bool = False,
     checked: list[Finding] | None = None,
+    *,
+    keep_going: bool = False,
 ) -> Execution:
     """Run `kernel` on the device `on`, on `record` as it was called, converted to what it takes; keep its
-    `stages` too if asked, and check it into `checked`, see `simulated`. Raises what the kernel raises, and
-    ContractError for an impossible conversion."""
+    `stages` too if asked, and check it into `checked` and `keep_going`, see `simulated`. Raises what the
+    kernel raises, and ContractError for an impossible conversion."""
     if on not in kernel.devices:
         raise CannotRunError(f"kernel {kernel.name} runs on {' or '.join(kernel.devices)}, not on {on}")
     bound = bind.exact(record, operation, device_of(on))
@@ -85,7 +87,7 @@ def execute(
     given = operation.convert(bound.call, plan.target) if plan.texts else bound.call
     before = side_effects.inputs_of(record, given, operation)
     filled: dict[str, Tensor] = {}
-    with simulated(on, checked) as session:
+    with simulated(on, checked, keep_going=keep_going) as session:
         start = time.perf_counter()
         owner = os.getpid()
         try:
@@ -95,7 +97,10 @@ def execute(
                 os._exit(0)
         seconds = time.perf_counter() - start
     ran = [] if session is None else notes_of(session, kernel.name, _empty(given, operation))
-    faults = side_effects.written_inputs(given, before) + side_effects.written_pools(record, operation, given)
+    faults = [] if session is None else skipped_faults(session)
+    faults += side_effects.written_inputs(given, before) + side_effects.written_pools(
+        record, operation, given
+    )
     results = operation.convert_outputs(returned, given.conventions, bound.call.conventions)
     if kernel.fp64:
         results = call.in_contract_dtype(results, bound.call, operation)

@@ -33,7 +33,8 @@ class Isolated:
     record.
 
     With `stages` the kernel's intermediate tensors come back too, with `check` the findings of the
-    simulator's checker. With `trace` the worker writes a trace of the values that instructions compute.
+    simulator's checker. With `trace` the worker writes a trace of the values that instructions compute,
+    with `keep_going` it goes on after faults.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class Isolated:
         stages: bool = False,
         check: bool = False,
         trace: TraceRequest | None = None,
+        *,
+        keep_going: bool = False,
     ) -> None:
         self._on, self._timeout = on, timeout
         self._folder = tempfile.TemporaryDirectory(prefix="gdnbench-replay-")
         self._results = Path(self._folder.name) / "outputs"
         requested_trace = json.dumps(None if trace is None else trace.as_json())
-        options = [str(int(stages)), str(int(check)), requested_trace]
+        options = [str(int(stages)), str(int(check)), requested_trace, str(int(keep_going))]
         arguments = [kernel, on, str(path), str(self._results), *options]
         self._worker = RestartingWorker(
             lambda: WorkerProcess("gdnbench.replay.worker", arguments),

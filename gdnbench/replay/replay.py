@@ -70,6 +70,7 @@ def replay(
     check: bool = False,
     accepted: Accepted | None = None,
     trace: TraceRequest | None = None,
+    keep_going: bool = False,
     progress: Progress | None = None,
 ) -> ReplayReport:
     """Replay the records of `store` (those numbered in `records`, of operation `op`) through `kernel`.
@@ -83,6 +84,7 @@ def replay(
     `save`: a run store for the results, and without `save_outputs` nothing else.
     `grids`: results have their errors by chunk and head, as they have where they are saved.
     `trace`: the simulator writes what instructions of `kernel` compute.
+    `keep_going`: a simulated `kernel` goes on after faults that can be skipped; its record is a mismatch.
     `isolate` None: in a process of its own for a user's function, on CUDA, or with a timeout; `timeout` is
     seconds a record.
 
@@ -103,6 +105,7 @@ def replay(
         timeout=timeout,
         check=check,
         trace=trace,
+        keep_going=keep_going,
         grids=grids or save is not None,
     )
     chosen = select(store, records, op)
@@ -140,6 +143,7 @@ class ReplayOptions:
     check: bool = False
     trace: TraceRequest | None = None
     grids: bool = False
+    keep_going: bool = False
 
     def report(self, store: Store) -> ReplayReport:
         """Of no record yet."""
@@ -163,6 +167,7 @@ def replay_options(
     timeout: float | None = None,
     check: bool = False,
     trace: TraceRequest | None = None,
+    keep_going: bool = False,
     grids: bool = False,
 ) -> ReplayOptions:
     """The arguments of `replay`, checked as far as possible without a store and a device. BadInputError, or
@@ -174,12 +179,14 @@ def replay_options(
         raise BadInputError("no call records its stages: compare them with reference or another kernel")
     if check and on != SIM:
         raise BadInputError(f"--check is done by the simulator: --on {SIM}, not {on}")
+    if keep_going and on != SIM:
+        raise BadInputError(f"--keep-going is about faults that the simulator finds: --on {SIM}, not {on}")
     if trace is not None and on != SIM:
         raise BadInputError(f"a value trace is written by the simulator: on {SIM}, not {on}")
     kernels.check_name(kernel, on)
     if against not in (ORACLE, RECORDED):
         kernels.check_name(against)
-    return ReplayOptions(kernel, against, on, rule, stages, isolate, timeout, check, trace, grids)
+    return ReplayOptions(kernel, against, on, rule, stages, isolate, timeout, check, trace, grids, keep_going)
 
 
 @contextmanager
@@ -193,14 +200,25 @@ def replaying(store: Store, options: ReplayOptions) -> Iterator[Replayer]:
     # The other side of a simulated kernel need not be simulated: its tensors are on the CPU anyway.
     there = "cpu" if on == SIM and against not in kernels.on_simulator() else on
 
-    def runner_of(name: str, on: str, *, check: bool, trace: TraceRequest | None = None) -> Runner:
-        alone, timeout, stages = options.isolate, options.timeout, options.stages
+    def runner_of(
+        name: str, on: str, *, check: bool, trace: TraceRequest | None = None, keep_going: bool = False
+    ) -> Runner:
         return runner(
-            store, name, on, isolate=alone, timeout=timeout, stages=stages, check=check, trace=trace
+            store,
+            name,
+            on,
+            isolate=options.isolate,
+            timeout=options.timeout,
+            stages=options.stages,
+            check=check,
+            trace=trace,
+            keep_going=keep_going,
         )
 
     with ExitStack() as stack:
-        main = runner_of(options.kernel, on, check=options.check, trace=options.trace)
+        main = runner_of(
+            options.kernel, on, check=options.check, trace=options.trace, keep_going=options.keep_going
+        )
         stack.enter_context(closing(main))
         other = None
         if against not in (ORACLE, RECORDED):
@@ -219,6 +237,7 @@ def runner(
     stages: bool = False,
     check: bool = False,
     trace: TraceRequest | None = None,
+    keep_going: bool = False,
 ) -> Runner:
     """A Runner of `kernel` for the records of `store`, in this process or in a worker process; see `replay`.
     BadInputError for a timeout of a kernel that runs in this process."""
@@ -226,10 +245,10 @@ def runner(
     if isolate if isolate is not None else alone:
         usual = TIMEOUT if trace is None and not check else SLOW_TIMEOUT
         seconds = timeout if timeout is not None else usual
-        return Isolated(store.path, kernel, on, seconds, stages, check, trace)
+        return Isolated(store.path, kernel, on, seconds, stages, check, trace, keep_going=keep_going)
     if timeout is not None:
         raise BadInputError("a timeout needs isolation: a kernel in this process cannot be stopped")
-    return InProcess(kernel, on, stages, check, trace)
+    return InProcess(kernel, on, stages, check, trace, keep_going=keep_going)
 
 
 def select(store: Store, records: Sequence[int] | None, op: str | None) -> list[int]:

@@ -34,7 +34,8 @@ class Runner(Protocol):
 class InProcess:
     """Runs the kernel in this process. That is fast, but its crash or hang takes this process with it. What
     the kernel prints goes to stderr. With `check` the simulator's checker runs, with `trace` the values that
-    instructions compute are written. `kernel` is a name or a kernel that is loaded already."""
+    instructions compute are written, with `keep_going` the simulator goes on after faults. `kernel` is a name
+    or a kernel that is loaded already."""
 
     def __init__(
         self,
@@ -43,12 +44,15 @@ class InProcess:
         stages: bool = False,
         check: bool = False,
         trace: TraceRequest | None = None,
+        *,
+        keep_going: bool = False,
     ) -> None:
         self._kernel = kernel
         self._on = on
         self._stages = stages
         self._check = check
         self._trace = trace
+        self._keep_going = keep_going
         self._loaded: dict[str, LoadedKernel] = {}
 
     def run_record(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
@@ -59,7 +63,8 @@ class InProcess:
                 kernel = self._load(operation)
                 imported = True
                 with traced(self._trace, record):
-                    return execute(record, operation, kernel, self._on, self._stages, checked)
+                    how = (self._on, self._stages, checked)
+                    return execute(record, operation, kernel, *how, keep_going=self._keep_going)
         except ENDINGS as error:
             found = None if checked is None else tuple(checked)
             return Failure(classify(error), describe(error), imported, found)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -34,18 +34,26 @@ _session: ContextVar[Session | None] = ContextVar("gdnbench_replay_session", def
 
 
 @contextmanager
-def simulated(on: str, checked: list[Finding] | None = None) -> Iterator[Session | None]:
+def simulated(
+    on: str, checked: list[Finding] | None = None, *, keep_going: bool = False
+) -> Iterator[Session | None]:
     """While a kernel is loaded or runs on the device called `on`; yields None unless that is the simulator.
 
     A kernel calls a `Program`, what `cute.compile` returned, or `gdnbench.sim.launch`, with the tensors it
     was given. With `checked`, which takes what is found, its launches are checked, until it fails if it does.
+    With `keep_going` launches go on after faults that can be skipped.
     """
     if on != SIM:
         yield None
         return
     from gdnbench.sim import active
 
-    with active(check=checked is not None) as session, programs_simulated():
+    with ExitStack() as stack:
+        if keep_going:
+            around = stack.enter_context(active())
+            stack.enter_context(active(replace(around.settings, keep_going=True)))
+        session = stack.enter_context(active(check=checked is not None))
+        stack.enter_context(programs_simulated())
         token = _session.set(session)
         try:
             yield session
@@ -149,9 +157,25 @@ def _of_checker(session: Session) -> Iterator[Finding]:
         before += len(report.launches)
 
 
+def skipped_faults(session: Session) -> list[str]:
+    """The faults after which launches went on, one line each."""
+    before, found = 0, []
+    for report in session.reports:
+        for fault in report.findings:
+            if fault.skipped:
+                often = f" ({fault.count} times)" if fault.count > 1 else ""
+                where = f" at PTX line {fault.ptx_line}" if fault.ptx_line is not None else ""
+                message = f"{fault.kind} in launch {before + fault.launch}: {fault.message}"
+                found.append(f"{message}{where}{often}")
+        before += len(report.launches)
+    return found
+
+
 def notes_of(session: Session, kernel: str, empty: bool = False) -> list[str]:
     """What was simulated, in a line, and what the simulator noted. CannotRunError if nothing was, unless the
     call is `empty`, one of no tokens: a result that the simulator had no part in says nothing about it."""
+    from gdnbench.sim import AFTER_A_FAULT
+
     launches = [launch for report in session.reports for launch in report.launches]
     if empty and not launches:
         return ["simulated: no launch, for no tokens"]
@@ -162,7 +186,9 @@ def notes_of(session: Session, kernel: str, empty: bool = False) -> list[str]:
         )
     instructions = sum(launch.warp_instructions for launch in launches)
     findings = [finding for report in session.reports for finding in report.findings]
-    found = [finding.message for finding in findings if finding.evidence is None]
+    found = [finding.message for finding in findings if finding.evidence is None and not finding.skipped]
     count = f"{len(launches)} launch{'es' if len(launches) > 1 else ''}"
     checked = ", checked" if session.settings.check else ""
+    if any(finding.skipped for finding in findings):
+        found.append(AFTER_A_FAULT)
     return [f"simulated: {count}, {instructions:,} warp instructions{checked}", *dict.fromkeys(found)]

@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from gdnbench.sim.machine.cta import Launch
     from gdnbench.sim.machine.engine_interface import Dim3
     from gdnbench.sim.machine.memory import GlobalMemory
-    from gdnbench.sim.report import Finding, LaunchReport, Report, Severity
+    from gdnbench.sim.report import AFTER_A_FAULT, Finding, LaunchReport, Report, Severity
     from gdnbench.sim.run import ENGINES, run_ptx
     from gdnbench.sim.simulate import Session, Settings, active, launch
     from gdnbench.sim.watch import Observed
 
 __all__ = [
+    "AFTER_A_FAULT",
     "ENGINES",
     "Accepted",
     "Call",
@@ -78,7 +79,7 @@ __getattr__ = lazy_names(
         "gdnbench.sim.machine.cta": "Launch",
         "gdnbench.sim.machine.engine_interface": "Dim3",
         "gdnbench.sim.machine.memory": "GlobalMemory",
-        "gdnbench.sim.report": "Finding LaunchReport Report Severity",
+        "gdnbench.sim.report": "AFTER_A_FAULT Finding LaunchReport Report Severity",
         "gdnbench.sim.run": "ENGINES run_ptx",
         "gdnbench.sim.simulate": "Session Settings active launch",
         "gdnbench.sim.watch": "Observed",

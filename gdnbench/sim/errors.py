@@ -57,7 +57,7 @@ class KernelFault(SimError):
     """The kernel did something illegal. `kind` is the rule it broke, `place` the instruction, `thread` the
     CTA, warp and lanes. The first line of the text stands alone; for a deadlock one line per wait follows.
     `found` is the checker's findings before the fault, a `checker.evidence.Evidence`; None if the launch was
-    not checked."""
+    not checked. `skipped` is the faults before it after which the launch went on (`keep_going`)."""
 
     def __init__(
         self, kind: FaultKind, message: str, place: Place | None = None, thread: str | None = None
@@ -67,6 +67,7 @@ class KernelFault(SimError):
         self.place = place
         self.thread = thread
         self.found: tuple[object, ...] | None = None
+        self.skipped: tuple[object, ...] = ()
         super().__init__(message)
 
     def __reduce__(self) -> tuple[type[KernelFault], tuple[object, ...]]:

@@ -27,11 +27,14 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
+AFTER_A_FAULT = "keep_going: results after a fault are not those of a correct run"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One finding: its kind, place and thread, as far as they are known. A finding of the checker has
     `evidence`, and `accepted` is the reason if somebody accepted it. When two kernels are compared, `of`
-    names the kernel if it is not the one being judged."""
+    names the kernel if it is not the one being judged. `skipped`: a fault after which the launch went on."""
 
     severity: Severity
     kind: str
@@ -46,6 +49,7 @@ class Finding:
     evidence: Evidence | None = None
     accepted: str | None = None
     of: str | None = None
+    skipped: bool = False
 
     @classmethod
     def at_place(cls, place: Place | None, **what: Any) -> Finding:
@@ -177,6 +181,8 @@ class Report:
         how = f"engine {self.engine}, schedule {self.schedule}, mma {self.mma}{checked}"
         launches = [f"launch {number}: {launch}" for number, launch in enumerate(self.launches)]
         profiles = [text for number, launch in enumerate(self.launches) if (text := _profile(number, launch))]
+        if any(finding.skipped for finding in self.findings):
+            launches.append(AFTER_A_FAULT)
         shown = [str(finding) for finding in self.findings if accepted or finding.accepted is None]
         if self.origin is not None:
             how += f"; called at {self.origin}"

@@ -24,6 +24,7 @@ from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.cta import MULTIPROCESSORS, Cta, Engine, Launch, MachineConfig, Note
 from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.machine.grid import run_grid
+from gdnbench.sim.machine.keep_going import Skipped, refuse_to_skip
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.machine.observer import Checker
 from gdnbench.sim.machine.processes import Progress
@@ -89,7 +90,8 @@ def check_bounds(max_instructions: int, timeout: float) -> None:
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """The result of one launch: its counters, its notes with how often each was made, the wall time in
-    seconds, the timeline if profiled, and the checker's findings if checked."""
+    seconds, the timeline if profiled, the checker's findings if checked, and the skipped faults with how
+    often each occurred."""
 
     counters: Counters
     notes: dict[Note, int]
@@ -97,6 +99,7 @@ class RunResult:
     ctas: int
     record: LaunchRecord | None = None
     found: tuple[Evidence, ...] | None = None
+    skipped: tuple[tuple[Skipped, int], ...] = ()
 
 
 @ieee_arithmetic()
@@ -122,6 +125,7 @@ def run_ptx(
     max_instructions: int | None = None,
     timeout: float | None = None,
     multiprocessors: int | None = None,
+    keep_going: bool = False,
 ) -> RunResult:
     """Launch `entry` of the PTX with `smem` bytes of dynamic shared memory and wait for its end.
 
@@ -173,6 +177,7 @@ def run_ptx(
         registers=registers if registers is not None else kernel.maxnreg,
         check=checker is not None,
         multiprocessors=multiprocessors or MULTIPROCESSORS,
+        keep_going=keep_going,
     )
     launch = prepare_launch(module, kernel, grid, block, param, smem, memory, config)
     check_grid(grid, max_instructions)
@@ -193,6 +198,9 @@ def run_ptx(
         end = End.COMPLETE
     except KernelFault as fault:
         end = End.FAULT
+        fault.skipped = tuple(launch.skipped)
+        if keep_going:
+            refuse_to_skip(fault)
         if checks is not None:
             fault.found = collect_evidence(checks, launch)
         raise
@@ -201,7 +209,8 @@ def run_ptx(
             observed.end_launch(end)
     seconds = time.perf_counter() - start
     found = None if checks is None else collect_evidence(checks, launch)
-    return RunResult(counters, dict(launch.notes), seconds, launch.ctas, record, found)
+    skipped = tuple(launch.skipped)
+    return RunResult(counters, dict(launch.notes), seconds, launch.ctas, record, found, skipped)
 
 
 def _extents(name: str, given: object) -> Dim3:

@@ -25,6 +25,7 @@ from gdnbench.sim.host.dsl_calls import calls_go_to
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.bounds import Bounds, bounded, default_bounds
 from gdnbench.sim.machine.cta import Note
+from gdnbench.sim.machine.keep_going import Skipped
 from gdnbench.sim.machine.memory import Allocation, GlobalMemory
 from gdnbench.sim.machine.processes import Progress
 from gdnbench.sim.ptx.ir import Module
@@ -53,6 +54,7 @@ class Settings:
     before: Callable[[Module, LaunchRequest, GlobalMemory], None] | None = None
     max_instructions: int = field(default_factory=lambda: default_bounds().max_instructions)
     timeout: float = field(default_factory=lambda: default_bounds().timeout)
+    keep_going: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self.engine, self.schedule, self.mma, self.threads)
@@ -91,6 +93,7 @@ def launch(
     progress: Progress | None = None,
     max_instructions: int | None = None,
     timeout: float | None = None,
+    keep_going: bool | None = None,
     **kwargs: Any,
 ) -> Report:
     """Call `compiled`, which `cute.compile` returned for sm_100a or sm_90a, on the CPU. It may also be an
@@ -109,8 +112,10 @@ def launch(
     with all cores and the bounds of `machine.bounds`.
 
     An illegal act, or a launch beyond a bound, raises KernelFault; with `raises` False it becomes the
-    report's last finding. Later launches do not run. Raises ExportError, LaunchError or UnsupportedError for
-    a call that cannot be simulated.
+    report's last finding. Later launches do not run. With `keep_going` a fault that can be skipped
+    (`machine.keep_going`) is an error of the report, the launch goes on as hardware most likely would, and
+    later launches run; their results are not those of a correct run. Raises ExportError, LaunchError or
+    UnsupportedError for a call that cannot be simulated.
     """
     options = {
         "check": check,
@@ -122,6 +127,7 @@ def launch(
         "progress": progress,
         "max_instructions": max_instructions,
         "timeout": timeout,
+        "keep_going": keep_going,
     }
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     session = _session.get()
@@ -231,11 +237,13 @@ def run_requests(
         except KernelFault as fault:
             ended = fault
             found = cast("tuple[Evidence, ...] | None", fault.found)
+            findings += _of_skipped(cast("tuple[tuple[Skipped, int], ...]", fault.skipped), number)
             findings += _of_checker(found, number)
             findings.append(Finding.of_fault(fault, number))
             launches.append(_launch_report(request, None, found, settings))
             break
         launches.append(_launch_report(request, result, result.found, settings))
+        findings += _of_skipped(result.skipped, number)
         findings += [_of_note(note, count, number) for note, count in result.notes.items()]
         findings += _of_checker(result.found, number)
         if settings.check and session.questions.multiprocessors:
@@ -282,6 +290,7 @@ def _run_one(
         max_instructions=settings.max_instructions,
         timeout=settings.timeout,
         multiprocessors=device.multiprocessors,
+        keep_going=settings.keep_going,
     )
     if watch is not None:
         watch.on_launch_end(regions)
@@ -311,6 +320,22 @@ def _ring_reuse(
     if message is None:
         return []
     return [Finding(Severity.NOTE, RING_REUSE, message, number)]
+
+
+def _of_skipped(skipped: Sequence[tuple[Skipped, int]], launch: int) -> list[Finding]:
+    return [
+        Finding.at_place(
+            fault.place,
+            severity=Severity.ERROR,
+            kind=fault.kind.value,
+            message=fault.text,
+            launch=launch,
+            thread=fault.thread,
+            count=count,
+            skipped=True,
+        )
+        for fault, count in skipped
+    ]
 
 
 def _of_checker(found: Sequence[Evidence] | None, launch: int) -> list[Finding]:

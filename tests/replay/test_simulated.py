@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdnbench.errors import CannotRunError
+from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.record import RecordDraft
 from gdnbench.replay.replay import replay
 from gdnbench.report.outcome import Outcome
@@ -78,6 +78,23 @@ def test_failures(decode: Store, function: str, outcome: Outcome, reason: str) -
     assert result.outcome is outcome
     assert re.search(reason, result.reason), result.reason
     assert "\n" not in result.reason
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_kernel_that_goes_on_after_a_fault(decode: Store, isolate: bool) -> None:
+    """Its numbers are judged, and it is no pass, although no number is wrong."""
+    (result,) = replay(
+        decode, kernel=mine("reads_past_the_end"), on="sim", isolate=isolate, keep_going=True
+    ).records
+    assert result.outcome is Outcome.MISMATCH
+    assert all(not tensor.reasons for tensor in result.tensors)
+    assert re.search(r"out-of-bounds access in launch 0: .* source .* keep_going: ", result.reason)
+    assert any("results after a fault are not those of a correct run" in note for note in result.notes)
+
+
+def test_keep_going_is_of_the_simulator(decode: Store) -> None:
+    with pytest.raises(BadInputError, match=wording("replay.keep-going-on", on="cpu")):
+        replay(decode, kernel="torch", keep_going=True)
 
 
 def test_a_call_of_no_tokens_needs_no_launch(

@@ -7,7 +7,7 @@ from gdnbench.sim.compiler.access_log import log_access
 from gdnbench.sim.compiler.emit import I64, Code, Library, Value, bits_of, const, lanes_of
 from gdnbench.sim.compiler.floating import extremum
 from gdnbench.sim.compiler.formats import canonical, encode, flush32, to_f32
-from gdnbench.sim.compiler.memory import count_access, locate, space_of
+from gdnbench.sim.compiler.memory import count_access, locate, space_of, zero_elsewhere
 from gdnbench.sim.compiler.translator import Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.engine_interface import SHARED_WINDOW, WINDOW_SIZE
@@ -129,6 +129,7 @@ def atomic(t: Translator, ins: Instruction) -> None:
     # Read all sources before writing the first result: a destination may be a source too.
     values = [[t.read(part, bits) for part in row] for row in rows]
     results = []
+    everyone = t.active
     for index in range(ins.vec):
         address = code.opi("add", base, index * size) if index else base
         hosts = locate(t, ins, space, address, size)
@@ -138,11 +139,12 @@ def atomic(t: Translator, ins: Instruction) -> None:
         mask = code.mask_bits(t.active)
         helper = _helper(code.library, name, kind)
         code.call_void(helper, hosts, mask, _shared_lanes(t, space, address), b, c, old)
-        results.append(code.load(lanes_of(f"i{bits}"), old, 64))
+        results += zero_elsewhere(t, [code.load(lanes_of(f"i{bits}"), old, 64)])
         if dests:
             count_access(t, space, address, size, load=True)
         count_access(t, space, address, size, load=False)
     log_access(t, ins, base)
+    t.active = everyone
     for dest, result in zip(dests, results, strict=False):
         t.write(dest, result)
 

@@ -42,13 +42,16 @@ _FULL = 0xFFFF_FFFF
 LIVE, WAITING, JOINING, ACTIVE, CURRENT = (
     HEADER[name] // 4 for name in ("live", "waiting", "joining", "active", "current")
 )
+SKIPPED = HEADER["skipped"] // 4
 EXECUTED = HEADER["executed"] // 8
 SERVICE = int(Status.SERVICE)
 
 
 def prepare(module: Module, kernel: Kernel, config: MachineConfig) -> CompiledEngine:
     """Compile a kernel or load it from the cache."""
-    return CompiledEngine(kernels.compile_kernel(module, kernel, logged=config.check), config)
+    return CompiledEngine(
+        kernels.compile_kernel(module, kernel, logged=config.check, keep_going=config.keep_going), config
+    )
 
 
 class CompiledEngine:
@@ -214,6 +217,8 @@ class CompiledWarp:
             if left <= 0:
                 return WarpState.RUNNING
             status = run(pointer, left)
+            if cells[SKIPPED]:
+                faults.report_skipped(self, self.engine.native.skips)
             if watch is not None:
                 watch.report_uses()
             if log is not None:
@@ -285,6 +290,7 @@ class CompiledWarp:
             watch.check_sources(service.ins, mask_lanes(executing))
         direct = self.engine.direct.get(block)
         if direct is not None and executing == self._seen_live:
+            self.cta.execute(self.warp, service.ins, mask_lanes(executing))
             direct.execute(self, mask_lanes(executing))
             if watch is not None:
                 watch.mark_results(service.ins, mask_lanes(executing))

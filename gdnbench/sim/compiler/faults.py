@@ -6,10 +6,12 @@ memories, with the same addresses, and they raise the fault.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from gdnbench.sim.compiler.compiled_warp import CompiledWarp
-from gdnbench.sim.compiler.layout import HEADER
+from gdnbench.sim.compiler.layout import HEADER, SKIP_COUNT, SKIP_LANES
 from gdnbench.sim.compiler.memory import space_of
 from gdnbench.sim.compiler.runtime_calls import mask_lanes
 from gdnbench.sim.compiler.translator import FaultCode
@@ -54,6 +56,23 @@ def fault(warp: CompiledWarp) -> KernelFault:
             error.place, error.thread = ins.place, warp.cta.thread(warp.warp, together)
         return error
     raise AssertionError(f"compiled code stopped at {ins.place}, where the machine sees no fault")
+
+
+def report_skipped(warp: CompiledWarp, skips: Sequence[tuple[int, int, int]]) -> None:
+    """Report the faults after which compiled code went on since the last call."""
+    warp.cells[HEADER["skipped"] // 4] = 0
+    for record, pc, code in skips:
+        count = warp.longs[(record + SKIP_COUNT) // 8]
+        if not count:
+            continue
+        warp.longs[(record + SKIP_COUNT) // 8] = 0
+        ins, lanes = warp.kernel.instructions[pc], mask_lanes(warp.cells[(record + SKIP_LANES) // 4])
+        addresses = warp.state[record : record + 8 * LANES].view(np.uint64)
+        try:
+            _repeat(warp, FaultCode(code), ins, addresses, lanes)
+        except KernelFault as fault:
+            fault.place, fault.thread = ins.place, warp.cta.thread(warp.warp, lanes)
+            warp.cta.skip(fault, count)
 
 
 def branch_fault(ins: Instruction, indices: Values, lanes: Lanes) -> KernelFault:

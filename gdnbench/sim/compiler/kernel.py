@@ -52,7 +52,7 @@ def _table() -> dict[str, Translate]:
 @dataclass(frozen=True, slots=True)
 class NativeKernel:
     """A kernel ready to run. `symbols` are the state offsets of module variables' addresses, `traffic` the
-    names of the byte counters."""
+    names of the byte counters, `skips` the records of skipped faults as (offset in the state, pc, code)."""
 
     kernel: Kernel
     blocks: Blocks
@@ -62,14 +62,20 @@ class NativeKernel:
     traffic: tuple[str, ...]
     seen: dict[int, int]
     shadows: Shadows | None = None
+    skips: tuple[tuple[int, int, int], ...] = ()
 
 
 def translate(
-    kernel: Kernel, blocks: Blocks, layout: Layout, shadows: Shadows | None = None
+    kernel: Kernel,
+    blocks: Blocks,
+    layout: Layout,
+    shadows: Shadows | None = None,
+    *,
+    keep_going: bool = False,
 ) -> tuple[str, Program]:
     """The LLVM IR of a kernel."""
     library = Library(dict(runtime.DECLARATIONS))
-    program = Program(kernel, blocks, layout, library, shadows)
+    program = Program(kernel, blocks, layout, library, shadows, keep_going=keep_going)
     table = _table()
     for ins in kernel.instructions:
         if is_service(ins) and ins.op not in table:
@@ -91,12 +97,15 @@ ATTRIBUTES = (
 def _complete(record: dict[str, Any]) -> bool:
     """True if a cache entry has everything that `make` writes."""
     kinds = {name: type(value) for name, value in record.items()}
-    return kinds == {"size": int, "symbols": dict, "traffic": list, "seen": list}
+    return kinds == {"size": int, "symbols": dict, "traffic": list, "seen": list, "skips": list}
 
 
-def compile_kernel(module: Module, kernel: Kernel, *, logged: bool = False) -> NativeKernel:
+def compile_kernel(
+    module: Module, kernel: Kernel, *, logged: bool = False, keep_going: bool = False
+) -> NativeKernel:
     """Compile a kernel, or load it from the cache. With `logged` the code writes the log of its accesses
-    (`access_log`) and of uses of registers without a value (`shadow_registers`)."""
+    (`access_log`) and of uses of registers without a value (`shadow_registers`). With `keep_going` it goes on
+    after accesses out of bounds."""
     if not kernel.instructions:
         raise UnsupportedError(f"kernel {kernel.name} without instructions")
     blocks = find_blocks(kernel)
@@ -104,15 +113,16 @@ def compile_kernel(module: Module, kernel: Kernel, *, logged: bool = False) -> N
     shadows = None
     if logged and (planned := plan_shadows(kernel, blocks, layout)) is not None:
         shadows, blocks = planned
-    name = native.cache_key(module.text, kernel.name, *(["logged"] if logged else []))
+    name = native.cache_key(module.text, kernel.name, *["logged"] * logged, *["keep going"] * keep_going)
     found = native.read_cached(name)
     if found is None or not _complete(found.record):
-        text, program = translate(kernel, blocks, layout, shadows)
+        text, program = translate(kernel, blocks, layout, shadows, keep_going=keep_going)
         record = {
             "size": layout.size,
             "symbols": program.symbol_slots,
             "traffic": list(program.traffic),
             "seen": list(program.seen.items()),
+            "skips": program.skips,
         }
         found = native.Compiled(native.compile_text(text), record)
         native.write_cached(name, found)
@@ -127,4 +137,5 @@ def compile_kernel(module: Module, kernel: Kernel, *, logged: bool = False) -> N
         traffic,
         dict(found.record["seen"]),
         shadows,
+        tuple((record, pc, code) for record, pc, code in found.record["skips"]),
     )

@@ -34,6 +34,7 @@ _HEADER = {
     "fault_code": 4,
     "fault_pc": 4,
     "fault_lanes": 4,
+    "skipped": 4,  # nonzero if a skipped fault was recorded
     "inline": 4,  # nonzero if compiled code may execute machine instructions by itself
     "floor": 4,  # the lowest block that may run now
     "executed": 8,
@@ -69,6 +70,10 @@ def _offsets() -> tuple[dict[str, int], int]:
 
 
 HEADER, HEADER_SIZE = _offsets()
+
+
+SKIP_BYTES, SKIP_LANES, SKIP_COUNT = 320, 256, 264
+"""A record of skipped faults: i64[32] addresses, then at these offsets i32 lanes and i64 count."""
 
 
 def load_field(name: str, field: str, kind: str, align: int) -> str:

@@ -69,6 +69,8 @@ def load_matrix(t: Translator, ins: Instruction) -> None:
     everyone = t.active
     hosts = _rows(t, ins, matrices)
     table = t.scratch(512)
+    if t.program.keep_going:  # rows out of bounds are zero
+        code.store(const("<256 x i16>", 0), table, 64)
     code.call_void(lanes.collect(code.library, _ROW_BYTES), hosts, code.mask_bits(t.active), table)
     halves = code.load(_HALVES, table, 64)
     t.count_traffic("shared to registers", _ROW_BYTES)

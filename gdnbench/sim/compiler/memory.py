@@ -39,8 +39,12 @@ def space_of(ins: Instruction) -> str:
 
 def locate(t: Translator, ins: Instruction, space: str, address: Value, width: int) -> Value:
     """Check an access of `width` bytes in the active lanes and return its host addresses. An instruction that
-    writes may not access the parameters, which a generic address can name."""
+    writes may not access the parameters, which a generic address can name. If the launch goes on after
+    faults, the lanes out of bounds are no longer active."""
     code = t.code
+    if t.program.keep_going and width > 1:
+        crooked = code.comparei("icmp ne", code.opi("and", code.resize(address, I64), width - 1), 0)
+        t.fault(code.op("and", crooked, t.active), FAULTS[space], ins, address)
     out = t.scratch(256)
     arguments = [t.state, code.mask_bits(t.active), code.resize(address, I64), const("i64", width), out]
     if space in ("global", "generic"):
@@ -51,7 +55,10 @@ def locate(t: Translator, ins: Instruction, space: str, address: Value, width: i
         window = code.opi("lshr", code.resize(address, I64), shift)
         parameters = code.comparei("icmp eq", window, WINDOWS["param"] >> shift)
         bad = code.op("or", bad, code.mask_bits(code.op("and", parameters, t.active)))
-    t.fault(code.bits(bad, I1), FAULTS[space], ins, address)
+    if t.program.keep_going:
+        t.skip(bad, FAULTS[space], ins, address)
+    else:
+        t.fault(code.bits(bad, I1), FAULTS[space], ins, address)
     return code.load(I64, out, 64)
 
 
@@ -71,6 +78,13 @@ def read_rows(t: Translator, hosts: Value, size: int, count: int) -> list[Value]
     kind = lanes_of(f"i{size * 8}")
     align = min(64, 32 * size)
     return [code.load(kind, code.offset(rows, row * 32 * size), align) for row in range(count)]
+
+
+def zero_elsewhere(t: Translator, rows: list[Value]) -> list[Value]:
+    """`rows`, zero in the lanes whose fault was skipped."""
+    if not t.program.keep_going:
+        return rows
+    return [t.code.select(t.active, row, const(row.type, 0)) for row in rows]
 
 
 def write_rows(t: Translator, hosts: Value, rows: list[Value], size: int) -> None:
@@ -128,9 +142,11 @@ def load(t: Translator, ins: Instruction) -> None:
         values = _load_param(t, fixed, size, count)
     else:
         address = t.address(ins, source)
+        everyone = t.active
         hosts = locate(t, ins, space, address, width)
         log_located_access(t, ins, space, address)
-        values = read_rows(t, hosts, size, count)
+        values = zero_elsewhere(t, read_rows(t, hosts, size, count))
+        t.active = everyone
     count_access(t, space, address, width, load=True)
     for dest, value in zip(dests, values, strict=True):
         if not isinstance(dest, Sink):

@@ -6,7 +6,7 @@ import re
 
 from gdnbench.sim.compiler.address_translation import locators
 from gdnbench.sim.compiler.dispatch import exit_early
-from gdnbench.sim.compiler.layout import HEADER
+from gdnbench.sim.compiler.layout import HEADER, SKIP_COUNT, SKIP_LANES
 
 DECLARATIONS = {
     "@llvm.vector.reduce.umin.v32i32": "declare i32 @llvm.vector.reduce.umin.v32i32(<32 x i32>)",
@@ -19,7 +19,7 @@ DECLARATIONS = {
 def support(text: str) -> list[str]:
     """The functions of this runtime that `text` calls, directly or through each other. A kernel without the
     others compiles in about half the time."""
-    functions = {_DEFINED(one)[0]: one for one in (record_fault(), exit_early(), *locators())}
+    functions = {_DEFINED(one)[0]: one for one in (record_fault(), record_skip(), exit_early(), *locators())}
     found, pending = [], [text]
     while pending:
         names = set(_CALLED(pending.pop()))
@@ -31,6 +31,31 @@ def support(text: str) -> list[str]:
 
 _DEFINED = re.compile(r"^define internal \w+ @(\w+)\(", re.MULTILINE).findall
 _CALLED = re.compile(r"call \w+ @(\w+)\(").findall
+
+
+def record_skip() -> str:
+    """`record_skip(state, record, lanes, addresses)`: counts a skipped fault in the record of its
+    instruction (`SKIP_BYTES`), which keeps the lanes and addresses of the first."""
+    arguments = "ptr %state, i64 %at, i32 %lanes, <32 x i64> %where"
+    return f"""define internal void @record_skip({arguments}) noinline cold #0 {{
+  %flag = getelementptr i8, ptr %state, i64 {HEADER["skipped"]}
+  store i32 1, ptr %flag, align 4
+  %record = getelementptr i8, ptr %state, i64 %at
+  %lanes.p = getelementptr i8, ptr %record, i64 {SKIP_LANES}
+  %count.p = getelementptr i8, ptr %record, i64 {SKIP_COUNT}
+  %count = load i64, ptr %count.p, align 8
+  %more = add i64 %count, 1
+  store i64 %more, ptr %count.p, align 8
+  %first = icmp eq i64 %count, 0
+  br i1 %first, label %keep, label %done
+keep:
+  store <32 x i64> %where, ptr %record, align 64
+  store i32 %lanes, ptr %lanes.p, align 4
+  br label %done
+done:
+  ret void
+}}
+"""
 
 
 def record_fault() -> str:

@@ -29,7 +29,7 @@ from gdnbench.sim.compiler.emit import (
     lane_constants,
     lanes_of,
 )
-from gdnbench.sim.compiler.layout import HEADER, Layout
+from gdnbench.sim.compiler.layout import HEADER, SKIP_BYTES, Layout
 from gdnbench.sim.deadline import check_time
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.engine_interface import SHARED_BASE, window_of_variable
@@ -117,6 +117,8 @@ class Program:
     symbol_slots: dict[str, int] = field(default_factory=dict)
     traffic: dict[str, int] = field(default_factory=dict)
     seen: dict[int, int] = field(default_factory=dict)  # by block: set once the machine accepted it
+    keep_going: bool = False
+    skips: list[tuple[int, int, int]] = field(default_factory=list)  # (record, pc, fault code)
 
     def symbol_slot(self, symbol: Symbol) -> int:
         """The offset in the state of a module variable's address."""
@@ -466,6 +468,19 @@ class Translator:
         code.call_void("record_fault", *arguments)
         self.ret(const("i32", Exit.FAULT))
         code.start_block(good)
+
+    def skip(self, lanes: Value, code_number: FaultCode, ins: Instruction, address: Value) -> None:
+        """Record a fault if any lane is in `lanes` (i32), and go on without these lanes."""
+        code, program = self.code, self.program
+        record = program.layout.reserve(SKIP_BYTES)
+        program.skips.append((record, ins.pc, int(code_number)))
+        bad, good = code.new_label("skip"), code.new_label("legal")
+        code.branch(code.comparei("icmp ne", lanes, 0), bad, good)
+        code.start_block(bad)
+        code.call_void("record_skip", self.state, const("i64", record), lanes, code.resize(address, I64))
+        code.jump(good)
+        code.start_block(good)
+        self.active = code.op("and", self.active, code.not_(code.bits(lanes, I1)))
 
     def require_log(self, accesses: int) -> None:
         """Return if the log may be too short for this many more accesses; nothing was executed yet."""

@@ -12,6 +12,7 @@ from gdnbench.sim.interpreter.float import TYPES, Finish, extremum
 from gdnbench.sim.interpreter.memory import (
     address_of,
     count,
+    legal,
     memory_of,
     places,
     space_of,
@@ -151,11 +152,13 @@ def step(ins: Instruction) -> Step:
     def run(thread: Thread, lanes: Lanes) -> None:
         require(thread, used, lanes)
         addresses = locate(thread)
-        results = [
-            one(thread, addresses + np.uint64(i * size), lanes, [row[i](thread) for row in gets])
-            for i in range(ins.vec)
-        ]
-        tell(thread, ins, space, addresses, lanes)
+        made = lanes
+        results = []
+        for i in range(ins.vec):
+            at = addresses + np.uint64(i * size)
+            made = legal(thread, ins, space, at, made, size)
+            results.append(one(thread, at, made, [row[i](thread) for row in gets]))
+        tell(thread, ins, space, addresses, made)
         for put, result in zip(puts, results, strict=False):
             put(thread, lanes, result)
 

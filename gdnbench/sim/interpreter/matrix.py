@@ -9,7 +9,7 @@ import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.interpreter.double import fused_product
-from gdnbench.sim.interpreter.memory import address_of, count, places, space_of, tell
+from gdnbench.sim.interpreter.memory import address_of, count, legal, places, space_of, tell
 from gdnbench.sim.interpreter.operation import (
     Step,
     Thread,
@@ -77,6 +77,7 @@ def ldmatrix(ins: Instruction) -> Step:
         require(thread, used, rows)
         addresses = locate(thread)
         inside = _shared_rows(thread, space, addresses, rows)
+        rows = legal(thread, ins, "shared", inside, rows, _ROW_BYTES)
         data = thread.cta.shared.load(inside, rows, _ROW_BYTES)
         count(thread, "shared", rows, _ROW_BYTES, load=True)
         tell(thread, ins, space, addresses, rows)
@@ -105,6 +106,7 @@ def stmatrix(ins: Instruction) -> Step:
         tiles = _to_matrices(np.stack([get(thread) for get in gets]), transposed)
         data = np.zeros((LANES, _ROW_BYTES), np.uint8)
         data[: 8 * matrices] = np.ascontiguousarray(tiles).view(np.uint8).reshape(-1, _ROW_BYTES)
+        rows = legal(thread, ins, "shared", inside, rows, _ROW_BYTES)
         thread.cta.shared.store(inside, rows, data)
         count(thread, "shared", rows, _ROW_BYTES, load=False)
         tell(thread, ins, space, addresses, rows)

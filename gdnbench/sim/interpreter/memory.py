@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.interpreter.operation import (
     Step,
     Thread,
@@ -23,7 +24,8 @@ from gdnbench.sim.interpreter.operation import (
 )
 from gdnbench.sim.interpreter.registers import Array
 from gdnbench.sim.machine.engine_interface import LANES, Lanes, Values
-from gdnbench.sim.machine.memory import ParameterMemory, SharedMemory, resolve_lanes
+from gdnbench.sim.machine.memory import ParameterMemory, SharedMemory, legal_lanes, resolve_lanes
+from gdnbench.sim.ptx.forms import Access
 from gdnbench.sim.ptx.ir import Address, Instruction, Register, Vector
 
 if TYPE_CHECKING:
@@ -84,6 +86,23 @@ def tell(thread: Thread, ins: Instruction, space: str, addresses: Values, lanes:
         checker.on_accesses(thread.warp, ins, lanes[None], addresses[None])
 
 
+def legal(thread: Thread, ins: Instruction, space: str, addresses: Values, lanes: Lanes, width: int) -> Lanes:
+    """The lanes whose access can be made: all of them, unless the launch goes on after faults. Raises
+    KernelFault for a misaligned access."""
+    cta = thread.cta
+    if not cta.config.keep_going:
+        return lanes
+    cta.execute(thread.warp, ins, lanes)
+    found = np.zeros(LANES, np.bool_)
+    for name, here, local in places(space, addresses, lanes):
+        memory = memory_of(thread, name)
+        if name == "param" and ins.form.access is not Access.READ:
+            thread.skip(KernelFault(FaultKind.OUT_OF_BOUNDS, "a store to the kernel's parameters"))
+            continue
+        found |= legal_lanes(memory, local, here, width, thread.skip)
+    return found
+
+
 def load_bytes(thread: Thread, space: str, addresses: Values, lanes: Lanes, width: int) -> Array:
     """uint8[32, width]."""
     data = np.zeros((LANES, width), np.uint8)
@@ -135,8 +154,9 @@ def ld(ins: Instruction) -> Step:
     def step(thread: Thread, lanes: Lanes) -> None:
         require(thread, used, lanes)
         addresses = locate(thread)
-        data = load_bytes(thread, space, addresses, lanes, width)
-        tell(thread, ins, space, addresses, lanes)
+        made = legal(thread, ins, space, addresses, lanes, width)
+        data = load_bytes(thread, space, addresses, made, width)
+        tell(thread, ins, space, addresses, made)
         for put, value in zip(puts, elements(data, size), strict=True):
             put(thread, lanes, value.view(dtype))
 
@@ -161,6 +181,7 @@ def st(ins: Instruction) -> Step:
     def step(thread: Thread, lanes: Lanes) -> None:
         require(thread, used, lanes)
         addresses = locate(thread)
+        lanes = legal(thread, ins, space, addresses, lanes, size * ins.vec)
         partly = space == "shared" and not all(thread.registers.clean[i] for i in stored)
         if partly:
             for index in stored:

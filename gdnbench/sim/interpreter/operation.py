@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.errors import KernelFault, UnsupportedError
 from gdnbench.sim.interpreter.registers import WIDTHS, Array, RegisterFile, view
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import LANES, SHARED_BASE, Lanes, Values, Warp, window_of_variable
@@ -39,6 +39,10 @@ class Thread(Protocol):
     kernel: Kernel
     registers: RegisterFile
     carry: Array  # the carry flag CC.CF of each lane
+
+    def skip(self, fault: KernelFault) -> None:
+        """Record a fault of the instruction that runs, and return if the launch goes on after it."""
+        ...
 
     def special(self, name: str) -> Values: ...
 

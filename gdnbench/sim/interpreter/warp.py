@@ -161,6 +161,8 @@ class InterpretedWarp:
     def _advance(self, group: Group, end: int) -> None:
         """Run `group` to the next place where another group may have to go on."""
         self._group = group
+        if self.cta.config.keep_going:
+            self.cta.execute(self.warp, self._entry(group).ins, group.lanes)
         alone = len(self.groups) == 1
         stop = min((other.pc for other in self.groups if other.pc > group.pc), default=-1)
         if not alone:
@@ -384,6 +386,13 @@ class InterpretedWarp:
         self._write(entry, active, result)
         self._step_on(group)
 
+    def skip(self, fault: KernelFault) -> None:
+        """Record a fault of the instruction that runs, and return if the launch goes on after it."""
+        assert self._group is not None
+        fault.place = self._entry(self._group).ins.place
+        fault.thread = self.cta.thread(self.warp, self._group.lanes)
+        self.cta.skip(fault)
+
     def _unready(self, register: Register, lanes: Lanes, flight: Flight | None) -> None:
         """The instruction that runs uses a register that is not there yet."""
         assert self._group is not None
@@ -393,9 +402,8 @@ class InterpretedWarp:
             cta.checker.on_register_use(self.warp, ins, register, writer)
         elif flight is None:
             lane = int(lanes.argmax())
-            raise KernelFault(
-                FaultKind.UNINITIALISED, f"register {register.name} was never written in lane {lane}"
-            )
+            message = f"register {register.name} was never written in lane {lane}"
+            self.skip(KernelFault(FaultKind.UNINITIALISED, message))
         elif flight.owner is None:
             cta.note(
                 f"{ins.name} uses a register that tcgen05.ld loads, before tcgen05.wait::ld: its value is"
@@ -403,11 +411,11 @@ class InterpretedWarp:
                 ins,
             )
         else:
-            raise KernelFault(
-                FaultKind.UNINITIALISED,
+            message = (
                 f"register {register.name} is used before wgmma.wait_group; a product in flight writes it, "
-                f"at {flight.ins.place}",
+                f"at {flight.ins.place}"
             )
+            self.skip(KernelFault(FaultKind.UNINITIALISED, message))
 
     def _write(self, entry: Machine, lanes: Lanes, results: Results) -> None:
         if results is WRITTEN:

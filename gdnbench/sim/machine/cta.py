@@ -28,6 +28,7 @@ from gdnbench.sim.machine.engine_interface import (
     Warp,
     WarpEngine,
 )
+from gdnbench.sim.machine.keep_going import GOES_ON, Skipped, SkippedFaults
 from gdnbench.sim.machine.memory import GlobalMemory, LocalMemory, SharedMemory
 from gdnbench.sim.machine.observer import Checker, Parts
 from gdnbench.sim.machine.recorder import Recorder
@@ -49,7 +50,8 @@ class MachineConfig:
     """How a launch is simulated. `mma` names the model of the tensor core; `multiply` implements it for the
     engine. `track` records which shared bytes were written and checks reads. `registers` is the register
     count per thread if known. `check`: CTAs have a checker. `multiprocessors` bounds how many CTAs that wait
-    for one another run at once."""
+    for one another run at once. `keep_going`: faults that can be skipped are recorded, and the launch goes
+    on."""
 
     schedule: Schedule = LATE
     mma: str = "hardware"
@@ -59,6 +61,7 @@ class MachineConfig:
     registers: int | None = None
     check: bool = False
     multiprocessors: int = MULTIPROCESSORS
+    keep_going: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,7 @@ class Launch:
     checker: Callable[[Cta], Checker] | None = None
     parts: Parts | None = None  # without them checked CTAs run one by one in this process
     notes: Counter[Note] = field(default_factory=Counter)
+    skipped: SkippedFaults = field(default_factory=SkippedFaults)
     plans: dict[int, Plan] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     meter: Meter = field(default_factory=Meter)
@@ -153,7 +157,9 @@ class Cta:
         self.block = launch.block
         self.ctaid = launch.ctaid(index)
         self.param = launch.param
-        self.shared = SharedMemory(launch.shared_size, track=launch.config.track)
+        skip = self.skip if launch.config.keep_going else None
+        self.shared = SharedMemory(launch.shared_size, track=launch.config.track, skip=skip)
+        self._executed: tuple[Place, str] | None = None
         self.local = tuple(LocalMemory(launch.kernel.local_size) for _ in range(launch.warps))
         self._tmem: TensorMemory | None = None
         self._warpgroups: Warpgroups | None = None
@@ -172,7 +178,8 @@ class Cta:
     def tmem(self) -> TensorMemory:
         """Tensor memory, created at first use."""
         if self._tmem is None:
-            self._tmem = TensorMemory(track=self.config.track)
+            skip = self.skip if self.config.keep_going else None
+            self._tmem = TensorMemory(track=self.config.track, skip=skip)
         return self._tmem
 
     @property
@@ -195,6 +202,7 @@ class Cta:
         previous: Wait | None = None,
     ) -> Results | Wait:
         """Execute a machine instruction for `lanes` of `warp`. A fault carries the place and the thread."""
+        self.execute(warp, ins, lanes)
         try:
             plan = self.launch.plans.get(id(ins)) or self.launch.plan(ins)
             if plan.aligned and (lanes != warp.exists).any():
@@ -236,6 +244,21 @@ class Cta:
         """Record a legal act that the reader should know; equal notes are counted."""
         with self.launch.lock:
             self.launch.notes[Note(message, ins.place)] += 1
+
+    def execute(self, warp: Warp, ins: Instruction, lanes: Lanes) -> None:
+        """Name the instruction whose faults `skip` records from now on."""
+        if self.config.keep_going:
+            self._executed = ins.place, self.thread(warp, lanes)
+
+    def skip(self, fault: KernelFault, count: int = 1) -> None:
+        """Record a fault and return, if the launch can go on after it; else raise it."""
+        if not self.config.keep_going or fault.kind not in GOES_ON:
+            raise fault
+        place, thread = fault.place, fault.thread
+        if place is None and self._executed is not None:
+            place, thread = self._executed
+        with self.launch.lock:
+            self.launch.skipped.add(Skipped(fault.kind, fault.message, place, thread), count)
 
     def finish(self) -> None:
         """All warps have exited: land the operations in flight."""

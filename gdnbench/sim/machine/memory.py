@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +42,37 @@ class Memory(Protocol):
     def load(self, addresses: Values, lanes: Lanes, width: int) -> Bytes: ...
 
     def store(self, addresses: Values, lanes: Lanes, data: Bytes) -> None: ...
+
+    def check_lanes(self, addresses: Values, lanes: Lanes, width: int) -> None: ...
+
+
+Skip = Callable[[KernelFault], None]
+"""Records a fault after which the launch goes on; raises any other."""
+
+
+def raise_fault(fault: KernelFault) -> None:
+    """The `Skip` of a launch that stops at its first fault."""
+    raise fault
+
+
+def legal_lanes(memory: Memory, addresses: Values, lanes: Lanes, width: int, skip: Skip) -> Lanes:
+    """The lanes whose access is in bounds. `skip` gets the first fault of the others. Raises KernelFault for
+    a misaligned access, which no `Skip` records."""
+    try:
+        memory.check_lanes(addresses, lanes, width)
+    except KernelFault as fault:
+        skip(fault)
+    else:
+        return lanes
+    legal = np.zeros(LANES, np.bool_)
+    for lane in np.flatnonzero(lanes):
+        alone = np.arange(LANES) == lane
+        try:
+            memory.check_lanes(addresses, alone, width)
+        except KernelFault:
+            continue
+        legal |= alone
+    return legal
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +243,11 @@ class SharedMemory:
     // 8]` is the number of phases that the mbarrier there has completed, -1 where there is none.
     """
 
-    def __init__(self, size: int, *, track: bool) -> None:
+    def __init__(self, size: int, *, track: bool, skip: Skip | None = None) -> None:
         self.size = size
         self.end = SHARED_BASE + size
         self.track = track
+        self.skip = raise_fault if skip is None else skip
         room = -(-self.end // 128) * 128
         self.bytes: Bytes = np.full(room, POISON, np.uint8)
         self.valid: Shadow = np.zeros(room, np.bool_)
@@ -254,10 +286,8 @@ class SharedMemory:
         if lanes.any():
             where = self._locate(addresses, lanes, width)
             if self.track and not self.valid[where].all():
-                raise KernelFault(
-                    FaultKind.UNINITIALISED,
-                    f"shared address {int(where[~self.valid[where]][0]):#x} was never written",
-                )
+                message = f"shared address {int(where[~self.valid[where]][0]):#x} was never written"
+                self.skip(KernelFault(FaultKind.UNINITIALISED, message))
             out[lanes] = self.bytes[where]
         return out
 
@@ -313,6 +343,11 @@ class LocalMemory:
         has = f"a thread has {self.size} bytes"
         return _places_in_window(addresses, lanes, width, self.size, "local address", has)
 
+    def check_lanes(self, addresses: Values, lanes: Lanes, width: int) -> None:
+        """Raises the faults of `load` and `store`."""
+        if lanes.any():
+            self._locate(addresses, lanes, width)
+
     def load(self, addresses: Values, lanes: Lanes, width: int) -> Bytes:
         out = np.zeros((LANES, width), np.uint8)
         if lanes.any():
@@ -333,12 +368,17 @@ class ParameterMemory:
         self.size = len(data)
         self.bytes: Bytes = np.frombuffer(data, np.uint8)
 
-    def load(self, addresses: Values, lanes: Lanes, width: int) -> Bytes:
+    def _locate(self, addresses: Values, lanes: Lanes, width: int) -> npt.NDArray[np.intp]:
         has = f"the kernel has {self.size} bytes of parameters"
+        return _places_in_window(addresses, lanes, width, self.size, "parameter offset", has)
+
+    def check_lanes(self, addresses: Values, lanes: Lanes, width: int) -> None:
+        """Raises the faults of `load`."""
+        self._locate(addresses, lanes, width)
+
+    def load(self, addresses: Values, lanes: Lanes, width: int) -> Bytes:
         out = np.zeros((LANES, width), np.uint8)
-        out[lanes] = self.bytes[
-            _places_in_window(addresses, lanes, width, self.size, "parameter offset", has)
-        ]
+        out[lanes] = self.bytes[self._locate(addresses, lanes, width)]
         return out
 
     def store(self, addresses: Values, lanes: Lanes, data: Bytes) -> None:

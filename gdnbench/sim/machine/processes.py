@@ -24,6 +24,7 @@ import numpy as np
 from gdnbench.sim.errors import SimError, WorkerError
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.cta import Launch, Note
+from gdnbench.sim.machine.keep_going import SkippedFaults
 from gdnbench.sim.machine.memory import Bytes
 
 RunCta = Callable[[int], Counters]
@@ -57,6 +58,7 @@ class _Share:
 
     counters: Counters
     notes: Counter[Note]
+    skipped: SkippedFaults
     changes: tuple[_Change, ...]
     failure: tuple[int, BaseException] | None
     part: object
@@ -129,6 +131,8 @@ def run_in_processes(
     if launch.parts is not None:
         for share in shares:
             launch.parts.join(share.part)
+    for share in shares:
+        launch.skipped.merge(share.skipped)
     failures = [share.failure for share in shares if share.failure is not None]
     if failures:
         raise min(failures, key=lambda failure: failure[0])[1]
@@ -156,6 +160,7 @@ def _work(launch: Launch, run_cta: RunCta, board: _Board, write: int) -> None:
 def _run_share(launch: Launch, run_cta: RunCta, board: _Board, write: int) -> _Share:
     before = [launch.memory.view(base, end - base).copy() for base, end in _intervals(launch)]
     launch.notes.clear()
+    launch.skipped = SkippedFaults()
     if launch.parts is not None:
         launch.parts.reset()
     total, failure = Counters(), None
@@ -172,7 +177,7 @@ def _run_share(launch: Launch, run_cta: RunCta, board: _Board, write: int) -> _S
         if (change := _changed(old, base, launch.memory.view(base, end - base))) is not None
     )
     part = launch.parts.part() if launch.parts is not None else None
-    return _Share(total, launch.notes, () if failure is not None else changes, failure, part)
+    return _Share(total, launch.notes, launch.skipped, () if failure is not None else changes, failure, part)
 
 
 def _portable(error: BaseException) -> BaseException:

@@ -66,7 +66,8 @@ def _deallocate(
     address = uniform_value(sources[0], lanes, "the address of tcgen05.dealloc")
     columns = uniform_value(sources[1], lanes, "nCols of tcgen05.dealloc")
     tmem = cta.tmem
-    tmem.check_allocation(address, columns)
+    if not tmem.check_allocation(address, columns):
+        return ()
     if previous is None and cta.queue.schedule.kind == "late" and len(cta.barriers.live) > 1:
         wait = LastUse(lambda: False, lambda: "tcgen05.dealloc, which comes last", expires=True)
         tmem.ending[column_of(address)] = wait.used

@@ -158,10 +158,8 @@ def _read(tmem: TensorMemory, index: Table, first: int, columns: int, ins: Instr
             valid |= in_flight
         if not valid.all():
             cell = int(index[~valid].min())
-            raise KernelFault(
-                FaultKind.UNINITIALISED,
-                f"{ins.name}: TMEM lane {cell // COLUMNS}, column {cell % COLUMNS} was never written",
-            )
+            message = f"{ins.name}: TMEM lane {cell // COLUMNS}, column {cell % COLUMNS} was never written"
+            tmem.skip(KernelFault(FaultKind.UNINITIALISED, message))
     return words
 
 

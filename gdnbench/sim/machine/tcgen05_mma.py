@@ -59,6 +59,7 @@ class _Mma:
     writer: Writer
 
     def land(self) -> None:
+        self.cta.execute(self.warp, self.ins, self.issuers)
         try:
             self._multiply()
         except KernelFault as fault:
@@ -105,10 +106,8 @@ class _Mma:
             if self.enabled is not None:
                 valid = valid[self._enabled_rows(self.enabled)]
             if not valid.all():
-                raise KernelFault(
-                    FaultKind.UNINITIALISED,
-                    f"D in TMEM columns {work.first}..{work.last - 1} was never all written",
-                )
+                message = f"D in TMEM columns {work.first}..{work.last - 1} was never all written"
+                tmem.skip(KernelFault(FaultKind.UNINITIALISED, message))
         shape = (work.descriptor.m, work.descriptor.n)
         c = work.rows.view(tmem.cells, work.first, work.last).reshape(shape)
         if work.product.d == "f16":
@@ -131,9 +130,8 @@ class _Mma:
         first, last = matrix.column, matrix.column + A_COLUMNS
         tmem.require(first, last, "A")
         if tmem.track and not work.rows.view(tmem.valid, first, last).all():
-            raise KernelFault(
-                FaultKind.UNINITIALISED, f"A in TMEM columns {first}..{last - 1} was never all written"
-            )
+            message = f"A in TMEM columns {first}..{last - 1} was never all written"
+            tmem.skip(KernelFault(FaultKind.UNINITIALISED, message))
         words = work.rows.view(tmem.cells, first, last).reshape(work.descriptor.m, A_COLUMNS)
         codes = np.ascontiguousarray(words).view(matrix.format.storage)
         if matrix.format.name in SUB_BYTE:

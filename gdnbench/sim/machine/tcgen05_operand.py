@@ -125,7 +125,7 @@ def read_chunks(shared: SharedMemory, gather: Gather, what: str) -> npt.NDArray[
     if shared.track:
         valid = shared.valid[gather.origin :].view(_CHUNK_TYPE).take(gather.table).view(np.bool_)
         if not valid.all():
-            raise KernelFault(FaultKind.UNINITIALISED, _first_invalid(shared, gather, what))
+            shared.skip(KernelFault(FaultKind.UNINITIALISED, _first_invalid(shared, gather, what)))
     return shared.bytes[gather.origin :].view(_CHUNK_TYPE).take(gather.table).view(np.uint8)
 
 

@@ -327,10 +327,8 @@ def _check_written(cta: Cta, box: Box, order: npt.NDArray[np.intp]) -> None:
     """Raises KernelFault for a store of bytes inside the tensor that were never written."""
     valid = cta.shared.valid.reshape(-1, UNIT)[order].reshape(box.shape)
     if not valid[box.inside].all():
-        raise KernelFault(
-            FaultKind.UNINITIALISED,
-            f"the box at shared address {int(order[0]) * UNIT:#x} was not all written",
-        )
+        message = f"the box at shared address {int(order[0]) * UNIT:#x} was not all written"
+        cta.skip(KernelFault(FaultKind.UNINITIALISED, message))
 
 
 def _in_tensor(box: Box) -> Strided:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault, Place
+from gdnbench.sim.machine.memory import Skip, raise_fault
 
 LANES = 128
 COLUMNS = 512
@@ -49,8 +50,10 @@ class TensorMemory:
     cell numbers and values. `ending` are, by first column, the allocations that a warp waits to free, with
     the instructions that used them since."""
 
-    def __init__(self, *, track: bool = False) -> None:
+    def __init__(self, *, track: bool = False, skip: Skip | None = None) -> None:
         self.track = track
+        self.keeps = skip is not None
+        self.skip = raise_fault if skip is None else skip
         self.stores: dict[int, list[tuple[npt.NDArray[np.intp], Cells]]] = {}
         self.cells = np.full((LANES, COLUMNS), POISON, np.uint32)
         self.flat = self.cells.reshape(-1)
@@ -77,14 +80,11 @@ class TensorMemory:
         few are free."""
         check_size(columns)
         if not self.permit:
-            raise KernelFault(
-                FaultKind.TMEM_ALLOCATION, "tcgen05.alloc after tcgen05.relinquish_alloc_permit of the CTA"
-            )
+            message = "tcgen05.alloc after tcgen05.relinquish_alloc_permit of the CTA"
+            self.skip(KernelFault(FaultKind.TMEM_ALLOCATION, message))
         if columns > self._smallest:
-            raise KernelFault(
-                FaultKind.TMEM_ALLOCATION,
-                f"{columns} columns after {self._smallest}: sizes must not increase within a CTA",
-            )
+            message = f"{columns} columns after {self._smallest}: sizes must not increase within a CTA"
+            self.skip(KernelFault(FaultKind.TMEM_ALLOCATION, message))
         first = self.find(columns)
         if first is None:
             return None
@@ -94,31 +94,34 @@ class TensorMemory:
         self.places[first] = place
         return first
 
-    def check_allocation(self, address: int, columns: int) -> None:
-        """Raises KernelFault unless the range is exactly one allocation and no operation writes to it."""
+    def check_allocation(self, address: int, columns: int) -> bool:
+        """Raises KernelFault unless the range is exactly one allocation and no operation writes to it. After
+        a skipped fault: whether there is such an allocation."""
         check_size(columns)
         first = column_of(address)
         if lane_of(address) != 0 or self.allocations.get(first) != columns:
-            raise KernelFault(
-                FaultKind.TMEM_ALLOCATION,
+            message = (
                 f"tcgen05.dealloc of {columns} columns at 0x{address:08x}, no allocation; "
-                f"{self.describe_allocations()}",
+                f"{self.describe_allocations()}"
             )
+            self.skip(KernelFault(FaultKind.TMEM_ALLOCATION, message))
+            return False
         if self.busy[first : first + columns].any():
-            raise KernelFault(
-                FaultKind.TMEM_ALLOCATION,
-                f"tcgen05.dealloc of columns {first}..{first + columns - 1} that are being written",
-            )
+            message = f"tcgen05.dealloc of columns {first}..{first + columns - 1} that are being written"
+            self.skip(KernelFault(FaultKind.TMEM_ALLOCATION, message))
+        return True
 
     def deallocate(self, address: int, columns: int) -> None:
-        """Free a range."""
-        self.check_allocation(address, columns)
+        """Free a range. Its cells lose their contents, unless faults are skipped: hardware keeps them."""
+        if not self.check_allocation(address, columns):
+            return
         first = column_of(address)
         self.ending.pop(first, None)
         del self.allocations[first]
         self.allocated[first : first + columns] = False
-        self.valid[:, first : first + columns] = False
-        self.cells[:, first : first + columns] = POISON
+        if not self.keeps:
+            self.valid[:, first : first + columns] = False
+            self.cells[:, first : first + columns] = POISON
 
     def describe_allocations(self) -> str:
         """The allocations, for messages."""
@@ -128,12 +131,11 @@ class TensorMemory:
         return f"allocated columns: {spans}"
 
     def require(self, first: int, last: int, what: str) -> None:
-        """Raises KernelFault unless columns [first, last) are allocated."""
+        """Raises KernelFault unless columns [first, last) are allocated. Columns that do not exist cannot be
+        skipped."""
         if last > COLUMNS or not self.allocated[first:last].all():
-            raise KernelFault(
-                FaultKind.TMEM_ACCESS,
-                f"{what} of TMEM columns {first}..{last - 1}; {self.describe_allocations()}",
-            )
+            message = f"{what} of TMEM columns {first}..{last - 1}; {self.describe_allocations()}"
+            (raise_fault if last > COLUMNS else self.skip)(KernelFault(FaultKind.TMEM_ACCESS, message))
         for start, used in self.ending.items():
             if start < last and first < start + self.allocations[start]:
                 used.add(what)
@@ -158,11 +160,8 @@ class TensorMemory:
         """Raises KernelFault if columns are still allocated at exit (PTX ISA 9.7.16.1.2)."""
         if self.allocations:
             place = self.places[min(self.allocations)]
-            raise KernelFault(
-                FaultKind.TMEM_LEAK,
-                f"the CTA exits without tcgen05.dealloc; {self.describe_allocations()}",
-                place,
-            )
+            message = f"the CTA exits without tcgen05.dealloc; {self.describe_allocations()}"
+            self.skip(KernelFault(FaultKind.TMEM_LEAK, message, place))
 
 
 def check_size(columns: int) -> None:
