@@ -117,6 +117,8 @@ class MmaSync:
 
 
 def _mma_sync(service: Service) -> MmaSync | None:
+    if service.ins.types[0] == "s32":
+        return None
     plan = mma.plan_of(service.ins)
     tables = [_words(registers) for registers in (*service.registers, service.slots)]
     found = [table for table in tables if table is not None]

@@ -79,12 +79,43 @@ def plan_of(ins: Instruction) -> Plan:
 
 def execute(cta: Cta, ins: Instruction, sources: tuple[Argument, ...]) -> Results:
     """D = A B + C for the whole warp."""
+    if ins.types[0] == "s32":
+        return _execute_integers(cta, ins, sources)
     form = plan_of(ins)
     stacks = [np.array(source, np.uint64).astype(np.uint32).reshape(-1, LANES) for source in sources]
     counts = tuple(len(stack) for stack in stacks)
     if counts != form.registers or len(tuple(ins.written())) != form.registers[2]:
         raise UnsupportedError(ins.name, ins.place)
     return list(product(cta, form, *stacks).astype(np.uint64))
+
+
+_INTEGER_SHAPES = {"m8n8k16": (8, 16), "m16n8k16": (16, 16), "m16n8k32": (16, 32)}
+
+
+def _execute_integers(cta: Cta, ins: Instruction, sources: tuple[Argument, ...]) -> Results:
+    """Bytes times bytes in 32-bit sums, which wrap, or stay at the nearest bound with `.satfinite`. Four
+    products of a register's bytes fit 32 bits, all of them 64."""
+    rows, k = _INTEGER_SHAPES[ins.choice(*_INTEGER_SHAPES)]
+    stacks = [np.array(source, np.uint64).astype(np.uint32).reshape(-1, LANES) for source in sources]
+    counts = (rows * k // 128, k // 16, rows // 4)
+    if tuple(len(stack) for stack in stacks) != counts or len(tuple(ins.written())) != counts[2]:
+        raise UnsupportedError(ins.name, ins.place)
+    a, b, c = stacks
+
+    def matrix(words: Words, kind: str, height: int) -> npt.NDArray[np.int64]:
+        codes = words.view(np.int8 if kind == "s8" else np.uint8).reshape(-1)
+        return codes[_operand(height, k, 4)].astype(np.int64)
+
+    places = _accumulator(1)[:rows]
+    total = matrix(a, ins.types[1], rows) @ matrix(b, ins.types[2], _N).T
+    total += c.view(np.int32).reshape(-1)[places]
+    if ins.has("satfinite"):
+        total = np.minimum(np.maximum(total, -(2**31)), 2**31 - 1)
+    if cta.config.profile:
+        cta.counters.mma_macs += rows * _N * k
+    out = np.empty(places.size, np.uint32)
+    out[places] = total.astype(np.uint64) & np.uint64(0xFFFF_FFFF)
+    return list(out.reshape(-1, LANES).astype(np.uint64))
 
 
 def product(cta: Cta, form: Plan, a: Words, b: Words, c: Words) -> Words:

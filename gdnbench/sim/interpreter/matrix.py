@@ -185,11 +185,50 @@ def _double_mma(ins: Instruction) -> Step:
     return step
 
 
+_INTEGER_SHAPES = {"m8n8k16": (8, 16), "m16n8k16": (16, 16), "m16n8k32": (16, 32)}
+
+
+def _integer_mma(ins: Instruction) -> Step:
+    """D = A B + C of bytes in 32-bit sums, which wrap, or stay at the nearest bound with `.satfinite`."""
+    rows, k = _INTEGER_SHAPES[ins.choice(*_INTEGER_SHAPES)]
+    blocks = rows // 8
+    parts = [_parts(source) for source in ins.sources]
+    counts = (blocks * k // 16, k // 16, 2 * blocks)
+    if tuple(len(part) for part in parts) != counts or len(tuple(ins.written())) != counts[2]:
+        refuse(ins)
+    gets = [[fetch(ins, element, "u32") for element in part] for part in parts]
+    puts = tuple(write(ins, dest, "u32") for dest in ins.written())
+    used = read_registers(ins.sources)
+    kinds = [np.dtype(np.int8 if kind == "s8" else np.uint8) for kind in ins.types[1:3]]
+    saturates = ins.has("satfinite")
+
+    def step(thread: Thread, lanes: Lanes) -> None:
+        require(thread, used, lanes)
+        a, b, c = (np.stack([get(thread) for get in row]) for row in gets)
+        byte = np.dtype(np.uint8)
+        left = _fragment(a, byte, blocks).view(kinds[0]).astype(np.int64)
+        right = _fragment(b, byte, 1).view(kinds[1]).astype(np.int64)
+        start = np.ascontiguousarray(c).view(np.int32).reshape(blocks, 2, 8, 4).transpose(0, 2, 3, 1)
+        total = left @ right.T + start.reshape(rows, 8)
+        if saturates:
+            total = total.clip(-(1 << 31), (1 << 31) - 1)
+        if thread.cta.config.profile:
+            thread.cta.counters.mma_macs += rows * 8 * k
+        bits = total.astype(np.int32, casting="unsafe").view(np.uint32)
+        d = bits.reshape(blocks, 8, 4, 2).transpose(0, 3, 1, 2).reshape(2 * blocks, LANES)
+        for put, value in zip(puts, d, strict=True):
+            put(thread, lanes, value)
+
+    return step
+
+
 def mma(ins: Instruction) -> Step:
     """D = A B + C for 16 x 8 x K of floating-point operands, by the tensor core's model; f64 by fused
-    products."""
+    products; integers exactly."""
     if ins.types[0] == "f64":
         return _double_mma(ins)
+    if ins.types[0] == "s32":
+        return _integer_mma(ins)
     shape = ins.choice("m16n8k4", "m16n8k8", "m16n8k16", "m16n8k32")
     d_type, a_type, b_type, _ = ins.types
     a_format, b_format = FORMATS[a_type], FORMATS[b_type]

@@ -16,7 +16,7 @@ from gdnbench.sim.machine import mbarrier, tcgen05_access, tcgen05_copy, tcgen05
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
-from gdnbench.sim.machine.operands import shared_address, uniform_value
+from gdnbench.sim.machine.operands import SHARED_SPACES, shared_address, uniform_value
 from gdnbench.sim.machine.tcgen05_issue import STREAM, lane_value, refuse_pairs, single_issuer
 from gdnbench.sim.machine.tmem import check_size, column_of
 from gdnbench.sim.ptx.ir import Instruction
@@ -99,7 +99,15 @@ def _commit(
     if ins.has("multicast::cluster"):
         raise UnsupportedError("tcgen05.commit.multicast::cluster")
     lane = single_issuer(cta, ins, lanes, sources)
-    address = shared_address(lane_value(sources[0], lane), ins)
+    address = lane_value(sources[0], lane)
+    if not ins.has(*SHARED_SPACES) and address < cta.shared.end:
+        cta.note(
+            f"{ins.name} has {address:#x}, an address in shared memory, where a generic one is due: the "
+            "hardware takes it",
+            ins,
+        )
+    else:
+        address = shared_address(address, ins)
 
     issuers = lanes.copy()
 

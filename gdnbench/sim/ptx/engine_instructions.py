@@ -237,6 +237,7 @@ TABLE: dict[Traits, str] = {
     mma   .sync.aligned.{m16n8k4,m16n8k8}.row.col.f32.tf32.tf32.f32  d, a, b, c
     mma   .sync.aligned.{m16n8k16,m16n8k32}.row.col.f16.{e4m3,e5m2}.{e4m3,e5m2}.f16  d, a, b, c
     mma   .sync.aligned.{m16n8k16,m16n8k32}.row.col.f32.{e4m3,e5m2}.{e4m3,e5m2}.f32  d, a, b, c
+    mma   .sync.aligned.{m8n8k16,m16n8k16,m16n8k32}.row.col{.satfinite}.s32.{u8,s8}.{u8,s8}.s32  d, a, b, c
     mma   .sync.aligned.{m8n8k4,m16n8k4,m16n8k8,m16n8k16}.row.col{.rnd}.f64.f64.f64.f64  d, a, b, c
     """,
     Traits("warp collective", lanes_meet=True): """
@@ -315,6 +316,5 @@ TABLE: dict[Traits, str] = {
     mma  .sync.aligned.{m16n8k8,m16n8k16}.row.col.{f16,f32}.f16.f16.{f16,f32}  d, a, b, c
     mma  .sync.aligned.m8n8k4{.row}{.col}.{f16,f32}.f16.f16.{f16,f32}  d, a, b, c
     mma  .sync.aligned.{m16n8k16,m16n8k32}.row.col.{f16,f32}.f8f6f4.f8f6f4.{f16,f32}  d, a, b, c
-    mma  .sync.aligned.{m8n8k16,m16n8k16,m16n8k32}.row.col{.satfinite}.s32.{u8,s8}.{u8,s8}.s32  d, a, b, c
     """,
 }

@@ -67,7 +67,7 @@ def _said(ins: Instruction) -> Iterator[tuple[Register, str]]:
 
 def _fragment(kind: str) -> str:
     """Registers of a matrix fragment hold two elements of 16 bits."""
-    return {"f16": "f16x2", "bf16": "bf16x2", "tf32": "f32", "f32": "f32"}.get(kind, BITS)
+    return {"f16": "f16x2", "bf16": "bf16x2", "tf32": "f32", "f32": "f32", "f64": "f64"}.get(kind, BITS)
 
 
 def _linked(ins: Instruction) -> Iterator[tuple[int, int, bool]]:

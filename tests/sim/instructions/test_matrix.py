@@ -286,3 +286,38 @@ def test_mma_of_doubles_beside_one_of_halves(engine: str) -> None:
     result = run_ptx(ptx, "k", (1, 1, 1), (LANES, 1, 1), [out], engine=engine, threads=1, profile=True)
     assert out.tolist() == [12.0] * LANES
     assert result.counters.mma_macs == 8 * 8 * 4 + 16 * 8 * 8
+
+
+@pytest.mark.parametrize("saturates", [False, True])
+@pytest.mark.parametrize("types", [("s8", "s8"), ("u8", "s8"), ("s8", "u8"), ("u8", "u8")])
+@pytest.mark.parametrize(("rows", "k"), [(8, 16), (16, 16), (16, 32)])
+def test_mma_of_bytes(engine: str, rows: int, k: int, types: tuple[str, str], saturates: bool) -> None:
+    """Places as of the 8-bit floats; sums near the bounds of s32 wrap, or stay there with .satfinite."""
+    random = np.random.default_rng(k)
+    kinds = [np.dtype(np.int8 if name == "s8" else np.uint8) for name in types]
+    ranges = [np.iinfo(kind) for kind in kinds]
+    a = random.integers(ranges[0].min, ranges[0].max + 1, (rows, k)).astype(kinds[0])
+    b = random.integers(ranges[1].min, ranges[1].max + 1, (k, 8)).astype(kinds[1])
+    c = random.choice(np.array([0, 2**31 - 100, -(2**31) + 100], np.int64), (rows, 8))
+    blocks = rows // 8
+    counts = (blocks * k // 16, k // 16, 2 * blocks)
+
+    def place(register: int, element: int, lane: int, per: int) -> tuple[int, int]:
+        row, column = place_a(register, element, lane, per)
+        return (row, column) if blocks == 2 else (lane // 4, column + 4 * per * (register % 2))
+
+    places = [[place_c(r, lane) for r in range(counts[2])] for lane in range(LANES)]
+    c_words = np.array([[c[at] for at in row] for row in places]).astype(np.int32).view(np.uint32)
+    arrays = [pack(a, place, counts[0], 1), pack(b, place_b, counts[1], 1), c_words]
+    out = np.zeros((LANES, counts[2]), np.uint32)
+    loads = per_lane(0, 0, counts[0], "ld") + per_lane(1, 8, counts[1], "ld")
+    sat = ".satfinite" if saturates else ""
+    body = f"""{loads}{per_lane(2, 16, counts[2], "ld")}
+    mma.sync.aligned.m{rows}n8k{k}.row.col{sat}.s32.{types[0]}.{types[1]}.s32
+        {names(20, counts[2])}, {names(0, counts[0])}, {names(8, counts[1])}, {names(16, counts[2])};
+    {per_lane(3, 20, counts[2], "st")}"""
+    warp(engine, body, [*arrays, out])
+    d = a.astype(np.int64) @ b.astype(np.int64) + c
+    d = np.clip(d, -(2**31), 2**31 - 1) if saturates else d
+    expected = np.array([[d[at] for at in row] for row in places]).astype(np.int32).view(np.uint32)
+    check(out.ravel(), expected.ravel())

@@ -218,6 +218,20 @@ def test_commit_refuses_a_generic_address_of_other_memory() -> None:
         machine.issue("tcgen05.commit.cta_group::1.mbarrier::arrive::one.b64 [%d];", lanes=ONE, d=1 << 32)
 
 
+def test_commit_takes_a_shared_address_for_a_generic_one() -> None:
+    """As Triton writes it; a generic address beyond the window is a fault as before."""
+    machine = Machine()
+    mbarrier.init(machine.cta.shared, BARRIER, 1)
+    text = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.b64 [%d];"
+    machine.issue(text, lanes=ONE, d=BARRIER)
+    assert machine.cta.queue.advance_signal(BARRIER)
+    assert mbarrier.is_complete(machine.cta.shared, BARRIER, 0)
+    (note,) = machine.launch.notes
+    assert "where a generic one is due" in note.message
+    with pytest.raises(KernelFault, match=wording("sim.machine.generic-not-shared")):
+        machine.issue(text, lanes=ONE, d=1 << 40)
+
+
 def test_equal_operands_of_all_lanes_are_one_product() -> None:
     setup = Setup(128)
     setup.issue()
