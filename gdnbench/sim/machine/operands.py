@@ -12,6 +12,7 @@ from gdnbench.sim.machine.memory import resolve
 from gdnbench.sim.ptx.ir import Instruction, Sink
 
 SHARED_SPACES = ("shared", "shared::cta", "shared::cluster")
+SHARED_BITS = 1 << 32
 
 
 def scalar_operand(argument: Argument) -> Values:
@@ -47,9 +48,11 @@ def shared_address(address: int, ins: Instruction) -> int:
     """An address operand in the CTA's shared memory; generic if the instruction names no state space.
 
     The window of `shared::cta` is part of that of `shared::cluster`; without a cluster both are equal (PTX
-    ISA, "Shared State Space").
+    ISA, "Shared State Space"). tcgen05.commit without a state space may also have a shared address extended
+    to 64 bits, as Triton compiles it: the PTX ISA leaves that undefined, but the instruction that ptxas makes
+    of it, UTCBAR, takes the low 32 bits alone.
     """
-    if ins.has(*SHARED_SPACES):
+    if ins.has(*SHARED_SPACES) or (ins.op == "tcgen05.commit" and address < SHARED_BITS):
         return address
     space, offset = resolve(address)
     if space != "shared":
