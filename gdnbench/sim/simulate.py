@@ -188,8 +188,8 @@ def active(
     with ExitStack() as stack:
         stack.enter_context(_inside(session))
         stack.enter_context(cutlass_dsl.keep_ptx(arch))
-        stack.enter_context(calls_go_to(simulate))
-        if around is None:
+        if around is None:  # `launch` finds the session of an inner block
+            stack.enter_context(calls_go_to(simulate))
             stack.enter_context(addresses_noted(session.asked))
         yield session
 

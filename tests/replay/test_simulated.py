@@ -54,7 +54,7 @@ def test_against_a_kernel_on_the_cpu(decode: Store) -> None:
 
 def test_what_the_simulated_kernel_leaves_out_is_a_mismatch(decode: Store) -> None:
     (result,) = replay(decode, kernel=mine("copies_all_but_one"), on="sim", isolate=False).records
-    assert result.outcome is Outcome.MISMATCH
+    assert result.outcome is Outcome.MISMATCH, result.reason
     (wrong,) = [tensor for tensor in result.tensors if tensor.reasons]
     assert wrong.tensor == "o"
 
@@ -86,7 +86,7 @@ def test_a_kernel_that_goes_on_after_a_fault(decode: Store, isolate: bool) -> No
     (result,) = replay(
         decode, kernel=mine("reads_past_the_end"), on="sim", isolate=isolate, keep_going=True
     ).records
-    assert result.outcome is Outcome.MISMATCH
+    assert result.outcome is Outcome.MISMATCH, result.reason
     assert all(not tensor.reasons for tensor in result.tensors)
     assert re.search(r"out-of-bounds access in launch 0: .* source .* keep_going: ", result.reason)
     assert any("results after a fault are not those of a correct run" in note for note in result.notes)
