@@ -172,7 +172,7 @@ KNOWN = {
     "cli/tracing.py: f'{found.recorded:,} events of {launches} in ": "numbers",
     "cli/verify.py: f'{what}, {human_bytes(report.bytes)} checked": "numbers",
     "distributed/replay.py: f'gdnbench: workers died; {records} tried ag": "a number",
-    "sim/machine/driver_calls.py: f'{head}{printable(text)}{end}'": "the name of a kernel in PTX, and numbers",
+    "sim/machine/driver_calls.py: f'{head}{printable(text)}{end}'": "a kernel's name in PTX, numbers",
     "sim/host/runtime.py: f'CUDA error: {_error(status)}'": "a name of this package and a number",
     "sim/virtual/bootstrap.py: f'gdnbench: there is no virtual GPU: {mess": "an error of this package",
     "sim/virtual/triton_driver.py: note": "names and values of the program that runs",
