@@ -1,22 +1,18 @@
 """Imports FlashInfer's Gated DeltaNet modules without CUDA, for the simulator.
 
 The package loads CUDA libraries at import, queries the device's architecture and caches compiled kernels on
-disk. Its host functions and kernels are CuTe DSL and need none of that. This module replaces the parent
-packages by empty ones with the real paths, reports a B200, calls compiled kernels without their stream, and
-stores nothing. The replacements are in `sys.modules` only while a module is imported or one of its functions
-runs, so the real package can be imported too.
+disk. Its host functions and kernels are CuTe DSL and need none of that. Here `StandIns` leaves out its
+parent packages, reports a B200, calls compiled kernels without their stream, and stores nothing.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib.machinery import PathFinder
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -24,20 +20,16 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.arguments import B200_SMS
+from gdnbench_kernels.stand_ins import StandIns
 
 PACKAGE = "flashinfer"
 ARCH = "sm_100a"
 DL_CUDA = 2  # kDLCUDA of DLPack
 
-_modules: dict[str, ModuleType | None] = {}
-
 
 def stand_in_module(name: str) -> ModuleType:
     """`flashinfer.<name>`. ImportError if it, or the package, is not there."""
-    if not _modules:
-        _modules.update(_stand_ins(_root()))
-        with in_place():
-            _prepare_device()
+    _prepare_device()
     with in_place(), _tensors_of_the_device():
         return importlib.import_module(f"{PACKAGE}.{name}")
 
@@ -46,57 +38,13 @@ def stand_in_module(name: str) -> ModuleType:
 def in_place() -> Iterator[None]:
     """Inside this block `import flashinfer` finds the replacements and the modules imported through them, and
     CUDA's current stream is the null stream."""
-    before = _taken_out()
     stream = torch.cuda.current_stream
-    sys.modules.update(_modules)  # type: ignore[arg-type]  # None: import fails
-    torch.cuda.current_stream = lambda device=None: SimpleNamespace(cuda_stream=0)  # type: ignore[assignment, return-value]
-    try:
-        yield
-    finally:
-        torch.cuda.current_stream = stream
-        _modules.update(_taken_out())
-        sys.modules.update(before)
-
-
-def _taken_out() -> dict[str, ModuleType]:
-    names = [name for name in sys.modules if name == PACKAGE or name.startswith(f"{PACKAGE}.")]
-    return {name: sys.modules.pop(name) for name in names}
-
-
-@cache
-def _root() -> str:
-    spec = PathFinder.find_spec(PACKAGE)
-    if spec is None or spec.submodule_search_locations is None:
-        raise ImportError(f"there is no package {PACKAGE}")
-    (root,) = spec.submodule_search_locations
-    return root
-
-
-def _stand_ins(root: str) -> dict[str, ModuleType | None]:
-    """Packages by name; None for those that the modules treat as absent."""
-
-    def package(name: str, *paths: str, **members: Any) -> tuple[str, ModuleType]:
-        full = f"{PACKAGE}.{name}" if name else PACKAGE
-        made = ModuleType(full)
-        made.__path__ = list(paths)
-        vars(made).update(members)
-        return full, made
-
-    return dict(
-        (
-            package("", root),
-            package("gdn_kernels", f"{root}/gdn_kernels"),
-            package("gdn_kernels.blackwell", f"{root}/gdn_kernels/blackwell"),
-            package("jit"),
-            package("jit.core", logger=SimpleNamespace(warning_once=lambda text: None)),
-            package("jit.cute_dsl_core", build_and_load_cute_dsl_kernel=_build),
-            package("utils", get_compute_capability=lambda device: (10, 0)),
-            package("cute_dsl"),
-            package("cute_dsl.utils", get_num_sm=lambda device: B200_SMS),
-            (f"{PACKAGE}.api_logging", None),
-            (f"{PACKAGE}.trace", None),
-        )
-    )
+    with STAND_INS.in_place():
+        torch.cuda.current_stream = lambda device=None: SimpleNamespace(cuda_stream=0)  # type: ignore[assignment, return-value]
+        try:
+            yield
+        finally:
+            torch.cuda.current_stream = stream
 
 
 def _build(
@@ -147,15 +95,32 @@ class _OfTheDevice:
         return capsule
 
 
+@cache
 def _prepare_device() -> None:
     """Make every device a B200, and compile kernels without TVM FFI, whose host code would require tensors on
     that device."""
     import cutlass.cute as cute
 
-    found = importlib.import_module(f"{PACKAGE}.gdn_kernels.device_target")
+    found = STAND_INS.module(f"{PACKAGE}.gdn_kernels.device_target")
     target = found.GdnDeviceTarget(0, ARCH, 10, 0, B200_SMS, True)
     found.gdn_device_target = lambda device: target  # type: ignore[attr-defined]
     found.gdn_compile_options = lambda device, *more: (  # type: ignore[attr-defined]
         cute.GPUArch(ARCH),
         *(option for option in more if not isinstance(option, cute.EnableTVMFFI)),
     )
+
+
+STAND_INS = StandIns(
+    PACKAGE,
+    empty=(f"{PACKAGE}.gdn_kernels", f"{PACKAGE}.gdn_kernels.blackwell"),
+    made={
+        f"{PACKAGE}.jit": dict,
+        f"{PACKAGE}.jit.core": lambda: {"logger": SimpleNamespace(warning_once=lambda text: None)},
+        f"{PACKAGE}.jit.cute_dsl_core": lambda: {"build_and_load_cute_dsl_kernel": _build},
+        f"{PACKAGE}.utils": lambda: {"get_compute_capability": lambda device: (10, 0)},
+        f"{PACKAGE}.cute_dsl": dict,
+        f"{PACKAGE}.cute_dsl.utils": lambda: {"get_num_sm": lambda device: B200_SMS},
+        f"{PACKAGE}.api_logging": None,
+        f"{PACKAGE}.trace": None,
+    },
+)

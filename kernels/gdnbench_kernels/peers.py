@@ -2,6 +2,7 @@
 
     fla         flash-linear-attention 0.6.0 with fla-core 0.6.0: Triton
     flashinfer  flashinfer-python 0.7.2.post1: CuTe DSL
+    vllm        vllm 0.33.0: CuTe DSL, with quack-kernels 0.6.5 for a helper, and Triton
 
 A wrapper calls the function that the package's users call. Conversions that its launch does not include, such
 as another layout or gathered states, run before and after it; the wrapper's module lists them.
@@ -20,14 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdnbench_kernels import arguments, flashinfer_stand_in
+from gdnbench_kernels import arguments, flashinfer_stand_in, vllm_stand_in
 from gdnbench_kernels.arguments import Output
 from gdnbench_kernels.validate import dtype_name
 
 INSTALL = "pip install 'gdnbench[peers]'"
-INTO_FOLDER = "or into a folder for --kernel-env: pip install --no-deps --target FOLDER"
+INTO_FOLDER = "into a folder for --kernel-env: pip install --no-deps --target FOLDER"
 FLA_PACKAGES = "flash-linear-attention==0.6.0 fla-core==0.6.0 triton==3.7.1 einops"
 FLASHINFER_PACKAGES = "flashinfer-python==0.7.2.post1"
+VLLM_PACKAGES = "vllm==0.33.0 quack-kernels==0.6.5 triton==3.7.1"
 ALIGN = 32  # bytes: the largest alignment that a peer requires
 NO_DISPATCH = {"FLA_FLASH_QLA": "0", "FLA_DISABLE_BACKEND_DISPATCH": "1"}
 """Without these settings flash-linear-attention calls other packages' kernels if they are installed."""
@@ -70,8 +72,25 @@ def flashinfer_call(device: torch.device, function: Callable[..., Any], /, *args
         return function(*args, **kwargs)
 
 
-def _missing(distribution: str, package: str, wanted: str, error: ImportError) -> ImportError:
-    how = f"{INSTALL}, {INTO_FOLDER} {wanted}"
+def vllm_module(name: str) -> ModuleType:
+    """`vllm.<name>`, without vLLM's compiled extensions and its engine: see `vllm_stand_in`. Raises
+    ImportError, which says what to do, if it or a package of its kernels is missing."""
+    try:
+        return vllm_stand_in.STAND_INS.module(f"vllm.{name}")
+    except ImportError as error:
+        raise _missing("vllm", "vllm", VLLM_PACKAGES, error, install="") from error
+
+
+def vllm_call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function of `vllm_module`, which may import more of vLLM."""
+    with vllm_stand_in.STAND_INS.in_place():
+        return function(*args, **kwargs)
+
+
+def _missing(
+    distribution: str, package: str, wanted: str, error: ImportError, install: str = f"{INSTALL}, or "
+) -> ImportError:
+    how = f"{install}{INTO_FOLDER} {wanted}"
     if find_spec(package) is None:
         return ImportError(f"{distribution} is not installed: {how}")
     return ImportError(f"{distribution} cannot be imported ({error}): {how}")

@@ -12,6 +12,7 @@ The private interfaces: `BaseDSL.generate_mlir` compiles a called function and e
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -140,6 +141,7 @@ def _calls_compile(base: Any) -> Iterator[None]:
     signature = inspect.signature(generate)
     outside: list[tuple[Any, Any, bool]] = []
 
+    @functools.wraps(generate)  # a block inside this one reads its signature
     def generate_mlir(dsl: Any, *args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(dsl, *args, **kwargs)
         given = bound.arguments

@@ -195,6 +195,15 @@ KERNELS = {
         needs=("flashinfer-python",),
         prepare="gdnbench_kernels.gdn_decode.flashinfer:prepare",
     ),
+    "vllm": KernelEntry(
+        "gdnbench_kernels.gdn_decode.vllm:vllm",
+        {GATE.name: ("log", "raw"), QK.name: QK.values},
+        devices=("cuda", "sim"),
+        meaning="vLLM's Triton kernels on the pool in place, packed where it has raw gates and one token",
+        needs=("vllm", "triton"),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.gdn_decode.vllm:prepare",
+    ),
 }
 
 

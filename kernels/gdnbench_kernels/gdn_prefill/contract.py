@@ -209,6 +209,24 @@ KERNELS = {
         prepare="gdnbench_kernels.gdn_prefill.flashinfer:prepare",
         on_sim={QK.name: QK.values[:1]},  # raw q and k need another kernel, which is CUDA C++
     ),
+    "vllm": KernelEntry(
+        "gdnbench_kernels.gdn_prefill.vllm:vllm",
+        {OFFSETS_DTYPE.name: ("int32",)},
+        devices=("cuda", "sim"),
+        meaning="vLLM's chunk_gated_delta_rule_cutedsl, three CuTe DSL kernels for SM100",
+        needs=("vllm", "quack-kernels"),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.gdn_prefill.vllm:prepare",
+    ),
+    "vllm_triton": KernelEntry(
+        "gdnbench_kernels.gdn_prefill.vllm:vllm_triton",
+        {OFFSETS_DTYPE.name: ("int32",)},
+        devices=("cuda", "sim"),
+        meaning="vLLM's chunk_gated_delta_rule, the Triton kernels of its copy of flash-linear-attention",
+        needs=("vllm", "triton"),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.gdn_prefill.vllm:prepare_triton",
+    ),
 }
 
 
