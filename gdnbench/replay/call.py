@@ -13,6 +13,7 @@ from torch import Tensor
 from gdnbench.bits import DTYPES
 from gdnbench.poison import poison
 from gdnbench.replay.kernels import LoadedKernel
+from gdnbench.replay.requirements import prepared
 from gdnbench_kernels.contract import Call, Operation, Role
 
 STAGES = "stages"
@@ -76,6 +77,7 @@ def arguments(
     stages: dict[str, Tensor] | None,
 ) -> dict[str, Any]:
     """Keyword arguments: of what there is to pass, what the kernel has parameters for."""
+    call, _ = prepared(call, operation, kernel)
     scalars = {spec.name: call.scalars.get(spec.name, spec.default) for spec in operation.scalars}
     offered: dict[str, Any] = {**call.conventions, **scalars, **call.tensors, **buffers}
     parameters = inspect.signature(kernel.function).parameters

@@ -14,6 +14,7 @@ from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.judge.calls import slots_of
 from gdnbench.replay import bind, call, side_effects
 from gdnbench.replay.kernels import LoadedKernel
+from gdnbench.replay.requirements import prepared
 from gdnbench.replay.simulated import SIM, notes_of, simulated, skipped_faults
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Call, Operation, Role
@@ -85,6 +86,7 @@ def execute(
     bound = bind.exact(record, operation, device_of(on))
     plan = call.conversion(bound.call, operation, kernel)
     given = operation.convert(bound.call, plan.target) if plan.texts else bound.call
+    given, made = prepared(given, operation, kernel)
     before = side_effects.inputs_of(record, given, operation)
     filled: dict[str, Tensor] = {}
     with simulated(on, checked, keep_going=keep_going) as session:
@@ -115,7 +117,7 @@ def execute(
     return Execution(
         outputs,
         tuple(faults),
-        (*plan.texts, *bound.notes, *ran),
+        (*plan.texts, *made, *bound.notes, *ran),
         seconds,
         {name: tensor.detach().cpu().contiguous() for name, tensor in filled.items()},
         plan.target,

@@ -14,7 +14,9 @@ from typing import Any
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.ops import operations
 from gdnbench.replay.simulated import SIM, on_virtual_gpu
+from gdnbench.replay.taps import with_taps
 from gdnbench_kernels.contract import Kernel, Operation, Step
+from gdnbench_kernels.peers import STAND_INS
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class LoadedKernel:
     fp64: bool = False  # as of the contract's KernelEntry
     steps: tuple[Step, ...] = ()
     cuda_tensors: bool = False  # as of the contract's KernelEntry
+    requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # see `requirements`
 
 
 def is_user_kernel(name: str) -> bool:
@@ -95,9 +98,10 @@ def load_function(name: str) -> LoadedKernel:
     """A user's function, "package.module:function" or "path/file.py:function".
 
     A module is looked for in the current directory first. The function may have an attribute `conventions`, a
-    dict of the value or values that it takes of each convention, an attribute `steps`, a tuple of the
-    contract's `Step`, and an attribute `cuda_tensors`, True if it takes tensors on CUDA alone. Raises as
-    `load` does.
+    dict of the value or values that it takes of each convention, and an attribute `steps`, a tuple of the
+    contract's `Step`; `requires` as `requirements` describes and `taps` as `taps` does; `cuda_tensors`, True
+    if it takes CUDA tensors on the simulator too, those of a virtual GPU; and `stand_ins`, the name of a
+    package, vllm, whose kernels' modules it imports without the rest of it. Raises as `load` does.
     """
     place, _, attribute = name.rpartition(":")
     if not all(part.isidentifier() for part in place.split(".")) and not place.endswith(".py"):
@@ -120,10 +124,34 @@ def of_function(function: Kernel, name: str) -> LoadedKernel:
     conventions = {
         key: (value,) if isinstance(value, str) else tuple(value) for key, value in declared.items()
     }
-    cuda_tensors = bool(getattr(function, "cuda_tensors", False))
-    steps = tuple(getattr(function, "steps", ()))
-    called = on_virtual_gpu(function) if cuda_tensors else function
-    return LoadedKernel(name, name, called, conventions, steps=steps, cuda_tensors=cuda_tensors)
+    return LoadedKernel(
+        name,
+        name,
+        _callable(function, name),
+        conventions,
+        steps=tuple(getattr(function, "steps", ())),
+        cuda_tensors=bool(getattr(function, "cuda_tensors", False)),
+        requires=as_words(getattr(function, "requires", {})),
+    )
+
+
+def as_words(declared: Mapping[str, str | tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """The attribute `requires` of a function, with every value as several words."""
+    return {name: (value,) if isinstance(value, str) else tuple(value) for name, value in declared.items()}
+
+
+def _callable(function: Kernel, name: str) -> Kernel:
+    """What calls a user's function as its attributes `taps`, `stand_ins` and `cuda_tensors` say."""
+    if taps := tuple(getattr(function, "taps", ())):
+        function = with_taps(function, taps)
+    if package := getattr(function, "stand_ins", ""):
+        if package not in STAND_INS:
+            raise BadInputError(
+                f"kernel {name!r} has stand-ins for {package!r}; there are stand-ins for"
+                f" {', '.join(STAND_INS)}"
+            )
+        function = STAND_INS[package].around(function)
+    return on_virtual_gpu(function) if getattr(function, "cuda_tensors", False) else function
 
 
 def load_step(step: Step, kernel: LoadedKernel) -> LoadedKernel:

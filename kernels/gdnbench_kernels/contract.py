@@ -390,6 +390,9 @@ class Operation:
     """The bound of the stage of that name in this call, besides the ratio to torch's error."""
     stage_call: Callable[[Call], Call] = _as_it_is
     """The call from which exact stages are computed: intermediates that the contract rounds are rounded."""
+    absent: Mapping[str, Callable[[Call], Tensor]] = field(default_factory=dict)
+    """What an optional input means where a valid call leaves it out, by tensor: for kernels that require
+    it."""
     renumber: Callable[[Call, Mapping[str, Sequence[int]]], dict[str, Tensor]] | None = None
     """Index tensors for pools with only the stored rows, which are given by pool, ascending. Raises
     ContractError for a row that is not stored. None: each row in a pool's index tensor is replaced by its

@@ -30,6 +30,8 @@ INTO_FOLDER = "into a folder for --kernel-env: pip install --no-deps --target FO
 FLA_PACKAGES = "flash-linear-attention==0.6.0 fla-core==0.6.0 triton==3.7.1 einops"
 FLASHINFER_PACKAGES = "flashinfer-python==0.7.2.post1"
 VLLM_PACKAGES = "vllm==0.33.0 quack-kernels==0.6.5 triton==3.7.1"
+STAND_INS = {"vllm": vllm_stand_in.STAND_INS}
+"""Packages whose kernels' modules a user's function may import without the rest of the package."""
 ALIGN = 32  # bytes: the largest alignment that a peer requires
 NO_DISPATCH = {"FLA_FLASH_QLA": "0", "FLA_DISABLE_BACKEND_DISPATCH": "1"}
 """Without these settings flash-linear-attention calls other packages' kernels if they are installed."""

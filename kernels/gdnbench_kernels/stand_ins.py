@@ -8,6 +8,7 @@ by empty packages with the real paths, and other modules by ones that the caller
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -51,6 +52,16 @@ class StandIns:
         finally:
             self._modules.update(self._taken_out())
             sys.modules.update(before)
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, which is called with the replacements in place."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.in_place():
+                return function(*args, **kwargs)
+
+        return call
 
     def _roots(self) -> tuple[str, ...]:
         return tuple(

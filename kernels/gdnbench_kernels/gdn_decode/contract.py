@@ -285,6 +285,10 @@ def _check_races(plan: SlotPlan) -> None:
         )
 
 
+def _one_accepted(call: Call) -> Tensor:
+    return torch.ones(len(call.tensors["q"]), dtype=torch.int32, device=call.tensors["q"].device)
+
+
 def slots_of(call: Call) -> SlotPlan:
     """The slots of a call, on the host."""
     named = (call.tensors.get(name) for name in ("state_indices", "num_accepted", "read_indices"))
@@ -410,6 +414,7 @@ OPERATION = Operation(
     touched=touched,
     partition=partition,
     synth=synth,
+    absent={"num_accepted": _one_accepted},
     stage_limit=stage_limit,
     leeway=leeway,
     conversions=DECODE_CONVERSIONS,

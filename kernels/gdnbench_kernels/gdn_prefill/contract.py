@@ -287,6 +287,28 @@ def plan_of(call: Call) -> ChunkPlan:
     return plan_chunks(call.tensors["cu_seqlens"], chunk_size)
 
 
+def _zero_state(call: Call) -> Tensor:
+    """Zeros, in the layout and dtype of the final states."""
+    k, v = call.tensors["k"], call.tensors["v"]
+    last = (v.shape[2], k.shape[2])
+    if call.conventions.get(STATE_LAYOUT.name) == "KV":
+        last = last[::-1]
+    dtype = getattr(torch, str(resolved_scalars(SCALARS, call)["final_state_dtype"] or "float32"))
+    return torch.zeros(len(call.tensors["cu_seqlens"]) - 1, v.shape[1], *last, dtype=dtype, device=v.device)
+
+
+def _chunk_indices(call: Call) -> Tensor:
+    """[UB, 2]; rows past the chunks hold zeros."""
+    plan = plan_of(call)
+    found = torch.zeros(plan.bound, 2, dtype=torch.int64)
+    found[: plan.total] = torch.stack([plan.sequence, plan.index], dim=1)
+    return found.to(call.tensors["cu_seqlens"])
+
+
+def _chunk_offsets(call: Call) -> Tensor:
+    return plan_of(call).offsets.to(call.tensors["cu_seqlens"])
+
+
 def convert(call: Call, target: Mapping[str, str]) -> Call:
     """The call in other conventions; see `CONVERSIONS`. Raises ContractError if that is impossible."""
     return convert_call(NAME, call, target, STATE_TENSORS, index_tensors(TENSORS, call))
@@ -365,6 +387,11 @@ OPERATION = Operation(
     touched=touched,
     partition=partition,
     synth=synth,
+    absent={
+        "initial_state": _zero_state,
+        "chunk_indices": _chunk_indices,
+        "chunk_offsets": _chunk_offsets,
+    },
     conversions=CONVERSIONS,
     stage_limit=stage_limit,
     stage_call=with_rounded_sums,
