@@ -26,7 +26,7 @@ from gdnbench_kernels.arguments import Output
 from gdnbench_kernels.validate import dtype_name
 
 INSTALL = "pip install 'gdnbench[peers]'"
-INTO_FOLDER = "into a folder for --kernel-env: pip install --no-deps --target FOLDER"
+PIP_TARGET = "pip install --no-deps --target FOLDER"
 FLA_PACKAGES = "flash-linear-attention==0.6.0 fla-core==0.6.0 triton==3.7.1 einops"
 FLASHINFER_PACKAGES = "flashinfer-python==0.7.2.post1"
 VLLM_PACKAGES = "vllm==0.33.0 quack-kernels==0.6.5 triton==3.7.1"
@@ -80,7 +80,7 @@ def vllm_module(name: str) -> ModuleType:
     try:
         return vllm_stand_in.STAND_INS.module(f"vllm.{name}")
     except ImportError as error:
-        raise _missing("vllm", "vllm", VLLM_PACKAGES, error, install="") from error
+        raise _missing("vllm", "vllm", VLLM_PACKAGES, error, install="with --kernel-env FOLDER, ") from error
 
 
 def vllm_call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -90,9 +90,13 @@ def vllm_call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
 
 
 def _missing(
-    distribution: str, package: str, wanted: str, error: ImportError, install: str = f"{INSTALL}, or "
+    distribution: str,
+    package: str,
+    wanted: str,
+    error: ImportError,
+    install: str = f"{INSTALL}, or into a folder for --kernel-env: ",
 ) -> ImportError:
-    how = f"{install}{INTO_FOLDER} {wanted}"
+    how = f"{install}{PIP_TARGET} {wanted}"
     if find_spec(package) is None:
         return ImportError(f"{distribution} is not installed: {how}")
     return ImportError(f"{distribution} cannot be imported ({error}): {how}")
