@@ -70,10 +70,14 @@ def test_a_dtype_that_rounds_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("requires", "code"), [({"q": "short"}, "requires-word"), ({"o": "contiguous"}, "requires-tensor")]
+    ("requires", "said"),
+    [
+        ({"q": "short"}, wording("replay.requires-word", name="q", word="short")),
+        ({"o": "contiguous"}, wording("replay.requires-tensor", name="o", operation="gdn_prefill")),
+    ],
 )
-def test_what_means_nothing_is_refused(requires: dict[str, str], code: str) -> None:
-    with pytest.raises(BadInputError, match=wording(f"replay.{code}")):
+def test_what_means_nothing_is_refused(requires: dict[str, str], said: str) -> None:
+    with pytest.raises(BadInputError, match=said):
         prepared(call(), OPERATION, kernel(**requires))
 
 
@@ -108,6 +112,23 @@ def test_taps_show_arguments_as_stages(host_code: ModuleType) -> None:
 def test_a_tap_on_what_is_no_tensor(host_code: ModuleType) -> None:
     with pytest.raises(NotImplementedError, match=wording("replay.tap-argument", stage="U")):
         call_kernel(call(), OPERATION, tapped_kernel(host_code, U=7), {})
+
+
+def test_a_tap_on_a_function_that_is_not_there(host_code: ModuleType) -> None:
+    kernel_with_tap = tapped_kernel(host_code, U=1)
+    del host_code.launch_uw
+    said = wording("replay.tap-function", function="launch_uw", module=host_code.__name__)
+    with pytest.raises(NotImplementedError, match=said):
+        call_kernel(call(), OPERATION, kernel_with_tap, {})
+
+
+def test_unknown_stand_ins_are_refused() -> None:
+    def mine(v: Tensor) -> Tensor:
+        return v
+
+    mine.stand_ins = "an_engine"  # type: ignore[attr-defined]
+    with pytest.raises(BadInputError, match=wording("replay.stand-ins-unknown", package="an_engine")):
+        of_function(mine, "mine")
 
 
 def test_stand_ins_leave_out_what_a_package_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
