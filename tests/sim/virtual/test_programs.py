@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.messages import wording
+from tests.subset import quick
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
@@ -162,11 +163,14 @@ def test_a_program_keeps_its_own_exit_status(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
-    [
-        (("--machine", "a100"), wording("sim.virtual.machine-unknown", name="a100")),
-        (("--save", "out"), wording("sim.virtual.function-alone", option="--save")),
-        (("--explore", "3"), wording("sim.virtual.function-alone", option="--explore")),
-    ],
+    quick(
+        [
+            (("--machine", "a100"), wording("sim.virtual.machine-unknown", name="a100")),
+            (("--save", "out"), wording("sim.virtual.function-alone", option="--save")),
+            (("--explore", "3"), wording("sim.virtual.function-alone", option="--explore")),
+        ],
+        1,
+    ),
 )
 def test_bad_options_are_refused_before_the_program_runs(
     run: Run, options: tuple[str, ...], sentence: str
@@ -176,6 +180,7 @@ def test_bad_options_are_refused_before_the_program_runs(
     assert re.search(sentence, ran.stderr)
 
 
+@pytest.mark.slow  # two processes
 def test_options_of_programs_are_refused_for_functions(run_sim: Run) -> None:
     for option, value in (("--sms", "3"), ("--machine", "h200")):
         ran = run_sim(option, value, "file.py:function")

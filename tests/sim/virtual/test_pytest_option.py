@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.subset import quick
+
 CONFTEST = """
 import torch
 
@@ -101,7 +103,7 @@ def test_there_is_no_gpu_without_the_option(project: Path, environment: Mapping[
     assert ran.stdout.splitlines()[-1].startswith("3 skipped"), ran.stdout
 
 
-@pytest.mark.parametrize("arguments", [["--gdnbench-virtual", "a100"], ["--gdnbench-sms", "3"]])
+@pytest.mark.parametrize("arguments", quick([["--gdnbench-virtual", "a100"], ["--gdnbench-sms", "3"]], 0))
 def test_options_are_checked(project: Path, environment: Mapping[str, str], arguments: list[str]) -> None:
     ran = run_pytest(project, environment, *arguments)
     assert ran.returncode == pytest.ExitCode.USAGE_ERROR
