@@ -27,6 +27,7 @@ sim.machine: sim.base sim.ptx sim.tensorcore.formats
 sim.tensorcore: sim.base sim.tensorcore.formats
 sim.compiler: artifact_cache sim.base sim.ptx sim.tensorcore.formats sim.machine
 sim.host: sim.base sim.ptx sim.machine
+sim.cuda_source: sim.base sim.host
 sim.profile: sim.base sim.ptx sim.machine
 sim.value_trace: sim.base sim.ptx sim.machine
 sim.checker: sim.base sim.ptx sim.machine sim.profile
@@ -65,9 +66,9 @@ distributed: base __init__ sim.base sim kernels report.outcome store workers rep
 prove.records: base kernels store ops synth
 prove: base kernels report.outcome store ops judge report prove.records replay
 suite: base sim report.outcome store ops workers judge report prove.records replay distributed
-cli: base sim.base sim.ptx sim.host sim.value_trace sim sim.virtual kernels store ops timing.result capture
-    compile doctor judge synth kernel_figures report trace diff diff.traces heatmap page replay bisect
-    mismatch share timing distributed prove suite
+cli: base sim.base sim.ptx sim.host sim.cuda_source sim.value_trace sim sim.virtual kernels store ops
+    timing.result capture compile doctor judge synth kernel_figures report trace diff diff.traces heatmap page
+    replay bisect mismatch share timing distributed prove suite
 pytest_plugin: base sim.base sim sim.virtual kernels report.outcome store ops judge report replay suite
 __main__: cli
 """
@@ -81,7 +82,7 @@ MODULES = {
     "kernels": "gdnbench_kernels",
     "base": """bits errors handlers options poison pools printable provenance record record_numbers units
         toml_tables version whole_file""",
-    "sim.base": "sim.deadline sim.errors sim.floating_environment sim.lazy sim.special_function",
+    "sim.base": "sim.deadline sim.demangle sim.errors sim.floating_environment sim.lazy sim.special_function",
     "sim.tensorcore.formats": "sim.tensorcore.formats sim.tensorcore.product",
     "sim.run": "sim.run sim.watch",
     "sim": "sim sim.checker.accept",
@@ -121,7 +122,16 @@ PACKAGES = {room: set(names.split()) for room, _, names in ROOMS}
 
 # The modules of the simulator that other code may import, and those that import next to nothing.
 PUBLIC = {
-    *("", ".argspec", ".errors", ".explore", ".host", ".mutants", ".ptx", ".tensorcore", ".value_trace"),
+    "",
+    ".argspec",
+    ".cuda_source",
+    ".errors",
+    ".explore",
+    ".host",
+    ".mutants",
+    ".ptx",
+    ".tensorcore",
+    ".value_trace",
     ".virtual",
 }
 LIGHT = ("", ".errors", ".host", ".mutants", ".ptx", ".tensorcore", ".virtual", ".virtual.bootstrap")

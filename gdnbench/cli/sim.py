@@ -23,7 +23,21 @@ from gdnbench.cli.checking import (
 )
 from gdnbench.cli.console import print_json, print_lines, print_note, progress, table
 from gdnbench.cli.exploring import EXPLORE, conclude, refuse_with, typed, varied
-from gdnbench.cli.sim_call import TextCall, tensors_of
+from gdnbench.cli.record_options import OUTPUT_PANEL
+from gdnbench.cli.sim_call import TextCall, kernels_simulated, launch_call, tensors_of
+from gdnbench.cli.sim_file import (
+    BLOCK,
+    CLUSTER,
+    DEFINE,
+    GRID,
+    INCLUDE,
+    SHARED,
+    STD,
+    FileCall,
+    LaunchOptions,
+    check_options,
+    kernel_file,
+)
 from gdnbench.cli.sim_program import MACHINE, SMS, is_program, refuse_for_program
 from gdnbench.cli.sim_program import run as run_program
 from gdnbench.cli.tracing import LIMIT, SELECT, TRACE, trace_to
@@ -37,6 +51,11 @@ if TYPE_CHECKING:
     from gdnbench.sim.explore import Exploration
 
 SM100, COMPILED, LATE, HARDWARE = "sm_100a", "compiled", "late", "hardware"
+ARGS_PANEL = "Arguments and compilation"
+PROGRAM_PANEL = "Machine of a program after --"
+RUN_PANEL = "Simulation"
+CHECK_PANEL = "Races and schedules"
+OBSERVE_PANEL = "Profile and values"
 HEADERS = ("tensor", "dtype", "shape", "min", "max", "nonfinite")
 
 ARGUMENTS = (
@@ -49,38 +68,57 @@ def sim(
     function: Annotated[
         str,
         typer.Argument(
-            help="FILE.py:function or package.module:function; or, after --, a program, e.g. python.",
+            help="FILE.py:function, package.module:function, FILE.ptx:entry or FILE.cu:kernel; or, after --, a"
+            " program, e.g. python.",
             metavar="FUNCTION",
         ),
     ],
     values: Annotated[list[str] | None, typer.Argument(help=ARGUMENTS, metavar="[ARGS]...")] = None,
     args: Annotated[
         list[str] | None,
-        typer.Option("--args", help="Another way to begin ARGS: --args A B is the same as A B."),
+        typer.Option(
+            "--args",
+            help="Another way to begin ARGS: --args A B is the same as A B.",
+            rich_help_panel=ARGS_PANEL,
+        ),
     ] = None,
-    arch: Annotated[str, typer.Option(help="Compile for sm_100a or sm_90a.")] = SM100,
-    machine: Annotated[str | None, typer.Option(help=MACHINE)] = None,
-    sms: Annotated[int | None, typer.Option(min=1, help=SMS)] = None,
+    grid: Annotated[str | None, GRID] = None,
+    block: Annotated[str | None, BLOCK] = None,
+    cluster: Annotated[str | None, CLUSTER] = None,
+    shared: Annotated[str | None, SHARED] = None,
+    include: Annotated[list[str] | None, INCLUDE] = None,
+    define: Annotated[list[str] | None, DEFINE] = None,
+    std: Annotated[str | None, STD] = None,
+    arch: Annotated[
+        str | None,
+        typer.Option(help="Compile for sm_100a or sm_90a. Default: sm_100a.", rich_help_panel=ARGS_PANEL),
+    ] = None,
+    machine: Annotated[str | None, typer.Option(help=MACHINE, rich_help_panel=PROGRAM_PANEL)] = None,
+    sms: Annotated[int | None, typer.Option(min=1, help=SMS, rich_help_panel=PROGRAM_PANEL)] = None,
     engine: Annotated[
         str,
         typer.Option(
-            help="Engine to use: compiled, or interpreter, which is slower and finds uninitialised reads."
+            help="Engine to use: compiled, or interpreter, which is slower and finds uninitialised reads.",
+            rich_help_panel=RUN_PANEL,
         ),
     ] = COMPILED,
     schedule: Annotated[
         str,
         typer.Option(
-            help="Complete asynchronous operations late, early or in the order random:SEED, e.g. random:5."
+            help="Complete asynchronous operations late, early or in the order random:SEED, e.g. random:5.",
+            rich_help_panel=RUN_PANEL,
         ),
     ] = LATE,
     mma: Annotated[
         str,
         typer.Option(
-            help="Compute tensor-core products as the hardware does, or exactly: hardware or exact."
+            help="Compute tensor-core products as the hardware does, or exactly: hardware or exact.",
+            rich_help_panel=RUN_PANEL,
         ),
     ] = HARDWARE,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Number of CPU threads. Default: all cores.")
+        int | None,
+        typer.Option(min=1, help="Number of CPU threads. Default: all cores.", rich_help_panel=RUN_PANEL),
     ] = None,
     max_instructions: Annotated[
         int | None,
@@ -89,6 +127,7 @@ def sim(
             metavar="N",
             help="Stop a launch after N warp instructions, e.g. 1000000. Default: 100 billion, 40 times as"
             " many as a prefill of 262,144 tokens and 64 heads executes.",
+            rich_help_panel=RUN_PANEL,
         ),
     ] = None,
     timeout: Annotated[
@@ -97,44 +136,70 @@ def sim(
             metavar="SECONDS",
             help="Stop a launch after SECONDS, in which its PTX is also read and compiled, e.g. 60. Default:"
             " 86400, a day.",
+            rich_help_panel=RUN_PANEL,
         ),
     ] = None,
     seed: Annotated[
         int,
-        typer.Option(help="Seed of random tensors, including those that a Python function draws from torch."),
+        typer.Option(
+            help="Seed of random tensors, including those that a Python function draws from torch.",
+            rich_help_panel=ARGS_PANEL,
+        ),
     ] = 0,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Print counts of instructions, bytes and waits.")
+        bool,
+        typer.Option(
+            "--profile", help="Print counts of instructions, bytes and waits.", rich_help_panel=OBSERVE_PANEL
+        ),
     ] = False,
     timeline: Annotated[
         Path | None,
-        typer.Option(help="Write a timeline of the warps for Perfetto, e.g. t.json; implies --profile."),
+        typer.Option(
+            help="Write a timeline of the warps for Perfetto, e.g. t.json; implies --profile.",
+            rich_help_panel=OBSERVE_PANEL,
+        ),
     ] = None,
-    trace: Annotated[Path | None, typer.Option(help=TRACE)] = None,
-    select: Annotated[str | None, typer.Option(help=SELECT)] = None,
-    trace_limit: Annotated[int | None, typer.Option(min=1, help=LIMIT)] = None,
-    check: Annotated[bool, typer.Option("--check", help=CHECK)] = False,
-    keep_going: Annotated[bool, typer.Option("--keep-going", help=KEEP_GOING)] = False,
-    accept: Annotated[Path | None, typer.Option(help=ACCEPT)] = None,
-    write_accept: Annotated[Path | None, typer.Option(help=WRITE_ACCEPT)] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE)] = False,
-    explore: Annotated[int | None, typer.Option(min=1, metavar="N", help=EXPLORE)] = None,
+    trace: Annotated[Path | None, typer.Option(help=TRACE, rich_help_panel=OBSERVE_PANEL)] = None,
+    select: Annotated[str | None, typer.Option(help=SELECT, rich_help_panel=OBSERVE_PANEL)] = None,
+    trace_limit: Annotated[int | None, typer.Option(min=1, help=LIMIT, rich_help_panel=OBSERVE_PANEL)] = None,
+    check: Annotated[bool, typer.Option("--check", help=CHECK, rich_help_panel=CHECK_PANEL)] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help=KEEP_GOING, rich_help_panel=CHECK_PANEL)
+    ] = False,
+    accept: Annotated[Path | None, typer.Option(help=ACCEPT, rich_help_panel=CHECK_PANEL)] = None,
+    write_accept: Annotated[Path | None, typer.Option(help=WRITE_ACCEPT, rich_help_panel=CHECK_PANEL)] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help=VERBOSE, rich_help_panel=CHECK_PANEL)
+    ] = False,
+    explore: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help=EXPLORE, rich_help_panel=CHECK_PANEL)
+    ] = None,
     vary: Annotated[
         list[str] | None,
         typer.Option(
-            help="With --explore: replace {NAME} in the arguments by each value of NAME=V1,V2. Repeatable."
+            help="With --explore: replace {NAME} in the arguments and the launch by each value of NAME=V1,V2."
+            " Repeatable.",
+            rich_help_panel=CHECK_PANEL,
         ),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(help="Write every tensor after the run to DIR/NAME.pt.")
+        Path | None,
+        typer.Option(help="Write every tensor after the run to DIR/NAME.pt.", rich_help_panel=OUTPUT_PANEL),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object instead of text.", rich_help_panel=OUTPUT_PANEL),
+    ] = False,
 ) -> None:
-    """Run a CuTe DSL kernel on the simulated SM100, or a program on a machine with a virtual GPU.
+    """Run a kernel on the simulated SM100: of CuTe DSL, PTX or CUDA C++; or a program with a virtual GPU.
 
     FUNCTION is a @cute.jit host function or a Python function. A @cute.jit function is compiled for ARGS;
     leave its stream argument out. A Python function is called with ARGS and returns (compiled, args): what
     cute.compile returned, and the torch CPU tensors and numbers to call it with.
+
+    A kernel of FILE.ptx or FILE.cu is launched with --grid and --block. ARGS are its parameters in order: a
+    tensor for a pointer, none for a null pointer; NAME= names one in the results. With one kernel in the file
+    its name may be left out; a template of FILE.cu is named with its arguments.
 
     TYPE is f64 f32 f16 bf16 e4m3 e5m2 ue8m0 i8..i64 u8..u64 or bool. An extent ?N is N in this call, and
     dynamic in the compiled kernel. FILL is randn, rand, randint, zeros, ones, arange, nan or a number.
@@ -142,6 +207,10 @@ def sim(
       gdnbench sim gemm.py:gemm 'bf16[128,64]' 'bf16[256,64]' 'f32[128,256]:nan' alpha=0.5
 
       gdnbench sim norm.py:norm 'f32[?{M},64]' 'f32[?{M},64]:nan' --explore 10 --vary M=1,63,64 --check
+
+      gdnbench sim add.ptx:add --grid 4 --block 256 'f32[1000]' 'f32[1000]' 'f32[1000]:nan' 1000
+
+      gdnbench sim sum.cu:'sum<float, 64>' --grid 1000/64 --block 64 -D FAST 'f32[1000]' 'f32[1]:0' 1000
 
     A program after -- runs unmodified: it sees one GPU, its torch operations on cuda run on the CPU, and its
     kernels are simulated.
@@ -152,18 +221,19 @@ def sim(
     --accept does not accept; 2 bad input; 3 it cannot be simulated. Of a program: its own if that is not 0;
     3 also if it went on after something was refused.
     """
-    from gdnbench.replay.simulated import programs_simulated
-    from gdnbench.sim import Settings, active, launch
+    from gdnbench.sim import Settings
     from gdnbench.sim.errors import KernelFault
 
     accepted = read_accepted(accept, write_accept, check=check)
     texts = [*(args or ()), *(values or ())]
+    options = LaunchOptions(grid, block, cluster, shared, tuple(include or ()), tuple(define or ()), std)
     bounds: dict[str, Any] = {"max_instructions": max_instructions, "timeout": timeout}
     bounds = {name: value for name, value in bounds.items() if value is not None}
     bounds |= {"keep_going": True} if keep_going else {}
     if is_program(function):
+        check_options(None, options, arch)
         refuse_for_program(
-            arch=None if arch == SM100 else arch,
+            arch=arch,
             seed=seed or None,
             timeline=timeline,
             trace=trace,
@@ -194,6 +264,8 @@ def sim(
             json=json,
             verbose=verbose,
         )
+    file = kernel_file(function)
+    check_options(file, options, arch)
     for option, value in (("--machine", machine), ("--sms", sms)):
         if value is not None:
             raise BadInputError(f"{option} goes with a program after --, not with FILE.py:function")
@@ -203,7 +275,7 @@ def sim(
         chosen = None if schedule == LATE else schedule
         refuse_with("--explore", schedule=chosen, trace=trace, timeline=timeline, save=save, profile=profile)
         given = {
-            "--arch": None if arch == SM100 else arch,
+            "--arch": arch,
             "--engine": None if engine == COMPILED else engine,
             "--mma": None if mma == HARDWARE else mma,
             "--seed": seed or None,
@@ -215,12 +287,13 @@ def sim(
         words = [word for name, value in given.items() if value is not None for word in (name, value)]
         words += ["--check"] * check + ["--keep-going"] * keep_going
 
-        def command(texts: list[str], under: str) -> str:
-            return typed("sim", function, "--schedule", under, *words, *["--"] * bool(texts), *texts)
+        def command(texts: list[str], launched: LaunchOptions, under: str) -> str:
+            typed_options = ("--schedule", under, *launched.words(), *words)
+            return typed("sim", function, *typed_options, *["--"] * bool(texts), *texts)
 
         settings = Settings(mma, engine, threads=threads, check=check, **bounds)
-        found = _explore(function, texts, varied(vary or ()), seed, arch, settings, explore, command)
-        conclude(found, accepted, write_accept, json=json, verbose=verbose)
+        tried = (function, texts, options, varied(vary or ()), seed, arch or SM100, settings, command)
+        conclude(_explore(explore, *tried), accepted, write_accept, json=json, verbose=verbose)
     # What the kernel's file prints is no part of the result.
     with (
         progress("sim") as advance,
@@ -232,16 +305,21 @@ def sim(
             *(mma, engine, schedule, profile or timeline is not None, threads, advance, watch, check),
             **bounds,
         )
-        with active(settings, arch) as session, programs_simulated():
+        compiled_for = arch or SM100
+        with kernels_simulated(settings, compiled_for if file is None else None) as session:
             try:
-                call = TextCall(function, texts, seed, arch).call()
+                call = (
+                    TextCall(function, texts, seed, compiled_for).call()
+                    if file is None
+                    else FileCall(file, options, texts, seed, compiled_for).call()
+                )
             except KernelFault:
                 # The report of the launch that it ended has what was found before.
                 if not check or all(report.ok for report in session.reports):
                     raise
                 call = None
             if call is not None:
-                launch(call.compiled, raises=False, **call.arguments)
+                launch_call(call, raises=False)
     tensors = {} if call is None else tensors_of(call)
     if save is not None:
         _save(tensors, save)
@@ -272,19 +350,20 @@ def sim(
 
 
 def _explore(
+    count: int,
     function: str,
     texts: Sequence[str],
+    options: LaunchOptions,
     vary: Mapping[str, Sequence[str]],
     seed: int,
     arch: str,
     settings: Settings,
-    count: int,
     command: Command,
 ) -> Exploration:
     from gdnbench.cli.sim_shapes import shapes
     from gdnbench.sim.explore import explore, schedules
 
-    tried = shapes(function, texts, vary, seed, arch, settings, command)
+    tried = shapes(function, texts, options, vary, seed, arch, settings, command)
     with progress("explore") as advance:
         return explore(tried, schedules(count), advance)
 

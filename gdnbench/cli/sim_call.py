@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.errors import BadInputError
@@ -10,7 +12,7 @@ from gdnbench.errors import BadInputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gdnbench.sim import Call
+    from gdnbench.sim import Call, Session, Settings
 
 
 def function_named(name: str) -> Callable[..., Any]:
@@ -61,27 +63,77 @@ class TextCall:
 
     def _values(self) -> tuple[list[Any], dict[str, Any], dict[int, tuple[bool, ...]]]:
         """The arguments by position and by name, and what is left open of each tensor, by its id."""
-        import torch
-
-        from gdnbench.sim.argspec import TensorSpec, make_tensor, parse_argument
-
-        generator = torch.manual_seed(self._seed)
         positional: list[Any] = []
         named: dict[str, Any] = {}
         dynamic: dict[int, tuple[bool, ...]] = {}
-        for argument in map(parse_argument, self._texts):
-            value: Any = argument.value
-            if isinstance(value, TensorSpec):
-                spec, value = value, make_tensor(value, generator)
-                dynamic[id(value)] = spec.dynamic
+        for argument in argument_values(self._texts, self._seed):
+            dynamic[id(argument.value)] = argument.dynamic
             if argument.name is not None:
-                named[argument.name] = value
+                named[argument.name] = argument.value
             elif named:
                 text = self._texts[len(positional) + len(named)]
                 raise BadInputError(f"argument {text!r} follows a named one")
             else:
-                positional.append(value)
+                positional.append(argument.value)
         return positional, named, dynamic
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentValue:
+    """An argument made from its text. `dynamic` marks the extents of a tensor that were written as ?N."""
+
+    name: str | None
+    value: Any
+    dynamic: tuple[bool, ...] = ()
+
+
+def argument_values(texts: Sequence[str], seed: int) -> Iterator[ArgumentValue]:
+    """The arguments in order, their tensors made anew; `seed` is that of random ones."""
+    import torch
+
+    from gdnbench.sim.argspec import TensorSpec, make_tensor, parse_argument
+
+    generator = torch.manual_seed(seed)
+    for argument in map(parse_argument, texts):
+        spec = argument.value
+        if isinstance(spec, TensorSpec):
+            yield ArgumentValue(argument.name, make_tensor(spec, generator), spec.dynamic)
+        else:
+            yield ArgumentValue(argument.name, spec)
+
+
+def put_in(texts: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """The texts with each {NAME} replaced by its value."""
+    found = list(texts)
+    for name, value in values.items():
+        found = [text.replace(f"{{{name}}}", value) for text in found]
+    return found
+
+
+def launch_call(call: Call, *, raises: bool = True) -> None:
+    """Launch what is to be called; a kernel of a file takes its arguments in order."""
+    from gdnbench.sim import launch
+    from gdnbench.sim.host import PtxKernel
+
+    if isinstance(call.compiled, PtxKernel):
+        launch(call.compiled, *call.arguments.values(), raises=raises)
+    else:
+        launch(call.compiled, raises=raises, **call.arguments)
+
+
+@contextmanager
+def kernels_simulated(settings: Settings, arch: str | None) -> Iterator[Session]:
+    """While kernels are simulated: those of Python functions, compiled for `arch`; None for kernels of a
+    file, which need no CuTe DSL."""
+    from gdnbench.replay.simulated import programs_simulated
+    from gdnbench.sim import active, settings_apply
+
+    if arch is None:
+        with settings_apply(settings) as session:
+            yield session
+        return
+    with active(settings, arch) as session, programs_simulated():
+        yield session
 
 
 def tensors_of(call: Call) -> dict[str, Tensor]:

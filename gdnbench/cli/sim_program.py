@@ -27,8 +27,9 @@ HEADERS = ("kernel", "launches", "grid", "warp instructions", "seconds", "errors
 
 
 def is_program(function: str) -> bool:
-    """Whether the first argument names a program to run and no function: FILE.py:function has a colon."""
-    return ":" not in function and not function.endswith(".py")
+    """Whether the first argument names a program to run and no kernel: FILE.py:function has a colon, and the
+    only kernel of a FILE.ptx or FILE.cu needs no name."""
+    return ":" not in function and not function.endswith((".py", ".ptx", ".cu"))
 
 
 def refuse_for_program(**options: object) -> None:

@@ -7,71 +7,88 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from gdnbench.cli.sim_call import TextCall, function_named, tensors_of
+from gdnbench.cli.sim_call import (
+    TextCall,
+    function_named,
+    kernels_simulated,
+    launch_call,
+    put_in,
+    tensors_of,
+)
+from gdnbench.cli.sim_file import FileCall, LaunchOptions, kernel_file
 from gdnbench.errors import CANNOT_RUN_ERRORS, BadInputError
-from gdnbench.replay.simulated import programs_simulated
-from gdnbench.sim import Settings, active, launch
+from gdnbench.sim import Settings
 from gdnbench.sim.errors import KernelFault
 from gdnbench.sim.explore import Run, Shape
 
 if TYPE_CHECKING:
-    from gdnbench.sim import GlobalMemory
+    from gdnbench.sim import Call, GlobalMemory
     from gdnbench.sim.host import LaunchRequest
     from gdnbench.sim.ptx import Module
 
-Command = Callable[[list[str], str], str]
-"""What a person types to repeat a run: the arguments, and the schedule."""
+Command = Callable[[list[str], LaunchOptions, str], str]
+"""What a person types to repeat a run: the arguments, the options of the launch, and the schedule."""
+
+
+class Caller(Protocol):
+    """What is to be called, its arguments made anew; None if the function did all by itself."""
+
+    def call(self) -> Call | None: ...
 
 
 def shapes(
     function: str,
     texts: Sequence[str],
+    options: LaunchOptions,
     vary: Mapping[str, Sequence[str]],
     seed: int,
     arch: str,
     settings: Settings,
     command: Command,
 ) -> list[Shape]:
-    """One for each choice of the values in `vary`, each put in for {NAME} in the arguments `texts`.
-    BadInputError for a name that stands nowhere."""
+    """One for each choice of the values in `vary`, each put in for {NAME} in the arguments `texts` and in the
+    launch's `options`. BadInputError for a name that stands nowhere."""
     for name in vary:
-        if not any(f"{{{name}}}" in text for text in texts):
+        if not any(f"{{{name}}}" in text for text in (*texts, *options.words())):
             raise BadInputError(
                 f"--vary {name}: no argument has {{{name}}} in it, such as 'bf16[?{{{name}}},64]'"
             )
-    # Its file may print, and compile kernels, when it is imported.
-    with contextlib.redirect_stdout(sys.stderr), active(settings, arch), programs_simulated():
-        loaded = function_named(function)
+    file = kernel_file(function)
+    active_for = arch if file is None else None
+    loaded: Callable[..., Any] | None = None
+    if file is None:
+        # Its file may print, and compile kernels, when it is imported.
+        with contextlib.redirect_stdout(sys.stderr), kernels_simulated(settings, arch):
+            loaded = function_named(function)
     found = []
     for values in itertools.product(*vary.values()):
         chosen = dict(zip(vary, values, strict=True))
-        put_in = _put_in(texts, chosen)
-        called = _Called(function, TextCall(function, put_in, seed, arch, loaded), arch, settings)
+        given, launched = put_in(texts, chosen), options.with_values(chosen)
+        caller: Caller = (
+            TextCall(function, given, seed, arch, loaded)
+            if file is None
+            else FileCall(file, launched, given, seed, arch)
+        )
+        called = _Called(function, caller, active_for, settings)
         label = ", ".join(f"{name}={value}" for name, value in chosen.items()) or "as given"
-        found.append(Shape(label, called.run, _repeat(command, put_in)))
+        found.append(Shape(label, called.run, _repeat(command, given, launched)))
     return found
 
 
-def _put_in(texts: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    found = list(texts)
-    for name, value in values.items():
-        found = [text.replace(f"{{{name}}}", value) for text in found]
-    return found
-
-
-def _repeat(command: Command, texts: list[str]) -> Callable[[str], str]:
-    return lambda schedule: command(texts, schedule)
+def _repeat(command: Command, texts: list[str], options: LaunchOptions) -> Callable[[str], str]:
+    return lambda schedule: command(texts, options, schedule)
 
 
 class _Called:
-    """The function called `name` with arguments that are made anew for each run."""
+    """The function called `name` with arguments that are made anew for each run. `arch` is that of
+    `kernels_simulated`."""
 
-    def __init__(self, name: str, asked: TextCall, arch: str, settings: Settings) -> None:
+    def __init__(self, name: str, asked: Caller, arch: str | None, settings: Settings) -> None:
         self._name, self._asked, self._arch = name, asked, arch
         self._settings = settings
 
@@ -81,13 +98,12 @@ class _Called:
         tensors: dict[str, Tensor] | None = None
         with (
             contextlib.redirect_stdout(sys.stderr),
-            active(settings, self._arch) as session,
-            programs_simulated(),
+            kernels_simulated(settings, self._arch) as session,
         ):
             try:
                 call = self._asked.call()
                 if call is not None:
-                    launch(call.compiled, **call.arguments)
+                    launch_call(call)
                 tensors = met.left() if call is None else tensors_of(call)
             except KernelFault:
                 if not session.reports:

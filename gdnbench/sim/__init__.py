@@ -1,8 +1,9 @@
 """Executes compiled SM100 kernels, host code and PTX, on a CPU: `report = sim.launch(compiled, *args)`.
 
-The simulator's interface is this package and its public modules: `argspec`, `errors`, `explore`, `host`,
-`mutants`, `ptx`, `tensorcore` and `value_trace`. Code outside imports nothing else of it. Names are imported
-when first used, because what they need takes longer to import than most commands take to run.
+The simulator's interface is this package and its public modules: `argspec`, `cuda_source`, `errors`,
+`explore`, `host`, `mutants`, `ptx`, `tensorcore` and `value_trace`. Code outside imports nothing else of it.
+Names are imported when first used, because what they need takes longer to import than most commands take to
+run.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from gdnbench.sim.machine.memory import GlobalMemory
     from gdnbench.sim.report import AFTER_A_FAULT, Finding, LaunchReport, Report, Severity
     from gdnbench.sim.run import ENGINES, run_ptx
-    from gdnbench.sim.simulate import Session, Settings, active, launch
+    from gdnbench.sim.simulate import Session, Settings, active, launch, settings_apply
     from gdnbench.sim.watch import Observed
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "keep_ptx",
     "launch",
     "run_ptx",
+    "settings_apply",
 ]
 
 __getattr__ = lazy_names(
@@ -81,7 +83,7 @@ __getattr__ = lazy_names(
         "gdnbench.sim.machine.memory": "GlobalMemory",
         "gdnbench.sim.report": "AFTER_A_FAULT Finding LaunchReport Report Severity",
         "gdnbench.sim.run": "ENGINES run_ptx",
-        "gdnbench.sim.simulate": "Session Settings active launch",
+        "gdnbench.sim.simulate": "Session Settings active launch settings_apply",
         "gdnbench.sim.watch": "Observed",
     },
 )

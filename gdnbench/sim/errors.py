@@ -106,5 +106,16 @@ class ExportError(CannotSimulateError):
     """A compiled kernel without its PTX or host code. The message names the setting that keeps them."""
 
 
+class CudaCompileError(CannotSimulateError):
+    """CUDA C++ that NVRTC does not compile. The text has the first error, `log` is all that NVRTC printed."""
+
+    def __init__(self, message: str, log: str) -> None:
+        self.log = log
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[CudaCompileError], tuple[object, ...]]:
+        return CudaCompileError, (str(self), self.log)
+
+
 class WorkerError(CannotSimulateError):
     """A worker process that ran some of the CTAs died."""

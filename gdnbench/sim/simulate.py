@@ -65,7 +65,7 @@ class Settings:
 class Session:
     """What `active` yields: the reports of the calls made so far. Launches may access `reachable`, and the
     memory that was `asked` for by its address. `sms` is the device's number of multiprocessors, None for its
-    own."""
+    own. `patched`: the calls of CuTe DSL functions go to the simulator."""
 
     settings: Settings
     reports: list[Report] = field(default_factory=list)
@@ -73,6 +73,7 @@ class Session:
     asked: AskedMemory = field(default_factory=AskedMemory)
     sms: int | None = None
     questions: Questions = field(default_factory=Questions)
+    patched: bool = False
 
 
 _session: ContextVar[Session | None] = ContextVar("gdnbench_sim_session", default=None)
@@ -97,7 +98,8 @@ def launch(
     **kwargs: Any,
 ) -> Report:
     """Call `compiled`, which `cute.compile` returned for sm_100a or sm_90a, on the CPU. It may also be an
-    exported kernel, see `gdnbench.sim.host.exported_kernel`, which needs no compiler.
+    exported kernel, see `gdnbench.sim.host.exported_kernel`, or a kernel of a PTX text, see
+    `gdnbench.sim.host.ptx_kernel`; neither needs a compiler.
 
     `args` and `kwargs` are the kernel's arguments without the stream: numbers, and torch CPU tensors, which
     the kernel writes in place. `reachable` are tensors that the kernel finds by pointers; those of the
@@ -170,6 +172,32 @@ def active(
     in an argument, for as long as the program keeps the tensor. `sms` is the number of multiprocessors that
     compilers and host code see: a persistent kernel then has that many CTAs at most.
     """
+    with ExitStack() as stack:
+        session = stack.enter_context(settings_apply(settings, check=check, reachable=reachable, sms=sms))
+
+        def simulate(compiled: Any, *args: Any, **kwargs: Any) -> None:
+            # A thread that the program starts has no session of its own.
+            with nullcontext() if _session.get() is not None else _inside(session):
+                launch(compiled, *args, **kwargs)
+
+        stack.enter_context(cutlass_dsl.keep_ptx(arch))
+        if not session.patched:  # `launch` finds the session of an inner block
+            stack.enter_context(calls_go_to(simulate))
+            stack.enter_context(addresses_noted(session.asked))
+            session.patched = True
+        yield session
+
+
+@contextmanager
+def settings_apply(
+    settings: Settings | None = None,
+    *,
+    check: bool = False,
+    reachable: Sequence[Tensor] = (),
+    sms: int | None = None,
+) -> Iterator[Session]:
+    """The part of `active` that needs no CuTe DSL: inside this block `launch` takes its defaults from
+    `settings`, and the session has the reports."""
     around = _session.get()
     given = settings or (Settings() if around is None else around.settings)
     session = Session(
@@ -178,19 +206,9 @@ def active(
         asked=AskedMemory() if around is None else around.asked,
         sms=sms if sms is not None or around is None else around.sms,
         questions=Questions() if around is None else around.questions,
+        patched=around is not None and around.patched,
     )
-
-    def simulate(compiled: Any, *args: Any, **kwargs: Any) -> None:
-        # A thread that the program starts has no session of its own.
-        with nullcontext() if _session.get() is not None else _inside(session):
-            launch(compiled, *args, **kwargs)
-
-    with ExitStack() as stack:
-        stack.enter_context(_inside(session))
-        stack.enter_context(cutlass_dsl.keep_ptx(arch))
-        if around is None:  # `launch` finds the session of an inner block
-            stack.enter_context(calls_go_to(simulate))
-            stack.enter_context(addresses_noted(session.asked))
+    with _inside(session):
         yield session
 
 

@@ -93,6 +93,8 @@ EXAMPLES = {
         SIM,
         (
             "gdnbench sim norm.py:norm 'f32[128,64]' 'f32[128,64]:nan' --check",
+            "gdnbench sim add.ptx:add --grid 4 --block 256 'f32[1000]' 'f32[1000]' 'f32[1000]:nan' 1000",
+            "gdnbench sim sum.cu:'sum<float, 64>' --grid 16 --block 64 -I include 'f32[99]' 'f32[1]:0' 99",
             "gdnbench sim --sms 4 --check -- python their_script.py",
         ),
     ),

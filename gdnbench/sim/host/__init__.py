@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gdnbench.sim.host.cutlass_dsl import is_jit
     from gdnbench.sim.host.elf import NO_CONTENTS, Elf
     from gdnbench.sim.host.layouts import Extent, TensorType, tensor_type
+    from gdnbench.sim.host.ptx_kernel import PtxKernel, entry_named, parameter_names
     from gdnbench.sim.host.request import LaunchRequest
     from gdnbench.sim.machine.tensormap import TENSORMAP_BYTES, TensorMap, decode_tensormap
 
@@ -23,12 +24,15 @@ __all__ = [
     "Elf",
     "Extent",
     "LaunchRequest",
+    "PtxKernel",
     "Region",
     "TensorMap",
     "TensorType",
     "capture_launches",
     "decode_tensormap",
+    "entry_named",
     "is_jit",
+    "parameter_names",
     "tensor_type",
     "tensors_in",
 ]
@@ -41,6 +45,7 @@ __getattr__ = lazy_names(
         "gdnbench.sim.host.cutlass_dsl": "is_jit",
         "gdnbench.sim.host.elf": "NO_CONTENTS Elf",
         "gdnbench.sim.host.layouts": "Extent TensorType tensor_type",
+        "gdnbench.sim.host.ptx_kernel": "PtxKernel entry_named parameter_names",
         "gdnbench.sim.host.request": "LaunchRequest",
         "gdnbench.sim.machine.tensormap": "TENSORMAP_BYTES TensorMap decode_tensormap",
     },

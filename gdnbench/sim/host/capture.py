@@ -17,6 +17,7 @@ from gdnbench.sim.host.elf import Elf
 from gdnbench.sim.host.exported_kernel import NO_STREAM, ExportedKernel
 from gdnbench.sim.host.layouts import parameter_types
 from gdnbench.sim.host.loader import HostObject, load_host_object
+from gdnbench.sim.host.ptx_kernel import PtxKernel, bind_positional
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.host.runtime import Runtime
 from gdnbench.sim.ptx.ir import Module
@@ -49,10 +50,13 @@ _loaded: WeakKeyDictionary[Any, Host] = WeakKeyDictionary()
 
 def capture_launches(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Capture:
     """The launches that `compiled(*args, **kwargs)` would make, on torch CPU tensors and without the stream.
-    `compiled` is what `cute.compile` returned, or an `ExportedKernel`.
+    `compiled` is what `cute.compile` returned, an `ExportedKernel`, or a `PtxKernel`, which has one launch.
 
     Raises ExportError if the kernel cannot be loaded, LaunchError if the arguments do not fit it.
     """
+    if isinstance(compiled, PtxKernel):
+        request, memory = compiled.request(bind_positional(compiled, args, kwargs or {}))
+        return Capture(compiled.module, (request,), tuple(memory))
     host = _host(compiled)
     call: Callable[..., int]
     if isinstance(compiled, ExportedKernel):

@@ -192,6 +192,8 @@ class Variable:
 
     `offset` is its place in the space's block of the kernel (param, shared, local) or of the module (global,
     const). Dynamic (`extern`) shared memory has offset DYNAMIC: it starts at `Kernel.dynamic_shared`.
+    A parameter also has its declared `type`, such as u32, and says whether it is an `array`, which is how
+    structs are passed, and whether `.ptr` marks it as a `pointer`.
     """
 
     name: str
@@ -200,6 +202,9 @@ class Variable:
     align: int
     offset: int
     init: bytes | None = None
+    type: str = ""
+    array: bool = False
+    pointer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,30 +310,34 @@ class _BodyParser:
         """A `.param` variable, after `.param`, as a variable of `space`."""
         cursor = self.module.cursor
         align: int | None = None
-        element, vector = 0, 1
+        element, vector, type_name, pointer, array = 0, 1, "", False, False
         while cursor.peek().text.startswith("."):
             word = cursor.next().text
             if word == ".align":
                 align = cursor.integer()
             elif word == ".ptr":
+                pointer = True
                 while cursor.peek().text.startswith("."):
                     if cursor.next().text == ".align":
                         cursor.next()
             elif word[1:] in VECTORS:
                 vector = VECTORS[word[1:]]
             elif word[1:] in TYPES:
-                element = width_of(word[1:]) // 8
+                type_name = word[1:]
+                element = width_of(type_name) // 8
         element *= vector
         token = cursor.next()
         name, size = token.text, element
         if element == 0:
             raise PtxSyntaxError(f"PTX line {token.line}: parameter {name} has no type")
         if cursor.accept("["):
+            array = True
             size *= cursor.integer()
             cursor.expect("]")
         align = element if align is None else align
         offset = block.place(size, align, token.line)
-        variable = Variable(name, space, size, align, offset)
+        array = array or vector > 1
+        variable = Variable(name, space, size, align, offset, type=type_name, array=array, pointer=pointer)
         scope.declare(token, variable)
         return variable
 
@@ -646,7 +650,7 @@ class _BodyParser:
 def _shown(line: str) -> str:
     """A line as errors and findings show it: every instruction has its line, and there may be thousands of
     instructions in a line of megabytes."""
-    line = line.strip()
+    line = " ".join(line.split()) if "\t" in line else line.strip()
     return line if len(line) <= MAX_SHOWN else line[:MAX_SHOWN] + "..."
 
 

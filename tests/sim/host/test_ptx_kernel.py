@@ -1,0 +1,112 @@
+"""Kernels of PTX texts in Python: names of C++, and arguments that a command line cannot write."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import torch
+
+from gdnbench import sim
+from gdnbench.sim.demangle import demangled, names_called, short_name
+from gdnbench.sim.errors import LaunchError
+from gdnbench.sim.host.ptx_kernel import PtxKernel, entry_named, parameter_names
+from gdnbench.sim.ptx import parse
+from tests.cli.kernel_files import ADD, PACKED
+from tests.messages import wording
+from tests.seeds import drawn
+
+# Mangled by hand, by the Itanium C++ ABI, "Mangling".
+DECLARATIONS = {
+    "_Z4gemmIfLi64EEvPT_PKS0_if": "void gemm<float, 64>(float*, float const*, int, float)",
+    "_ZN1a4overEPi": "a::over(int*)",
+    "_ZN1a4overEPf": "a::over(float*)",
+    "plain": "plain",
+}
+
+# x[0] = the bits of all parameters but the first, as 16 bits each.
+SMALL = """.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry small(.param .u64 .ptr out, .param .b16 a, .param .f16 b, .param .u64 .ptr null)
+{
+    .reg .b16 %h<3>;
+    .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [out];
+    ld.param.b16 %h1, [a];
+    ld.param.b16 %h2, [b];
+    ld.param.u64 %rd2, [null];
+    st.global.b16 [%rd1], %h1;
+    st.global.b16 [%rd1+2], %h2;
+    st.global.b64 [%rd1+8], %rd2;
+    ret;
+}
+"""
+
+
+def test_names_of_cpp() -> None:
+    assert {name: demangled(name) for name in DECLARATIONS} == DECLARATIONS
+    assert [*map(short_name, DECLARATIONS)] == ["gemm<float, 64>", "a::over", "a::over", "plain"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("gemm", ["_Z4gemmIfLi64EEvPT_PKS0_if"]),
+        ("gemm<float,64>", ["_Z4gemmIfLi64EEvPT_PKS0_if"]),
+        ("gemm<float, 32>", []),
+        ("a::over(int *)", ["_ZN1a4overEPi"]),
+        ("over", ["_ZN1a4overEPi", "_ZN1a4overEPf"]),
+        ("plain", ["plain"]),
+        ("plai", []),
+    ],
+)
+def test_what_a_name_can_mean(wanted: str, found: list[str]) -> None:
+    assert names_called(wanted, DECLARATIONS) == found
+
+
+def test_an_ambiguous_name_lists_the_mangled_ones() -> None:
+    module = parse(
+        ".version 8.8\n.target sm_100a\n.address_size 64\n"
+        + "".join(f".entry {name}() {{ ret; }}\n" for name in DECLARATIONS)
+    )
+    with pytest.raises(LaunchError, match=wording("sim.cuda-kernels-several", name="over", file="k.ptx")):
+        entry_named(module, "over", "k.ptx")
+    assert entry_named(module, "gemm", "k.ptx") == "_Z4gemmIfLi64EEvPT_PKS0_if"
+
+
+def test_parameters_as_bytes() -> None:
+    kernel = PtxKernel(parse(PACKED), "_ZN2ns6packedIfLi3EEEvPhdfts", (1, 1, 1), (32, 1, 1))
+    generator = torch.Generator().manual_seed(drawn("ptx kernel"))
+    by_value = bytes(torch.randint(256, (12,), dtype=torch.uint8, generator=generator).tolist())
+    out = torch.zeros(28, dtype=torch.uint8)
+    report = sim.launch(kernel, out, 2, 0.5, -1, 1, by_value)
+    assert report.ok
+    assert bytes(out.tolist()) == struct.pack("<dfhh", 2.0, 0.5, -1, 1) + by_value
+
+
+def test_floats_of_16_bits_and_a_null_pointer() -> None:
+    kernel = PtxKernel(parse(SMALL), "small", (1, 1, 1), (1, 1, 1))
+    out = torch.full((8,), -1, dtype=torch.int16)
+    assert sim.launch(kernel, out, 1.5, 1 / 3, None).ok
+    assert out[:1].view(torch.float16).item() == 1.5
+    assert out[1:2].view(torch.float16).item() == torch.tensor(1 / 3).half().item()
+    assert out.tolist()[4:] == [0, 0, 0, 0]
+
+
+def test_arguments_have_no_names() -> None:
+    kernel = PtxKernel(parse(ADD), "add", (1, 1, 1), (32, 1, 1))
+    assert parameter_names(kernel.kernel) == ("param_0", "param_1", "param_2", "param_3")
+    x = torch.zeros(32)
+    with pytest.raises(LaunchError, match=wording("sim.host.parameter-named", kernel="add", names="n")):
+        sim.launch(kernel, x, x, x, n=32)
+
+
+def test_settings_of_the_enclosing_block() -> None:
+    kernel = PtxKernel(parse(ADD), "add", (1, 1, 1), (32, 1, 1), labels=("a", "b", "c", "n"))
+    a, b, c = torch.randn(32), torch.randn(32), torch.full((32,), torch.nan)
+    with sim.settings_apply(sim.Settings(engine="interpreter", schedule="early"), check=True) as session:
+        sim.launch(kernel, a, b, c, 32)
+    (report,) = session.reports
+    assert (report.engine, report.schedule, report.checked) == ("interpreter", "early", True)
+    assert torch.equal(c, a + b)
