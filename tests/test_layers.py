@@ -27,7 +27,7 @@ sim.machine: sim.base sim.ptx sim.tensorcore.formats
 sim.tensorcore: sim.base sim.tensorcore.formats
 sim.compiler: artifact_cache sim.base sim.ptx sim.tensorcore.formats sim.machine
 sim.host: sim.base sim.ptx sim.machine
-sim.cuda_source: sim.base sim.host
+sim.cuda_source: sim.base sim.ptx sim.host
 sim.profile: sim.base sim.ptx sim.machine
 sim.value_trace: sim.base sim.ptx sim.machine
 sim.checker: sim.base sim.ptx sim.machine sim.profile

@@ -68,8 +68,8 @@ def sim(
     function: Annotated[
         str,
         typer.Argument(
-            help="FILE.py:function, package.module:function, FILE.ptx:entry or FILE.cu:kernel; or, after --, a"
-            " program, e.g. python.",
+            help="FILE.py:function, package.module:function, FILE.ptx:entry or FILE.cu:kernel; or, after --,"
+            " a program, e.g. python.",
             metavar="FUNCTION",
         ),
     ],

@@ -195,11 +195,12 @@ def _load(
     from gdnbench.sim.cuda_source import compile_cuda, registers_of
     from gdnbench.sim.errors import CudaCompileError
     from gdnbench.sim.host import entry_named
-    from gdnbench.sim.ptx import parse
+    from gdnbench.sim.ptx import entry_names, keep_entry, parse
 
     if not file.is_cuda:
-        module = parse(text)
-        return _Loaded(module, entry_named(module, file.name, str(file.path)), None)
+        # A text without kernels may be no PTX at all, which the parser says.
+        entry = entry_named(entry_names(text) or list(parse(text).kernels), file.name, str(file.path))
+        return _Loaded(parse(keep_entry(text, entry)), entry, None)
     macros = {name: value for name, _, value in (macro.partition("=") for macro in define)}
     try:
         program = compile_cuda(
@@ -217,9 +218,8 @@ def _load(
         raise
     for line in program.log.splitlines():
         print_note(line)
-    module = parse(program.ptx)
-    entry = program.entry or entry_named(module, None, str(file.path))
-    return _Loaded(module, entry, registers_of(program, entry))
+    entry = program.entry or entry_named(entry_names(program.ptx), None, str(file.path))
+    return _Loaded(parse(keep_entry(program.ptx, entry)), entry, registers_of(program, entry))
 
 
 def _extents(option: str, text: str) -> Dim3:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from pathlib import Path
 from gdnbench.sim.demangle import demangled, names_called, short_name
 from gdnbench.sim.errors import CudaCompileError, ExportError, LaunchError
 from gdnbench.sim.host.elf import Elf
+from gdnbench.sim.ptx.entries import entry_names
 
 INSTALL = 'pip install "gdnbench[nvrtc]"'
 
@@ -37,7 +37,6 @@ _TOOLKIT_HEADERS = ("include", "include/cccl")
 # The file that NVRTC puts name expressions into: an error in it is about the kernel's name.
 _NAMES = "__nv_name_map"
 _SUCCESS, _COMPILATION = 0, 6  # nvrtcResult
-_ENTRY = re.compile(r"^[ \t]*(?:\.visible |\.weak )*\.entry (\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ def compile_cuda(
         compiled = program.result(None)
     if name is None:
         return compiled
-    return replace(compiled, entry=_entry_called(name, _ENTRY.findall(compiled.ptx), file, unknown))
+    return replace(compiled, entry=_entry_called(name, entry_names(compiled.ptx), file, unknown))
 
 
 def _not_compiled(file: str, arch: str, log: str) -> CudaCompileError:

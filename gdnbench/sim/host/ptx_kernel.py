@@ -71,11 +71,10 @@ class PtxKernel:
         return request, regions
 
 
-def entry_named(module: Module, name: str | None, where: str) -> str:
-    """The entry of the PTX `where` that `name` means: its mangled name, or its C++ name if only one kernel
-    has it. None means the only entry. Raises LaunchError, which lists the entries."""
-    entries = list(module.kernels)
-    found = entries if name is None else names_called(name, entries)
+def entry_named(entries: Sequence[str], name: str | None, where: str) -> str:
+    """The one of a PTX text's `entries` that `name` means: its mangled name, or its C++ name if only one
+    kernel has it. None means the only entry. `where` is the file. Raises LaunchError, which lists them."""
+    found = list(entries) if name is None else names_called(name, entries)
     if len(found) == 1:
         return found[0]
     listed = ", ".join(short_name(entry) for entry in found or entries) or "none"

@@ -9,9 +9,9 @@ import torch
 
 from gdnbench import sim
 from gdnbench.sim.demangle import demangled, names_called, short_name
-from gdnbench.sim.errors import LaunchError
+from gdnbench.sim.errors import LaunchError, UnsupportedError
 from gdnbench.sim.host.ptx_kernel import PtxKernel, entry_named, parameter_names
-from gdnbench.sim.ptx import parse
+from gdnbench.sim.ptx import entry_names, keep_entry, parse
 from tests.cli.kernel_files import ADD, PACKED
 from tests.messages import wording
 from tests.seeds import drawn
@@ -66,13 +66,45 @@ def test_what_a_name_can_mean(wanted: str, found: list[str]) -> None:
 
 
 def test_an_ambiguous_name_lists_the_mangled_ones() -> None:
-    module = parse(
-        ".version 8.8\n.target sm_100a\n.address_size 64\n"
-        + "".join(f".entry {name}() {{ ret; }}\n" for name in DECLARATIONS)
-    )
     with pytest.raises(LaunchError, match=wording("sim.cuda-kernels-several", name="over", file="k.ptx")):
-        entry_named(module, "over", "k.ptx")
-    assert entry_named(module, "gemm", "k.ptx") == "_Z4gemmIfLi64EEvPT_PKS0_if"
+        entry_named([*DECLARATIONS], "over", "k.ptx")
+    assert entry_named([*DECLARATIONS], "gemm", "k.ptx") == "_Z4gemmIfLi64EEvPT_PKS0_if"
+
+
+SEVERAL = """.version 8.8
+.target sm_100a
+.address_size 64
+.const .b32 table = -5;
+/* .entry commented() { */
+.visible .entry first(.param .u64 x)
+{
+    .pragma "nounroll }";
+    nosuch.b32 %r1; // }
+    { bra END; }
+}
+// .entry said() {
+    .weak .entry second(.param .u64 x) {
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [x];
+    ld.const.b32 %r1, [table];
+    st.global.b32 [%rd1], %r1;
+    ret; }
+.entry third() { nosuch.b32 %r1; }
+"""
+
+
+def test_a_kernel_beside_others_that_are_refused() -> None:
+    assert entry_names(SEVERAL) == ["first", "second", "third"]
+    with pytest.raises(UnsupportedError, match="nosuch"):
+        parse(SEVERAL)
+    module = parse(keep_entry(SEVERAL, "second"))
+    assert [*module.kernels] == ["second"]
+    line = 1 + SEVERAL.splitlines().index("    st.global.b32 [%rd1], %r1;")
+    assert line in [instruction.place.line for instruction in module.kernels["second"].instructions]
+    x = torch.zeros(1, dtype=torch.int32)
+    assert sim.launch(PtxKernel(module, "second", (1, 1, 1), (1, 1, 1)), x).ok
+    assert x.item() == -5
 
 
 def test_parameters_as_bytes() -> None:
