@@ -7,6 +7,7 @@ PTX instructions makes tens of thousands of lines.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -92,8 +93,19 @@ class Library:
             self.helpers[name] = ""  # a helper may use another helper, not itself
             self.helpers[name] = define(name, self)
 
-    def text(self) -> str:
-        return "\n".join([*self.declarations.values(), *self.helpers.values()])
+    def called_by(self, text: str) -> list[str]:
+        """The helpers that `text` calls, directly or through each other."""
+        left = dict(self.helpers)
+        found, pending = [], [text]
+        while pending:
+            for name in set(_CALLED(pending.pop())):
+                if name in left:
+                    pending.append(left.pop(name))
+                    found.append(pending[-1])
+        return found
+
+
+_CALLED = re.compile(r"call [^@\n]*@([\w.]+)\(").findall
 
 
 class Code:

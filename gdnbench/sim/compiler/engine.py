@@ -6,8 +6,10 @@ on several threads share only machine code and global memory.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
+from time import perf_counter
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from gdnbench.sim.compiler.dispatch import Status
 from gdnbench.sim.compiler.fragments import Direct, direct
 from gdnbench.sim.compiler.kernel import NativeKernel
 from gdnbench.sim.compiler.layout import ALIGN, HEADER, SCALARS, aligned_bytes
+from gdnbench.sim.compiler.native import Loaded
 from gdnbench.sim.compiler.register_watch import RegisterWatch
 from gdnbench.sim.compiler.runtime_calls import Service, ServiceMaker, lanes_mask, mask_lanes
 from gdnbench.sim.compiler.warpgroup import CompiledRegisters
@@ -61,6 +64,8 @@ class CompiledEngine:
         self.native = native
         self.config = config
         self.run = native.loaded.run
+        self.optimise_at = math.inf if native.optimiser is None else native.optimiser.first_look()
+        self._replaced: list[Loaded] = []  # other threads may still run the old code
         blocks = native.blocks
         maker = ServiceMaker(native.kernel, native.layout, native.symbols)
         instructions = native.kernel.instructions
@@ -97,6 +102,15 @@ class CompiledEngine:
             sum(matrix.double_macs(ins) for ins in instructions[b.start : b.stop]) for b in blocks.blocks
         ]
         self.template = np.zeros(native.layout.size, np.uint8)
+
+    def optimise(self) -> None:
+        """Run better code from now on, if there is any yet."""
+        assert self.native.optimiser is not None
+        self.optimise_at = math.inf  # for the other threads
+        loaded, self.optimise_at = self.native.optimiser.look()
+        if loaded is not None:
+            self._replaced.append(loaded)
+            self.run = loaded.run
 
     def instruction(self, block: int) -> Instruction:
         """The first instruction of a block, the only one if Python executes it."""
@@ -211,7 +225,10 @@ class CompiledWarp:
         limit = executed[EXECUTED] + quantum
         if self._waiting:
             self._retry()
-        run, pointer = self.engine.run, self.pointer
+        engine = self.engine
+        if perf_counter() > engine.optimise_at:
+            engine.optimise()
+        run, pointer = engine.run, self.pointer
         while True:
             left = limit - executed[EXECUTED]
             if left <= 0:

@@ -47,9 +47,9 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     count: list[int] = []
     original = native.compile_text
 
-    def counted(text: str) -> bytes:
+    def counted(text: str, level: native.Level) -> bytes:
         count.append(len(text))
-        return original(text)
+        return original(text, level)
 
     monkeypatch.setattr(native, "compile_text", counted)
     return count
@@ -108,6 +108,7 @@ def test_an_entry_under_another_name_is_compiled_again(tmp_path: Path, compilati
         b'{"record": {}, "sizes": [14]}',
         b'{"record": {"size": 4096}, "sizes": [14]}',
         b'{"record": {"size": 4096}, "sizes": [7, 7]}',
+        b'{"record": {"size": 4096}, "sizes": []}',
     ],
 )
 def test_an_entry_with_another_record_is_compiled_again(
@@ -184,7 +185,7 @@ def test_an_entry_of_another_user_is_not_run(
 def test_entries_unused_for_longest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(tmp_path))
     folder = native.CACHE.directory()
-    entry = native.Compiled(b"code", {})
+    entry = native.Compiled((b"code",), {})
     for number in range(10):
         native.write_cached(f"{number}", entry)
         os.utime(folder / f"{number}", (number, number))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gdnbench.sim.compiler import kernel, native
 from gdnbench.sim.run import RunResult, run_ptx
 from tests.seeds import drawn
 from tests.sim.compiler.random_programs import RECORD, THREADS, operands, program
@@ -32,6 +33,13 @@ def compare(seed: int, *, depth: int, length: int = 0) -> None:
     assert compiled.counters.warp_instructions == interpreted.counters.warp_instructions, where
 
 
+@pytest.fixture
+def optimised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled well from the start, as those of long launches are later."""
+    original = native.compile_texts
+    monkeypatch.setattr(native, "compile_texts", lambda texts, level: original(texts, native.Level.OPTIMISED))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_straight_lines(seed: int) -> None:
     compare(seed, depth=0, length=150)
@@ -40,6 +48,37 @@ def test_straight_lines(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 106))
 def test_structured_control_flow(seed: int) -> None:
     compare(seed, depth=2)
+
+
+@pytest.mark.usefixtures("optimised")
+@pytest.mark.parametrize(
+    ("seed", "depth", "length"), [(200, 0, 150), (201, 0, 150), (202, 2, 0), (203, 2, 0)]
+)
+def test_optimised_code(seed: int, depth: int, length: int) -> None:
+    compare(seed, depth=depth, length=length)
+
+
+@pytest.mark.usefixtures("optimised")
+def test_optimised_code_of_other_programs() -> None:
+    for depth, length in ((0, 200), (3, 0)):
+        compare(drawn(f"optimised {depth} {length}"), depth=depth, length=length)
+
+
+def test_a_kernel_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part is compiled by a process of its own."""
+    compiled: list[int] = []
+    original = native.compile_texts
+
+    def counted(texts: list[str], level: native.Level) -> tuple[bytes, ...]:
+        compiled.append(len(texts))
+        return original(texts, level)
+
+    monkeypatch.setattr(native, "compile_texts", counted)
+    monkeypatch.setattr(kernel, "PART_BYTES", 4096)
+    for count in (1, 2, 7):
+        monkeypatch.setattr(kernel, "processors", lambda count=count: count)
+        compare(300 + count, depth=3)
+    assert compiled == [1, 2, 7]
 
 
 def test_programs_of_another_shape() -> None:

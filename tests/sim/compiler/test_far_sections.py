@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 
+import pytest
+
 from gdnbench.sim.compiler import native
 from gdnbench.sim.compiler.blocks import find_blocks
 from gdnbench.sim.compiler.kernel import translate
@@ -46,11 +48,12 @@ def relocations(elf: bytes) -> set[int]:
     return found
 
 
-def test_no_address_is_relative() -> None:
+@pytest.mark.parametrize("level", native.Level)
+def test_no_address_is_relative(level: native.Level) -> None:
     """Sections are mapped one by one: among tensors of some GB they may lie more than 2 GB apart, where an
     address of 32 bits, relative to the code, made LLVM end the process."""
     module = parse(PTX)
     kernel = module.kernels["k"]
     blocks = find_blocks(kernel)
     text, _ = translate(kernel, blocks, plan_layout(kernel, blocks))
-    assert relocations(native.compile_text(text)) == {R_X86_64_64}
+    assert relocations(native.compile_text(text, level)) == {R_X86_64_64}

@@ -1,0 +1,55 @@
+"""Replaces the code of a running kernel by better code, once that is worth the time of the compiler.
+
+A kernel that is not in the cache is compiled at `Level.BASELINE`, so that it starts early. Once a launch has
+run for about twice as long as LLVM takes at `Level.OPTIMISED`, one of its processes compiles the kernel at
+that level, and leaves it in the cache for the others and for later launches. Both codes have the same blocks
+and the same state in memory, so a warp changes from one to the other between two turns. Both compute the same
+bits.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from gdnbench.sim.compiler import native
+from gdnbench.sim.compiler.native import Compiled, Level, Loaded
+
+# LLVM's seconds for a byte of IR at Level.OPTIMISED, on one core of an EPYC of 2023.
+SECONDS_PER_BYTE = 1.2e-6
+WORTH = 2.0  # times the compiler's seconds
+RETRY = 0.25  # seconds until a process looks again at what another one compiles
+
+_NOBODY, _CLAIMED, _DONE = 0, 1, 2
+
+
+class Optimiser:
+    """Compiles one kernel better. The processes of a launch share it: one compiles, the others take the
+    result from the cache. `name` is the entry's, `size` the bytes of the IR that `translate` returns."""
+
+    def __init__(self, name: str, compiled: Compiled, size: int, translate: Callable[[], list[str]]) -> None:
+        self._name, self._record, self._translate = name, compiled.record, translate
+        self._state = np.frombuffer(mmap.mmap(-1, 8), np.int64)
+        self._seconds = WORTH * SECONDS_PER_BYTE * size
+
+    def first_look(self) -> float:
+        """The time of `time.perf_counter` from which on `look` is to be called."""
+        return time.perf_counter() + self._seconds
+
+    def look(self) -> tuple[Loaded | None, float]:
+        """The better code, if it is there or this process has now compiled it; and when to look again."""
+        state = int(self._state[0])
+        if state == _CLAIMED:
+            return None, time.perf_counter() + RETRY
+        if state == _NOBODY:
+            self._state[0] = _CLAIMED
+            objects = native.compile_texts(self._translate(), Level.OPTIMISED)
+            native.write_cached(self._name, Compiled(objects, self._record))
+            self._state[0] = _DONE
+            return native.load_objects(objects), math.inf
+        found = native.read_cached(self._name)  # None if the cache cannot be written
+        return None if found is None else native.load_objects(found.objects), math.inf
