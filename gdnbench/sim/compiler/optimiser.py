@@ -22,6 +22,7 @@ from gdnbench.sim.compiler.native import Compiled, Level, Loaded
 # LLVM's seconds for a byte of IR at Level.OPTIMISED, on one core of an EPYC of 2023.
 SECONDS_PER_BYTE = 1.2e-6
 WORTH = 2.0  # times the compiler's seconds
+LEAST_SECONDS = 1.0  # a launch that ends before is never worth it
 RETRY = 0.25  # seconds until a process looks again at what another one compiles
 
 _NOBODY, _CLAIMED, _DONE = 0, 1, 2
@@ -34,7 +35,7 @@ class Optimiser:
     def __init__(self, name: str, compiled: Compiled, size: int, translate: Callable[[], list[str]]) -> None:
         self._name, self._record, self._translate = name, compiled.record, translate
         self._state = np.frombuffer(mmap.mmap(-1, 8), np.int64)
-        self._seconds = WORTH * SECONDS_PER_BYTE * size
+        self._seconds = max(LEAST_SECONDS, WORTH * SECONDS_PER_BYTE * size)
 
     def first_look(self) -> float:
         """The time of `time.perf_counter` from which on `look` is to be called."""
