@@ -166,12 +166,12 @@ def test_the_compiled_kernels_pass(monkeypatch: pytest.MonkeyPatch, kernel: str,
     """Simulated, the same bits whether effects land late or at random."""
     ran: list[str] = []
 
-    def run(module: Any, requests: Any, regions: Any, settings: Any) -> Any:
+    def run(module: Any, requests: Any, regions: Any, session: Any, settings: Any) -> Any:
         ran.append(settings.schedule)
-        return simulated(module, requests, regions, settings)
+        return simulated(module, requests, regions, session, settings)
 
-    simulated = simulate._run
-    monkeypatch.setattr(simulate, "_run", run)
+    simulated = simulate.run_requests
+    monkeypatch.setattr(simulate, "run_requests", run)
     schedules = ("late", f"random:{drawn('swa grid schedule', 31)}")
     verdict, record = Prover(GRIDS["swa_decode"], kernel, "sim", schedules).case(case)
     assert verdict == ("refused" if case.refused else "pass"), record.reason
