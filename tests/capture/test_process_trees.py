@@ -99,6 +99,7 @@ def test_a_killed_rank_leaves_the_others_whole(toy: Toy, tmp_path: Path) -> None
             assert (summary.torn is not None) == (not summary.closed) == (segment.process["rank"] == 1)
 
 
+@pytest.mark.slow  # torchrun starts two processes that import torch
 def test_torchrun_gives_each_rank_a_segment(toy: Toy, tmp_path: Path) -> None:
     script = toy.script(
         """

@@ -314,6 +314,7 @@ def test_the_build_that_stores_a_and_ai_has_the_same_bits(usual: dict[str, Tenso
     assert all(same(tensor, usual[name]) for name, tensor in plain.outputs.items())
 
 
+@pytest.mark.slow  # a build of its own; test_chunk_uw.py has the kernel that differs
 def test_beta_to_two_on_its_own_build() -> None:
     """Identical keys and beta 2, where U of the build for beta up to 1 is off by more than its limit."""
     call = synth(seqlens=(256,), heads=(1, 1), key_correlation=1.0, gate_span=0.06, beta=2.0)
@@ -401,14 +402,8 @@ def test_gates_and_steps_of_16_bits_are_widened() -> None:
     assert all(same(found[name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.parametrize(
-    "capture",
-    [
-        "resumed",
-        pytest.param("packed", marks=pytest.mark.slow),
-        pytest.param("prefill", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow  # so is suites/check.toml, which has them all
+@pytest.mark.parametrize("capture", ["resumed", "packed", "prefill"])
 def test_shipped_captures(capture: str) -> None:
     with open_store(CAPTURES / f"{capture}.zarr.zip") as store:
         report = replay(store, kernel="sm100", on="sim", op="gdn_prefill")

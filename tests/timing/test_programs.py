@@ -91,6 +91,7 @@ def test_a_kernel_of_one_program_or_none_is_not_divided(device: Device) -> None:
     assert timed(device, [lambda: torch.ones(2)]) is None
 
 
+@pytest.mark.slow  # compiles four kernels
 def test_programs_of_the_compiled_prefill_kernels() -> None:
     """With the simulator as the device: what a program of `sm100` was given is there for it to run again."""
     pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")

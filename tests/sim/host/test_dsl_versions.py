@@ -49,5 +49,6 @@ def test_a_release(packages: Path) -> None:
     assert list(packages.parents[1].glob(f"nvidia_cutlass_dsl-{release}.dist-info"))
 
 
+@pytest.mark.slow  # its parts run in the other tests of this folder
 def test_the_installed_release() -> None:
     assert run()[1:] == [way.__name__ for way in WAYS]
