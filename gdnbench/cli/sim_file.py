@@ -1,4 +1,4 @@
-"""The launch that `gdnbench sim FILE.ptx:entry` and `FILE.cu:kernel` are asked for, from options as text."""
+"""Reads the launch of `gdnbench sim FILE.ptx:entry` and `FILE.cu:kernel` from the text of their options."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     kernel.taps = (tap("their.package.module", "launch_uw", U=2, W=3),)
 
-While stages are asked for, replay keeps argument 2 of that function as the stage U and argument 3 as W, after
+With `--stages`, replay keeps argument 2 of that function as the stage U and argument 3 as W, after
 the function has returned.
 """
 

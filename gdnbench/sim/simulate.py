@@ -238,7 +238,7 @@ def run_requests(
     The kernels may access `regions`, and what the program asked for in `session`. `variables` are the
     addresses, inside `regions`, of those variables of the module that outlive the call; the others are made
     for it. `origin` is the program's line that made the call, for the report. Raises UnsupportedError for
-    what is not simulated.
+    an instruction or launch that the simulator does not model.
     """
     memory = GlobalMemory()
     memory.extend(map(_allocation, regions))

@@ -124,7 +124,7 @@ class CudaObjects:
         return address
 
     def free(self, address: Any) -> None:
-        """Free memory. Raises LaunchError for what is not allocated."""
+        """Free memory. Raises LaunchError for an address that is not allocated."""
         if int(address) and self.memory.pop(int(address), None) is None:
             raise LaunchError(f"{int(address):#x} was not allocated on the virtual GPU, or was freed before")
 
