@@ -17,7 +17,6 @@ from gdnbench.report.report import ReplayReport
 from gdnbench.store.reader import Store
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.swa_decode.layouts import read_rows
-from tests.subset import quick
 
 FOLDER = Path(__file__).resolve().parents[1] / "captures"
 
@@ -130,9 +129,9 @@ def test_replays(shipped: tuple[str, Store]) -> None:
     assert not wrong(replay(shipped[1], kernel="torch"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layout", "kernel"),
-    quick([(layout, kernel) for layout in QUANTISED for kernel in ("portable", "sm100")], 1),
+    ("layout", "kernel"), [(layout, kernel) for layout in QUANTISED for kernel in ("portable", "sm100")]
 )
 def test_replays_simulated(layout: str, kernel: str) -> None:
     with opened(layout) as store:

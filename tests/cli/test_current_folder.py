@@ -83,7 +83,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize("what", quick(COMMANDS, 2))
+@pytest.mark.parametrize("what", quick(COMMANDS, 1))
 def test_nothing_of_the_current_folder_is_imported(hostile: Path, what: str) -> None:
     ran = run(hostile, "-m", "gdnbench", *COMMANDS[what])
     assert not (hostile.parent / "imported").exists(), (hostile.parent / "imported").read_text()

@@ -19,7 +19,6 @@ from gdnbench.compile import compile_programs, sources_of
 from gdnbench.kernel_figures import Figures, figures, limits, problems
 from gdnbench_kernels.gdn_decode.decode_plan import MIDDLE_CTAS, SMALL_CTAS, default_plans
 from gdnbench_kernels.plan import CTA_SMEM, SM_SMEM
-from tests.subset import quick
 
 BUDGET = Path(__file__).parent / "gdn_decode_budget.json"
 OTHERS: list[tuple[str, dict[str, Any]]] = [
@@ -44,7 +43,8 @@ def test_within_the_budget() -> None:
     assert problems(compiled("sm_90a", budget["options"]), budget) == []
 
 
-@pytest.mark.parametrize(("arch", "options"), quick(OTHERS, 0))
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "options"), OTHERS)
 def test_other_builds_are_within_the_limits(arch: str, options: dict[str, Any]) -> None:
     found = compiled(arch, options)
     assert found

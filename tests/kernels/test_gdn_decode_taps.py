@@ -39,8 +39,6 @@ PLANS: dict[str, DecodePlan] = {
     "bulk_in, two passes": DecodePlan(rows=2, warps=1, transport="bulk_in", passes=2),
     "bulk": DecodePlan(rows=2, warps=2, transport="bulk"),
 }
-FIRST = "bulk_in, two passes"
-"""Looked at every time; the others where time is no matter."""
 
 
 def shown(call: Call, plan: DecodePlan | None = None, **settings: Any) -> tuple[Outputs, dict[str, Tensor]]:
@@ -66,9 +64,8 @@ def test_what_is_shown_is_right_and_changes_no_bit(name: str) -> None:
     assert not bool(stages["delta_t"][~padding].isnan().any())
 
 
-@pytest.mark.parametrize(
-    "plan", [pytest.param(name, marks=[pytest.mark.slow] if name != FIRST else []) for name in PLANS]
-)
+@pytest.mark.slow  # each plan compiles two builds of its own
+@pytest.mark.parametrize("plan", PLANS)
 def test_every_way_to_move_rows_shows_the_same(plan: str) -> None:
     call = made(**{**CALLS["drafted tokens"], "steps": 2})
     outputs, stages = shown(call, PLANS[plan], schedule="random:1")

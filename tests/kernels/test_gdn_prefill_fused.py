@@ -108,6 +108,7 @@ def test_outputs(options: dict[str, Any]) -> None:
     assert_passes(synth(heads=(1, 2), initial_state=True, **options))
 
 
+@pytest.mark.slow
 def test_257_sequences() -> None:
     """Most of them empty, among them the first and the last."""
     lengths = [0] * 257

@@ -178,7 +178,8 @@ def test_a_token_that_is_not_finite(name: str, value: float) -> None:
     assert_passes(Call({**call.tensors, name: tensor}, call.scalars, call.conventions))
 
 
-@pytest.mark.parametrize("gate_span", quick([0.01, 1.0, 20.0], 1))
+@pytest.mark.slow  # each compiles a build of its own
+@pytest.mark.parametrize("gate_span", [0.01, 1.0, 20.0])
 def test_states_that_only_decay(gate_span: float) -> None:
     """exp(g_last) of eight chunks multiplied: an error of theirs would be that of all of the state."""
     call = synth(seqlens=(500,), heads=(1, 1), beta=0.0, gate_span=gate_span, initial_state=True)
@@ -209,8 +210,9 @@ def test_257_sequences() -> None:
     assert_passes(synth(seqlens=tuple(lengths), heads=(1, 1), initial_state=True))
 
 
+@pytest.mark.slow  # each pair compiles a build of its own
 @pytest.mark.parametrize(
-    ("initial", "final"), quick([(None, "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")], 1)
+    ("initial", "final"), [(None, "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")]
 )
 def test_states_of_two_dtypes(initial: str | None, final: str) -> None:
     call = synth(

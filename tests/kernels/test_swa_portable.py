@@ -47,7 +47,7 @@ def run(call: Call, arch: str | None = None, **settings: Any) -> Outputs:
     return swa_calls.run(portable, call, {"arch": arch}, **settings)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", quick(LAYOUTS, 1))
 @pytest.mark.parametrize("name", quick(CALLS, *range(0, len(CALLS), 3)))
 def test_accurate(name: str, layout: str) -> None:
     call = made(cache_layout=layout, **CALLS[name])

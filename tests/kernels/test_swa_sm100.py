@@ -47,7 +47,7 @@ def run(call: Call, parts: int | None = None, workers: int | None = None, **sett
     return swa_calls.run(sm100, call, {"parts": parts, "workers": workers}, **settings)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", quick(LAYOUTS, 1))
 @pytest.mark.parametrize("name", quick(CALLS, *range(0, len(CALLS), 3)))
 def test_accurate(name: str, layout: str) -> None:
     call = made(cache_layout=layout, **CALLS[name])
