@@ -43,16 +43,19 @@ it, so that the variance of the sum of their products with y is estimated by the
 rounding errors r_i of the elements of a line are independent too. With sums over the lines l of a group, and
 e_l torch's error on one:
 
-    s^2 = (k^2 max(sum_l <e_l, y_l>^2, a^2 sum_l y_l^4) + sum_l sum_i (r_i y_i)^2) / (sum_l y_l^2)^2
+    s^2 = (k^2 max(sum_l m_l <e_l, y_l>^2, a^2 sum_l m_l y_l^4) + sum_l m_l sum_i (r_i y_i)^2)
+          / (sum_l y_l^2)^2
 
 y_l^2 is the square of the norm, and a^2 = sum <e_l, y_l>^2 / sum y_l^4 over all lines of the tensor: a group
-of few lines may have small products by luck. No gain of a state is judged: errors of its lines are not
-independent, since one token writes them all.
+of few lines may have small products by luck. m_l is the number of lines in the group that are equal to line
+l, itself included: all requests of a benchmark may have one prompt. Equal lines have equal errors, and the
+variance of a sum of m equal terms is m times the sum of their variances. No gain of a state is judged: errors
+of its lines are not independent, since one token writes them all.
 
 z s_f. A kernel may round f factors that all elements of a line have in common and that are exact in torch,
 by the operation's `line_factors`. Each is off by an error that is uniform in [-u, u], with the deviation
-u / sqrt(3), and the mean over n = (sum y_l^2)^2 / sum y_l^4 lines by sqrt(n) less, but never by more than u:
-(z s_f)^2 = (z s)^2 + f min(u, z u / sqrt(3 n))^2.
+u / sqrt(3), and the mean over n = (sum y_l^2)^2 / sum m_l y_l^4 lines by sqrt(n) less, but never by more than
+u: (z s_f)^2 = (z s)^2 + f min(u, z u / sqrt(3 n))^2.
 
 C, the cut. Tensor cores may cut the operands of a tf32 product to 10 bits instead of rounding them. Each is
 then smaller by 0.36 x 2^-10 of itself in the mean, always in the same direction: 0.5 x 2^-10 over a
@@ -349,10 +352,12 @@ class Limits:
         own, torchs, rounded = (summed(one.dy) / there for one in (lines.own, lines.torchs, lines.rounded))
         products, squares = lines.torchs.dy**2, grid.yy**2
         of_tensor = products.sum() / max(float(squares.sum()), VANISHING)
-        aligned = k * k * np.maximum(summed(products), of_tensor * summed(squares))
+        copies = _copies(grid.yy, groups)
+        fourths = summed(copies * squares)
+        aligned = k * k * np.maximum(summed(copies * products), of_tensor * fourths)
         z, u = _chance(yy.size), unit_roundoff(self.dtype)[0]
-        spread = z * np.sqrt(aligned + summed(lines.rounded.dydy)) / there
-        factor = np.minimum(u, z * u / math.sqrt(3) * np.sqrt(summed(squares)) / there)
+        spread = z * np.sqrt(aligned + summed(copies * lines.rounded.dydy)) / there
+        factor = np.minimum(u, z * u / math.sqrt(3) * np.sqrt(fourths) / there)
         spread = np.sqrt(spread**2 + self.line_factors * factor**2)
         limits = k * np.abs(torchs) + np.abs(rounded) + spread
         limits += self.cut_operands * CUT + self.added
@@ -404,6 +409,20 @@ def _sums(values: np.ndarray, groups: np.ndarray, number: int) -> np.ndarray:
     """[L, heads] summed by group, [number, heads]."""
     found = np.zeros((number, values.shape[1]))
     np.add.at(found, groups, values)
+    return found
+
+
+def _copies(yy: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """m_l [L, heads]: the lines of the same group and head whose sum of squares is that of the line. Sums are
+    compared in 36 of their 52 bits: an oracle may sum equal lines in another order, and few other lines agree
+    in so many."""
+    keys = (np.ascontiguousarray(yy, dtype=np.float64).view(np.int64) + (1 << 15)) >> 16
+    found = np.empty(yy.shape)
+    for head in range(yy.shape[1]):
+        order = np.lexsort((keys[:, head], groups))
+        key, group = keys[order, head], groups[order]
+        run = np.concatenate([[0], np.cumsum((np.diff(key) != 0) | (np.diff(group) != 0))])
+        found[order, head] = np.bincount(run)[run]
     return found
 
 

@@ -4,6 +4,7 @@ which rounds as torch's does, with other draws, keeps to them."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -99,6 +100,19 @@ def test_a_gain_of_a_head_over_many_short_sequences_is_seen() -> None:
     result = judged(tokens(*lengths), rounded_twice(scaled, 7), y)
     assert HEAD_GAIN in over(result)
     assert GAIN not in over(result)
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_equal_lines_are_one_draw_of_a_common_factor(equal: bool) -> None:
+    """A weight of a line that is rounded to bf16 is off by up to 2^-8. Requests with one prompt have one such
+    error, which no mean makes smaller; those of other requests are other draws."""
+    lengths = (1,) * 64
+    y = exact(1, 0).expand(64, -1, -1).contiguous() if equal else exact(64, 0)
+    subject = replace(tokens(*lengths), line_factors=1)
+    result = judge(subject, (y * 1.003).to(torch.bfloat16), y, y.to(torch.bfloat16), Bound())
+    assert (HEAD_GAIN in over(result)) is not equal
+    twice = judge(subject, (y * 1.008).to(torch.bfloat16), y, y.to(torch.bfloat16), Bound())
+    assert HEAD_GAIN in over(twice)
 
 
 def test_truncation_is_no_rounding() -> None:
