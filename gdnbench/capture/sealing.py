@@ -13,6 +13,7 @@ from gdnbench.capture.report import read_report, segments_in
 from gdnbench.store.sealer import IDLE_SECONDS, Progress, Sealer
 from gdnbench.store.spool import Spool
 from gdnbench.store.upload import upload_spool
+from gdnbench.store.zarr_loop import end_zarr_loop_at_exit
 
 _NICENESS = 19
 # Processes that outlive the command usually end soon after it.
@@ -81,3 +82,4 @@ class SealingThread(threading.Thread):
         """Tell the thread that the command has ended, and wait until everything is sealed."""
         self._command_ended.set()
         self.join()
+        end_zarr_loop_at_exit()
