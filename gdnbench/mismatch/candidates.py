@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from gdnbench.errors import StoreError
 from gdnbench.judge.result import Side, TensorResult
 from gdnbench.record import RecordDraft, Status, TensorDraft
-from gdnbench.replay.replay import RECORDED, replay_options, replaying
+from gdnbench.replay.replay import RECORDED, Replayer, replay_options, replaying
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult
 from gdnbench.store.layout import METADATA
@@ -61,13 +62,28 @@ class Candidates:
             for number in new:
                 try:
                     record = store.records[number]
-                    key, result = record.key, replayer.replay(record)
+                    result = self._replayed(record, replayer)
                 except (StoreError, FileNotFoundError):
                     continue  # dropped for a later call meanwhile
-                self._judged(key)
+                self._judged(record.key)
                 self._keep_if_wrong(record, result)
                 judged += 1
         return judged
+
+    def _replayed(self, record: StoredRecord, replayer: Replayer) -> RecordResult:
+        """The result of the record's call; FileNotFoundError if the record is dropped meanwhile. What oracle
+        or torch raise, such as torch for memory that there is not, becomes the outcome of this call alone."""
+        try:
+            result = replayer.replay(record)
+        except (StoreError, FileNotFoundError):
+            raise
+        except Exception as error:
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            result = RecordResult.from_record(record, Outcome.CRASH, said)
+        if result.outcome not in (Outcome.PASS, Outcome.MISMATCH):
+            for handle in (*record.before.values(), *record.after.values()):
+                os.stat(self._candidates / handle.location.array)
+        return result
 
     def _is_done(self, key: str) -> bool:
         segment, _, entry = key.partition("/")

@@ -74,6 +74,8 @@ class Judging:
             return {"error": str(error)}
         except OSError as error:
             return {"error": f"{store} cannot be written: {error.strerror or error}"}
+        except Exception as error:  # one line instead of a traceback; the command ends with 3
+            return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
         return {"tally": asdict(tally)}
 
 
