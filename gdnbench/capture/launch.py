@@ -39,12 +39,16 @@ def run_captured(
     command: Sequence[str],
     options: CaptureOptions,
     on_progress: Callable[[Progress], None] | None = None,
+    *,
+    judged: bool = False,
 ) -> int:
     """Run `command` and capture its calls into `store`; returns the exit status.
 
     The status is the child's own if that is not 0 (128 + N if signal N ended it), else 3 if some data has not
     reached the object store, else 1 if nothing was captured, else 0. The child inherits the standard streams;
     capture writes to stderr only. `on_progress` defaults to a progress line on stderr if that is a terminal.
+    `judged`: the caller judges the records and then deletes `store`, so that nothing seals the calls of
+    processes that outlive the command.
 
     Raises, before anything runs: BadInputError for a missing or unknown command, a `--target` that names
     nothing, a path that cannot become a store; StoreError for a store of another kind or a newer format; for
@@ -80,11 +84,11 @@ def run_captured(
             sealing.finish()
             line.clear()
             outcome = Outcome.from_notes(
-                place, status, sealing.progress, targets, read_report(report), sealing.error
+                place, status, sealing.progress, targets, read_report(report), sealing.error, judged=judged
             )
     if upload is not None:
         outcome = replace(outcome, not_arrived=upload.not_arrived())
-    if outcome.unsealed:
+    if outcome.unsealed and not judged:
         # A process that outlives the command goes on recording, and needs a sealer.
         start_sealer(place)
     for text in outcome.summary(place if url is None or outcome.not_arrived else url):

@@ -73,6 +73,7 @@ class Outcome:
     ring_short: int  # calls that --around asked for and --ring-bytes had no room for
     problems: tuple[str, ...]
     not_arrived: str | None = None  # what has not reached the object store, why, and what to do
+    judged: bool = False  # the records wait to be judged, in a store that is deleted then
 
     @classmethod
     def from_notes(
@@ -83,6 +84,8 @@ class Outcome:
         targets: Sequence[str],
         notes: Sequence[Mapping[str, Any]],
         sealer_error: str | None,
+        *,
+        judged: bool = False,
     ) -> Outcome:
         """Build the outcome from the child's return code, the sealer's last figures and the processes'
         events.
@@ -115,7 +118,11 @@ class Outcome:
         if sealer_error is not None:
             # The sealer's last figures are of a time when the processes may still have been running.
             live = tuple(name for name in sorted(mine) if writer_lives(store / JOURNAL / name))
-            problems.append(f"the journal could not be sealed, and is kept: {sealer_error}")
+            problems.append(
+                f"the journal could not be sealed, and its calls are lost: {sealer_error}"
+                if judged
+                else f"the journal could not be sealed, and is kept: {sealer_error}"
+            )
         return cls(
             child_status=128 - returncode if returncode < 0 else returncode,
             records=sum(records[name] - oldest[name] for name in mine),
@@ -140,6 +147,7 @@ class Outcome:
             ring_short=total("ring_short"),
             dropped_oldest=sum(oldest.values()),
             problems=(*progress.refused, *problems, *dict.fromkeys(failures)),
+            judged=judged,
         )
 
     @property
@@ -184,21 +192,26 @@ class Outcome:
                 f"{self.recovered} records of other processes were in its journal and are sealed now"
             )
         if self.unsealed:
-            count = len(self.unsealed)
-            lines.append(
-                "1 process of the command lives on and is still being recorded"
-                if count == 1
-                else f"{count} processes of the command live on and are still being recorded"
-            )
+            lines.append(self._living_on(len(self.unsealed)))
         if self.not_arrived is not None:
             lines.append(self.not_arrived)
         return lines + [f"problem: {text}" for text in self.problems]
+
+    def _living_on(self, count: int) -> str:
+        if self.judged:
+            processes = "1 process" if count == 1 else f"{count} processes"
+            return f"later calls of {processes} of the command, alive after its end, are not judged"
+        if count == 1:
+            return "1 process of the command lives on and is still being recorded"
+        return f"{count} processes of the command live on and are still being recorded"
 
     def _captured(self, store: Path | str) -> str:
         dropped = f", {self.dropped} dropped" if self.dropped else ""
         status = f"; the command ended with status {self.child_status}" if self.child_status else ""
         # The byte count includes records that were deleted again.
         size = "" if self.dropped_oldest else f", {human_bytes(self.bytes)}"
+        if self.judged:
+            return f"{counted(self.records, 'call')} recorded to be judged{size}{dropped}{status}"
         return f"{counted(self.records, 'record')}{size} in {store}{dropped}{status}"
 
     def _why_nothing(self) -> list[str]:

@@ -88,6 +88,25 @@ def test_a_disk_that_is_full_for_the_sealer_leaves_no_process_alive(tmp_path: Pa
     assert all(re.search(not_sealed, lines[-1]) for lines in said)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_is_judged_after_the_command_does_not_outlive_it(count: int, tmp_path: Path) -> None:
+    """The store of `--on-mismatch` is deleted: it is not named, and nothing in it is called kept."""
+    store = tmp_path / "run.zarr"
+    writers = [JournalWriter(store, process={}, provenance={}) for _ in range(count)]
+    names = tuple(writer.segment for writer in writers)
+    notes = [{"event": "started"}, *({"event": "recording", "segment": name} for name in names)]
+    said = Outcome.from_notes(
+        store, 0, Progress(live=names), (), notes, "StoreError: No space left", judged=True
+    ).summary(store)
+    assert re.search(wording("mismatch.recorded", calls="0 calls"), said[0])
+    processes = "1 process" if count == 1 else "2 processes"
+    assert any(re.search(wording("capture.not-judged-after-end", processes=processes), one) for one in said)
+    assert re.search(wording("capture.not-sealed-lost", error="StoreError: No space left"), said[-1])
+    assert str(store) not in "".join(said)
+    for writer in writers:
+        writer.close({})
+
+
 @pytest.mark.parametrize("when_over", quick(["stop", "drop-oldest"], 0))
 def test_a_limit_that_no_call_fits_is_why_nothing_was_captured(
     toy: Toy, tmp_path: Path, when_over: str

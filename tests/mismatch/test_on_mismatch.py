@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.errors import BadInputError
+from gdnbench.mismatch import run as running
 from gdnbench.mismatch.candidates import Candidates
 from gdnbench.mismatch.run import mismatch_summary, run_judged
-from gdnbench.store.reader import Store
+from gdnbench.mismatch.worker import Judging
+from gdnbench.replay.replay import Replayer
+from gdnbench.report.outcome import Outcome
+from gdnbench.report.report import RecordResult
+from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.store.summary import SegmentSummary, write_summary
 from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
+from gdnbench.synth import draft_inputs, synthesise
 from tests.messages import wording
 
 PROGRAM = """
@@ -154,6 +164,105 @@ def test_segments_of_which_all_made_room_are_counted(tmp_path: Path) -> None:
     judge = Candidates(candidates, tmp_path / "run.zarr", 2.0)
     assert judge.poll() == 0
     assert judge.close().not_judged == 4
+
+
+class SlowJudge:
+    """A judge that is still judging when a signal arrives."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.killed = number, False
+
+    def receive(self, timeout: float) -> dict[str, object]:
+        os.kill(os.getpid(), self.number)
+        time.sleep(60)
+        raise AssertionError("the signal was lost")
+
+    def kill(self) -> None:
+        os.kill(os.getpid(), self.number)  # a second one does not interrupt the cleaning up
+        self.killed = True
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("ended", [0, 7])
+def test_a_signal_ends_the_judging_and_leaves_nothing(
+    name: str,
+    ended: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    judge = SlowJudge(signal.Signals[name])
+    monkeypatch.setattr(running, "_start_judge", lambda *_: judge)
+    monkeypatch.setattr(running, "run_captured", lambda *_, **__: ended)
+    handlers = [signal.getsignal(one) for one in signal.valid_signals()]
+    status = run_judged(tmp_path / "run.zarr", ["true"], CaptureOptions(), 2.0)
+    assert status == (ended or 128 + judge.number)
+    assert re.search(wording("mismatch.judge-failed", error=f"{name} ended it"), capsys.readouterr().err)
+    assert judge.killed
+    assert list(tmp_path.iterdir()) == []
+    assert handlers == [signal.getsignal(one) for one in signal.valid_signals()]
+
+
+def test_a_store_whose_name_leaves_no_room_for_the_waiting_calls_is_refused(tmp_path: Path) -> None:
+    said = wording("mismatch.folder-refused", folder=str(tmp_path), reason="File name too long")
+    with pytest.raises(BadInputError, match=said):
+        run_judged(tmp_path / ("x" * 250), ["true"], CaptureOptions(), 2.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def one_candidate(folder: Path) -> Path:
+    """A store of waiting calls: one, of gdn_decode, in the segment made."""
+    call = synthesise("gdn_decode", batch=1, heads=(1, 1), seed=0)
+    with StoreWriter(folder / "candidates", kind="capture", segment="made") as writer:
+        writer.write("000000", [draft_inputs("gdn_decode", call, "call", 0)])
+        write_summary(folder / "candidates", "made", SegmentSummary(closed=True, records=1))
+    return folder / "candidates"
+
+
+def test_a_call_for_which_torch_has_no_memory_does_not_end_the_judging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replay(_: Replayer, record: StoredRecord) -> RecordResult:
+        raise RuntimeError("can't allocate memory:\nyou tried to allocate 1e15 bytes")
+
+    monkeypatch.setattr(Replayer, "replay", replay)
+    judge = Candidates(one_candidate(tmp_path), tmp_path / "run.zarr", 2.0)
+    assert judge.poll() == 1
+    assert judge.poll() == 0
+    tally = judge.close()
+    assert (tally.judged, tally.refused, tally.not_judged) == (0, 1, 0)
+    assert tally.first_refused == (
+        "crash: RuntimeError: can't allocate memory: you tried to allocate 1e15 bytes"
+    )
+
+
+def test_a_call_that_is_dropped_while_it_is_replayed_counts_as_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    candidates = one_candidate(tmp_path)
+
+    def replay(_: Replayer, record: StoredRecord) -> RecordResult:
+        shutil.rmtree(candidates / "segments" / "made" / "000000")
+        return RecordResult.from_record(record, Outcome.REFUSED, "a tensor is missing")
+
+    monkeypatch.setattr(Replayer, "replay", replay)
+    judge = Candidates(candidates, tmp_path / "run.zarr", 2.0)
+    assert judge.poll() == 0
+    tally = judge.close()
+    assert (tally.judged, tally.refused, tally.not_judged) == (0, 0, 1)
+
+
+def test_an_error_of_the_judge_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def poll(_: Candidates) -> int:
+        raise ValueError("no\nsuch thing")
+
+    monkeypatch.setattr(Candidates, "poll", poll)
+    threads = torch.get_num_threads()
+    try:
+        judging = Judging(tmp_path / "candidates", tmp_path / "run.zarr", 2.0)
+        assert judging.finish({}) == {"error": "ValueError: no such thing"}
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.slow
