@@ -361,6 +361,7 @@ class Limits:
         spread = np.sqrt(spread**2 + self.line_factors * factor**2)
         limits = k * np.abs(torchs) + np.abs(rounded) + spread
         limits += self.cut_operands * CUT + self.added
+        # Each of n elements may be off by that much: |<d, y>| <= tiny sqrt(n) |y|.
         limits += unit_roundoff(self.dtype)[1] * np.sqrt(summed(grid.count) / there)
         return np.where(some, own, 0.0), limits
 
