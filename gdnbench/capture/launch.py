@@ -27,7 +27,15 @@ from gdnbench.capture.sealing import SealingThread
 from gdnbench.errors import BadInputError
 from gdnbench.printable import printable
 from gdnbench.store.address import Address, checked_url, is_url
-from gdnbench.store.layout import INCOMING, JOURNAL, METADATA, check_root, parse_node
+from gdnbench.store.layout import (
+    INCOMING,
+    JOURNAL,
+    METADATA,
+    SEGMENTS,
+    check_root,
+    parse_node,
+    refuse_links,
+)
 from gdnbench.store.sealer import Progress
 from gdnbench.store.upload import uploading
 
@@ -103,7 +111,8 @@ def _check_names(when: When) -> None:
 
 
 def check_store(store: Path) -> None:
-    """Check, before the command runs, that `store` can be written to. BadInputError if not."""
+    """Check, before the command runs, that `store` can be written to. BadInputError or StoreError if not."""
+    refuse_links(*(store / name for name in (INCOMING, JOURNAL, SEGMENTS)))
     if store.is_dir() and not os.access(store, os.R_OK | os.W_OK | os.X_OK):
         raise BadInputError(f"{store} cannot be written; capture into another path")
     if (store / METADATA).is_file():

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from gdnbench.errors import StoreError
@@ -109,6 +110,14 @@ def parse_node(text: bytes, node_type: str, where: str) -> tuple[dict[str, Any],
     if not isinstance(ours, dict):
         raise StoreError(f"{where}/{METADATA}: attributes.{KEY} is not an object")
     return node, ours
+
+
+def refuse_links(*folders: Path) -> None:
+    """StoreError if one of `folders` of a store is a symbolic link: to write there, or to clear it, would
+    change files that are not the store's."""
+    for folder in folders:
+        if folder.is_symlink():
+            raise StoreError(f"{folder} is a symbolic link; a store holds only its own files")
 
 
 def check_root(attributes: Mapping[str, Any], path: object) -> str:

@@ -39,6 +39,7 @@ from gdnbench.store.layout import (
     checked_name,
     group_json,
     parse_node,
+    refuse_links,
 )
 from gdnbench.store.quota import Quota
 from gdnbench.store.reader import Store
@@ -184,6 +185,8 @@ class StoreWriter:
         write_array(root, key, bits, attributes, self._compression, self._chunking, self._durable)
 
     def _open_root(self) -> None:
+        # What is left in the folder of unfinished batches is deleted.
+        refuse_links(self._incoming.parent, self._incoming, self._folder.parent, self._folder)
         try:
             self._refuse_other_folder()
             make_folder(self._incoming)

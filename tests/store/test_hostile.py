@@ -25,6 +25,7 @@ import torch
 import zarr
 
 from gdnbench.bits import Bits
+from gdnbench.capture.launch import check_store
 from gdnbench.errors import StoreError
 from gdnbench.store.bounded_codecs import zstd_bytes
 from gdnbench.store.compression import Chunking, Compression
@@ -665,3 +666,26 @@ def test_a_writers_lock_that_no_writer_made_is_none(tmp_path: Path, made: str) -
                 os.mkfifo(other)
             (journal / "writer.lock").symlink_to(other)
         assert not writer_lives(journal)
+
+
+@pytest.mark.parametrize("place", [".incoming", ".incoming/made", "segments", "segments/made"])
+def test_a_writer_clears_and_writes_nothing_behind_a_link(place: str, tmp_path: Path) -> None:
+    """The folder of unfinished batches is cleared, and a stranger's store chooses its name."""
+    store, outside = tmp_path / "run.zarr", tmp_path / "outside"
+    (outside / "made" / "photos").mkdir(parents=True)
+    (outside / "photos").mkdir()
+    (outside / "diary").write_text("precious")
+    before = sorted(outside.rglob("*"))
+    with StoreWriter(store, kind="capture", segment="other"):
+        pass
+    link = store / place
+    link.parent.mkdir(exist_ok=True)
+    if link.is_dir():
+        link.rename(tmp_path / "moved")
+    link.symlink_to(outside)
+    with pytest.raises(StoreError, match=wording("store.symlink", path=place)):
+        StoreWriter(store, kind="capture", segment="made")
+    assert sorted(outside.rglob("*")) == before
+    if "/" not in place:
+        with pytest.raises(StoreError, match=wording("store.symlink")):
+            check_store(store)
