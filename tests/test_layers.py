@@ -35,7 +35,7 @@ sim.interpreter: sim.base sim.ptx sim.tensorcore.formats sim.machine sim.value_t
 sim.run: sim.base sim.ptx sim.tensorcore.formats sim.machine sim.tensorcore sim.compiler sim.host sim.profile
     sim.value_trace sim.checker sim.interpreter
 sim: sim.base sim.ptx sim.machine sim.host sim.profile sim.checker sim.run
-sim.virtual: sim.base sim.ptx sim.machine sim.host sim
+sim.virtual: sim.base sim.ptx sim.machine sim.host sim.checker sim.run sim
 sim.mutants: sim.base sim.ptx sim.machine sim.host sim.checker sim.run
 kernels: artifact_cache
 report.outcome: base
@@ -43,14 +43,14 @@ store: artifact_cache base
 ops: base kernels
 timing.result: base report.outcome
 workers: base report.outcome
-capture: base kernels store ops
+capture: base sim.virtual kernels store ops
 compile: base kernels ops
 doctor: base kernels ops
 judge: base kernels store ops
 synth: base kernels ops
 kernel_figures: base sim.base sim.ptx sim.host kernels
 report: base sim kernels report.outcome store ops timing.result judge
-trace: base sim.host sim.value_trace sim store
+trace: base sim.host sim.value_trace sim sim.virtual store
 diff: base kernels report.outcome store ops judge report
 diff.traces: base sim.ptx sim.value_trace sim trace
 heatmap: base kernels judge report

@@ -49,8 +49,10 @@ def run_captured(
     on_progress: Callable[[Progress], None] | None = None,
     *,
     judged: bool = False,
+    variables: Mapping[str, str] | None = None,
 ) -> int:
-    """Run `command` and capture its calls into `store`; returns the exit status.
+    """Run `command` and capture its calls into `store`; returns the exit status. `variables` are added to its
+    environment.
 
     The status is the child's own if that is not 0 (128 + N if signal N ended it), else 3 if some data has not
     reached the object store, else 1 if nothing was captured, else 0. The child inherits the standard streams;
@@ -85,7 +87,8 @@ def run_captured(
         # ended.
         with _switching(options.signal, report), uploading(place) as upload:
             with _forwarding() as forward_to:
-                child = _start(command, _environment(place, replace(options, report=str(report))))
+                captured = _environment(place, replace(options, report=str(report)))
+                child = _start(command, {**captured, **(variables or {})})
                 forward_to(child)
                 sealing.start()
                 status = child.wait()

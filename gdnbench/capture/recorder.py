@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from gdnbench.capture.adapter import NotCaptured
+from gdnbench.capture.device_provenance import device_provenance
 from gdnbench.capture.device_snapshot import DeviceSnapshot
 from gdnbench.capture.inflight import PendingRecord
 from gdnbench.capture.options import CaptureOptions
@@ -21,7 +22,6 @@ from gdnbench.capture.streams import Streams
 from gdnbench.capture.transfer import Transfers
 from gdnbench.capture.trigger import Triggers
 from gdnbench.handlers import raised_by_handler
-from gdnbench.provenance import gpu_provenance
 from gdnbench.record import Status
 from gdnbench.store.journal import JournalWriter
 
@@ -106,7 +106,7 @@ class Recorder:
         self._journal = JournalWriter(
             store,
             process=process,
-            provenance={**provenance, **gpu_provenance()},
+            provenance={**provenance, **device_provenance()},
             limit_bytes=options.queue_bytes,
             when_full=options.when_full,
             compression=options.zstd,

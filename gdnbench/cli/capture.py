@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gdnbench.cli.arguments import byte_count, zstd_level
+from gdnbench.cli.sim_program import simulated_status
+from gdnbench.errors import BadInputError
+
+if TYPE_CHECKING:
+    from gdnbench.capture.options import CaptureOptions
 
 
 def capture(
@@ -147,15 +153,30 @@ def capture(
     zstd: Annotated[
         str, typer.Option(help="Compress the store with zstd at this level, 1 to 9, or off.")
     ] = "1",
+    virtual: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MACHINE",
+            help="Give the program a virtual GPU, whose kernels are simulated: b200 or sm_100a, h200 or"
+            " sm_90a, or h100.",
+        ),
+    ] = None,
+    sms: Annotated[
+        int | None, typer.Option(min=1, help="With --virtual: how many SMs the GPU has, e.g. 4.")
+    ] = None,
 ) -> None:
     """Run a program, unchanged, and record the calls of its attention kernels.
 
+      gdnbench capture run.zarr --virtual sm_100a -- python their_script.py
+
     The exit status is the program's own if that is not 0; 1 if nothing was captured; 3 if data has not
-    arrived at the object store or the judging of --on-mismatch failed.
+    arrived at the object store or the judging of --on-mismatch failed. With --virtual also 1 if a kernel did
+    something illegal, and 3 if something was refused, and the program went on.
     """
-    from gdnbench.capture.launch import run_captured
     from gdnbench.capture.options import CaptureOptions
 
+    if sms is not None and virtual is None:
+        raise BadInputError("--sms is the number of SMs of a virtual GPU: give --virtual MACHINE too")
     options = CaptureOptions(
         target=tuple(target or ()),
         op=tuple(op or ()),
@@ -182,8 +203,26 @@ def capture(
         block_size=block_size,
         zstd=zstd_level(zstd),
     )
+    if virtual is None:
+        sys.exit(_run(store, command, options, on_mismatch, {}))
+    from gdnbench.sim.virtual import Request, program_log
+
+    with program_log(Request(virtual, sms)) as log:
+        status = _run(store, command, options, on_mismatch, log.environment)
+        sys.exit(simulated_status(log.read(), status))
+
+
+def _run(
+    store: str,
+    command: list[str],
+    options: CaptureOptions,
+    on_mismatch: float | None,
+    variables: Mapping[str, str],
+) -> int:
     if on_mismatch is not None:
         from gdnbench.mismatch.run import run_judged
 
-        sys.exit(run_judged(store, command, options, on_mismatch))
-    sys.exit(run_captured(store, command, options))
+        return run_judged(store, command, options, on_mismatch, variables)
+    from gdnbench.capture.launch import run_captured
+
+    return run_captured(store, command, options, variables=variables)

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from gdnbench.sim import Accepted
     from gdnbench.sim.explore import Exploration, Tried
 
-EXPLORE = "Run under N schedules, late, early and random ones, and compare the bits that they leave."
+EXPLORE = (
+    "Run under N schedules, late, early and random ones, and compare the bits that they leave. Of a program:"
+    " each launch, which then goes on with the bits of late."
+)
 HEADERS = ("shape", "runs", "bits", "verdict")
 
 

@@ -38,8 +38,15 @@ from gdnbench.cli.sim_file import (
     check_options,
     kernel_file,
 )
-from gdnbench.cli.sim_program import MACHINE, SMS, is_program, refuse_for_program
-from gdnbench.cli.sim_program import run as run_program
+from gdnbench.cli.sim_program import (
+    LAUNCH,
+    MACHINE,
+    SMS,
+    ProgramOptions,
+    is_program,
+    refuse_for_program,
+    run_command,
+)
 from gdnbench.cli.tracing import LIMIT, SELECT, TRACE, trace_to
 from gdnbench.errors import BadInputError, Exit
 
@@ -95,6 +102,9 @@ def sim(
     ] = None,
     machine: Annotated[str | None, typer.Option(help=MACHINE, rich_help_panel=PROGRAM_PANEL)] = None,
     sms: Annotated[int | None, typer.Option(min=1, help=SMS, rich_help_panel=PROGRAM_PANEL)] = None,
+    launch: Annotated[
+        str | None, typer.Option(metavar="LAUNCHES", help=LAUNCH, rich_help_panel=PROGRAM_PANEL)
+    ] = None,
     engine: Annotated[
         str,
         typer.Option(
@@ -178,7 +188,7 @@ def sim(
         list[str] | None,
         typer.Option(
             help="With --explore: replace {NAME} in the arguments and the launch by each value of NAME=V1,V2."
-            " Repeatable.",
+            " Repeatable. Of a program: sms=1,2,4 runs it again with so many SMs each.",
             rich_help_panel=CHECK_PANEL,
         ),
     ] = None,
@@ -217,6 +227,8 @@ def sim(
 
       gdnbench sim --sms 4 --check -- python their_script.py --batch 2
 
+      gdnbench sim --explore 8 --launch chunk_fwd --vary sms=1,2,4 -- python their_script.py
+
     Exit status: 0 the kernel did nothing illegal; 1 it did, it was stopped, or --check found an error that
     --accept does not accept; 2 bad input; 3 it cannot be simulated. Of a program: its own if that is not 0;
     3 also if it went on after something was refused.
@@ -232,33 +244,28 @@ def sim(
     bounds |= {"keep_going": True} if keep_going else {}
     if is_program(function):
         check_options(None, options, arch)
-        refuse_for_program(
-            arch=arch,
-            seed=seed or None,
-            timeline=timeline,
-            trace=trace,
-            select=select,
-            trace_limit=trace_limit,
-            explore=explore,
-            vary=vary or None,
-            save=save,
-            args=args or None,
-        )
-        chosen_settings = {
-            "mma": mma,
-            "engine": engine,
-            "schedule": schedule,
-            "profile": profile,
-            "threads": threads,
-            "check": check,
-            **bounds,
-        }
-        command_line = [function, *(values or ())]
-        run_program(
-            command_line,
-            machine or "b200",
-            sms,
-            chosen_settings,
+        refuse_for_program(arch=arch, seed=seed or None, timeline=timeline, save=save, args=args or None)
+        run_command(
+            ProgramOptions(
+                [function, *(values or ())],
+                machine,
+                sms,
+                {
+                    "mma": mma,
+                    "engine": engine,
+                    "schedule": schedule,
+                    "profile": profile,
+                    "threads": threads,
+                    "check": check,
+                    **bounds,
+                },
+                launch,
+                explore,
+                vary or (),
+                trace,
+                select,
+                trace_limit,
+            ),
             accepted,
             write_accept,
             json=json,
@@ -266,7 +273,7 @@ def sim(
         )
     file = kernel_file(function)
     check_options(file, options, arch)
-    for option, value in (("--machine", machine), ("--sms", sms)):
+    for option, value in (("--machine", machine), ("--sms", sms), ("--launch", launch)):
         if value is not None:
             raise BadInputError(f"{option} goes with a program after --, not with FILE.py:function")
     if vary and explore is None:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,10 +33,14 @@ _REMOVE_SECONDS = 2.0
 
 
 def run_judged(
-    store: str | os.PathLike[str], command: Sequence[str], options: CaptureOptions, k: float
+    store: str | os.PathLike[str],
+    command: Sequence[str],
+    options: CaptureOptions,
+    k: float,
+    variables: Mapping[str, str] | None = None,
 ) -> int:
     """Run `command`, and keep in `store` the calls whose outputs exceed `k` times the error of torch's
-    kernel.
+    kernel. `variables` are added to the environment of the command.
 
     The exit status is that of `run_captured`, but 3 if the judge failed, and 128 + N if signal N ended the
     judging: signals are for the command while it runs, and end the judging after it. Of each process at most
@@ -65,7 +69,7 @@ def run_judged(
             try:
                 judge = _start_judge(folder, place, k)
                 try:
-                    status = run_captured(folder, command, options, judged=True)
+                    status = run_captured(folder, command, options, judged=True, variables=variables)
                     reply = _finish(judge)
                 finally:
                     signals.hold()

@@ -22,8 +22,8 @@ PROCESS = ("rank", "world_size", "local_rank", "parallel")
 """Of the process: its rank among its peers."""
 PARALLEL = ("tp", "pp", "dp", "ep", "cp", "sp", "dcp", "pcp")
 """Kinds of parallelism with common names; a third-party adapter may use other names, which are left out."""
-PROVENANCE = ("packages", "python", "gpus", "cuda", "driver")
-"""Versions, since a failure may depend on one of them."""
+PROVENANCE = ("packages", "python", "gpus", "cuda", "driver", "simulator")
+"""Versions, since a failure may depend on one of them, and the machine that the simulator stood for."""
 DISPATCH = (
     "path",
     "backend",
@@ -112,7 +112,7 @@ def provenance_of(provenance: Mapping[str, Any], dropped: Dropped) -> dict[str, 
 
 
 def _is_told(name: str, value: Any) -> bool:
-    return _plain(value) if name == "gpus" else _VERSION.fullmatch(str(value)) is not None
+    return _plain(value) if name in ("gpus", "simulator") else _VERSION.fullmatch(str(value)) is not None
 
 
 def info_of(record: StoredRecord, salt: bytes, dropped: Dropped) -> RecordInfo:

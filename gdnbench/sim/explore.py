@@ -241,7 +241,7 @@ def _merge(
     """Add the findings of one run. Findings at the same places count as one, whatever the shape."""
     first: dict[tuple[object, ...], Finding] = {}
     for finding in findings:
-        first.setdefault(_cause(finding), finding)
+        first.setdefault(finding_cause(finding), finding)
     for key, finding in first.items():
         if key not in found:
             found[key] = Found(finding, schedule, shape.command(schedule), [shape.name])
@@ -251,7 +251,7 @@ def _merge(
             found[key].shapes.append(shape.name)
 
 
-def _cause(finding: Finding) -> tuple[object, ...]:
+def finding_cause(finding: Finding) -> tuple[object, ...]:
     """The part of a finding that is equal in every run: a fault's message contains addresses, which vary."""
     if finding.evidence is None and finding.ptx_line is not None:
         return finding.severity, finding.kind, finding.file, finding.line or finding.ptx_line, finding.ptx

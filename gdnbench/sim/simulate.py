@@ -24,9 +24,10 @@ from gdnbench.sim.host.device import Device, Questions, device_for, multiprocess
 from gdnbench.sim.host.dsl_calls import calls_go_to
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.bounds import Bounds, bounded, default_bounds
-from gdnbench.sim.machine.cta import Note
+from gdnbench.sim.machine.cta import Cta, Note
 from gdnbench.sim.machine.keep_going import Skipped
 from gdnbench.sim.machine.memory import Allocation, GlobalMemory
+from gdnbench.sim.machine.observer import Checker
 from gdnbench.sim.machine.processes import Progress
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.report import Finding, LaunchReport, Report, Severity
@@ -232,13 +233,15 @@ def run_requests(
     settings: Settings,
     variables: Mapping[str, int] | None = None,
     origin: str | None = None,
+    run_launch: RunLaunch | None = None,
 ) -> tuple[Report, KernelFault | None]:
     """Run the launches of one call: the report, and the fault that ended the call, if any.
 
     The kernels may access `regions`, and what the program asked for in `session`. `variables` are the
     addresses, inside `regions`, of those variables of the module that outlive the call; the others are made
-    for it. `origin` is the program's line that made the call, for the report. Raises UnsupportedError for
-    an instruction or launch that the simulator does not model.
+    for it. `origin` is the program's line that made the call, for the report. `run_launch` is called for each
+    launch in place of `PendingLaunch.run`. Raises UnsupportedError for an instruction or launch that the
+    simulator does not model.
     """
     memory = GlobalMemory()
     memory.extend(map(_allocation, regions))
@@ -251,20 +254,17 @@ def run_requests(
     for number, request in enumerate(requests):
         memory.extend(map(_allocation, session.asked.found_in(request.params, regions)))
         try:
-            result = _run_one(module, request, memory, settings, regions, device)
+            launch = PendingLaunch(module, request, memory, regions, device)
+            result = launch.run(settings) if run_launch is None else run_launch(launch, settings)
         except KernelFault as fault:
             ended = fault
+            findings += findings_of(fault, number)
             found = cast("tuple[Evidence, ...] | None", fault.found)
-            findings += _of_skipped(cast("tuple[tuple[Skipped, int], ...]", fault.skipped), number)
-            findings += _of_checker(found, number)
-            findings.append(Finding.of_fault(fault, number))
             launches.append(_launch_report(request, None, found, settings))
             break
         launches.append(_launch_report(request, result, result.found, settings))
-        findings += _of_skipped(result.skipped, number)
-        findings += [_of_note(note, count, number) for note, count in result.notes.items()]
-        findings += _of_checker(result.found, number)
-        if settings.check and session.questions.multiprocessors:
+        findings += findings_of(result, number)
+        if result.found is not None and session.questions.multiprocessors:
             findings += _ring_reuse(module, request, result, device, number)
     how = (settings.engine, settings.schedule, settings.mma, settings.check)
     return Report(tuple(launches), tuple(findings), *how, origin=origin), ended
@@ -274,45 +274,68 @@ def _allocation(region: Region) -> Allocation:
     return Allocation(region.address, region.size, region.name, region.keeper)
 
 
-def _run_one(
-    module: Module,
-    request: LaunchRequest,
-    memory: GlobalMemory,
-    settings: Settings,
-    regions: Sequence[Region],
-    device: Device,
-) -> RunResult:
-    if request.cluster != ONE_CTA:
-        raise UnsupportedError(f"a launch in clusters of {request.cluster}")
-    if settings.before is not None:
-        settings.before(module, request, memory)
-    watch = settings.watch
-    observed = None if watch is None else watch.on_launch_begin(request.entry, request.grid, regions)
-    result = run_ptx(
-        module,
-        request.entry,
-        request.grid,
-        request.block,
-        request.params,
-        request.shared_bytes,
-        engine=settings.engine,
-        schedule=settings.schedule,
-        mma=settings.mma,
-        profile=settings.profile,
-        memory=memory,
-        progress=settings.progress,
-        threads=settings.threads,
-        registers=request.registers,
-        observed=observed,
-        check=settings.check,
-        max_instructions=settings.max_instructions,
-        timeout=settings.timeout,
-        multiprocessors=device.multiprocessors,
-        keep_going=settings.keep_going,
-    )
-    if watch is not None:
-        watch.on_launch_end(regions)
-    return result
+@dataclass(frozen=True, slots=True)
+class PendingLaunch:
+    """A launch that is about to run in `memory`. `regions` are those of its call, with their names."""
+
+    module: Module
+    request: LaunchRequest
+    memory: GlobalMemory
+    regions: Sequence[Region]
+    device: Device
+
+    def run(self, settings: Settings, checker: Callable[[Cta], Checker] | None = None) -> RunResult:
+        """Run it to its end. `checker` makes the observer of a CTA's events that replaces that of
+        `settings.check`. Raises what `run_ptx` raises, and UnsupportedError for a launch in clusters."""
+        request, watch = self.request, settings.watch
+        if request.cluster != ONE_CTA:
+            raise UnsupportedError(f"a launch in clusters of {request.cluster}")
+        if settings.before is not None:
+            settings.before(self.module, request, self.memory)
+        observed = None if watch is None else watch.on_launch_begin(request.entry, request.grid, self.regions)
+        result = run_ptx(
+            self.module,
+            request.entry,
+            request.grid,
+            request.block,
+            request.params,
+            request.shared_bytes,
+            engine=settings.engine,
+            schedule=settings.schedule,
+            mma=settings.mma,
+            profile=settings.profile,
+            memory=self.memory,
+            progress=settings.progress,
+            threads=settings.threads,
+            registers=request.registers,
+            observed=observed,
+            check=settings.check,
+            checker=checker,
+            max_instructions=settings.max_instructions,
+            timeout=settings.timeout,
+            multiprocessors=self.device.multiprocessors,
+            keep_going=settings.keep_going,
+        )
+        if watch is not None:
+            watch.on_launch_end(self.regions)
+        return result
+
+
+RunLaunch = Callable[[PendingLaunch, Settings], RunResult]
+"""Runs a launch under the settings of its call; raises what `PendingLaunch.run` raises."""
+
+
+def findings_of(ended: RunResult | KernelFault, number: int) -> list[Finding]:
+    """What is to be said of launch `number` of a call: skipped faults, notes, what the checker found, and the
+    fault that stopped it."""
+    skipped = cast("tuple[tuple[Skipped, int], ...]", ended.skipped)
+    findings = _of_skipped(skipped, number)
+    if isinstance(ended, RunResult):
+        findings += [_of_note(note, count, number) for note, count in ended.notes.items()]
+    findings += _of_checker(cast("tuple[Evidence, ...] | None", ended.found), number)
+    if isinstance(ended, KernelFault):
+        findings.append(Finding.of_fault(ended, number))
+    return findings
 
 
 def _of_note(note: Note, count: int, launch: int) -> Finding:

@@ -12,26 +12,45 @@ from typing import TYPE_CHECKING
 from gdnbench.sim.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from gdnbench.sim.virtual.explored import ExploredLaunch, explored_summary, explored_text
     from gdnbench.sim.virtual.gpu import VirtualGpu, current_gpu, virtual_gpu
+    from gdnbench.sim.virtual.launch_choice import LaunchChoice
+    from gdnbench.sim.virtual.launch_explorer import LaunchExplorer
     from gdnbench.sim.virtual.machines import MACHINES, Machine, machine_named
-    from gdnbench.sim.virtual.process import LoggedLaunch, Request, launches_of
-    from gdnbench.sim.virtual.program import KernelRow, ProgramRun, findings_text, kernel_rows, run_program
+    from gdnbench.sim.virtual.process import Log, LoggedLaunch, Request, launches_of
+    from gdnbench.sim.virtual.program import (
+        KernelRow,
+        ProgramLog,
+        ProgramRun,
+        findings_text,
+        kernel_rows,
+        program_log,
+        run_program,
+    )
     from gdnbench.sim.virtual.torch_backend import cuda_alias
 
 __all__ = [
     "MACHINES",
+    "ExploredLaunch",
     "KernelRow",
+    "LaunchChoice",
+    "LaunchExplorer",
+    "Log",
     "LoggedLaunch",
     "Machine",
+    "ProgramLog",
     "ProgramRun",
     "Request",
     "VirtualGpu",
     "cuda_alias",
     "current_gpu",
+    "explored_summary",
+    "explored_text",
     "findings_text",
     "kernel_rows",
     "launches_of",
     "machine_named",
+    "program_log",
     "run_program",
     "virtual_gpu",
 ]
@@ -39,10 +58,14 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "gdnbench.sim.virtual.explored": "ExploredLaunch explored_summary explored_text",
+        "gdnbench.sim.virtual.launch_choice": "LaunchChoice",
+        "gdnbench.sim.virtual.launch_explorer": "LaunchExplorer",
         "gdnbench.sim.virtual.gpu": "VirtualGpu current_gpu virtual_gpu",
         "gdnbench.sim.virtual.machines": "MACHINES Machine machine_named",
-        "gdnbench.sim.virtual.process": "LoggedLaunch Request launches_of",
-        "gdnbench.sim.virtual.program": "KernelRow ProgramRun findings_text kernel_rows run_program",
+        "gdnbench.sim.virtual.process": "Log LoggedLaunch Request launches_of",
+        "gdnbench.sim.virtual.program": "KernelRow ProgramLog ProgramRun findings_text kernel_rows"
+        " program_log run_program",
         "gdnbench.sim.virtual.torch_backend": "cuda_alias",
     },
 )

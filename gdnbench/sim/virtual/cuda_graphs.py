@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 
@@ -16,6 +17,18 @@ from gdnbench.sim.machine.memory import POISON
 from gdnbench.sim.virtual import torch_backend
 from gdnbench.sim.virtual.device_memory import Bytes
 from gdnbench.sim.virtual.gpu import VirtualGpu, current_gpu
+
+_graphs: WeakSet[CUDAGraph] = WeakSet()  # those that were captured
+
+
+def graph_segments() -> list[dict[str, Any]]:
+    """What torch.cuda.memory_snapshot says of the memory of captured graphs: of each allocation its address,
+    size in bytes and the graph's pool."""
+    return [
+        {"address": address, "total_size": size, "segment_pool_id": graph.pool()}
+        for graph in list(_graphs)
+        for address, size in graph.allocated
+    ]
 
 
 def capturing() -> bool:
@@ -30,6 +43,7 @@ class CUDAGraph:
         self._operations: list[Callable[[], object]] = []
         self._before: list[tuple[Bytes, Bytes]] = []
         self._captured = False
+        self.allocated: list[tuple[int, int]] = []  # address and size of what the capture allocated
 
     def add(self, operation: Callable[[], object]) -> None:
         """Record an operation, which every replay runs."""
@@ -51,11 +65,14 @@ class CUDAGraph:
         for array, before in self._before:
             array[:] = before
             known.add(int(array.ctypes.data))
+        self.allocated.clear()
         for region in gpu.allocations():
             if region.address not in known:
                 cast(Bytes, region.keeper)[:] = POISON
+                self.allocated.append((region.address, region.size))
         self._before = []
         self._captured = True
+        _graphs.add(self)
 
     def instantiate(self) -> None:
         """Nothing to do: a replay needs no preparation."""
@@ -70,6 +87,7 @@ class CUDAGraph:
 
     def reset(self) -> None:
         self._operations.clear()
+        self.allocated.clear()
         self._captured = False
 
     def pool(self) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,8 +22,11 @@ from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.ptx.parser import parse
 from gdnbench.sim.report import Report
-from gdnbench.sim.simulate import Session, Settings, run_requests
+from gdnbench.sim.run import RunResult
+from gdnbench.sim.simulate import PendingLaunch, Session, Settings, run_requests
 from gdnbench.sim.virtual.device_memory import Bytes, DeviceMemory
+from gdnbench.sim.virtual.launch_choice import LaunchChoice
+from gdnbench.sim.virtual.launch_explorer import LaunchExplorer, LaunchPlace
 from gdnbench.sim.virtual.launch_site import launch_site
 from gdnbench.sim.virtual.machines import DEFAULT, Machine, machine_named
 from gdnbench.sim.virtual.refusals import add_listener, note_refusal, remove_listener
@@ -38,25 +42,44 @@ class GraphRecorder(Protocol):
 class VirtualGpu:
     """A GPU of `machine`. `reports` has one report for each call that launched kernels, in order, and
     `refusals` what the program was refused, whether it caught the error or not. `on_report` and `on_refusal`
-    are called with each as it comes."""
+    are called with each as it comes, the former also with the number of the report's first launch.
+
+    `explorer` runs each launch under more schedules. With a `choice`, it and the settings' schedule, check,
+    profile and watch are for the launches that it includes; others run late, by themselves. `running` is the
+    launch that is being run."""
 
     machine: Machine
     settings: Settings
     reports: list[Report] = field(default_factory=list)
     refusals: list[SimError] = field(default_factory=list)
     memory: DeviceMemory = field(default_factory=DeviceMemory)
-    on_report: Callable[[Report], None] | None = None
+    on_report: Callable[[Report, int], None] | None = None
     on_refusal: Callable[[SimError], None] | None = None
     recorder: GraphRecorder | None = None
+    choice: LaunchChoice | None = None
+    explorer: LaunchExplorer | None = None
+    running: LaunchPlace | None = None
     questions: Questions = field(default_factory=Questions)
     _modules: dict[str, Module] = field(default_factory=dict)
     _variables: dict[int, dict[str, Bytes]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
+    _launched: tuple[int, int] = (0, 0)  # process, and how many launches it began: a fork counts its own
 
     @property
     def device(self) -> Device:
         """The limits that the program can query."""
         return self.machine.device
+
+    def description(self) -> dict[str, str | int]:
+        """The machine and how it is simulated, for the provenance of results."""
+        return {
+            "machine": self.machine.name,
+            "arch": self.machine.arch,
+            "multiprocessors": self.device.multiprocessors,
+            "engine": self.settings.engine,
+            "schedule": self.settings.schedule,
+            "mma": self.settings.mma,
+        }
 
     def asked_device(self) -> Device:
         """`device`, when the program asks for its number of multiprocessors."""
@@ -143,25 +166,54 @@ class VirtualGpu:
         variables = {name: int(room.ctypes.data) for name, room in self._variables_of(module).items()}
         regions = _with_names(self.allocations(), named)
         with self._lock:
+            first = self._launch_count()
             try:
                 with multiprocessors(self.device.multiprocessors, self.questions):
                     session = Session(self.settings, questions=self.questions)
                     report, fault = run_requests(
-                        module, requests, regions, session, self.settings, variables, origin
+                        module,
+                        requests,
+                        regions,
+                        session,
+                        self.settings,
+                        variables,
+                        origin,
+                        functools.partial(self._run_launch, origin, named),
                     )
             except CannotSimulateError as error:
                 note_refusal(error)
                 raise
-        self.add_report(report)
+        self.add_report(report, first)
         if fault is not None:
             raise fault
         return report
 
-    def add_report(self, report: Report) -> None:
-        """Keep a report and tell `on_report`."""
+    def _run_launch(
+        self, origin: str | None, named: Sequence[Region], launch: PendingLaunch, settings: Settings
+    ) -> RunResult:
+        number = self._launch_count()
+        self._launched = os.getpid(), number + 1
+        if self.choice is not None and not self.choice.includes(number, launch.request.entry):
+            return launch.run(replace(settings, schedule="late", check=False, profile=False, watch=None))
+        place = self.running = LaunchPlace(number, origin)
+        try:
+            # What a graph's capture computes is no result: its replays are explored.
+            if self.explorer is not None and self.recorder is None:
+                return self.explorer.run(launch, settings, place, named)
+            return launch.run(settings)
+        finally:
+            self.running = None
+
+    def _launch_count(self) -> int:
+        """How many launches this process began."""
+        process, count = self._launched
+        return count if process == os.getpid() else 0
+
+    def add_report(self, report: Report, first: int) -> None:
+        """Keep a report, whose first launch has this number, and tell `on_report`."""
         self.reports.append(report)
         if self.on_report is not None:
-            self.on_report(report)
+            self.on_report(report, first)
 
     def add_refusal(self, error: SimError) -> None:
         """Keep what was refused and tell `on_refusal`."""

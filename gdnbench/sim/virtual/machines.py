@@ -29,12 +29,17 @@ MACHINES = {
 }
 
 
+# A compilation target stands for the machine that it is compiled for most often.
+TARGETS = {"sm_100a": "b200", "sm_90a": "h200"}
+
+
 def machine_named(name: str, sms: int | None = None) -> Machine:
-    """The machine of that name, with `sms` multiprocessors in place of its own number. Raises LaunchError for
-    an unknown name or a number below 1."""
-    if name not in MACHINES:
-        raise LaunchError(f"machine {name!r}; there are {', '.join(MACHINES)}")
-    machine = MACHINES[name]
+    """The machine of that name or target, with `sms` multiprocessors in place of its own number. Raises
+    LaunchError for an unknown name or a number below 1."""
+    known = TARGETS.get(name, name)
+    if known not in MACHINES:
+        raise LaunchError(f"machine {name!r}; there are {', '.join((*MACHINES, *TARGETS))}")
+    machine = MACHINES[known]
     if sms is None:
         return machine
     if sms < 1:

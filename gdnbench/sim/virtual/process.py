@@ -9,14 +9,16 @@ from __future__ import annotations
 import atexit
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from gdnbench.sim.errors import InputError, SimError
 from gdnbench.sim.report import Finding, Report
+from gdnbench.sim.virtual.explored import ExploredLaunch
 
 VARIABLE = "GDNBENCH_VIRTUAL"
 SUFFIX = ".jsonl"
@@ -25,12 +27,20 @@ SUFFIX = ".jsonl"
 @dataclass(frozen=True, slots=True)
 class Request:
     """Which GPU a process gets: the machine, its multiprocessors if not its own number, and the fields of
-    `Settings` that differ from their defaults. `log` is the folder for the log, or None."""
+    `Settings` that differ from their defaults. `log` is the folder for the log, or None.
+
+    `launches` chooses launches (see `LaunchChoice.parse`); None is all. `explore` has the schedules to run
+    each under. `attach` has modules of others: the process imports each and calls its function
+    `attach_to(gpu, argument)`.
+    """
 
     machine: str
     sms: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     log: str | None = None
+    launches: str | None = None
+    explore: Sequence[str] = ()
+    attach: Mapping[str, Any] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:
         """The variable that makes a Python process follow this request."""
@@ -47,8 +57,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class LoggedLaunch:
-    """A launch as the log has it; `findings` are those of this launch, `text` its profile if there is one."""
+    """A launch as the log has it: its `number` in its process, its `findings`, and as `text` its profile if
+    there is one."""
 
+    number: int
     entry: str
     grid: tuple[int, int, int]
     instructions: int
@@ -67,22 +79,43 @@ class Log:
     launches: tuple[LoggedLaunch, ...]
     refusals: tuple[str, ...]
     problems: tuple[str, ...]
+    explored: tuple[ExploredLaunch, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether a launch did something illegal or depends on the schedule, or the checker found an
+        error."""
+        return any(one.fails for one in self.findings) or any(one.failed for one in self.explored)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Those of all launches, and of the further schedules that some ran under."""
+        found = [finding for launch in self.launches for finding in launch.findings]
+        return found + [some.finding for launch in self.explored for some in launch.findings]
 
 
 def start_from_environment(environment: Mapping[str, str]) -> None:
     """Give this process the GPU that the environment requests, until the process ends."""
     from gdnbench.sim.simulate import Settings
     from gdnbench.sim.virtual.gpu import virtual_gpu
+    from gdnbench.sim.virtual.launch_choice import LaunchChoice
+    from gdnbench.sim.virtual.launch_explorer import LaunchExplorer
 
     request = Request.from_environment(environment)
     log = _Writer(request.log)
     try:
         stack = ExitStack()
         gpu = stack.enter_context(virtual_gpu(request.machine, request.sms, Settings(**request.settings)))
+        gpu.on_report, gpu.on_refusal = log.report, log.refusal
+        if request.launches is not None:
+            gpu.choice = LaunchChoice.parse(request.launches)
+        if request.explore:
+            gpu.explorer = LaunchExplorer(tuple(request.explore), log.explored)
+        for module, argument in request.attach.items():
+            import_module(module).attach_to(gpu, argument)
     except Exception as error:
         log.write(problem=" ".join(str(error).split()) or type(error).__name__)
         raise
-    gpu.on_report, gpu.on_refusal = log.report, log.refusal
     log.write(gpu=request.machine)
     atexit.register(stack.close)
 
@@ -98,9 +131,11 @@ class _Writer:
             with open(os.path.join(self._folder, f"{os.getpid()}{SUFFIX}"), "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
-    def report(self, report: Report) -> None:
-        profiled = any(launch.timeline is not None for launch in report.launches)
-        self.write(report=report.as_json(), text=report.text() if profiled else "")
+    def report(self, report: Report, first: int) -> None:
+        self.write(**_entry(report, first))
+
+    def explored(self, launch: ExploredLaunch) -> None:
+        self.write(explored=launch.as_json())
 
     def refusal(self, error: SimError) -> None:
         self.write(refusal=" ".join(str(error).split()))
@@ -112,24 +147,32 @@ def read_log(folder: Path) -> Log:
     launches: list[LoggedLaunch] = []
     refusals: dict[str, None] = {}
     problems: dict[str, None] = {}
+    explored: list[ExploredLaunch] = []
     for path in sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns):
         for line in path.read_text(encoding="utf-8").splitlines():
             entry = json.loads(line)
             if "report" in entry:
                 launches += _launches(entry)
+            elif "explored" in entry:
+                explored.append(ExploredLaunch.from_json(entry["explored"]))
             elif "refusal" in entry:
                 refusals[entry["refusal"]] = None
             elif "gpu" in entry:
                 gpus += 1
             else:
                 problems[entry["problem"]] = None
-    return Log(gpus, tuple(launches), tuple(refusals), tuple(problems))
+    return Log(gpus, tuple(launches), tuple(refusals), tuple(problems), tuple(explored))
 
 
 def launches_of(report: Report) -> list[LoggedLaunch]:
-    """The launches of a report, as the log has them."""
+    """The launches of a report, as the log has them, numbered from 0."""
+    return list(_launches(_entry(report, 0)))
+
+
+def _entry(report: Report, first: int) -> dict[str, Any]:
+    """A line of the log for a report, whose first launch has the number `first`."""
     profiled = any(launch.timeline is not None for launch in report.launches)
-    return list(_launches({"report": report.as_json(), "text": report.text() if profiled else ""}))
+    return {"report": report.as_json(), "first": first, "text": report.text() if profiled else ""}
 
 
 def _launches(entry: Mapping[str, Any]) -> Iterator[LoggedLaunch]:
@@ -137,6 +180,7 @@ def _launches(entry: Mapping[str, Any]) -> Iterator[LoggedLaunch]:
     findings = [Finding.from_json(data) for data in report["findings"]]
     for number, launch in enumerate(report["launches"]):
         yield LoggedLaunch(
+            entry["first"] + number,
             launch["entry"],
             tuple(launch["grid"]),
             launch["warp_instructions"],

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, BinaryIO
 
 from gdnbench.sim.errors import InputError
 from gdnbench.sim.report import Finding, Severity
@@ -46,24 +46,45 @@ class ProgramRun:
     @property
     def failed(self) -> bool:
         """Whether a launch did something illegal or the checker found an error."""
-        return any(finding.fails for launch in self.log.launches for finding in launch.findings)
+        return self.log.failed
 
 
-def run_program(command: Sequence[str], request: Request) -> ProgramRun:
-    """Run `command` with a virtual GPU. Its standard streams are the caller's.
+@dataclass(frozen=True, slots=True)
+class ProgramLog:
+    """The log of one program. Python processes with `environment` have the GPU and write the log."""
+
+    environment: Mapping[str, str]
+    folder: Path
+
+    def read(self) -> Log:
+        """What the program did on the GPU until now."""
+        return read_log(self.folder)
+
+
+@contextmanager
+def program_log(request: Request) -> Iterator[ProgramLog]:
+    """A log for the processes of one program, which is deleted when the block ends. Raises LaunchError for an
+    unknown machine."""
+    machine_named(request.machine, request.sms)
+    with tempfile.TemporaryDirectory(prefix="gdnbench-sim-") as folder:
+        yield ProgramLog(replace(request, log=folder).environment(), Path(folder))
+
+
+def run_program(command: Sequence[str], request: Request, output: BinaryIO | None = None) -> ProgramRun:
+    """Run `command` with a virtual GPU. Its standard streams are the caller's; `output` takes the place of
+    stdout and stderr.
 
     Raises InputError for a command that cannot be started, LaunchError for an unknown machine.
     """
-    machine_named(request.machine, request.sms)
-    with tempfile.TemporaryDirectory(prefix="gdnbench-sim-") as folder:
-        request = replace(request, log=folder)
+    with program_log(request) as log:
+        environment = {**os.environ, **log.environment}
         try:
-            child = subprocess.Popen(command, env={**os.environ, **request.environment()})
+            child = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         except OSError as error:
             raise InputError(f"{command[0]!r} cannot be run: {error.strerror}") from None
         with _forwarding(child):
             status = child.wait()
-        return ProgramRun(status if status >= 0 else 128 - status, read_log(Path(folder)))
+        return ProgramRun(status if status >= 0 else 128 - status, log.read())
 
 
 @contextmanager

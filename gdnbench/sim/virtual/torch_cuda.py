@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import torch
 
 from gdnbench.sim.errors import LaunchError
 from gdnbench.sim.virtual import torch_backend
-from gdnbench.sim.virtual.cuda_graphs import CUDAGraph, GraphCapture, capturing
+from gdnbench.sim.virtual.cuda_graphs import CUDAGraph, GraphCapture, capturing, graph_segments
 from gdnbench.sim.virtual.gpu import VirtualGpu
 from gdnbench.sim.virtual.patches import Patches
 from gdnbench.sim.virtual.refusals import refusal
@@ -74,11 +75,11 @@ class Stream:
 
     def __enter__(self) -> Stream:
         self._around = _current_stream()
-        _streams[-1:] = [self]
+        _set_stream(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _streams[-1:] = [self._around]
+        _set_stream(self._around)
 
     def __repr__(self) -> str:
         return f"<torch.cuda.Stream device=cuda:0 cuda_stream={self.cuda_stream:#x}>"
@@ -126,7 +127,13 @@ class Event:
         return (end_event._recorded - self._recorded) * 1e3
 
 
-_streams: list[Any] = []  # the current stream, once there is one
+class _Current(threading.local):
+    """The current stream of each thread; None before the first."""
+
+    stream: Any = None
+
+
+_current = _Current()
 
 
 def _default_stream(device: Any = None) -> Stream:
@@ -134,16 +141,15 @@ def _default_stream(device: Any = None) -> Stream:
 
 
 def _current_stream(device: Any = None) -> Stream:
-    if not _streams:
-        _streams.append(_default_stream())
-    found: Stream = _streams[-1]
+    if _current.stream is None:
+        _current.stream = _default_stream()
+    found: Stream = _current.stream
     return found
 
 
 def _set_stream(stream: Any) -> None:
-    _current_stream()
     if stream is not None:
-        _streams[-1] = stream
+        _current.stream = stream
 
 
 @contextmanager
@@ -293,7 +299,7 @@ def torch_sees(gpu: VirtualGpu) -> Iterator[None]:
             yield
         finally:
             patches.restore()
-            _streams.clear()
+            _current.stream = None
 
 
 def _patch(patches: Patches, gpu: VirtualGpu) -> None:
@@ -469,6 +475,7 @@ def _memory_functions(gpu: VirtualGpu) -> dict[str, Any]:
         "reset_max_memory_allocated": reset_peak_memory_stats,
         "reset_accumulated_memory_stats": _no_work,
         "memory_stats": memory_stats,
+        "memory_snapshot": lambda mempool_id=None: graph_segments(),
         "mem_get_info": lambda device=None: (gpu.machine.memory - memory.allocated, gpu.machine.memory),
         "set_per_process_memory_fraction": _no_work,
         "device_memory_used": lambda device=None: memory.allocated,

@@ -1,0 +1,148 @@
+"""What running a launch under several schedules showed; as JSON, it travels in the log of a process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from gdnbench.sim.machine.engine_interface import Dim3
+from gdnbench.sim.report import Finding, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class BitDifference:
+    """Other bytes under `schedule` than under `against`. `place` is the first place that differs, with both
+    values, `count` the number of bytes that do, and `lines` the lines of the kernel that write the first.
+    `unsteady`: a second run under `against` left other bytes too, so the schedule need not be the cause."""
+
+    tensor: str
+    place: str
+    count: int
+    schedule: str
+    against: str
+    unsteady: bool
+    lines: tuple[str, ...]
+
+    def __str__(self) -> str:
+        why = f"; a second run under {self.against} differs too" if self.unsteady else ""
+        count = f"{self.count} byte{'' if self.count == 1 else 's'} differ{'s' if self.count == 1 else ''}"
+        wrote = f"\nwritten at {', '.join(self.lines)}" if self.lines else ""
+        return f"{self.tensor}: {self.place}; {count}{why}{wrote}"
+
+
+@dataclass(frozen=True, slots=True)
+class SomeRuns:
+    """A finding of the runs under some schedules that those under the others do not have."""
+
+    finding: Finding
+    under: tuple[str, ...]
+    not_under: tuple[str, ...]
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether it is an illegal act, and not a finding of the checker."""
+        return self.finding.evidence is None and self.finding.severity is Severity.ERROR
+
+    def __str__(self) -> str:
+        return f"{self.finding}\nunder {', '.join(self.under)}; not under {', '.join(self.not_under)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExploredLaunch:
+    """The launch `number` of its process under all `schedules`, of which the program had the result of the
+    first. `refused` is why it was not run under all others."""
+
+    number: int
+    entry: str
+    grid: Dim3
+    origin: str | None
+    schedules: tuple[str, ...]
+    difference: BitDifference | None = None
+    findings: tuple[SomeRuns, ...] = ()
+    refused: str = ""
+
+    @property
+    def depends(self) -> bool:
+        """Whether its bytes or faults depend on the schedule."""
+        return self.difference is not None or any(
+            one.is_fault and one.finding.accepted is None for one in self.findings
+        )
+
+    @property
+    def failed(self) -> bool:
+        """Whether it depends on the schedule, or the checker found an error under one of them."""
+        return self.depends or any(one.finding.fails for one in self.findings)
+
+    def accepting(self, findings: Sequence[Finding]) -> ExploredLaunch:
+        """A copy with these findings in place of its own, one for one."""
+        judged = zip(self.findings, findings, strict=True)
+        return replace(self, findings=tuple(replace(one, finding=finding) for one, finding in judged))
+
+    def as_json(self) -> dict[str, Any]:
+        """The launch as JSON values."""
+        return {
+            **asdict(self),
+            "depends": self.depends,
+            "findings": [
+                {"finding": one.finding.as_json(), "under": one.under, "not_under": one.not_under}
+                for one in self.findings
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ExploredLaunch:
+        """Read what `as_json` wrote."""
+        difference = data["difference"]
+        x, y, z = data["grid"]
+        return cls(
+            data["number"],
+            data["entry"],
+            (x, y, z),
+            data["origin"],
+            tuple(data["schedules"]),
+            difference and BitDifference(**{**difference, "lines": tuple(difference["lines"])}),
+            tuple(
+                SomeRuns(Finding.from_json(one["finding"]), tuple(one["under"]), tuple(one["not_under"]))
+                for one in data["findings"]
+            ),
+            data["refused"],
+        )
+
+
+def explored_text(
+    explored: Sequence[ExploredLaunch], *, verbose: bool = False
+) -> list[tuple[ExploredLaunch, str]]:
+    """For each kernel and line of the program with a launch that failed, the first such launch and a text of
+    it. `verbose` includes what somebody accepted."""
+    found: dict[tuple[str, str | None], list[ExploredLaunch]] = {}
+    for launch in explored:
+        if launch.failed or (verbose and launch.findings):
+            found.setdefault((launch.entry, launch.origin), []).append(launch)
+    return [(launches[0], _text(launches, verbose=verbose)) for launches in found.values()]
+
+
+def _text(launches: Sequence[ExploredLaunch], *, verbose: bool) -> str:
+    first = launches[0]
+    often = f", the first of {len(launches)} such launches" if len(launches) > 1 else ""
+    what = "depends on the schedule" if first.depends else "has findings under some schedules only"
+    said = [] if first.difference is None else [str(first.difference)]
+    said += [str(one) for one in first.findings if verbose or one.finding.accepted is None]
+    lines = (f"  {line}" for text in said for line in text.split("\n"))
+    head = f"launch {first.number}, {first.entry}, launched at {first.origin}{often}, {what}"
+    return "\n".join([head, *lines])
+
+
+def explored_summary(explored: Sequence[ExploredLaunch], schedules: Iterable[str]) -> str:
+    """One line: how many launches ran under which schedules, and how many depend on them."""
+    ran = [launch for launch in explored if not launch.refused]
+    depend = sum(launch.depends for launch in ran)
+    result = (
+        f"{depend} of them depend{'s' if depend == 1 else ''} on the schedule" if depend else "equal bits"
+    )
+    left = len(explored) - len(ran)
+    out = f"; {left} not under all of them" if left else ""
+    return (
+        f"explored {len(ran)} launch{'' if len(ran) == 1 else 'es'} under {', '.join(schedules)}:"
+        f" {result if ran else 'nothing compared'}{out}"
+    )

@@ -1,0 +1,235 @@
+"""Runs a launch of a program under several schedules, each from the same memory, and compares what they left.
+
+The program goes on with the result of the first schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gdnbench.sim.checker.write_search import WriteSearch
+from gdnbench.sim.errors import CannotSimulateError, KernelFault, Place
+from gdnbench.sim.explore import finding_cause
+from gdnbench.sim.host.arguments import Region, address_of
+from gdnbench.sim.report import Finding, Severity
+from gdnbench.sim.run import RunResult
+from gdnbench.sim.simulate import PendingLaunch, Settings, findings_of
+from gdnbench.sim.virtual.explored import BitDifference, ExploredLaunch, SomeRuns
+from gdnbench.sim.virtual.memory_snapshot import Bytes, Difference, MemorySnapshot, Pages
+
+MOST_BYTES = 4 << 30
+"""The most live memory that a launch may have to be explored: a snapshot takes as much again."""
+
+MOST_LINES = 4
+"""How many lines that write a byte are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlace:
+    """Where a launch comes from: its number in its process, and the program's line."""
+
+    number: int
+    origin: str | None
+
+
+@dataclass(slots=True)
+class LaunchExplorer:
+    """Runs launches under `schedules`, the first of which counts, and tells `on_explored` of each."""
+
+    schedules: Sequence[str]
+    on_explored: Callable[[ExploredLaunch], None]
+    most_bytes: int = MOST_BYTES
+
+    def run(
+        self, launch: PendingLaunch, settings: Settings, place: LaunchPlace, named: Sequence[Region] = ()
+    ) -> RunResult:
+        """The result under the first schedule. `named` are tensors among the arguments. Raises the fault of
+        that run, or what refuses it."""
+        first, *others = self.schedules
+        explored = ExploredLaunch(
+            place.number, launch.request.entry, launch.request.grid, place.origin, tuple(self.schedules)
+        )
+        size = MemorySnapshot.size(launch.memory)
+        if size > self.most_bytes:
+            refused = (
+                f"{size:,} bytes of live memory: at most {self.most_bytes:,} are copied, to be put back"
+                " between runs"
+            )
+            self.on_explored(replace(explored, refused=refused))
+            return launch.run(replace(settings, schedule=first))
+        before = MemorySnapshot(launch.memory)
+        ended = _run(launch, replace(settings, schedule=first))
+        pages = before.changed()
+        runs = _Runs(launch, settings, before, pages, [*named, *launch.regions])
+        runs.add(first, ended)
+        try:
+            for schedule in others:
+                runs.try_schedule(schedule)
+        except CannotSimulateError as error:  # of a path that the first run did not take
+            runs.refused = str(error)
+        finally:
+            before.restore_with(pages)
+        self.on_explored(
+            replace(explored, difference=runs.difference, findings=runs.findings(), refused=runs.refused)
+        )
+        if isinstance(ended, KernelFault):
+            raise ended
+        return ended
+
+
+Ended = RunResult | KernelFault
+
+
+def _run(launch: PendingLaunch, settings: Settings) -> Ended:
+    try:
+        return launch.run(settings)
+    except KernelFault as fault:
+        return fault
+
+
+class _Runs:
+    """All runs of one launch: what each found, and the first difference from the first run."""
+
+    def __init__(
+        self,
+        launch: PendingLaunch,
+        settings: Settings,
+        before: MemorySnapshot,
+        pages: Pages,
+        regions: Sequence[Region],
+    ) -> None:
+        # Further runs are observed by nobody.
+        self._settings = replace(settings, watch=None, profile=False, before=None)
+        self._launch, self._before, self._pages, self._regions = launch, before, pages, regions
+        self._found: dict[tuple[object, ...], Finding] = {}
+        self._under: dict[tuple[object, ...], list[str]] = {}
+        self._schedules: list[str] = []
+        self._whole = False  # whether the first run came to its end
+        self.difference: BitDifference | None = None
+        self.refused = ""
+
+    def add(self, schedule: str, ended: Ended) -> None:
+        """Note what a run found."""
+        if not self._schedules:
+            self._whole = isinstance(ended, RunResult)
+        self._schedules.append(schedule)
+        for finding in findings_of(ended, 0):
+            if finding.severity is Severity.NOTE:
+                continue
+            key = finding_cause(finding)
+            self._found.setdefault(key, finding)
+            under = self._under.setdefault(key, [])
+            if schedule not in under:
+                under.append(schedule)
+
+    def try_schedule(self, schedule: str) -> None:
+        """Run the launch from the same memory under `schedule` and compare."""
+        self._before.restore()
+        ended = _run(self._launch, replace(self._settings, schedule=schedule))
+        self.add(schedule, ended)
+        if self.difference is not None or not self._whole or not isinstance(ended, RunResult):
+            return
+        found = self._before.difference(self._pages)
+        if found is not None:
+            self.difference = self._explain(found, schedule)
+
+    def _explain(self, found: Difference, schedule: str) -> BitDifference:
+        against = self._schedules[0]
+        self._before.restore()
+        again = _run(self._launch, replace(self._settings, schedule=against))
+        unsteady = not isinstance(again, RunResult) or self._before.difference(self._pages) is not None
+        places = self._writes(found.address, schedule) or self._writes(found.address, against)
+        tensor, place = _located(found, self._regions, against, schedule)
+        lines = tuple(dict.fromkeys(map(_line, places)))
+        more = (f"{len(lines) - MOST_LINES} more lines",) if len(lines) > MOST_LINES else ()
+        return BitDifference(
+            tensor, place, found.count, schedule, against, unsteady, (*lines[:MOST_LINES], *more)
+        )
+
+    def _writes(self, address: int, schedule: str) -> tuple[Place, ...]:
+        """The instructions that write the byte at `address` under `schedule`."""
+        search = WriteSearch(self._launch.module.kernels[self._launch.request.entry], address)
+        self._before.restore()
+        settings = replace(self._settings, schedule=schedule, check=False, threads=1)
+        with suppress(KernelFault, CannotSimulateError):
+            self._launch.run(settings, search.begin)
+        return search.places
+
+    def findings(self) -> tuple[SomeRuns, ...]:
+        """Those that some runs have and others do not."""
+        return tuple(
+            SomeRuns(
+                self._found[key],
+                tuple(under),
+                tuple(schedule for schedule in self._schedules if schedule not in under),
+            )
+            for key, under in self._under.items()
+            if len(under) < len(self._schedules)
+        )
+
+
+def _line(place: Place) -> str:
+    """A line of the kernel: of its source if that is known, and of its PTX."""
+    ptx = f"PTX line {place.line}"
+    return ptx if place.file is None else f"{place.file}:{place.file_line} ({ptx})"
+
+
+def _located(found: Difference, regions: Sequence[Region], against: str, schedule: str) -> tuple[str, str]:
+    """The name of the memory that differs, and a text of the first place: an element with both values if it
+    is a tensor's, else a byte."""
+    there = [one for one in regions if one.address <= found.address < one.address + _size_of(one)]
+    tensors = [one for one in there if isinstance(one.keeper, Tensor)]
+    for region in tensors:
+        tensor = region.keeper
+        assert isinstance(tensor, Tensor)
+        element = _element(tensor, found.address)
+        if element is None:
+            continue
+        index, start = element
+        one, other = (_value(data, start - found.start, tensor.dtype) for data in (found.before, found.now))
+        if one is not None and other is not None:
+            where = f"element {index} is" if index else "it is"
+            return region.name, f"{where} {one} under {against} and {other} under {schedule}"
+    offset = found.address - found.start
+    region = there[0] if there else Region("memory", 0, 0, None)
+    values = f"{found.before[offset]:#04x} under {against} and {found.now[offset]:#04x} under {schedule}"
+    return region.name, f"byte {found.address - region.address} is {values}"
+
+
+def _size_of(region: Region) -> int:
+    """Bytes of a region. Those that only name an argument have none of their own: their tensor has."""
+    if region.size or not isinstance(region.keeper, Tensor):
+        return region.size
+    tensor = region.keeper
+    if tensor.numel() == 0:
+        return 0
+    reach = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (reach + 1) * tensor.element_size()
+
+
+def _element(tensor: Tensor, address: int) -> tuple[list[int], int] | None:
+    """Index and address of the element of a dense tensor that holds the byte at `address`."""
+    size = tensor.element_size()
+    left, index = (address - address_of(tensor)) // size, [0] * tensor.dim()
+    start = address_of(tensor) + left * size
+    for step, dim in sorted(((step, dim) for dim, step in enumerate(tensor.stride())), reverse=True):
+        if step > 0:
+            index[dim], left = divmod(left, step)
+    inside = all(at < extent for at, extent in zip(index, tensor.shape, strict=True))
+    return (index, start) if inside and left == 0 else None
+
+
+def _value(data: Bytes, offset: int, dtype: torch.dtype) -> str | None:
+    """The element at `offset` as text; None if it is not whole in `data`."""
+    if offset < 0 or offset + dtype.itemsize > len(data):
+        return None
+    try:
+        value = torch.frombuffer(bytearray(data[offset : offset + dtype.itemsize]), dtype=dtype).item()
+    except (RuntimeError, NotImplementedError):  # dtypes of less than a byte, and such that have no item()
+        return None
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
