@@ -69,7 +69,7 @@ class SmsRuns:
     def _differences(self, run: SmsRun) -> Iterator[str]:
         first = self.runs[0]
         if run.done.status != first.done.status:
-            yield f"it ends with status {run.done.status}, and with {first.sms} SMs with {first.done.status}"
+            yield f"the program ends with status {run.done.status} instead of {first.done.status}"
         for text in run.done.log.refusals:
             if text not in first.done.log.refusals:
                 yield f"refused: {text}"

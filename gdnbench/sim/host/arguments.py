@@ -123,7 +123,12 @@ def regions_in(arguments: Mapping[str, Any]) -> list[Region]:
 def check_on_cpu(named: NamedTensor) -> None:
     """Raises LaunchError for a tensor outside this process's memory."""
     if named.tensor.device.type != "cpu":
-        raise LaunchError(f"{named.name} is on {named.tensor.device}: the simulator takes CPU tensors")
+        device = named.tensor.device
+        advice = "; on a virtual GPU call the kernel itself, without sim.active() or sim.launch()"
+        raise LaunchError(
+            f"{named.name} is on {device}: the simulator takes CPU tensors"
+            + (advice if device.type == "cuda" else "")
+        )
     if named.tensor.layout is not torch.strided:
         raise LaunchError(f"{named.name} is {named.tensor.layout}: the simulator takes strided tensors")
 

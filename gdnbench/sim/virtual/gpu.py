@@ -252,7 +252,10 @@ def virtual_gpu(
     from gdnbench.sim.virtual.install import installed
 
     if _current:
-        raise LaunchError("a virtual GPU is active already; there is one at a time")
+        raise LaunchError(
+            "a virtual GPU is active already, of an enclosing virtual_gpu() or of gdnbench sim -- PROGRAM:"
+            " leave this virtual_gpu() out"
+        )
     gpu = VirtualGpu(machine_named(machine, sms), settings or Settings())
     with ExitStack() as stack:
         _current.append(gpu)

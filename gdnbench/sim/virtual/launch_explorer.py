@@ -6,8 +6,9 @@ The program goes on with the result of the first schedule.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, replace
+from io import StringIO
 
 import torch
 from torch import Tensor
@@ -92,6 +93,12 @@ def _run(launch: PendingLaunch, settings: Settings) -> Ended:
         return fault
 
 
+def _run_again(launch: PendingLaunch, settings: Settings) -> Ended:
+    """Run it without what its `printf` prints, which the first run printed."""
+    with redirect_stderr(StringIO()):
+        return _run(launch, settings)
+
+
 class _Runs:
     """All runs of one launch: what each found, and the first difference from the first run."""
 
@@ -130,7 +137,7 @@ class _Runs:
     def try_schedule(self, schedule: str) -> None:
         """Run the launch from the same memory under `schedule` and compare."""
         self._before.restore()
-        ended = _run(self._launch, replace(self._settings, schedule=schedule))
+        ended = _run_again(self._launch, replace(self._settings, schedule=schedule))
         self.add(schedule, ended)
         if self.difference is not None or not self._whole or not isinstance(ended, RunResult):
             return
@@ -141,7 +148,7 @@ class _Runs:
     def _explain(self, found: Difference, schedule: str) -> BitDifference:
         against = self._schedules[0]
         self._before.restore()
-        again = _run(self._launch, replace(self._settings, schedule=against))
+        again = _run_again(self._launch, replace(self._settings, schedule=against))
         unsteady = not isinstance(again, RunResult) or self._before.difference(self._pages) is not None
         places = self._writes(found.address, schedule) or self._writes(found.address, against)
         tensor, place = _located(found, self._regions, against, schedule)
@@ -156,7 +163,7 @@ class _Runs:
         search = WriteSearch(self._launch.module.kernels[self._launch.request.entry], address)
         self._before.restore()
         settings = replace(self._settings, schedule=schedule, check=False, threads=1)
-        with suppress(KernelFault, CannotSimulateError):
+        with suppress(KernelFault, CannotSimulateError), redirect_stderr(StringIO()):
             self._launch.run(settings, search.begin)
         return search.places
 

@@ -142,3 +142,35 @@ def test_settings_of_the_enclosing_block() -> None:
     (report,) = session.reports
     assert (report.engine, report.schedule, report.checked) == ("interpreter", "early", True)
     assert torch.equal(c, a + b)
+
+
+def test_blocks_inside_one_another() -> None:
+    """The innermost block has the reports; it takes what it was not given from the block around it, which
+    goes on as before."""
+    kernel = PtxKernel(parse(ADD), "add", (1, 1, 1), (32, 1, 1), labels=("a", "b", "c", "n"))
+    a, b, c = torch.randn(32), torch.randn(32), torch.full((32,), torch.nan)
+    with sim.settings_apply(sim.Settings(schedule="early"), sms=3, reachable=[a]) as outer:
+        with sim.settings_apply(check=True, reachable=[b]) as inner:
+            sim.launch(kernel, a, b, c, 32)
+            with sim.settings_apply(sim.Settings(schedule="random:4"), sms=2) as innermost:
+                sim.launch(kernel, a, b, c, 32)
+        sim.launch(kernel, a, b, c, 32)
+    assert [(one.schedule, one.checked) for one in inner.reports] == [("early", True)]
+    assert [(one.schedule, one.checked) for one in innermost.reports] == [("random:4", False)]
+    assert [(one.schedule, one.checked) for one in outer.reports] == [("early", False)]
+    assert (outer.sms, inner.sms, innermost.sms) == (3, 3, 2)
+    assert [one.data_ptr() for one in inner.reachable] == [b.data_ptr(), a.data_ptr()]
+    assert inner.asked is outer.asked
+
+
+def test_active_inside_other_blocks() -> None:
+    """CuTe DSL's functions go to the simulator once, in the outermost `active`."""
+    pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+    with sim.settings_apply(sim.Settings(schedule="early"), sms=3) as outer:
+        assert not outer.patched
+        with sim.active() as inner:
+            assert (inner.settings.schedule, inner.sms, inner.patched) == ("early", 3, True)
+            with sim.active(sim.Settings(schedule="late"), check=True) as innermost:
+                assert innermost.patched
+                assert (innermost.settings.schedule, innermost.settings.check) == ("late", True)
+        assert not outer.patched

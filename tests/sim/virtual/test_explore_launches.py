@@ -87,8 +87,6 @@ class Launches:
         self.gpu.run(module, [LaunchRequest("", kernel, one, one, one, 0, params, None, 0)], named)
 
 
-
-
 def test_bytes_that_depend_on_the_schedule_are_named(gpu: VirtualGpu) -> None:
     launches = Launches(gpu)
     launches.run()  # the launch

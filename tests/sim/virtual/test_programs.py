@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gdnbench.trace.reader import open_trace
 from tests.messages import wording
 from tests.subset import quick
 
@@ -167,7 +168,10 @@ def test_a_program_keeps_its_own_exit_status(run: Run) -> None:
         [
             (("--machine", "a100"), wording("sim.virtual.machine-unknown", name="a100")),
             (("--save", "out"), wording("sim.virtual.function-alone", option="--save")),
-            (("--explore", "3"), wording("sim.virtual.function-alone", option="--explore")),
+            (("--launch", "3"), wording("sim.virtual.launch-alone")),
+            (("--vary", "sms=1"), wording("sim.virtual.vary-alone")),
+            (("--explore", "2", "--vary", "M=1"), wording("sim.virtual.vary", text="M=1")),
+            (("--explore", "2", "--trace", "t.zarr"), "it does not go with --trace"),
         ],
         1,
     ),
@@ -182,7 +186,7 @@ def test_bad_options_are_refused_before_the_program_runs(
 
 @pytest.mark.slow  # two processes
 def test_options_of_programs_are_refused_for_functions(run_sim: Run) -> None:
-    for option, value in (("--sms", "3"), ("--machine", "h200")):
+    for option, value in (("--sms", "3"), ("--machine", "h200"), ("--launch", "2")):
         ran = run_sim(option, value, "file.py:function")
         assert ran.returncode == 2
         assert re.search(wording("sim.virtual.program-alone", option=option), ran.stderr)
@@ -204,3 +208,87 @@ def test_a_gpu_after_the_first_backward_pass_has_none(tmp_path: Path, environmen
     command = [sys.executable, str(program)]
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert re.search(wording("sim.virtual.early-backward"), ran.stderr)
+
+
+# Copies a word through shared memory without waiting for the copy: whether it is there depends on the
+# schedule. With one SM the program ends with 3.
+UNWAITED = """
+import ctypes, sys
+import numpy as np
+from cuda.bindings import driver
+
+PTX = b'''
+.version 8.8
+.target sm_100a
+.address_size 64
+.file 1 "kernel.py"
+.visible .entry unwaited(.param .u64 x)
+{
+  .reg .b32 %r<4>;
+  .reg .b64 %rd<5>;
+  .shared .align 16 .b8 tile[16];
+  ld.param.u64 %rd1, [x];
+  mov.u32 %r1, tile;
+  cp.async.ca.shared.global [%r1], [%rd1], 4;
+  ld.shared.u32 %r2, [%r1];
+  .loc 1 17 0
+  st.global.u32 [%rd1+8], %r2;
+  ret;
+}
+'''
+driver.cuInit(0)
+_, module = driver.cuModuleLoadData(PTX)
+_, kernel = driver.cuModuleGetFunction(module, b"unwaited")
+_, x = driver.cuMemAlloc(16)
+words = np.array([5, 6, 7, 8], np.uint32)
+driver.cuMemcpyHtoD(x, words.ctypes.data, 16)
+for step in range(2):
+    driver.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ((x,), (ctypes.c_void_p,)), 0)  # the launch
+_, sms = driver.cuDeviceGetAttribute(driver.CUdevice_attribute(16), driver.CUdevice(0))
+print("SMs", sms)
+sys.exit(3 if sms == 1 else 0)
+"""
+LAUNCHED_AT = 1 + next(n for n, line in enumerate(UNWAITED.split("\n")) if "# the launch" in line)
+
+
+def test_a_program_is_explored_and_run_again_with_other_sms(run: Run, tmp_path: Path) -> None:
+    options = ("--sms", "4", "--explore", "2", "--launch", "1", "--vary", "sms=1,4")
+    ran = run(UNWAITED, options=options)
+    assert ran.returncode == 1, ran.stderr
+    first, *lines = ran.stdout.splitlines()
+    assert first == "SMs 4"  # of the first run alone
+    place = f"{tmp_path}/program.py:{LAUNCHED_AT} in <module>"
+    depends = wording("sim.virtual.depends", number=1, kernel="unwaited", origin=place)
+    at = next(number for number, line in enumerate(lines) if re.search(depends, line))
+    assert re.search("byte 8 is 0x.. under late and 0x05 under early; 4 bytes differ", lines[at + 1])
+    assert re.search(r"written at kernel.py:17 \(PTX line \d+\)", lines[at + 2])
+    assert "--sms 4 --schedule early --launch 1 -- " in lines[at + 3]
+    told = wording("sim.virtual.explored", count=1, plural="", schedules="late, early")
+    assert any(re.search(told, line) for line in lines)
+    ended = wording("sim.virtual.other-status", sms=1, plural="", status=3, first=0)
+    assert any(re.fullmatch(ended, line) for line in lines)
+    assert any(line.split()[:3] == ["1", "3", "2"] for line in lines)  # SMs, status, launches
+
+
+@pytest.mark.slow  # a program
+def test_an_exploration_as_json(run: Run) -> None:
+    ran = run(UNWAITED, options=("--explore", "2", "--json"))
+    assert ran.returncode == 1
+    found = json.loads(ran.stdout.partition("\n")[2])
+    assert [one["number"] for one in found["launches"]] == [0, 1]
+    assert [one["depends"] for one in found["explored"]] == [True, True]
+    assert found["explored"][0]["difference"]["lines"][0].startswith("kernel.py:17")
+
+
+def test_a_program_is_traced(run: Run, tmp_path: Path) -> None:
+    ran = run(UNWAITED, options=("--schedule", "early", "--launch", "1", "--trace", "t.zarr"))
+    assert ran.returncode == 0, ran.stderr
+    assert re.search("events of 1 launch in t.zarr", ran.stderr)
+    with open_trace(tmp_path / "t.zarr") as trace:
+        (launch,) = trace.launches
+        assert (launch.entry, launch.end) == ("unwaited", "complete")
+        assert launch.attributes["launch"] == 1
+        assert launch.attributes["origin"].endswith(f"program.py:{LAUNCHED_AT} in <module>")
+        (store,) = [one.pc for one in launch.instructions if one.name.startswith("st.global")]
+        (event,) = [event for event in launch.read() if event.pc == store]
+        assert event.values[0][0] == 5  # of x[0]: early, the copy has landed

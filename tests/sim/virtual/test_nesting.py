@@ -1,0 +1,71 @@
+"""A virtual GPU beside the simulator's other blocks, and what each thread sees of it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from gdnbench import sim
+from gdnbench.sim.errors import LaunchError
+from gdnbench.sim.host.ptx_kernel import PtxKernel
+from gdnbench.sim.ptx.parser import parse
+from gdnbench.sim.virtual import VirtualGpu, virtual_gpu
+from tests.cli.kernel_files import ADD
+from tests.messages import wording
+
+KERNEL = PtxKernel(parse(ADD), "add", (1, 1, 1), (32, 1, 1), labels=("a", "b", "c", "n"))
+
+
+def test_a_gpu_inside_an_active_block() -> None:
+    a, b, c = torch.randn(32), torch.randn(32), torch.full((32,), torch.nan)
+    with sim.settings_apply(sim.Settings(schedule="early")) as session:
+        with virtual_gpu("b200", sms=3) as gpu:
+            assert torch.ones(2, device="cuda").sum().item() == 2
+        sim.launch(KERNEL, a, b, c, 32)
+    assert torch.equal(c, a + b)
+    assert len(session.reports) == 1
+    assert gpu.reports == []
+
+
+def test_a_launch_of_cuda_tensors_inside_a_gpu_says_what_to_do(gpu: VirtualGpu) -> None:
+    a, b, c = torch.randn(32), torch.randn(32), torch.full((32,), torch.nan)
+    sim.launch(KERNEL, a, b, c, 32)  # CPU tensors are simulated as anywhere
+    assert torch.equal(c, a + b)
+    with (
+        pytest.raises(LaunchError, match=wording("sim.virtual.active-inside", name="c")),
+        sim.settings_apply(),
+    ):
+        sim.launch(KERNEL, a, b, c.cuda(), 32)
+
+
+def test_a_second_gpu_says_what_to_do(gpu: VirtualGpu) -> None:
+    with pytest.raises(LaunchError, match=wording("sim.virtual.active-already")), virtual_gpu("h200"):
+        pass
+    assert torch.cuda.get_device_name() == "NVIDIA B200"
+
+
+def test_threads_have_current_streams_of_their_own(gpu: VirtualGpu) -> None:
+    """As CUDA's: "torch.cuda.set_stream: sets the current stream" of the calling thread."""
+    stream, seen = torch.cuda.Stream(), []
+    other = threading.Thread(target=lambda: seen.append(torch.cuda.current_stream()))
+    with torch.cuda.stream(stream):
+        other.start()
+        other.join()
+        assert torch.cuda.current_stream() == stream
+    assert seen == [torch.cuda.default_stream()]
+
+
+def test_a_graphs_memory_is_in_the_snapshot(gpu: VirtualGpu) -> None:
+    x = torch.ones(4, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x + 1
+    spans = [
+        (one["address"], one["address"] + one["total_size"])
+        for one in torch.cuda.memory_snapshot()
+        if tuple(one["segment_pool_id"]) == tuple(graph.pool())
+    ]
+    assert any(start <= y.data_ptr() < stop for start, stop in spans)
+    assert not any(start <= x.data_ptr() < stop for start, stop in spans)
