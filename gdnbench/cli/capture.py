@@ -167,8 +167,6 @@ def capture(
 ) -> None:
     """Run a program, unchanged, and record the calls of its attention kernels.
 
-      gdnbench capture run.zarr --virtual sm_100a -- python their_script.py
-
     The exit status is the program's own if that is not 0; 1 if nothing was captured; 3 if data has not
     arrived at the object store or the judging of --on-mismatch failed. With --virtual also 1 if a kernel did
     something illegal, and 3 if something was refused, and the program went on.

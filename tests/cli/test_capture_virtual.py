@@ -125,6 +125,47 @@ def test_what_went_wrong_on_the_virtual_gpu_is_told(tmp_path: Path) -> None:
     assert re.search(wording("sim.virtual.machine-unknown", name="a100"), ran.stderr)
 
 
+# A decode step of tensor operations, called once and then captured into a graph, which is replayed twice.
+GRAPH = """
+import torch
+from gdnbench.capture import record
+
+@record("gdn_decode")
+def step(q, k, v, g, beta, state, state_indices, o):
+    rows = state_indices.flatten().long()
+    s = state[rows] * g[:, 0].exp()[..., None, None]
+    u = beta[:, 0, :, None] * (v[:, 0] - (s * k[:, 0][:, :, None, :]).sum(-1))
+    s = s + u[..., None] * k[:, 0][:, :, None, :]
+    state[rows] = s
+    o.copy_((8 ** -0.5 * (s * q[:, 0][:, :, None, :]).sum(-1))[:, None])
+
+torch.manual_seed(0)
+q, k = (torch.nn.functional.normalize(torch.randn(1, 1, 1, 8), dim=-1).cuda() for _ in range(2))
+v, g, beta = torch.randn(1, 1, 1, 8).cuda(), -torch.rand(1, 1, 1).cuda(), torch.rand(1, 1, 1).cuda()
+state, o = torch.zeros(2, 1, 8, 8, device="cuda"), torch.full((1, 1, 1, 8), torch.nan, device="cuda")
+given = dict(q=q, k=k, v=v, g=g, beta=beta, state=state, o=o)
+given["state_indices"] = torch.tensor([[1]], dtype=torch.int32, device="cuda")
+step(**given)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    step(**given)
+for _ in range(2):
+    v.copy_(torch.randn(1, 1, 1, 8))
+    graph.replay()
+"""
+
+
+@pytest.mark.slow  # a program
+def test_replays_of_graphs_are_recorded(gdnbench: Invoke, tmp_path: Path) -> None:
+    program, path = tmp_path / "program.py", tmp_path / "run.zarr"
+    program.write_text(GRAPH, encoding="utf-8")
+    ran = capture(path, "--virtual", "b200", "--", sys.executable, program)
+    assert ran.returncode == 0, ran.stderr
+    replayed = gdnbench("replay", path, "--kernel", "torch", "--json")
+    assert replayed.code == 0, replayed.out
+    assert [one["outcome"] for one in json.loads(replayed.out)["records"]] == ["pass"] * 3
+
+
 FLA = """
 import torch
 from fla.ops.gated_delta_rule import chunk_gated_delta_rule

@@ -23,6 +23,7 @@ EXAMPLES = {
             "gdnbench capture run.zarr --on-nonfinite --around 2 --first 1 -- python serve.py --model qwen",
             "gdnbench capture run.zarr --on-mismatch 2 --every 64 -- python serve.py --model qwen",
             "gdnbench capture s3://bucket/run.zarr --every 16 -- python serve.py --model qwen",
+            "gdnbench capture run.zarr --virtual sm_100a --sms 4 -- python their_script.py",
         ),
     ),
     "gdnbench ls": Example(

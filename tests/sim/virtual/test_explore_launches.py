@@ -11,6 +11,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 from gdnbench.sim import Settings
 from gdnbench.sim.errors import FaultKind, InputError, KernelFault
@@ -115,6 +116,23 @@ def test_bytes_that_depend_on_the_schedule_are_named(gpu: VirtualGpu) -> None:
 def _line_of(text: str) -> int:
     lines = PTX.replace("@WAIT@", "").replace("@INDEX@", "").split("\n")
     return next(number for number, line in enumerate(lines, 1) if text in line)
+
+
+def test_an_element_of_a_tensor_is_named_with_both_values(gpu: VirtualGpu) -> None:
+    x, y = torch.full((1,), 1.5, device="cuda"), torch.zeros(3, 2, device="cuda").T
+    explored: list[ExploredLaunch] = []
+    gpu.explorer = LaunchExplorer(("early", "late"), explored.append)
+    # The kernel stores to y[1, 2], whose strides are 1 and 2: the fifth element after the first.
+    params = [x.data_ptr().to_bytes(8, "little"), (y.data_ptr() + 20).to_bytes(8, "little")]
+    one = (1, 1, 1)
+    request = LaunchRequest("", "copy", one, one, one, 0, tuple(params), None, 0)
+    module = gpu.load_module(PTX.replace("@WAIT@", "").replace("@INDEX@", ""))
+    gpu.run(module, [request], [Region("y", y.data_ptr(), 0, y)])
+    difference = explored[0].difference
+    assert difference is not None
+    assert difference.tensor == "y"
+    assert difference.place == "element [1, 2] is 1.5 under early and nan under late"
+    assert y.tolist() == [[0, 0, 0], [0, 0, 1.5]]
 
 
 def test_a_right_kernel_leaves_equal_bits(gpu: VirtualGpu) -> None:

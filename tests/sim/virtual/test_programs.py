@@ -258,14 +258,15 @@ def test_a_program_is_explored_and_run_again_with_other_sms(run: Run, tmp_path: 
     first, *lines = ran.stdout.splitlines()
     assert first == "SMs 4"  # of the first run alone
     place = f"{tmp_path}/program.py:{LAUNCHED_AT} in <module>"
-    depends = wording("sim.virtual.depends", number=1, kernel="unwaited", origin=place)
+    what = "depends on the schedule"
+    depends = wording("sim.virtual.depends", number=1, kernel="unwaited", origin=place, often="", what=what)
     at = next(number for number, line in enumerate(lines) if re.search(depends, line))
     assert re.search("byte 8 is 0x.. under late and 0x05 under early; 4 bytes differ", lines[at + 1])
     assert re.search(r"written at kernel.py:17 \(PTX line \d+\)", lines[at + 2])
     assert "--sms 4 --schedule early --launch 1 -- " in lines[at + 3]
     told = wording("sim.virtual.explored", count=1, plural="", schedules="late, early")
     assert any(re.search(told, line) for line in lines)
-    ended = wording("sim.virtual.other-status", sms=1, plural="", status=3, first=0)
+    ended = "with 1 SM: " + wording("sim.virtual.other-status", status=3, first=0)
     assert any(re.fullmatch(ended, line) for line in lines)
     assert any(line.split()[:3] == ["1", "3", "2"] for line in lines)  # SMs, status, launches
 
