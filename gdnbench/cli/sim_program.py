@@ -149,7 +149,18 @@ def _conclude(
             print_lines(others.text(verbose=verbose))
     if done.status:
         print_note(f"gdnbench: the program ended with status {done.status}")
+    if options.launch is not None and done.log.launches and not _chosen(options.launch, done.log):
+        print_note(f"gdnbench: --launch {options.launch}: the program made no such launch")
+        status = status or Exit.BAD_INPUT
     raise typer.Exit(status)
+
+
+def _chosen(launches: str, log: Log) -> bool:
+    """Whether the program made a launch that `--launch` chooses."""
+    from gdnbench.sim.virtual import LaunchChoice
+
+    choice = LaunchChoice.parse(launches)
+    return any(choice.includes(launch.number, launch.entry) for launch in log.launches)
 
 
 def _accepting(log: Log, accepted: Accepted) -> Log:

@@ -272,6 +272,13 @@ def test_a_program_is_explored_and_run_again_with_other_sms(run: Run, tmp_path: 
 
 
 @pytest.mark.slow  # a program
+def test_a_choice_that_no_launch_fits_is_bad_input(run: Run) -> None:
+    ran = run(UNWAITED, options=("--check", "--launch", "unweighted"))
+    assert ran.returncode == 2
+    assert re.search(wording("sim.virtual.launch-unmatched", text="unweighted"), ran.stderr)
+
+
+@pytest.mark.slow  # a program
 def test_an_exploration_as_json(run: Run) -> None:
     ran = run(UNWAITED, options=("--explore", "2", "--json"))
     assert ran.returncode == 1
