@@ -10,18 +10,16 @@ from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, replace
 from io import StringIO
 
-import torch
-from torch import Tensor
-
 from gdnbench.sim.checker.write_search import WriteSearch
 from gdnbench.sim.errors import CannotSimulateError, KernelFault, Place
 from gdnbench.sim.explore import finding_cause
-from gdnbench.sim.host.arguments import Region, address_of
+from gdnbench.sim.host.arguments import Region
 from gdnbench.sim.report import Finding, Severity
 from gdnbench.sim.run import RunResult
 from gdnbench.sim.simulate import PendingLaunch, Settings, findings_of
+from gdnbench.sim.virtual.element_location import located
 from gdnbench.sim.virtual.explored import BitDifference, ExploredLaunch, SomeRuns
-from gdnbench.sim.virtual.memory_snapshot import Bytes, Difference, MemorySnapshot, Pages
+from gdnbench.sim.virtual.memory_snapshot import Difference, MemorySnapshot, Pages
 
 MOST_BYTES = 4 << 30
 """The most live memory that a launch may have to be explored: a snapshot takes as much again."""
@@ -151,7 +149,7 @@ class _Runs:
         again = _run_again(self._launch, replace(self._settings, schedule=against))
         unsteady = not isinstance(again, RunResult) or self._before.difference(self._pages) is not None
         places = self._writes(found.address, schedule) or self._writes(found.address, against)
-        tensor, place = _located(found, self._regions, against, schedule)
+        tensor, place = located(found, self._regions, against, schedule)
         lines = tuple(dict.fromkeys(map(_line, places)))
         more = (f"{len(lines) - MOST_LINES} more lines",) if len(lines) > MOST_LINES else ()
         return BitDifference(
@@ -184,59 +182,3 @@ def _line(place: Place) -> str:
     """A line of the kernel: of its source if that is known, and of its PTX."""
     ptx = f"PTX line {place.line}"
     return ptx if place.file is None else f"{place.file}:{place.file_line} ({ptx})"
-
-
-def _located(found: Difference, regions: Sequence[Region], against: str, schedule: str) -> tuple[str, str]:
-    """The name of the memory that differs, and a text of the first place: an element with both values if it
-    is a tensor's, else a byte."""
-    there = [one for one in regions if one.address <= found.address < one.address + _size_of(one)]
-    tensors = [one for one in there if isinstance(one.keeper, Tensor)]
-    for region in tensors:
-        tensor = region.keeper
-        assert isinstance(tensor, Tensor)
-        element = _element(tensor, found.address)
-        if element is None:
-            continue
-        index, start = element
-        one, other = (_value(data, start - found.start, tensor.dtype) for data in (found.before, found.now))
-        if one is not None and other is not None:
-            where = f"element {index} is" if index else "it is"
-            return region.name, f"{where} {one} under {against} and {other} under {schedule}"
-    offset = found.address - found.start
-    region = there[0] if there else Region("memory", 0, 0, None)
-    values = f"{found.before[offset]:#04x} under {against} and {found.now[offset]:#04x} under {schedule}"
-    return region.name, f"byte {found.address - region.address} is {values}"
-
-
-def _size_of(region: Region) -> int:
-    """Bytes of a region. Those that only name an argument have none of their own: their tensor has."""
-    if region.size or not isinstance(region.keeper, Tensor):
-        return region.size
-    tensor = region.keeper
-    if tensor.numel() == 0:
-        return 0
-    reach = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return (reach + 1) * tensor.element_size()
-
-
-def _element(tensor: Tensor, address: int) -> tuple[list[int], int] | None:
-    """Index and address of the element of a dense tensor that holds the byte at `address`."""
-    size = tensor.element_size()
-    left, index = (address - address_of(tensor)) // size, [0] * tensor.dim()
-    start = address_of(tensor) + left * size
-    for step, dim in sorted(((step, dim) for dim, step in enumerate(tensor.stride())), reverse=True):
-        if step > 0:
-            index[dim], left = divmod(left, step)
-    inside = all(at < extent for at, extent in zip(index, tensor.shape, strict=True))
-    return (index, start) if inside and left == 0 else None
-
-
-def _value(data: Bytes, offset: int, dtype: torch.dtype) -> str | None:
-    """The element at `offset` as text; None if it is not whole in `data`."""
-    if offset < 0 or offset + dtype.itemsize > len(data):
-        return None
-    try:
-        value = torch.frombuffer(bytearray(data[offset : offset + dtype.itemsize]), dtype=dtype).item()
-    except (RuntimeError, NotImplementedError):  # dtypes of less than a byte, and such that have no item()
-        return None
-    return f"{value:.9g}" if isinstance(value, float) else str(value)

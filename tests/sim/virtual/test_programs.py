@@ -271,6 +271,26 @@ def test_a_program_is_explored_and_run_again_with_other_sms(run: Run, tmp_path: 
     assert any(line.split()[:3] == ["1", "3", "2"] for line in lines)  # SMs, status, launches
 
 
+@pytest.mark.slow  # CuTe DSL compiles
+def test_an_element_of_a_cute_tensor_is_named(run: Run) -> None:
+    """Warps read what others write to shared memory, without a barrier: some schedules run the reader first.
+    Memory that nothing wrote holds NaN."""
+    racing = """        smem = cutlass.utils.SmemAllocator()
+        tile = smem.allocate_tensor(cutlass.Float32, cute.make_layout(128), 16)
+        tile[thread] = x[i] * FACTOR
+        y[i] = tile[127 - thread]  # the race"""
+    text = SCALE.replace("        y[i + BEYOND] = x[i] * FACTOR", racing)
+    text = text.replace(
+        "import cutlass.cute as cute", "import cutlass, cutlass.utils\nimport cutlass.cute as cute"
+    )
+    text = text.replace("torch.testing.assert_close(y, 2 * x)\n", "")
+    ran = run(text, "7", options=("--sms", "7", "--explore", "6"))
+    assert ran.returncode == 1, ran.stderr
+    line = next(number for number, one in enumerate(text.split("\n"), 1) if "# the race" in one)
+    assert re.search(r"y: element \[\d+\] is \S+ under late and \S+ under", ran.stdout)
+    assert re.search(rf"written at \S+program.py:{line} \(PTX line \d+\)", ran.stdout)
+
+
 @pytest.mark.slow  # a program
 def test_a_choice_that_no_launch_fits_is_bad_input(run: Run) -> None:
     ran = run(UNWAITED, options=("--check", "--launch", "unweighted"))
