@@ -420,11 +420,21 @@ UNINITIALISED = (
     Pair(
         "a register",
         FaultKind.UNINITIALISED,
-        "@@\nadd.s32 %r4, %r3, 1;",
+        "@@\nst.global.b32 [%d0], %r3;",
         "",
         "mov.b32 %r3, 0;",
         "%r3",
-        at="add.s32",
+        at="st.global",
+        interpreter_only=True,
+    ),
+    Pair(
+        "a register computed from another",
+        FaultKind.UNINITIALISED,
+        "@@\nadd.s32 %r4, %r3, 1;\nst.global.b32 [%d0], %r4;",
+        "",
+        "mov.b32 %r3, 0;",
+        "%r4",
+        at="st.global",
         interpreter_only=True,
     ),
     Pair(

@@ -82,7 +82,7 @@ class CtaRaceDetector:
         self.shared_reads: dict[int, Event] = {}  # by token, asynchronous accesses to shared memory
         self.issued: IssuedInstruction | None = None
         self._forms = forms
-        self._uses: set[tuple[int, int, int, int]] = set()  # warp, pc, register, pc of its writer or -1
+        self._uses: set[tuple[int, int, int, int]] = set()  # warp, pc, register, pc of its writer or below 0
 
     # What engines report: loads, stores, warp collectives, uses of registers
 
@@ -121,7 +121,13 @@ class CtaRaceDetector:
             clocks.converge_lanes(subset)
 
     def on_register_use(
-        self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None
+        self,
+        warp: Warp,
+        ins: Instruction,
+        register: Register,
+        writer: Writer | None,
+        *,
+        computed: bool = False,
     ) -> None:
         """See `Checker`. Only the first use of each load counts."""
         clocks, async_state = self.warp_clocks[warp.index], self.async_states[warp.index]
@@ -132,12 +138,12 @@ class CtaRaceDetector:
                 clocks.all_lanes.loads_used |= 1 << load.token
                 self.findings.add_pair(USED_ALONE, load, now, REGISTER, register.index)
             return
-        key = (warp.index, ins.pc, register.index, -1 if writer is None else writer.ins.pc)
+        key = (warp.index, ins.pc, register.index, -1 - computed if writer is None else writer.ins.pc)
         if key in self._uses:
             return
         self._uses.add(key)
         if writer is None:
-            missing = "a write before it"
+            missing = "a write of what it was computed from" if computed else "a write before it"
             self.findings.add_single(
                 "uninitialised read", Verdict.ERROR, missing, now, REGISTER, register.index
             )

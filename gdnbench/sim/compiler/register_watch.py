@@ -62,8 +62,9 @@ class RegisterWatch:
         self._records[noted] = 0
 
     def _tell(self, ins: Instruction, register: Register, lack: Lack, flight: int) -> None:
-        if lack is Lack.UNWRITTEN:
-            self._checker.on_register_use(self._warp, ins, register, None)
+        if lack is not Lack.FLYING:
+            computed = lack is Lack.COMPUTED
+            self._checker.on_register_use(self._warp, ins, register, None, computed=computed)
             return
         number = max(flight.to_bytes(8, "little"))
         writer = self._flights.get(number)
@@ -87,7 +88,8 @@ class RegisterWatch:
         if row is None:
             return
         if register.bits == 1:
-            lacking = bool(lanes_mask(lanes) & ~int(row.view(np.uint32)[0]))
+            word = int(row.view(np.uint32)[0])
+            lacking = bool(lanes_mask(lanes) & (~word if lack is Lack.UNWRITTEN else word))
             values = row[:0]
         else:
             values = row.reshape(LANES, -1)[lanes]
@@ -115,13 +117,13 @@ class RegisterWatch:
 
     def _set(self, register: Register, lanes: Lanes, number: int) -> None:
         """Mark a register as written, or as to be written by a flight."""
-        for lack, byte in ((Lack.UNWRITTEN, 0xFF), (Lack.FLYING, number)):
+        for lack, byte in ((Lack.UNWRITTEN, 0xFF), (Lack.COMPUTED, 0), (Lack.FLYING, number)):
             row = self._rows.get((register.index, lack))
             if row is None:
                 continue
             if register.bits == 1:
-                word = row.view(np.uint32)
-                word[0] |= lanes_mask(lanes)
+                word, mask = row.view(np.uint32), lanes_mask(lanes)
+                word[0] = int(word[0]) & ~mask | (mask if byte else 0)
             else:
                 row.reshape(LANES, -1)[lanes] = byte
 
@@ -144,6 +146,7 @@ class RegisterWatch:
         every = np.ones(LANES, np.bool_)
         for register in registers.registers:
             self._look(register, Lack.UNWRITTEN, every)
+            self._look(register, Lack.COMPUTED, every)
 
     def mark_in_flight(self, registers: RegisterList, owner: object, ins: Instruction) -> None:
         if owner not in self._owners:

@@ -1,8 +1,9 @@
 """Shadow registers: compiled code of a checked launch records in them which registers have no value yet.
 
 A register that may be used too early (`uninitialized_analysis`) has a shadow of its own width per reason. For
-"unwritten" the shadow's bytes are 0xFF where the register was written. For "in flight" they are the number of
-the operation, 128 to 255, and zero where nothing is in flight. A move applies the same instruction to the
+"unwritten" the shadow's bytes are 0xFF where the register was written. For "computed" they are 0xFF where the
+register was computed from one without a value, and zero elsewhere. For "in flight" they are the number of the
+operation, 128 to 255, and zero where nothing is in flight. A move applies the same instruction to the
 shadows; any other write sets them. At each such use a record stores the lanes without a value
 (`register_watch`). A kernel without such uses has no shadow registers.
 """
@@ -15,10 +16,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gdnbench.sim.compiler.blocks import Block, Blocks, is_service
-from gdnbench.sim.compiler.emit import I64, Code, Library, Value, const, lane_constants
+from gdnbench.sim.compiler.emit import I1, I32, I64, Code, Library, Value, const, lane_constants
 from gdnbench.sim.compiler.layout import ALIGN, Layout, slot_bytes
-from gdnbench.sim.compiler.translator import Translate, Translator
-from gdnbench.sim.compiler.uninitialized_analysis import Lack, find_unready_registers, moved_sources
+from gdnbench.sim.compiler.translator import Translate, Translator, register_type
+from gdnbench.sim.compiler.uninitialized_analysis import (
+    Lack,
+    computed_sources,
+    find_unready_registers,
+    moved_sources,
+)
+from gdnbench.sim.compiler.warp import arrive, per_set
 from gdnbench.sim.deadline import check_time
 from gdnbench.sim.ptx.flow import registers_of
 from gdnbench.sim.ptx.ir import (
@@ -32,12 +39,18 @@ from gdnbench.sim.ptx.ir import (
     Source,
     Vector,
 )
+from gdnbench.sim.ptx.literals import width_of
 
 RECORD = np.dtype([("lanes", np.uint32), ("when", np.uint32), ("flight", np.uint64)])
 """Record of one use: the lanes without a value since the record was last read, the sequence number of that
 note, and the largest shadow of the register among the lanes."""
 
-_READY = {Lack.UNWRITTEN: Immediate(-1, "-1"), Lack.FLYING: Immediate(0, "0")}
+_READY = {
+    Lack.UNWRITTEN: Immediate(-1, "-1"),
+    Lack.COMPUTED: Immediate(0, "0"),
+    Lack.FLYING: Immediate(0, "0"),
+}
+_UNDEFINED = (Lack.UNWRITTEN, Lack.COMPUTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +93,79 @@ class Shadows:
             if ins.form.by_rows and use.register in _address(ins):
                 lanes = t.code.op("and", lanes, _row_givers(ins))
             self._note(t, use, lanes)
+        undefined = self._undefined_lanes(t, ins) if self._computes(ins) else None
         for lack in Lack:
             shadow_ins = self._moving(ins, lack)
             if shadow_ins is not None:
                 table[ins.op](t, shadow_ins)
+        if undefined is not None:
+            moved = self._moving(ins, Lack.COMPUTED) is not None
+            for place, register in enumerate(ins.written()):
+                shadow = self.shadow(register, Lack.COMPUTED)
+                if shadow is not None:
+                    kind = register_type(shadow)
+                    mark = t.code.select(undefined, const(kind, -1), const(kind, 0))
+                    if moved and (place == 0 or ins.form.copies):
+                        mark = t.code.op("or", mark, t.register(shadow))
+                    t.write(shadow, mark)
 
     def after(self, t: Translator, ins: Instruction) -> None:
         """Mark the registers that `ins` wrote as written, except moved ones."""
         if is_service(ins):
             return
         for lack in Lack:
+            if lack is Lack.COMPUTED and self._computes(ins):
+                continue  # `before` has marked them
             follows = self._moving(ins, lack) is not None
             for place, register in enumerate(ins.written()):
                 shadow = self.shadow(register, lack)
                 if shadow is not None and not (follows and (place == 0 or ins.form.copies)):
                     t.write(shadow, t.read(_READY[lack], shadow.bits))
+
+    def _computes(self, ins: Instruction) -> bool:
+        """Whether `ins` may compute a register with a shadow for that from one without a value."""
+        return any(self.shadow(register, Lack.COMPUTED) for register in ins.written()) and any(
+            self._shadows(ins.sources[place]) for place in computed_sources(ins)
+        )
+
+    def _shadows(self, source: Source) -> list[Register]:
+        """The shadows of a source in which an undefined value shows."""
+        found = (
+            self.of[lack].get(register.index) for register in registers_of(source) for lack in _UNDEFINED
+        )
+        return [shadow for shadow in found if shadow is not None]
+
+    def _undefined_lanes(self, t: Translator, ins: Instruction) -> Value:
+        """The lanes in which `ins` computes from a register without a value."""
+        code = t.code
+        named = arrive(t, ins) if ins.form.lanes_meet else None
+        by_place = [self._undefined_source(t, ins.sources[place]) for place in computed_sources(ins)]
+        if ins.op in ("and", "or"):
+            by_place = _undecided(t, ins, by_place)
+        found = by_place[0]
+        for each in by_place[1:]:
+            found = code.op("or", found, each)
+        if not ins.form.lanes_meet:
+            return found
+        lacking = code.mask_bits(found)
+
+        def some(together: Value) -> list[Value]:
+            among = code.comparei("icmp ne", code.op("and", lacking, together), 0)
+            return [code.cast("zext", among, "i32")]
+
+        return code.comparei("icmp ne", per_set(t, named, some, [I32])[0], 0)
+
+    def _undefined_source(self, t: Translator, source: Source) -> Value:
+        """The lanes in which a source has no value."""
+        found = const(I1, 0)
+        for register in registers_of(source):
+            for lack in _UNDEFINED:
+                shadow = self.of[lack].get(register.index)
+                if shadow is not None:
+                    ready = -1 if lack is Lack.UNWRITTEN else 0
+                    lacking = t.code.comparei("icmp ne", t.register(shadow), ready)
+                    found = t.code.op("or", found, lacking)
+        return found
 
     def _moving(self, ins: Instruction, lack: Lack) -> Instruction | None:
         """`ins` with shadows as operands; None if it moves no register with a shadow."""
@@ -154,6 +225,25 @@ class Shadows:
         code.line("ret void")
         head = f"define internal void @{name}(ptr %state, ptr %record, i32 %lanes, i64 %flight) noinline #0"
         return f"{head} {{\n{code.text()}\n}}\n"
+
+
+def _undecided(t: Translator, ins: Instruction, undefined: list[Value]) -> list[Value]:
+    """Of the undefined operands of `and` and `or` those that matter: another operand decides the result alone
+    if it is all zeros (`and`) or all ones (`or`)."""
+    code = t.code
+    absorbing = 0 if ins.op == "and" else -1
+    deciding = [
+        code.op(
+            "and",
+            code.comparei("icmp eq", t.read(source, width_of(ins.types[0])), absorbing),
+            code.not_(lacking),
+        )
+        for source, lacking in zip(ins.sources, undefined, strict=True)
+    ]
+    return [
+        code.op("and", undefined[0], code.not_(deciding[1])),
+        code.op("and", undefined[1], code.not_(deciding[0])),
+    ]
 
 
 def _address(ins: Instruction) -> tuple[Register, ...]:

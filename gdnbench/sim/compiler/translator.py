@@ -141,6 +141,7 @@ class Translator:
     values: dict[int, Value] = field(default_factory=dict)
     dirty: dict[int, Register] = field(default_factory=dict)
     scratch_bytes: int = 0
+    arrived: tuple[int, Value | None] | None = None  # the last collective's pc and its lanes' member masks
 
     def __post_init__(self) -> None:
         self.code = Code(self.program.library)

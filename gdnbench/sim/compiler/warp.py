@@ -38,7 +38,16 @@ def _one_set(ins: Instruction) -> bool:
 
 
 def arrive(t: Translator, ins: Instruction) -> Value | None:
-    """Wait for the named lanes. Returns the member mask of each lane, or None if all masks are full."""
+    """Wait for the named lanes. Returns the member mask of each lane, or None if all masks are full. Shadow
+    registers arrive at the same instruction again, which then is no more than this result."""
+    if t.arrived is not None and t.arrived[0] == ins.pc:
+        return t.arrived[1]
+    named = _arrive(t, ins)
+    t.arrived = ins.pc, named
+    return named
+
+
+def _arrive(t: Translator, ins: Instruction) -> Value | None:
     code = t.code
     if _one_set(ins):
         t.gather(ins, const("i32", -1))

@@ -16,8 +16,9 @@ from gdnbench.sim.interpreter.operation import (
     Thread,
     bits_kind,
     fetch,
+    find_undefined,
+    mark_computed,
     read_registers,
-    require,
     write,
 )
 from gdnbench.sim.interpreter.registers import Array
@@ -48,7 +49,8 @@ def step(ins: Instruction) -> Step:
     kind, bits = ins.types[0], bits_kind(f"b{ins.types[0][1:]}")
     fetches = tuple(fetch(ins, source, kind) for source in ins.sources)
     used = read_registers(ins.sources)
-    put = write(ins, next(ins.written()), bits)
+    dest = next(ins.written())
+    put = write(ins, dest, bits)
     minus = ins.op in ("sub", "subc")
     total: Sum = subtract_with_carry if minus else add_with_carry
     product = np.multiply if part == "lo" else multiply_high
@@ -58,13 +60,14 @@ def step(ins: Instruction) -> Step:
         return np.ascontiguousarray(value).view(dtype)
 
     def run(thread: Thread, lanes: Lanes) -> None:
-        require(thread, used, lanes)
+        undefined = find_undefined(thread, used, lanes)
         values = [get(thread) for get in fetches]
         if multiplies:
             values = [product(values[0], values[1]), values[2]]
         carry = thread.carry if uses else np.full_like(thread.carry, minus)
         result, out = total(unsigned(values[0]), unsigned(values[1]), carry)
         put(thread, lanes, result)
+        mark_computed(thread, (dest,), undefined)
         if sets:
             np.copyto(thread.carry, out, where=lanes)
 

@@ -6,7 +6,7 @@ masks at once; each set is then served by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from gdnbench.sim.interpreter.operation import (
     Step,
     Thread,
     fetch,
+    find_undefined,
+    mark_computed,
     read_registers,
     refuse,
     require,
@@ -65,6 +67,18 @@ def _mask_registers(ins: Instruction) -> tuple[int, ...]:
     return read_registers(ins.sources[-1:])
 
 
+def _undefined(thread: Thread, ins: Instruction, lanes: Lanes) -> Lanes | None:
+    """The lanes whose value, the first source, is undefined. The member mask is used."""
+    require(thread, _mask_registers(ins), lanes)
+    return find_undefined(thread, read_registers(ins.sources[:1]), lanes)
+
+
+def _mark_computed(thread: Thread, dests: Sequence[object], together: Lanes, undefined: Lanes | None) -> None:
+    """A result of several lanes is undefined in all of them if the value of one is."""
+    if undefined is not None and (undefined & together).any():
+        mark_computed(thread, dests, together)
+
+
 def shfl(ins: Instruction) -> Step:
     """Moves a register between lanes, written or not; one that tcgen05.ld has yet to deliver is used by it,
     for no compiler moves it above a wait. A lane that sources one that does not take part gets a value that
@@ -86,10 +100,10 @@ def shfl(ins: Instruction) -> Step:
         registers = thread.registers
         if isinstance(source, Register):
             registers.require_delivered(source.index, lanes)
-        marks = np.where(taking_part, registers.moved(source)[lane_from], np.uint16(0))
+        marks = np.where(taking_part, registers.moved(source)[lane_from], np.uint32(0))
         put(thread, lanes, get(thread)[lane_from])
         dest = dests[0]
-        if isinstance(dest, Register) and ((marks & 0xF) != 0xF)[lanes].any():
+        if isinstance(dest, Register) and ((marks & 0xF000F) != 0xF)[lanes].any():
             registers.mark_moved(dest.index, lanes, marks, ())
         if put_valid is not None:
             put_valid(thread, lanes, valid)
@@ -123,8 +137,8 @@ def _source_lane(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
 def vote(ins: Instruction) -> Step:
     mode = ins.choice("all", "any", "uni", "ballot")
     get, mask = fetch(ins, ins.sources[0], "pred"), fetch(ins, ins.sources[1], "u32")
-    used = read_registers(ins.sources)
-    put = write(ins, next(ins.written()), "u32" if mode == "ballot" else "pred")
+    dest = next(ins.written())
+    put = write(ins, dest, "u32" if mode == "ballot" else "pred")
     decide: dict[str, Callable[[Array], object]] = {
         "all": np.all,
         "any": np.any,
@@ -132,13 +146,14 @@ def vote(ins: Instruction) -> Step:
     }
 
     def step(thread: Thread, lanes: Lanes) -> None:
-        require(thread, used, lanes)
+        undefined = _undefined(thread, ins, lanes)
         votes = get(thread).copy()
         for together in sets(thread, lanes, mask):
             if mode == "ballot":
                 put(thread, together, np.full(LANES, mask_of(together & votes), np.uint32))
             else:
                 put(thread, together, np.full(LANES, bool(decide[mode](votes[together]))))
+            _mark_computed(thread, (dest,), together, undefined)
 
     return step
 
@@ -146,7 +161,6 @@ def vote(ins: Instruction) -> Step:
 def match(ins: Instruction) -> Step:
     mode = ins.choice("any", "all")
     get, mask = fetch(ins, ins.sources[0], f"u{ins.types[0][1:]}"), fetch(ins, ins.sources[1], "u32")
-    used = read_registers(ins.sources)
     dests = tuple(ins.written())
     if mode == "any" and len(dests) > 1:
         refuse(ins)
@@ -154,7 +168,7 @@ def match(ins: Instruction) -> Step:
     put_all = write(ins, dests[1], "pred") if len(dests) > 1 else None
 
     def step(thread: Thread, lanes: Lanes) -> None:
-        require(thread, used, lanes)
+        undefined = _undefined(thread, ins, lanes)
         values = get(thread).copy()
         for together in sets(thread, lanes, mask):
             if mode == "any":
@@ -164,11 +178,13 @@ def match(ins: Instruction) -> Step:
                     together,
                     (np.where(equal & together, _BIT, np.uint32(0))).sum(axis=1).astype(np.uint32),
                 )
+                _mark_computed(thread, dests, together, undefined)
                 continue
             same = bool((values[together] == values[together][0]).all())
             put(thread, together, np.full(LANES, mask_of(together) if same else 0, np.uint32))
             if put_all is not None:
                 put_all(thread, together, np.full(LANES, same))
+            _mark_computed(thread, dests, together, undefined)
 
     return step
 
@@ -189,8 +205,8 @@ def redux(ins: Instruction) -> Step:
     absolute, nan = ins.has("abs"), ins.has("NaN")
     kind = "s32" if ins.types == ("s32",) else "u32"
     get, mask = fetch(ins, ins.sources[0], kind), fetch(ins, ins.sources[1], "u32")
-    used = read_registers(ins.sources)
-    put = write(ins, next(ins.written()), kind)
+    dest = next(ins.written())
+    put = write(ins, dest, kind)
 
     def reduced(values: Array) -> Array:
         """One value, as an array of one element."""
@@ -204,10 +220,11 @@ def redux(ins: Instruction) -> Step:
         return to_bits(result, F32)
 
     def step(thread: Thread, lanes: Lanes) -> None:
-        require(thread, used, lanes)
+        undefined = _undefined(thread, ins, lanes)
         values = get(thread).copy()
         for together in sets(thread, lanes, mask):
             put(thread, together, np.repeat(reduced(values[together]), LANES))
+            _mark_computed(thread, (dest,), together, undefined)
 
     return step
 

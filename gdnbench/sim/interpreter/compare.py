@@ -13,8 +13,9 @@ from gdnbench.sim.interpreter.operation import (
     Thread,
     bits_kind,
     fetch,
+    find_undefined,
+    mark_computed,
     read_registers,
-    require,
     write,
 )
 from gdnbench.sim.interpreter.registers import Array
@@ -124,7 +125,7 @@ def set_(ins: Instruction) -> Operation:
 
 
 def selp(ins: Instruction) -> Step:
-    """d = p ? a : b. It moves its operand, written or not; the predicate is really read."""
+    """d = p ? a : b. It moves its operand, written or not."""
     kind = bits_kind(ins.types[0])
     get_a, get_b = (fetch(ins, source, kind) for source in ins.sources[:2])
     get_p, used = fetch(ins, ins.sources[2], "pred"), read_registers(ins.sources[2:])
@@ -133,7 +134,7 @@ def selp(ins: Instruction) -> Step:
     moved = read_registers(ins.sources[:2])
 
     def step(thread: Thread, lanes: Lanes) -> None:
-        require(thread, used, lanes)
+        undefined = find_undefined(thread, used, lanes)
         chosen = get_p(thread)
         result = np.where(chosen, get_a(thread), get_b(thread))
         registers = thread.registers
@@ -143,6 +144,7 @@ def selp(ins: Instruction) -> Step:
             registers.mark_moved(dest.index, lanes, marks, ins.sources[:2])
         else:
             put(thread, lanes, result)
+        mark_computed(thread, (dest,), undefined)
 
     return step
 

@@ -13,12 +13,13 @@ from gdnbench.sim.interpreter.operation import (
     Thread,
     bits_kind,
     fetch,
+    find_undefined,
+    mark_computed,
     read_registers,
-    require,
     write,
 )
-from gdnbench.sim.interpreter.registers import Array, both, whole
-from gdnbench.sim.machine.engine_interface import Lanes
+from gdnbench.sim.interpreter.registers import Array, all_marks, whole
+from gdnbench.sim.machine.engine_interface import LANES, Lanes
 from gdnbench.sim.ptx.ir import Immediate, Instruction, Register
 
 _U32 = np.uint32
@@ -111,15 +112,15 @@ def prmt(ins: Instruction) -> Step:
     dest = next(ins.written())
     put = write(ins, dest, "u32")
 
-    places = np.arange(4, dtype=np.uint16)
+    places = np.arange(4, dtype=_U32)
 
     def byte_marks(thread: Thread, operand: object) -> Array:
         """The marks of each byte of a source, [32, 4]."""
-        marks: Array = thread.registers.moved(operand)[:, None] >> places & both(1)
+        marks: Array = thread.registers.moved(operand)[:, None] >> places & all_marks(1)
         return marks
 
     def step(thread: Thread, lanes: Lanes) -> None:
-        require(thread, control_used, lanes)
+        undefined = find_undefined(thread, control_used, lanes)
         index, sign = _selection(mode, get_control(thread))
         octets = _octets(get_a(thread), get_b(thread))
         picked = np.take_along_axis(octets, index, axis=1)
@@ -127,18 +128,41 @@ def prmt(ins: Instruction) -> Step:
         marks = None
         if not all(thread.registers.clean[i] for i in read_registers(moved)):
             sources = np.concatenate([byte_marks(thread, operand) for operand in moved], axis=1)
-            marks = (np.take_along_axis(sources, index, axis=1) << places).sum(axis=1, dtype=np.uint16)
+            marks = (np.take_along_axis(sources, index, axis=1) << places).sum(axis=1, dtype=_U32)
         put(thread, lanes, np.ascontiguousarray(result).view(_U32).reshape(-1))
         if isinstance(dest, Register) and marks is not None:
-            zero_extension = np.uint16(whole(dest) & ~0xF)
+            zero_extension = _U32(whole(dest) & ~0xF)
             thread.registers.mark_moved(dest.index, lanes, marks | zero_extension, moved)
+        mark_computed(thread, (dest,), undefined)
+
+    return step
+
+
+def conjunction(ins: Instruction) -> Step:
+    """`and` and `or`. Where one operand decides the result alone (all zeros, all ones), the other may be
+    undefined."""
+    kind = bits_kind(ins.types[0])
+    compute = np.bitwise_and if ins.op == "and" else np.bitwise_or
+    fetches = tuple(fetch(ins, source, kind) for source in ins.sources)
+    used = tuple(read_registers([source]) for source in ins.sources)
+    dest = next(ins.written())
+    put = write(ins, dest, kind)
+
+    def step(thread: Thread, lanes: Lanes) -> None:
+        values = [get(thread) for get in fetches]
+        lacking = [find_undefined(thread, registers, lanes) for registers in used]
+        undefined = None
+        if any(each is not None for each in lacking):
+            parts = [np.zeros(LANES, np.bool_) if each is None else each for each in lacking]
+            decided = [value == (0 if ins.op == "and" else ~value.dtype.type(0)) for value in values]
+            undefined = (parts[0] & ~(decided[1] & ~parts[1])) | (parts[1] & ~(decided[0] & ~parts[0]))
+        put(thread, lanes, compute(*values))
+        mark_computed(thread, (dest,), undefined)
 
     return step
 
 
 OPERATIONS: dict[str, Callable[[Instruction], Operation]] = {
-    "and": _bitwise(np.bitwise_and, 2),
-    "or": _bitwise(np.bitwise_or, 2),
     "xor": _bitwise(np.bitwise_xor, 2),
     "not": _bitwise(np.invert, 1),
     "cnot": _bitwise(lambda a: (a == 0).astype(a.dtype), 1),

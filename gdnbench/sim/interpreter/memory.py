@@ -165,7 +165,7 @@ def ld(ins: Instruction) -> Step:
 
 def st(ins: Instruction) -> Step:
     """A register that was never written may be stored to shared memory: the bytes stay unwritten there. Not
-    so one that tcgen05.ld has yet to deliver."""
+    so one that was computed from such a register, or that tcgen05.ld has yet to deliver."""
     space = space_of(ins)
     kind, size = element_type(ins)
     kind = bits_kind(f"b{8 * size}")
@@ -186,6 +186,7 @@ def st(ins: Instruction) -> Step:
         if partly:
             for index in stored:
                 thread.registers.require_delivered(index, lanes)
+                thread.registers.require_no_computed(index, lanes)
         else:
             require(thread, stored, lanes)
         data = np.stack([get(thread) for get in gets], axis=1).view(np.uint8)
@@ -203,8 +204,8 @@ def _written(thread: Thread, part: object, size: int) -> Array:
     if not isinstance(part, Register):
         return np.ones((LANES, size), np.bool_)
     marks = thread.registers.moved(part)
-    marks = marks | marks >> np.uint16(8)
-    there: Array = np.not_equal(marks[:, None] >> np.arange(size, dtype=np.uint16) & np.uint16(1), 0)
+    marks = marks | marks >> np.uint32(8)
+    there: Array = np.not_equal(marks[:, None] >> np.arange(size, dtype=np.uint32) & np.uint32(1), 0)
     return there
 
 

@@ -15,7 +15,7 @@ from gdnbench.sim.interpreter.operation import (
     refuse,
     write,
 )
-from gdnbench.sim.interpreter.registers import WIDTHS, Array, both
+from gdnbench.sim.interpreter.registers import WIDTHS, Array, all_marks
 from gdnbench.sim.machine.engine_interface import (
     LANES,
     LOCAL_WINDOW,
@@ -104,10 +104,10 @@ def _pack(ins: Instruction, vector: Vector) -> Step:
         sources = [e for e in vector.elements if isinstance(e, Register)]
         registers = thread.registers
         if isinstance(dest, Register) and not all(registers.clean[e.index] for e in sources):
-            marks = np.zeros(LANES, np.uint16)
-            own = both((1 << width // 8) - 1)
+            marks = np.zeros(LANES, np.uint32)
+            own = all_marks((1 << width // 8) - 1)
             for place, element in enumerate(vector.elements):
-                marks |= (registers.moved(element) & own) << np.uint16(place * width // 8)
+                marks |= (registers.moved(element) & own) << np.uint32(place * width // 8)
             registers.mark_moved(dest.index, lanes, marks, sources)
 
     return step
@@ -131,7 +131,7 @@ def _unpack(ins: Instruction, vector: Vector) -> Step:
             put(thread, lanes, value >> _U64(place * width) & mask)
             if marks is not None and not isinstance(element, Sink):
                 assert isinstance(element, Register)
-                part = marks >> np.uint16(place * width // 8)
+                part = marks >> np.uint32(place * width // 8)
                 registers.mark_moved(element.index, lanes, part, (source,))
 
     return step

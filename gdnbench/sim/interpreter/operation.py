@@ -149,11 +149,32 @@ def read_registers(operands: Sequence[object]) -> tuple[int, ...]:
 
 
 def require(thread: Thread, indices: Sequence[int], lanes: Lanes) -> None:
-    """Fault if a lane reads a register that it never wrote."""
+    """Fault if a lane uses a register without a value."""
     registers = thread.registers
     for index in indices:
         if not registers.clean[index]:
             registers.require(index, lanes)
+
+
+def find_undefined(thread: Thread, indices: Sequence[int], lanes: Lanes) -> Lanes | None:
+    """The lanes in which one of the registers has no value, so that what they compute from it is undefined;
+    None if there are none."""
+    registers = thread.registers
+    found: Lanes | None = None
+    for index in indices:
+        if not registers.clean[index]:
+            lacking = registers.undefined(index, lanes)
+            if lacking.any():
+                found = lacking if found is None else found | lacking
+    return found
+
+
+def mark_computed(thread: Thread, dests: Sequence[object], undefined: Lanes | None) -> None:
+    """Note that these lanes computed the destinations, just written, from a register without a value."""
+    if undefined is not None:
+        for dest in dests:
+            if isinstance(dest, Register):
+                thread.registers.mark_computed(dest.index, undefined)
 
 
 def _discard(thread: Thread, lanes: Lanes, value: Array) -> None:
@@ -197,8 +218,10 @@ def bind(ins: Instruction, operation: Operation) -> Step:
         store = write(ins, dests[0], operation.writes[0])
 
         def single(thread: Thread, lanes: Lanes) -> None:
-            require(thread, used, lanes)
+            undefined = find_undefined(thread, used, lanes)
             store(thread, lanes, compute(*[get(thread) for get in fetches]))
+            if undefined is not None:
+                mark_computed(thread, dests, undefined)
 
         return single
     if len(dests) > len(operation.writes):
@@ -206,9 +229,10 @@ def bind(ins: Instruction, operation: Operation) -> Step:
     stores = tuple(write(ins, d, kind) for d, kind in zip(dests, operation.writes, strict=False))
 
     def several(thread: Thread, lanes: Lanes) -> None:
-        require(thread, used, lanes)
+        undefined = find_undefined(thread, used, lanes)
         results = compute(*[get(thread) for get in fetches])
         for put, result in zip(stores, results, strict=False):
             put(thread, lanes, result)
+        mark_computed(thread, dests, undefined)
 
     return several

@@ -134,6 +134,8 @@ _STEPS: dict[str, Callable[[Instruction], Step]] = {
     "mov": move.mov,
     "selp": compare.selp,
     "prmt": logic.prmt,
+    "and": logic.conjunction,
+    "or": logic.conjunction,
     "ld": memory.ld,
     "ldu": memory.ld,
     "st": memory.st,

@@ -2,9 +2,11 @@
 
 A row holds zero-extended bits in 64 bits a lane. `views[kind][i]` is row i as `kind`: writing there writes
 the register. Beside the bits lie marks of a register's bytes, so that a `mov` may carry a value that is only
-partly there while any real use of it faults: bits 0 to 7 say which were written, bits 8 to 15 which are in
-flight: a tcgen05.ld delivers them at the warp's next tcgen05.wait::ld or, since the PTX ISA orders such a use
-(9.7.16.6.4.5), when one of them is used, a wgmma at the wgmma.wait_group that covers it."""
+partly there. Bits 0 to 7 say which bytes were written. Bits 8 to 15 say which are in flight: a tcgen05.ld
+delivers them at the warp's next tcgen05.wait::ld or, since the PTX ISA orders such a use (9.7.16.6.4.5), when
+one of them is used, a wgmma at the wgmma.wait_group that covers it. Bits 16 to 23 say which were computed
+from a register without a value: they hold undefined bits, which is a fault only where they are stored, or
+decide an address or a branch."""
 
 from __future__ import annotations
 
@@ -50,9 +52,9 @@ def whole(register: Register) -> int:
     return (1 << max(register.bits // 8, 1)) - 1
 
 
-def both(mask: int) -> np.uint16:
-    """A byte mask as marks of either sort: what a move of these bytes takes along."""
-    return np.uint16(mask * 0x0101)
+def all_marks(mask: int) -> np.uint32:
+    """A byte mask as marks of every sort: what a move of these bytes takes along."""
+    return np.uint32(mask * 0x010101)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,8 +67,9 @@ class Flight:
     owner: object = None
 
 
-Unready = Callable[[Register, Lanes, "Flight | None"], None]
-"""Called when lanes use a register that was never written (None) or is in flight; may raise."""
+Unready = Callable[[Register, Lanes, "Flight | None", bool], None]
+"""Called when lanes use a register that is in flight or, without a flight, that was never written or (True)
+was computed from such a register; may raise."""
 
 
 class RegisterFile:
@@ -84,7 +87,7 @@ class RegisterFile:
         self.exists = exists
         self._unready = unready
         self.bits: Values = np.zeros((max(len(registers), 1), LANES), np.uint64)
-        self.marks = np.zeros(self.bits.shape, np.uint16)
+        self.marks = np.zeros(self.bits.shape, np.uint32)
         self.clean = [False] * len(self.bits)
         self.loads: dict[int, Flight] = {}
         self.views = {kind: view(self.bits, kind) for kind in (*_SCALARS, *_PACKED)}
@@ -94,22 +97,43 @@ class RegisterFile:
         if isinstance(operand, Register):
             marks: Array = self.marks[operand.index]
             return marks
-        return np.full(LANES, 0xFF, np.uint16)
+        return np.full(LANES, 0xFF, np.uint32)
 
     def require(self, index: int, lanes: Lanes) -> None:
-        """Say so if one of `lanes` reads a byte of the register that is not there."""
+        """Report if one of `lanes` uses a byte of the register that has no value."""
         self.require_delivered(index, lanes)
-        need = whole(self.registers[index])
-        marks = self.marks[index]
-        missing = lanes & ((marks | marks >> np.uint16(8)) & need != need)
-        if missing.any():
-            self._unready(self.registers[index], missing, None)
+        unwritten = lanes & self._unwritten(index)
+        if unwritten.any():
+            self._unready(self.registers[index], unwritten, None, False)
+        self.require_no_computed(index, lanes)
+
+    def require_no_computed(self, index: int, lanes: Lanes) -> None:
+        """Report if one of `lanes` uses a byte of the register that was computed from one without a value."""
+        computed = lanes & self._computed(index)
+        if computed.any():
+            self._unready(self.registers[index], computed, None, True)
+
+    def _unwritten(self, index: int) -> Lanes:
+        need, marks = whole(self.registers[index]), self.marks[index]
+        lacking: Lanes = (marks | marks >> np.uint32(8)) & need != need
+        return lacking
+
+    def _computed(self, index: int) -> Lanes:
+        lacking: Lanes = self.marks[index] >> np.uint32(16) != 0
+        return lacking
+
+    def undefined(self, index: int, lanes: Lanes) -> Lanes:
+        """Those of `lanes` in which a byte of the register has no value. A byte in flight is used by the
+        instruction that asks."""
+        self.require_delivered(index, lanes)
+        return lanes & (self._unwritten(index) | self._computed(index))
 
     def require_delivered(self, index: int, lanes: Lanes) -> None:
-        """Say so if one of `lanes` reads a byte of the register in flight. A tcgen05.ld then is over."""
-        if index in self.loads and (self.marks[index][lanes] >> 8).any():
+        """Report if one of `lanes` reads a byte of the register in flight. A tcgen05.ld then is over."""
+        flying = self.marks[index] & np.uint32(0xFF00) != 0
+        if index in self.loads and flying[lanes].any():
             flight = self.loads[index]
-            self._unready(self.registers[index], lanes & (self.marks[index] >> 8 != 0), flight)
+            self._unready(self.registers[index], lanes & flying, flight, False)
             if flight.owner is None:
                 self._deliver([i for i, other in self.loads.items() if other is flight])
 
@@ -122,13 +146,19 @@ class RegisterFile:
     def mark_moved(self, index: int, lanes: Lanes, marks: Array, sources: Sequence[object]) -> None:
         """Note a write that moves bytes of `sources` with these marks, one a lane."""
         need = whole(self.registers[index])
-        np.copyto(self.marks[index], marks & both(need), where=lanes)
+        np.copyto(self.marks[index], marks & all_marks(need), where=lanes)
         self.clean[index] = bool((self.marks[index] == need)[self.exists].all())
         if self.loads:
             loads = [self.loads.get(s.index) for s in sources if isinstance(s, Register)]
             flight = next((flight for flight in loads if flight is not None), None)
             if flight is not None:
                 self.loads[index] = flight
+
+    def mark_computed(self, index: int, lanes: Lanes) -> None:
+        """Note that `lanes` have computed the register from one without a value."""
+        if lanes.any():
+            self.marks[index][lanes] |= np.uint32(whole(self.registers[index]) << 16)
+            self.clean[index] = False
 
     def load(self, indices: Sequence[int], lanes: Lanes, flight: Flight) -> None:
         """These registers are in flight."""
@@ -144,8 +174,9 @@ class RegisterFile:
             self._deliver(indices)
 
     def _deliver(self, indices: list[int]) -> None:
-        need = np.array([[whole(self.registers[index])] for index in indices], np.uint16)
-        marks = (self.marks[indices] | self.marks[indices] >> np.uint16(8)) & need
+        need = np.array([[whole(self.registers[index])] for index in indices], np.uint32)
+        before = self.marks[indices]
+        marks = (before | before >> np.uint32(8)) & need | before & need << np.uint32(16)
         self.marks[indices] = marks
         for index, clean in zip(indices, (marks == need)[:, self.exists].all(axis=1).tolist(), strict=True):
             self.clean[index] = clean

@@ -393,16 +393,18 @@ class InterpretedWarp:
         fault.thread = self.cta.thread(self.warp, self._group.lanes)
         self.cta.skip(fault)
 
-    def _unready(self, register: Register, lanes: Lanes, flight: Flight | None) -> None:
-        """The instruction that runs uses a register that is not there yet."""
+    def _unready(self, register: Register, lanes: Lanes, flight: Flight | None, computed: bool) -> None:
+        """The instruction that runs uses a register without a value; see `registers.Unready`."""
         assert self._group is not None
         ins, cta = self._entry(self._group).ins, self.cta
         if cta.checker is not None:
             writer = None if flight is None else Writer(flight.ins, flight.number)
-            cta.checker.on_register_use(self.warp, ins, register, writer)
+            cta.checker.on_register_use(self.warp, ins, register, writer, computed=computed)
         elif flight is None:
             lane = int(lanes.argmax())
             message = f"register {register.name} was never written in lane {lane}"
+            if computed:
+                message = f"register {register.name} was computed in lane {lane} from one never written"
             self.skip(KernelFault(FaultKind.UNINITIALISED, message))
         elif flight.owner is None:
             cta.note(

@@ -69,11 +69,18 @@ class Checker(QueueChecker, Protocol):
         ...
 
     def on_register_use(
-        self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None
+        self,
+        warp: Warp,
+        ins: Instruction,
+        register: Register,
+        writer: Writer | None,
+        *,
+        computed: bool = False,
     ) -> None:
-        """`ins` uses a register that `writer` may not have written yet, or that nothing has written (None).
-        Moves are not uses. Later uses may be reported again, until the warp hands the next instruction to the
-        machine."""
+        """`ins` uses a register that `writer` may not have written yet, or that nothing has written (None),
+        or that was `computed` from a register that nothing has written. Moves are not uses, nor is arithmetic
+        a use of the latter two. Later uses may be reported again, until the warp hands the next instruction
+        to the machine."""
         ...
 
     def on_warp_exit(self, warp: int) -> None:

@@ -143,9 +143,15 @@ class _Watched:
         self._found()
 
     def on_register_use(
-        self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None
+        self,
+        warp: Warp,
+        ins: Instruction,
+        register: Register,
+        writer: Writer | None,
+        *,
+        computed: bool = False,
     ) -> None:
-        self.checker.on_register_use(warp, ins, register, writer)
+        self.checker.on_register_use(warp, ins, register, writer, computed=computed)
         self._found()
 
     def on_warp_exit(self, warp: int) -> None:

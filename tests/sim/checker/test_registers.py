@@ -51,11 +51,19 @@ def uses(evidence: list[Evidence]) -> set[tuple[str, str, str]]:
     }
 
 
-# Name -> (body, register and opcode that are found, None if it is right).
+# Name -> (body, register and opcode that are found, None if it is right). `keep(4)` stores %r4 to global
+# memory.
 LOWER = "setp.lt.u32 %p4, %r0, 16;\n"
+
+
+def keep(register: int) -> str:
+    return f"\nst.global.b32 [%d0], %r{register};"
+
+
+KEPT = "st.global.b32"
 UNWRITTEN: dict[str, tuple[str, tuple[str, str] | None]] = {
-    "arithmetic": ("add.s32 %r4, %r3, 1;", ("%r3", "add.s32")),
-    "written before": ("mov.b32 %r3, 1;\nadd.s32 %r4, %r3, 1;", None),
+    "arithmetic": ("add.s32 %r4, %r3, 1;", None),
+    "written before": ("mov.b32 %r3, 1;\nadd.s32 %r4, %r3, 1;" + keep(4), None),
     "a guard": ("@%p5 add.s32 %r4, %r0, 1;", ("%p5", "@%p5")),
     "a branch": ("@%p5 bra on;\non:", ("%p5", "@%p5")),
     "an address": ("ld.shared.b32 %r4, [%r3];", ("%r3", "ld.shared.b32")),
@@ -65,60 +73,129 @@ UNWRITTEN: dict[str, tuple[str, tuple[str, str] | None]] = {
         ("%r3", "mbarrier.init.shared.b64"),
     ),
     "a shuffle's lane": ("shfl.sync.idx.b32 %r4, %r0, %r3, 31, -1;", ("%r3", "shfl.sync.idx.b32")),
-    "written in the lanes that use it": (LOWER + "@%p4 mov.b32 %r3, 1;\n@%p4 add.s32 %r4, %r3, 1;", None),
+    "written in the lanes that use it": (
+        LOWER + "@%p4 mov.b32 %r3, 1;\n@%p4 add.s32 %r4, %r3, 1;\n@%p4 st.global.b32 [%d0], %r4;",
+        None,
+    ),
     "written in other lanes": (
-        LOWER + "@%p4 mov.b32 %r3, 1;\n@!%p4 add.s32 %r4, %r3, 1;",
+        LOWER + "@%p4 mov.b32 %r3, 1;\n@!%p4 st.global.b32 [%d0], %r3;",
         ("%r3", "@!%p4"),
     ),
     "written on one way": (
-        LOWER + "@%p4 bra on;\nmov.b32 %r3, 1;\non:\nadd.s32 %r4, %r3, 1;",
-        ("%r3", "add.s32"),
+        LOWER + "@%p4 bra on;\nmov.b32 %r3, 1;\non:\nadd.s32 %r4, %r3, 1;" + keep(4),
+        ("%r4", KEPT),
     ),
     "used on the way that writes": (
-        LOWER + "@%p4 bra skip;\nmov.b32 %r3, 1;\nskip:\n@%p4 bra on;\nadd.s32 %r4, %r3, 1;\non:",
+        LOWER
+        + "@%p4 bra skip;\nmov.b32 %r3, 1;\nskip:\n@%p4 bra on;\nadd.s32 %r4, %r3, 1;"
+        + keep(4)
+        + "\non:",
         None,
     ),
     "from the last round of a loop": (
-        "mov.b32 %r5, 0;\nagain:\nsetp.eq.s32 %p4, %r5, 0;\n@%p4 bra first;\nadd.s32 %r4, %r3, 1;\nfirst:\n"
-        "mov.b32 %r3, %r5;\nadd.s32 %r5, %r5, 1;\nsetp.lt.s32 %p6, %r5, 3;\n@%p6 bra again;",
+        "mov.b32 %r5, 0;\nagain:\nsetp.eq.s32 %p4, %r5, 0;\n@%p4 bra first;\nadd.s32 %r4, %r3, 1;"
+        + keep(4)
+        + "\nfirst:\nmov.b32 %r3, %r5;\nadd.s32 %r5, %r5, 1;\nsetp.lt.s32 %p6, %r5, 3;\n@%p6 bra again;",
         None,
     ),
     "before the first round of a loop": (
-        "mov.b32 %r5, 0;\nagain:\nadd.s32 %r4, %r3, 1;\nmov.b32 %r3, %r5;\nadd.s32 %r5, %r5, 1;\n"
-        "setp.lt.s32 %p6, %r5, 3;\n@%p6 bra again;",
-        ("%r3", "add.s32"),
+        "mov.b32 %r5, 0;\nagain:\nadd.s32 %r4, %r3, 1;"
+        + keep(4)
+        + "\nmov.b32 %r3, %r5;\nadd.s32 %r5, %r5, 1;\nsetp.lt.s32 %p6, %r5, 3;\n@%p6 bra again;",
+        ("%r4", KEPT),
     ),
     "moved and never used": ("mov.b32 %r4, %r3;\nmov.b64 %d1, {%r4, %r0};\nmov.b64 {%r5, %r6}, %d1;", None),
     "the other half of a pair": (
-        "mov.b64 %d1, {%r3, %r0};\nmov.b64 {%r5, %r6}, %d1;\nneg.s32 %r7, %r6;",
+        "mov.b64 %d1, {%r3, %r0};\nmov.b64 {%r5, %r6}, %d1;\nneg.s32 %r7, %r6;" + keep(7),
         None,
     ),
     "that half of a pair": (
-        "mov.b64 %d1, {%r3, %r0};\nmov.b64 {%r5, %r6}, %d1;\nneg.s32 %r7, %r5;",
-        ("%r5", "neg.s32"),
+        "mov.b64 %d1, {%r3, %r0};\nmov.b64 {%r5, %r6}, %d1;\nneg.s32 %r7, %r5;" + keep(7),
+        ("%r7", KEPT),
     ),
-    "not chosen": ("setp.eq.u32 %p4, %r0, 40;\nselp.b32 %r4, %r3, %r0, %p4;\nneg.s32 %r5, %r4;", None),
+    "not chosen": (
+        "setp.eq.u32 %p4, %r0, 40;\nselp.b32 %r4, %r3, %r0, %p4;\nneg.s32 %r5, %r4;" + keep(5),
+        None,
+    ),
     "chosen in a lane": (
-        "setp.eq.u32 %p4, %r0, 7;\nselp.b32 %r4, %r3, %r0, %p4;\nneg.s32 %r5, %r4;",
-        ("%r4", "neg.s32"),
+        "setp.eq.u32 %p4, %r0, 7;\nselp.b32 %r4, %r3, %r0, %p4;" + keep(4),
+        ("%r4", KEPT),
     ),
+    "chosen by": ("selp.b32 %r4, %r0, 5, %p5;" + keep(4), ("%r4", KEPT)),
     "bytes built up": (
-        "prmt.b32 %r3, %r0, %r3, 0x7650;\nprmt.b32 %r4, %r3, 0, 0x4440;\nneg.s32 %r5, %r4;",
+        "prmt.b32 %r3, %r0, %r3, 0x7650;\nprmt.b32 %r4, %r3, 0, 0x4440;\nneg.s32 %r5, %r4;" + keep(5),
         None,
     ),
     "a byte too many": (
-        "prmt.b32 %r3, %r0, %r3, 0x7650;\nprmt.b32 %r4, %r3, 0, 0x4414;\nneg.s32 %r5, %r4;",
-        ("%r4", "neg.s32"),
+        "prmt.b32 %r3, %r0, %r3, 0x7650;\nprmt.b32 %r4, %r3, 0, 0x4414;\nneg.s32 %r5, %r4;" + keep(5),
+        ("%r5", KEPT),
     ),
     "shuffled from a lane that has it": (
-        LOWER + "@%p4 mov.b32 %r3, 1;\nshfl.sync.idx.b32 %r4, %r3, 3, 31, -1;\nneg.s32 %r5, %r4;",
+        LOWER + "@%p4 mov.b32 %r3, 1;\nshfl.sync.idx.b32 %r4, %r3, 3, 31, -1;\nneg.s32 %r5, %r4;" + keep(5),
         None,
     ),
     "shuffled from a lane that lacks it": (
-        LOWER + "@%p4 mov.b32 %r3, 1;\nshfl.sync.idx.b32 %r4, %r3, 20, 31, -1;\nneg.s32 %r5, %r4;",
-        ("%r4", "neg.s32"),
+        LOWER + "@%p4 mov.b32 %r3, 1;\nshfl.sync.idx.b32 %r4, %r3, 20, 31, -1;\nneg.s32 %r5, %r4;" + keep(5),
+        ("%r5", KEPT),
     ),
     "stored to shared memory": ("st.shared.b32 [buffer], %r3;", None),
+    "computed and stored to shared memory": (
+        "neg.s32 %r4, %r3;\nst.shared.b32 [buffer], %r4;",
+        ("%r4", "st.shared.b32"),
+    ),
+    "computed and overwritten": ("neg.s32 %r4, %r3;\nmov.b32 %r4, 5;" + keep(4), None),
+    "computed over several steps": (
+        "neg.s32 %r4, %r3;\nmov.b64 %d1, {%r0, %r4};\nmov.b64 {%r5, %r6}, %d1;\nadd.s32 %r6, %r6, %r0;\n"
+        "shfl.sync.bfly.b32 %r7, %r6, 1, 31, -1;" + keep(7),
+        ("%r7", KEPT),
+    ),
+    "the other half of what was computed": (
+        "neg.s32 %r4, %r3;\nmov.b64 %d1, {%r0, %r4};\nmov.b64 {%r5, %r6}, %d1;" + keep(5),
+        None,
+    ),
+    "an address computed": ("add.s32 %r4, %r3, 4;\nld.shared.b32 %r5, [%r4];", ("%r4", "ld.shared.b32")),
+    "a branch computed": ("setp.gt.s32 %p4, %r3, 0;\n@%p4 bra on;\non:", ("%p4", "@%p4")),
+    "a guard computed": ("setp.gt.s32 %p4, %r3, 0;\n@%p4 mov.b32 %r4, 1;", ("%p4", "@%p4")),
+    "a condition that another one decides": (
+        "setp.gt.s32 %p4, %r3, 0;\nsetp.gt.u32 %p6, %r0, 40;\nand.pred %p4, %p6, %p4;\n@%p4 bra on;\non:",
+        None,
+    ),
+    "a condition that another one does not decide": (
+        "setp.gt.s32 %p4, %r3, 0;\nsetp.lt.u32 %p6, %r0, 40;\nand.pred %p4, %p6, %p4;\n@%p4 bra on;\non:",
+        ("%p4", "@%p4"),
+    ),
+    "bits that a mask sets": ("or.b32 %r4, %r3, -1;" + keep(4), None),
+    "bits that a mask leaves": ("or.b32 %r4, %r3, 0xFFFF;" + keep(4), ("%r4", KEPT)),
+    # What Triton makes of a reduction over a CTA: the first lanes load the sums of the warps, and all lanes
+    # add them up; the first lane's sum is stored.
+    "a reduction in the first lanes": (
+        LOWER + "@%p4 mov.b32 %r3, 1;\nshfl.sync.bfly.b32 %r4, %r3, 8, 31, -1;\nadd.s32 %r5, %r3, %r4;\n"
+        "shfl.sync.bfly.b32 %r6, %r5, 4, 31, -1;\nadd.s32 %r5, %r5, %r6;\nsetp.eq.u32 %p6, %r0, 0;\n"
+        "@%p6 st.shared.b32 [buffer], %r5;\n@%p6 st.global.b32 [%d0], %r5;",
+        None,
+    ),
+    "a reduction over too many lanes": (
+        LOWER + "@%p4 mov.b32 %r3, 1;\nshfl.sync.bfly.b32 %r4, %r3, 16, 31, -1;\nadd.s32 %r5, %r3, %r4;\n"
+        "setp.eq.u32 %p6, %r0, 0;\n@%p6 st.global.b32 [%d0], %r5;",
+        ("%r5", "@%p6"),
+    ),
+    "reduced in the lanes that have it": (
+        LOWER + "@%p4 mov.b32 %r3, 1;\nselp.b32 %r7, 0xFFFF, 0xFFFF0000, %p4;\n"
+        "redux.sync.add.s32 %r4, %r3, %r7;\n@%p4 st.global.b32 [%d0], %r4;",
+        None,
+    ),
+    "reduced with lanes that lack it": (
+        LOWER + "@%p4 mov.b32 %r3, 1;\nredux.sync.add.s32 %r4, %r3, -1;\n@%p4 st.global.b32 [%d0], %r4;",
+        ("%r4", "@%p4"),
+    ),
+    "voted with lanes that lack it": (
+        LOWER + "@%p4 setp.eq.u32 %p5, %r0, 0;\nvote.sync.any.pred %p6, %p5, -1;\n@%p6 bra on;\non:",
+        ("%p6", "@%p6"),
+    ),
+    "matched with lanes that lack it": (
+        LOWER + "@%p4 mov.b32 %r3, 1;\nmatch.sync.any.b32 %r4, %r3, -1;" + keep(4),
+        ("%r4", KEPT),
+    ),
     "rows of a matrix that other lanes name": (
         "mov.u32 %r5, buffer;\nst.shared.v4.b32 [buffer], {%r0, %r0, %r0, %r0};\nsetp.lt.u32 %p4, %r0, 8;\n"
         "bar.warp.sync -1;\n@%p4 mov.b32 %r3, %r5;\n"

@@ -173,8 +173,11 @@ def test_written_by_some_lanes_only() -> None:
     p = np.random.default_rng(4).integers(0, 2, BLOCK).astype(np.bool_)
     both = ".reg .b32 %u; @%s0 mov.b32 %u, 1; @!%s0 mov.b32 %u, 2; add.s32 %d0, %u, 1;"
     assert one("interpreter", both, [p], np.uint32).tolist() == np.where(p, 2, 3).tolist()
+    some = ".reg .b32 %u; @%s0 mov.b32 %u, 1; "
     with pytest.raises(KernelFault, match=wording("sim.interpreter.register-unwritten", name="%u")):
-        one("interpreter", ".reg .b32 %u; @%s0 mov.b32 %u, 1; add.s32 %d0, %u, 1;", [p], np.uint32)
+        one("interpreter", some + "ld.global.b32 %d0, [%u];", [p], np.uint32)
+    with pytest.raises(KernelFault, match=wording("sim.interpreter.register-computed", name="%d0")):
+        one("interpreter", some + "add.s32 %d0, %u, 1;", [p], np.uint32)
 
 
 TABLE = """.reg .b32 %i, %x; .reg .pred %p, %q;
