@@ -31,9 +31,9 @@ LOAD, STORE, MATRIX, MOVE, ARITHMETIC, OTHER = "load", "store", "matrix", "move"
 CLASSES = (LOAD, STORE, MATRIX, MOVE, ARITHMETIC, OTHER)
 ALL = "all"
 _CLASS_OF = {
-    **dict.fromkeys(("ld", "ldu", "ldmatrix", "tcgen05.ld", "tcgen05.ld.red", "atom"), LOAD),
-    **dict.fromkeys(("st", "stmatrix", "tcgen05.st", "red", "st.async", "red.async"), STORE),
-    **dict.fromkeys(("mma",), MATRIX),
+    **dict.fromkeys(("ld", "ldu", "ldmatrix", "tcgen05.ld", "tcgen05.ld.red", "atom", "wmma.load"), LOAD),
+    **dict.fromkeys(("st", "stmatrix", "tcgen05.st", "red", "st.async", "red.async", "wmma.store"), STORE),
+    **dict.fromkeys(("mma", "wmma.mma"), MATRIX),
     **dict.fromkeys(("mov", "cvta", "movmatrix", "shfl", "selp"), MOVE),
     **dict.fromkeys(("elect", "activemask", "vote", "match", "bar.warp.sync", "isspacep"), OTHER),
 }
@@ -192,6 +192,7 @@ def traced_registers(ins: Instruction) -> tuple[Register, ...]:
     if instruction_class(ins) != STORE:
         return tuple(register for register in ins.written() if isinstance(register, Register))
     sources = [source for source in ins.sources if not isinstance(source, Address)]
+    sources = sources[:1] if ins.form.fragment else sources  # not the stride
     return tuple(
         register for source in sources for register in _flat(source) if isinstance(register, Register)
     )

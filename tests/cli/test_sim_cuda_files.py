@@ -7,7 +7,6 @@ these, NVRTC has to be there.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -19,33 +18,20 @@ import pytest
 import torch
 
 from gdnbench.sim.cuda_source import compile_cuda
-from gdnbench.sim.errors import CudaCompileError, ExportError, LaunchError
+from gdnbench.sim.errors import CudaCompileError, LaunchError
 from tests.cli.kernel_files import FACTOR, SUMS
 from tests.docs import session
 from tests.messages import wording
 from tests.seeds import drawn
+from tests.sim.cuda_kernels import use_nvrtc
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
-THIRD_PARTY = "GDNBENCH_THIRD_PARTY"
-REQUIREMENTS = "tests/sim/third_party/requirements.txt"
 
 
 @pytest.fixture
 def nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVRTC of the folder of third-party packages, or else of this environment."""
-    folder = os.environ.get(THIRD_PARTY)
-    if folder is not None:
-        toolkit = Path(folder) / "nvidia" / "cu13"
-        assert list((toolkit / "lib").glob("libnvrtc.so*")), (
-            f"{THIRD_PARTY} is set to {folder}, but NVRTC is not there: pip install --no-deps --target"
-            f" ${THIRD_PARTY} -r {REQUIREMENTS}"
-        )
-        monkeypatch.setenv("CUDA_PATH", str(toolkit))
-        return
-    try:
-        compile_cuda("")
-    except ExportError as error:
-        pytest.skip(f"{error}, and {THIRD_PARTY} is not set")
+    use_nvrtc(monkeypatch)
 
 
 @pytest.fixture

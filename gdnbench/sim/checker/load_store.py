@@ -15,7 +15,7 @@ from gdnbench.sim.checker.lanes import MANY
 from gdnbench.sim.checker.vector_clocks import SPACES
 from gdnbench.sim.machine.engine_interface import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_SIZE
 from gdnbench.sim.machine.observer import Addresses, Masks
-from gdnbench.sim.ptx import forms
+from gdnbench.sim.ptx import forms, wmma
 from gdnbench.sim.ptx.ir import Instruction, Kernel
 from gdnbench.sim.ptx.literals import width_of
 
@@ -63,6 +63,11 @@ def access_form(ins: Instruction) -> AccessForm | None:
         matrices = int(next(mod for mod in ins.mods if mod in ("x1", "x2", "x4"))[1:])
         access = Access.READ if reads else Access.WRITE
         return AccessForm(access, ROW_BYTES, 8 * matrices, space, collective=True)
+    if ins.form.fragment:  # the elements belong to the warp, whichever lane moves them
+        access = Access.READ if reads else Access.WRITE
+        return AccessForm(
+            access, wmma.unit_bytes(ins), 32, space, reads=reads, writes=not reads, collective=True
+        )
     width = width_of(ins.types[-1]) // 8 * ins.vec
     if ins.form.atomic:
         return AccessForm(

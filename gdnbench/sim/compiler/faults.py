@@ -18,6 +18,7 @@ from gdnbench.sim.compiler.translator import FaultCode
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.engine_interface import LANES, Lanes, Values
 from gdnbench.sim.machine.memory import ParameterMemory, resolve_lanes
+from gdnbench.sim.ptx import wmma
 from gdnbench.sim.ptx.flow import targets_of
 from gdnbench.sim.ptx.forms import Access
 from gdnbench.sim.ptx.ir import Instruction
@@ -88,6 +89,8 @@ def access_width(ins: Instruction) -> int:
     that an atomic updates one after another."""
     if ins.form.by_rows:
         return 16
+    if ins.form.fragment:
+        return wmma.unit_bytes(ins)
     if ins.form.atomic:
         return width_of(ins.types[-1]) // 8
     return width_of(ins.types[-1]) // 8 * ins.vec

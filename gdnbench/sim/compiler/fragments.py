@@ -117,7 +117,7 @@ class MmaSync:
 
 
 def _mma_sync(service: Service) -> MmaSync | None:
-    if service.ins.types[0] == "s32":
+    if service.ins.types[0] == "s32" or service.ins.op == "wmma.mma":
         return None
     plan = mma.plan_of(service.ins)
     tables = [_words(registers) for registers in (*service.registers, service.slots)]

@@ -320,7 +320,23 @@ def dot(t: Translator, ins: Instruction) -> None:
     t.write(ins.dests[0], total, signed="s32" in ins.types)
 
 
+def absolute_differences(t: Translator, ins: Instruction) -> None:
+    """`vabsdiff2`, `vabsdiff4`: |a - b| of each half or byte; `.add` adds them all to c."""
+    code = t.code
+    a, b, total = (t.read(s, 32) for s in ins.sources)
+    bits = 16 if ins.op == "vabsdiff2" else 8
+    packed = const(I32, 0)
+    for index in range(32 // bits):
+        parts = [code.opi("and", code.opi("lshr", value, bits * index), (1 << bits) - 1) for value in (a, b)]
+        apart = code.op("sub", code.intrinsic("umax", I32, *parts), code.intrinsic("umin", I32, *parts))
+        total = code.op("add", total, apart)
+        packed = code.op("or", packed, code.opi("shl", apart, bits * index))
+    t.write(ins.dests[0], total if ins.has("add") else packed)
+
+
 TABLE: dict[str, Translate] = {
+    "vabsdiff2": absolute_differences,
+    "vabsdiff4": absolute_differences,
     "addc": add_sub,
     "subc": add_sub,
     "madc": mul_mad,

@@ -21,6 +21,7 @@ from gdnbench.sim.compiler import (
     native,
     runtime,
     warp,
+    wmma,
 )
 from gdnbench.sim.compiler.blocks import Blocks, find_blocks, is_service
 from gdnbench.sim.compiler.dispatch import dispatcher
@@ -48,6 +49,7 @@ def _table() -> dict[str, Translate]:
         **memory.TABLE,
         **atomics.TABLE,
         **matrix.TABLE,
+        **wmma.TABLE,
         **warp.TABLE,
         **control.TABLE,
     }

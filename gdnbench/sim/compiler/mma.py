@@ -12,6 +12,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from gdnbench.sim.compiler import wmma
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import LANES, Argument, Results
@@ -79,6 +80,8 @@ def plan_of(ins: Instruction) -> Plan:
 
 def execute(cta: Cta, ins: Instruction, sources: tuple[Argument, ...]) -> Results:
     """D = A B + C for the whole warp."""
+    if ins.op == "wmma.mma":
+        return wmma.execute(cta, ins, sources)
     if ins.types[0] == "s32":
         return _execute_integers(cta, ins, sources)
     form = plan_of(ins)

@@ -33,6 +33,7 @@ from gdnbench.sim.compiler.layout import HEADER, SKIP_BYTES, Layout
 from gdnbench.sim.deadline import check_time
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.engine_interface import SHARED_BASE, window_of_variable
+from gdnbench.sim.ptx import wmma
 from gdnbench.sim.ptx.forms import Flow
 from gdnbench.sim.ptx.ir import (
     Address,
@@ -158,7 +159,7 @@ class Translator:
         code.line(f"%lanes = bitcast i32 %active to {I1}")
         check_time()
         body = kernel.instructions[self.block.start : self.block.stop]
-        self.require_log(sum(ins.form.in_engine or ins.form.lanes_meet for ins in body))
+        self.require_log(sum(map(_log_entries, body)))
         for ins in body:
             self.instruction(ins, table)
         if body[-1].form.flow is Flow.NEXT and not self.block.service:
@@ -541,6 +542,11 @@ class Translator:
         lanes = code.intrinsic("ctpop", "i32", code.mask_bits(mask))
         amount = code.opi("mul", code.cast("zext", lanes, "i64"), size)
         code.store(code.op("add", code.load("i64", pointer, 8), amount), pointer, 8)
+
+
+def _log_entries(ins: Instruction) -> int:
+    """The most entries that an instruction writes to the log."""
+    return wmma.accesses(ins) if ins.form.fragment else int(ins.form.in_engine or ins.form.lanes_meet)
 
 
 def _lanemask(code: Code, name: str) -> Value:

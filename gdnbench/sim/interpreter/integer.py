@@ -331,6 +331,21 @@ def _dot(ins: Instruction) -> Operation:
     return Operation(("u32", "u32", kind), (kind,), compute)
 
 
+def _absolute_differences(ins: Instruction) -> Operation:
+    """`vabsdiff2` and `vabsdiff4`: |a - b| of each half or byte; `.add` adds them all to c."""
+    part = np.dtype(np.uint16 if ins.op == "vabsdiff2" else np.uint8)
+    adds = ins.has("add")
+
+    def compute(a: Array, b: Array, c: Array) -> Array:
+        left, right = (np.ascontiguousarray(x).view(part).astype(np.int64) for x in (a, b))
+        apart = np.abs(left - right)
+        packed: Array = apart.astype(part).view(np.uint32)
+        total: Array = c + apart.reshape(a.size, -1).sum(axis=1).astype(np.uint32)
+        return total if adds else packed
+
+    return Operation(("u32", "u32", "u32"), ("u32",), compute)
+
+
 def _negative(a: Array) -> Array:
     return np.negative(a)
 
@@ -359,5 +374,7 @@ OPERATIONS: dict[str, Callable[[Instruction], Operation]] = {
     "szext": _szext,
     "bmsk": _bmsk,
     "dp4a": _dot,
+    "vabsdiff2": _absolute_differences,
+    "vabsdiff4": _absolute_differences,
     "dp2a": _dot,
 }

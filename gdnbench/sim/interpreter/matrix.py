@@ -40,7 +40,8 @@ def _shared_rows(thread: Thread, space: str, addresses: Values, lanes: Lanes) ->
     raise KernelFault(FaultKind.OUT_OF_BOUNDS, "matrix rows in several memories")
 
 
-def _parts(operand: object) -> tuple[object, ...]:
+def operand_parts(operand: object) -> tuple[object, ...]:
+    """The registers of a matrix operand."""
     return operand.elements if isinstance(operand, Vector) else (operand,)
 
 
@@ -90,7 +91,7 @@ def ldmatrix(ins: Instruction) -> Step:
 
 def stmatrix(ins: Instruction) -> Step:
     matrices, transposed, space = _shape(ins)
-    address, parts = address_of(ins), _parts(ins.sources[1])
+    address, parts = address_of(ins), operand_parts(ins.sources[1])
     if len(parts) != matrices:
         refuse(ins)
     locate, used, stored = fetch_address(ins, address), read_registers([address]), read_registers(parts)
@@ -153,13 +154,13 @@ def _results(d: Array, halves: bool) -> Array:
 _DOUBLE_SHAPES = {"m8n8k4": (8, 4), "m16n8k4": (16, 4), "m16n8k8": (16, 8), "m16n8k16": (16, 16)}
 
 
-def _double_mma(ins: Instruction) -> Step:
+def double_mma(ins: Instruction) -> Step:
     """Each element is a chain of fused products in the order of k: the PTX ISA leaves the order open, an H100
     has this one. A register of A has four columns of eight rows, one of B four rows of eight columns; C is as
     that of f32."""
     rows, k = _DOUBLE_SHAPES[ins.choice(*_DOUBLE_SHAPES)]
     blocks = rows // 8
-    parts = [_parts(source) for source in ins.sources]
+    parts = [operand_parts(source) for source in ins.sources]
     counts = (blocks * k // 4, k // 4, 2 * blocks)
     if tuple(len(part) for part in parts) != counts or len(tuple(ins.written())) != counts[2]:
         refuse(ins)
@@ -192,7 +193,7 @@ def _integer_mma(ins: Instruction) -> Step:
     """D = A B + C of bytes in 32-bit sums, which wrap, or stay at the nearest bound with `.satfinite`."""
     rows, k = _INTEGER_SHAPES[ins.choice(*_INTEGER_SHAPES)]
     blocks = rows // 8
-    parts = [_parts(source) for source in ins.sources]
+    parts = [operand_parts(source) for source in ins.sources]
     counts = (blocks * k // 16, k // 16, 2 * blocks)
     if tuple(len(part) for part in parts) != counts or len(tuple(ins.written())) != counts[2]:
         refuse(ins)
@@ -226,7 +227,7 @@ def mma(ins: Instruction) -> Step:
     """D = A B + C for 16 x 8 x K of floating-point operands, by the tensor core's model; f64 by fused
     products; integers exactly."""
     if ins.types[0] == "f64":
-        return _double_mma(ins)
+        return double_mma(ins)
     if ins.types[0] == "s32":
         return _integer_mma(ins)
     shape = ins.choice("m16n8k4", "m16n8k8", "m16n8k16", "m16n8k32")
@@ -237,7 +238,7 @@ def mma(ins: Instruction) -> Step:
     halves = d_type == "f16"
     per = 4 // a_format.storage.itemsize
     counts = (2 * k // (4 * per), k // (4 * per), 2 if halves else 4)
-    parts = [_parts(source) for source in ins.sources]
+    parts = [operand_parts(source) for source in ins.sources]
     if tuple(len(part) for part in parts) != counts or len(tuple(ins.written())) != counts[2]:
         refuse(ins)
     gets = [[fetch(ins, element, "u32") for element in part] for part in parts]

@@ -25,6 +25,7 @@ from gdnbench.sim.interpreter import (
     matrix,
     memory,
     move,
+    wmma,
 )
 from gdnbench.sim.interpreter.operation import (
     Fetch,
@@ -151,6 +152,9 @@ _ALIGNED: dict[str, Callable[[Instruction], Step]] = {
     "stmatrix": matrix.stmatrix,
     "movmatrix": matrix.movmatrix,
     "mma": matrix.mma,
+    "wmma.load": wmma.load,
+    "wmma.store": wmma.store,
+    "wmma.mma": wmma.mma,
 }
 
 

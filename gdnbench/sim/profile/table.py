@@ -54,6 +54,7 @@ def _lines(
             yield f"    {name:<32}{count:>16,}"
     if mma_macs:
         products = instructions.get("tcgen05.mma", 0) + instructions.get("mma", 0)
+        products += instructions.get("wmma.mma", 0)
         products += instructions.get("wgmma.mma_async", 0) // 4  # four warps issue one
         yield f"  {'tensor core':<34}{'MACs':>16}"
         yield f"    {f'{products:,} products':<32}{mma_macs:>16,}"

@@ -45,6 +45,8 @@ TABLE: dict[Traits, str] = {
     bmsk  .{clamp,wrap}.b32  d, a, b
     dp4a  .{u32,s32}.{u32,s32}  d, a, b, c
     dp2a  .{lo,hi}.{u32,s32}.{u32,s32}  d, a, b, c
+    vabsdiff2 .u32.u32.u32{.add}  d, a, b, c
+    vabsdiff4 .u32.u32.u32{.add}  d, a, b, c
     """,
     Traits("float arithmetic"): """
     add   {.rnd}{.ftz}{.sat}.f32  d, a, b
@@ -227,6 +229,18 @@ TABLE: dict[Traits, str] = {
     Traits("matrix load and store", access=Access.WRITE): """
     stmatrix .sync.aligned.m8n8.{x1,x2,x4}{.trans}{.shared,.shared::cta}.b16  [p], r
     """,
+    Traits("matrix load and store", access=Access.READ, fragment=True): """
+    wmma.load .{a,b}.sync.aligned.{row,col}.wshape{.wspace}.{f16,bf16,s8,u8}  r, [p]{, stride:32}
+    wmma.load .c.sync.aligned.{row,col}.wshape{.wspace}.{f16,f32,s32}  r, [p]{, stride:32}
+    wmma.load .{a,b}.sync.aligned.{row,col}.m16n16k8{.wspace}.tf32  r, [p]{, stride:32}
+    wmma.load .c.sync.aligned.{row,col}.m16n16k8{.wspace}.f32  r, [p]{, stride:32}
+    wmma.load .{a,b,c}.sync.aligned.{row,col}.m8n8k4{.wspace}.f64  r, [p]{, stride:32}
+    """,
+    Traits("matrix load and store", access=Access.WRITE, fragment=True): """
+    wmma.store .d.sync.aligned.{row,col}.wshape{.wspace}.{f16,f32,s32}  [p], r{, stride:32}
+    wmma.store .d.sync.aligned.{row,col}.m16n16k8{.wspace}.f32  [p], r{, stride:32}
+    wmma.store .d.sync.aligned.{row,col}.m8n8k4{.wspace}.f64  [p], r{, stride:32}
+    """,
     Traits("matrix load and store"): """
     movmatrix .sync.aligned.m8n8.trans.b16  d, a
     """,
@@ -239,6 +253,24 @@ TABLE: dict[Traits, str] = {
     mma   .sync.aligned.{m16n8k16,m16n8k32}.row.col.f32.{e4m3,e5m2}.{e4m3,e5m2}.f32  d, a, b, c
     mma   .sync.aligned.{m8n8k16,m16n8k16,m16n8k32}.row.col{.satfinite}.s32.{u8,s8}.{u8,s8}.s32  d, a, b, c
     mma   .sync.aligned.{m8n8k4,m16n8k4,m16n8k8,m16n8k16}.row.col{.rnd}.f64.f64.f64.f64  d, a, b, c
+    wmma.mma .sync.aligned.row.row.wshape.{f16,f32}.{f16,f32}  d, a, b, c
+    wmma.mma .sync.aligned.row.col.wshape.{f16,f32}.{f16,f32}  d, a, b, c
+    wmma.mma .sync.aligned.col.col.wshape.{f16,f32}.{f16,f32}  d, a, b, c
+    wmma.mma .sync.aligned.row.row.wshape.f32.bf16.bf16.f32  d, a, b, c
+    wmma.mma .sync.aligned.row.col.wshape.f32.bf16.bf16.f32  d, a, b, c
+    wmma.mma .sync.aligned.col.col.wshape.f32.bf16.bf16.f32  d, a, b, c
+    wmma.mma .sync.aligned.row.row.m16n16k8.f32.tf32.tf32.f32  d, a, b, c
+    wmma.mma .sync.aligned.row.col.m16n16k8.f32.tf32.tf32.f32  d, a, b, c
+    wmma.mma .sync.aligned.col.col.m16n16k8.f32.tf32.tf32.f32  d, a, b, c
+    wmma.mma .sync.aligned.row.row.m8n8k4{.rnd}.f64.f64.f64.f64  d, a, b, c
+    wmma.mma .sync.aligned.row.col.m8n8k4{.rnd}.f64.f64.f64.f64  d, a, b, c
+    wmma.mma .sync.aligned.col.col.m8n8k4{.rnd}.f64.f64.f64.f64  d, a, b, c
+    wmma.mma .sync.aligned.row.row.wshape{.satfinite}.s32.s8.s8.s32  d, a, b, c
+    wmma.mma .sync.aligned.row.col.wshape{.satfinite}.s32.s8.s8.s32  d, a, b, c
+    wmma.mma .sync.aligned.col.col.wshape{.satfinite}.s32.s8.s8.s32  d, a, b, c
+    wmma.mma .sync.aligned.row.row.wshape{.satfinite}.s32.u8.u8.s32  d, a, b, c
+    wmma.mma .sync.aligned.row.col.wshape{.satfinite}.s32.u8.u8.s32  d, a, b, c
+    wmma.mma .sync.aligned.col.col.wshape{.satfinite}.s32.u8.u8.s32  d, a, b, c
     """,
     Traits("warp collective", lanes_meet=True): """
     vote  .sync.{all,any,uni}.pred  d, a, membermask:32

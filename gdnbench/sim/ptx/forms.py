@@ -141,6 +141,7 @@ class Traits:
         suffixes decide.
     `bulk`: a bulk copy. `reduces`: a bulk copy that combines its data with the destination's.
     `aligned`: all threads of the warp execute it together, even without the suffix `.aligned`.
+    `fragment`: it moves a matrix between memory and the registers of the whole warp, each lane its elements.
     `lanes_meet`: it waits for the lanes of its warp that its mask names.
     `moves`: the sources whose bits the destination receives, even if they were never written. `whole`: the
         destination receives all bits of one of these sources.
@@ -160,6 +161,7 @@ class Traits:
     bulk: bool = False
     reduces: bool = False
     aligned: bool = False
+    fragment: bool = False
     lanes_meet: bool = False
     moves: tuple[int, ...] = ()
     whole: bool = False
@@ -200,7 +202,7 @@ class Form(Traits):
     @property
     def by_rows(self) -> bool:
         """Whether lanes give the addresses of matrix rows that are the whole warp's."""
-        return self.aligned and self.access is not Access.NONE
+        return self.aligned and self.access is not Access.NONE and not self.fragment
 
     @property
     def atomic(self) -> bool:
@@ -265,7 +267,8 @@ class Row:
         if len(types) != len(self.types) or any(t not in s for t, s in zip(types, self.types, strict=True)):
             return None
         left = [*mods, *(name for name, count in VECTORS.items() if count == vec)]
-        if len(set(left)) != len(left):
+        parts = [part for group in self.groups for part in group.parts]
+        if any(left.count(name) > max(sum(name in part for part in parts), 1) for name in left):
             return None
         for group in self.groups:
             chosen = [[name for name in left if name in part] for part in group.parts]
@@ -274,9 +277,10 @@ class Row:
                 continue
             if group.optional and not any(chosen):
                 continue
-            if any(len(names) != 1 for names in chosen):
+            if any(len({*names}) != 1 for names in chosen):
                 return None
-            left = [name for name in left if [name] not in chosen]
+            for names in chosen:
+                left.remove(names[0])
         return None if left else self._form(mods, types)
 
     def _form(self, mods: tuple[str, ...], types: tuple[str, ...]) -> Form:

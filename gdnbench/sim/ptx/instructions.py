@@ -37,6 +37,8 @@ SETS: dict[str, frozenset[str]] = {
         "space": "global shared shared::cta shared::cluster local param param::entry const",
         "aspace": "global shared shared::cta shared::cluster",
         "sspace": "shared shared::cta shared::cluster",
+        "wspace": "global shared shared::cta",
+        "wshape": "m16n16k16 m32n8k16 m8n32k16",
         "ldcop": "ca cg cs lu cv",  # cache operators
         "policy": "L2::evict_last L2::evict_normal L2::evict_first L2::evict_unchanged",
         "stcop": "wb cg cs wt",

@@ -47,8 +47,15 @@ def _said(ins: Instruction) -> Iterator[tuple[Register, str]]:
     """Registers with the format that the opcode gives them."""
     if not ins.types:
         return
+    if ins.form.fragment:
+        matrix = ins.written() if ins.dests else _registers(ins.sources[1])
+        yield from (
+            (register, _fragment(ins.types[0])) for register in matrix if isinstance(register, Register)
+        )
+        return
     if ins.form.cls == "mma.sync":
-        kinds = [_fragment(kind) for kind in ins.types]
+        types = ins.types if len(ins.types) > 2 else (ins.types[0], "f16", "f16", ins.types[1])  # wmma of f16
+        kinds = [_fragment(kind) for kind in types]
         yield from ((register, kinds[0]) for register in ins.written() if isinstance(register, Register))
         for source, kind in zip(ins.sources, kinds[1:], strict=False):
             yield from ((register, kind) for register in _registers(source))
