@@ -2,7 +2,8 @@
 Definitions", "call").
 
 The parser puts the body of a function where it is called, each time with registers and variables of its own.
-So engines know no calls: `call` branches into the body and `ret` of a function behind it. Arguments in .param
+So engines know no calls: `call` branches into the body and `ret` of a function behind it. A call through a
+register has the bodies of all functions of its signature whose address the text takes. Arguments in .param
 space are memory of the thread, which `.local` is too.
 """
 
@@ -22,6 +23,11 @@ from gdnbench.sim.ptx.scope import Cursor, Scope
 RETURN = "(return)"
 BODY = "(body)"
 FORMAL = "(formal)"
+NONE = "(no function)"
+OTHER = "(another function)"
+
+FUNCTIONS = 0x7F00_0000_0000_0000
+"""Where the addresses of functions begin. No memory is there."""
 
 EXTERNAL = ("vprintf", "__assertfail")
 """The functions of the CUDA driver that the machine executes (CUDA C++ Programming Guide, "Formatted

@@ -198,7 +198,7 @@ class OperandParser:
         found = self.scope.find(token.text)
         if isinstance(found, Vector):
             raise self._error(f"the vector {token.text} where one register is expected")
-        if isinstance(found, Register) and not offset:
+        if isinstance(found, Register | Immediate) and not offset:
             return found
         if isinstance(found, Variable):
             return Symbol(found, self._offset(offset))

@@ -13,6 +13,9 @@ from gdnbench.sim.ptx.functions import (
     BODY,
     EXTERNAL,
     FORMAL,
+    FUNCTIONS,
+    NONE,
+    OTHER,
     RETURN,
     Call,
     Formal,
@@ -26,6 +29,7 @@ from gdnbench.sim.ptx.functions import (
 from gdnbench.sim.ptx.ir import (
     DYNAMIC,
     Guard,
+    Immediate,
     Instruction,
     Kernel,
     Module,
@@ -111,6 +115,7 @@ class _ModuleParser:
         self.inline = _inline_asm(self.lines)
         self.kernels: dict[str, Kernel] = {}
         self.functions: dict[str, Function] = {}
+        self.taken: dict[str, None] = {}  # the names of those whose address is taken
         self.entries: list[tuple[_BodyParser, int]] = []  # with the position of its `{`
         self.variables: list[Variable] = []
         self.spaces = {"global": _Space("global"), "const": _Space("const")}
@@ -121,6 +126,8 @@ class _ModuleParser:
         while not self.cursor.done():
             check_time()
             self._declaration()
+        if self.functions:
+            self._find_taken()
         for body, position in self.entries:  # now that all functions are known
             self.cursor.position = position
             self.kernels[body.name.text] = body.parse()
@@ -176,8 +183,25 @@ class _ModuleParser:
         known = self.functions.get(function.name.text)
         if known is not None and known.body is not None and function.body is not None:
             raise PtxSyntaxError(f"PTX line {token.line}: a second function {function.name.text}")
+        if known is None:
+            address = Immediate(FUNCTIONS + 16 * len(self.functions), function.name.text)
+            self.scope.symbols.setdefault(function.name.text, address)
         if known is None or known.body is None:
             self.functions[function.name.text] = function
+
+    def address_taken(self, name: str) -> int:
+        """The address of a function, which may be called through a register."""
+        self.taken[name] = None
+        address = self.scope.symbols[name]
+        assert isinstance(address, Immediate)
+        return address.bits
+
+    def _find_taken(self) -> None:
+        """Note the functions whose addresses kernels and functions take by `mov`."""
+        tokens = self.cursor.tokens
+        for index, token in enumerate(tokens):
+            if token.text in self.functions and tokens[index - 3].text.startswith("mov."):
+                self.address_taken(token.text)
 
     def _place(self, line: int, loc: tuple[int, int] | None = None) -> Place:
         text = self.lines[line - 1] if line <= len(self.lines) else ""
@@ -245,6 +269,8 @@ class _ModuleParser:
             elif token.kind == "number":
                 values.append(literal_bits(token.text, negative, element * 8, token.line))
                 negative = False
+            elif token.text in self.functions and element == 8:
+                values.append(self.address_taken(token.text))
             else:
                 raise UnsupportedError(f"initialiser {token.text!r} of {name.text}", self._place(token.line))
         data = b"".join(value.to_bytes(element, "little") for value in values)
@@ -515,21 +541,38 @@ class _BodyParser:
         call = read_call(tokens, place)
         name = call.name.text
         if isinstance(scope.find(name), Register):
-            raise UnsupportedError(f"a call through register {name}", place)
+            self._call_through(guard, opcode, call, scope, place)
+            return
         function = self.module.functions.get(name)
         if function is None:
             raise PtxSyntaxError(f"no function {name} at {place}")
-        if name in self.calls:
-            raise UnsupportedError(f"recursion: a call of {name} inside of {name}", place)
         check_signature(call, function, place)
         if function.body is None:
             self._call_external(guard, opcode, call, scope, place)
             return
-        # With a guard, `call` branches past the body for the lanes that do not call.
+        target = self._begin_call(guard, opcode, scope, place)
+        self._put_function(function, function.body, call, scope, place)
+        if guard is not None:
+            target.labels[BODY] = len(self.raw)
+
+    def _begin_call(
+        self, guard: tuple[bool, Token] | None, opcode: Token, scope: Scope, place: Place
+    ) -> Scope:
+        """`call` itself, a branch to what follows. With a guard it branches past the body for the lanes that
+        do not call: the caller sets the label `BODY` of the scope to there."""
         skip = None if guard is None else (not guard[0], guard[1])
         target = Scope(scope)
         self._append(_Raw(skip, opcode, [[Token("word", BODY, opcode.line)]], target, place))
         target.labels[BODY] = len(self.raw)
+        return target
+
+    def _put_function(
+        self, function: Function, position: int, call: Call, scope: Scope, place: Place
+    ) -> None:
+        """The body of a function, after its arguments and before its results."""
+        name = function.name.text
+        if name in self.calls:
+            raise UnsupportedError(f"recursion: a call of {name} inside of {name}", place)
         body = Scope(self.module.scope)
         taken = list(zip(function.parameters, call.arguments, strict=True))
         given = list(zip(function.results, call.results, strict=True))
@@ -537,11 +580,65 @@ class _BodyParser:
             self._declare(formal, actual, body, scope, place)
         for formal, actual in taken:
             self._copy(formal, actual, body, scope, place, back=False)
-        self._put_body(function.body, name, body)
+        self._put_body(position, name, body)
         for formal, actual in given:
             self._copy(formal, actual, body, scope, place, back=True)
+
+    def _call_through(
+        self, guard: tuple[bool, Token] | None, opcode: Token, call: Call, scope: Scope, place: Place
+    ) -> None:
+        """A call through a register: the bodies of all functions that it may mean, one after another. A lane
+        executes the one whose address it has, and traps if it has none of their addresses."""
+        taken = [self.module.functions[name] for name in self.module.taken]
+        found = [function for function in taken if self._fits(function, call, scope)]
+        if not found:
+            what = (
+                f"a call through register {call.name.text}, and no function that fits has its address taken"
+            )
+            raise UnsupportedError(what, place)
+        target = self._begin_call(guard, opcode, scope, place)
+        within = Scope(scope)
+        none, other = (Token("word", name, opcode.line) for name in (NONE, OTHER))
+        for flag in (none, other):
+            self._register(within, flag, "pred")
+
+        def emit(text: str, *operands: Token, under: Token | None = None, at: Scope = within) -> None:
+            guarded = None if under is None else (False, under)
+            code = Token("word", text, opcode.line)
+            self._append(_Raw(guarded, code, [[operand] for operand in operands], at, place))
+
+        addresses = [Token("word", function.name.text, opcode.line) for function in found]
+        for number, address in enumerate(addresses):
+            if number == 0:
+                emit("setp.ne.b64", none, call.name, address)
+            else:
+                emit("setp.ne.and.b64", none, call.name, address, none)
+        emit("trap", under=none)
+        for function, address in zip(found, addresses, strict=True):
+            assert function.body is not None
+            around = Scope(within)
+            emit("setp.ne.b64", other, call.name, address)
+            emit("bra", Token("word", BODY, opcode.line), under=other, at=around)
+            self._put_function(function, function.body, call, scope, place)
+            around.labels[BODY] = len(self.raw)
         if guard is not None:
             target.labels[BODY] = len(self.raw)
+
+    def _fits(self, function: Function, call: Call, scope: Scope) -> bool:
+        """Whether a call has the arguments and results of a function, by their number and sizes."""
+        pairs = ((function.parameters, call.arguments), (function.results, call.results))
+        if function.body is None or any(len(formal) != len(given) for formal, given in pairs):
+            return False
+        cursor = self.module.cursor
+        behind, sizes = cursor.position, []
+        for formal, actual in (pair for formals, given in pairs for pair in zip(formals, given, strict=True)):
+            variable = scope.find(actual[0].text)
+            if formal.space == ".param" and isinstance(variable, Variable):
+                cursor.position = formal.position
+                formally = self._parameter(Scope(None), _Space("local"), "local")
+                sizes.append((formally.size, variable.size))
+        cursor.position = behind
+        return all(formal == given for formal, given in sizes)
 
     def _put_body(self, position: int, name: str, body: Scope) -> None:
         """Parse the statements of a function at the current place."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gdnbench.sim.errors import PtxSyntaxError
-from gdnbench.sim.ptx.ir import Register, Variable, Vector
+from gdnbench.sim.ptx.ir import Immediate, Register, Variable, Vector
 from gdnbench.sim.ptx.lexer import Token
 
 _END = Token("end", "", 0)
@@ -90,7 +90,8 @@ class Cursor:
                 raise PtxSyntaxError(f"PTX line {token.line}: more than {MAX_DEPTH} scopes in each other")
 
 
-Meaning = Register | Variable | Vector
+Meaning = Register | Variable | Vector | Immediate
+"""An immediate is the address of a function."""
 
 
 @dataclass(slots=True)

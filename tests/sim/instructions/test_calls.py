@@ -148,6 +148,36 @@ def test_a_struct_is_passed_by_value_and_its_address_taken(engine: str) -> None:
     check(out, 999 * t + (t + 1) * np.int32(100_000))
 
 
+POINTERS = """.func (.param .b32 r) more(.param .b32 n);
+.func (.param .b32 r) less(.param .b32 n);
+.func (.param .b64 r) wide(.param .b32 n) { .reg .b64 %x; mov.b64 %x, 0; st.param.b64 [r], %x; ret; }
+.global .align 8 .u64 table[3] = {more, less, wide};
+.func (.param .b32 r) more(.param .b32 n) { .reg .b32 %x; ld.param.b32 %x, [n]; add.s32 %x, %x, 100;
+    st.param.b32 [r], %x; ret; }
+.func (.param .b32 r) less(.param .b32 n) { .reg .b32 %x; ld.param.b32 %x, [n]; neg.s32 %x, %x;
+    st.param.b32 [r], %x; ret; }
+"""
+THROUGH = """and.b32 %r1, %t, 1; mul.wide.u32 %d0, %r1, 8; mov.b64 %d1, table; add.s64 %d1, %d1, %d0;
+    ld.global.b64 %d2, [%d1]; mov.b64 %d3, less; setp.lt.u32 %p, %t, 30; mov.b32 %r0, -7;
+    {{ .param .b32 a; .param .b32 b; st.param.b32 [a], %t; {bad}
+    proto: .callprototype (.param .b32 _) _ (.param .b32 _);
+    @%p call (b), %d2, (a), proto;
+    @%p ld.param.b32 %r0, [b]; }}"""
+
+
+def test_calls_through_a_register(engine: str) -> None:
+    """Each lane calls the function whose address it has; 30 of them call."""
+    out = np.zeros(LANES, np.int32)
+    run(engine, POINTERS, THROUGH.format(bad=""), out)
+    called = [-lane if lane % 2 else lane + 100 for lane in range(LANES)]
+    assert out.tolist() == [*called[:30], -7, -7]
+    with pytest.raises(KernelFault) as caught:
+        run(engine, POINTERS, THROUGH.format(bad="mov.b64 %d2, 4096;"), out)
+    assert caught.value.kind is FaultKind.TRAP
+    assert caught.value.place is not None
+    assert "call (b), %d2" in caught.value.place.text
+
+
 @pytest.mark.parametrize(
     ("functions", "body", "error"),
     [
