@@ -246,6 +246,77 @@ extern "C" __global__ void barrier(const int* x, int* y) {
 """
 
 
+MORE = """
+#include <cooperative_groups.h>
+#include <cooperative_groups/scan.h>
+#include <cub/block/block_radix_sort.cuh>
+#include <cub/block/block_reduce.cuh>
+#include <cuda/barrier>
+#include <cuda/ptx>
+#include <cuda_fp4.h>
+namespace cg = cooperative_groups;
+
+extern "C" __global__ void cub_block(const int* x, int* y, int* total) {
+    using Reduce = cub::BlockReduce<int, 64>;
+    using Sort = cub::BlockRadixSort<int, 64, 2>;
+    __shared__ union { typename Reduce::TempStorage reduce; typename Sort::TempStorage sort; } room;
+    int keys[2] = {x[2 * threadIdx.x], x[2 * threadIdx.x + 1]};
+    int sum = Reduce(room.reduce).Sum(keys);
+    __syncthreads();
+    Sort(room.sort).Sort(keys);
+    if (threadIdx.x == 0) *total = sum;
+    y[2 * threadIdx.x] = keys[0];
+    y[2 * threadIdx.x + 1] = keys[1];
+}
+
+extern "C" __global__ void scans(const int* x, int* y) {
+    auto tile = cg::tiled_partition<16>(cg::this_thread_block());
+    int v = x[threadIdx.x];
+    y[threadIdx.x] = cg::exclusive_scan(tile, v) + 1000 * __syncthreads_count(v > 0);
+}
+
+extern "C" __global__ void bulk(const int* x, int* y) {
+    __shared__ alignas(128) int data[128];
+    __shared__ cuda::barrier<cuda::thread_scope_block> bar;
+    if (threadIdx.x == 0) {
+        init(&bar, blockDim.x);
+        cuda::ptx::fence_proxy_async(cuda::ptx::space_shared);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) cuda::memcpy_async(data, x, cuda::aligned_size_t<16>(sizeof(data)), bar);
+    bar.arrive_and_wait();
+    data[threadIdx.x] += 1;
+    cuda::ptx::fence_proxy_async(cuda::ptx::space_shared);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        cuda::ptx::cp_async_bulk(cuda::ptx::space_global, cuda::ptx::space_shared, y, data, sizeof(data));
+        cuda::ptx::cp_async_bulk_commit_group();
+        cuda::ptx::cp_async_bulk_wait_group(cuda::ptx::n32_t<0>());
+    }
+}
+
+extern "C" __global__ void fp4(const float2* x, float2* y) {
+    y[threadIdx.x] = float2(__nv_fp4x2_e2m1(x[threadIdx.x]));
+}
+
+extern "C" __global__ void bytes(const unsigned* a, const unsigned* b, int* d) {
+    __shared__ alignas(16) unsigned tile[128];
+    int t = threadIdx.x;
+    unsigned to = (unsigned)__cvta_generic_to_shared(tile + 4 * t), l[4], r[2] = {b[2 * t], b[2 * t + 1]};
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(a + 4 * t));
+    asm volatile("cp.async.commit_group; cp.async.wait_group 0;" ::: "memory");
+    __syncwarp();
+    int c[4] = {0, 0, 0, 0};
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(l[0]), "=r"(l[1]), "=r"(l[2]), "=r"(l[3]) : "r"(to));
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7},"
+                 "{%8, %9}, {%0, %1, %2, %3};" : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(l[0]), "r"(l[1]), "r"(l[2]), "r"(l[3]), "r"(r[0]), "r"(r[1]));
+    for (int i = 0; i < 4; ++i) d[(t / 4 + 8 * (i / 2)) * 8 + 2 * (t % 4) + i % 2] = c[i];
+}
+"""
+
+
 def clean(source: str, name: str, block: int, *arguments: object, engine: str) -> None:
     report = run(source, name, block, *arguments, engine=engine)
     assert report.ok, report
@@ -264,7 +335,9 @@ def test_kernels_of_cuda(name: str, engine: str) -> None:
 
 @pytest.mark.slow  # NVRTC reads the headers for seconds
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", ["groups", "pipelined", "barrier"])
+@pytest.mark.parametrize(
+    "name", ["groups", "pipelined", "barrier", "cub_block", "scans", "bulk", "fp4", "bytes"]
+)
 def test_libraries_of_cuda(name: str, engine: str) -> None:
     globals()[f"check_{name}"](engine)
 
@@ -348,6 +421,51 @@ def check_simd(engine: str) -> None:
     assert np.array_equal(y[:, 1], np.abs(a - b).sum(1))
     assert np.array_equal(y[:, 2], np.abs(c - d).sum(1))
     assert np.array_equal(y[:, 3].copy().view(np.uint16).reshape(32, 2), np.maximum(c, d))
+
+
+def check_cub_block(engine: str) -> None:
+    x, y, total = (
+        integers(6, -99, 99, 128),
+        torch.zeros(128, dtype=torch.int32),
+        torch.zeros(1, dtype=torch.int32),
+    )
+    clean(MORE, "cub_block", 64, x, y, total, engine=engine)
+    assert torch.equal(y, x.sort().values)
+    assert total.item() == x.sum()
+
+
+def check_scans(engine: str) -> None:
+    x, y = integers(7, -99, 99, 64), torch.zeros(64, dtype=torch.int32)
+    clean(MORE, "scans", 64, x, y, engine=engine)
+    before = (x.view(4, 16).cumsum(1) - x.view(4, 16)).view(64)
+    assert torch.equal(y, (before + 1000 * (x > 0).sum()).int())
+
+
+def check_bulk(engine: str) -> None:
+    x, y = integers(8, -99, 99, 128), torch.zeros(128, dtype=torch.int32)
+    clean(MORE, "bulk", 128, x, y, engine=engine)
+    assert torch.equal(y, x + 1)
+
+
+def check_fp4(engine: str) -> None:
+    x = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    x = torch.cat([x, -x, 1.01 * x, x + 0.1]).view(-1, 2)
+    y = torch.zeros_like(x)
+    clean(MORE, "fp4", len(x), x, y, engine=engine)
+    assert torch.equal(y.view(4, 8)[:3].abs(), x.view(4, 8)[0].expand(3, 8))
+    assert torch.equal(y.view(4, 8)[3], x.view(4, 8)[0])
+
+
+def check_bytes(engine: str) -> None:
+    """The rows of A are 32 bytes: the matrices of `ldmatrix` are its quarters of 8 rows and 16 bytes."""
+    a, b = (
+        integers(seed, -128, 128, *shape, dtype=torch.int8) for seed, shape in ((9, (16, 32)), (10, (32, 8)))
+    )
+    tiles = a.view(2, 8, 2, 16).permute(2, 0, 1, 3).contiguous()
+    columns = b.view(2, 4, 4, 8).permute(3, 1, 0, 2).contiguous()
+    d = torch.zeros(16, 8, dtype=torch.int32)
+    clean(MORE, "bytes", 32, tiles.view(torch.int32), columns.view(torch.int32), d, engine=engine)
+    assert torch.equal(d, a.int() @ b.int())
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -107,6 +107,28 @@ def test_the_first_configuration_that_fits(cases: Apart) -> None:
     assert ((ran.tensors["c"].double() - a.double() @ b.double()).abs() <= 2.0**-8 * size).all()
 
 
+REDUCTIONS = [(kernel, warps) for kernel in ("softmax", "layer_norm", "sums") for warps in (4, 32)]
+
+
+@pytest.mark.parametrize(("kernel", "warps"), quick(REDUCTIONS, 0, 5))
+def test_reductions_have_no_finding(kernel: str, warps: int, cases: Apart) -> None:
+    """The first lanes load the results of the warps, and all lanes go on with them; 32 warps use `redux`."""
+    x = _normal(11, 3, 1000) if kernel != "sums" else torch.randint(-500, 500, (3, 1000), dtype=torch.int32)
+    y = torch.zeros_like(x)
+    ran = cases.run("reduced", {"machine": "b200", "kernel": kernel, "warps": warps, "x": x, "y": y})
+    assert ran.report == ""
+    found = ran.tensors["y"].double()
+    if kernel == "sums":
+        expected = torch.stack([x.sum(1), x.amax(1)], 1).double()
+        assert torch.equal(found[:, :2], expected)
+        assert torch.equal(x.gather(1, found[:, 2:].long())[:, 0], x.amax(1))
+        return
+    wide = x.double()
+    exact = wide.softmax(1) if kernel == "softmax" else torch.nn.functional.layer_norm(wide, (1000,))
+    # Sums of 1,000 terms in fp32, and the hardware's approximate functions, relative to the largest value.
+    assert ((found - exact).abs() <= 1e-5 * exact.abs().amax()).all()
+
+
 def test_what_does_not_run(cases: Apart) -> None:
     cluster, cooperative, host, outside, empty = cases.run("refused", {"machine": "b200"}).report.split("\n")
     assert "not simulated: a launch in clusters of (2, 1, 1)" in cluster

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from gdnbench.sim import Settings
 from gdnbench.sim.virtual import VirtualGpu, virtual_gpu
 
 
@@ -68,6 +69,36 @@ def made_tiles_kernel(source, target, M, N, ROWS: tl.constexpr, COLUMNS: tl.cons
     written = tl.make_tensor_descriptor(target, [M, N], [N, 1], [ROWS, COLUMNS])
     tile = read.load([row, 0])
     written.store([row, 0], tile + tile)
+
+
+@triton.jit
+def softmax_kernel(x, y, n, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """y = softmax of the rows of x [M, n]."""
+    i = tl.program_id(0) * n + tl.arange(0, SIZE)
+    inside = tl.arange(0, SIZE) < n
+    row = tl.load(x + i, mask=inside, other=-float("inf"))
+    powers = tl.exp(row - tl.max(row, 0))
+    tl.store(y + i, powers / tl.sum(powers, 0), mask=inside)
+
+
+@triton.jit
+def layer_norm_kernel(x, y, n, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """y = the rows of x [M, n] without their mean, over their standard deviation."""
+    i = tl.program_id(0) * n + tl.arange(0, SIZE)
+    inside = tl.arange(0, SIZE) < n
+    row = tl.load(x + i, mask=inside, other=0.0)
+    centred = tl.where(inside, row - tl.sum(row, 0) / n, 0.0)
+    tl.store(y + i, centred * tl.rsqrt(tl.sum(centred * centred, 0) / n + 1e-5), mask=inside)
+
+
+@triton.jit
+def sums_kernel(x, y, n, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """y [M, n]: in each row the sum, the largest and the index of the largest of x's row, all integers."""
+    i = tl.arange(0, SIZE)
+    row = tl.load(x + tl.program_id(0) * n + i, mask=i < n, other=-1000)
+    total, most = tl.sum(tl.where(i < n, row, 0), 0), tl.max(row, 0)
+    found = tl.where(i == 0, total, tl.where(i == 1, most, tl.argmax(row, 0)))
+    tl.store(y + tl.program_id(0) * n + i, found, mask=i < n)
 
 
 @triton.autotune(configs=[triton.Config({"SIZE": size}, num_warps=1) for size in (32, 64, 128)], key=["n"])
@@ -175,6 +206,18 @@ def large(machine: str, **tensors: Tensor) -> str:
         grid = lambda meta: (triton.cdiv(m, meta["BM"]),)  # noqa: E731  # as Triton's users write it
         large_kernel[grid](at["a"], at["b"], at["c"], m, 64, k)
         return _grids(gpu)
+
+
+def reduced(machine: str, kernel: str, warps: int, **tensors: Tensor) -> str:
+    """A reduction over rows under the checker; one line for each finding."""
+    with virtual_gpu(machine, settings=Settings(check=True)) as gpu:
+        there = _on_gpu(tensors)
+        rows, n = there["x"].shape
+        launched = {"softmax": softmax_kernel, "layer_norm": layer_norm_kernel, "sums": sums_kernel}[kernel]
+        size = triton.next_power_of_2(n)
+        launched[(rows,)](there["x"], there["y"], n, SIZE=size, num_warps=warps)
+        tensors["y"].copy_(there["y"])
+        return "\n".join(f"{finding.kind}: {finding.message}" for finding in gpu.reports[-1].findings)
 
 
 def refused(machine: str) -> str:
