@@ -307,6 +307,10 @@ TABLE: dict[Traits, str] = {
     brkpt
     """,
     # No engine executes these. An instruction that also fits a row above belongs to that row.
+    Traits("integer arithmetic", executed=False): """
+    vabsdiff2  .{u32,s32}.{u32,s32}.{u32,s32}{.sat,.add}  d, a, b, c
+    vabsdiff4  .{u32,s32}.{u32,s32}.{u32,s32}{.sat,.add}  d, a, b, c
+    """,
     Traits("float arithmetic", executed=False): """
     fma  .rn.oob{.relu}.half  d, a, b, c
     """,

@@ -36,7 +36,7 @@ LATER = re.compile(
     r"sub\.[su]16x2|(abs|neg)(\.ftz)?\.f32x2|cvt\..*\.e\dm\dx2\.b?f16x2|cvt\..*ue8m0x2.*|cvt.pack.*"
 )
 # ptxas takes them, the ISA has no such form.
-BEYOND = re.compile(r"rcp\..*ftz\.f64|fma\..*b?f16(x2)?|testp\.f(32|64)")
+BEYOND = re.compile(r"rcp\..*ftz.*\.f64|fma\..*b?f16(x2)?|testp\.f(32|64)")
 
 
 def _statement(case: Case) -> str:

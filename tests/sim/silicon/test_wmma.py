@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from gdnbench.sim.run import ENGINES, run_ptx
+from tests.subset import quick
 
 Array = npt.NDArray[Any]
 VECTORS = Path(__file__).parent / "vectors" / "wmma.npz"
@@ -74,8 +75,12 @@ def unsigned(kind: str) -> Any:
     return {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[SIZES.get(kind, 4)]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("shape", SHAPES)
+CASES = [(shape, engine) for shape in SHAPES for engine in ENGINES]
+# The interpreter's kernels need no compiling.
+SHORT = [i for i, (shape, engine) in enumerate(CASES) if engine == "interpreter" or shape == "m8n32k16"]
+
+
+@pytest.mark.parametrize(("shape", "engine"), quick(CASES, *SHORT))
 def test_the_elements_of_registers(shape: str, engine: str) -> None:
     """Every element is its number, so that a register shows which ones it has."""
     keys = [key for key in stored() if key.split()[0] in "abc" and key.split()[2] == shape]
@@ -98,8 +103,7 @@ def test_the_elements_of_registers(shape: str, engine: str) -> None:
         assert np.array_equal(found, wanted), key
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "engine"), quick(CASES, *SHORT))
 def test_the_bits_of_products(shape: str, engine: str) -> None:
     keys = sorted({key[:-2] for key in stored() if key.startswith("mma") and key.split()[3] == shape})
     arrays, body = [], ""
