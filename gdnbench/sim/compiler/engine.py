@@ -16,7 +16,6 @@ import numpy as np
 from gdnbench.sim.compiler import faults, matrix, mma, reconvergence
 from gdnbench.sim.compiler import kernel as kernels
 from gdnbench.sim.compiler.access_log import AccessLog
-from gdnbench.sim.compiler.blocks import is_service
 from gdnbench.sim.compiler.dispatch import Status
 from gdnbench.sim.compiler.fragments import Direct, direct
 from gdnbench.sim.compiler.kernel import NativeKernel
@@ -95,7 +94,7 @@ class CompiledEngine:
             if instructions[block.start].form.lanes_meet
         }
         self.histograms = [
-            Counter(counted_as(ins) for ins in instructions[b.start : b.stop] if not is_service(ins))
+            Counter(counted_as(ins) for ins in instructions[b.start : b.stop] if not ins.form.by_machine)
             for b in blocks.blocks
         ]
         self.macs = [

@@ -286,6 +286,7 @@ def test_mma_of_doubles_beside_one_of_halves(engine: str) -> None:
     result = run_ptx(ptx, "k", (1, 1, 1), (LANES, 1, 1), [out], engine=engine, threads=1, profile=True)
     assert out.tolist() == [12.0] * LANES
     assert result.counters.mma_macs == 8 * 8 * 4 + 16 * 8 * 8
+    assert result.counters.instructions["mma"] == 2
 
 
 @pytest.mark.parametrize("saturates", [False, True])
