@@ -204,7 +204,7 @@ class Runtime:
         config = LaunchConfig.from_address(config_address)
         found = self._kernels[kernel - 1]
         try:
-            cluster = _cluster(config)
+            cluster = launch_cluster(config)
             sizes = self.param_sizes(found.name)
         except SimError as error:
             return self._fail(error)
@@ -298,8 +298,9 @@ def _dim3(values: Sequence[int]) -> Dim3:
     return values[0], values[1], values[2]
 
 
-def _cluster(config: LaunchConfig) -> Dim3:
-    """The cluster's shape, 1 CTA by default. Refuses attributes that would change a result."""
+def launch_cluster(config: LaunchConfig) -> Dim3:
+    """The cluster's shape, 1 CTA by default. Refuses attributes that would change a result. CUlaunchConfig
+    has its attributes where cudaLaunchConfig_t has them."""
     cluster = (1, 1, 1)
     for index in range(config.attribute_count):
         at = config.attributes + index * ATTRIBUTE_BYTES

@@ -1,5 +1,4 @@
-"""The objects behind handles of the CUDA API: modules, kernels, memory, events. Both APIs of cuda-python
-share them.
+"""The objects behind handles of the CUDA APIs, which share them: modules, kernels, memory, events.
 
 Kernels come from PTX text alone: a cubin has machine code, which is not simulated.
 """
@@ -16,15 +15,19 @@ from typing import Any
 import numpy as np
 
 from gdnbench.sim.errors import LaunchError
-from gdnbench.sim.host.runtime import HARMLESS
 from gdnbench.sim.machine.engine_interface import Dim3
-from gdnbench.sim.ptx.ir import Kernel, Module
+from gdnbench.sim.ptx.ir import Kernel, Module, Variable
 from gdnbench.sim.virtual.device_memory import Bytes
 from gdnbench.sim.virtual.gpu import VirtualGpu
 from gdnbench.sim.virtual.refusals import refusal
 
-ELF, FATBIN = b"\x7fELF", b"\x50\xed\x55\xba"
-CLUSTER, COOPERATIVE = 4, 2  # of CUlaunchAttributeID
+# The first bytes of a cubin, of a fat binary, and of the structure in which nvcc wraps one.
+BINARIES = {
+    b"\x7fELF": "a cubin",
+    b"\x50\xed\x55\xba": "a fat binary",
+    b"\xb1\x43\x62\x46": "a fat binary",
+}
+END, BUFFER_POINTER, BUFFER_SIZE = 0, 1, 2  # CU_LAUNCH_PARAM_...
 STATIC_SHARED, MAX_DYNAMIC_SHARED, REGISTERS, MAX_THREADS = 1, 8, 4, 0  # of CUfunction_attribute
 
 
@@ -50,13 +53,24 @@ class Function:
 
 @dataclass(slots=True)
 class CudaObjects:
-    """The objects of one GPU by handle, and its raw memory by address."""
+    """The objects of one GPU by handle, and its raw memory by address. `host` is memory of the host that the
+    GPU can access, `registered` such memory of the program's own; `managed` are addresses of managed memory.
+    There is one `context` and one memory `pool`, which have handles alone."""
 
     gpu: VirtualGpu
     objects: dict[int, Any] = field(default_factory=dict)
     memory: dict[int, Bytes] = field(default_factory=dict)
+    host: dict[int, Bytes] = field(default_factory=dict)
+    registered: dict[int, Bytes] = field(default_factory=dict)
+    managed: set[int] = field(default_factory=set)
     events: dict[int, float] = field(default_factory=dict)
+    context: int = 0
+    pool: int = 0
     _handles: itertools.count[int] = field(default_factory=lambda: itertools.count(0x10000, 16))
+    _functions: dict[tuple[int, str], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.context, self.pool = self.add("context"), self.add("pool")
 
     def add(self, value: Any) -> int:
         """A new handle."""
@@ -76,10 +90,10 @@ class CudaObjects:
         if isinstance(image, int) or hasattr(image, "getPtr"):
             address = image if isinstance(image, int) else image.getPtr()
             head = ctypes.string_at(address, 4)
-            image = head if head in (ELF, FATBIN) else ctypes.string_at(address)
+            image = head if head in BINARIES else ctypes.string_at(address)
         data = image.encode() if isinstance(image, str) else bytes(image)
-        if data[:4] in (ELF, FATBIN):
-            kind = "a cubin" if data[:4] == ELF else "a fat binary"
+        if data[:4] in BINARIES:
+            kind = BINARIES[data[:4]]
             raise refusal(f"{kind} without PTX: have the program load PTX, e.g. from nvrtcGetPTX")
         return self.gpu.load_module(data.rstrip(b"\0").decode())
 
@@ -91,6 +105,21 @@ class CudaObjects:
             raise LaunchError(f"no kernel {text!r} in the module; it has {have}")
         return Function(module, module.kernels[text])
 
+    def function_handle(self, module: Module, name: Any) -> int:
+        """The handle of a kernel, which is the same each time."""
+        function = self.function(module, name)
+        key = id(module), function.kernel.name
+        if key not in self._functions:
+            self._functions[key] = self.add(function)
+        return self._functions[key]
+
+    def handle_of(self, module: Module) -> int:
+        """The handle of a loaded module. Raises LaunchError if it was unloaded."""
+        found = [handle for handle, value in self.objects.items() if value is module]
+        if not found:
+            raise LaunchError("the module of the kernel was unloaded")
+        return found[0]
+
     def launch(
         self,
         handle: Any,
@@ -98,23 +127,18 @@ class CudaObjects:
         block: Dim3,
         shared_bytes: int,
         params: Any,
-        extra: Any,
-        attributes: Sequence[Any] = (),
+        extra: int,
+        cluster: Dim3 = (1, 1, 1),
     ) -> None:
-        """A launch as cuLaunchKernel[Ex] is given it."""
+        """A launch as cuLaunchKernel[Ex] is given it: `params` is the address of an array of pointers to the
+        parameters, or cuda-python's tuple; `extra` is 0, or the address of an array with a buffer of them."""
         function = self.get(handle, Function, "kernel")
+        name, variables = function.kernel.name, function.kernel.params
         if extra:
-            raise refusal("cuLaunchKernel with its argument `extra`: pass kernelParams")
-        sizes = [param.size for param in function.kernel.params]
-        self.gpu.launch(
-            function.module,
-            function.kernel.name,
-            grid,
-            block,
-            parameter_bytes(params, sizes, function.kernel.name),
-            shared_bytes,
-            _cluster(attributes),
-        )
+            given = _buffer_bytes(extra, variables, name)
+        else:
+            given = parameter_bytes(params, [variable.size for variable in variables], name)
+        self.gpu.launch(function.module, name, grid, block, given, shared_bytes, cluster)
 
     def allocate(self, size: int) -> int:
         """New memory; its address."""
@@ -126,11 +150,35 @@ class CudaObjects:
     def free(self, address: Any) -> None:
         """Free memory. Raises LaunchError for an address that is not allocated."""
         if int(address) and self.memory.pop(int(address), None) is None:
-            raise LaunchError(f"{int(address):#x} was not allocated on the virtual GPU, or was freed before")
+            raise _not_allocated(int(address))
+        self.managed.discard(int(address))
+
+    def allocate_host(self, size: int) -> int:
+        """New memory of the host, which the GPU can access; its address."""
+        block = self.gpu.memory.allocate(max(size, 1))
+        address = int(block.ctypes.data)
+        self.host[address] = block
+        return address
+
+    def free_host(self, address: int) -> None:
+        """Free it. Raises LaunchError for an address that is not allocated."""
+        if address and self.host.pop(address, None) is None:
+            raise _not_allocated(address)
+
+    def register(self, address: int, size: int) -> None:
+        """Let the GPU access the program's own memory."""
+        self.registered[address] = self.gpu.memory.adopt(address, size, None)
+
+    def allocation_at(self, address: int) -> tuple[int, int] | None:
+        """Address and size of the allocation, or the registered memory, that has the byte at `address`."""
+        for start, block in self.registered.items():
+            if start <= address < start + block.size:
+                return start, block.size
+        return self.gpu.memory.allocation_at(address)
 
     def copy(self, to: Any, source: Any, size: int) -> None:
         """Copy bytes between addresses, of the device or the host; device memory is checked by the caller."""
-        self._do(lambda: ctypes.memmove(address_of(to), address_of(source), size))
+        self.do(lambda: ctypes.memmove(address_of(to), address_of(source), size))
 
     def check(self, address: Any, size: int) -> None:
         """Raises LaunchError unless the bytes are in one live allocation."""
@@ -147,7 +195,7 @@ class CudaObjects:
             room.view(kind)[:] = value
 
         if count:
-            self._do(fill)
+            self.do(fill)
 
     def record(self, event: Any) -> None:
         """Note the host's time."""
@@ -159,7 +207,8 @@ class CudaObjects:
             raise LaunchError("the time between events that were not recorded")
         return (self.events[int(end)] - self.events[int(start)]) * 1e3
 
-    def _do(self, operation: Callable[[], object]) -> None:
+    def do(self, operation: Callable[[], object]) -> None:
+        """Run an operation, which a graph that is being captured records."""
         if self.gpu.recorder is not None:
             self.gpu.recorder.add(operation)
         operation()
@@ -182,6 +231,27 @@ def parameter_bytes(params: Any, sizes: Sequence[int], kernel: str) -> list[byte
         raise LaunchError(f"{kernel} has {len(sizes)} parameters, none were given")
     slots = (ctypes.c_void_p * len(sizes)).from_address(address)
     return [ctypes.string_at(slot, size) for slot, size in zip(slots, sizes, strict=True)]
+
+
+def _buffer_bytes(extra: int, variables: Sequence[Variable], kernel: str) -> list[bytes]:
+    """The bytes of each parameter, from cuLaunchKernel's `extra`: pairs of a number and a pointer."""
+    found: dict[int, int] = {}
+    while (number := ctypes.c_uint64.from_address(extra).value) != END:
+        if number not in (BUFFER_POINTER, BUFFER_SIZE):
+            raise LaunchError(f"{kernel}: {number} in cuLaunchKernel's `extra`, which is no CU_LAUNCH_PARAM")
+        found[number] = ctypes.c_uint64.from_address(extra + 8).value
+        extra += 16
+    size = ctypes.c_size_t.from_address(found[BUFFER_SIZE]).value if BUFFER_SIZE in found else 0
+    needed = max((variable.offset + variable.size for variable in variables), default=0)
+    if size < needed:
+        raise LaunchError(f"{kernel} has {needed} bytes of parameters; cuLaunchKernel's `extra` has {size}")
+    return [
+        ctypes.string_at(found[BUFFER_POINTER] + variable.offset, variable.size) for variable in variables
+    ]
+
+
+def _not_allocated(address: int) -> LaunchError:
+    return LaunchError(f"{address:#x} was not allocated on the virtual GPU, or was freed before")
 
 
 def _value_bytes(value: Any, kind: Any, size: int, kernel: str) -> bytes:
@@ -210,19 +280,3 @@ def address_of(value: Any) -> int:
         return int(value)
     except (TypeError, ValueError):
         return int(np.frombuffer(value, np.uint8).ctypes.data)
-
-
-def _cluster(attributes: Sequence[Any]) -> Dim3:
-    """The cluster of launch attributes. Refuses those that would change a result."""
-    cluster = (1, 1, 1)
-    for attribute in attributes:
-        number = int(attribute.id)
-        if number == CLUSTER:
-            dims = attribute.value.clusterDim
-            cluster = (dims.x, dims.y, dims.z)
-        elif number == COOPERATIVE:
-            if attribute.value.cooperative:
-                raise refusal("a cooperative launch")
-        elif number not in HARMLESS:
-            raise refusal(f"launch attribute {number}")
-    return cluster

@@ -95,6 +95,15 @@ class DeviceMemory:
             raise LaunchError(f"{size} bytes at {address:#x} are in no live CUDA allocation")
         return array[address - starts[at] : address - starts[at] + size]
 
+    def allocation_at(self, address: int) -> tuple[int, int] | None:
+        """Address and size of the live allocation that has the byte at `address`."""
+        with self._lock:
+            starts = sorted(self._blocks)
+            at = bisect.bisect_right(starts, address) - 1
+            if at < 0 or address >= starts[at] + self._blocks[starts[at]].size:
+                return None
+            return starts[at], self._blocks[starts[at]].size
+
     def contains(self, address: int) -> bool:
         """Whether the byte at `address` is in a live allocation."""
         with self._lock:

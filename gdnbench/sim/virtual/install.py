@@ -9,6 +9,7 @@ from importlib import import_module
 from types import ModuleType
 
 from gdnbench.sim.virtual.import_hook import hooked, is_loaded
+from gdnbench.sim.virtual.libcuda import provide_libcuda
 
 # What shows the GPU to a library, once the module of the library has been imported: module -> (our module,
 # the function in it, which takes the GPU and returns a context manager, or None if it undoes nothing). Our
@@ -25,6 +26,7 @@ LIBRARIES = {
 @contextmanager
 def installed(gpu: object) -> Iterator[None]:
     """Inside this block the libraries see `gpu`, a VirtualGpu, those too that are imported inside it."""
+    provide_libcuda()
     with ExitStack() as stack:
 
         def show(name: str) -> Callable[[ModuleType], None]:

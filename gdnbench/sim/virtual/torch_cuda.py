@@ -21,6 +21,7 @@ from gdnbench.sim.errors import LaunchError
 from gdnbench.sim.virtual import torch_backend
 from gdnbench.sim.virtual.cuda_graphs import CUDAGraph, GraphCapture, capturing, graph_segments
 from gdnbench.sim.virtual.gpu import VirtualGpu
+from gdnbench.sim.virtual.libcuda import provide_libcuda
 from gdnbench.sim.virtual.patches import Patches
 from gdnbench.sim.virtual.refusals import refusal
 
@@ -288,7 +289,7 @@ def _storage(original: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def torch_sees(gpu: VirtualGpu) -> Iterator[None]:
     """Inside this block torch has one CUDA device, `gpu`. Raises LaunchError where torch sees a real one."""
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and not (torch.version.cuda and provide_libcuda()):
         raise LaunchError(
             "torch sees a real GPU here; hide it with CUDA_VISIBLE_DEVICES='' to use a virtual one"
         )
