@@ -35,7 +35,7 @@ sim.interpreter: sim.base sim.ptx sim.tensorcore.formats sim.machine sim.value_t
 sim.run: sim.base sim.ptx sim.tensorcore.formats sim.machine sim.tensorcore sim.compiler sim.host sim.profile
     sim.value_trace sim.checker sim.interpreter
 sim: sim.base sim.ptx sim.machine sim.host sim.profile sim.checker sim.run
-sim.virtual: sim.base sim.ptx sim.machine sim.host sim.checker sim.run sim
+sim.virtual: sim.base sim.ptx sim.machine sim.host sim.cuda_source sim.checker sim.run sim
 sim.mutants: sim.base sim.ptx sim.machine sim.host sim.checker sim.run
 kernels: artifact_cache
 report.outcome: base

@@ -32,8 +32,8 @@ LAUNCH = (
 )
 NOTHING_LAUNCHED = "gdnbench: the program launched no kernel on the virtual GPU"
 NO_PROCESS = (
-    "gdnbench: no process had a virtual GPU: none imported torch, cutlass, triton or cuda-python, or gdnbench"
-    " is not installed in the Python that runs the program"
+    "gdnbench: no process had a virtual GPU: none imported torch, cutlass, triton or cuda-python, or called"
+    " libcuda, or gdnbench is not installed in the Python that runs the program"
 )
 NAME_WIDTH = 72  # of the table; CuTe DSL puts the types of all arguments into a name
 HEADERS = ("kernel", "launches", "grid", "warp instructions", "seconds", "errors", "review")

@@ -145,6 +145,19 @@ def _candidates() -> Iterator[tuple[str, list[Path]]]:
     yield from ((name, []) for name, _, _ in _WHEELS)  # the system's loader knows others
 
 
+def nvrtc_paths() -> list[str]:
+    """The files of NVRTC in the folders of `sys.path`, in CUDA_PATH or CUDA_HOME, and in LD_LIBRARY_PATH: of
+    each version the one that is preferred."""
+    folders = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    known = [path for path, _ in _candidates() if "/" in path]
+    known += [str(Path(folder) / name) for folder in folders for name, _, _ in _WHEELS]
+    found: dict[str, str] = {}
+    for path in known:
+        if Path(path).exists():
+            found.setdefault(Path(path).name, path)
+    return list(found.values())
+
+
 def _load() -> tuple[ctypes.CDLL, list[Path]]:
     """The library, and the folders of its headers. Raises ExportError if there is no library."""
     for path, headers in _candidates():

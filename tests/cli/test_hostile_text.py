@@ -174,7 +174,8 @@ KNOWN = {
     "distributed/replay.py: f'gdnbench: workers died; {records} tried ag": "a number",
     "sim/machine/driver_calls.py: f'{head}{printable(text)}{end}'": "a kernel's name in PTX, numbers",
     "sim/host/runtime.py: f'CUDA error: {_error(status)}'": "a name of this package and a number",
-    "sim/virtual/bootstrap.py: f'gdnbench: there is no virtual GPU: {mess": "an error of this package",
+    "sim/virtual/bootstrap.py: f'gdnbench: {text}\\n'": "an error of this package",
+    "sim/virtual/c_functions.py: f'gdnbench: {text}\\n'": "names and values of the program that runs",
     "sim/virtual/triton_driver.py: note": "names and values of the program that runs",
 }
 """What is printed and not made safe in the same place: file and the beginning of the expression, and why it

@@ -16,7 +16,10 @@ from gdnbench.sim.virtual.import_hook import ImportHook, add_hook, remove_hook
 from gdnbench.sim.virtual.libcuda import provide_libcuda
 
 # The modules whose import makes the GPU; `install` shows it to these and others.
-FIRST = ("torch", "cutlass", "triton", "cuda.bindings.driver", "cuda.bindings.runtime")
+FIRST = (
+    *("torch", "cutlass", "triton", "cuda.bindings.driver", "cuda.bindings.runtime"),
+    "cupy_backends.cuda.api.runtime",
+)
 
 
 def _start(module: ModuleType | None = None) -> None:

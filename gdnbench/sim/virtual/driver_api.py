@@ -536,22 +536,26 @@ def _write(room: int, number: int, value: int) -> None:
     ctypes.memmove(room, data, len(data))
 
 
+_END = (
+    ("x", ctypes.c_size_t),
+    ("y", ctypes.c_size_t),
+    ("type", ctypes.c_uint),
+    ("host", ctypes.c_uint64),
+    ("device", ctypes.c_uint64),
+    ("array", ctypes.c_uint64),
+    ("pitch", ctypes.c_size_t),
+)
+
+
 class _Copy2d(ctypes.Structure):
     """CUDA_MEMCPY2D."""
 
-    _fields_ = tuple(
-        (f"{side}_{name}", kind)
-        for side in ("source", "to")
-        for name, kind in (
-            ("x", ctypes.c_size_t),
-            ("y", ctypes.c_size_t),
-            ("type", ctypes.c_uint),
-            ("host", ctypes.c_uint64),
-            ("device", ctypes.c_uint64),
-            ("array", ctypes.c_uint64),
-            ("pitch", ctypes.c_size_t),
-        )
-    ) + (("width", ctypes.c_size_t), ("height", ctypes.c_size_t))
+    _fields_ = (
+        *((f"source_{name}", kind) for name, kind in _END),
+        *((f"to_{name}", kind) for name, kind in _END),
+        ("width", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    )
 
 
 def _copy_functions(objects: CudaObjects) -> Functions:

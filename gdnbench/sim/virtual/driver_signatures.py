@@ -7,7 +7,8 @@ A row of `SERVED` has the symbols of one function of libcuda, then its parameter
 `out` is the address of a result. `-` is a parameter that changes nothing on the virtual GPU, such as a flag,
 and `stream` a stream that is waited for in any case: everything runs at once. `text` is the address of a
 string, `image` that of PTX, `host` an address of the host's memory, and `address` that of a structure or an
-array. A symbol with `@N` is found by cuGetProcAddress for programs of CUDA version N or later.
+array; `x7` repeats a parameter. A symbol with `@N` is found by cuGetProcAddress for programs of CUDA version
+N or later.
 
 Imports next to nothing: it is read when Python starts.
 """
@@ -15,6 +16,7 @@ Imports next to nothing: it is read when Python starts.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 SERVED = """
@@ -97,14 +99,14 @@ cuFuncGetParamInfo: CUfunction, size_t, out size_t, out size_t
 cuFuncGetParamCount: CUfunction, out size_t
 cuFuncIsLoaded: out int, CUfunction
 cuFuncLoad: CUfunction
-cuLaunchKernel: CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, stream, address, address
+cuLaunchKernel: CUfunction, unsigned x7, stream, address, address
 cuLaunchKernelEx: address, CUfunction, address, address
 cuLaunchHostFunc: stream, address, address
 cuStreamAddCallback: CUstream, address, address, -
 cuOccupancyMaxActiveBlocksPerMultiprocessor: out int, CUfunction, int, size_t
 cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags: out int, CUfunction, int, size_t, -
 cuOccupancyMaxActiveClusters: out int, CUfunction, address
-cuTensorMapEncodeTiled: address, int, unsigned, address, address, address, address, address, int, int, int, int
+cuTensorMapEncodeTiled: address, int, unsigned, address x5, int x4
 
 cuMemAlloc_v2: out CUdeviceptr, size_t
 cuMemAllocAsync: out CUdeviceptr, size_t, stream
@@ -312,16 +314,24 @@ def _symbols() -> dict[str, Symbol]:
     found: dict[str, Symbol] = {}
     for row in filter(None, SERVED.split("\n")):
         names, _, text = row.partition(":")
-        parameters = tuple(
-            Parameter(kind.removeprefix("out "), kind.startswith("out "))
-            for kind in filter(None, map(str.strip, text.split(",")))
-        )
+        parameters = parameters_of(text)
         for named in names.split():
             name, _, since = named.partition("@")
             function = _SUFFIXED.sub("", name)
             for symbol in (name, *_per_thread(name, parameters)):
                 found[symbol] = Symbol(symbol, function, int(since or 0), parameters)
     return found
+
+
+def parameters_of(text: str) -> tuple[Parameter, ...]:
+    """The parameters of a row, after its colon."""
+    return tuple(_parameters(text))
+
+
+def _parameters(text: str) -> Iterator[Parameter]:
+    for kind in filter(None, map(str.strip, text.split(","))):
+        kind, _, count = kind.partition(" x")
+        yield from [Parameter(kind.removeprefix("out "), kind.startswith("out "))] * int(count or 1)
 
 
 def _per_thread(name: str, parameters: tuple[Parameter, ...]) -> list[str]:

@@ -18,6 +18,7 @@ LIBRARIES = {
     "torch": ("gdnbench.sim.virtual.torch_cuda", "torch_sees"),
     "cutlass": ("gdnbench.sim.virtual.cutlass_calls", "cutlass_sees"),
     "triton": ("gdnbench.sim.virtual.triton_driver", "install"),
+    "cupy_backends.cuda.api.runtime": ("gdnbench.sim.virtual.linked_runtime", "cupy_sees"),
     "cuda.bindings.driver": ("gdnbench.sim.virtual.cuda_driver", "driver_sees"),
     "cuda.bindings.runtime": ("gdnbench.sim.virtual.cuda_runtime", "runtime_sees"),
 }
@@ -26,8 +27,11 @@ LIBRARIES = {
 @contextmanager
 def installed(gpu: object) -> Iterator[None]:
     """Inside this block the libraries see `gpu`, a VirtualGpu, those too that are imported inside it."""
+    from gdnbench.sim.virtual.libnvrtc import nvrtc_gives_ptx
+
     provide_libcuda()
     with ExitStack() as stack:
+        stack.enter_context(nvrtc_gives_ptx())
 
         def show(name: str) -> Callable[[ModuleType], None]:
             done: list[str] = []

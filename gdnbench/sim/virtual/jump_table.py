@@ -19,11 +19,11 @@ import ctypes
 import os
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _PAGE = 0x10000  # the largest page of either machine, in bytes
 _TABLE = "gdnbench_jump_table"
-_OTHERWISE = "gdnbench_otherwise"
+_RETURN = "gdnbench_return_{}"
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
@@ -67,52 +67,56 @@ def supported() -> bool:
 
 
 class JumpTable:
-    """A library that is loaded as `library`, with the functions `names`. A function that no address was
-    assigned to, or whose address was withdrawn, returns the number `otherwise`, 0 to 65535, and does nothing
-    else."""
+    """A library that is loaded as `library`. `functions` are its functions by name, each with the number, 0
+    to 65535, that it returns as long as no address is assigned to it, and after `withdraw`."""
 
-    def __init__(self, soname: str, names: Sequence[str], otherwise: int) -> None:
-        image = shared_object(soname, names, otherwise, os.uname().machine)
+    def __init__(self, soname: str, functions: Mapping[str, int]) -> None:
+        image = shared_object(soname, functions, os.uname().machine)
         file = os.memfd_create(soname)  # open as long as the process lives: the linker knows its path
         with open(file, "wb", closefd=False) as stream:
             stream.write(image)
         self.library = ctypes.CDLL(f"/proc/self/fd/{file}", mode=ctypes.RTLD_GLOBAL)
-        self._slots = {name: slot for slot, name in enumerate(names)}
-        self._addresses = (ctypes.c_uint64 * len(names)).in_dll(self.library, _TABLE)
-        self._otherwise = self.address(_OTHERWISE)
+        self._slots = {name: slot for slot, name in enumerate(functions)}
+        self._addresses = (ctypes.c_uint64 * len(functions)).in_dll(self.library, _TABLE)
+        self._returning = [self.address(_RETURN.format(number)) for number in functions.values()]
         self.withdraw()
 
     def assign(self, name: str, address: int) -> None:
         """Let the function `name` be the one at `address`."""
         self._addresses[self._slots[name]] = address
 
+    def target(self, name: str) -> int:
+        """The address that the function `name` leads to."""
+        return int(self._addresses[self._slots[name]])
+
     def withdraw(self) -> None:
-        """Let no function do anything."""
-        self._addresses[:] = [self._otherwise] * len(self._slots)
+        """Let every function return its number and do nothing else."""
+        self._addresses[:] = self._returning
 
     def address(self, name: str) -> int:
         """Where the library's function `name` is, which stays the same whatever is assigned."""
         return ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value or 0
 
 
-def shared_object(soname: str, names: Sequence[str], otherwise: int, machine: str) -> bytes:
+def shared_object(soname: str, functions: Mapping[str, int], machine: str) -> bytes:
     """The library as a file. `machine` is x86_64 or aarch64."""
     number, stride, jump, give_back = _MACHINES[machine]
-    symbols = [*names, _OTHERWISE, _TABLE]
+    names, constants = list(functions), sorted(set(functions.values()))
+    symbols = [*names, *(_RETURN.format(constant) for constant in constants), _TABLE]
     strings, offsets = _string_table([*symbols, soname])
     hashes = _hash_table(symbols)
     at_hashes = _HEADER.size + 4 * _SEGMENT.size
     at_symbols = at_hashes + -(-len(hashes) // 8) * 8
     at_strings = at_symbols + (1 + len(symbols)) * _SYMBOL.size
     at_code = -(-(at_strings + len(strings)) // 16) * 16
-    code_end = at_code + (len(names) + 1) * stride
+    code_end = at_code + (len(symbols) - 1) * stride
     at_dynamic = -(-code_end // _PAGE) * _PAGE
     dynamic = _dynamic_section(at_hashes, at_symbols, at_strings, len(strings), offsets[soname])
     at_slots = at_dynamic + len(dynamic)
     slots_size = 8 * len(names)
 
     code = [jump(at_code + index * stride, at_slots + 8 * index) for index in range(len(names))]
-    code.append(give_back(otherwise))
+    code += [give_back(constant) for constant in constants]
     entries = [bytes(_SYMBOL.size)]
     for index, name in enumerate(symbols[:-1]):
         place = at_code + index * stride
