@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.virtual.c_functions import CFunctions
 from gdnbench.sim.virtual.driver_api import (
     ERROR_NAMES,
@@ -34,6 +33,7 @@ from gdnbench.sim.virtual.driver_api import (
 from gdnbench.sim.virtual.driver_signatures import parameters_of
 from gdnbench.sim.virtual.gpu import VirtualGpu
 from gdnbench.sim.virtual.libcuda import driver_function
+from gdnbench.sim.virtual.refusals import refusal
 
 SERVED = """
 cudaGetDeviceCount cuDeviceGetCount: out int
@@ -116,12 +116,12 @@ def replace_runtime(path: str) -> None:
     if path in _replaced:
         return
     if os.uname().machine != "x86_64":
-        raise UnsupportedError(
+        raise refusal(
             f"{Path(path).name} on a CPU other than x86-64: a CUDA runtime is linked into it"
         )
     symbols = _runtime_symbols(path)
     if not symbols:
-        raise UnsupportedError(f"{Path(path).name}, into which a CUDA runtime is linked without symbols")
+        raise refusal(f"{Path(path).name}, into which a CUDA runtime is linked without symbols")
     if not _functions:
         _functions.append(CFunctions())
     # The first field of glibc's link_map is where the library was loaded.
@@ -227,7 +227,7 @@ def _write_code(address: int, code: bytes) -> None:
     for protection in (read | write | execute, read | execute):
         if libc.mprotect(ctypes.c_void_p(page), span, protection):
             number = ctypes.get_errno()
-            raise UnsupportedError(f"a CUDA runtime that is linked into a module: {os.strerror(number)}")
+            raise refusal(f"a CUDA runtime that is linked into a module: {os.strerror(number)}")
         if protection & write:
             ctypes.memmove(address, code, len(code))
 

@@ -348,6 +348,18 @@ def test_a_libcuda_that_was_loaded_before_stays() -> None:
     subprocess.run([sys.executable, "-c", ANOTHER], check=True)
 
 
+FAILS = """
+import os
+os.memfd_create = None  # calling it fails
+import gdnbench.sim.virtual.bootstrap
+"""
+
+
+def test_a_library_that_cannot_be_made_is_told() -> None:
+    ran = subprocess.run([sys.executable, "-c", FAILS], capture_output=True, text=True, check=True)
+    assert re.search(wording("sim.virtual.no-libcuda"), ran.stderr)
+
+
 def test_the_library_is_loaded_once() -> None:
     assert provide_libcuda()
     first = ctypes.CDLL(SONAME)._handle
