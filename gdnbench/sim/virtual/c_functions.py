@@ -105,7 +105,8 @@ class CFunctions:
     def _run(
         self, parameters: Sequence[Parameter], function: Callable[..., Any], given: Sequence[int]
     ) -> None:
-        inputs, rooms = [], []
+        inputs: list[Any] = []
+        rooms: list[tuple[Parameter, int]] = []
         for parameter, value in zip(parameters, given, strict=True):
             if parameter.out:
                 rooms.append((parameter, value))

@@ -290,8 +290,9 @@ def _module_functions(objects: CudaObjects) -> Functions:
 
     def enumerate_kernels(room: int, size: int, handle: int) -> None:
         names = list(module(handle).kernels)[:size]
-        handles = [objects.function_handle(module(handle), name) for name in names]
-        (ctypes.c_uint64 * len(names)).from_address(room)[:] = handles
+        handles = (ctypes.c_uint64 * len(names)).from_address(room)
+        for index, name in enumerate(names):
+            handles[index] = objects.function_handle(module(handle), name)
 
     return {
         "cuModuleLoad": load_file,

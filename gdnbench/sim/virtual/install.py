@@ -9,7 +9,6 @@ from importlib import import_module
 from types import ModuleType
 
 from gdnbench.sim.virtual.import_hook import hooked, is_loaded
-from gdnbench.sim.virtual.libcuda import provide_libcuda
 
 # What shows the GPU to a library, once the module of the library has been imported: module -> (our module,
 # the function in it, which takes the GPU and returns a context manager, or None if it undoes nothing). Our
@@ -27,11 +26,9 @@ LIBRARIES = {
 @contextmanager
 def installed(gpu: object) -> Iterator[None]:
     """Inside this block the libraries see `gpu`, a VirtualGpu, those too that are imported inside it."""
-    from gdnbench.sim.virtual.libnvrtc import nvrtc_gives_ptx
-
-    provide_libcuda()
+    import_module("gdnbench.sim.virtual.libcuda").provide_libcuda()
     with ExitStack() as stack:
-        stack.enter_context(nvrtc_gives_ptx())
+        stack.enter_context(import_module("gdnbench.sim.virtual.libnvrtc").nvrtc_gives_ptx())
 
         def show(name: str) -> Callable[[ModuleType], None]:
             done: list[str] = []

@@ -21,9 +21,11 @@ import struct
 import sys
 from collections.abc import Mapping, Sequence
 
+NULL_RESULT = -1  # writes a null pointer to the address that is the first parameter, and returns 0
+
+_CODE = 16  # bytes for each piece of code
 _PAGE = 0x10000  # the largest page of either machine, in bytes
 _TABLE = "gdnbench_jump_table"
-_RETURN = "gdnbench_return_{}"
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
@@ -36,29 +38,37 @@ _END, _HASH, _STRINGS, _SYMBOLS, _STRINGS_SIZE, _SYMBOL_SIZE, _SONAME = 0, 4, 5,
 
 
 def _jump_x86_64(place: int, slot: int) -> bytes:
-    return struct.pack("<2sixx", b"\xff\x25", slot - place - 6)  # jmp *offset(%rip)
+    return struct.pack("<2si", b"\xff\x25", slot - place - 6)  # jmp *offset(%rip)
 
 
 def _jump_aarch64(place: int, slot: int) -> bytes:
     pages = (slot >> 12) - (place >> 12)
     page = 0x90000010 | (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5  # adrp x16, slot
     load = 0xF9400210 | (slot >> 3 & 0x1FF) << 10  # ldr x16, [x16, #slot]
-    return struct.pack("<IIII", page, load, 0xD61F0200, 0)  # br x16
+    return struct.pack("<III", page, load, 0xD61F0200)  # br x16
 
 
 def _return_x86_64(value: int) -> bytes:
-    return struct.pack("<BIBxx", 0xB8, value, 0xC3)  # mov $value, %eax; ret
+    if value == NULL_RESULT:
+        return b"\x48\xc7\x07\0\0\0\0\x31\xc0\xc3"  # movq $0, (%rdi); xor %eax, %eax; ret
+    return struct.pack("<BIB", 0xB8, value, 0xC3)  # mov $value, %eax; ret
 
 
 def _return_aarch64(value: int) -> bytes:
-    return struct.pack("<IIII", 0x52800000 | value << 5, 0xD65F03C0, 0, 0)  # mov w0, #value; ret
+    if value == NULL_RESULT:
+        return struct.pack("<III", 0xF900001F, 0x52800000, 0xD65F03C0)  # str xzr, [x0]; mov w0, #0; ret
+    return struct.pack("<II", 0x52800000 | value << 5, 0xD65F03C0)  # mov w0, #value; ret
 
 
-# ELF's number of the machine, the bytes of each piece of code, and what makes one.
+# ELF's number of the machine, and what makes a piece of code.
 _MACHINES = {
-    "x86_64": (62, 8, _jump_x86_64, _return_x86_64),
-    "aarch64": (183, 16, _jump_aarch64, _return_aarch64),
+    "x86_64": (62, _jump_x86_64, _return_x86_64),
+    "aarch64": (183, _jump_aarch64, _return_aarch64),
 }
+
+
+def _return_name(value: int) -> str:
+    return "gdnbench_return_null" if value == NULL_RESULT else f"gdnbench_return_{value}"
 
 
 def supported() -> bool:
@@ -68,7 +78,7 @@ def supported() -> bool:
 
 class JumpTable:
     """A library that is loaded as `library`. `functions` are its functions by name, each with the number, 0
-    to 65535, that it returns as long as no address is assigned to it, and after `withdraw`."""
+    to 65535, or NULL_RESULT, that it returns as long as it has no address, and after `withdraw`."""
 
     def __init__(self, soname: str, functions: Mapping[str, int]) -> None:
         image = shared_object(soname, functions, os.uname().machine)
@@ -78,7 +88,7 @@ class JumpTable:
         self.library = ctypes.CDLL(f"/proc/self/fd/{file}", mode=ctypes.RTLD_GLOBAL)
         self._slots = {name: slot for slot, name in enumerate(functions)}
         self._addresses = (ctypes.c_uint64 * len(functions)).in_dll(self.library, _TABLE)
-        self._returning = [self.address(_RETURN.format(number)) for number in functions.values()]
+        self._returning = [self.address(_return_name(number)) for number in functions.values()]
         self.withdraw()
 
     def assign(self, name: str, address: int) -> None:
@@ -91,7 +101,8 @@ class JumpTable:
 
     def withdraw(self) -> None:
         """Let every function return its number and do nothing else."""
-        self._addresses[:] = self._returning
+        for slot, address in enumerate(self._returning):
+            self._addresses[slot] = address
 
     def address(self, name: str) -> int:
         """Where the library's function `name` is, which stays the same whatever is assigned."""
@@ -100,27 +111,28 @@ class JumpTable:
 
 def shared_object(soname: str, functions: Mapping[str, int], machine: str) -> bytes:
     """The library as a file. `machine` is x86_64 or aarch64."""
-    number, stride, jump, give_back = _MACHINES[machine]
+    number, jump, give_back = _MACHINES[machine]
     names, constants = list(functions), sorted(set(functions.values()))
-    symbols = [*names, *(_RETURN.format(constant) for constant in constants), _TABLE]
+    symbols = [*names, *(_return_name(constant) for constant in constants), _TABLE]
     strings, offsets = _string_table([*symbols, soname])
     hashes = _hash_table(symbols)
     at_hashes = _HEADER.size + 4 * _SEGMENT.size
     at_symbols = at_hashes + -(-len(hashes) // 8) * 8
     at_strings = at_symbols + (1 + len(symbols)) * _SYMBOL.size
     at_code = -(-(at_strings + len(strings)) // 16) * 16
-    code_end = at_code + (len(symbols) - 1) * stride
+    code_end = at_code + (len(symbols) - 1) * _CODE
     at_dynamic = -(-code_end // _PAGE) * _PAGE
     dynamic = _dynamic_section(at_hashes, at_symbols, at_strings, len(strings), offsets[soname])
     at_slots = at_dynamic + len(dynamic)
     slots_size = 8 * len(names)
 
-    code = [jump(at_code + index * stride, at_slots + 8 * index) for index in range(len(names))]
+    code = [jump(at_code + index * _CODE, at_slots + 8 * index) for index in range(len(names))]
     code += [give_back(constant) for constant in constants]
+    code = [piece.ljust(_CODE, b"\0") for piece in code]
     entries = [bytes(_SYMBOL.size)]
     for index, name in enumerate(symbols[:-1]):
-        place = at_code + index * stride
-        entries.append(_SYMBOL.pack(offsets[name], _GLOBAL_FUNCTION, 0, 1, place, stride))
+        place = at_code + index * _CODE
+        entries.append(_SYMBOL.pack(offsets[name], _GLOBAL_FUNCTION, 0, 1, place, _CODE))
     entries.append(_SYMBOL.pack(offsets[_TABLE], _GLOBAL_OBJECT, 0, 1, at_slots, slots_size))
 
     data_size = len(dynamic) + slots_size

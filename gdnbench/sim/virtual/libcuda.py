@@ -18,12 +18,17 @@ from typing import Any
 
 from gdnbench.sim.virtual.c_functions import DEINITIALIZED, NOT_SUPPORTED, SUCCESS, CFunctions, NoGpuError
 from gdnbench.sim.virtual.driver_signatures import REFUSED_SYMBOLS, SYMBOLS, Symbol, symbol_of
-from gdnbench.sim.virtual.jump_table import JumpTable, supported
+from gdnbench.sim.virtual.jump_table import NULL_RESULT, JumpTable, supported
 
 SONAME = "libcuda.so.1"
 # By these tables the CUDA runtime library reaches what the driver API does not have. It asks for them without
 # need.
 _UNDOCUMENTED = "cuGetExportTable"
+# What destructors call.
+_AT_EXIT = (
+    *("Free", "Destroy", "Unload", "Release", "Unregister"),
+    *("Synchronize", "CtxSetCurrent", "CtxPushCurrent"),
+)
 
 _provided: list[_Library] = []
 
@@ -99,9 +104,11 @@ class _Library:
 
 
 def _at_exit(name: str) -> int:
-    """What a function returns when the process ends: what there is has been freed, and nothing else works."""
-    frees = any(word in name for word in ("Free", "Destroy", "Unload", "Release", "Unregister"))
-    return SUCCESS if frees else DEINITIALIZED
+    """What a function does when the process ends: it has nothing left to free and to wait for, there is no
+    context, and nothing else works."""
+    if name.startswith(("cuCtxGetCurrent", "cuCtxPopCurrent")):
+        return NULL_RESULT
+    return SUCCESS if any(word in name for word in _AT_EXIT) else DEINITIALIZED
 
 
 def _error_name(code: int) -> bytes:

@@ -21,14 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gdnbench.sim.host.runtime import ERROR_NAMES
 from gdnbench.sim.virtual.c_functions import CFunctions
 from gdnbench.sim.virtual.driver_api import (
-    ERROR_NAMES,
     INVALID_DEVICE,
     INVALID_VALUE,
     VERSION,
     DriverError,
-    error_name,
 )
 from gdnbench.sim.virtual.driver_signatures import parameters_of
 from gdnbench.sim.virtual.gpu import VirtualGpu
@@ -116,9 +115,7 @@ def replace_runtime(path: str) -> None:
     if path in _replaced:
         return
     if os.uname().machine != "x86_64":
-        raise refusal(
-            f"{Path(path).name} on a CPU other than x86-64: a CUDA runtime is linked into it"
-        )
+        raise refusal(f"{Path(path).name} on a CPU other than x86-64: a CUDA runtime is linked into it")
     symbols = _runtime_symbols(path)
     if not symbols:
         raise refusal(f"{Path(path).name}, into which a CUDA runtime is linked without symbols")
@@ -187,10 +184,8 @@ def _special_functions(c: CFunctions) -> dict[str, Callable[..., Any]]:
 
     def pointer_attributes(room: int, address: int) -> None:
         """cudaPointerAttributes: type, device, addresses on the device and on the host."""
-        kinds, rooms = (ctypes.c_int * 4)(2, 8, 3, 4), (ctypes.c_uint64 * 4)()
-        ctypes.memset(room, 0, 24)
-        values = [ctypes.c_uint64() for _ in rooms]
-        rooms[:] = [ctypes.addressof(value) for value in values]
+        kinds, values = (ctypes.c_int * 4)(2, 8, 3, 4), [ctypes.c_uint64() for _ in range(4)]
+        rooms = (ctypes.c_uint64 * 4)(*map(ctypes.addressof, values))
         driver_function("cuPointerGetAttributes")(
             4, ctypes.addressof(kinds), ctypes.addressof(rooms), address
         )
@@ -198,20 +193,15 @@ def _special_functions(c: CFunctions) -> dict[str, Callable[..., Any]]:
         kind = 3 if managed else memory  # unregistered, host, device, managed
         ctypes.memmove(room, struct.pack("<iiQQ", kind, 0 if memory else -2, device, host), 24)
 
-    def error_text(code: int) -> bytes:
-        return c.error_text(code, runtime_name(code))
-
-    def runtime_name(code: int) -> bytes:
-        name = error_name(code) if code in ERROR_NAMES else b"CUDA_ERROR_UNKNOWN"
-        words = name.decode().removeprefix("CUDA_").removeprefix("ERROR_").title().replace("_", "")
-        return (f"cudaError{words}" if code else "cudaSuccess").encode()
+    def name_of(code: int) -> bytes:
+        return ERROR_NAMES.get(code, f"cudaError_t {code}").encode()
 
     return {
         "cudaSetDevice": set_device,
         "cudaDriverGetVersion": lambda: VERSION,
         "cudaRuntimeGetVersion": lambda: VERSION,
-        "cudaGetErrorName": runtime_name,
-        "cudaGetErrorString": error_text,
+        "cudaGetErrorName": name_of,
+        "cudaGetErrorString": lambda code: c.error_text(code, name_of(code)),
         "cudaMemcpy": copy,
         "cudaMemcpyAsync": copy,
         "cudaPointerGetAttributes": pointer_attributes,

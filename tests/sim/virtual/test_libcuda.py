@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from gdnbench.sim.virtual import VirtualGpu, virtual_gpu
-from gdnbench.sim.virtual.jump_table import shared_object, supported
+from gdnbench.sim.virtual.jump_table import NULL_RESULT, shared_object, supported
 from gdnbench.sim.virtual.libcuda import SONAME, provide_libcuda
 from tests.messages import wording
 
@@ -336,10 +336,13 @@ def test_a_program_of_ctypes_alone_has_a_gpu(run: Run) -> None:
 
 
 ANOTHER = """
-from gdnbench.sim.virtual.jump_table import JumpTable
+import ctypes
+from gdnbench.sim.virtual.jump_table import NULL_RESULT, JumpTable
 from gdnbench.sim.virtual.libcuda import provide_libcuda
-table = JumpTable("libcuda.so.1", {"cuInit": 100, "cuMemFree_v2": 0})
+table = JumpTable("libcuda.so.1", {"cuInit": 100, "cuMemFree_v2": 0, "cuCtxGetCurrent": NULL_RESULT})
 assert (table.library.cuInit(0), table.library.cuMemFree_v2(0)) == (100, 0)
+context = ctypes.c_void_p(1)
+assert (table.library.cuCtxGetCurrent(ctypes.byref(context)), context.value) == (0, None)
 assert not provide_libcuda()
 """
 
@@ -368,8 +371,9 @@ def test_the_library_is_loaded_once() -> None:
 
 
 def test_jumps_on_aarch64_lead_to_the_table() -> None:
-    """Decoded by the Arm Architecture Reference Manual: ADRP, LDR (immediate, unsigned offset), BR, MOVZ."""
-    image = shared_object("libx.so", {"first": 4, "second": 4, "third": 0}, "aarch64")
+    """Decoded by the Arm Architecture Reference Manual: ADRP, LDR and STR (immediate, unsigned offset), BR,
+    MOVZ, RET."""
+    image = shared_object("libx.so", {"first": 4, "second": NULL_RESULT, "third": 0}, "aarch64")
     assert struct.unpack_from("<H", image, 18) == (183,)  # EM_AARCH64
     code = image.index(struct.pack("<I", 0xD61F0200)) - 8  # br x16
     slots = len(image) - 3 * 8
@@ -379,5 +383,7 @@ def test_jumps_on_aarch64_lead_to_the_table() -> None:
         assert (adrp & 0x9F00001F, ldr & 0xFFC003FF, br) == (0x90000010, 0xF9400210, 0xD61F0200)
         page = (place & ~0xFFF) + ((adrp >> 5 & 0x7FFFF) << 2 | adrp >> 29 & 3) * 4096
         assert page + (ldr >> 10 & 0xFFF) * 8 == slots + 8 * index
-    returns = [struct.unpack_from("<II", image, code + 16 * (3 + index)) for index in range(2)]
-    assert returns == [(0x52800000 | number << 5, 0xD65F03C0) for number in (0, 4)]
+    # NULL_RESULT first: str xzr, [x0]; then mov w0, #number; ret.
+    assert struct.unpack_from("<I", image, code + 48) == (0xF900001F,)
+    returns = [struct.unpack_from("<II", image, code + place) for place in (52, 64, 80)]
+    assert returns == [(0x52800000 | number << 5, 0xD65F03C0) for number in (0, 0, 4)]
