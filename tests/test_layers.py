@@ -92,7 +92,7 @@ PART_OF = {module: part for part in TABLE for module in MODULES.get(part, part).
 
 # The packages of other projects that each room imports: a room is a part's name up to its first dot.
 THIRD_PARTY = """
-sim: numpy llvmlite ml_dtypes cutlass torch tvm_ffi cuda triton cupy_backends
+sim: numpy llvmlite ml_dtypes cutlass torch tvm_ffi cuda triton
 kernels: cutlass cuda torch
 base: numpy torch
 store: numpy torch zarr blake3 google_crc32c obstore

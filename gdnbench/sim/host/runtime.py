@@ -31,11 +31,17 @@ ERROR_NAMES = {
     2: "cudaErrorMemoryAllocation",
     9: "cudaErrorInvalidConfiguration",
     98: "cudaErrorInvalidDeviceFunction",
+    100: "cudaErrorNoDevice",
     101: "cudaErrorInvalidDevice",
+    218: "cudaErrorInvalidPtx",
     400: "cudaErrorInvalidResourceHandle",
     500: "cudaErrorSymbolNotFound",
     700: "cudaErrorIllegalAddress",
+    701: "cudaErrorLaunchOutOfResources",
+    710: "cudaErrorAssert",
+    716: "cudaErrorMisalignedAddress",
     719: "cudaErrorLaunchFailure",
+    801: "cudaErrorNotSupported",
     UNKNOWN: "cudaErrorUnknown",
 }
 

@@ -8,13 +8,14 @@ Imports the standard library alone until a function is called: it is loaded when
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import ctypes
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 from gdnbench.sim.virtual.driver_signatures import Parameter
 
@@ -53,20 +54,28 @@ class CFunctions:
         value that goes out, a tuple of several, or None."""
 
         def call(*given: int) -> int:
-            return self._result(name, lambda: self._run(parameters, function, given))
+            code, _guard = self._result(name, lambda: self._run(parameters, function, given))
+            return code
 
         kinds = [ctypes.c_uint64 if one.out else _type_of(one) for one in parameters]
         return self._kept(ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(call))
 
-    def refuser(self, name: str) -> int:
-        """The address of a function that is refused, whatever its parameters."""
+    def refuser(self, name: str, what: str = "", *, raises: bool = False) -> int:
+        """The address of a function that is refused, whatever its parameters; `what` names it in the message.
+        With `raises` the Python code that called into C gets the exception: for a function whose result C
+        rarely looks at."""
+        what = what or f"{name}, a CUDA function that the virtual GPU does not have"
 
         def refuse() -> None:
             from gdnbench.sim.virtual.refusals import refusal
 
-            raise refusal(f"{name}, a CUDA function that the virtual GPU does not have")
+            raise refusal(what)
 
-        return self._kept(ctypes.CFUNCTYPE(ctypes.c_int)(lambda: self._result(name, refuse)))
+        def call() -> int:
+            code, _guard = self._result(name, refuse, raises=raises)
+            return code
+
+        return self._kept(ctypes.CFUNCTYPE(ctypes.c_int)(call))
 
     def text_function(self, name: str, function: Callable[[int], bytes]) -> int:
         """The address of a function that takes a number and returns the address of a string."""
@@ -90,9 +99,9 @@ class CFunctions:
         return code
 
     def error_text(self, code: int, name: bytes) -> bytes:
-        """The name of an error, with its message if it is the last one of this thread."""
+        """The message of an error if it is the last one of this thread, else its name."""
         last_code, message = getattr(self._last, "error", (SUCCESS, ""))
-        return name + b": " + message.encode() if code and code == last_code and message else name
+        return message.encode() if code and code == last_code and message else name
 
     def text(self, value: bytes) -> int:
         """The address of a string that stays."""
@@ -122,23 +131,27 @@ class CFunctions:
                     stored = self.text(value) if parameter.kind == "char*" else value
                     _type_of(parameter).from_address(room).value = stored
 
-    def _result(self, name: str, function: Callable[[], None]) -> int:
-        """The result of a call. No exception can pass through C."""
+    def _result(
+        self, name: str, function: Callable[[], None], *, raises: bool = False
+    ) -> tuple[int, _Guard | None]:
+        """The result of a call, and what the callback's own frame has to keep: no exception can pass through
+        C, and one that the Python code around it should get is raised once that frame has gone."""
         try:
             self._start_once()
             function()
         except NoGpuError:
-            return NO_DEVICE
-        except KeyboardInterrupt:
-            _thread.interrupt_main()  # again, once the program's own code runs
-            return _UNKNOWN
+            return NO_DEVICE, None
+        except KeyboardInterrupt as error:
+            error.__traceback__ = None
+            return _UNKNOWN, _Guard(error)
         except BaseException as error:
+            error.__traceback__ = None  # it would keep the frames, and so what they keep
             code, message = _code_of(error), " ".join(str(error).split()) or type(error).__name__
             self._last.error = code, message
             if not _is_documented(error):
                 self._tell(message if name in message else f"{name}: {message}")
-            return code
-        return SUCCESS
+            return code, _Guard(error) if raises else None
+        return SUCCESS, None
 
     def _start_once(self) -> None:
         """Call `start`, before a module is imported that imports torch, whose import may start the GPU."""
@@ -152,6 +165,31 @@ class CFunctions:
             self._told.add(text)
             with contextlib.suppress(Exception):  # stderr may be closed, full or None
                 sys.stderr.write(f"gdnbench: {text}\n")
+
+
+class _Guard:
+    """Raises `error` in this thread when it is deleted: in the next Python code that runs.
+
+    Python raises such an exception at once where Python code asks for it, which here would be the callback's.
+    So the request is C code alone, which a weak reference calls.
+    """
+
+    _references: ClassVar[list[Any]] = []
+
+    def __init__(self, error: BaseException) -> None:
+        # Python takes a class, which it makes the exception of.
+        text = str(error)
+        members = {"__init__": lambda self: None, "__str__": lambda self: text, **vars(error)}
+        kind = type(type(error).__name__, (type(error),), members)
+        request = partial(_SET_EXCEPTION, threading.get_ident(), kind)
+        self._references[:] = [one for one in self._references if one() is not None]
+        self._references.append(weakref.ref(self, request))
+
+
+# The third argument is the weak reference, which C ignores.
+_SET_EXCEPTION = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object, ctypes.py_object)(
+    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
+)
 
 
 def _type_of(parameter: Parameter) -> Any:

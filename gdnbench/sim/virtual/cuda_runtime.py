@@ -29,6 +29,25 @@ _PROPERTIES = {
     "sharedMemPerMultiprocessor": 81,
     "reservedSharedMemPerBlock": 111,
     "l2CacheSize": 38,
+    "totalConstMem": 9,
+    "memPitch": 11,
+    "textureAlignment": 14,
+    "canMapHostMemory": 19,
+    "concurrentKernels": 31,
+    "ECCEnabled": 32,
+    "memoryBusWidth": 37,
+    "asyncEngineCount": 40,
+    "unifiedAddressing": 41,
+    "streamPrioritiesSupported": 78,
+    "globalL1CacheSupported": 79,
+    "localL1CacheSupported": 80,
+    "managedMemory": 83,
+    "concurrentManagedAccess": 89,
+    "computePreemptionSupported": 90,
+    "cooperativeLaunch": 95,
+    "hostRegisterSupported": 99,
+    "memoryPoolsSupported": 115,
+    "clusterLaunch": 120,
 }
 TO_HOST, TO_DEVICE, ON_DEVICE = 2, 1, 3  # of cudaMemcpyKind
 
@@ -48,6 +67,18 @@ def runtime_sees(gpu: VirtualGpu) -> Iterator[None]:
         patches.restore()
 
 
+def device_properties(runtime: Any, gpu: VirtualGpu) -> Any:
+    """The cudaDeviceProp of a GPU, as an object of cuda-python's module `runtime`."""
+    made = runtime.cudaDeviceProp()
+    made.name = gpu.machine.product.encode().ljust(256, b"\0")
+    made.totalGlobalMem = gpu.machine.memory
+    made.maxThreadsDim = [device_attribute(gpu, number) for number in (2, 3, 4)]
+    made.maxGridSize = [device_attribute(gpu, number) for number in (5, 6, 7)]
+    for name, number in _PROPERTIES.items():
+        setattr(made, name, device_attribute(gpu, number))
+    return made
+
+
 def _device_functions(runtime: Any, objects: CudaObjects) -> dict[str, Callable[..., Any]]:
     gpu = objects.gpu
     ok = runtime.cudaError_t.cudaSuccess
@@ -58,14 +89,6 @@ def _device_functions(runtime: Any, objects: CudaObjects) -> dict[str, Callable[
     def set_device(device: int) -> Any:
         return (runtime.cudaError_t.cudaErrorInvalidDevice if device else ok,)
 
-    def properties(device: int) -> Any:
-        made = runtime.cudaDeviceProp()
-        made.name = gpu.machine.product.encode().ljust(256, b"\0")
-        made.totalGlobalMem = gpu.machine.memory
-        for name, number in _PROPERTIES.items():
-            setattr(made, name, device_attribute(gpu, number))
-        return ok, made
-
     def name_of(error: Any) -> Any:
         return ok, runtime.cudaError_t(error).name.encode()
 
@@ -75,7 +98,7 @@ def _device_functions(runtime: Any, objects: CudaObjects) -> dict[str, Callable[
         "cudaSetDevice": set_device,
         "cudaInitDevice": nothing,
         "cudaDeviceGetAttribute": lambda attribute, device: (ok, device_attribute(gpu, int(attribute))),
-        "cudaGetDeviceProperties": properties,
+        "cudaGetDeviceProperties": lambda device: (ok, device_properties(runtime, gpu)),
         "cudaDeviceSynchronize": nothing,
         "cudaDriverGetVersion": lambda: (ok, VERSION),
         "cudaRuntimeGetVersion": lambda: (ok, VERSION),

@@ -79,12 +79,14 @@ _MORE_ATTRIBUTES = {
     40: 3,  # copy engines
     41: 1,  # unified addressing
     50: 0,  # PCI domain
+    69: 1 << 28,  # texels of a 1D texture in linear memory
     78: 1,  # stream priorities
     79: 1,  # global, local memory in L1
     80: 1,
     83: 1,  # managed memory
     84: 0,  # no board of several GPUs
     85: 0,
+    87: 2,  # fp32 performance over fp64
     88: 0,  # no access to pageable memory
     89: 1,  # managed memory while a kernel runs
     90: 1,  # preemption

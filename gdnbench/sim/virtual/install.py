@@ -10,6 +10,15 @@ from types import ModuleType
 
 from gdnbench.sim.virtual.import_hook import hooked, is_loaded
 
+# The modules of CuPy into which a CUDA runtime is linked. All but the first have kernels in machine code.
+CUPY = (
+    "cupy_backends.cuda.api.runtime",
+    "cupy.cuda.cub",
+    "cupy.cuda.jitify",
+    "cupy.cuda.thrust",
+    "cupy.random._generator_api",
+)
+
 # What shows the GPU to a library, once the module of the library has been imported: module -> (our module,
 # the function in it, which takes the GPU and returns a context manager, or None if it undoes nothing). Our
 # module is imported then: it imports the library.
@@ -17,9 +26,9 @@ LIBRARIES = {
     "torch": ("gdnbench.sim.virtual.torch_cuda", "torch_sees"),
     "cutlass": ("gdnbench.sim.virtual.cutlass_calls", "cutlass_sees"),
     "triton": ("gdnbench.sim.virtual.triton_driver", "install"),
-    "cupy_backends.cuda.api.runtime": ("gdnbench.sim.virtual.linked_runtime", "cupy_sees"),
     "cuda.bindings.driver": ("gdnbench.sim.virtual.cuda_driver", "driver_sees"),
     "cuda.bindings.runtime": ("gdnbench.sim.virtual.cuda_runtime", "runtime_sees"),
+    **dict.fromkeys(CUPY, ("gdnbench.sim.virtual.linked_runtime", "cupy_sees")),
 }
 
 

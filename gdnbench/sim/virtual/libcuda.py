@@ -34,16 +34,28 @@ _provided: list[_Library] = []
 
 
 def provide_libcuda(start: Callable[[], object] | None = None) -> bool:
-    """Load the library, once in a process. `start` is called at the first use of the driver if there is no
-    virtual GPU then. Returns whether callers find it: not if another libcuda was loaded before, nor on a
-    machine for which no such library can be made."""
-    if not supported():
+    """Load the library, once in a process, and return whether callers find it.
+
+    With `start` the process belongs to the virtual GPU: the library takes the place of the machine's own, and
+    `start` is called at the first use of the driver if there is no virtual GPU then. Without, a machine that
+    has a driver keeps it, for what else the process does. Nor do callers find the library if another libcuda
+    was loaded before, or on a machine for which none can be made.
+    """
+    if not supported() or (start is None and not _provided and _has_driver()):
         return False
     if not _provided:
         _provided.append(_Library())
     if start is not None:
         _provided[0].functions.start = start
     return ctypes.CDLL(SONAME)._handle == _provided[0].table.library._handle
+
+
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL(SONAME)
+    except OSError:
+        return False
+    return True
 
 
 def driver_function(name: str) -> Callable[..., Any]:

@@ -16,13 +16,15 @@ import ctypes
 import mmap
 import os
 import struct
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gdnbench.sim.host.runtime import ERROR_NAMES
-from gdnbench.sim.virtual.c_functions import CFunctions
+from gdnbench.sim.virtual.c_functions import CFunctions, NoGpuError
+from gdnbench.sim.virtual.cuda_runtime import device_properties
 from gdnbench.sim.virtual.driver_api import (
     INVALID_DEVICE,
     INVALID_VALUE,
@@ -30,7 +32,8 @@ from gdnbench.sim.virtual.driver_api import (
     DriverError,
 )
 from gdnbench.sim.virtual.driver_signatures import parameters_of
-from gdnbench.sim.virtual.gpu import VirtualGpu
+from gdnbench.sim.virtual.gpu import VirtualGpu, current_gpu
+from gdnbench.sim.virtual.install import CUPY
 from gdnbench.sim.virtual.libcuda import driver_function
 from gdnbench.sim.virtual.refusals import refusal
 
@@ -98,6 +101,7 @@ cudaProfilerStop cuProfilerStop:
 """
 # cudaMemcpyKind: which ends are memory of the device.
 _COPIES = {0: "cuMemcpy", 1: "cuMemcpyHtoD", 2: "cuMemcpyDtoH", 3: "cuMemcpyDtoD", 4: "cuMemcpy"}
+_PROPERTIES_BYTES = 1008  # of cudaDeviceProp
 _RETURN_TEXT = ("cudaGetErrorName", "cudaGetErrorString")
 
 _SYMBOL = struct.Struct("<IBBHQQ")
@@ -163,9 +167,30 @@ def _addresses(c: CFunctions, names: set[str]) -> dict[str, int]:
             address = c.callback(name, parameters_of(text), function)
         for suffix in ("", "_ptsz", "_ptds"):  # for programs with a default stream of each thread
             addresses[name + suffix] = address
+    for name in names:
+        if name.startswith("cudaLaunchKernel"):
+            what = f"{name} of a kernel that is linked into a module, without PTX"
+            addresses[name] = c.refuser(name, what, raises=True)
+    if "cudaGetDeviceProperties_v2" not in names:  # of CUDA 12, with another structure
+        addresses["cudaGetDeviceProperties"] = c.callback(
+            "cudaGetDeviceProperties", parameters_of("address, int"), _write_properties
+        )
     addresses["cudaGetLastError"] = c.number_function(partial(c.last_error, forget=True))
     addresses["cudaPeekAtLastError"] = c.number_function(c.last_error)
     return {name: addresses.get(name) or c.refuser(name) for name in names}
+
+
+def _write_properties(room: int, device: int) -> None:
+    """Write a cudaDeviceProp of CUDA 13."""
+    from cuda.bindings import runtime
+
+    gpu = current_gpu()
+    if gpu is None:
+        raise NoGpuError
+    if runtime.CUDART_VERSION // 1000 != VERSION // 1000:
+        raise refusal("cudaGetDeviceProperties with cuda-python of another CUDA than 13")
+    made = device_properties(runtime, gpu)
+    ctypes.memmove(room, int(made.getPtr()), _PROPERTIES_BYTES)
 
 
 def _by_driver(name: str) -> Callable[..., Any]:
@@ -223,9 +248,10 @@ def _write_code(address: int, code: bytes) -> None:
 
 
 def cupy_sees(gpu: VirtualGpu) -> None:
-    """Give CuPy the virtual GPU."""
-    from cupy_backends.cuda.api import runtime
-
-    replace_runtime(runtime.__file__)
-    # Its kernels of CUB are machine code alone.
+    """Give the modules of CuPy that are loaded the virtual GPU. They ask the runtime for nothing before."""
+    # CUB's kernels are machine code alone.
     os.environ.setdefault("CUPY_ACCELERATORS", "")
+    for name in CUPY:
+        module = sys.modules.get(name)
+        if module is not None and module.__file__ is not None:
+            replace_runtime(module.__file__)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from gdnbench.sim.virtual import VirtualGpu, virtual_gpu
+from gdnbench.sim.virtual.driver_api import driver_functions
 from gdnbench.sim.virtual.jump_table import NULL_RESULT, shared_object, supported
 from gdnbench.sim.virtual.libcuda import SONAME, provide_libcuda
 from tests.messages import wording
@@ -64,6 +65,8 @@ ILLEGAL_ADDRESS, NOT_SUPPORTED = 700, 801
 @pytest.fixture
 def cuda(gpu: VirtualGpu) -> ctypes.CDLL:
     """libcuda, as a program finds it."""
+    if not provide_libcuda():
+        pytest.skip("the driver of this machine was found first")
     return ctypes.CDLL(SONAME)
 
 
@@ -283,6 +286,17 @@ def test_errors_are_numbers_and_a_line_on_stderr(
     assert re.search(wording("sim.virtual.pool-attribute", number=99), told)
 
 
+def test_an_interrupt_reaches_the_program(
+    cuda: ctypes.CDLL, gpu: VirtualGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(driver_functions(gpu), "cuCtxSynchronize", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        cuda.cuCtxSynchronize()
+
+
 def test_functions_are_found_by_name_and_version(cuda: ctypes.CDLL) -> None:
     def find(name: bytes, version: int) -> int:
         address, status = c_void_p(), c_int(-1)
@@ -302,10 +316,12 @@ def test_functions_are_found_by_name_and_version(cuda: ctypes.CDLL) -> None:
 
 def test_without_a_gpu_there_is_no_device() -> None:
     with virtual_gpu(sms=3):
+        if not provide_libcuda():
+            pytest.skip("the driver of this machine was found first")
         cuda = ctypes.CDLL(SONAME)
         ok(cuda.cuInit(0))
     assert cuda.cuInit(0) == NO_DEVICE
-    assert error_string(cuda, NO_DEVICE).startswith("CUDA_ERROR_NO_DEVICE")
+    assert error_string(cuda, NO_DEVICE) == "CUDA_ERROR_NO_DEVICE"
 
 
 PROGRAM = f"""
@@ -337,6 +353,7 @@ def test_a_program_of_ctypes_alone_has_a_gpu(run: Run) -> None:
 
 ANOTHER = """
 import ctypes
+from gdnbench.sim.virtual.driver_api import driver_functions
 from gdnbench.sim.virtual.jump_table import NULL_RESULT, JumpTable
 from gdnbench.sim.virtual.libcuda import provide_libcuda
 table = JumpTable("libcuda.so.1", {"cuInit": 100, "cuMemFree_v2": 0, "cuCtxGetCurrent": NULL_RESULT})
@@ -363,11 +380,9 @@ def test_a_library_that_cannot_be_made_is_told() -> None:
     assert re.search(wording("sim.virtual.no-libcuda"), ran.stderr)
 
 
-def test_the_library_is_loaded_once() -> None:
+def test_the_library_is_loaded_once(cuda: ctypes.CDLL) -> None:
     assert provide_libcuda()
-    first = ctypes.CDLL(SONAME)._handle
-    assert provide_libcuda()
-    assert ctypes.CDLL(SONAME)._handle == first
+    assert ctypes.CDLL(SONAME)._handle == cuda._handle
 
 
 def test_jumps_on_aarch64_lead_to_the_table() -> None:

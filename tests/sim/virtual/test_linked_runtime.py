@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -39,6 +40,8 @@ int cudaMemcpy(void *to, const void *from, size_t size, int kind) { FAIL }
 int cudaPointerGetAttributes(void *attributes, const void *address) { FAIL }
 int cudaGraphCreate(void **graph, unsigned flags) { FAIL }
 int cudaGetLastError(void) { FAIL }
+int cudaLaunchKernel(const void *function) { FAIL }
+int cudaGetDeviceProperties(void *properties, int device) { FAIL }
 const char *cudaGetErrorString(int error) { calls += 1; calls *= 3; return "old"; }
 """
 MODULE = """
@@ -47,12 +50,15 @@ MODULE = """
 RUNTIME int cudaGetDeviceCount(int *), cudaMalloc(void **, size_t), cudaGraphCreate(void **, unsigned);
 RUNTIME int cudaMemcpy(void *, const void *, size_t, int), cudaGetLastError(void);
 RUNTIME int cudaPointerGetAttributes(void *, const void *);
+RUNTIME int cudaLaunchKernel(const void *), cudaGetDeviceProperties(void *, int);
 RUNTIME const char *cudaGetErrorString(int);
 int count(int *n) { return cudaGetDeviceCount(n); }
 int allocate(void **address, size_t size) { return cudaMalloc(address, size); }
 int copy(void *to, const void *from, size_t size, int kind) { return cudaMemcpy(to, from, size, kind); }
 int describe(void *attributes, const void *address) { return cudaPointerGetAttributes(attributes, address); }
 int graph(void **made) { return cudaGraphCreate(made, 0); }
+int properties(void *properties) { return cudaGetDeviceProperties(properties, 0); }
+int launch(void) { return cudaLaunchKernel(0) != 801; }
 int last(void) { return cudaGetLastError(); }
 const char *text(int error) { return cudaGetErrorString(error); }
 """
@@ -71,7 +77,10 @@ def module(tmp_path: Path) -> str:
 
 
 def test_a_linked_runtime_is_replaced(
-    gpu: VirtualGpu, module: str, capsys: pytest.CaptureFixture[str]
+    gpu: VirtualGpu,
+    module: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     library = ctypes.CDLL(module)
     library.text.restype = ctypes.c_char_p
@@ -94,9 +103,24 @@ def test_a_linked_runtime_is_replaced(
     assert library.describe(c_void_p(attributes.ctypes.data), c_void_p(x.ctypes.data)) == 0
     assert attributes[:2].tolist() == [0, -2]
 
+    properties = ctypes.create_string_buffer(1008)  # cudaDeviceProp of CUDA 13
+    assert library.properties(properties) == 0
+    assert properties.value == b"NVIDIA B200"
+    memory_size, warp, major, minor = (
+        struct.unpack_from(kind, properties, place)[0]
+        for kind, place in (("Q", 288), ("i", 308), ("i", 360), ("i", 364))
+    )
+    assert (memory_size, warp, major, minor) == (192 * 10**9, 32, 10, 0)
+    runtime = pytest.importorskip("cuda.bindings.runtime")
+    monkeypatch.setattr(runtime, "CUDART_VERSION", 12090)
+    assert library.properties(properties) == 801
+    assert re.search(wording("sim.virtual.properties-version"), capsys.readouterr().err)
+
     assert library.copy(memory, c_void_p(x.ctypes.data), c_size_t(100), host_to_device) == 1
     assert re.search(wording("sim.virtual.no-allocation", size=100), library.text(1).decode())
     assert (library.last(), library.last()) == (1, 0)
+    with pytest.raises(UnsupportedError, match=wording("sim.virtual.linked-kernel", name="cudaLaunchKernel")):
+        library.launch()
     assert library.graph(byref(memory)) == 801
     assert re.search(wording("sim.virtual.function", name="cudaGraphCreate"), capsys.readouterr().err)
 
