@@ -92,6 +92,14 @@ def encode(
     )
 
 
+def replace_address(out: int, address: int) -> None:
+    """cuTensorMapReplaceAddress: of the 128 bytes at `out`. Raises LaunchError where the driver would
+    refuse."""
+    if address % 16:
+        raise LaunchError(f"illegal TMA descriptor: address {address:#x} is no multiple of 16")
+    ctypes.memmove(out, struct.pack("<Q", address), 8)
+
+
 def _padded(extents: tuple[int, ...]) -> tuple[int, ...]:
     return (*extents, *(1,) * (tensormap.MAX_RANK - len(extents)))
 

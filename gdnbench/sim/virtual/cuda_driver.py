@@ -87,6 +87,10 @@ def _functions(driver: Any, gpu: VirtualGpu) -> dict[str, Callable[..., Any]]:
         functions["cuLaunchKernelEx"](int(config.getPtr()), int(function), params, int(extra or 0))
         return (ok,)
 
+    def replace_address(tensor_map: Any, address: Any) -> Any:
+        functions["cuTensorMapReplaceAddress"](int(tensor_map.getPtr()), address_of(address))
+        return (ok,)
+
     def max_clusters(function: Any, config: Any) -> Any:
         return ok, functions["cuOccupancyMaxActiveClusters"](int(function), int(config.getPtr()))
 
@@ -103,6 +107,7 @@ def _functions(driver: Any, gpu: VirtualGpu) -> dict[str, Callable[..., Any]]:
         "cuLaunchKernel": launch,
         "cuLaunchKernelEx": launch_ex,
         "cuOccupancyMaxActiveClusters": max_clusters,
+        "cuTensorMapReplaceAddress": replace_address,
         "cuTensorMapEncodeTiled": lambda *arguments: (ok, _encode(driver, *arguments)),
     }
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.host.device import MULTIPROCESSORS
-from gdnbench.sim.host.encode_tiled import encode_tiled
+from gdnbench.sim.host.encode_tiled import encode_tiled, replace_address
 from gdnbench.sim.host.runtime import LaunchConfig, launch_cluster
 from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.ptx.ir import Module
@@ -377,6 +377,7 @@ def _kernel_functions(objects: CudaObjects) -> Functions:
         "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": max_blocks,
         "cuOccupancyMaxActiveClusters": max_clusters,
         "cuTensorMapEncodeTiled": encode_tiled,
+        "cuTensorMapReplaceAddress": replace_address,
     }
 
 

@@ -217,6 +217,23 @@ def test_memory_is_filled_copied_and_described(cuda: ctypes.CDLL) -> None:
     assert re.search(wording("sim.virtual.not-allocated"), error_string(cuda, INVALID_VALUE))
 
 
+def test_a_tensor_map_gets_another_address(cuda: ctypes.CDLL) -> None:
+    def encoded(address: int) -> Any:
+        tensor_map = np.zeros(16, np.uint64)
+        shape = (c_uint64 * 2)(64, 32), (c_uint64 * 1)(256), (c_uint * 2)(64, 8), (c_uint * 2)(1, 1)
+        float32, no_interleave, no_swizzle, promotion, zeros = 7, 0, 0, 0, 0
+        room = c_void_p(tensor_map.ctypes.data)
+        flags = no_interleave, no_swizzle, promotion, zeros
+        ok(cuda.cuTensorMapEncodeTiled(room, float32, 2, c_void_p(address), *shape, *flags))
+        return tensor_map
+
+    first, other = encoded(0x1000), encoded(0x2000)
+    assert not np.array_equal(first, other)
+    ok(cuda.cuTensorMapReplaceAddress(c_void_p(first.ctypes.data), c_void_p(0x2000)))
+    assert np.array_equal(first, other)
+    assert cuda.cuTensorMapReplaceAddress(c_void_p(first.ctypes.data), c_void_p(0x2008)) == INVALID_VALUE
+
+
 def test_kernels_access_memory_of_the_host(cuda: ctypes.CDLL, function: c_void_p) -> None:
     pinned = c_void_p()
     ok(cuda.cuMemHostAlloc(byref(pinned), c_size_t(4 * COUNT), 0))
