@@ -21,6 +21,7 @@ from gdnbench.sim.virtual.driver_signatures import REFUSED_SYMBOLS, SYMBOLS, Sym
 from gdnbench.sim.virtual.jump_table import NULL_RESULT, JumpTable, supported
 
 SONAME = "libcuda.so.1"
+_DEVELOPMENT_NAME = "libcuda.so"  # which some programs load too
 # By these tables the CUDA runtime library reaches what the driver API does not have. It asks for them without
 # need.
 _UNDOCUMENTED = "cuGetExportTable"
@@ -74,12 +75,16 @@ class _Library:
 
     def __init__(self) -> None:
         self.functions = CFunctions()
-        names = (*SYMBOLS, *REFUSED_SYMBOLS)
-        self.table = JumpTable(SONAME, {name: _at_exit(name) for name in names})
-        for name in names:
-            self.table.assign(name, self._address(name))
+        symbols = {name: _at_exit(name) for name in (*SYMBOLS, *REFUSED_SYMBOLS)}
+        self.table = JumpTable(SONAME, symbols)
+        other = JumpTable(_DEVELOPMENT_NAME, symbols)
+        for name in symbols:
+            address = self._address(name)
+            for table in (self.table, other):
+                table.assign(name, address)
         # Destructors, of Python modules and of C++, call the driver when Python is about to be gone.
-        atexit.register(self.table.withdraw)
+        for table in (self.table, other):
+            atexit.register(table.withdraw)
 
     def _address(self, name: str) -> int:
         if name == _UNDOCUMENTED:

@@ -398,6 +398,9 @@ def test_a_library_that_cannot_be_made_is_told() -> None:
 
 
 def test_the_library_is_loaded_once(cuda: ctypes.CDLL) -> None:
+    count = c_int()
+    ok(ctypes.CDLL("libcuda.so").cuDeviceGetCount(byref(count)))  # the name without a version
+    assert count.value == 1
     assert provide_libcuda()
     assert ctypes.CDLL(SONAME)._handle == cuda._handle
 
