@@ -13,4 +13,5 @@ install_third_party() {  # FOLDER REQUIREMENTS
 
 install_third_party "$GDNBENCH_THIRD_PARTY" tests/sim/third_party/requirements.txt
 install_third_party "$GDNBENCH_THIRD_PARTY/with-triton" tests/sim/third_party/requirements_triton.txt
-install_third_party "$GDNBENCH_THIRD_PARTY/with-cupy" tests/sim/third_party/requirements_cupy.txt
+# Of slow tests alone.
+[ -z "${full:-}" ] || install_third_party "$GDNBENCH_THIRD_PARTY/with-cupy" tests/sim/third_party/requirements_cupy.txt

@@ -96,7 +96,13 @@ class _CtaWrites:
         """See `Checker`."""
 
     def on_register_use(
-        self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None
+        self,
+        warp: Warp,
+        ins: Instruction,
+        register: Register,
+        writer: Writer | None,
+        *,
+        computed: bool = False,
     ) -> None:
         """See `Checker`."""
 
