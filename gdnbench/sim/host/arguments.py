@@ -136,8 +136,8 @@ def check_on_cpu(named: NamedTensor) -> None:
 def pack_arguments(arguments: Mapping[str, Any], types: Sequence[str]) -> list[Any]:
     """The arguments of a host function whose parameters have `types`, with tensors as structs. Raises
     LaunchError, which names the first that does not fit. A value that is no tensor, number, None or container
-    of these stays as it is."""
-    leaves = _leaves(arguments)
+    of these stays as it is; types are not passed."""
+    leaves = [(name, value) for name, value in _leaves(arguments) if not isinstance(value, type)]
     given = sum(isinstance(value, Tensor) or cute_tensors.is_cute_tensor(value) for _, value in leaves)
     wanted = [kind for kind in map(tensor_type, types) if kind is not None]
     if len(leaves) == len(types):

@@ -48,6 +48,8 @@ def type_of(name: str, value: Any) -> TensorType:
         raise LaunchError(f"{name} is a fake tensor, which is for compiling: pass one with memory")
     from cutlass._mlir import ir
 
+    # The runtime decides only when it fills the argument struct which strides depend on dynamic extents.
+    value.__c_pointers__()
     with ir.Context():
         text = str(value.mlir_type)
     found = tensor_type(text)

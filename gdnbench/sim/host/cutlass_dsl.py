@@ -356,11 +356,19 @@ def bind(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any], stream: 
     return dict(zip(parameter_names(compiled), rectified, strict=True))
 
 
+class _NoPointers:
+    """Stands for a type among the arguments, `Type[X]`: it decided over the code and is not passed."""
+
+    def __c_pointers__(self) -> list[int]:
+        return []
+
+
 def argument_pointers(compiled: Any, arguments: Sequence[Any]) -> tuple[list[int], object]:
     """(address of each argument of the host function, the object that keeps them alive), packed by the
-    DSL."""
+    DSL. A type is no argument of the host function."""
+    passed = tuple(_NoPointers() if isinstance(argument, type) else argument for argument in arguments)
     try:
-        pointers, keep = compiled.execution_args.generate_execution_args(tuple(arguments), {})
+        pointers, keep = compiled.execution_args.generate_execution_args(passed, {})
     except Exception as error:
         raise LaunchError(f"an argument does not fit: {_first_line(error)}") from error
     addresses = [pointer if isinstance(pointer, int) else _address(pointer) for pointer in pointers]

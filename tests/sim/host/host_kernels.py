@@ -138,6 +138,18 @@ def add_one(x: cute.Tensor, traced: cutlass.Constexpr):
 
 
 @cute.kernel
+def fill_kernel(x: cute.Tensor, kind: type[cutlass.Numeric]):
+    thread, _, _ = cute.arch.thread_idx()
+    x[thread] = cutlass.Float32(kind.width)
+
+
+@cute.jit
+def fill_with_width(x: cute.Tensor, kind: type[cutlass.Numeric]):
+    """Writes the bits of a type, which is an argument."""
+    fill_kernel(x, kind).launch(grid=[1, 1, 1], block=[32, 1, 1])
+
+
+@cute.kernel
 def follow_kernel(addresses: cute.Tensor):
     """Adds 1 to the 32 floats at each address."""
     thread, _, _ = cute.arch.thread_idx()

@@ -57,6 +57,15 @@ def test_the_argument_is_what_a_torch_tensor_is_passed_as() -> None:
     assert torch.equal(y[:, 0], 2 * x[:, 0])
 
 
+def test_strides_that_depend_on_dynamic_extents_are_dynamic() -> None:
+    """CuTe's runtime decides that only when it fills the argument struct (CUTLASS's `mamba2_ssd.py`)."""
+    x, y = rows()
+    compact = from_dlpack(y).mark_compact_shape_dynamic(0)
+    compact = compact.mark_compact_shape_dynamic(1, stride_order=y.dim_order())
+    sim.launch(scale(), x_of(x), compact, 2.0, 70)
+    assert torch.equal(y[:, 0], 2 * x[:, 0])
+
+
 def bad_arguments() -> dict[str, tuple[Any, Any, str]]:
     x, y = rows()
     unaligned = torch.ones(70 * 8 + 1)[1:].view(70, 8)

@@ -39,6 +39,15 @@ def test_a_called_jit_function_is_simulated() -> None:
     assert len(traced) == 1
 
 
+def test_a_type_is_no_argument_of_the_host_code() -> None:
+    """As in CUTLASS's `call_from_jit.py`."""
+    data = vector()
+    with sim.active():
+        for kind in (cutlass.Float16, cutlass.Int64, cutlass.Float16):
+            host_kernels.fill_with_width(from_dlpack(data), kind)
+            assert torch.equal(data, torch.full((32,), float(kind.width)))
+
+
 def test_a_function_is_compiled_for_tensors_on_cuda_as_a_gpu_has_them() -> None:
     """A `generic` pointer would compile to other PTX, or, in a TMA copy, not at all."""
     seen = []
