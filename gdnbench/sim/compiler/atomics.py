@@ -132,7 +132,7 @@ def atomic(t: Translator, ins: Instruction) -> None:
     everyone = t.active
     for index in range(ins.vec):
         address = code.opi("add", base, index * size) if index else base
-        hosts = locate(t, ins, space, address, size)
+        hosts = locate(t, ins, space, address, size, index)
         b, c, old = (t.scratch_at(place * 256) for place in (1, 2, 3))
         code.store(values[0][index], b, 32 if size == 1 else 64)
         code.store(values[-1][index], c, 32 if size == 1 else 64)

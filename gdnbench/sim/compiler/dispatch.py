@@ -7,6 +7,7 @@ can continue are in one group, the loop goes from block to block without looking
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 from gdnbench.sim.compiler.blocks import Blocks
@@ -30,16 +31,47 @@ class Status(IntEnum):
 PATIENCE = 4096
 
 
-def dispatcher(blocks: Blocks) -> str:
-    """`i32 run(ptr state, i64 quantum)` and its tables."""
-    count = len(blocks.blocks)
-    table = ", ".join(f"ptr @block{i}" for i in range(count))
-    lengths = ", ".join(f"i64 {b.stop - b.start}" for b in blocks.blocks)
-    start = f"""
-@blocks = internal constant [{count} x ptr] [{table}], align 64
-@lengths = internal constant [{count} x i64] [{lengths}], align 64
+TABLES = {
+    f"@kernel_{name}": f"@kernel_{name} = external constant [0 x {kind}]"
+    for name, kind in (("blocks", "ptr"), ("lengths", "i64"), ("writes", "i32"), ("ranges", "i32"))
+}
+SAVED = "@kernel_saved"
+TABLES[SAVED] = f"{SAVED} = external constant i64"
+"""Declarations of a kernel's tables: for each block its function and the number of its instructions, and the
+registers that it writes. For each block and width of `WIDTHS`, `ranges` is the first of these registers in
+`writes`, which has the offsets in the state; the next element is the end. `saved` is the most bytes that a
+block's registers have."""
+WIDTHS = (64, 32, 16, 8, 1)
 
-define i32 @run(ptr %state, i64 %quantum) #0 {{
+
+def tables(blocks: Blocks, writes: Sequence[Sequence[tuple[int, int]]]) -> str:
+    """The tables of a kernel. `writes[block]` is (bits, offset in the state) of each register that the block
+    writes."""
+    offsets: list[int] = []
+    ranges: list[int] = []
+    for written in writes:
+        for width in WIDTHS:
+            ranges.append(len(offsets))
+            offsets += sorted(offset for bits, offset in written if bits == width)
+    ranges.append(len(offsets))
+    saved = max((sum(4 * max(bits, 8) for bits, _ in written) for written in writes), default=0)
+
+    def table(name: str, kind: str, values: Sequence[object]) -> str:
+        listed = ", ".join(f"{kind} {value}" for value in values)
+        return f"@kernel_{name} = constant [{len(values)} x {kind}] [{listed}], align 64\n"
+
+    return (
+        table("blocks", "ptr", [f"@block{block.index}" for block in blocks.blocks])
+        + table("lengths", "i64", [block.stop - block.start for block in blocks.blocks])
+        + table("writes", "i32", offsets)
+        + table("ranges", "i32", ranges)
+        + f"{SAVED} = constant i64 {max(saved, 64)}\n"
+    )
+
+
+def dispatcher() -> str:
+    """`i32 run(ptr state, i64 quantum)`."""
+    start = f"""define i32 @run(ptr %state, i64 %quantum) #0 {{
 start:
 {load_field("executed0", "executed", "i64", 8)}{load_field("counts", "counts", "ptr", 8)}
   %limit = add i64 %executed0, %quantum
@@ -54,7 +86,7 @@ start:
   br label %pick
 
 """
-    return start + _pick() + _enter(count) + _stop() + _place()
+    return start + _pick() + _enter() + _stop() + _place()
 
 
 def _pick() -> str:
@@ -111,23 +143,32 @@ calm:
 go:
   %lanes.1 = call i32 @llvm.ctpop.i32(i32 %group)
   %lanes = zext i32 %lanes.1 to i64
+  %everyone = icmp eq i32 %group, -1
   br label %enter
 
 """
 
 
-def _enter(count: int) -> str:
-    """Run one of `count` blocks and count it. Then jump to the next block if no other group can run;
-    otherwise store the lanes' blocks and select again."""
+def _enter() -> str:
+    """Run a block and count it. Then jump to the next block if no other group can run; otherwise store the
+    lanes' blocks and select again."""
     return f"""enter:
   %block = phi i32 [ %low, %go ], [ %result, %straight ]
-  %slot = getelementptr [{count} x ptr], ptr @blocks, i64 0, i32 %block
+  br i1 %everyone, label %wholly, label %partly
+wholly:
+  %slot = getelementptr ptr, ptr @kernel_blocks, i32 %block
   %function = load ptr, ptr %slot, align 8
-  %result = call i32 %function(ptr %state, i32 %group)
+  %result.wholly = call i32 %function(ptr %state, i32 %group)
+  br label %returned
+partly:
+  %result.partly = call i32 @run_partly(ptr %state, i32 %group, i32 %block)
+  br label %returned
+returned:
+  %result = phi i32 [ %result.wholly, %wholly ], [ %result.partly, %partly ]
   %stopped = icmp slt i32 %result, {Exit.GONE}
   br i1 %stopped, label %stop, label %account
 account:
-  %length.p = getelementptr [{count} x i64], ptr @lengths, i64 0, i32 %block
+  %length.p = getelementptr i64, ptr @kernel_lengths, i32 %block
   %length = load i64, ptr %length.p, align 8
   %executed.old = load i64, ptr %executed0.p, align 8
   %executed = add i64 %executed.old, %length
@@ -203,6 +244,80 @@ join:
 }}
 
 """
+
+
+def run_partly() -> str:
+    """`run_partly(state, group, block)`: runs a block for some of the lanes. It writes its registers in all
+    lanes; this restores those of the others."""
+    text = f"""define internal i32 @run_partly(ptr %state, i32 %group, i32 %block) noinline #0 {{
+begin:
+  %bytes = load i64, ptr {SAVED}, align 8
+  %saved = alloca i8, i64 %bytes, align 64
+  %others = xor i32 %group, -1
+  %others.lanes = bitcast i32 %others to <32 x i1>
+  %first = mul i32 %block, {len(WIDTHS)}
+  br label %save.{WIDTHS[0]}
+"""
+    text += _each_written("save", "call")
+    text += """call:
+  %slot = getelementptr ptr, ptr @kernel_blocks, i32 %block
+  %function = load ptr, ptr %slot, align 8
+  %result = call i32 %function(ptr %state, i32 %group)
+  br label %restore.64
+"""
+    return text + _each_written("restore", "done") + "done:\n  ret i32 %result\n}\n\n"
+
+
+def _each_written(stem: str, after: str) -> str:
+    """A loop over the written registers of each width that saves or restores them; `%saved` is filled in
+    their order."""
+    text = ""
+    at = "0"
+    for place, width in enumerate(WIDTHS):
+        kind, align = (f"<32 x i{width}>", 64 if width >= 16 else 32) if width > 1 else ("i32", 4)
+        size = 4 * max(width, 8)
+        name = f"{stem}.{width}"
+        following = f"{stem}.{WIDTHS[place + 1]}" if place + 1 < len(WIDTHS) else after
+        text += f"""{name}:
+  %{name}.range = add i32 %first, {place}
+  %{name}.from.p = getelementptr i32, ptr @kernel_ranges, i32 %{name}.range
+  %{name}.to.p = getelementptr i8, ptr %{name}.from.p, i64 4
+  %{name}.from = load i32, ptr %{name}.from.p, align 4
+  %{name}.to = load i32, ptr %{name}.to.p, align 4
+  br label %{name}.each
+{name}.each:
+  %{name}.index = phi i32 [ %{name}.from, %{name} ], [ %{name}.next, %{name}.one ]
+  %{name}.at = phi i64 [ {at}, %{name} ], [ %{name}.at.next, %{name}.one ]
+  %{name}.more = icmp slt i32 %{name}.index, %{name}.to
+  br i1 %{name}.more, label %{name}.one, label %{following}
+{name}.one:
+  %{name}.offset.p = getelementptr i32, ptr @kernel_writes, i32 %{name}.index
+  %{name}.offset = load i32, ptr %{name}.offset.p, align 4
+  %{name}.p = getelementptr i8, ptr %state, i32 %{name}.offset
+  %{name}.copy = getelementptr i8, ptr %saved, i64 %{name}.at
+"""
+        source, target = ("p", "copy") if stem == "save" else ("copy", "p")
+        text += f"  %{name}.value = load {kind}, ptr %{name}.{source}, align {align}\n"
+        if stem == "save":
+            text += f"  store {kind} %{name}.value, ptr %{name}.{target}, align {align}\n"
+        elif width > 1:
+            text += (
+                f"  call void @llvm.masked.store.v32i{width}.p0({kind} %{name}.value, ptr align {align}"
+                f" %{name}.p, <32 x i1> %others.lanes)\n"
+            )
+        else:
+            text += f"""  %{name}.now = load i32, ptr %{name}.p, align 4
+  %{name}.new = and i32 %{name}.now, %group
+  %{name}.old = and i32 %{name}.value, %others
+  %{name}.both = or i32 %{name}.new, %{name}.old
+  store i32 %{name}.both, ptr %{name}.p, align 4
+"""
+        text += f"""  %{name}.next = add i32 %{name}.index, 1
+  %{name}.at.next = add i64 %{name}.at, {size}
+  br label %{name}.each
+"""
+        at = f"%{name}.at"
+    return text
 
 
 def exit_early() -> str:

@@ -77,31 +77,46 @@ def f32_const(value: float) -> Value:
 
 LANE_IDS = lane_constants("i32", range(LANES))
 
-Helper = Callable[["Library"], str]
+
+@dataclass(frozen=True, slots=True)
+class Helper:
+    """A function that blocks call: its definition, the declarations of intrinsics and constants that it
+    needs, and the names of the helpers that it calls."""
+
+    text: str
+    declarations: dict[str, str]
+    calls: frozenset[str]
+
+
+_BEING_DEFINED = Helper("", {}, frozenset())
 
 
 @dataclass(slots=True)
 class Library:
-    """Shared by the functions of a module: declarations of intrinsics and helper functions by name."""
+    """What the functions of a module need: declarations of intrinsics and constants, and the helper functions
+    that they call. `helpers`, by name, are those defined so far; libraries may share them."""
 
     declarations: dict[str, str] = field(default_factory=dict)
-    helpers: dict[str, str] = field(default_factory=dict)
+    helpers: dict[str, Helper] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
 
     def helper(self, name: str, define: Callable[[str, Library], str]) -> None:
         """Define the helper function if it does not exist; `define(name, library)` writes its text."""
         if name not in self.helpers:
-            self.helpers[name] = ""  # a helper may use another helper, not itself
-            self.helpers[name] = define(name, self)
+            self.helpers[name] = _BEING_DEFINED  # a helper may use another helper, not itself
+            own = Library(helpers=self.helpers)
+            text = define(name, own)
+            self.helpers[name] = Helper(text, own.declarations, frozenset((*own.called, *_CALLED(text))))
 
-    def called_by(self, text: str) -> list[str]:
-        """The helpers that `text` calls, directly or through each other."""
-        left = dict(self.helpers)
-        found, pending = [], [text]
+    def all_called(self) -> dict[str, Helper]:
+        """The helpers that the module's functions call, directly or through each other."""
+        found: dict[str, Helper] = {}
+        pending = sorted(self.called)
         while pending:
-            for name in set(_CALLED(pending.pop())):
-                if name in left:
-                    pending.append(left.pop(name))
-                    found.append(pending[-1])
+            name = pending.pop()
+            if name in self.helpers and name not in found:
+                found[name] = self.helpers[name]
+                pending += sorted(found[name].calls)
         return found
 
 
@@ -111,8 +126,10 @@ _CALLED = re.compile(r"call [^@\n]*@([\w.]+)\(").findall
 class Code:
     """The body of one function under construction."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, entered: Value | None = None) -> None:
+        """`entered` is the bits of the mask `%lanes`, if the function has them."""
         self.library = library
+        self.entered = entered
         self.lines: list[str] = []
         self.label = "entry"
         self._next = 0
@@ -212,6 +229,8 @@ class Code:
 
     def mask_bits(self, mask: Value) -> Value:
         """<32 x i1> -> i32."""
+        if mask.text == "%lanes" and self.entered is not None:
+            return self.entered
         return self.bits(mask, "i32")
 
     def any(self, mask: Value) -> Value:
@@ -230,9 +249,11 @@ class Code:
 
     def call(self, name: str, result: str, *arguments: Value) -> Value:
         """A call of a helper or runtime function."""
+        self.library.called.add(name)
         return self.value(result, f"call {result} @{name}({', '.join(map(str, arguments))})")
 
     def call_void(self, name: str, *arguments: Value) -> None:
+        self.library.called.add(name)
         self.line(f"call void @{name}({', '.join(map(str, arguments))})")
 
     # Memory and control

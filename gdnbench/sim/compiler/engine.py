@@ -23,6 +23,7 @@ from gdnbench.sim.compiler.layout import ALIGN, HEADER, SCALARS, aligned_bytes
 from gdnbench.sim.compiler.native import Loaded
 from gdnbench.sim.compiler.register_watch import RegisterWatch
 from gdnbench.sim.compiler.runtime_calls import Service, ServiceMaker, lanes_mask, mask_lanes
+from gdnbench.sim.compiler.translator import TRAFFIC
 from gdnbench.sim.compiler.warpgroup import CompiledRegisters
 from gdnbench.sim.machine.counters import counted_as
 from gdnbench.sim.machine.cta import Cta, MachineConfig
@@ -137,7 +138,7 @@ class CompiledWarp:
         self.pointer = int(self.state.ctypes.data)
         self.counts = np.zeros((len(engine.native.blocks.blocks), 2), np.int64)
         self._counts = self.counts.data.cast("B").cast("q")
-        self.traffic = np.zeros(max(len(engine.native.traffic), 1), np.int64)
+        self.traffic = np.zeros(len(TRAFFIC), np.int64)
         self._keep: list[object] = []
         self._waiting: list[tuple[int, int, Wait]] = []  # (block, lanes, wait)
         self.cells = self.state.data.cast("B").cast("I")  # reads and writes plain integers
@@ -376,6 +377,11 @@ class CompiledWarp:
             for op, count in histogram.items():
                 if executions:
                     counters.instructions[op] += executions * count
-        for name, amount in zip(self.engine.native.traffic, self.traffic.tolist(), strict=False):
+        for name, amount in zip(TRAFFIC, self.traffic.tolist(), strict=True):
             if amount:
                 counters.traffic[name] += amount
+        for block, moved in self.engine.native.moved.items():
+            lanes = int(self.counts[block, 1])
+            for name, size in moved.items():
+                if lanes:
+                    counters.traffic[name] += lanes * size

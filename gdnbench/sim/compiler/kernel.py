@@ -3,6 +3,7 @@ the cache."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +24,9 @@ from gdnbench.sim.compiler import (
     warp,
     wmma,
 )
-from gdnbench.sim.compiler.blocks import Blocks, find_blocks, is_service
-from gdnbench.sim.compiler.dispatch import dispatcher
-from gdnbench.sim.compiler.emit import Library
+from gdnbench.sim.compiler.blocks import Block, Blocks, find_blocks, is_service
+from gdnbench.sim.compiler.dispatch import TABLES, tables
+from gdnbench.sim.compiler.emit import Helper, Library
 from gdnbench.sim.compiler.layout import ALIGN, Layout, plan_layout
 from gdnbench.sim.compiler.native import Level
 from gdnbench.sim.compiler.optimiser import Optimiser
@@ -33,7 +34,7 @@ from gdnbench.sim.compiler.parallel import processors
 from gdnbench.sim.compiler.runtime_calls import enter_service
 from gdnbench.sim.compiler.shadow_registers import Shadows
 from gdnbench.sim.compiler.shadow_registers import plan_shadows as plan_shadows
-from gdnbench.sim.compiler.translator import Program, Translate, Translator
+from gdnbench.sim.compiler.translator import Found, Program, Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.ptx.ir import Kernel, Module
 
@@ -57,8 +58,9 @@ def _table() -> dict[str, Translate]:
 
 @dataclass(frozen=True, slots=True)
 class NativeKernel:
-    """A kernel ready to run. `symbols` are the state offsets of module variables' addresses, `traffic` the
-    names of the byte counters, `skips` the records of skipped faults as (offset in the state, pc, code).
+    """A kernel ready to run. `symbols` are the state offsets of module variables' addresses, `skips` the
+    records of skipped faults as (offset in the state, pc, code). By block: `seen` and `moved` of
+    `translator.Found`.
     `optimiser` is None for code that is the best already."""
 
     kernel: Kernel
@@ -66,11 +68,19 @@ class NativeKernel:
     layout: Layout
     loaded: native.Loaded
     symbols: dict[str, int]
-    traffic: tuple[str, ...]
     seen: dict[int, int]
+    moved: dict[int, dict[str, int]]
     shadows: Shadows | None = None
     skips: tuple[tuple[int, int, int], ...] = ()
     optimiser: Optimiser | None = None
+
+
+def _translations(kernel: Kernel) -> dict[str, Translate]:
+    table = _table()
+    for ins in kernel.instructions:
+        if is_service(ins) and ins.op not in table:
+            table[ins.op] = enter_service
+    return table
 
 
 def translate(
@@ -81,62 +91,99 @@ def translate(
     *,
     keep_going: bool = False,
 ) -> tuple[str, Program]:
-    """The LLVM IR of a kernel as one module."""
-    (text,), program = translate_parts(kernel, blocks, layout, shadows, 1, keep_going=keep_going)
-    return text, program
+    """The LLVM IR of a kernel as one module, with all functions that it calls."""
+    program = Program(kernel, blocks, layout, runtime.new_library(), shadows, keep_going)
+    return _whole_module(program), program
 
 
-def translate_parts(
-    kernel: Kernel,
-    blocks: Blocks,
-    layout: Layout,
-    shadows: Shadows | None,
-    most: int,
-    *,
-    keep_going: bool = False,
-) -> tuple[list[str], Program]:
-    """The LLVM IR of a kernel as up to `most` modules of about equal size, which can be compiled separately.
-    The first has the dispatcher."""
-    library = Library(dict(runtime.DECLARATIONS))
-    program = Program(kernel, blocks, layout, library, shadows, keep_going=keep_going)
-    table = _table()
-    for ins in kernel.instructions:
-        if is_service(ins) and ins.op not in table:
-            table[ins.op] = enter_service
-    functions = [Translator(program, block).translate(table) for block in blocks.blocks]
-    count = max(min(most, sum(map(len, functions)) // PART_BYTES), 1)
-    groups = _groups(functions, count)
-    first, *others = groups
-    declared = "".join(f"declare i32 @block{i}(ptr, i32)\n" for i in range(len(first), len(functions)))
-    texts = [_module(library, [dispatcher(blocks), declared, *first])]
-    # The dispatcher's module finds them by name.
-    texts += [
-        _module(library, [one.replace("define internal i32 ", "define i32 ", 1) for one in group])
-        for group in others
-    ]
-    return texts, program
+def _whole_module(program: Program) -> str:
+    table = _translations(program.kernel)
+    functions = [Translator(program, block).translate(table) for block in program.blocks.blocks]
+    library = program.library
+    library.called.add(ENTRY)
+    helpers = library.all_called().values()
+    declarations = dict(library.declarations)
+    for helper in helpers:
+        declarations |= helper.declarations
+    declared = [text for name, text in declarations.items() if name not in TABLES]
+    texts = [ATTRIBUTES, *declared, _tables(program), *functions, *(helper.text for helper in helpers)]
+    return "\n".join(texts)
 
 
-PART_BYTES = 128 << 10
-"""The least text of a module that is compiled by itself. A process for it takes some 20 ms, LLVM 80 ms."""
+ENTRY = "run"
 
 
-def _groups(functions: Sequence[str], count: int) -> list[list[str]]:
-    """The functions in `count` runs of about equal size."""
-    share = sum(map(len, functions)) / count
-    groups: list[list[str]] = [[] for _ in range(count)]
-    size = 0
-    for function in functions:
-        groups[min(int(size / share), count - 1)].append(function)
-        size += len(function)
-    return groups
+def _tables(program: Program) -> str:
+    blocks, writes = program.blocks, program.found.writes
+    return tables(blocks, [sorted(writes.get(block.index, ())) for block in blocks.blocks])
 
 
-def _module(library: Library, functions: Sequence[str]) -> str:
-    """A module of these functions with all that they call."""
-    own = "\n".join((ATTRIBUTES, *library.declarations.values(), *functions))
-    text = "\n".join((own, *library.called_by(own)))
-    return "\n".join((text, *runtime.support(text)))
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some of a kernel's blocks: their object file, the texts of the helpers that they call, and what else
+    translating them found. `size` is the bytes of their LLVM IR."""
+
+    code: bytes
+    helpers: frozenset[str]
+    found: Found
+    size: int
+
+
+def _make_part(program: Program, table: dict[str, Translate], blocks: Sequence[Block]) -> Part:
+    """Translate and compile some blocks."""
+    program.library = Library(helpers=program.library.helpers)
+    program.found = Found()
+    functions = [Translator(program, block).translate(table) for block in blocks]
+    library = program.library
+    called = [library.helpers[name] for name in sorted(library.called) if name in library.helpers]
+    text = "\n".join(
+        (ATTRIBUTES, *library.declarations.values(), *(_declaration(one.text) for one in called), *functions)
+    )
+    helpers = frozenset(_helper_module(program.library, one) for one in library.all_called().values())
+    for helper in sorted(helpers):
+        native.compile_helper(helper)
+    return Part(native.compile_text(text, Level.BASELINE), helpers, program.found, len(text))
+
+
+def _helper_module(library: Library, helper: Helper) -> str:
+    """A module of one helper function, which other modules call by its name."""
+    called = [_declaration(library.helpers[name].text) for name in sorted(helper.calls & {*library.helpers})]
+    text = helper.text.removeprefix("define internal ")
+    text = helper.text if text == helper.text else f"define {text}"
+    return "\n".join((ATTRIBUTES, *sorted(helper.declarations.values()), *called, text))
+
+
+_DEFINITION = re.compile(r"define (?:internal )?(.+?) @([\w.]+)\((.*?)\)")
+_PARAMETER = re.compile(r"(?: noalias)? %[\w.]+")
+
+
+def _declaration(text: str) -> str:
+    """The declaration of a function by its definition."""
+    match = _DEFINITION.match(text)
+    assert match is not None, text
+    result, name, parameters = match.groups()
+    return f"declare {result} @{name}({_PARAMETER.sub('', parameters)})"
+
+
+PART_WEIGHT = 400
+"""The least instructions of a part that is compiled by itself: a process for it takes some 20 ms."""
+PARTS_OF_A_PROCESS = 3  # more even out how long they take; each costs some ms
+
+
+def _groups(blocks: Blocks, processes: int) -> list[list[Block]]:
+    """The blocks in runs of about equal work, by the number of instructions."""
+    weights = [block.stop - block.start + BLOCK_WEIGHT for block in blocks.blocks]
+    total = sum(weights)
+    count = max(min(processes * PARTS_OF_A_PROCESS, total // PART_WEIGHT), 1) if processes > 1 else 1
+    groups: list[list[Block]] = [[] for _ in range(count)]
+    done = 0
+    for block, weight in zip(blocks.blocks, weights, strict=True):
+        groups[min(done * count // total, count - 1)].append(block)
+        done += weight
+    return [group for group in groups if group]
+
+
+BLOCK_WEIGHT = 3  # the function of a block costs as much as so many instructions
 
 
 # Vectors of 512 bits; on CPUs without them LLVM splits them. Functions with #1 change the CPU's rounding
@@ -149,42 +196,20 @@ ATTRIBUTES = (
 
 
 def _complete(record: dict[str, Any]) -> bool:
-    """True if a cache entry has everything that `make` writes."""
+    """True if a cache entry has everything that `compile_kernel` writes."""
     kinds = {name: type(value) for name, value in record.items()}
-    return kinds == {
-        "size": int,
-        "symbols": dict,
-        "traffic": list,
-        "seen": list,
-        "skips": list,
-        "bytes": int,
-    }
+    return kinds == {"seen": list, "moved": list, "skips": list, "bytes": int}
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What is decided of a kernel before it is translated; translating reserves more of the layout."""
-
-    blocks: Blocks
-    layout: Layout
-    shadows: Shadows | None
-    keep_going: bool
-
-    def translate(self, kernel: Kernel, most: int) -> tuple[list[str], Program]:
-        """Its LLVM IR as up to `most` modules."""
-        return translate_parts(
-            kernel, self.blocks, self.layout, self.shadows, most, keep_going=self.keep_going
-        )
-
-
-def _plan(kernel: Kernel, logged: bool, keep_going: bool) -> _Plan:
+def _plan(kernel: Kernel, logged: bool, keep_going: bool) -> tuple[Program, Shadows | None]:
+    """What is decided of a kernel before it is translated."""
     blocks = find_blocks(kernel)
     layout = plan_layout(kernel, blocks, logged=logged)
     planned = plan_shadows(kernel, blocks, layout) if logged else None
-    if planned is None:
-        return _Plan(blocks, layout, None, keep_going)
-    shadows, cut = planned
-    return _Plan(cut, layout, shadows, keep_going)
+    shadows = None
+    if planned is not None:
+        shadows, blocks = planned
+    return Program(kernel, blocks, layout, runtime.new_library(), shadows, keep_going), shadows
 
 
 def compile_kernel(
@@ -195,7 +220,7 @@ def compile_kernel(
     after accesses out of bounds."""
     if not kernel.instructions:
         raise UnsupportedError(f"kernel {kernel.name} without instructions")
-    plan = _plan(kernel, logged, keep_going)
+    program, shadows = _plan(kernel, logged, keep_going)
     key = (module.text, kernel.name, *["logged"] * logged, *["keep going"] * keep_going)
     better, name = native.cache_key(*key, Level.OPTIMISED.name), native.cache_key(*key, Level.BASELINE.name)
     optimiser = None
@@ -203,39 +228,52 @@ def compile_kernel(
     if found is None or not _complete(found.record):
         found = native.read_cached(name)
         if found is None or not _complete(found.record):
-            found = _compile_baseline(kernel, plan)
+            found = _compile_baseline(program)
             native.write_cached(name, found)
 
         def translate_again() -> list[str]:
             # As one module: where a launch runs, the other cores are busy.
-            return _plan(kernel, logged, keep_going).translate(kernel, 1)[0]
+            return [_whole_module(_plan(kernel, logged, keep_going)[0])]
 
         optimiser = Optimiser(better, found, found.record["bytes"], translate_again)
-    layout = plan.layout
-    layout.size = -(-found.record["size"] // ALIGN) * ALIGN
-    traffic = tuple(found.record["traffic"])
+    layout = program.layout
+    layout.size = -(-layout.size // ALIGN) * ALIGN
     return NativeKernel(
         kernel,
-        plan.blocks,
+        program.blocks,
         layout,
         native.load_objects(found.objects),
-        found.record["symbols"],
-        traffic,
+        program.symbol_slots,
         dict(found.record["seen"]),
-        plan.shadows,
+        dict(found.record["moved"]),
+        shadows,
         tuple((record, pc, code) for record, pc, code in found.record["skips"]),
         optimiser,
     )
 
 
-def _compile_baseline(kernel: Kernel, plan: _Plan) -> native.Compiled:
-    texts, program = plan.translate(kernel, processors())
+def _compile_baseline(program: Program) -> native.Compiled:
+    table, processes = _translations(program.kernel), processors()
+    groups = _groups(program.blocks, processes)
+    parts = native.in_processes(lambda group: _make_part(program, table, group), groups, processes)
+    found, library = Found(), runtime.new_library()
+    for part in parts:
+        found.add(part.found)
+    library.called.add(ENTRY)
+    helpers = {_helper_module(library, one) for one in library.all_called().values()}
+    helpers.update(*(part.helpers for part in parts))
+    program.found = found
+    blocks = "".join(f"declare i32 @block{block.index}(ptr, i32)\n" for block in program.blocks.blocks)
+    with native.llvm_lock:
+        objects = (
+            *(part.code for part in parts),
+            native.compile_text(_tables(program) + blocks, Level.BASELINE),
+            *map(native.compile_helper, sorted(helpers)),
+        )
     record = {
-        "size": plan.layout.size,
-        "symbols": program.symbol_slots,
-        "traffic": list(program.traffic),
-        "seen": list(program.seen.items()),
-        "skips": program.skips,
-        "bytes": sum(map(len, texts)),
+        "seen": list(found.seen.items()),
+        "moved": list(found.moved.items()),
+        "skips": found.skips,
+        "bytes": sum(part.size for part in parts),
     }
-    return native.Compiled(native.compile_texts(texts, Level.BASELINE), record)
+    return native.Compiled(objects, record)

@@ -6,6 +6,7 @@ memory.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 from gdnbench.sim.compiler.emit import I1, I32, LANES, Code, Value, const, lane_constants, lanes_of
@@ -49,11 +50,8 @@ def _pair(code: Code, words: Sequence[int], halves: Sequence[Value]) -> Value:
 def _from_memory(code: Code, table: Sequence[int], index: Value) -> Value:
     words = ", ".join(f"i32 {word}" for word in table)
     constant = f"[{len(table)} x i32] [{words}]"
-    declarations = code.library.declarations
-    name = next((key for key, text in declarations.items() if text.endswith(constant)), "")
-    if not name:
-        name = f"@table_{len(declarations)}"
-        declarations[name] = f"{name} = internal constant {constant}"
+    name = f"@table_{hashlib.sha256(constant.encode()).hexdigest()[:16]}"
+    code.library.declarations[name] = f"{name} = internal constant {constant}"
     offsets = code.opi("shl", index, 2)
     places = code.value(lanes_of("ptr"), f"getelementptr i8, ptr {name}, {offsets}")
     everyone = const(I1, 1)

@@ -72,6 +72,8 @@ def _offsets() -> tuple[dict[str, int], int]:
 HEADER, HEADER_SIZE = _offsets()
 
 
+SITE_BYTES = 16
+"""An interval of global memory: base and end, i64."""
 SKIP_BYTES, SKIP_LANES, SKIP_COUNT = 320, 256, 264
 """A record of skipped faults: i64[32] addresses, then at these offsets i32 lanes and i64 count."""
 

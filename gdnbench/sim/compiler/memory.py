@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gdnbench.sim.compiler import lanes
 from gdnbench.sim.compiler.access_log import log_access
-from gdnbench.sim.compiler.emit import I1, I64, Value, const, lanes_of
+from gdnbench.sim.compiler.emit import I1, I64, Code, Library, Value, const, lanes_of
 from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.engine_interface import WINDOW_SIZE, WINDOWS
@@ -37,10 +37,11 @@ def space_of(ins: Instruction) -> str:
     return SPACES.get(ins.choice(*SPACES), "generic")
 
 
-def locate(t: Translator, ins: Instruction, space: str, address: Value, width: int) -> Value:
+def locate(t: Translator, ins: Instruction, space: str, address: Value, width: int, access: int = 0) -> Value:
     """Check an access of `width` bytes in the active lanes and return its host addresses. An instruction that
     writes may not access the parameters, which a generic address can name. If the launch goes on after
-    faults, the lanes out of bounds are no longer active."""
+    faults, the lanes out of bounds are no longer active. `access` is the number of the access among those of
+    the instruction."""
     code = t.code
     if t.program.keep_going and width > 1:
         crooked = code.comparei("icmp ne", code.opi("and", code.resize(address, I64), width - 1), 0)
@@ -48,7 +49,7 @@ def locate(t: Translator, ins: Instruction, space: str, address: Value, width: i
     out = t.scratch(256)
     arguments = [t.state, code.mask_bits(t.active), code.resize(address, I64), const("i64", width), out]
     if space in ("global", "generic"):
-        arguments.append(const("i64", t.program.layout.reserve(16, 16)))
+        arguments.append(const("i64", t.program.site(ins, access)))
     bad = code.call(f"locate_{space}", "i32", *arguments)
     if space == "generic" and ins.form.access is not Access.READ:
         shift = WINDOW_SIZE.bit_length() - 1
@@ -56,7 +57,7 @@ def locate(t: Translator, ins: Instruction, space: str, address: Value, width: i
         parameters = code.comparei("icmp eq", window, WINDOWS["param"] >> shift)
         bad = code.op("or", bad, code.mask_bits(code.op("and", parameters, t.active)))
     if t.program.keep_going:
-        t.skip(bad, FAULTS[space], ins, address)
+        t.skip(bad, FAULTS[space], ins, access, address)
     else:
         t.fault(code.bits(bad, I1), FAULTS[space], ins, address)
     return code.load(I64, out, 64)
@@ -69,12 +70,66 @@ def log_located_access(t: Translator, ins: Instruction, space: str, address: Val
     log_access(t, ins, address)
 
 
+def _at_once(t: Translator, ins: Instruction, space: str) -> bool:
+    """Whether one helper can check and move: a fault ends the launch, and it may read wherever it can."""
+    return not t.program.keep_going and (space != "generic" or ins.form.access is Access.READ)
+
+
+def _move(
+    t: Translator, ins: Instruction, space: str, address: Value, shape: tuple[int, int], rows: Value
+) -> None:
+    """Check an access of `shape`, (bytes of an element, elements), and move it between memory and `rows`."""
+    code, (size, count) = t.code, shape
+    stem = "fetch" if ins.form.access is Access.READ else "put"
+    name = f"{stem}_{space}_{size}_{count}"
+    code.library.helper(name, lambda name, library: _define_move(name, library, stem, space, size, count))
+    site = t.program.site(ins) if space in ("global", "generic") else 0
+    faulted = code.call(
+        name,
+        "i1",
+        t.state,
+        code.mask_bits(t.active),
+        code.resize(address, I64),
+        const("i64", site),
+        const("i32", ins.pc),
+        rows,
+    )
+    t.fault_if(faulted)
+
+
+def _define_move(name: str, library: Library, stem: str, space: str, size: int, count: int) -> str:
+    """`i1 name(state, mask, address, site, pc, rows)`: true if it recorded a fault and moved nothing."""
+    mover = (lanes.gather_helper if stem == "fetch" else lanes.scatter_helper)(library, size, count)
+    code = Code(library)
+    state, mask, address = Value("ptr", "%state"), Value("i32", "%mask"), Value(I64, "%address")
+    code.start_block("entry")
+    out = code.value("ptr", f"alloca {I64}, align 64")
+    arguments = [state, mask, address, const("i64", size * count), out]
+    if space in ("global", "generic"):
+        arguments.append(Value("i64", "%site"))
+    bad = code.call(f"locate_{space}", "i32", *arguments)
+    code.branch(code.comparei("icmp ne", bad, 0), "fault", "legal")
+    code.start_block("fault")
+    code.call_void("record_fault", state, const("i32", FAULTS[space]), Value("i32", "%pc"), bad, address)
+    code.line("ret i1 true")
+    code.start_block("legal")
+    code.call_void(mover, code.load(I64, out, 64), mask, Value("ptr", "%rows"))
+    code.line("ret i1 false")
+    head = f"define internal i1 @{name}(ptr %state, i32 %mask, {I64} %address, i64 %site, i32 %pc, ptr %rows)"
+    return f"{head} noinline #0 {{\n{code.text()}\n}}\n"
+
+
 def read_rows(t: Translator, hosts: Value, size: int, count: int) -> list[Value]:
     """`count` elements of `size` bytes from each active lane's host address."""
     code = t.code
     rows = t.scratch(32 * size * count)
     helper = lanes.gather_helper(code.library, size, count)
     code.call_void(helper, hosts, code.mask_bits(t.active), rows)
+    return _load_rows(t, rows, size, count)
+
+
+def _load_rows(t: Translator, rows: Value, size: int, count: int) -> list[Value]:
+    code = t.code
     kind = lanes_of(f"i{size * 8}")
     align = min(64, 32 * size)
     return [code.load(kind, code.offset(rows, row * 32 * size), align) for row in range(count)]
@@ -90,10 +145,16 @@ def zero_elsewhere(t: Translator, rows: list[Value]) -> list[Value]:
 def write_rows(t: Translator, hosts: Value, rows: list[Value], size: int) -> None:
     """The inverse of `read_rows`."""
     code = t.code
+    area = _store_rows(t, rows, size)
+    code.call_void(lanes.scatter_helper(code.library, size, len(rows)), hosts, code.mask_bits(t.active), area)
+
+
+def _store_rows(t: Translator, rows: list[Value], size: int) -> Value:
+    code = t.code
     area = t.scratch(32 * size * len(rows))
     for row, value in enumerate(rows):
         code.store(value, code.offset(area, row * 32 * size), min(64, 32 * size))
-    code.call_void(lanes.scatter_helper(code.library, size, len(rows)), hosts, code.mask_bits(t.active), area)
+    return area
 
 
 def count_access(t: Translator, space: str, address: Value | None, size: int, *, load: bool) -> None:
@@ -143,9 +204,15 @@ def load(t: Translator, ins: Instruction) -> None:
     else:
         address = t.address(ins, source)
         everyone = t.active
-        hosts = locate(t, ins, space, address, width)
-        log_located_access(t, ins, space, address)
-        values = zero_elsewhere(t, read_rows(t, hosts, size, count))
+        if _at_once(t, ins, space):
+            rows = t.scratch(32 * width)
+            _move(t, ins, space, address, (size, count), rows)
+            log_located_access(t, ins, space, address)
+            values = _load_rows(t, rows, size, count)
+        else:
+            hosts = locate(t, ins, space, address, width)
+            log_located_access(t, ins, space, address)
+            values = zero_elsewhere(t, read_rows(t, hosts, size, count))
         t.active = everyone
     count_access(t, space, address, width, load=True)
     for dest, value in zip(dests, values, strict=True):
@@ -183,9 +250,13 @@ def store(t: Translator, ins: Instruction) -> None:
         raise UnsupportedError(f"{ins.name} of {len(parts)} registers")
     values = [t.read(part, size * 8) for part in parts]
     address = t.address(ins, target)
-    hosts = locate(t, ins, space, address, width)
-    log_located_access(t, ins, space, address)
-    write_rows(t, hosts, values, size)
+    if _at_once(t, ins, space):
+        _move(t, ins, space, address, (size, count), _store_rows(t, values, size))
+        log_located_access(t, ins, space, address)
+    else:
+        hosts = locate(t, ins, space, address, width)
+        log_located_access(t, ins, space, address)
+        write_rows(t, hosts, values, size)
     count_access(t, space, address, width, load=False)
 
 

@@ -1,7 +1,7 @@
 """Compiles LLVM IR to machine code for this CPU and caches it on disk.
 
 An entry of `CACHE` is the object files and the translator's record. Its key is a digest of everything that
-they depend on.
+they depend on. An entry of `HELPERS` is the object file of one helper function, which all kernels share.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import llvmlite.binding as llvm
 
@@ -30,7 +30,8 @@ from gdnbench.sim.ptx import isa
 # The x86-64 extensions that the engine's code requires.
 _NEEDED = ("avx2", "f16c", "fma")
 
-CACHE = ArtifactCache("sim", b"gdnbench-sim-3\n")
+CACHE = ArtifactCache("sim", b"gdnbench-sim-4\n")
+HELPERS = ArtifactCache("sim-helpers", b"gdnbench-sim-helper-1\n")
 
 
 def _files() -> list[Path]:
@@ -55,9 +56,15 @@ def _sources() -> bytes:
 _VERSION = _sources()  # computed when the sources are imported, not when the first kernel is compiled
 
 # LLVM is called by one thread at a time. No process is forked meanwhile: it would wait forever for the lock.
-_lock = threading.RLock()
+llvm_lock = threading.RLock()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+    os.register_at_fork(
+        before=llvm_lock.acquire, after_in_parent=llvm_lock.release, after_in_child=llvm_lock.release
+    )
+
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 class Level(IntEnum):
@@ -124,8 +131,29 @@ def cache_key(*texts: str) -> str:
 
 def compile_texts(texts: Sequence[str], level: Level) -> tuple[bytes, ...]:
     """Compile the parts of a kernel to an object file each, at the same time if there is more than one."""
-    with _lock:
-        return tuple(map_in_processes(lambda text: compile_text(text, level), texts))
+    return tuple(in_processes(lambda text: compile_text(text, level), texts, len(texts)))
+
+
+def in_processes(function: Callable[[_T], _R], items: Sequence[_T], processes: int) -> list[_R]:
+    """`map_in_processes` of a function that compiles."""
+    with llvm_lock:
+        return map_in_processes(function, items, processes)
+
+
+_helpers: dict[str, bytes] = {}
+
+
+def compile_helper(text: str) -> bytes:
+    """Compile a helper function, a module of its own, unless this process or the cache has it. Only one
+    thread may call it at a time."""
+    if text not in _helpers:
+        name = cache_key(text)
+        found = HELPERS.fetch(name)
+        if found is None or len(found[1]) != 1:
+            found = {}, [compile_text(text, Level.OPTIMISED)]
+            HELPERS.keep(name, *found)
+        _helpers[text] = found[1][0]
+    return _helpers[text]
 
 
 def compile_text(text: str, level: Level = Level.OPTIMISED) -> bytes:
@@ -148,7 +176,7 @@ def compile_text(text: str, level: Level = Level.OPTIMISED) -> bytes:
 
 def load_objects(objects: Sequence[bytes]) -> Loaded:
     """Map the object files of a kernel into this process."""
-    with _lock:
+    with llvm_lock:
         module = llvm.parse_assembly("")
         engine = llvm.create_mcjit_compiler(module, _machine())
         for code in objects:

@@ -52,9 +52,7 @@ def _skip(t: Translator, ins: Instruction, python: str) -> None:
     """`seen` becomes nonzero once the machine has accepted the instruction."""
     code = t.code
     _allowed(t, python)
-    seen = t.program.layout.reserve(4, 4)
-    t.program.seen[t.block.index] = seen
-    word = code.load("i32", code.offset(t.state, seen), 4)
+    word = code.load("i32", code.offset(t.state, t.program.accepted(t.block)), 4)
     _when(t, code.comparei("icmp ne", word, 0), python)
     t.leave(t.next_block(ins.pc + 1))
 

@@ -1,16 +1,22 @@
-"""Compiles the parts of a kernel at the same time, each in a forked process of its own: llvmlite holds one
-lock for all threads of a process."""
+"""Computes the parts of a kernel at the same time, in forked processes: llvmlite holds one lock for all
+threads of a process, and so does Python."""
 
 from __future__ import annotations
 
+import gc
 import os
+import pickle
 import signal
+import struct
 import traceback
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from gdnbench.sim.errors import WorkerError
+from gdnbench.sim.errors import SimError, WorkerError
 
-_DONE, _FAILED = b"\0", b"\1"
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+_NUMBER = struct.Struct("<I")
 
 
 def processors() -> int:
@@ -20,39 +26,80 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def map_in_processes(function: Callable[[str], bytes], texts: Sequence[str]) -> list[bytes]:
-    """`function` of each text: the first here, each of the others in a forked process.
+class _Queue:
+    """The numbers of the items that nobody has taken yet, in a pipe that all processes read."""
 
-    Raises WorkerError if `function` fails in another process, or if that process dies.
+    def __init__(self, count: int) -> None:
+        self._read, write = os.pipe()
+        os.write(write, b"".join(map(_NUMBER.pack, range(count))))
+        os.close(write)
+
+    def take(self) -> int | None:
+        data = os.read(self._read, _NUMBER.size)
+        return int(_NUMBER.unpack(data)[0]) if data else None
+
+    def close(self) -> None:
+        os.close(self._read)
+
+
+MOST_ITEMS = 4096 // _NUMBER.size  # what every system takes into a pipe at once
+
+
+def map_in_processes(function: Callable[[_T], _R], items: Sequence[_T], processes: int) -> list[_R]:
+    """`function` of each item, at most `MOST_ITEMS`, in this process and in forked ones. Each takes the next
+    item when it is done with one.
+
+    Raises the SimError of the first item for which `function` raises one, and WorkerError if it fails
+    otherwise in another process, or if that process dies.
     """
+    queue = _Queue(len(items))
     children: list[tuple[int, int]] = []  # process id, the read end of its pipe
     try:
-        for text in texts[1:]:
+        for _ in range(min(processes, len(items)) - 1):
             read, write = os.pipe()
             child = os.fork()
             if child == 0:
-                _work(function, text, write)
+                _work(function, items, queue, write)
             os.close(write)
             children.append((child, read))
-        results = [function(texts[0])]
-        while len(results) < len(texts):
-            results.append(_receive(*children[len(results) - 1]))
-        return results
+        results = _take_all(function, items, queue)
+        for child, read in children:
+            results |= _receive(child, read)
+        return [_value(results[number]) for number in range(len(items))]
     finally:
+        queue.close()
         for child, read in children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             os.close(read)
 
 
-def _work(function: Callable[[str], bytes], text: str, write: int) -> None:
+def _value(result: _R | SimError) -> _R:
+    if isinstance(result, SimError):
+        raise result
+    return result
+
+
+def _take_all(function: Callable[[_T], _R], items: Sequence[_T], queue: _Queue) -> dict[int, _R | SimError]:
+    """Results and errors by number of the item."""
+    results: dict[int, _R | SimError] = {}
+    while (number := queue.take()) is not None:
+        try:
+            results[number] = function(items[number])
+        except SimError as error:
+            results[number] = error
+    return results
+
+
+def _work(function: Callable[[_T], _R], items: Sequence[_T], queue: _Queue, write: int) -> None:
     """The whole life of a child. It never returns, so that no code of the parent runs twice."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it too and ends its children
+        gc.disable()  # a collection would copy the pages of all objects of the parent
         try:
-            data = _DONE + function(text)
+            data = pickle.dumps(_take_all(function, items, queue))
         except BaseException:
-            data = _FAILED + traceback.format_exc().encode()
+            data = pickle.dumps(traceback.format_exc())
         view = memoryview(data)
         while view:
             view = view[os.write(write, view) :]
@@ -60,13 +107,18 @@ def _work(function: Callable[[str], bytes], text: str, write: int) -> None:
         os._exit(0)
 
 
-def _receive(child: int, read: int) -> bytes:
+def _receive(child: int, read: int) -> dict[int, _R | SimError]:
+    """What a child computed."""
     pieces = []
     while piece := os.read(read, 1 << 20):
         pieces.append(piece)
-    data = b"".join(pieces)
-    if data[:1] == _FAILED:
-        raise WorkerError(f"a process that compiled a kernel failed: {data[1:].decode()}")
-    if data[:1] != _DONE:
-        raise WorkerError(f"process {child}, which compiled a kernel, died: the memory may have run out")
-    return data[1:]
+    try:
+        found = pickle.loads(b"".join(pieces))
+    except (EOFError, pickle.UnpicklingError):
+        raise WorkerError(
+            f"process {child}, which compiled a kernel, died: the memory may have run out"
+        ) from None
+    if isinstance(found, str):
+        raise WorkerError(f"a process that compiled a kernel failed: {found}")
+    computed: dict[int, _R | SimError] = found
+    return computed

@@ -1,36 +1,73 @@
-"""The native runtime beside the dispatcher, as LLVM IR: address translation, exits and faults."""
+"""The native runtime, as LLVM IR: dispatcher, address translation, exits and faults. It is the same for every
+kernel."""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from gdnbench.sim.compiler.address_translation import locators
-from gdnbench.sim.compiler.dispatch import exit_early
-from gdnbench.sim.compiler.layout import HEADER, SKIP_COUNT, SKIP_LANES
+from gdnbench.sim.compiler.dispatch import TABLES, dispatcher, exit_early, run_partly
+from gdnbench.sim.compiler.emit import Helper, Library
+from gdnbench.sim.compiler.layout import HEADER, SKIP_COUNT, SKIP_LANES, load_field
 
 DECLARATIONS = {
     "@llvm.vector.reduce.umin.v32i32": "declare i32 @llvm.vector.reduce.umin.v32i32(<32 x i32>)",
     "@llvm.ctpop.i32": "declare i32 @llvm.ctpop.i32(i32)",
     "@llvm.cttz.i32": "declare i32 @llvm.cttz.i32(i32, i1)",
     "@llvm.usub.sat.i64": "declare i64 @llvm.usub.sat.i64(i64, i64)",
+    "@llvm.masked.store.v32i64.p0": "declare void @llvm.masked.store.v32i64.p0(<32 x i64>, ptr, <32 x i1>)",
+    "@llvm.masked.store.v32i32.p0": "declare void @llvm.masked.store.v32i32.p0(<32 x i32>, ptr, <32 x i1>)",
+    "@llvm.masked.store.v32i16.p0": "declare void @llvm.masked.store.v32i16.p0(<32 x i16>, ptr, <32 x i1>)",
+    "@llvm.masked.store.v32i8.p0": "declare void @llvm.masked.store.v32i8.p0(<32 x i8>, ptr, <32 x i1>)",
 }
 
 
-def support(text: str) -> list[str]:
-    """The functions of this runtime that `text` calls, directly or through each other. A kernel without the
-    others compiles in about half the time."""
-    functions = {_DEFINED(one)[0]: one for one in (record_fault(), record_skip(), exit_early(), *locators())}
-    found, pending = [], [text]
-    while pending:
-        names = set(_CALLED(pending.pop()))
-        for name in [name for name in functions if name in names]:
-            pending.append(functions.pop(name))
-            found.append(pending[-1])
-    return found
+@cache
+def _functions() -> dict[str, Helper]:
+    texts = (
+        count_bytes(),
+        record_fault(),
+        record_skip(),
+        exit_early(),
+        run_partly(),
+        *locators(),
+        dispatcher(),
+    )
+    return {_DEFINED(one)[0]: Helper(one, _declarations(one), frozenset(_CALLED(one))) for one in texts}
 
 
-_DEFINED = re.compile(r"^define internal \w+ @(\w+)\(", re.MULTILINE).findall
+def _declarations(text: str) -> dict[str, str]:
+    named = set(_NAMED(text))
+    return {name: declared for name, declared in {**DECLARATIONS, **TABLES}.items() if name in named}
+
+
+def new_library() -> Library:
+    """A library with the functions of the runtime."""
+    return Library(helpers=dict(_functions()))
+
+
+_DEFINED = re.compile(r"^define (?:internal )?\w+ @(\w+)\(", re.MULTILINE).findall
 _CALLED = re.compile(r"call \w+ @(\w+)\(").findall
+_NAMED = re.compile(r"@[\w.]+").findall
+
+
+def count_bytes() -> str:
+    """`count_bytes(state, counter, lanes, size)`: adds `size` bytes for each lane to a byte counter."""
+    return (
+        "define internal void @count_bytes(ptr %state, i64 %counter, i32 %lanes, i64 %size) noinline #0 {\n"
+        + load_field("traffic", "traffic", "ptr", 8)
+        + """  %place = getelementptr i8, ptr %traffic, i64 %counter
+  %count = call i32 @llvm.ctpop.i32(i32 %lanes)
+  %long = zext i32 %count to i64
+  %bytes = mul i64 %long, %size
+  %old = load i64, ptr %place, align 8
+  %new = add i64 %old, %bytes
+  store i64 %new, ptr %place, align 8
+  ret void
+}
+"""
+    )
 
 
 def record_skip() -> str:

@@ -8,7 +8,7 @@ instruction, is the Python side: it reads the sources from a warp's state, in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -47,8 +47,6 @@ _BITS = np.uint32(1) << np.arange(LANES, dtype=np.uint32)
 def enter_service(t: Translator, ins: Instruction) -> None:
     """Return to Python. If a guard disables all lanes, native code skips the instruction."""
     code = t.code
-    for symbol in symbols_of(ins):
-        t.program.symbol_slot(symbol)
     if ins.form.aligned:
         t.gather(ins, const("i32", -1))
     if ins.guard is not None:
@@ -63,16 +61,6 @@ def enter_service(t: Translator, ins: Instruction) -> None:
     if len(code.lines) > before:
         code.start_block(last)
     t.ret(const("i32", Exit.SERVICE))
-
-
-def symbols_of(ins: Instruction) -> Iterator[Symbol]:
-    """Module variables whose addresses the instruction uses."""
-    for source in ins.sources:
-        operand: Operand | None = source.descriptor if isinstance(source, TensorAddress) else source
-        if isinstance(operand, Address):
-            operand = operand.base
-        if isinstance(operand, Symbol) and operand.variable.space in ("global", "const"):
-            yield operand
 
 
 @lru_cache(4096)

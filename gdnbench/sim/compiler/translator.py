@@ -1,13 +1,14 @@
 """Translates the instructions of one block into the body of one LLVM function.
 
 The function is `i32 block(ptr state, i32 active)`. Registers are SSA values inside it: it loads them from the
-state at their first use, and at the end stores those that a later block may read, in the active lanes only.
-It returns the index of the next block, or one of the codes in `Exit`.
+state at their first use, and at the end stores those that a later block may read. It stores all lanes, which
+takes half as much code as storing the active ones; if not all lanes are active, the dispatcher restores the
+others. It returns the index of the next block, or one of the codes in `Exit`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
@@ -29,7 +30,7 @@ from gdnbench.sim.compiler.emit import (
     lane_constants,
     lanes_of,
 )
-from gdnbench.sim.compiler.layout import HEADER, SKIP_BYTES, Layout
+from gdnbench.sim.compiler.layout import HEADER, SITE_BYTES, SKIP_BYTES, Layout
 from gdnbench.sim.deadline import check_time
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.engine_interface import SHARED_BASE, window_of_variable
@@ -46,6 +47,7 @@ from gdnbench.sim.ptx.ir import (
     Sink,
     Special,
     Symbol,
+    TensorAddress,
     Vector,
 )
 
@@ -106,27 +108,90 @@ class ShadowCode(Protocol):
     def after(self, t: Translator, ins: Instruction) -> None: ...
 
 
+TRAFFIC = tuple(
+    name
+    for space in ("shared", "global", "local", "param")
+    for name in (f"{space} to registers", f"registers to {space}")
+)
+"""The names of the byte counters."""
+
+
+def module_symbols(ins: Instruction) -> Iterator[Symbol]:
+    """Module variables whose addresses the instruction uses."""
+    for source in ins.sources:
+        operand: Operand | None = source.descriptor if isinstance(source, TensorAddress) else source
+        if isinstance(operand, Address):
+            operand = operand.base
+        if isinstance(operand, Symbol) and operand.variable.space in ("global", "const"):
+            yield operand
+
+
+@dataclass(slots=True)
+class Found:
+    """What translation finds besides the code. `skips` are (record in the state, pc, fault code) of accesses
+    whose faults are skipped. By block: `seen` is the offset of the word that is set once the machine accepted
+    the instruction, `moved` the bytes that each lane moves by name of the counter, `writes` (bits, offset) of
+    the registers that it stores."""
+
+    seen: dict[int, int] = field(default_factory=dict)
+    skips: list[tuple[int, int, int]] = field(default_factory=list)
+    moved: dict[int, dict[str, int]] = field(default_factory=dict)
+    writes: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
+
+    def add(self, other: Found) -> None:
+        """Add what was found in other blocks."""
+        self.seen |= other.seen
+        self.skips += other.skips
+        self.moved |= other.moved
+        self.writes |= other.writes
+
+
 @dataclass(slots=True)
 class Program:
-    """State shared by all blocks of a kernel during translation."""
+    """State shared by all blocks of a kernel during translation. All that translation needs in the warp's
+    state is reserved here, by instruction, so that processes can translate blocks separately."""
 
     kernel: Kernel
     blocks: Blocks
     layout: Layout
     library: Library
     shadows: ShadowCode | None = None
-    symbol_slots: dict[str, int] = field(default_factory=dict)
-    traffic: dict[str, int] = field(default_factory=dict)
-    seen: dict[int, int] = field(default_factory=dict)  # by block: set once the machine accepted it
     keep_going: bool = False
-    skips: list[tuple[int, int, int]] = field(default_factory=list)  # (record, pc, fault code)
+    symbol_slots: dict[str, int] = field(default_factory=dict)
+    _sites: dict[int, int] = field(default_factory=dict)  # by pc
+    _records: dict[int, int] = field(default_factory=dict)  # by pc
+    _accepted: dict[int, int] = field(default_factory=dict)  # by block
+    found: Found = field(default_factory=Found)
 
-    def symbol_slot(self, symbol: Symbol) -> int:
-        """The offset in the state of a module variable's address."""
-        name = symbol.variable.name
-        if name not in self.symbol_slots:
-            self.symbol_slots[name] = self.layout.reserve(8, 8)
-        return self.symbol_slots[name]
+    def __post_init__(self) -> None:
+        reserve = self.layout.reserve
+        for block in self.blocks.blocks:
+            check_time()
+            if block.service:
+                self._accepted[block.index] = reserve(4, 4)
+            for ins in self.kernel.instructions[block.start : block.stop]:
+                for symbol in module_symbols(ins):
+                    if symbol.variable.name not in self.symbol_slots:
+                        self.symbol_slots[symbol.variable.name] = reserve(8, 8)
+                if not ins.form.in_engine:
+                    continue
+                accesses = ins.vec if ins.form.atomic else 1
+                self._sites[ins.pc] = reserve(accesses * SITE_BYTES, SITE_BYTES)
+                if self.keep_going:
+                    self._records[ins.pc] = reserve(accesses * SKIP_BYTES)
+
+    def site(self, ins: Instruction, access: int = 0) -> int:
+        """The offset in the state of the interval of global memory that an instruction accessed last."""
+        return self._sites[ins.pc] + access * SITE_BYTES
+
+    def skip_record(self, ins: Instruction, access: int = 0) -> int:
+        """The offset in the state of the record of an instruction's skipped faults."""
+        return self._records[ins.pc] + access * SKIP_BYTES
+
+    def accepted(self, block: Block) -> int:
+        """The offset in the state of the word that is set once the machine accepted a block's instruction."""
+        self.found.seen[block.index] = self._accepted[block.index]
+        return self._accepted[block.index]
 
 
 @dataclass(slots=True)
@@ -143,12 +208,13 @@ class Translator:
     dirty: dict[int, Register] = field(default_factory=dict)
     scratch_bytes: int = 0
     arrived: tuple[int, Value | None] | None = None  # the last collective's pc and its lanes' member masks
+    faults: bool = False
 
     def __post_init__(self) -> None:
-        self.code = Code(self.program.library)
         self.state = Value("ptr", "%state")
         self.entered = Value("i32", "%active")
         self.active = Value(I1, "%lanes")
+        self.code = Code(self.program.library, self.entered)
 
     # The function
 
@@ -164,7 +230,10 @@ class Translator:
             self.instruction(ins, table)
         if body[-1].form.flow is Flow.NEXT and not self.block.service:
             self.leave(self.next_block(body[-1].pc + 1))
-        head = f"define internal i32 @block{self.block.index}(ptr noalias %state, i32 %active) #0 {{\n"
+        if self.faults:
+            code.start_block("fault")
+            self.ret(const("i32", Exit.FAULT))
+        head = f"define i32 @block{self.block.index}(ptr noalias %state, i32 %active) #0 {{\n"
         if self.scratch_bytes:
             code.lines.insert(1, f"  %scratch = alloca [{self.scratch_bytes} x i8], align 64")
         return f"{head}{code.text()}\n}}\n"
@@ -240,38 +309,18 @@ class Translator:
         code.store(code.op("and", live, code.not_(code.mask_bits(mask))), pointer, 4)
 
     def write_back(self) -> None:
-        """Store the registers that stay live. If all lanes are active, the stores need no mask and the CPU
-        can forward a later load from them."""
+        """Store the registers that stay live, in all lanes."""
         code, live = self.code, self.block.live_out
-        kept = [r for r in self.dirty.values() if live >> r.index & 1]
-        wide = [r for r in kept if r.bits > 1]
-        for register in kept:
+        writes = self.program.found.writes.setdefault(self.block.index, set())
+        for register in self.dirty.values():
+            if not live >> register.index & 1:
+                continue
+            value, slot = self.values[register.index], self.slot(register)
             if register.bits == 1:
-                self._store_predicate(register)
-        if not wide:
-            return
-        full = code.comparei("icmp eq", self.entered, -1)
-        every, some, done = code.new_label("every"), code.new_label("some"), code.new_label("stored")
-        code.branch(full, every, some)
-        code.start_block(every)
-        for register in wide:
-            code.store(self.values[register.index], self.slot(register), 64 if register.bits >= 16 else 32)
-        code.jump(done)
-        code.start_block(some)
-        for register in wide:
-            self._store_masked(register)
-        code.jump(done)
-        code.start_block(done)
-
-    def _store_predicate(self, register: Register) -> None:
-        code, pointer = self.code, self.slot(register)
-        new = code.op("and", code.mask_bits(self.values[register.index]), self.entered)
-        old = code.op("and", code.load("i32", pointer, 4), code.not_(self.entered))
-        code.store(code.op("or", new, old), pointer, 4)
-
-    def _store_masked(self, register: Register) -> None:
-        value = self.values[register.index]
-        self.masked_store(value, self.slot(register), Value(I1, "%lanes"), 64 if register.bits >= 16 else 32)
+                code.store(code.mask_bits(value), slot, 4)
+            else:
+                code.store(value, slot, 64 if register.bits >= 16 else 32)
+            writes.add((register.bits, self.program.layout.slots[register.index]))
 
     def masked_store(self, value: Value, pointer: Value, mask: Value, align: int) -> None:
         code = self.code
@@ -413,7 +462,8 @@ class Translator:
         """A variable's address in its own state space."""
         variable = symbol.variable
         if variable.space in ("global", "const"):
-            address = self.code.load("i64", self.code.offset(self.state, self.program.symbol_slot(symbol)), 8)
+            slot = self.program.symbol_slots[variable.name]
+            address = self.code.load("i64", self.code.offset(self.state, slot), 8)
             return self.code.opi("add", self.code.splat(address), symbol.offset)
         offset = variable.offset
         if variable.space == "shared":
@@ -471,11 +521,21 @@ class Translator:
         self.ret(const("i32", Exit.FAULT))
         code.start_block(good)
 
-    def skip(self, lanes: Value, code_number: FaultCode, ins: Instruction, address: Value) -> None:
-        """Record a fault if any lane is in `lanes` (i32), and go on without these lanes."""
+    def fault_if(self, faulted: Value) -> None:
+        """Return if `faulted` (i1) is true: a helper has recorded the fault."""
+        self.faults = True
+        good = self.code.new_label("ok")
+        self.code.branch(faulted, "fault", good)
+        self.code.start_block(good)
+
+    def skip(
+        self, lanes: Value, code_number: FaultCode, ins: Instruction, access: int, address: Value
+    ) -> None:
+        """Record a fault if any lane is in `lanes` (i32), and go on without these lanes. `access` is the
+        number of the access among those of the instruction."""
         code, program = self.code, self.program
-        record = program.layout.reserve(SKIP_BYTES)
-        program.skips.append((record, ins.pc, int(code_number)))
+        record = program.skip_record(ins, access)
+        program.found.skips.append((record, ins.pc, int(code_number)))
         bad, good = code.new_label("skip"), code.new_label("legal")
         code.branch(code.comparei("icmp ne", lanes, 0), bad, good)
         code.start_block(bad)
@@ -535,13 +595,15 @@ class Translator:
 
     def count_traffic(self, name: str, size: int, among: Value | None = None) -> None:
         """Count `size` bytes under `name` for each active lane, or for those in the mask `among`."""
-        slot = self.program.traffic.setdefault(name, len(self.program.traffic))
+        if among is None and self.active.text == "%lanes":
+            # Known from how often the block ran, and in how many lanes.
+            moved = self.program.found.moved.setdefault(self.block.index, {})
+            moved[name] = moved.get(name, 0) + size
+            return
         code = self.code
-        pointer = code.offset(code.load("ptr", self.header("traffic"), 8), slot * 8)
         mask = self.active if among is None else code.op("and", self.active, among)
-        lanes = code.intrinsic("ctpop", "i32", code.mask_bits(mask))
-        amount = code.opi("mul", code.cast("zext", lanes, "i64"), size)
-        code.store(code.op("add", code.load("i64", pointer, 8), amount), pointer, 8)
+        counter, width = const("i64", TRAFFIC.index(name) * 8), const("i64", size)
+        code.call_void("count_bytes", self.state, counter, code.mask_bits(mask), width)
 
 
 def _log_entries(ins: Instruction) -> int:

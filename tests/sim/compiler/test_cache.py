@@ -43,12 +43,14 @@ def entries(tmp_path: Path) -> list[Path]:
 
 @pytest.fixture
 def compilations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One item for each compilation."""
+    """One item for each compilation of a kernel's blocks; they call helpers, which have modules of their
+    own."""
     count: list[int] = []
     original = native.compile_text
 
     def counted(text: str, level: native.Level) -> bytes:
-        count.append(len(text))
+        if "define i32 @block0(" in text:
+            count.append(len(text))
         return original(text, level)
 
     monkeypatch.setattr(native, "compile_text", counted)
@@ -60,6 +62,29 @@ def test_a_kernel_is_compiled_once(tmp_path: Path, compilations: list[int]) -> N
     assert result(5) == [lane + 5 for lane in range(32)]
     assert len(compilations) == 1
     assert len(entries(tmp_path)) == 1
+
+
+def test_helpers_are_compiled_once_for_all_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_helpers", {})
+    assert result(5)[0] == 5
+    first = sorted(path.name for path in (tmp_path / "sim-helpers").iterdir())
+    assert len(first) > 3
+    compiled: list[str] = []
+    original = native.compile_text
+
+    def noted(text: str, level: native.Level) -> bytes:
+        compiled.append(text)
+        return original(text, level)
+
+    monkeypatch.setattr(native, "compile_text", noted)
+    monkeypatch.setattr(native, "_helpers", {})  # as in another process
+    assert result(6)[0] == 6
+    assert not any("define i1 @put_global_4_1(" in text for text in compiled)
+    assert sorted(path.name for path in (tmp_path / "sim-helpers").iterdir()) == first
+    damaged = tmp_path / "sim-helpers" / first[0]
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    monkeypatch.setattr(native, "_helpers", {})
+    assert result(7)[0] == 7
 
 
 def test_another_text_is_another_entry(tmp_path: Path, compilations: list[int]) -> None:

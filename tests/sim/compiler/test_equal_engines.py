@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
 import numpy as np
 import pytest
 
@@ -9,6 +12,9 @@ from gdnbench.sim.compiler import kernel, native
 from gdnbench.sim.run import RunResult, run_ptx
 from tests.seeds import drawn
 from tests.sim.compiler.random_programs import RECORD, THREADS, operands, program
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def run(text: str, seed: int, engine: str, schedule: str = "late") -> tuple[np.ndarray, RunResult]:
@@ -36,8 +42,8 @@ def compare(seed: int, *, depth: int, length: int = 0) -> None:
 @pytest.fixture
 def optimised(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are compiled well from the start, as those of long launches are later."""
-    original = native.compile_texts
-    monkeypatch.setattr(native, "compile_texts", lambda texts, level: original(texts, native.Level.OPTIMISED))
+    original = native.compile_text
+    monkeypatch.setattr(native, "compile_text", lambda text, level: original(text, native.Level.OPTIMISED))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -65,20 +71,22 @@ def test_optimised_code_of_other_programs() -> None:
 
 
 def test_a_kernel_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part is compiled by a process of its own."""
-    compiled: list[int] = []
-    original = native.compile_texts
+    """Several processes translate and compile the parts."""
+    compiled: list[tuple[int, int]] = []
+    original = native.in_processes
 
-    def counted(texts: list[str], level: native.Level) -> tuple[bytes, ...]:
-        compiled.append(len(texts))
-        return original(texts, level)
+    def counted(function: Callable[[T], R], items: Sequence[T], processes: int) -> list[R]:
+        compiled.append((len(items), processes))
+        return original(function, items, processes)
 
-    monkeypatch.setattr(native, "compile_texts", counted)
-    monkeypatch.setattr(kernel, "PART_BYTES", 4096)
+    monkeypatch.setattr(native, "in_processes", counted)
+    monkeypatch.setattr(kernel, "PART_WEIGHT", 10)
     for count in (1, 2, 7):
         monkeypatch.setattr(kernel, "processors", lambda count=count: count)
         compare(300 + count, depth=3)
-    assert compiled == [1, 2, 7]
+    assert [processes for _, processes in compiled] == [1, 2, 7]
+    assert compiled[0][0] == 1
+    assert min(parts for parts, _ in compiled[1:]) > 1
 
 
 def test_programs_of_another_shape() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from gdnbench.sim.compiler import native, optimiser
 from gdnbench.sim.compiler.native import Level
 from gdnbench.sim.compiler.parallel import map_in_processes
-from gdnbench.sim.errors import WorkerError
+from gdnbench.sim.errors import UnsupportedError, WorkerError
 from gdnbench.sim.run import run_ptx
 from tests.messages import wording
 
@@ -49,16 +50,17 @@ def expected() -> list[int]:
 
 @pytest.fixture
 def levels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with the level of each compilation, also of those in other processes."""
-    path, original = tmp_path / "levels", native.compile_texts
+    """A file with the level of each compilation of blocks, also of those in other processes."""
+    path, original = tmp_path / "levels", native.compile_text
     path.write_text("")
 
-    def noted(texts: list[str], level: Level) -> tuple[bytes, ...]:
-        with path.open("a") as file:
-            file.write(f"{level.name}\n")
-        return original(texts, level)
+    def noted(text: str, level: Level) -> bytes:
+        if "define i32 @block0(" in text:
+            with path.open("a") as file:
+                file.write(f"{level.name}\n")
+        return original(text, level)
 
-    monkeypatch.setattr(native, "compile_texts", noted)
+    monkeypatch.setattr(native, "compile_text", noted)
     return path
 
 
@@ -100,21 +102,37 @@ def test_a_cache_that_cannot_be_written(
 
 def test_results_in_order() -> None:
     texts = ["a", "b" * 300_000, "c"]
-    assert map_in_processes(str.encode, texts) == [text.encode() for text in texts]
+    for processes in (1, 2, 5):
+        assert map_in_processes(str.encode, texts, processes) == [text.encode() for text in texts]
+
+
+def test_the_first_refusal_of_several_processes() -> None:
+    """As one process would raise it, wherever and whenever the others fail."""
+
+    def refuse(number: int) -> bytes:
+        time.sleep(0.01 * (5 - number))
+        if number:
+            raise UnsupportedError(f"number {number}")
+        return b""
+
+    with pytest.raises(UnsupportedError, match="number 1"):
+        map_in_processes(refuse, range(5), 3)
 
 
 def test_a_process_that_fails_or_dies() -> None:
     here = os.getpid()
 
     def fail(text: str) -> bytes:
-        if text == "fails":
+        if os.getpid() == here:
+            time.sleep(0.2)  # the other process takes the rest
+        elif text == "fails":
             raise ValueError("no such register")
-        if text == "dies" and os.getpid() != here:
+        else:
             os._exit(1)
         return text.encode()
 
     with pytest.raises(WorkerError, match=wording("sim.compiler.part-failed", reason="Traceback")) as failed:
-        map_in_processes(fail, ["a", "b", "fails"])
+        map_in_processes(fail, ["fails"] * 9, 2)
     assert "no such register" in str(failed.value)
     with pytest.raises(WorkerError, match=wording("sim.compiler.part-died")):
-        map_in_processes(fail, ["a", "dies"])
+        map_in_processes(fail, ["dies"] * 9, 2)
