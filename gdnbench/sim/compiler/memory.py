@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gdnbench.sim.compiler import lanes
 from gdnbench.sim.compiler.access_log import log_access
-from gdnbench.sim.compiler.emit import I1, I64, Code, Library, Value, const, lanes_of
+from gdnbench.sim.compiler.emit import I1, I32, I64, Code, Library, Value, const, lanes_of
 from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.engine_interface import WINDOW_SIZE, WINDOWS
@@ -81,15 +81,17 @@ def _move(
     """Check an access of `shape`, (bytes of an element, elements), and move it between memory and `rows`."""
     code, (size, count) = t.code, shape
     stem = "fetch" if ins.form.access is Access.READ else "put"
-    name = f"{stem}_{space}_{size}_{count}"
-    code.library.helper(name, lambda name, library: _define_move(name, library, stem, space, size, count))
+    name = f"{stem}_{space}_{size}_{count}" + "_narrow" * (address.type == I32)
+    code.library.helper(
+        name, lambda name, library: _define_move(name, library, stem, space, (size, count), address.type)
+    )
     site = t.program.site(ins) if space in ("global", "generic") else 0
     faulted = code.call(
         name,
         "i1",
         t.state,
         code.mask_bits(t.active),
-        code.resize(address, I64),
+        address,
         const("i64", site),
         const("i32", ins.pc),
         rows,
@@ -97,12 +99,17 @@ def _move(
     t.fault_if(faulted)
 
 
-def _define_move(name: str, library: Library, stem: str, space: str, size: int, count: int) -> str:
-    """`i1 name(state, mask, address, site, pc, rows)`: true if it recorded a fault and moved nothing."""
+def _define_move(
+    name: str, library: Library, stem: str, space: str, shape: tuple[int, int], given: str
+) -> str:
+    """`i1 name(state, mask, address, site, pc, rows)`: true if it recorded a fault and moved nothing. `given`
+    is the type of the address."""
+    size, count = shape
     mover = (lanes.gather_helper if stem == "fetch" else lanes.scatter_helper)(library, size, count)
     code = Code(library)
-    state, mask, address = Value("ptr", "%state"), Value("i32", "%mask"), Value(I64, "%address")
+    state, mask = Value("ptr", "%state"), Value("i32", "%mask")
     code.start_block("entry")
+    address = code.resize(Value(given, "%address"), I64)
     out = code.value("ptr", f"alloca {I64}, align 64")
     arguments = [state, mask, address, const("i64", size * count), out]
     if space in ("global", "generic"):
@@ -115,7 +122,9 @@ def _define_move(name: str, library: Library, stem: str, space: str, size: int, 
     code.start_block("legal")
     code.call_void(mover, code.load(I64, out, 64), mask, Value("ptr", "%rows"))
     code.line("ret i1 false")
-    head = f"define internal i1 @{name}(ptr %state, i32 %mask, {I64} %address, i64 %site, i32 %pc, ptr %rows)"
+    head = (
+        f"define internal i1 @{name}(ptr %state, i32 %mask, {given} %address, i64 %site, i32 %pc, ptr %rows)"
+    )
     return f"{head} noinline #0 {{\n{code.text()}\n}}\n"
 
 
@@ -202,7 +211,7 @@ def load(t: Translator, ins: Instruction) -> None:
     if fixed is not None and fixed % width == 0 and 0 <= fixed <= t.param_bytes() - width:
         values = _load_param(t, fixed, size, count)
     else:
-        address = t.address(ins, source)
+        address = t.address(ins, source, wide=False)
         everyone = t.active
         if _at_once(t, ins, space):
             rows = t.scratch(32 * width)
@@ -249,7 +258,7 @@ def store(t: Translator, ins: Instruction) -> None:
     if len(parts) != count:
         raise UnsupportedError(f"{ins.name} of {len(parts)} registers")
     values = [t.read(part, size * 8) for part in parts]
-    address = t.address(ins, target)
+    address = t.address(ins, target, wide=False)
     if _at_once(t, ins, space):
         _move(t, ins, space, address, (size, count), _store_rows(t, values, size))
         log_located_access(t, ins, space, address)

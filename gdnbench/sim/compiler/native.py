@@ -146,14 +146,14 @@ _helpers: dict[str, bytes] = {}
 def compile_helper(text: str) -> bytes:
     """Compile a helper function, a module of its own, unless this process or the cache has it. Only one
     thread may call it at a time."""
-    if text not in _helpers:
-        name = cache_key(text)
+    name = cache_key(text)
+    if name not in _helpers:
         found = HELPERS.fetch(name)
         if found is None or len(found[1]) != 1:
             found = {}, [compile_text(text, Level.OPTIMISED)]
             HELPERS.keep(name, *found)
-        _helpers[text] = found[1][0]
-    return _helpers[text]
+        _helpers[name] = found[1][0]
+    return _helpers[name]
 
 
 def compile_text(text: str, level: Level = Level.OPTIMISED) -> bytes:

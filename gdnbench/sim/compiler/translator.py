@@ -209,6 +209,9 @@ class Translator:
     scratch_bytes: int = 0
     arrived: tuple[int, Value | None] | None = None  # the last collective's pc and its lanes' member masks
     faults: bool = False
+    # What `pack` made of which parts, and `split` of which value, so that neither undoes the other.
+    _parts: dict[str, list[Value]] = field(default_factory=dict)
+    _wholes: dict[tuple[str, ...], Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.state = Value("ptr", "%state")
@@ -378,21 +381,31 @@ class Translator:
     def pack(self, parts: list[Value]) -> Value:
         """Elements concatenated in one integer, the first lowest."""
         code = self.code
+        whole = self._wholes.get(tuple(part.text for part in parts))
+        if whole is not None and bits_of(whole.type) == len(parts) * bits_of(parts[0].type):
+            return whole
         width = bits_of(parts[0].type)
         kind = lanes_of(f"i{width * len(parts)}")
         total = code.cast("zext", parts[0], kind)
         for index, part in enumerate(parts[1:], 1):
             total = code.op("or", total, code.opi("shl", code.cast("zext", part, kind), index * width))
+        if len(parts) > 1:
+            self._parts[total.text] = parts
         return total
 
     def split(self, value: Value, count: int) -> list[Value]:
         """The inverse of `pack`."""
         code = self.code
+        known = self._parts.get(value.text)
+        if known is not None and len(known) == count:
+            return known
         width = bits_of(value.type) // count
         kind = lanes_of(f"i{width}")
-        return [
+        parts = [
             code.cast("trunc", code.opi("lshr", value, i * width) if i else value, kind) for i in range(count)
         ]
+        self._wholes[tuple(part.text for part in parts)] = value
+        return parts
 
     def write(self, destination: Operand, value: Value, *, signed: bool = False) -> None:
         """Write a register in the active lanes; other lanes keep their value."""
@@ -470,8 +483,9 @@ class Translator:
             offset = SHARED_BASE + self.program.kernel.shared_offset(variable)
         return const(I64, offset + symbol.offset)
 
-    def address(self, ins: Instruction, operand: Operand) -> Value:
-        """The effective address of a memory operand of `ins`; a 32-bit base wraps at 4 GiB."""
+    def address(self, ins: Instruction, operand: Operand, *, wide: bool = True) -> Value:
+        """The effective address of a memory operand of `ins`, of 64 bits if `wide`; a 32-bit base wraps at
+        4 GiB."""
         if not isinstance(operand, Address):
             raise UnsupportedError(f"memory operand {type(operand).__name__.lower()}")
         if operand.base is None:
@@ -482,7 +496,7 @@ class Translator:
         if isinstance(operand.base, Symbol):
             offset += window_of_variable(ins, operand.base.variable)
         address = self.code.opi("add", base, offset) if offset else base
-        return self.code.resize(address, I64)
+        return self.code.resize(address, I64) if wide else address
 
     def scratch(self, size: int) -> Value:
         """Stack memory for the vectors that helper functions fill; the next call may return the same

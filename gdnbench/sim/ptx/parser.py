@@ -702,7 +702,7 @@ class _BodyParser:
         for token in tokens:
             if not isinstance(scope.find(token.text), Variable):
                 raise UnsupportedError(f"a call of {name} with {token.text}, no .param variable", place)
-        self._append(_Raw(guard, replace(opcode, text=f"call.{name}"), addresses(tokens), scope, place))
+        self._append(_Raw(guard, opcode._replace(text=f"call.{name}"), addresses(tokens), scope, place))
 
     def _own_memory(self, op: str, mods: tuple[str, ...], raw: _Raw) -> tuple[str, ...]:
         """The suffixes of a load or store: .param names .local where an argument of a call is accessed."""
@@ -741,7 +741,7 @@ class _BodyParser:
         behind = raw.scope.label(RETURN)
         if op == "ret" and behind is not None:
             return replace(shell, sources=(Target(behind, RETURN),), form=replace(form, flow=Flow.BRANCH))
-        return replace(shell, dests=dests, sources=sources, form=form)
+        return Instruction(pc, op, mods, types, vec, dests, sources, guard, raw.place, form)
 
 
 def _shown(line: str) -> str:

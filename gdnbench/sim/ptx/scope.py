@@ -63,10 +63,13 @@ class Cursor:
 
     def until(self, text: str) -> list[Token]:
         """The tokens before the next `text`; skips `text`."""
-        taken = []
-        while (token := self.next()).text != text:
-            taken.append(token)
-        return taken
+        start = end = self.position
+        tokens, count = self.tokens, len(self.tokens)
+        while end < count and tokens[end].text != text:
+            end += 1
+        self.position = end
+        self.next()  # `text`, unless the tokens end before
+        return tokens[start:end]
 
     def balanced(self) -> list[Token]:
         """The tokens of a `{...}`, including nested braces."""
@@ -81,13 +84,21 @@ class Cursor:
     def skip_block(self) -> None:
         """Skip a `{...}`, including nested braces."""
         depth = 0
-        while True:
-            token = self.next()
-            depth += {"{": 1, "}": -1}.get(token.text, 0)
+        tokens = self.tokens
+        for position in range(self.position, len(tokens)):
+            text = tokens[position].text
+            if text == "{":
+                depth += 1
+                if depth > MAX_DEPTH:
+                    line = tokens[position].line
+                    raise PtxSyntaxError(f"PTX line {line}: more than {MAX_DEPTH} scopes in each other")
+            elif text == "}":
+                depth -= 1
             if depth == 0:
+                self.position = position + 1
                 return
-            if depth > MAX_DEPTH:
-                raise PtxSyntaxError(f"PTX line {token.line}: more than {MAX_DEPTH} scopes in each other")
+        self.position = len(tokens)
+        self.next()  # the text ends in the block
 
 
 Meaning = Register | Variable | Vector | Immediate
