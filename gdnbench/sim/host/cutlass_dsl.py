@@ -288,10 +288,29 @@ def export(compiled: Any) -> Exported:
         raise ExportError(f"{name} was compiled without its PTX kept: {HOW_TO_KEEP}")
     tvm_ffi = is_tvm_ffi(compiled)
     try:
-        data = _tvm_ffi_object(compiled) if tvm_ffi else compiled.dump_to_object(PREFIX)
+        with _streams_without_defaults(compiled):
+            data = _tvm_ffi_object(compiled) if tvm_ffi else compiled.dump_to_object(PREFIX)
     except Exception as error:  # whatever a compiler may raise
         raise ExportError(f"{name} cannot be exported: {_first_line(error)}") from error
     return Exported(name, ptx, _text(compiled.artifacts and compiled.artifacts.MLIR), data, tvm_ffi)
+
+
+@contextmanager
+def _streams_without_defaults(compiled: Any) -> Iterator[None]:
+    """Inside this block no parameter has a stream as its default: the DSL copies the defaults of what it
+    exports, and a stream cannot be copied."""
+    execution = compiled.execution_args
+    signature = execution.signature
+    execution.signature = signature.replace(
+        parameters=[
+            parameter.replace(default=None) if type(parameter.default).__name__ == "CUstream" else parameter
+            for parameter in signature.parameters.values()
+        ]
+    )
+    try:
+        yield
+    finally:
+        execution.signature = signature
 
 
 def _text(artifact: object) -> str | None:

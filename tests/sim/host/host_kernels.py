@@ -149,6 +149,12 @@ def fill_with_width(x: cute.Tensor, kind: type[cutlass.Numeric]):
     fill_kernel(x, kind).launch(grid=[1, 1, 1], block=[32, 1, 1])
 
 
+@cute.jit
+def increment_on(x: cute.Tensor, stream: cuda.CUstream = cuda.CUstream(0)):  # noqa: B008
+    """Its stream has a default."""
+    increment_kernel(x.iterator).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+
+
 @cute.kernel
 def follow_kernel(addresses: cute.Tensor):
     """Adds 1 to the 32 floats at each address."""

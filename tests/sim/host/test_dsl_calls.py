@@ -48,6 +48,14 @@ def test_a_type_is_no_argument_of_the_host_code() -> None:
             assert torch.equal(data, torch.full((32,), float(kind.width)))
 
 
+def test_a_stream_with_a_default() -> None:
+    """As in CUTLASS's `sgemm.py`; the DSL cannot copy a stream."""
+    data = vector()
+    with sim.active():
+        host_kernels.increment_on(from_dlpack(data))
+    assert torch.equal(data, vector() + 1)
+
+
 def test_a_function_is_compiled_for_tensors_on_cuda_as_a_gpu_has_them() -> None:
     """A `generic` pointer would compile to other PTX, or, in a TMA copy, not at all."""
     seen = []
