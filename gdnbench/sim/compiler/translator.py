@@ -176,6 +176,8 @@ class Program:
                 if not ins.form.in_engine:
                     continue
                 accesses = ins.vec if ins.form.atomic else 1
+                if ins.form.fragment:
+                    accesses = wmma.accesses(ins)
                 self._sites[ins.pc] = reserve(accesses * SITE_BYTES, SITE_BYTES)
                 if self.keep_going:
                     self._records[ins.pc] = reserve(accesses * SKIP_BYTES)

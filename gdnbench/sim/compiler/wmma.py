@@ -4,6 +4,7 @@ column) `group`. Loads and stores are code, an access for each run of elements; 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -84,13 +85,13 @@ def load(t: Translator, ins: Instruction) -> None:
         raise UnsupportedError(ins.name)
     t.gather(ins, const("i32", -1))
     space, unit = space_of(ins), wmma.unit_bytes(ins)
-    base, everyone = t.address(ins, ins.sources[0]), t.active
+    base, everyone, access = t.address(ins, ins.sources[0]), t.active, itertools.count()
     whole = lanes_of("i64" if kind == "f64" else "i32")
     loaded = []
     for runs in _addresses(t, ins, base, ins.sources[1] if len(ins.sources) > 1 else None):
         value = const(whole, 0)
         for number, address in enumerate(runs):
-            hosts = locate(t, ins, space, address, unit)
+            hosts = locate(t, ins, space, address, unit, next(access))
             log_located_access(t, ins, space, address)
             (part,) = zero_elsewhere(t, read_rows(t, hosts, unit, 1))
             count_access(t, space, address, unit, load=True)
@@ -111,11 +112,11 @@ def store(t: Translator, ins: Instruction) -> None:
     t.gather(ins, const("i32", -1))
     space, unit = space_of(ins), wmma.unit_bytes(ins)
     values = [t.read(part, 64 if kind == "f64" else 32) for part in parts]
-    base, everyone = t.address(ins, ins.sources[0]), t.active
+    base, everyone, access = t.address(ins, ins.sources[0]), t.active, itertools.count()
     runs_of = _addresses(t, ins, base, ins.sources[2] if len(ins.sources) > 2 else None)
     for runs, value in zip(runs_of, values, strict=True):
         for number, address in enumerate(runs):
-            hosts = locate(t, ins, space, address, unit)
+            hosts = locate(t, ins, space, address, unit, next(access))
             log_located_access(t, ins, space, address)
             part = code.opi("lshr", value, 8 * unit * number) if number else value
             write_rows(t, hosts, [code.cast("trunc", part, lanes_of(f"i{8 * unit}"))], unit)
