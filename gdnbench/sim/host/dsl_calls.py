@@ -22,6 +22,7 @@ from typing import Any
 
 from gdnbench.sim.errors import ExportError, LaunchError
 from gdnbench.sim.host import cute_tensors
+from gdnbench.sim.host.kernel_caches import how_to_compile
 from gdnbench.sim.host.patching import patched
 
 Handler = Callable[..., object]
@@ -122,8 +123,7 @@ def _refuse_binary(module: object, name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     raise ExportError(
-        f"{name} is loaded from an object file, which has machine code and no PTX: compile it inside "
-        "sim.active(), with the program's own cache of compiled kernels off"
+        f"{name} is loaded from an object file, which has machine code and no PTX: {how_to_compile()}"
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gdnbench.sim.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from gdnbench.sim.virtual.device_memory import DeviceMemory
     from gdnbench.sim.virtual.explored import ExploredLaunch, explored_summary, explored_text
     from gdnbench.sim.virtual.gpu import VirtualGpu, current_gpu, virtual_gpu
     from gdnbench.sim.virtual.launch_choice import LaunchChoice
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MACHINES",
+    "DeviceMemory",
     "ExploredLaunch",
     "KernelRow",
     "LaunchChoice",
@@ -58,6 +60,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "gdnbench.sim.virtual.device_memory": "DeviceMemory",
         "gdnbench.sim.virtual.explored": "ExploredLaunch explored_summary explored_text",
         "gdnbench.sim.virtual.launch_choice": "LaunchChoice",
         "gdnbench.sim.virtual.launch_explorer": "LaunchExplorer",

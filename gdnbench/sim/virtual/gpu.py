@@ -17,6 +17,7 @@ from gdnbench.sim.errors import CannotSimulateError, LaunchError, SimError
 from gdnbench.sim.floating_environment import ieee_arithmetic
 from gdnbench.sim.host.arguments import Region
 from gdnbench.sim.host.device import Device, Questions, multiprocessors
+from gdnbench.sim.host.kernel_caches import kernel_caches_off
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.ptx.ir import Module
@@ -241,12 +242,16 @@ def current_gpu() -> VirtualGpu | None:
 
 @contextmanager
 def virtual_gpu(
-    machine: str = DEFAULT, sms: int | None = None, settings: Settings | None = None
+    machine: str = DEFAULT,
+    sms: int | None = None,
+    settings: Settings | None = None,
+    memory: DeviceMemory | None = None,
 ) -> Iterator[VirtualGpu]:
     """Inside this block the process sees one GPU, `machine` with `sms` multiprocessors: tensors on `cuda`
     live in CPU memory, torch's operations on them run on the CPU, and launches of kernels are simulated.
 
-    Libraries that are imported inside the block see it from then on. Raises LaunchError for an unknown
+    Libraries that are imported inside the block see it from then on. `memory` is that of an earlier virtual
+    GPU, whose tensors a library may have kept; None makes a new one. Raises LaunchError for an unknown
     machine and if another virtual GPU is active.
     """
     from gdnbench.sim.virtual.install import installed
@@ -256,8 +261,9 @@ def virtual_gpu(
             "a virtual GPU is active already, of an enclosing virtual_gpu() or of gdnbench sim -- PROGRAM:"
             " leave this virtual_gpu() out"
         )
-    gpu = VirtualGpu(machine_named(machine, sms), settings or Settings())
+    gpu = VirtualGpu(machine_named(machine, sms), settings or Settings(), memory=memory or DeviceMemory())
     with ExitStack() as stack:
+        stack.enter_context(kernel_caches_off())
         _current.append(gpu)
         stack.callback(_current.remove, gpu)
         add_listener(gpu.add_refusal)

@@ -4,6 +4,7 @@ alone."""
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from cutlass.cute.runtime import from_dlpack, make_fake_stream, make_fake_tensor
 from torch import Tensor
 
 from gdnbench import sim
+from gdnbench.sim.virtual import virtual_gpu
 from tests.messages import wording
 from tests.sim.host import host_kernels
 
@@ -143,6 +145,37 @@ def test_a_kernel_of_an_object_file_is_refused(tmp_path: Path) -> None:
     loaded = cute.runtime.load_module(str(path))["increment"]
     with pytest.raises(sim.SimError, match=wording("sim.host.object-file", name=loaded.function_name)):
         sim.launch(loaded, vector())
+
+
+def test_the_variable_that_switches_a_package_s_cache_off_is_named(tmp_path: Path) -> None:
+    """quack.cache reads QUACK_CACHE_ENABLED; a program of one's own has no such variable."""
+    path = tmp_path / "kernel.o"
+    path.write_bytes(increment().dump_to_object("increment"))
+
+    def loads(name: str) -> Any:
+        module: dict[str, Any] = {"__name__": name, "runtime": cute.runtime}
+        exec("def load(path): return runtime.load_module(path)['increment']", module)
+        return module["load"]
+
+    advice = {
+        "quack.cache.jit": wording(
+            "sim.host.cache-switch", name="QUACK_CACHE_ENABLED", value="0", package="quack"
+        ),
+        "their_engine": wording("sim.host.cache-unknown"),
+    }
+    for name, said in advice.items():
+        with sim.active(), pytest.raises(sim.ExportError, match=wording("sim.host.object-file") + said):
+            loads(name)(str(path))
+
+
+def test_caches_are_off_on_a_virtual_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the user has set a variable."""
+    monkeypatch.setenv("QUACK_CACHE_ENABLED", "1")
+    monkeypatch.delenv("FLASHINFER_CUTE_DSL_DISABLE_CACHE", raising=False)
+    with virtual_gpu():
+        assert os.environ["FLASHINFER_CUTE_DSL_DISABLE_CACHE"] == "1"
+        assert os.environ["QUACK_CACHE_ENABLED"] == "1"
+    assert "FLASHINFER_CUTE_DSL_DISABLE_CACHE" not in os.environ
 
 
 def test_a_thread_of_the_program_belongs_to_the_block() -> None:
