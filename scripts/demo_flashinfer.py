@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.peers import flashinfer_module
+from gdnbench_kernels.flashinfer_stand_in import STAND_INS
 
 # CTAs of a B200; each takes (sequence, head) pairs in turn, and edits its own TMA descriptors.
 CTAS = 148
@@ -27,7 +27,7 @@ HEAD_DIM = 128
 @cache
 def _kernel_class() -> Any:
     """Without the CUDA libraries that the package loads when it is imported: the kernel needs none."""
-    module = flashinfer_module("gdn_kernels.blackwell.gated_delta_net_chunked", torch.device("cpu"))
+    module = STAND_INS.module("flashinfer.gdn_kernels.blackwell.gated_delta_net_chunked")
     return module.GatedDeltaNetChunkedKernel
 
 

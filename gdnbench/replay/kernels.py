@@ -64,8 +64,8 @@ def check_name(name: str, on: str = "cpu") -> None:
         )
 
 
-def load(name: str, operation: Operation, on: str = "cpu") -> LoadedKernel:
-    """The kernel called `name` for `operation`, to be run on cpu, cuda or sim.
+def load(name: str, operation: Operation) -> LoadedKernel:
+    """The kernel called `name` for `operation`.
 
     NotImplementedError if the operation has none of that name; ImportError, with what to install, if its
     packages are missing; BadInputError if a user's function is not there.
@@ -81,12 +81,11 @@ def load(name: str, operation: Operation, on: str = "cpu") -> LoadedKernel:
     found = getattr(importlib.import_module(module), function)
     if entry.cuda_tensors:
         found = on_virtual_gpu(found)
-    takes = entry.conventions_on(on)
     return LoadedKernel(
         name,
         entry.target,
         found,
-        takes,
+        entry.conventions,
         entry.devices,
         entry.fp64,
         entry.steps,
@@ -156,8 +155,12 @@ def _callable(function: Kernel, name: str) -> Kernel:
 
 def load_step(step: Step, kernel: LoadedKernel) -> LoadedKernel:
     """A step of `kernel` as something that can be called, where and how the kernel can."""
-    function = step.target if callable(step.target) else load_function(step.target).function
-    return replace(kernel, name=f"{kernel.name}, step {step.name}", function=function, steps=())
+    name = f"{kernel.name}, step {step.name}"
+    loaded = of_function(step.target, name) if callable(step.target) else load_function(step.target)
+    function = loaded.function
+    if kernel.cuda_tensors and not loaded.cuda_tensors:
+        function = on_virtual_gpu(function)
+    return replace(kernel, name=name, function=function, steps=())
 
 
 def _import_module(name: str) -> ModuleType:

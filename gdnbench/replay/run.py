@@ -74,7 +74,7 @@ class InProcess:
             return self._kernel
         if operation.name not in self._loaded:
             with simulated(self._on):  # its file may compile kernels when it is imported
-                loaded = load(self._kernel, operation, self._on)
+                loaded = load(self._kernel, operation)
             if not loaded.cuda_tensors and requested_gpu() != (None, None):
                 raise BadInputError(
                     "--machine and --sms describe the GPU of kernels that take tensors on CUDA;"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -20,6 +20,7 @@ from gdnbench_kernels.contract import Kernel
 
 if TYPE_CHECKING:
     from gdnbench.sim import Finding, Session
+    from gdnbench.sim.virtual import DeviceMemory
     from gdnbench.store.reader import StoredRecord
     from gdnbench.trace.request import TraceRequest
 
@@ -89,30 +90,50 @@ def requested_gpu() -> tuple[str | None, int | None]:
     return os.environ.get(MACHINE), None if sms is None else int(sms)
 
 
+@functools.cache
+def _device_memory() -> DeviceMemory:
+    """The memory of all virtual GPUs of this process: a package may keep a workspace from call to call."""
+    from gdnbench.sim.virtual import DeviceMemory
+
+    return DeviceMemory()
+
+
 def on_virtual_gpu(function: Kernel) -> Kernel:
     """`function` of a package that takes tensors on CUDA alone. While `simulated`, it is called on a virtual
-    GPU with CUDA tensors of the same memory as the CPU tensors it was given; the tensors that it returns are
-    on the CPU again."""
+    GPU with CUDA tensors of the same memory as the CPU tensors it was given, those in a dict of stages too;
+    the tensors that it returns, or adds to the dict, are on the CPU again."""
 
     @functools.wraps(function)
     def call(**arguments: Any) -> Any:
         session = _session.get()
         if session is None:
             return function(**arguments)
-        from gdnbench.sim.virtual import cuda_alias, virtual_gpu
+        from gdnbench.sim.virtual import virtual_gpu
 
         machine, sms = requested_gpu()
-        with virtual_gpu(machine or "b200", sms, session.settings) as gpu:
-            given = {
-                name: cuda_alias(value) if isinstance(value, Tensor) else value
-                for name, value in arguments.items()
-            }
+        with virtual_gpu(machine or "b200", sms, session.settings, _device_memory()) as gpu:
+            given = {name: _on_cuda(value) for name, value in arguments.items()}
             try:
-                return _on_cpu(function(**given))
+                returned = _on_cpu(function(**given))
             finally:
                 session.reports += gpu.reports
+            for name, value in arguments.items():
+                if isinstance(value, MutableMapping):
+                    value.update(
+                        _on_cpu({key: given[name][key] for key in given[name].keys() - value.keys()})
+                    )
+            return returned
 
     return call
+
+
+def _on_cuda(value: Any) -> Any:
+    """An argument of a kernel, with its tensors on the virtual GPU."""
+    from gdnbench.sim.virtual import cuda_alias
+
+    if isinstance(value, Mapping):
+        return {name: _on_cuda(one) for name, one in value.items()}
+    return cuda_alias(value) if isinstance(value, Tensor) else value
 
 
 def _on_cpu(returned: Any) -> Any:

@@ -76,6 +76,11 @@ def launching(launcher: Launcher) -> Iterator[None]:
         _launcher.reset(token)
 
 
+def is_redirected() -> bool:
+    """Whether a `launching` block is active: kernels do not run on CUDA but, for one, on the simulator."""
+    return _launcher.get() is not None
+
+
 def _cuda(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     from gdnbench_kernels.cuda_launch import launch
 

@@ -221,12 +221,6 @@ class KernelEntry:
     steps: tuple[Step, ...] = ()
     """The kernel's steps in order, for an operation with stages. A function that no operation lists has an
     attribute of that name."""
-    on_sim: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The values of `conventions` that differ on the simulator."""
-
-    def conventions_on(self, device: str) -> dict[str, tuple[str, ...]]:
-        """The convention values that the kernel accepts on cpu, cuda or sim."""
-        return {**self.conventions, **(self.on_sim if device == "sim" else {})}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Shared by the wrappers of other packages' kernels (peers): lazy imports and launches.
 
-    fla         flash-linear-attention 0.6.0 with fla-core 0.6.0: Triton
-    flashinfer  flashinfer-python 0.7.2.post1: CuTe DSL
+    fla         flash-linear-attention 0.4.2 to 0.6.0 with the fla-core of that version: Triton
+    flashinfer  flashinfer-python 0.7.1 to 0.7.2.post1: CuTe DSL
     vllm        vllm 0.33.0: CuTe DSL, with quack-kernels 0.6.5 for a helper, and Triton
 
 A wrapper calls the function that the package's users call. Conversions that its launch does not include, such
@@ -11,7 +11,9 @@ as another layout or gathered states, run before and after it; the wrapper's mod
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
+import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from gdnbench_kernels import arguments, flashinfer_stand_in, vllm_stand_in
 from gdnbench_kernels.arguments import Output
+from gdnbench_kernels.compiling import is_redirected
 from gdnbench_kernels.validate import dtype_name
 
 INSTALL = "pip install 'gdnbench[peers]'"
@@ -30,7 +33,7 @@ PIP_TARGET = "pip install --no-deps --target FOLDER"
 FLA_PACKAGES = "flash-linear-attention==0.6.0 fla-core==0.6.0 triton==3.7.1 einops"
 FLASHINFER_PACKAGES = "flashinfer-python==0.7.2.post1"
 VLLM_PACKAGES = "vllm==0.33.0 quack-kernels==0.6.5 triton==3.7.1"
-STAND_INS = {"vllm": vllm_stand_in.STAND_INS}
+STAND_INS = {"flashinfer": flashinfer_stand_in.STAND_INS, "vllm": vllm_stand_in.STAND_INS}
 """Packages whose kernels' modules a user's function may import without the rest of the package."""
 ALIGN = 32  # bytes: the largest alignment that a peer requires
 NO_DISPATCH = {"FLA_FLASH_QLA": "0", "FLA_DISABLE_BACKEND_DISPATCH": "1"}
@@ -43,10 +46,10 @@ def fla_module(name: str) -> ModuleType:
     os.environ.update(NO_DISPATCH)
     try:
         module = importlib.import_module(f"fla.{name}")
-        backends = importlib.import_module("fla.backends")
+        dispatches = _fla_dispatches()
     except ImportError as error:
         raise _missing("flash-linear-attention", "fla", FLA_PACKAGES, error) from error
-    if not getattr(backends, "_DISPATCH_DISABLED", False):  # read once, at import
+    if dispatches:
         settings = " ".join(f"{variable}={value}" for variable, value in NO_DISPATCH.items())
         raise ImportError(
             "flash-linear-attention was imported before with its dispatch to other backends on, so what it"
@@ -55,23 +58,45 @@ def fla_module(name: str) -> ModuleType:
     return module
 
 
-def flashinfer_module(name: str, device: torch.device) -> ModuleType:
-    """`flashinfer.<name>` for that device; for the CPU, that is the simulator, without its CUDA parts. Raises
-    ImportError, which says what to do, if it is missing."""
+def fla_release() -> tuple[int, ...]:
+    """The version of flash-linear-attention that `fla_module` imported, such as (0, 6, 0)."""
+    version = str(importlib.import_module("fla").__version__)
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def _fla_dispatches() -> bool:
+    """Whether flash-linear-attention may call other packages' kernels, which it decides at its import."""
+    for name in ("fla.backends", "fla.ops.backends"):  # from 0.6 on, and before
+        if find_spec(name) is not None:
+            disabled = getattr(importlib.import_module(name), "_DISPATCH_DISABLED", None)
+            # Releases before 0.5 choose among their own kernels alone, and have no such switch.
+            return not disabled if disabled is not None else fla_release() >= (0, 5)
+    return False
+
+
+def flashinfer_module(name: str) -> ModuleType:
+    """`flashinfer.<name>`; while kernels are simulated without its CUDA libraries, see `flashinfer_stand_in`.
+    Raises ImportError, which says what to do, if it is missing."""
     try:
-        if device.type == "cuda":
-            return importlib.import_module(f"flashinfer.{name}")
-        return flashinfer_stand_in.stand_in_module(name)
+        if is_redirected():
+            return flashinfer_stand_in.STAND_INS.module(f"flashinfer.{name}")
+        return importlib.import_module(f"flashinfer.{name}")
     except ImportError as error:
         raise _missing("flashinfer-python", "flashinfer", FLASHINFER_PACKAGES, error) from error
 
 
-def flashinfer_call(device: torch.device, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function of `flashinfer_module`."""
-    if device.type == "cuda":
+def flashinfer_call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function of `flashinfer_module`, which may import more of FlashInfer."""
+    if not is_redirected():
         return function(*args, **kwargs)
-    with flashinfer_stand_in.in_place():
+    with flashinfer_stand_in.STAND_INS.in_place():
         return function(*args, **kwargs)
+
+
+def known_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that `function` has parameters for: releases before the newest have fewer."""
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in given.items() if name in known}
 
 
 def vllm_module(name: str) -> ModuleType:

@@ -1,4 +1,4 @@
-"""FlashInfer as a kernel of both operations: its own host functions and kernels, on the simulator."""
+"""FlashInfer as a kernel of both operations: its own host functions and kernels, on a virtual GPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdnbench.sim import active
+from gdnbench.replay.simulated import programs_simulated
+from gdnbench.sim.virtual import VirtualGpu, cuda_alias, virtual_gpu
 from gdnbench_kernels.contract import Call, Operation
 from gdnbench_kernels.gdn import l2_normalise, per_value_head
 from gdnbench_kernels.gdn_decode import flashinfer as decode
@@ -50,6 +52,18 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         missing(f"flashinfer-python is not installed, {FOLDER} is {folder}: see tests/sim/third_party")
     yield
     assert not [name for name in sys.modules if name.split(".")[0] == "flashinfer"]
+
+
+@contextmanager
+def on_gpu() -> Iterator[VirtualGpu]:
+    """Inside this block kernels are simulated on a virtual B200 of four multiprocessors."""
+    with programs_simulated(), virtual_gpu(sms=4) as gpu:
+        yield gpu
+
+
+def on_cuda(given: dict[str, Any]) -> dict[str, Any]:
+    """The same arguments with tensors on CUDA of the same memory."""
+    return {name: cuda_alias(x) if isinstance(x, Tensor) else x for name, x in given.items()}
 
 
 def made(**options: Any) -> Call:
@@ -99,9 +113,10 @@ CASES: dict[str, dict[str, Any]] = {
 def test_decode(name: str, installed: None) -> None:
     options = CASES[name] | {"gate_span": 1.0, "seed": drawn(f"flashinfer {name}", 31)}
     call = made(**options)
-    with active() as session:
-        found = run_kernel(DECODE, "flashinfer", call)
-    assert session.reports
+    found = given_to(DECODE, call)
+    with on_gpu() as gpu:
+        decode.flashinfer(**on_cuda(found))
+        assert gpu.reports
     exact = run_kernel(DECODE, "reference", call)
     pool_size, out_size = sizes_of(call)
     tokens = call.tensors["q"].shape[1]
@@ -135,13 +150,13 @@ def test_a_prepared_launch_of_decode(name: str, installed: None) -> None:
     """It leaves the pool alone until it is launched, and then does what the kernel does, bit for bit."""
     call = made(**CASES[name])
     plain, timed = given_to(DECODE, call), given_to(DECODE, call)
-    with active() as session:
-        decode.flashinfer(**plain)
-        launch = decode.prepare(**timed)
+    with on_gpu() as gpu:
+        decode.flashinfer(**on_cuda(plain))
+        launch = decode.prepare(**on_cuda(timed))
         assert torch.equal(timed["state"], call.tensors["state"])
-        before = len(session.reports)
+        before = len(gpu.reports)
         launch()
-    assert len(session.reports) == before + 1
+        assert len(gpu.reports) == before + 1
     for tensor in ("state", "o"):
         on = slice(None) if tensor == "state" else slots_of(call).active
         assert torch.equal(timed[tensor][on], plain[tensor][on])
@@ -152,9 +167,10 @@ def test_outputs_that_cannot_be_written_in_place(installed: None) -> None:
     call = made(batch=2)
     plain, other = given_to(DECODE, call), given_to(DECODE, call)
     other["o"] = torch.full((2, 1, 2, 2 * D), torch.nan, dtype=torch.bfloat16)[..., ::2]
-    with active():
-        decode.flashinfer(**plain)
-        assert decode.flashinfer(**other)["o"] is other["o"]
+    with on_gpu():
+        decode.flashinfer(**on_cuda(plain))
+        given = on_cuda(other)
+        assert decode.flashinfer(**given)["o"] is given["o"]
     assert torch.equal(other["o"], plain["o"])
 
 
@@ -165,13 +181,13 @@ def test_prefill(installed: None, stage_errors: Callable[..., Any]) -> None:
         seqlens=(70, 0, 3), heads=(1, 2), initial_state=True, gate="linear", key_correlation=0.5
     )
     given = given_to(PREFILL, call)
-    with active() as session:
-        launch = prefill.prepare(**given)
+    with on_gpu() as gpu:
+        launch = prefill.prepare_plain(**on_cuda(given))
         first = {name: given[name].clone() for name in ("o", "final_state")}
         for name in first:
             given[name].fill_(torch.nan)
         assert set(launch()) == set(first)
-    assert len(session.reports) == 2
+        assert len(gpu.reports) == 2
     log = PREFILL.convert(call, {"gate": "log"})
     for result in stage_errors(log, {name: given[name] for name in first}):
         assert result.passed, result.reasons
@@ -261,7 +277,6 @@ PREFILL_REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"final_state_dtype": "bfloat16"},
         "takes states of one dtype",
     ),
-    "raw q and k": ({"qk": "raw"}, {}, "not on the simulator"),
 }
 
 

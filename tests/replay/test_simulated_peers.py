@@ -7,19 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gdnbench.ops import operation
 from gdnbench.replay.replay import replay
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
 
 FOLDER = "GDNBENCH_THIRD_PARTY"
 CAPTURES = Path(__file__).parents[2] / "captures"
-
-
-def test_raw_q_and_k_are_normalised_for_flashinfer_on_the_simulator_alone() -> None:
-    entry = operation("gdn_prefill").kernels["flashinfer"]
-    assert entry.conventions_on("sim")["qk"] == ("normalised",)
-    assert entry.conventions_on("cuda")["qk"] == ("normalised", "raw")
 
 
 @pytest.mark.slow

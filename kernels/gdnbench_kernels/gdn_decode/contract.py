@@ -193,6 +193,7 @@ KERNELS = {
         devices=("cuda", "sim"),
         meaning="FlashInfer's decode kernels on the pool, which make the gates themselves",
         needs=("flashinfer-python",),
+        cuda_tensors=True,
         prepare="gdnbench_kernels.gdn_decode.flashinfer:prepare",
     ),
     "vllm": KernelEntry(

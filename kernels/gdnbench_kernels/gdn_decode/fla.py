@@ -13,6 +13,7 @@ sequences are left out of the launch. The function allocates states and outputs 
 from __future__ import annotations
 
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -51,6 +52,8 @@ def _bind(params: DecodeParams) -> PeerLaunch:
     given: dict[str, Any] = {
         name: contiguous_aligned(x if every else x[plan.active]) for name, x in inputs.items()
     }
+    if params.gate == "raw" and "use_gate_in_kernel" not in signature(function).parameters:
+        raise NotImplementedError("flash-linear-attention before 0.5 takes gates in log space, not raw ones")
     if params.gate == "raw":
         given |= {"use_gate_in_kernel": True, "A_log": params.A_log, "dt_bias": params.dt_bias}
         given |= {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": params.beta_max == 2}

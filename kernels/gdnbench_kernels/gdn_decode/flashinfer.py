@@ -74,7 +74,7 @@ def _bind(params: DecodeParams, o: Tensor | None) -> _Bound:
         "initial_state_indices": contiguous_aligned(read),
     }
     if steps == 1:
-        function = flashinfer_module("gdn_decode", q.device).gated_delta_rule_decode_pretranspose
+        function = flashinfer_module("gdn_decode").gated_delta_rule_decode_pretranspose
         given |= {"state": None, "initial_state": state, "use_qk_l2norm": params.qk == "raw"}
         write = contiguous_aligned(state_indices[:, 0])
         if read_indices is not None and not torch.equal(write[plan.active], read[plan.active]):
@@ -82,17 +82,17 @@ def _bind(params: DecodeParams, o: Tensor | None) -> _Bound:
     else:
         given["ssm_state_indices"] = contiguous_aligned(state_indices)
         if state.dtype == FLOAT32:
-            function = flashinfer_module("gdn_decode", q.device).gated_delta_rule_mtp
+            function = flashinfer_module("gdn_decode").gated_delta_rule_mtp
             given |= {
                 "initial_state": state,
                 "disable_state_update": False,
                 "use_qk_l2norm": params.qk == "raw",
             }
         else:
-            module = flashinfer_module("gdn_kernels.gdn_decode_bf16_state", q.device)
+            module = flashinfer_module("gdn_kernels.gdn_decode_bf16_state")
             function = module.gated_delta_rule_mtp
             given |= {"initial_state_source": state, "use_qk_l2norm_in_kernel": params.qk == "raw"}
-    call = partial(flashinfer_call, q.device, function, **given)
+    call = partial(flashinfer_call, function, **given)
     launch = PeerLaunch(call, lambda result: {"o": out.finish()})
     written = plan.write[plan.write != PADDING]
     return _Bound(launch, state, torch.unique(torch.cat([plan.read, written])))

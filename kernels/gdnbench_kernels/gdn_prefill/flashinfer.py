@@ -1,13 +1,19 @@
-"""The kernel named `flashinfer` of gdn_prefill: FlashInfer's chunk_gated_delta_rule.
+"""The kernels named `flashinfer`, `flashinfer_cp` and `flashinfer_plain` of gdn_prefill: FlashInfer's
+chunk_gated_delta_rule.
 
-On a GPU the function selects Hopper's or Blackwell's kernel, with context parallelism for few sequences and
-heads; the simulator runs Blackwell's plain one. A launch is that call, after normalising q and k if they are
-raw. Before the launch this module widens g and beta to fp32, reads the length of the longest sequence from
-cu_seqlens and copies inputs that are not contiguous. The function allocates its workspaces in the launch.
+    flashinfer        as its users call it: context parallelism where few sequences and heads leave SMs idle
+    flashinfer_cp     with context parallelism, use_cp=True: chunks of a sequence run at once, in four kernels
+    flashinfer_plain  without, use_cp=False: one kernel
+
+The function selects Hopper's or Blackwell's kernels by the device. A launch is that call; a kernel before the
+others normalises q and k if they are raw. Before the launch this module widens g and beta to fp32, reads the
+length of the longest sequence from cu_seqlens and copies inputs that are not contiguous. The function
+allocates its workspaces in the launch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,6 +30,7 @@ from gdnbench_kernels.peers import (
     contiguous_aligned,
     flashinfer_call,
     flashinfer_module,
+    known_arguments,
     output_of,
     require_dims,
     require_dtypes,
@@ -39,8 +46,10 @@ STATES = (torch.float32, *HALF)
 takes_call = takes_params(PrefillParams, without=("beta_max", "gate", "state_layout"))
 
 
-def _bind(params: PrefillParams, o: Tensor | None, final_state: Tensor | None) -> PeerLaunch:
-    """The arguments of FlashInfer for a call of the contract; `g` is alpha."""
+def _bind(
+    params: PrefillParams, o: Tensor | None, final_state: Tensor | None, use_cp: bool | None = None
+) -> PeerLaunch:
+    """The arguments of FlashInfer for a call of the contract; `g` is alpha. `use_cp` None: it decides."""
     v, initial_state, output_final_state = params.v, params.initial_state, params.output_final_state
     dtype = final_dtype(initial_state, params.final_state_dtype)
     _refuse(params, dtype if output_final_state else None)
@@ -53,27 +62,34 @@ def _bind(params: PrefillParams, o: Tensor | None, final_state: Tensor | None) -
     first = None if initial_state is None else contiguous_aligned(initial_state)
     state = None if final is None else final.buffer
     factor = default_scale(params.scale, HEAD_DIM)
-    call: partial[Any]
-    if q.device.type == "cuda":
-        function = flashinfer_module("gdn_prefill", q.device).chunk_gated_delta_rule
-        call = partial(
-            function,
-            *(q, k, v, alpha, beta, factor, first, output_final_state, cu_seqlens),
-            use_qk_l2norm_in_kernel=params.qk == "raw",
-            output=out.buffer,
-            output_state=state,
-            max_seqlen=int(cu_seqlens.diff().max()),
-        )
-    else:
-        # The function above queries torch's CUDA version before it calls this one.
-        module = flashinfer_module("gdn_kernels.blackwell.gdn_prefill", q.device)
-        function = module.chunk_gated_delta_rule_sm100
-        call = partial(function, q, k, v, alpha, beta, out.buffer, cu_seqlens, first, state, factor)
+    function = flashinfer_module("gdn_prefill").chunk_gated_delta_rule
+    call = partial(
+        function,
+        *(q, k, v, alpha, beta, factor, first, output_final_state, cu_seqlens),
+        use_qk_l2norm_in_kernel=params.qk == "raw",
+        output=out.buffer,
+        output_state=state,
+        **_options(function, cu_seqlens, use_cp),
+    )
     outputs = {"o": out} if final is None else {"o": out, "final_state": final}
     return PeerLaunch(
-        partial(flashinfer_call, q.device, call),
+        partial(flashinfer_call, call),
         lambda result: {name: output.finish() for name, output in outputs.items()},
     )
+
+
+def _options(function: Callable[..., Any], cu_seqlens: Tensor, use_cp: bool | None) -> dict[str, Any]:
+    """The arguments that only newer releases have. NotImplementedError if `use_cp` is asked of one without
+    it."""
+    options: dict[str, Any] = {"max_seqlen": int(cu_seqlens.diff().max())}
+    if use_cp is not None:
+        options["use_cp"] = use_cp
+    known = known_arguments(function, options)
+    if use_cp and "use_cp" not in known:
+        raise NotImplementedError(
+            f"{NAME} has no argument use_cp in this release; take flashinfer-python 0.6.14 or later"
+        )
+    return known
 
 
 @takes_call
@@ -86,9 +102,41 @@ def flashinfer(
 
 
 @takes_call
+def flashinfer_cp(
+    params: PrefillParams, *, o: Tensor | None = None, final_state: Tensor | None = None
+) -> dict[str, Tensor]:
+    """The same with context parallelism, whatever the call's size."""
+    return dict(_bind(params, o, final_state, use_cp=True)())
+
+
+@takes_call
+def flashinfer_plain(
+    params: PrefillParams, *, o: Tensor | None = None, final_state: Tensor | None = None
+) -> dict[str, Tensor]:
+    """The same without context parallelism, whatever the call's size."""
+    return dict(_bind(params, o, final_state, use_cp=False)())
+
+
+@takes_call
 def prepare(params: PrefillParams, *, o: Tensor | None = None, final_state: Tensor | None = None) -> Launch:
     """A launch of the call, compiled."""
     return warmed_up(_bind(params, o, final_state))
+
+
+@takes_call
+def prepare_cp(
+    params: PrefillParams, *, o: Tensor | None = None, final_state: Tensor | None = None
+) -> Launch:
+    """A launch of the call with context parallelism, compiled."""
+    return warmed_up(_bind(params, o, final_state, use_cp=True))
+
+
+@takes_call
+def prepare_plain(
+    params: PrefillParams, *, o: Tensor | None = None, final_state: Tensor | None = None
+) -> Launch:
+    """A launch of the call without context parallelism, compiled."""
+    return warmed_up(_bind(params, o, final_state, use_cp=False))
 
 
 def _refuse(params: PrefillParams, final: torch.dtype | None) -> None:
@@ -104,5 +152,3 @@ def _refuse(params: PrefillParams, final: torch.dtype | None) -> None:
     if initial_state is not None and final not in (None, initial_state.dtype):
         # Blackwell's kernel is compiled for one dtype of states, the initial states'.
         raise NotImplementedError(f"{NAME} takes states of one dtype, before and after")
-    if params.qk == "raw" and q.device.type != "cuda":
-        raise NotImplementedError(f"{NAME} normalises q and k in a kernel of its own, not on the simulator")
