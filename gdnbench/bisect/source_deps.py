@@ -89,6 +89,7 @@ def _files(folder: Path, strings: set[str]) -> Iterator[Path]:
 
 
 def _installed() -> list[Path]:
-    """Folders whose packages count by their versions."""
+    """Folders whose packages count by their versions: this Python's, and those that pip installed into."""
     named = [sysconfig.get_paths()[key] for key in ("purelib", "platlib", "stdlib", "platstdlib")]
+    named += [place for place in sys.path if place and any(Path(place).glob("*.dist-info"))]
     return [Path(place).resolve() for place in (*named, *site.getsitepackages(), site.getusersitepackages())]

@@ -36,7 +36,7 @@ from gdnbench.replay.execute import Execution, device_of
 from gdnbench.replay.failure import Failure
 from gdnbench.replay.replay import Replayer, select
 from gdnbench.replay.run import InProcess, Runner, why_not_found
-from gdnbench.replay.simulated import SIM
+from gdnbench.replay.simulated import SIM, requested_gpu
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult
 from gdnbench.store.reader import StoredRecord
@@ -122,11 +122,13 @@ def kernel_sources(kernel: str, folder: Path | None = None) -> list[Path]:
 
 
 def toolchain(on: str = "cpu") -> dict[str, Any]:
-    """Versions of all installed packages, the digest of this project's code, and on cuda the name of the
-    GPU."""
+    """Versions of all installed packages, the digest of this project's code, on cuda the name of the GPU, and
+    on the simulator the virtual GPU that was asked for."""
     versions = {one.name: one.version for one in importlib.metadata.distributions() if one.name}
     own = cache_key.digest_code([_package(name, Path.cwd()) for name in OWN])
-    device = {"device": _device()} if on == "cuda" else {}
+    device: dict[str, Any] = {"device": _device()} if on == "cuda" else {}
+    if on == SIM and requested_gpu() != (None, None):
+        device["gpu"] = list(requested_gpu())
     return {"versions": versions, "gdnbench": own, **device}
 
 

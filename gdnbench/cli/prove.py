@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,8 @@ from gdnbench.cli.record_options import (
     IsolateOption,
     JsonOption,
     KernelEnvOptionWithoutPanel,
+    MachineOptionWithoutPanel,
+    SmsOptionWithoutPanel,
     TimeoutOption,
 )
 from gdnbench.errors import BadInputError
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 SECTIONS = ("captures", "made", "laws", "repeat")
+REASONS = 3
+"""Of checks that could not run, printed below the table."""
 
 
 def prove(
@@ -31,6 +36,8 @@ def prove(
     op: Annotated[str, typer.Option(help="Operation that it computes, e.g. gdn_prefill.")],
     on: Annotated[str, typer.Option(help="Device: cpu, cuda, or sim, a simulated SM100.")] = "cpu",
     kernel_env: KernelEnvOptionWithoutPanel = None,
+    machine: MachineOptionWithoutPanel = None,
+    sms: SmsOptionWithoutPanel = None,
     only: Annotated[
         str | None,
         typer.Option(help=f"Sections to run, separated by commas. Default: {','.join(SECTIONS)}."),
@@ -133,6 +140,7 @@ def _print(proof: Proof) -> None:
             print_line(f"  {reason}")
     if proof.failing:
         print()
+    print_refusals(proof)
     for note in proof.notes:
         print_line(f"note: {note}")
     if proof.left_out:
@@ -140,6 +148,16 @@ def _print(proof: Proof) -> None:
             f"note: left out as too much for the simulator: {', '.join(proof.left_out)}; --all runs them"
         )
     print_line(_summary(proof))
+
+
+def print_refusals(proof: Proof) -> None:
+    """Why checks could not run: the most frequent reasons, and how many checks each explains."""
+    refused = [check for check in proof.checks if not check.passed and check not in proof.failing]
+    reasons = Counter(check.reasons[0] for check in refused if check.reasons).most_common()
+    for reason, count in reasons[:REASONS]:
+        print_line(f"unsupported: {reason} ({count} check{'' if count == 1 else 's'})")
+    if len(reasons) > REASONS:
+        print_line(f"unsupported: for {len(reasons) - REASONS} other reasons, see --json")
 
 
 def _verdict(row: Row) -> str:

@@ -70,19 +70,22 @@ AgainstOption = Annotated[
 SimulatedKernelOption = Annotated[
     str, typer.Option(help=f"Kernel to simulate: {KERNELS}", rich_help_panel=KERNEL_PANEL)
 ]
-_KERNEL_ENV = "Folder with the kernel's packages, from pip install --no-deps --target FOLDER."
+KERNEL_ENV = "Folder with the kernel's packages, from pip install --no-deps --target FOLDER."
+MACHINE = (
+    "For a kernel such as fla that takes tensors on CUDA: the GPU it sees, b200, h200 or h100. Default: b200."
+)
+SMS = "For such a kernel: how many SMs the GPU has, e.g. 4. Default: those of the machine."
 KernelEnvOption = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help=_KERNEL_ENV, rich_help_panel=KERNEL_PANEL, callback=_look_into),
+    typer.Option(metavar="FOLDER", help=KERNEL_ENV, rich_help_panel=KERNEL_PANEL, callback=_look_into),
 ]
 KernelEnvOptionWithoutPanel = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help=_KERNEL_ENV, callback=_look_into)
+    Path | None, typer.Option(metavar="FOLDER", help=KERNEL_ENV, callback=_look_into)
 ]
 MachineOption = Annotated[
     str | None,
     typer.Option(
-        help="For a kernel such as fla that takes tensors on CUDA: the GPU it sees, b200, h200 or h100."
-        " Default: b200.",
+        help=MACHINE,
         rich_help_panel=SIM_PANEL,
         callback=_on_machine,
     ),
@@ -92,11 +95,13 @@ SmsOption = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="For such a kernel: how many SMs the GPU has, e.g. 4. Default: those of the machine.",
+        help=SMS,
         rich_help_panel=SIM_PANEL,
         callback=_with_sms,
     ),
 ]
+MachineOptionWithoutPanel = Annotated[str | None, typer.Option(help=MACHINE, callback=_on_machine)]
+SmsOptionWithoutPanel = Annotated[int | None, typer.Option(min=1, metavar="N", help=SMS, callback=_with_sms)]
 FactorsOption = Annotated[
     list[str] | None,
     typer.Option(

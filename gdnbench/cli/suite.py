@@ -13,6 +13,7 @@ import typer
 
 from gdnbench.cli.console import INTERRUPTED, print_json, print_line, print_note, progress, table
 from gdnbench.cli.distribution import SCHEDULER, WORKERS, is_distributed
+from gdnbench.cli.record_options import KernelEnvOptionWithoutPanel
 from gdnbench.errors import Exit
 from gdnbench.record_numbers import record_ranges
 from gdnbench.store.address import folder_to_write
@@ -40,6 +41,7 @@ def suite(
     records: Annotated[
         str | None, typer.Option(help="Replay only these records of each entry, e.g. 0,3-5.")
     ] = None,
+    kernel_env: KernelEnvOptionWithoutPanel = None,
     workers: Annotated[int | None, typer.Option(min=0, metavar="N", help=WORKERS)] = None,
     scheduler: Annotated[str | None, typer.Option(metavar="ADDRESS", help=SCHEDULER)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from gdnbench.cli.console import print_json, print_lines, progress, table
-from gdnbench.cli.record_options import KernelEnvOptionWithoutPanel, positive_seconds
+from gdnbench.cli.record_options import (
+    KernelEnvOptionWithoutPanel,
+    MachineOptionWithoutPanel,
+    SmsOptionWithoutPanel,
+    positive_seconds,
+)
 from gdnbench.errors import BadInputError, CannotRunError, Exit
 from gdnbench.printable import printable
 from gdnbench.record_numbers import record_numbers
@@ -51,6 +56,8 @@ def time(
         typer.Option(help="Run on cpu, cuda, or sim, which counts instructions and bytes instead of timing."),
     ] = "cpu",
     kernel_env: KernelEnvOptionWithoutPanel = None,
+    machine: MachineOptionWithoutPanel = None,
+    sms: SmsOptionWithoutPanel = None,
     cache: Annotated[str, typer.Option(help=CACHE)] = "cold",
     form: Annotated[str | None, typer.Option(help=FORM)] = None,
     clock: Annotated[str, typer.Option(help=CLOCK)] = "auto",

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from gdnbench.cli.prove import print_refusals
+from gdnbench.prove.result import Check, Proof, Section
+from gdnbench.report.outcome import Outcome
 from tests.messages import wording
 from tests.prove.samples import replace_made, write_captures
 
@@ -59,6 +62,18 @@ def test_a_wrong_kernel_names_section_law_record_and_place(prove: Invoke) -> Non
     difference = wording("prove.difference", tensor="o", where="sequence 0", head=re.compile(r"\d"))
     assert re.search(f"^  {difference}", found.out, re.M)
     assert "failed, in laws |" in found.out
+
+
+def test_the_most_frequent_reasons_of_what_could_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    reasons = ["no fp16", "no chunks of 32", "no drafts", "no fp16", "no padding"]
+    checks = [
+        Check(Section.MADE, "made records", str(number), Outcome.UNSUPPORTED, (reason,))
+        for number, reason in enumerate(reasons)
+    ]
+    print_refusals(Proof("mine", "gdn_prefill", "sim", 0, tuple(checks)))
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(wording("prove.refused-checks", reason="no fp16", count=2, plural="s"), first)
+    assert re.fullmatch(wording("prove.refused-more", count=1), last)
 
 
 def test_json(prove: Invoke) -> None:

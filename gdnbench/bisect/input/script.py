@@ -97,7 +97,7 @@ def text_of(
     target, needs, declared = trial.kernel, "", {}
     if not is_user_kernel(trial.kernel):
         entry = operation.kernels[trial.kernel]
-        target, declared = entry.target, entry.conventions_on(trial.on)
+        target, declared = entry.target, entry.conventions
         needs = ", ".join(["", "gdnbench, for the kernel itself", *entry.needs])
         needs += "" if "cpu" in entry.devices else "; a GPU that it is compiled for"
     takes = {

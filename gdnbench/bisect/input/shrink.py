@@ -157,7 +157,7 @@ def _takes(trial: Trial, found: Operation) -> Mapping[str, tuple[str, ...]]:
     another process before, without harm."""
     if not kernels.is_user_kernel(trial.kernel):
         entry = found.kernels.get(trial.kernel)
-        return {} if entry is None else entry.conventions_on(trial.on)
+        return {} if entry is None else entry.conventions
     if trial.on == SIM:  # its file may compile kernels when it is imported
         return {}
     try:

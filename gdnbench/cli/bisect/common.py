@@ -17,6 +17,7 @@ import typer
 
 from gdnbench.cli.console import print_json
 from gdnbench.cli.pipes import leave_stdout
+from gdnbench.cli.record_options import KERNEL_ENV, MACHINE, SMS
 from gdnbench.errors import EXPECTED_ERRORS, BadInputError, Exit
 from gdnbench.printable import printable
 
@@ -38,6 +39,9 @@ TolOption = Annotated[
     str | None, typer.Option(help="Accept differences up to ABS or ABS,REL instead of --k, e.g. 1e-3,1e-2.")
 ]
 BitwiseOption = Annotated[bool, typer.Option("--bitwise", help="Accept only equal bits.")]
+KernelEnvOption = Annotated[Path | None, typer.Option(metavar="FOLDER", help=KERNEL_ENV)]
+MachineOption = Annotated[str | None, typer.Option(help=MACHINE)]
+SmsOption = Annotated[int | None, typer.Option(min=1, metavar="N", help=SMS)]
 StateOption = Annotated[Path | None, typer.Option(help=STATE_HELP)]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Ignore cached verdicts and replay again.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -46,15 +50,23 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 @contextmanager
 def begun(axis: str, arguments: Mapping[str, Any], state: Path | None, fresh: bool) -> Iterator[Session]:
     """The session of an axis, which is interrupted, has failed or is finished when this ends. What is asked
-    and answered goes to stderr."""
+    and answered goes to stderr. Inside the block the kernel's packages and its virtual GPU are those of the
+    options; they are not options with a callback, which `--resume` would not call."""
     from gdnbench.bisect.session import STATE, RunningError, Session
+    from gdnbench.replay.kernel_packages import kernel_packages
+    from gdnbench.replay.simulated import replay_gpu
 
     check_numbers(arguments)
     kept = {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
     shown = {name: kept.pop(name) for name in SHOWN if name in kept}
     session = Session.begin(state or STATE, axis, kept, print_progress, fresh, shown)
+    folder = arguments.get("kernel_env")
     try:
-        yield session
+        with (
+            kernel_packages(None if folder is None else Path(folder)),
+            replay_gpu(arguments.get("machine"), arguments.get("sms")),
+        ):
+            yield session
     except RunningError:  # what is on disk is the other one's
         raise
     except EXPECTED_ERRORS as error:
