@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +40,20 @@ def test_captured_calls_pass(capture: str, launches: int) -> None:
     (record,) = report["records"]
     assert (status, record["outcome"], record["reason"]) == (0, "pass", "")
     assert any(note.startswith(f"simulated: {launches} launch") for note in record["notes"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["b200", "h100"])
+def test_gradients(machine: str) -> None:
+    """The script compares them with autograd of the recurrence in fp64."""
+    need("fla", WITH_TRITON, TRITON_REQUIREMENTS)
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(triton_folder()))))
+    command = [sys.executable, "-m", "gdnbench", "sim", "--machine", machine, "--"]
+    command += [sys.executable, str(ROOT / "scripts" / "fla_backward.py"), "--tokens", "70"]
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"^d \w+ +\d", done.stdout, re.M)) == 6
 
 
 def test_a_missing_package_is_named_with_the_command(tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ def text_of(
     operation: Operation, call: Call, trial: Trial, verdict: Verdict, store: str, name: str, title: str
 ) -> str:
     """The file's text. `store` is the name of the store that lies beside it, `name` its own."""
-    target, needs, declared = trial.kernel, "", {}
+    target, needs = trial.kernel, ""
+    declared: Mapping[str, tuple[str, ...]] = {}
     if not is_user_kernel(trial.kernel):
         entry = operation.kernels[trial.kernel]
         target, declared = entry.target, entry.conventions
