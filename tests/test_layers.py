@@ -65,7 +65,7 @@ timing: base sim kernels report.outcome store ops timing.result workers judge re
 distributed: base __init__ sim.base sim kernels report.outcome store workers report replay bisect
 prove.records: base kernels store ops synth
 prove: base kernels report.outcome store ops judge report prove.records replay
-suite: base sim report.outcome store ops workers judge report prove.records replay distributed
+suite: base sim sim.virtual report.outcome store ops workers judge report prove.records replay distributed
 cli: base sim.base sim.ptx sim.host sim.cuda_source sim.value_trace sim sim.virtual kernels store ops
     timing.result capture compile doctor judge synth kernel_figures report trace diff diff.traces heatmap page
     replay bisect mismatch share timing distributed prove suite

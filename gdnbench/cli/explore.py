@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -23,13 +24,26 @@ from gdnbench.cli.record_options import (
     OpOption,
     RecordsArgument,
     SimulatedKernelOption,
-    SmsOption,
     StagesOption,
     StoreArgument,
     TolOption,
+    sms_numbers,
 )
 from gdnbench.record_numbers import record_numbers
 from gdnbench.store.recover import open_store
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedRun:
+    """The command that repeats a run of an exploration of `store`; `words` are the options of all runs."""
+
+    store: str
+    words: tuple[str, ...]
+
+    def __call__(self, number: int, seed: int | None, schedule: str, sms: int | None) -> str:
+        made = [] if seed is None else ["--shape", seed]
+        gpu = [] if sms is None else ["--sms", sms]
+        return typed("replay", self.store, number, *self.words, *gpu, "--schedule", schedule, *made)
 
 
 def explore(
@@ -55,7 +69,15 @@ def explore(
     bitwise: BitwiseOption = False,
     stages: StagesOption = False,
     machine: MachineOption = None,
-    sms: SmsOption = None,
+    sms: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...",
+            help="Number of SMs of the GPU, e.g. 4; or several, e.g. 1,2,4,148: the output bits must be equal"
+            " on all. Default: those of the machine.",
+            rich_help_panel=SIM_PANEL,
+        ),
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help=CHECK, rich_help_panel=SIM_PANEL)] = False,
     accept: Annotated[Path | None, typer.Option(help=ACCEPT, rich_help_panel=JUDGE_PANEL)] = None,
     write_accept: Annotated[
@@ -70,14 +92,17 @@ def explore(
 
       gdnbench explore run.zarr 3 --kernel sm100 --schedules 20 --check
 
+      gdnbench explore run.zarr 3 --kernel sm100 --sms 1,2,4,148
+
     Each difference is printed with the command that repeats its run.
 
     Exit status: 0 all bits are equal and all outputs pass; 1 a difference, mismatch or check error; 3
     something could not run here.
     """
     from gdnbench.judge.rule import make_rule
-    from gdnbench.replay.explore import explore_records
+    from gdnbench.replay.explore import Exploring, explore_gpus, explore_on, explore_records
     from gdnbench.replay.replay import select
+    from gdnbench.replay.simulated import replay_gpu
     from gdnbench.sim.explore import fresh_seed
     from gdnbench.sim.explore import schedules as make_schedules
 
@@ -87,28 +112,40 @@ def explore(
     words: list[object] = ["--kernel", kernel, "--on", "sim"]
     words += ["--kernel-env", kernel_env] if kernel_env is not None else []
     words += ["--machine", machine] if machine is not None else []
-    words += ["--sms", sms] if sms is not None else []
     words += ["--accept", accept] if accept is not None else []
     words += [word for one in k or () for word in ("--k", one)]
     words += ["--tol", tol] if tol is not None else []
     words += ["--bitwise"] * bitwise + ["--stages"] * stages + ["--check"] * check
-
-    def command(number: int, seed: int | None, under: str) -> str:
-        made = [] if seed is None else ["--shape", seed]
-        return typed("replay", store, number, *words, "--schedule", under, *made)
-
+    numbers = sms_numbers(sms)
+    only = numbers[0] if len(numbers) == 1 else None
+    repeat = RepeatedRun(store, tuple(map(str, words)))
     with open_store(store) as opened, progress("explore") as advance:
         chosen = None if records is None else record_numbers(records, len(opened.records))
-        found = explore_records(
-            opened,
+        what = Exploring(
+            opened.path,
             select(opened, chosen, op),
-            kernel=kernel,
-            schedules=make_schedules(schedules),
-            seeds=[fresh_seed() for _ in range(shapes)],
-            rule=rule,
-            command=command,
-            stages=stages,
-            check=check,
-            progress=advance,
+            kernel,
+            make_schedules(schedules),
+            [fresh_seed() for _ in range(shapes)],
+            rule,
+            repeat,
+            stages,
+            check,
         )
+        if len(numbers) > 1:
+            found = explore_gpus(explore_on, what, numbers, advance)
+        else:
+            with replay_gpu(sms=only):
+                found = explore_records(
+                    opened,
+                    what.numbers,
+                    kernel=kernel,
+                    schedules=what.schedules,
+                    seeds=what.seeds,
+                    rule=rule,
+                    command=lambda number, seed, under: repeat(number, seed, under, only),
+                    stages=stages,
+                    check=check,
+                    progress=advance,
+                )
     conclude(found, accepted, write_accept, json=json, verbose=verbose)

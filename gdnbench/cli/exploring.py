@@ -67,13 +67,17 @@ def _lines(found: Exploration, verbose: bool) -> Iterator[str]:
     yield table(HEADERS, [_row(found, one) for one in found.tried], right=("runs",))
     for one in found.tried:
         if one.difference is not None:
-            yield printable(f"{one.shape}: {one.difference}")
+            yield printable(f"{one.name}: {one.difference}")
             yield printable(f"  repeat: {one.difference.command}")
+        if one.sms_difference is not None:
+            yield printable(f"{one.shape}: {one.sms_difference}")
+            yield printable(f"  repeat: {one.sms_difference.command}")
+            yield printable(f"  and:    {one.sms_difference.command_against}")
         for failed in one.failed:
-            yield printable(f"{one.shape} under {failed.schedule}: {failed.reason}")
+            yield printable(f"{one.name} under {failed.schedule}: {failed.reason}")
             yield printable(f"  repeat: {failed.command}")
         if one.refused:
-            yield printable(f"{one.shape}: not run: {one.refused}")
+            yield printable(f"{one.name}: not run: {one.refused}")
     for met in found.found:
         if met.finding.accepted is None or verbose:
             yield str(met.finding)
@@ -85,11 +89,18 @@ def _lines(found: Exploration, verbose: bool) -> Iterator[str]:
 
 def _row(found: Exploration, tried: Tried) -> tuple[object, ...]:
     if tried.refused:
-        return (tried.shape, 0, "-", "not run")
+        return (tried.name, 0, "-", "not run")
     if not tried.schedules:  # interrupted during the first run
-        return (tried.shape, 0, "-", "interrupted")
-    bits = "differ" if tried.difference is not None else "equal" if tried.compared > 1 else "-"
-    return (tried.shape, len(tried.schedules), bits, "pass" if found.passed(tried) else "FAIL")
+        return (tried.name, 0, "-", "interrupted")
+    differ = tried.difference is not None or tried.sms_difference is not None
+    compared = tried.compared > 1 or (tried.compared and _compared_across_sms(found, tried))
+    bits = "differ" if differ else "equal" if compared else "-"
+    return (tried.name, len(tried.schedules), bits, "pass" if found.passed(tried) else "FAIL")
+
+
+def _compared_across_sms(found: Exploration, tried: Tried) -> bool:
+    """Whether the shape left outputs on GPUs of other numbers of SMs too."""
+    return any(one.shape == tried.shape and one.sms != tried.sms and one.compared for one in found.tried)
 
 
 def _summary(found: Exploration) -> Iterator[str]:
@@ -101,10 +112,15 @@ def _summary(found: Exploration) -> Iterator[str]:
     if not found.runs:
         return
     differ = sum(one.difference is not None for one in found.tried)
+    every = {one.shape for one in found.tried}
+    by_sms = {one.shape for one in found.tried if one.sms_difference is not None}
     if differ:
         yield f"bits differ in {differ} of {len(found.tried)} shapes"
-    else:
-        yield "equal bits" if any(one.compared > 1 for one in found.tried) else "no bits compared"
+    if by_sms:
+        yield f"bits of {len(by_sms)} of {len(every)} shapes depend on the number of SMs"
+    if not differ and not by_sms:
+        compared = any(one.compared > 1 or _compared_across_sms(found, one) for one in found.tried)
+        yield "equal bits" if compared else "no bits compared"
     failed = sum(bool(one.failed) for one in found.tried)
     if failed:
         yield f"{failed} of {len(found.tried)} shapes failed"

@@ -18,6 +18,7 @@ from gdnbench.cli.record_options import (
     MachineOptionWithoutPanel,
     SmsOptionWithoutPanel,
     TimeoutOption,
+    check_on_simulator,
 )
 from gdnbench.errors import BadInputError
 
@@ -65,6 +66,7 @@ def prove(
     from gdnbench.prove.result import Section
     from gdnbench.prove.run import Options, Prover
 
+    check_on_simulator(on, machine, sms)
     options = Options(
         kernel,
         op,

@@ -56,6 +56,25 @@ def _with_sms(ctx: typer.Context, sms: int | None) -> int | None:
     return sms
 
 
+def sms_numbers(text: str | None) -> list[int]:
+    """ "4" -> [4], "1,2,148" -> [1, 2, 148], None -> []; BadInputError for anything else."""
+    if text is None:
+        return []
+    numbers = text.split(",")
+    if not all(one.isascii() and one.isdecimal() and len(one) < 7 and int(one) for one in numbers):
+        raise BadInputError(f"--sms {text!r} is not a number of SMs, such as 4, or several, such as 1,2,148")
+    found = [int(one) for one in numbers]
+    if len(set(found)) != len(found):
+        raise BadInputError(f"--sms {text!r} names a number twice")
+    return found
+
+
+def check_on_simulator(on: str, machine: str | None, sms: int | None) -> None:
+    """BadInputError for `--machine` and `--sms` of kernels that are not simulated."""
+    if on != "sim" and (machine is not None or sms is not None):
+        raise BadInputError("--machine and --sms describe a simulated GPU: give --on sim too")
+
+
 StoreArgument = Annotated[str, typer.Argument(help="Store to read: a folder, .zip or URL.")]
 RecordsArgument = Annotated[
     str | None, typer.Argument(help="Records to take, for example 0,3-5. Default: all records.")
@@ -72,9 +91,13 @@ SimulatedKernelOption = Annotated[
 ]
 KERNEL_ENV = "Folder with the kernel's packages, from pip install --no-deps --target FOLDER."
 MACHINE = (
-    "For a kernel such as fla that takes tensors on CUDA: the GPU it sees, b200, h200 or h100. Default: b200."
+    "With --on sim: the GPU that the kernel is compiled for and sees, b200 (148 SMs), h200 or h100 (132 SMs)."
+    " Default: that of the kernel, b200 if it runs on several."
 )
-SMS = "For such a kernel: how many SMs the GPU has, e.g. 4. Default: those of the machine."
+SMS = (
+    "With --on sim: number of SMs of the GPU, e.g. 4. Persistent kernels then take more tiles per CTA."
+    " Default: those of the machine."
+)
 KernelEnvOption = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help=KERNEL_ENV, rich_help_panel=KERNEL_PANEL, callback=_look_into),

@@ -45,6 +45,7 @@ from gdnbench.cli.record_options import (
     StoreArgument,
     TimeoutOption,
     TolOption,
+    check_on_simulator,
 )
 from gdnbench.cli.replay_repeat import SCHEDULE_HELP, SHAPE_HELP, check_repeated, repeated
 from gdnbench.cli.rules import RULE, tensor_rules
@@ -151,8 +152,7 @@ def replay(
     """
     accepted = read_accepted(accept, write_accept, check=check)
     _check(on, time, cache or form or clock or busy)
-    if on != "sim" and (machine is not None or sms is not None):
-        raise BadInputError("--machine and --sms describe a simulated GPU: give --on sim too")
+    check_on_simulator(on, machine, sms)
     check_repeated(on, schedule, shape, isolate)
     # What `replay` in Python takes, and decides about each record.
     factor, by_tensor = factors(k)

@@ -22,9 +22,9 @@ from gdnbench.cli.checking import (
     write_template,
 )
 from gdnbench.cli.console import print_json, print_lines, print_note, progress, table
-from gdnbench.cli.exploring import EXPLORE, conclude, refuse_with, typed, varied
-from gdnbench.cli.record_options import OUTPUT_PANEL
-from gdnbench.cli.sim_call import TextCall, kernels_simulated, launch_call, tensors_of
+from gdnbench.cli.exploring import EXPLORE, conclude, refuse_with, varied
+from gdnbench.cli.record_options import OUTPUT_PANEL, sms_numbers
+from gdnbench.cli.sim_call import GpuOptions, TextCall, kernels_simulated, launch_call, tensors_of
 from gdnbench.cli.sim_file import (
     BLOCK,
     CLUSTER,
@@ -53,13 +53,13 @@ from gdnbench.errors import BadInputError, Exit
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gdnbench.cli.sim_shapes import Command
-    from gdnbench.sim import Report, Settings
+    from gdnbench.cli.sim_shapes import Exploring
+    from gdnbench.sim import Report
     from gdnbench.sim.explore import Exploration
 
 SM100, COMPILED, LATE, HARDWARE = "sm_100a", "compiled", "late", "hardware"
 ARGS_PANEL = "Arguments and compilation"
-PROGRAM_PANEL = "Machine of a program after --"
+MACHINE_PANEL = "Simulated GPU"
 RUN_PANEL = "Simulation"
 CHECK_PANEL = "Races and schedules"
 OBSERVE_PANEL = "Profile and values"
@@ -100,10 +100,10 @@ def sim(
         str | None,
         typer.Option(help="Compile for sm_100a or sm_90a. Default: sm_100a.", rich_help_panel=ARGS_PANEL),
     ] = None,
-    machine: Annotated[str | None, typer.Option(help=MACHINE, rich_help_panel=PROGRAM_PANEL)] = None,
-    sms: Annotated[int | None, typer.Option(min=1, help=SMS, rich_help_panel=PROGRAM_PANEL)] = None,
+    machine: Annotated[str | None, typer.Option(help=MACHINE, rich_help_panel=MACHINE_PANEL)] = None,
+    sms: Annotated[str | None, typer.Option(metavar="N,...", help=SMS, rich_help_panel=MACHINE_PANEL)] = None,
     launch: Annotated[
-        str | None, typer.Option(metavar="LAUNCHES", help=LAUNCH, rich_help_panel=PROGRAM_PANEL)
+        str | None, typer.Option(metavar="LAUNCHES", help=LAUNCH, rich_help_panel=MACHINE_PANEL)
     ] = None,
     engine: Annotated[
         str,
@@ -218,6 +218,8 @@ def sim(
 
       gdnbench sim norm.py:norm 'f32[?{M},64]' 'f32[?{M},64]:nan' --explore 10 --vary M=1,63,64 --check
 
+      gdnbench sim gemm.py:gemm 'bf16[512,64]' 'bf16[256,64]' 'f32[512,256]:nan' --explore 2 --sms 1,2,148
+
       gdnbench sim add.ptx:add --grid 4 --block 256 'f32[1000]' 'f32[1000]' 'f32[1000]:nan' 1000
 
       gdnbench sim sum.cu:'sum<float, 64>' --grid 1000/64 --block 64 -D FAST 'f32[1000]' 'f32[1]:0' 1000
@@ -237,6 +239,10 @@ def sim(
     from gdnbench.sim.errors import KernelFault
 
     accepted = read_accepted(accept, write_accept, check=check)
+    numbers = sms_numbers(sms)
+    if len(numbers) > 1 and explore is None:
+        raise BadInputError(f"--sms {sms} runs on several GPUs: give --explore N too, or one number")
+    only = numbers[0] if len(numbers) == 1 else None
     texts = [*(args or ()), *(values or ())]
     options = LaunchOptions(grid, block, cluster, shared, tuple(include or ()), tuple(define or ()), std)
     bounds: dict[str, Any] = {"max_instructions": max_instructions, "timeout": timeout}
@@ -249,7 +255,7 @@ def sim(
             ProgramOptions(
                 [function, *(values or ())],
                 machine,
-                sms,
+                numbers[0] if numbers else None,
                 {
                     "mma": mma,
                     "engine": engine,
@@ -261,7 +267,7 @@ def sim(
                 },
                 launch,
                 explore,
-                vary or (),
+                (*(vary or ()), *([f"sms={sms}"] if len(numbers) > 1 else [])),
                 trace,
                 select,
                 trace_limit,
@@ -273,12 +279,15 @@ def sim(
         )
     file = kernel_file(function)
     check_options(file, options, arch)
-    for option, value in (("--machine", machine), ("--sms", sms), ("--launch", launch)):
-        if value is not None:
-            raise BadInputError(f"{option} goes with a program after --, not with FILE.py:function")
+    if launch is not None:
+        raise BadInputError("--launch goes with a program after --, not with FILE.py:function")
+    compiled_for = arch_for(machine, arch)
     if vary and explore is None:
         raise BadInputError("--vary names the shapes that --explore N tries: give --explore too")
     if explore is not None:
+        from gdnbench.cli.sim_shapes import Exploring
+        from gdnbench.sim.explore import schedules
+
         chosen = None if schedule == LATE else schedule
         refuse_with("--explore", schedule=chosen, trace=trace, timeline=timeline, save=save, profile=profile)
         given = {
@@ -294,13 +303,21 @@ def sim(
         words = [word for name, value in given.items() if value is not None for word in (name, value)]
         words += ["--check"] * check + ["--keep-going"] * keep_going
 
-        def command(texts: list[str], launched: LaunchOptions, under: str) -> str:
-            typed_options = ("--schedule", under, *launched.words(), *words)
-            return typed("sim", function, *typed_options, *["--"] * bool(texts), *texts)
-
         settings = Settings(mma, engine, threads=threads, check=check, **bounds)
-        tried = (function, texts, options, varied(vary or ()), seed, arch or SM100, settings, command)
-        conclude(_explore(explore, *tried), accepted, write_accept, json=json, verbose=verbose)
+        exploring = Exploring(
+            function,
+            texts,
+            options,
+            varied(vary or ()),
+            seed,
+            compiled_for,
+            settings,
+            machine,
+            tuple(map(str, words)),
+            schedules(explore),
+        )
+        found = _explore(exploring, numbers)
+        conclude(found, accepted, write_accept, json=json, verbose=verbose)
     # What the kernel's file prints is no part of the result.
     with (
         progress("sim") as advance,
@@ -312,8 +329,8 @@ def sim(
             *(mma, engine, schedule, profile or timeline is not None, threads, advance, watch, check),
             **bounds,
         )
-        compiled_for = arch or SM100
-        with kernels_simulated(settings, compiled_for if file is None else None) as session:
+        gpu = GpuOptions(machine, only)
+        with kernels_simulated(settings, compiled_for if file is None else None, gpu) as session:
             try:
                 call = (
                     TextCall(function, texts, seed, compiled_for).call()
@@ -356,23 +373,21 @@ def sim(
     raise typer.Exit(Exit.PASS if all(report.ok for report in reports) else Exit.MISMATCH)
 
 
-def _explore(
-    count: int,
-    function: str,
-    texts: Sequence[str],
-    options: LaunchOptions,
-    vary: Mapping[str, Sequence[str]],
-    seed: int,
-    arch: str,
-    settings: Settings,
-    command: Command,
-) -> Exploration:
-    from gdnbench.cli.sim_shapes import shapes
-    from gdnbench.sim.explore import explore, schedules
+def arch_for(machine: str | None, arch: str | None) -> str:
+    """What kernels are compiled for: `arch`, or what the machine runs, or sm_100a."""
+    from gdnbench.sim.virtual import machine_named
 
-    tried = shapes(function, texts, options, vary, seed, arch, settings, command)
+    return arch or (SM100 if machine is None else machine_named(machine).arch)
+
+
+def _explore(exploring: Exploring, sms: Sequence[int]) -> Exploration:
+    from gdnbench.cli.sim_shapes import explore_on, explore_shapes
+    from gdnbench.replay.explore import explore_gpus
+
     with progress("explore") as advance:
-        return explore(tried, schedules(count), advance)
+        if len(sms) > 1:
+            return explore_gpus(explore_on, exploring, sms, advance)
+        return explore_shapes(exploring, sms[0] if sms else None, advance)
 
 
 def _summaries(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:

@@ -15,6 +15,20 @@ if TYPE_CHECKING:
     from gdnbench.sim import Call, Session, Settings
 
 
+@dataclass(frozen=True, slots=True)
+class GpuOptions:
+    """`--machine` and `--sms` of a run: None for the GPU of the kernels' PTX target, and its own number of
+    SMs."""
+
+    machine: str | None = None
+    sms: int | None = None
+
+    def words(self) -> list[object]:
+        """The options as typed."""
+        words: list[object] = [] if self.machine is None else ["--machine", self.machine]
+        return words + ([] if self.sms is None else ["--sms", self.sms])
+
+
 def function_named(name: str) -> Callable[..., Any]:
     """What FILE.py:function or package.module:function names."""
     from gdnbench.replay.kernels import load_function
@@ -122,17 +136,17 @@ def launch_call(call: Call, *, raises: bool = True) -> None:
 
 
 @contextmanager
-def kernels_simulated(settings: Settings, arch: str | None) -> Iterator[Session]:
+def kernels_simulated(settings: Settings, arch: str | None, gpu: GpuOptions) -> Iterator[Session]:
     """While kernels are simulated: those of Python functions, compiled for `arch`; None for kernels of a
     file, which need no CuTe DSL."""
     from gdnbench.replay.simulated import programs_simulated
     from gdnbench.sim import active, settings_apply
 
     if arch is None:
-        with settings_apply(settings) as session:
+        with settings_apply(settings, machine=gpu.machine, sms=gpu.sms) as session:
             yield session
         return
-    with active(settings, arch) as session, programs_simulated():
+    with active(settings, arch, machine=gpu.machine, sms=gpu.sms) as session, programs_simulated():
         yield session
 
 

@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from gdnbench.sim.virtual import ExploredLaunch, KernelRow, Log, LoggedLaunch, ProgramRun, Request
 
 MACHINE = (
-    "For a program: the GPU that it sees, b200 or sm_100a (148 SMs), h200 or sm_90a (132 SMs), or h100."
-    " Default: b200."
+    "GPU: b200 (sm_100a, 148 SMs), h200 or h100 (sm_90a, 132 SMs). Default: b200 for a program; else the one"
+    " that the kernel is compiled for."
 )
-SMS = "For a program: how many SMs the GPU has, e.g. 4. A persistent kernel then takes more tiles per CTA."
+SMS = (
+    "Number of SMs of the GPU, e.g. 4. A persistent kernel then takes more tiles per CTA. With --explore also"
+    " several, e.g. 1,2,148: the bits must be equal on all."
+)
 LAUNCH = (
     "For a program: apply --check, --explore, --profile, --schedule and --trace to these launches alone:"
     " numbers in their process, from 0 on, and parts of kernel names, e.g. 3,5-9,chunk_fwd. Default: all."

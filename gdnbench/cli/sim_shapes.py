@@ -6,13 +6,15 @@ import contextlib
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from gdnbench.cli.exploring import typed
 from gdnbench.cli.sim_call import (
+    GpuOptions,
     TextCall,
     function_named,
     kernels_simulated,
@@ -24,15 +26,49 @@ from gdnbench.cli.sim_file import FileCall, LaunchOptions, kernel_file
 from gdnbench.errors import CANNOT_RUN_ERRORS, BadInputError
 from gdnbench.sim import Settings
 from gdnbench.sim.errors import KernelFault
-from gdnbench.sim.explore import Run, Shape
+from gdnbench.sim.explore import Exploration, Progress, Run, Shape, explore
 
 if TYPE_CHECKING:
     from gdnbench.sim import Call, GlobalMemory
     from gdnbench.sim.host import LaunchRequest
     from gdnbench.sim.ptx import Module
 
-Command = Callable[[list[str], LaunchOptions, str], str]
-"""What a person types to repeat a run: the arguments, the options of the launch, and the schedule."""
+
+@dataclass(frozen=True, slots=True)
+class Exploring:
+    """What `gdnbench sim --explore` runs: the function or file, its arguments as text, the options of the
+    launch, the values of `--vary`, and the schedules. `machine` is that of `--machine`, `words` are the other
+    options, for the command that repeats a run."""
+
+    function: str
+    texts: Sequence[str]
+    options: LaunchOptions
+    vary: Mapping[str, Sequence[str]]
+    seed: int
+    arch: str
+    settings: Settings
+    machine: str | None
+    words: tuple[str, ...]
+    schedules: tuple[str, ...]
+
+    def command(self, texts: Sequence[str], launched: LaunchOptions, schedule: str, gpu: GpuOptions) -> str:
+        """The command that repeats a run."""
+        options = ("--schedule", schedule, *launched.words(), *gpu.words(), *self.words)
+        return typed("sim", self.function, *options, *["--"] * bool(texts), *texts)
+
+
+def explore_shapes(
+    what: Exploring, sms: int | None, progress: Progress | None = None, *, keep: bool = False
+) -> Exploration:
+    """The runs of all shapes on a GPU of that number of SMs, None for the machine's own. With `keep` the
+    results have the outputs of each shape."""
+    gpu = GpuOptions(what.machine, sms)
+    return explore(shapes(what, gpu), what.schedules, progress, keep=keep)
+
+
+def explore_on(what: Exploring, sms: int, progress: Progress) -> Exploration:
+    """`explore_shapes` with its outputs, for `explore_gpus`."""
+    return explore_shapes(what, sms, progress, keep=True)
 
 
 class Caller(Protocol):
@@ -41,18 +77,11 @@ class Caller(Protocol):
     def call(self) -> Call | None: ...
 
 
-def shapes(
-    function: str,
-    texts: Sequence[str],
-    options: LaunchOptions,
-    vary: Mapping[str, Sequence[str]],
-    seed: int,
-    arch: str,
-    settings: Settings,
-    command: Command,
-) -> list[Shape]:
-    """One for each choice of the values in `vary`, each put in for {NAME} in the arguments `texts` and in the
-    launch's `options`. BadInputError for a name that stands nowhere."""
+def shapes(what: Exploring, gpu: GpuOptions) -> list[Shape]:
+    """One for each choice of the values in `vary`, each put in for {NAME} in the arguments and in the options
+    of the launch. BadInputError for a name that stands nowhere."""
+    function, texts, options, vary = what.function, what.texts, what.options, what.vary
+    seed, arch = what.seed, what.arch
     for name in vary:
         if not any(f"{{{name}}}" in text for text in (*texts, *options.words())):
             raise BadInputError(
@@ -63,7 +92,7 @@ def shapes(
     loaded: Callable[..., Any] | None = None
     if file is None:
         # Its file may print, and compile kernels, when it is imported.
-        with contextlib.redirect_stdout(sys.stderr), kernels_simulated(settings, arch):
+        with contextlib.redirect_stdout(sys.stderr), kernels_simulated(what.settings, arch, gpu):
             loaded = function_named(function)
     found = []
     for values in itertools.product(*vary.values()):
@@ -74,23 +103,27 @@ def shapes(
             if file is None
             else FileCall(file, launched, given, seed, arch)
         )
-        called = _Called(function, caller, active_for, settings)
+        called = _Called(function, caller, active_for, what.settings, gpu)
         label = ", ".join(f"{name}={value}" for name, value in chosen.items()) or "as given"
-        found.append(Shape(label, called.run, _repeat(command, given, launched)))
+        found.append(Shape(label, called.run, _repeat(what, given, launched, gpu)))
     return found
 
 
-def _repeat(command: Command, texts: list[str], options: LaunchOptions) -> Callable[[str], str]:
-    return lambda schedule: command(texts, options, schedule)
+def _repeat(
+    what: Exploring, texts: Sequence[str], options: LaunchOptions, gpu: GpuOptions
+) -> Callable[[str], str]:
+    return lambda schedule: what.command(texts, options, schedule, gpu)
 
 
 class _Called:
-    """The function called `name` with arguments that are made anew for each run. `arch` is that of
-    `kernels_simulated`."""
+    """The function called `name` with arguments that are made anew for each run. `arch` and `gpu` are those
+    of `kernels_simulated`."""
 
-    def __init__(self, name: str, asked: Caller, arch: str | None, settings: Settings) -> None:
+    def __init__(
+        self, name: str, asked: Caller, arch: str | None, settings: Settings, gpu: GpuOptions
+    ) -> None:
         self._name, self._asked, self._arch = name, asked, arch
-        self._settings = settings
+        self._settings, self._gpu = settings, gpu
 
     def run(self, schedule: str) -> Run:
         met = _Met()
@@ -98,7 +131,7 @@ class _Called:
         tensors: dict[str, Tensor] | None = None
         with (
             contextlib.redirect_stdout(sys.stderr),
-            kernels_simulated(settings, self._arch) as session,
+            kernels_simulated(settings, self._arch, self._gpu) as session,
         ):
             try:
                 call = self._asked.call()

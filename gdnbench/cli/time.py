@@ -15,6 +15,7 @@ from gdnbench.cli.record_options import (
     KernelEnvOptionWithoutPanel,
     MachineOptionWithoutPanel,
     SmsOptionWithoutPanel,
+    check_on_simulator,
     positive_seconds,
 )
 from gdnbench.errors import BadInputError, CannotRunError, Exit
@@ -100,6 +101,7 @@ def time(
     from gdnbench.timing.export import read_timings
     from gdnbench.timing.run import time_records
 
+    check_on_simulator(on, machine, sms)
     if json and csv:
         raise BadInputError("choose one of --json and --csv, not both")
     if on == "sim" and (save is not None or compare is not None or csv):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _DEFAULTS = {"kernel": "torch", "on": "cpu", "against": "reference"}
 _RULES = ("k", "k_by_tensor", "tol", "bitwise")
-_KNOWN = (*_DEFAULTS, "op", "records", *_RULES, "stages", "check", "isolate", "timeout")
+_KNOWN = (*_DEFAULTS, "op", "records", *_RULES, "stages", "check", "isolate", "timeout", "machine", "sms")
 
 
 @dataclass(frozen=True, slots=True)

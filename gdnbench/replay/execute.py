@@ -20,7 +20,7 @@ from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Call, Operation, Role
 
 if TYPE_CHECKING:
-    from gdnbench.sim import Finding, LaunchReport
+    from gdnbench.sim import Finding, LaunchReport, Questions
 
 DEVICES = ("cpu", "cuda", SIM)
 
@@ -77,9 +77,10 @@ def execute(
     checked: list[Finding] | None = None,
     *,
     keep_going: bool = False,
+    questions: Questions | None = None,
 ) -> Execution:
     """Run `kernel` on the device `on`, on `record` as it was called, converted to what it takes; keep its
-    `stages` too if asked, and check it into `checked` and `keep_going`, see `simulated`. Raises what the
+    `stages` too if asked; `checked`, `keep_going` and `questions` as for `simulated`. Raises what the
     kernel raises, and ContractError for an impossible conversion."""
     if on not in kernel.devices:
         raise CannotRunError(f"kernel {kernel.name} runs on {' or '.join(kernel.devices)}, not on {on}")
@@ -89,7 +90,7 @@ def execute(
     given, made = prepared(given, operation, kernel)
     before = side_effects.inputs_of(record, given, operation)
     filled: dict[str, Tensor] = {}
-    with simulated(on, checked, keep_going=keep_going) as session:
+    with simulated(on, checked, keep_going=keep_going, questions=questions) as session:
         start = time.perf_counter()
         owner = os.getpid()
         try:

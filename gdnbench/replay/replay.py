@@ -27,7 +27,7 @@ from gdnbench.replay.isolate import Isolated
 from gdnbench.replay.record import JudgedRecord, Times, finish_record
 from gdnbench.replay.run import InProcess, Runner
 from gdnbench.replay.save import RunWriter
-from gdnbench.replay.simulated import SIM
+from gdnbench.replay.simulated import SIM, replay_gpu, requested_gpu
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult, ReplayReport
 from gdnbench.store.reader import Store, StoredRecord
@@ -71,6 +71,8 @@ def replay(
     accepted: Accepted | None = None,
     trace: TraceRequest | None = None,
     keep_going: bool = False,
+    machine: str | None = None,
+    sms: int | None = None,
     progress: Progress | None = None,
 ) -> ReplayReport:
     """Replay the records of `store` (those numbered in `records`, of operation `op`) through `kernel`.
@@ -85,6 +87,7 @@ def replay(
     `grids`: results have their errors by chunk and head, as they have where they are saved.
     `trace`: the simulator writes what instructions of `kernel` compute.
     `keep_going`: a simulated `kernel` goes on after faults that can be skipped; its record is a mismatch.
+    `machine` and `sms`: the GPU of simulated kernels and its number of SMs, see `replay_gpu`.
     `isolate` None: in a process of its own for a user's function, on CUDA, or with a timeout; `timeout` is
     seconds a record.
 
@@ -107,6 +110,8 @@ def replay(
         trace=trace,
         keep_going=keep_going,
         grids=grids or save is not None,
+        machine=machine,
+        sms=sms,
     )
     chosen = select(store, records, op)
     report = options.report(store)
@@ -144,6 +149,8 @@ class ReplayOptions:
     trace: TraceRequest | None = None
     grids: bool = False
     keep_going: bool = False
+    machine: str | None = None
+    sms: int | None = None
 
     def report(self, store: Store) -> ReplayReport:
         """Of no record yet."""
@@ -169,6 +176,8 @@ def replay_options(
     trace: TraceRequest | None = None,
     keep_going: bool = False,
     grids: bool = False,
+    machine: str | None = None,
+    sms: int | None = None,
 ) -> ReplayOptions:
     """The arguments of `replay`, checked as far as possible without a store and a device. BadInputError, or
     CannotRunError for a listed kernel that is not simulated."""
@@ -181,12 +190,18 @@ def replay_options(
         raise BadInputError(f"--check is done by the simulator: --on {SIM}, not {on}")
     if keep_going and on != SIM:
         raise BadInputError(f"--keep-going is about faults that the simulator finds: --on {SIM}, not {on}")
+    if on != SIM and (machine is not None or sms is not None):
+        raise BadInputError(f"machine and sms describe a simulated GPU: on {SIM}, not {on}")
     if trace is not None and on != SIM:
         raise BadInputError(f"a value trace is written by the simulator: on {SIM}, not {on}")
     kernels.check_name(kernel, on)
     if against not in (ORACLE, RECORDED):
         kernels.check_name(against)
-    return ReplayOptions(kernel, against, on, rule, stages, isolate, timeout, check, trace, grids, keep_going)
+    with replay_gpu(machine, sms):  # and what an enclosing block says, for workers on other machines
+        gpu = requested_gpu()
+    return ReplayOptions(
+        kernel, against, on, rule, stages, isolate, timeout, check, trace, grids, keep_going, *gpu
+    )
 
 
 @contextmanager
@@ -216,6 +231,7 @@ def replaying(store: Store, options: ReplayOptions) -> Iterator[Replayer]:
         )
 
     with ExitStack() as stack:
+        stack.enter_context(replay_gpu(options.machine, options.sms))
         main = runner_of(
             options.kernel, on, check=options.check, trace=options.trace, keep_going=options.keep_going
         )

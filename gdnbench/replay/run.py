@@ -6,16 +6,16 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Protocol
 
-from gdnbench.errors import BAD_INPUT_ERRORS, BadInputError
+from gdnbench.errors import BAD_INPUT_ERRORS
 from gdnbench.replay.execute import Execution, execute
 from gdnbench.replay.failure import Failure, classify, describe
 from gdnbench.replay.kernels import LoadedKernel, is_user_kernel, load, load_function
-from gdnbench.replay.simulated import requested_gpu, simulated, traced
+from gdnbench.replay.simulated import SIM, simulated, traced
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Operation
 
 if TYPE_CHECKING:
-    from gdnbench.sim import Finding
+    from gdnbench.sim import Finding, Questions
     from gdnbench.trace.request import TraceRequest
 
 
@@ -54,6 +54,11 @@ class InProcess:
         self._trace = trace
         self._keep_going = keep_going
         self._loaded: dict[str, LoadedKernel] = {}
+        self._questions: Questions | None = None
+        if on == SIM:
+            from gdnbench.sim import Questions
+
+            self._questions = Questions()
 
     def run_record(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
         imported = False
@@ -64,7 +69,14 @@ class InProcess:
                 imported = True
                 with traced(self._trace, record):
                     how = (self._on, self._stages, checked)
-                    return execute(record, operation, kernel, *how, keep_going=self._keep_going)
+                    return execute(
+                        record,
+                        operation,
+                        kernel,
+                        *how,
+                        keep_going=self._keep_going,
+                        questions=self._questions,
+                    )
         except ENDINGS as error:
             found = None if checked is None else tuple(checked)
             return Failure(classify(error), describe(error), imported, found)
@@ -73,13 +85,9 @@ class InProcess:
         if isinstance(self._kernel, LoadedKernel):
             return self._kernel
         if operation.name not in self._loaded:
-            with simulated(self._on):  # its file may compile kernels when it is imported
+            # Its file may compile kernels when it is imported.
+            with simulated(self._on, questions=self._questions):
                 loaded = load(self._kernel, operation)
-            if not loaded.cuda_tensors and requested_gpu() != (None, None):
-                raise BadInputError(
-                    "--machine and --sms describe the GPU of kernels that take tensors on CUDA;"
-                    f" {loaded.name} takes them on the CPU"
-                )
             self._loaded[operation.name] = loaded
         return self._loaded[operation.name]
 

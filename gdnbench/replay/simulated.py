@@ -17,9 +17,10 @@ from torch import Tensor
 from gdnbench.errors import CannotRunError
 from gdnbench_kernels.compiling import launching
 from gdnbench_kernels.contract import Kernel
+from gdnbench_kernels.gpu import calls_for
 
 if TYPE_CHECKING:
-    from gdnbench.sim import Finding, Session
+    from gdnbench.sim import Finding, Questions, Session
     from gdnbench.sim.virtual import DeviceMemory
     from gdnbench.store.reader import StoredRecord
     from gdnbench.trace.request import TraceRequest
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 SIM = "sim"
 
 MACHINE, SMS = "GDNBENCH_REPLAY_MACHINE", "GDNBENCH_REPLAY_SMS"
-"""Environment variables, so that worker processes have them: the virtual GPU of kernels that take tensors on
-CUDA."""
+"""Environment variables, so that worker processes have them: what `replay_gpu` says."""
 
 _session: ContextVar[Session | None] = ContextVar("gdnbench_replay_session", default=None)
 """That of the innermost `simulated` block."""
@@ -36,13 +36,18 @@ _session: ContextVar[Session | None] = ContextVar("gdnbench_replay_session", def
 
 @contextmanager
 def simulated(
-    on: str, checked: list[Finding] | None = None, *, keep_going: bool = False
+    on: str,
+    checked: list[Finding] | None = None,
+    *,
+    keep_going: bool = False,
+    questions: Questions | None = None,
 ) -> Iterator[Session | None]:
     """While a kernel is loaded or runs on the device called `on`; yields None unless that is the simulator.
 
     A kernel calls a `Program`, what `cute.compile` returned, or `gdnbench.sim.launch`, with the tensors it
-    was given. With `checked`, which takes what is found, its launches are checked, until it fails if it does.
-    With `keep_going` launches go on after faults that can be skipped.
+    was given. The GPU is the one that `replay_gpu` says. With `checked`, which takes what is found, its
+    launches are checked, until it fails if it does. With `keep_going` launches go on after faults that can be
+    skipped. `questions` notes what the kernel asks of the GPU, here and in other such blocks.
     """
     if on != SIM:
         yield None
@@ -53,7 +58,10 @@ def simulated(
         if keep_going:
             around = stack.enter_context(active())
             stack.enter_context(active(replace(around.settings, keep_going=True)))
-        session = stack.enter_context(active(check=checked is not None))
+        machine, sms = requested_gpu()
+        session = stack.enter_context(
+            active(check=checked is not None, machine=machine, sms=sms, questions=questions)
+        )
         stack.enter_context(programs_simulated())
         token = _session.set(session)
         try:
@@ -66,12 +74,11 @@ def simulated(
 
 @contextmanager
 def replay_gpu(machine: str | None = None, sms: int | None = None) -> Iterator[None]:
-    """Inside this block the virtual GPU of simulated kernels is `machine` with `sms` multiprocessors; None
-    leaves what an enclosing block says. InputError for an unknown machine."""
+    """Inside this block the GPU of simulated kernels is `machine` with `sms` multiprocessors; None leaves
+    what an enclosing block says. InputError for an unknown machine or a number below 1."""
     from gdnbench.sim.virtual import machine_named
 
-    if machine is not None:
-        machine_named(machine, sms)
+    machine_named(machine or "b200", sms)
     given = {MACHINE: machine, SMS: None if sms is None else str(sms)}
     before = {name: os.environ.get(name) for name in given}
     os.environ.update({name: value for name, value in given.items() if value is not None})
@@ -161,11 +168,36 @@ def traced(trace: TraceRequest | None, record: StoredRecord) -> Iterator[None]:
 
 @contextmanager
 def programs_simulated() -> Iterator[None]:
-    """While calls of compiled programs are simulated."""
+    """While calls of compiled programs are simulated, and kernels see the GPU of the `active` block."""
     from gdnbench.sim import launch
 
-    with launching(lambda program, args, kwargs: launch(program, *args, **kwargs)):
+    with (
+        launching(lambda program, args, kwargs: launch(program, *args, **kwargs)),
+        calls_for(_SimulatedGpu()),
+    ):
         yield
+
+
+class _SimulatedGpu:
+    """The GPU of the innermost `active` block; implements `gdnbench_kernels.gpu.Gpu`."""
+
+    @property
+    def name(self) -> str:
+        machine = self._session().machine
+        return "the simulated GPU" if machine is None else machine.product
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        machine = self._session().machine
+        return None if machine is None else machine.device.capability
+
+    def sms(self, arch: str) -> int:
+        return self._session().multiprocessors(arch)
+
+    def _session(self) -> Session:
+        from gdnbench.sim import Session, Settings, current_session
+
+        return current_session() or Session(Settings())
 
 
 def _of_checker(session: Session) -> Iterator[Finding]:
@@ -210,6 +242,12 @@ def notes_of(session: Session, kernel: str, empty: bool = False) -> list[str]:
     found = [finding.message for finding in findings if finding.evidence is None and not finding.skipped]
     count = f"{len(launches)} launch{'es' if len(launches) > 1 else ''}"
     checked = ", checked" if session.settings.check else ""
+    machine, sms = requested_gpu()
+    described = f", {machine}" if machine is not None else ""
+    described += f", {sms} SM{'' if sms == 1 else 's'}" if sms is not None else ""
     if any(finding.skipped for finding in findings):
         found.append(AFTER_A_FAULT)
-    return [f"simulated: {count}, {instructions:,} warp instructions{checked}", *dict.fromkeys(found)]
+    return [
+        f"simulated: {count}, {instructions:,} warp instructions{checked}{described}",
+        *dict.fromkeys(found),
+    ]

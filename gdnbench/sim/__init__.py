@@ -25,13 +25,14 @@ if TYPE_CHECKING:
         SimError,
         UnsupportedError,
     )
+    from gdnbench.sim.host.device import Questions
     from gdnbench.sim.machine.async_queue import Schedule
     from gdnbench.sim.machine.cta import Launch
     from gdnbench.sim.machine.engine_interface import Dim3
     from gdnbench.sim.machine.memory import GlobalMemory
     from gdnbench.sim.report import AFTER_A_FAULT, Finding, LaunchReport, Report, Severity
     from gdnbench.sim.run import ENGINES, run_ptx
-    from gdnbench.sim.simulate import Session, Settings, active, launch, settings_apply
+    from gdnbench.sim.simulate import Session, Settings, active, current_session, launch, settings_apply
     from gdnbench.sim.watch import Observed
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "LaunchReport",
     "Observed",
     "PtxSyntaxError",
+    "Questions",
     "Report",
     "Schedule",
     "Session",
@@ -63,6 +65,7 @@ __all__ = [
     "call_of",
     "compile",
     "compile_for",
+    "current_session",
     "keep_ptx",
     "launch",
     "run_ptx",
@@ -77,13 +80,14 @@ __getattr__ = lazy_names(
         "gdnbench.sim.compiling": "Call call_of compile compile_for keep_ptx",
         "gdnbench.sim.errors": "ExportError FaultKind KernelFault LaunchError PtxSyntaxError SimError "
         "UnsupportedError",
+        "gdnbench.sim.host.device": "Questions",
         "gdnbench.sim.machine.async_queue": "Schedule",
         "gdnbench.sim.machine.cta": "Launch",
         "gdnbench.sim.machine.engine_interface": "Dim3",
         "gdnbench.sim.machine.memory": "GlobalMemory",
         "gdnbench.sim.report": "AFTER_A_FAULT Finding LaunchReport Report Severity",
         "gdnbench.sim.run": "ENGINES run_ptx",
-        "gdnbench.sim.simulate": "Session Settings active launch settings_apply",
+        "gdnbench.sim.simulate": "Session Settings active current_session launch settings_apply",
         "gdnbench.sim.watch": "Observed",
     },
 )

@@ -1,5 +1,6 @@
-"""Runs a kernel under many schedules and on several inputs. Reports whether its output bits depend on when
-asynchronous effects land, and what the race checker finds in any run.
+"""Runs a kernel under many schedules, on several inputs and on GPUs of several numbers of SMs. Reports
+whether its output bits depend on when asynchronous effects land or on the number of SMs, and what the race
+checker finds in any run.
 
 This module does not know how a kernel is called: a `Shape` runs it under a schedule and returns a `Run`.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import nan
 from typing import Any
 
 import torch
@@ -72,6 +74,31 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class SmsDifference:
+    """The first tensor, by name, whose bits on a GPU of `sms` multiprocessors differ from those on one of
+    `against`: the first element that does, the values of both, and how many of how many elements do."""
+
+    tensor: str
+    sms: int
+    against: int
+    index: tuple[int, ...]
+    value: float
+    value_against: float
+    elements: int
+    size: int
+    command: str
+    command_against: str
+
+    def __str__(self) -> str:
+        place = f"{self.tensor}[{', '.join(map(str, self.index))}]"
+        return (
+            f"{self.tensor} depends on the number of SMs: {place} is {self.value!r} with --sms {self.sms} and"
+            f" {self.value_against!r} with --sms {self.against}; {self.elements} of {self.size} elements"
+            " differ"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """A run that failed by itself, the first with this `reason`."""
 
@@ -82,8 +109,9 @@ class Failed:
 
 @dataclass(slots=True)
 class Tried:
-    """The result of all runs of one shape. `compared` counts the runs that produced outputs. `refused` is why
-    the shape was not run."""
+    """The result of all runs of one shape, on a GPU of `sms` multiprocessors if that is varied. `compared`
+    counts the runs that produced outputs; those of the first are `outputs`, for `across_sms`, and `command`
+    repeats it. `refused` is why the shape was not run."""
 
     shape: str
     schedules: list[str] = field(default_factory=list)
@@ -91,10 +119,19 @@ class Tried:
     failed: list[Failed] = field(default_factory=list)
     compared: int = 0
     refused: str = ""
+    sms: int | None = None
+    sms_difference: SmsDifference | None = None
+    outputs: Mapping[str, Tensor] | None = None
+    command: str = ""
 
     @property
     def ok(self) -> bool:
-        return self.difference is None and not self.failed
+        return self.difference is None and self.sms_difference is None and not self.failed
+
+    @property
+    def name(self) -> str:
+        """The shape, and the number of SMs if that is varied."""
+        return self.shape if self.sms is None else f"{self.shape}, --sms {self.sms}"
 
 
 @dataclass(slots=True)
@@ -126,7 +163,7 @@ class Exploration:
 
     def passed(self, tried: Tried) -> bool:
         """Whether one shape fulfils `ok` by itself."""
-        return tried.ok and not any(one.finding.fails and tried.shape in one.shapes for one in self.found)
+        return tried.ok and not any(one.finding.fails and tried.name in one.shapes for one in self.found)
 
     @property
     def runs(self) -> int:
@@ -163,11 +200,16 @@ Progress = Callable[[int, int], None]
 
 
 def explore(
-    shapes: Sequence[Shape], schedules: Sequence[str], progress: Progress | None = None
+    shapes: Sequence[Shape],
+    schedules: Sequence[str],
+    progress: Progress | None = None,
+    *,
+    keep: bool = False,
 ) -> Exploration:
     """Run every shape under every schedule. If a shape refuses the first schedule, its others are skipped.
 
-    KeyboardInterrupt stops the exploration; the results so far are returned.
+    KeyboardInterrupt stops the exploration; the results so far are returned. With `keep` the results have the
+    outputs of each shape's first run.
     """
     result = Exploration(tuple(schedules))
     found: dict[tuple[object, ...], Found] = {}
@@ -181,6 +223,8 @@ def explore(
                 done += 1
                 if progress is not None:
                     progress(done, total)
+            if not keep:
+                tried.outputs = None
             done = number * len(schedules)
     except KeyboardInterrupt:
         result.interrupted = True
@@ -204,10 +248,67 @@ def _runs(shape: Shape, schedules: Sequence[str], tried: Tried) -> Iterator[tupl
         tried.compared += run.tensors is not None
         if run.tensors is not None and against is None:
             against, bits = schedule, run.tensors
+            tried.outputs, tried.command = bits, shape.command(schedule)
         elif run.tensors is not None and against is not None and tried.difference is None:
             name = first_difference(bits, run.tensors)
             tried.difference = _difference(shape, name, schedule, against, bits) if name else None
         yield run, schedule
+
+
+def across_sms(explored: Mapping[int, Exploration]) -> Exploration:
+    """One exploration of those that were made with `keep` on GPUs of these numbers of SMs, of the same shapes
+    under the same schedules. The outputs of each shape must have the same bits on all."""
+    first = next(iter(explored.values()))
+    result = Exploration(first.schedules, interrupted=any(one.interrupted for one in explored.values()))
+    tried = [replace(one, sms=sms) for sms, exploration in explored.items() for one in exploration.tried]
+    for shape in dict.fromkeys(one.shape for one in tried):
+        same = [one for one in tried if one.shape == shape]
+        against = next((one for one in same if one.outputs is not None), None)
+        for one in same:
+            if against is not None and one is not against and one.outputs is not None:
+                one.sms_difference = _sms_difference(one, against)
+        result.tried += same
+    for one in result.tried:
+        one.outputs = None
+    merged: dict[tuple[object, ...], Found] = {}
+    for sms, exploration in explored.items():
+        for found in exploration.found:
+            shapes = [f"{shape}, --sms {sms}" for shape in found.shapes]
+            known = merged.setdefault(finding_cause(found.finding), replace(found, shapes=[], runs=0))
+            known.shapes += shapes
+            known.runs += found.runs
+    result.found = list(merged.values())
+    return result
+
+
+def _sms_difference(one: Tried, against: Tried) -> SmsDifference | None:
+    assert one.outputs is not None
+    assert one.sms is not None
+    assert against.outputs is not None
+    assert against.sms is not None
+    name = first_difference(one.outputs, against.outputs)
+    if not name:
+        return None
+    place, values, elements, size = _first_element(one.outputs.get(name), against.outputs.get(name))
+    commands = one.command, against.command
+    return SmsDifference(name, one.sms, against.sms, place, *values, elements, size, *commands)
+
+
+def _first_element(
+    one: Tensor | None, other: Tensor | None
+) -> tuple[tuple[int, ...], tuple[float, float], int, int]:
+    """Where two tensors differ first, both values, and how many of how many elements differ. NaN stands for a
+    tensor that is not there, or has another shape or dtype."""
+    if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
+        present = one if one is not None else other
+        size = 0 if present is None else present.numel()
+        return (), (nan, nan), size, size
+    width = one.element_size()
+    different = (_bytes(one) != _bytes(other)).reshape(-1, width).any(1)
+    flat = int(different.nonzero()[0])
+    place = tuple(int(number) for number in torch.unravel_index(torch.tensor(flat), one.shape))
+    values = (float(one.reshape(-1)[flat].double()), float(other.reshape(-1)[flat].double()))
+    return place, values, int(different.sum()), one.numel()
 
 
 def _difference(
@@ -259,9 +360,24 @@ def finding_cause(finding: Finding) -> tuple[object, ...]:
 
 
 def _plain_tried(tried: Tried) -> dict[str, Any]:
-    difference = tried.difference
+    difference, by_sms = tried.difference, tried.sms_difference
     return {
         "shape": tried.shape,
+        "sms": tried.sms,
+        "sms_difference": None
+        if by_sms is None
+        else {
+            "tensor": by_sms.tensor,
+            "sms": by_sms.sms,
+            "against": by_sms.against,
+            "index": list(by_sms.index),
+            "value": by_sms.value,
+            "value_against": by_sms.value_against,
+            "elements": by_sms.elements,
+            "size": by_sms.size,
+            "command": by_sms.command,
+            "command_against": by_sms.command_against,
+        },
         "schedules": tried.schedules,
         "refused": tried.refused or None,
         "difference": None

@@ -1,56 +1,197 @@
-"""Says of a checked launch when it could not show what goes wrong as a pipeline's stages are used again.
+"""Says of a checked launch when no CTA of a persistent kernel took a second tile.
 
-A persistent kernel takes one work tile after another. On a GPU with more multiprocessors than there are tiles
-each of its CTAs takes one, and a missing wait before a stage's second use never matters. So it is in a
-simulated launch, which then passes a kernel that is wrong for larger inputs.
+A persistent kernel has one CTA for each multiprocessor, and each takes one tile of the work after another. On
+a GPU with as many multiprocessors as there are tiles each CTA takes one, and a missing wait before a buffer's
+use by the next tile never matters. So it is in a simulated launch, which then passes a kernel that is wrong
+for larger inputs.
 
-The rule is meant to say nothing that is not so. A stage that is used twice completes two phases of its
-mbarriers: if no mbarrier of the launch did, no stage was used twice. Fewer multiprocessors change that only
-if there are fewer CTAs then and each takes more tiles. So the program must have asked for the number of
-multiprocessors, the CTAs must fit the device, and the kernel must advance by its grid: a loop adds to a
-number what is derived from the number of CTAs.
+A kernel is persistent here if the program asked for the number of multiprocessors, the CTAs fit the device,
+and a loop of the kernel advances by its grid: it adds the number of CTAs, or what is derived from it, to a
+number that it carries from one iteration to the next, or multiplies such a number by it. The number of CTAs
+is `%nctaid`, or a constant or a kernel parameter of that value, which is added to what is derived from
+`%ctaid`. A warp executes such an instruction once for each tile: if no warp has executed one twice, no CTA
+took a second tile.
+
+Nothing is said of a kernel that takes its tiles from a counter in memory, nor where what is derived from the
+grid passes through memory. The additions of a loop that the compiler has unrolled count together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from gdnbench.sim.machine.counters import Counters
+from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.ptx.flow import registers_of, successors
-from gdnbench.sim.ptx.ir import Address, Kernel, Register, Special, TensorAddress
+from gdnbench.sim.ptx.ir import (
+    Address,
+    Immediate,
+    Instruction,
+    Kernel,
+    Register,
+    Special,
+    Symbol,
+    TensorAddress,
+)
+from gdnbench.sim.ptx.literals import width_of
 
 RING_REUSE = "ring reuse"
 """The kind of the finding."""
 
 _GRID = ("nctaid.", "nclusterid.")
+_CTA = ("ctaid.", "clusterid.")
 _SUMS = ("add", "mad", "sub")
+_PRODUCTS = ("mul", "mad")
+
+Steps = tuple[tuple[int, ...], ...]
+"""Groups of pcs: the instructions that advance one number by the grid."""
 
 
-def advances_by_grid(kernel: Kernel) -> bool:
-    """Whether a loop of the kernel adds what is derived from the number of CTAs, `%nctaid`, to a number that
-    it carries from one iteration to the next. Values that pass through memory are not followed."""
-    uses: dict[int, set[int]] = {}
-    sums: list[tuple[int, int, list[int]]] = []
-    start: set[int] = set()
+def tile_steps(kernel: Kernel, grid: Dim3 = (1, 1, 1), params: Sequence[bytes] = ()) -> Steps:
+    """The instructions by which loops of the kernel advance from tile to tile, in a launch of this grid with
+    these parameters. Additions to the same number are one group."""
+    flow = _DataFlow.of(kernel)
+    ctas = math.prod(grid)
+    by_grid = flow.without_cycles(flow.reading_special(_GRID))
+    extents = {extent for extent in (*grid, ctas) if extent > 1}
+    same = flow.without_cycles(_equal_parameters(kernel, extents, params))
+    steps = by_grid | same
+    groups: list[tuple[set[int], list[int]]] = []
+    multiples: list[tuple[int, ...]] = []
     for ins in kernel.instructions:
-        if any(isinstance(source, Address | TensorAddress) for source in ins.sources):
+        if ins.op in _PRODUCTS and _multiplies(ins, by_grid, flow) and _repeats(kernel, ins.pc):
+            multiples.append((ins.pc,))
+        if ins.op not in _SUMS:
             continue
-        written = [register.index for register in ins.written() if isinstance(register, Register)]
-        read = [register.index for source in ins.sources for register in registers_of(source)]
-        for register in read:
-            uses.setdefault(register, set()).update(written)
-        if any(isinstance(source, Special) and source.name.startswith(_GRID) for source in ins.sources):
-            start.update(written)
-        if ins.op in _SUMS:
-            sums += [(ins.pc, register, read) for register in written]
-    of_grid = _reached(start, uses)
+        read = _read(ins)
+        equal = ctas > 1 and any(isinstance(one, Immediate) and one.bits == ctas for one in ins.sources)
+        if not equal and steps.isdisjoint(read):
+            continue
+        for total in _written(ins):
+            after = flow.reached([total])
+            carried = [register for register in read if register in after]
+            if not carried or not _repeats(kernel, ins.pc):
+                continue
+            if not by_grid.intersection(read).difference(after) and not (
+                (equal or same.intersection(read).difference(after)) and flow.of_cta().intersection(carried)
+            ):
+                continue
+            group = next((pcs for totals, pcs in groups if flow.one_cycle(totals, total)), None)
+            if group is None:
+                groups.append(({total}, [ins.pc]))
+            else:
+                group.append(ins.pc)
+    sums = [tuple(pcs + flow.further_sums(kernel, totals, steps, pcs)) for totals, pcs in groups]
+    return (*sums, *multiples)
+
+
+def _multiplies(ins: Instruction, by_grid: set[int], flow: _DataFlow) -> bool:
+    """Whether a product is of the grid and a number that a loop carries: tile = first + turn x CTAs."""
+    one, other = ([register.index for register in registers_of(source)] for source in ins.sources[:2])
     return any(
-        carried in _reached([total], uses)
-        for pc, total, read in sums
-        for step in of_grid.intersection(read)
-        for carried in read
-        if carried != step and _repeats(kernel, pc)
+        by_grid.issuperset(grid) and grid and any(map(flow.in_cycle, turn))
+        for grid, turn in ((one, other), (other, one))
     )
+
+
+@dataclass(slots=True)
+class _DataFlow:
+    """Which registers are computed from which, by index, without what goes through memory and predicates."""
+
+    uses: dict[int, set[int]] = field(default_factory=dict)
+    specials: list[tuple[str, int]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> _DataFlow:
+        flow = cls()
+        for ins in kernel.instructions:
+            if any(isinstance(source, Address | TensorAddress) for source in ins.sources):
+                continue
+            written = _written(ins)
+            for register in _read(ins):
+                flow.uses.setdefault(register, set()).update(written)
+            for source in ins.sources:
+                if isinstance(source, Special):
+                    flow.specials += [(source.name, register) for register in written]
+        return flow
+
+    def reading_special(self, names: tuple[str, ...]) -> set[int]:
+        """Registers that are written from these special registers."""
+        return {register for name, register in self.specials if name.startswith(names)}
+
+    def of_cta(self) -> set[int]:
+        """Registers that are computed from the CTA's own number."""
+        return self.reached(self.reading_special(_CTA))
+
+    def reached(self, start: Iterable[int]) -> set[int]:
+        """`start` and the registers that are computed from it."""
+        found = set(start)
+        left = list(found)
+        while left:
+            fresh = self.uses.get(left.pop(), set()) - found
+            found |= fresh
+            left += fresh
+        return found
+
+    def in_cycle(self, register: int) -> bool:
+        """Whether the register's value is computed from an earlier value of it: a loop carries it."""
+        return register in self.reached(self.uses.get(register, ()))
+
+    def without_cycles(self, start: Iterable[int]) -> set[int]:
+        """`start` and what is computed from it, without what a loop carries and what depends on that."""
+        found: set[int] = set()
+        left = list(start)
+        while left:
+            register = left.pop()
+            if register not in found and not self.in_cycle(register):
+                found.add(register)
+                left += self.uses.get(register, ())
+        return found
+
+    def one_cycle(self, totals: set[int], total: int) -> bool:
+        """Whether the sums `totals` and `total` are computed from each other."""
+        first = next(iter(totals))
+        return total in self.reached([first]) and first in self.reached([total])
+
+    def further_sums(
+        self, kernel: Kernel, totals: set[int], steps: set[int], pcs: Sequence[int]
+    ) -> list[int]:
+        """Additions of multiples of the grid to a number of the cycle that lead out of it, as compilers write
+        them in a loop that they unroll: each is a tile too."""
+        inside = {register for register in self.reached(totals) if totals <= self.reached([register])}
+        return [
+            ins.pc
+            for ins in kernel.instructions
+            if ins.op in _SUMS and ins.pc not in pcs and steps.intersection(_read(ins))
+            if inside.intersection(_read(ins)) and _repeats(kernel, ins.pc)
+        ]
+
+
+def _read(ins: Instruction) -> list[int]:
+    return [one.index for source in ins.sources for one in registers_of(source) if one.bits > 1]
+
+
+def _written(ins: Instruction) -> list[int]:
+    return [one.index for one in ins.written() if isinstance(one, Register) and one.bits > 1]
+
+
+def _equal_parameters(kernel: Kernel, values: set[int], params: Sequence[bytes]) -> Iterator[int]:
+    """Registers into which a kernel parameter is loaded that has one of these values."""
+    given = {variable.name: data for variable, data in zip(kernel.params, params, strict=False)}
+    for ins in kernel.instructions:
+        if ins.op != "ld" or not isinstance(ins.sources[0], Address):
+            continue
+        address = ins.sources[0]
+        if not isinstance(address.base, Symbol) or address.base.variable.name not in given:
+            continue
+        data, size = given[address.base.variable.name], width_of(ins.types[0]) // 8
+        start = address.base.offset + address.offset
+        for number, register in enumerate(ins.written()):
+            at = start + number * size
+            if isinstance(register, Register) and int.from_bytes(data[at : at + size], "little") in values:
+                yield register.index
 
 
 def _repeats(kernel: Kernel, pc: int) -> bool:
@@ -64,27 +205,41 @@ def _repeats(kernel: Kernel, pc: int) -> bool:
     return pc in found
 
 
-def _reached(start: Iterable[int], uses: Mapping[int, set[int]]) -> set[int]:
-    """`start` and the registers that are computed from it."""
-    found, left = set(start), list(start)
-    while left:
-        fresh = uses.get(left.pop(), set()) - found
-        found |= fresh
-        left += fresh
-    return found
-
-
-def without_reuse(kernel: Kernel, counters: Counters, ctas: int, resident: int) -> str | None:
-    """The note for a launch of `ctas` CTAs in which no pipeline stage was used a second time, on a device
-    that runs `resident` CTAs at once; None if there was one, or if it is not known."""
-    if counters.most_phases != 1 or not 1 < ctas <= resident or not advances_by_grid(kernel):
+def reuse_note(
+    kernel: Kernel, steps: Steps, counters: Counters, ctas: int, multiprocessors: int, fitting: int
+) -> str | None:
+    """The note for a launch of `ctas` CTAs, whose `steps` were counted, on a device of `multiprocessors` that
+    run `fitting` CTAs each; None if buffers were used again, or if it is not known."""
+    if not steps or not ctas <= multiprocessors * fitting:
         return None
-    if any(ins.op == "mbarrier.inval" for ins in kernel.instructions):  # their phases are not counted
+    each = -(-ctas // multiprocessors)
+    busy = counters.busy_ctas
+    if counters.most_tiles <= 1:
+        if not busy:
+            return None
+        if busy == 1:
+            return (
+                "no CTA took a second tile, as there was one: ring reuse was not exercised; a larger input"
+                " would do it"
+            )
+        fewer = max(1, busy // _tiles_to_reuse(counters) // each)
+        return (
+            f"no CTA took a second tile, and {busy} of {ctas} took one: ring reuse was not exercised; fewer"
+            f" SMs would do it: --sms {fewer}"
+        )
+    invalidates = any(ins.op == "mbarrier.inval" for ins in kernel.instructions)  # phases are not counted
+    if counters.most_phases != 1 or ctas == 1 or invalidates:
         return None
-    # A ring with stages that no tile has used yet takes more tiles than one to come round.
-    tiles = counters.mbarriers // counters.mbarriers_used + 1
-    fewer = max(1, ctas // tiles)
+    fewer = max(1, ctas // _tiles_to_reuse(counters) // each)
     return (
-        f"no pipeline stage was used a second time by any of {ctas} CTAs: ring reuse was not exercised; "
-        f"fewer SMs would: --sms {fewer}"
+        f"no pipeline stage was used a second time by any of {ctas} CTAs: ring reuse was not exercised; fewer"
+        f" SMs would do it: --sms {fewer}"
     )
+
+
+def _tiles_to_reuse(counters: Counters) -> int:
+    """Tiles that a CTA must take so that it uses a buffer again: a ring with stages that no tile has used yet
+    takes more than two to come round."""
+    if counters.most_phases != 1:
+        return 2
+    return counters.mbarriers // counters.mbarriers_used + 1

@@ -126,6 +126,7 @@ def run_ptx(
     timeout: float | None = None,
     multiprocessors: int | None = None,
     keep_going: bool = False,
+    tile_steps: tuple[tuple[int, ...], ...] = (),
 ) -> RunResult:
     """Launch `entry` of the PTX with `smem` bytes of dynamic shared memory and wait for its end.
 
@@ -134,8 +135,9 @@ def run_ptx(
     reaches in other ways. `registers` is ptxas's register count per thread, for the launch budget. `observed`
     records the launch; its CTAs then run one by one, as with `check`. `checker` makes the observer of a CTA's
     events that replaces `check`'s. `multiprocessors`, 148 unless given, bounds how many CTAs that wait for
-    one another run at once. The other parameters are those of `gdnbench.sim.launch`; bounds that are None
-    come from the enclosing `active` block, so also from the command line of `gdnbench sim`.
+    one another run at once. `tile_steps` are instructions whose executions count as tiles of a CTA. The other
+    parameters are those of `gdnbench.sim.launch`; bounds that are None come from the enclosing `active`
+    block, so also from the command line of `gdnbench sim`.
 
     Raises KernelFault for an illegal act and for a launch beyond `max_instructions` or `timeout`, with the
     findings before it; UnsupportedError for what is not simulated; PtxSyntaxError or LaunchError for a text
@@ -184,6 +186,7 @@ def run_ptx(
     record = LaunchRecord() if profile else None
     launch.recorder = record.cta if record is not None else None
     launch.checker, launch.parts = checker, checks
+    launch.tile_steps = tile_steps
     with limit:
         ready: Engine = importlib.import_module(kind.prepare).prepare(module, kernel, config)
     if observed is not None:

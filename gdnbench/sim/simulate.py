@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -20,8 +20,9 @@ from gdnbench.sim.host import cutlass_dsl
 from gdnbench.sim.host.arguments import NamedTensor, Region, region_of
 from gdnbench.sim.host.asked_memory import AskedMemory, addresses_noted
 from gdnbench.sim.host.capture import capture_launches
-from gdnbench.sim.host.device import Device, Questions, device_for, multiprocessors
+from gdnbench.sim.host.device import Device, Questions, described_device, device_for
 from gdnbench.sim.host.dsl_calls import calls_go_to
+from gdnbench.sim.host.machines import Machine, machine_named
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.bounds import Bounds, bounded, default_bounds
 from gdnbench.sim.machine.cta import Cta, Note
@@ -31,7 +32,7 @@ from gdnbench.sim.machine.observer import Checker
 from gdnbench.sim.machine.processes import Progress
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.report import Finding, LaunchReport, Report, Severity
-from gdnbench.sim.ring_reuse import RING_REUSE, without_reuse
+from gdnbench.sim.ring_reuse import RING_REUSE, Steps, reuse_note, tile_steps
 from gdnbench.sim.run import RunResult, check_bounds, check_settings, run_ptx
 from gdnbench.sim.watch import Watch
 
@@ -65,19 +66,33 @@ class Settings:
 @dataclass(slots=True)
 class Session:
     """What `active` yields: the reports of the calls made so far. Launches may access `reachable`, and the
-    memory that was `asked` for by its address. `sms` is the device's number of multiprocessors, None for its
-    own. `patched`: the calls of CuTe DSL functions go to the simulator."""
+    memory that was `asked` for by its address. The device is `machine`, None for that of each kernel's PTX
+    target, with `sms` multiprocessors, None for its own number. `patched`: the calls of CuTe DSL functions go
+    to the simulator."""
 
     settings: Settings
     reports: list[Report] = field(default_factory=list)
     reachable: tuple[Tensor, ...] = ()
     asked: AskedMemory = field(default_factory=AskedMemory)
+    machine: Machine | None = None
     sms: int | None = None
     questions: Questions = field(default_factory=Questions)
     patched: bool = False
 
+    def multiprocessors(self, target: str) -> int:
+        """The number of multiprocessors of the device, without a machine that of a PTX target, noted as asked
+        for. Raises UnsupportedError for an unknown target."""
+        self.questions.multiprocessors = True
+        with _on_device_of(self):
+            return device_for(target if self.machine is None else self.machine.arch).multiprocessors
+
 
 _session: ContextVar[Session | None] = ContextVar("gdnbench_sim_session", default=None)
+
+
+def current_session() -> Session | None:
+    """The session of the innermost `active` or `settings_apply` block."""
+    return _session.get()
 
 
 @ieee_arithmetic()
@@ -161,7 +176,9 @@ def active(
     *,
     check: bool = False,
     reachable: Sequence[Tensor] = (),
+    machine: str | None = None,
     sms: int | None = None,
+    questions: Questions | None = None,
 ) -> Iterator[Session]:
     """Inside this block calling a CuTe DSL function simulates it: what `cute.compile` returned, an executor
     of it, or the `@cute.jit` function itself. `launch` takes its defaults from `settings`, or from the
@@ -170,11 +187,24 @@ def active(
 
     Launches may access the tensors in `reachable`. They may also access a tensor whose `data_ptr()` was
     called inside the block, or which `from_dlpack` took, if an address inside it is among their parameters or
-    in an argument, for as long as the program keeps the tensor. `sms` is the number of multiprocessors that
-    compilers and host code see: a persistent kernel then has that many CTAs at most.
+    in an argument, for as long as the program keeps the tensor.
+
+    `machine` is the GPU, "b200", "h200" or "h100"; without it kernels run on that of their PTX target. `sms`
+    is the number of multiprocessors that compilers, host code and kernels see: a persistent kernel then has
+    that many CTAs at most. What is asked of the device is noted in `questions`. Raises LaunchError for an
+    unknown machine, and for an `arch` that it does not run.
     """
+    if machine is not None:
+        named = machine_named(machine, sms)
+        if arch not in (None, named.arch):
+            raise LaunchError(f"arch {arch} and machine {machine}, which runs {named.arch}: leave one out")
+        arch = named.arch
     with ExitStack() as stack:
-        session = stack.enter_context(settings_apply(settings, check=check, reachable=reachable, sms=sms))
+        session = stack.enter_context(
+            settings_apply(
+                settings, check=check, reachable=reachable, machine=machine, sms=sms, questions=questions
+            )
+        )
 
         def simulate(compiled: Any, *args: Any, **kwargs: Any) -> None:
             # A thread that the program starts has no session of its own.
@@ -195,7 +225,9 @@ def settings_apply(
     *,
     check: bool = False,
     reachable: Sequence[Tensor] = (),
+    machine: str | None = None,
     sms: int | None = None,
+    questions: Questions | None = None,
 ) -> Iterator[Session]:
     """The part of `active` that needs no CuTe DSL: inside this block `launch` takes its defaults from
     `settings`, and the session has the reports."""
@@ -205,8 +237,9 @@ def settings_apply(
         replace(given, check=given.check or check),
         reachable=(*_tensors(reachable), *(() if around is None else around.reachable)),
         asked=AskedMemory() if around is None else around.asked,
+        machine=machine_named(machine) if machine is not None else None if around is None else around.machine,
         sms=sms if sms is not None or around is None else around.sms,
-        questions=Questions() if around is None else around.questions,
+        questions=questions or (Questions() if around is None else around.questions),
         patched=around is not None and around.patched,
     )
     with _inside(session):
@@ -219,10 +252,15 @@ def _inside(session: Session) -> Iterator[None]:
     bounds = Bounds(session.settings.max_instructions, session.settings.timeout)
     token = _session.set(session)
     try:
-        with bounded(bounds), multiprocessors(session.sms, session.questions):
+        with bounded(bounds), _on_device_of(session):
             yield
     finally:
         _session.reset(token)
+
+
+def _on_device_of(session: Session) -> AbstractContextManager[None]:
+    device = None if session.machine is None else session.machine.device
+    return described_device(device, session.sms, session.questions)
 
 
 def run_requests(
@@ -253,8 +291,11 @@ def run_requests(
     ended: KernelFault | None = None
     for number, request in enumerate(requests):
         memory.extend(map(_allocation, session.asked.found_in(request.params, regions)))
+        steps: Steps = ()
+        if settings.check and session.questions.multiprocessors:
+            steps = tile_steps(module.kernels[request.entry], request.grid, request.params)
         try:
-            launch = PendingLaunch(module, request, memory, regions, device)
+            launch = PendingLaunch(module, request, memory, regions, device, steps)
             result = launch.run(settings) if run_launch is None else run_launch(launch, settings)
         except KernelFault as fault:
             ended = fault
@@ -264,8 +305,7 @@ def run_requests(
             break
         launches.append(_launch_report(request, result, result.found, settings))
         findings += findings_of(result, number)
-        if result.found is not None and session.questions.multiprocessors:
-            findings += _ring_reuse(module, request, result, device, number)
+        findings += _ring_reuse(module, request, result, device, number, steps)
     how = (settings.engine, settings.schedule, settings.mma, settings.check)
     return Report(tuple(launches), tuple(findings), *how, origin=origin), ended
 
@@ -283,6 +323,7 @@ class PendingLaunch:
     memory: GlobalMemory
     regions: Sequence[Region]
     device: Device
+    steps: Steps = ()
 
     def run(self, settings: Settings, checker: Callable[[Cta], Checker] | None = None) -> RunResult:
         """Run it to its end. `checker` makes the observer of a CTA's events that replaces that of
@@ -315,6 +356,7 @@ class PendingLaunch:
             timeout=settings.timeout,
             multiprocessors=self.device.multiprocessors,
             keep_going=settings.keep_going,
+            tile_steps=self.steps,
         )
         if watch is not None:
             watch.on_launch_end(self.regions)
@@ -350,14 +392,14 @@ def _of_note(note: Note, count: int, launch: int) -> Finding:
 
 
 def _ring_reuse(
-    module: Module, request: LaunchRequest, result: RunResult, device: Device, number: int
+    module: Module, request: LaunchRequest, result: RunResult, device: Device, number: int, steps: Steps
 ) -> list[Finding]:
     """The note of `ring_reuse` for a launch, if there is one."""
     kernel = module.kernels[request.entry]
     x, y, z = request.block
     shared = kernel.shared_size + request.shared_bytes
     fitting = device.blocks_per_multiprocessor(x * y * z, request.registers or 0, shared)
-    message = without_reuse(kernel, result.counters, result.ctas, device.multiprocessors * fitting)
+    message = reuse_note(kernel, steps, result.counters, result.ctas, device.multiprocessors, fitting)
     if message is None:
         return []
     return [Finding(Severity.NOTE, RING_REUSE, message, number)]

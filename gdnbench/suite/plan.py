@@ -30,7 +30,8 @@ class Options:
     """The options of a [[replay]] table, named as those of `replay`.
 
     `tensors`: rules of single tensors, by TENSOR or OPERATION.TENSOR. `optional`: what cannot run here is no
-    failure. `factor`: limit of an error relative to the accepted one.
+    failure. `machine`, `sms`: the GPU of simulated kernels. `factor`: limit of an error relative to the
+    accepted one.
     """
 
     against: str = ORACLE
@@ -43,6 +44,8 @@ class Options:
     accept: Path | None = None
     timeout: float | None = None
     isolate: bool | None = None
+    machine: str | None = None
+    sms: int | None = None
     optional: bool = False
     factor: float = FACTOR
 

@@ -177,6 +177,8 @@ def _has(path: Address, options: Options, where: str) -> bool:
 def _check(kernel: str, on: str, options: Options, where: str) -> None:
     if options.check and on != SIM:
         raise BadInputError(f"{where}: check is done by the simulator: on must be {SIM}, not {on}")
+    if (options.machine is not None or options.sms is not None) and on != SIM:
+        raise BadInputError(f"{where}: machine and sms describe a simulated GPU: on must be {SIM}, not {on}")
     for key, name, others in (("kernels", kernel, ()), ("against", options.against, (ORACLE, RECORDED))):
         try:
             if name not in others:

@@ -126,6 +126,8 @@ def replay_words(entry: Entry, number: int | None = None) -> list[str]:
         words += ["--rule", f"{name}={rule_text(rule)}"]
     words += ["--stages"] * options.stages + ["--check"] * options.check
     words += [] if options.accept is None else ["--accept", os.path.relpath(options.accept)]
+    words += [] if options.machine is None else ["--machine", options.machine]
+    words += [] if options.sms is None else ["--sms", str(options.sms)]
     words += [] if options.isolate is None else ["--isolate" if options.isolate else "--no-isolate"]
     return words + ([] if options.timeout is None else ["--timeout", f"{options.timeout:g}"])
 

@@ -171,6 +171,8 @@ def replay_arguments(entry: Entry) -> dict[str, Any]:
         "accepted": None if options.accept is None else Accepted.read(options.accept),
         "timeout": options.timeout,
         "isolate": options.isolate,
+        "machine": options.machine,
+        "sms": options.sms,
     }
 
 

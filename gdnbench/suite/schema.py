@@ -11,6 +11,7 @@ from typing import Any
 from gdnbench.errors import BadInputError
 from gdnbench.replay.execute import DEVICES
 from gdnbench.report.outcome import Outcome
+from gdnbench.sim.virtual import MACHINES
 from gdnbench.suite.plan import TensorRule
 from gdnbench.toml_tables import FLAG, TEXT, Key, parse_subtable, parse_subtables, parse_text, refuse_unless
 
@@ -48,6 +49,11 @@ def _tolerance(value: Any) -> tuple[float, float]:
     refuse_unless(len(values) == 2)
     absolute, relative = map(_at_least(0.0), values)
     return absolute, relative
+
+
+def _count(value: Any) -> int:
+    refuse_unless(isinstance(value, int) and not isinstance(value, bool) and value >= 1)
+    return int(value)
 
 
 def _records(value: Any) -> tuple[int, ...]:
@@ -97,6 +103,8 @@ REPLAY = {
     "accept": TEXT,
     "timeout": Key("a number of seconds above 0", _at_least(0.0, strictly=True)),
     "isolate": FLAG,
+    "machine": Key(f"one of {', '.join(MACHINES)}", _one_of(tuple(MACHINES))),
+    "sms": Key("a whole number of 1 or more", _count),
     "optional": FLAG,
     "factor": FACTOR,
 }

@@ -1,23 +1,12 @@
-"""Tensors in the form that compiled kernels take, contiguous and aligned, and the device's number of SMs."""
+"""Tensors in the form that compiled kernels take, contiguous and aligned."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
-
-B200_SMS = 148
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """SMs of a CUDA device; those of a B200 for any other device."""
-    if device.type != "cuda":
-        return B200_SMS
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def is_contiguous_aligned(tensor: Tensor, align: int) -> bool:

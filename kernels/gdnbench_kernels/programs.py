@@ -10,26 +10,29 @@ import torch
 
 from gdnbench_kernels.artifacts import ARCHS
 from gdnbench_kernels.compiling import Program, program
+from gdnbench_kernels.gpu import SM90, SM100, SM103, capability_of, name_of
 from gdnbench_kernels.source import Source
 
-SM90, SM100, SM103 = "sm_90a", "sm_100a", "sm_103a"
+__all__ = ["BLACKWELL", "SM90", "SM100", "SM103", "arch_of", "compiled"]
+
 BLACKWELL = (SM100, SM103)
 """Targets with tcgen05."""
 
 
 def arch_of(device: torch.device, archs: Sequence[str], kernels: str) -> str:
-    """The first of `archs` that runs on that device; `SM100` without a GPU. Raises NotImplementedError, which
-    lists the compute capabilities that `kernels` are compiled for."""
-    if device.type != "cuda":
+    """The first of `archs` that runs on that device, or for tensors on the CPU on the GPU that
+    `gpu.calls_for` names; `SM100` if it names none. Raises NotImplementedError, which lists the compute
+    capabilities that `kernels` are compiled for."""
+    capability = capability_of(device)
+    if capability is None:
         return SM100
-    capability = torch.cuda.get_device_capability(device)
     for arch in archs:
         if capability in ARCHS[arch]:
             return arch
     taken = dict.fromkeys(f"{major}.{minor}" for arch in archs for major, minor in ARCHS[arch])
     raise NotImplementedError(
         f"{kernels} is compiled for compute capability {', '.join(taken)};"
-        f" {torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}"
+        f" {name_of(device)} has {capability[0]}.{capability[1]}"
     )
 
 

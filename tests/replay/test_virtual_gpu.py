@@ -22,19 +22,24 @@ from gdnbench.replay.execute import Execution
 from gdnbench.replay.failure import Failure
 from gdnbench.replay.kernel_packages import kernel_packages
 from gdnbench.replay.kernels import of_function
+from gdnbench.replay.replay import replay, replay_options
 from gdnbench.replay.run import InProcess
 from gdnbench.replay.simulated import on_virtual_gpu, replay_gpu, requested_gpu
 from gdnbench.report.outcome import Outcome
+from gdnbench.sim import LaunchError, current_session, launch
+from gdnbench.sim.host import PtxKernel
+from gdnbench.sim.ptx import parse
 from gdnbench.sim.virtual import current_gpu
 from gdnbench.store.reader import Store
 from gdnbench_kernels.contract import Kernel
 from gdnbench_kernels.gdn_decode.contract import OPERATION
+from gdnbench_kernels.gpu import multiprocessors
 from tests.messages import wording
 
 # Copies 2-byte elements: one thread each, as many as the grid has.
 COPY = """
 .version 8.7
-.target sm_100a
+.target sm_90
 .address_size 64
 .visible .entry copy(.param .u64 source, .param .u64 target)
 {
@@ -55,6 +60,39 @@ COPY = """
     ret;
 }
 """
+
+
+# Three tiles, a CTA each, of a loop that advances by the grid.
+PERSISTENT = '''
+import torch
+from gdnbench import sim
+from gdnbench.sim.host import PtxKernel
+from gdnbench.sim.ptx import parse
+
+SMS = sim.current_session().multiprocessors("sm_100a")
+TEXT = """
+.version 8.7
+.target sm_100a
+.address_size 64
+.visible .entry k()
+{
+    .reg .b32 %r<3>;
+    .reg .pred %p;
+    mov.u32 %r1, %ctaid.x;
+    mov.u32 %r2, %nctaid.x;
+L:
+    add.s32 %r1, %r1, %r2;
+    setp.lt.s32 %p, %r1, 3;
+    @%p bra L;
+    ret;
+}
+"""
+
+
+def kernel(o):
+    sim.launch(PtxKernel(parse(TEXT), "k", (min(SMS, 3), 1, 1), (32, 1, 1)))
+    o.zero_()
+'''
 
 
 @pytest.fixture
@@ -156,12 +194,53 @@ def test_the_gpu_that_is_asked_for(decode: Store) -> None:
     assert requested_gpu() == (None, None)
 
 
-def test_a_gpu_for_a_kernel_that_takes_cpu_tensors(decode: Store) -> None:
-    with replay_gpu(sms=4):
-        found = InProcess("cute", "sim").run_record(decode.records[0], OPERATION)
-    assert isinstance(found, Failure)
-    assert found.outcome is Outcome.REFUSED
-    assert re.search(wording("replay.gpu-unused", kernel="cute"), found.reason)
+def test_the_gpu_of_a_kernel_that_takes_cpu_tensors(decode: Store) -> None:
+    """It is that of the compilers, of host code and of this package's kernels; the notes name it."""
+    seen: list[Any] = []
+
+    def kernel(o: Tensor) -> None:
+        session = current_session()
+        assert session is not None
+        seen.append((multiprocessors(o.device), session.multiprocessors("sm_90")))
+        copy = PtxKernel(parse(COPY), "copy", (o.numel() // 32, 1, 1), (32, 1, 1))
+        launch(copy, torch.zeros_like(o), o)
+
+    for machine, sms, wanted in ((None, None, (148, 132)), ("h200", 4, (4, 4)), (None, 3, (3, 3))):
+        with replay_gpu(machine, sms):
+            found = InProcess(of_function(kernel, "mine"), "sim").run_record(decode.records[0], OPERATION)
+        assert isinstance(found, Execution), found.reason
+        assert seen.pop() == wanted
+        gpu = {None: "", "h200": ", h200, 4 SMs"}[machine] if sms != 3 else ", 3 SMs"
+        assert any(note.endswith(f"warp instructions{gpu}") for note in found.notes), found.notes
+
+
+def test_what_is_asked_while_a_kernel_is_imported_is_known_later(decode: Store, tmp_path: Path) -> None:
+    """A persistent kernel may be compiled, for a number of SMs, when its file is imported."""
+    file = tmp_path / "compiled_at_import.py"
+    file.write_text(PERSISTENT)
+    with replay_gpu(sms=148):
+        found = InProcess(f"{file}:kernel", "sim", check=True).run_record(decode.records[0], OPERATION)
+    assert isinstance(found, Execution), found.reason
+    assert any(re.fullmatch(wording("sim.no-second-tile", busy=3, ctas=3, sms=1), one) for one in found.notes)
+
+
+def test_options_carry_the_gpu_to_workers_on_other_machines() -> None:
+    with replay_gpu("h200", 4):
+        options = replay_options(kernel="cute", on="sim")
+        given = replay_options(kernel="cute", on="sim", sms=2)
+    assert (options.machine, options.sms) == ("h200", 4)
+    assert (given.machine, given.sms) == ("h200", 2)
+
+
+@pytest.mark.parametrize("sms", [0, True, "4", 1.5])
+def test_a_number_of_sms_that_no_gpu_has(sms: Any) -> None:
+    with pytest.raises(LaunchError, match=wording("sim.host.sms-of-machine", sms=sms)), replay_gpu(sms=sms):
+        pass
+
+
+def test_a_gpu_that_no_device_simulates(decode: Store) -> None:
+    with pytest.raises(BadInputError, match=wording("replay.gpu-not-simulated-there", sim="sim", on="cpu")):
+        replay(decode, kernel="torch", sms=4)
 
 
 def test_packages_of_a_folder(tmp_path: Path) -> None:

@@ -57,9 +57,14 @@ def decode(q, k, v, g, beta, state, state_indices, scale):
 CASE = "fp32, padding throughout"
 
 
-def asked(*cases: str, quick: bool = True, schedules: tuple[str, ...] = ("late", "random:0")) -> Asked:
+def asked(
+    *cases: str,
+    quick: bool = True,
+    schedules: tuple[str, ...] = ("late", "random:0"),
+    sms: int | None = None,
+) -> Asked:
     accepted = Accepted.read(check_kernels.ACCEPTED)
-    return Asked(schedules, 0, quick, cases, 1, accepted, "content")
+    return Asked(schedules, 0, quick, cases, 1, accepted, "content", sms)
 
 
 QUICK = [
@@ -85,6 +90,44 @@ def test_a_small_case_is_clean(kernel: str, case: str, tmp_path: Path) -> None:
     assert found.schedules == ("late", "random:0")
     assert [one for one in found.found() if one.fails] == []
     assert found.checked > 0
+
+
+ON_GPUS = [
+    ("gdn_decode cute", "bf16, drafts"),
+    ("swa_decode sm100", "per token, -1 in 25% of a row"),
+    ("swa_decode wgmma", "per token, -1 in 25% of a row"),
+    ("swa_decode portable", "per token, -1 in 25% of a row"),
+    ("gdn_prefill sm100", "NaN behind a tail"),
+    ("gdn_prefill sm100_fused", "NaN behind a tail"),
+]
+PERSISTENT = ("gdn_prefill sm100", "swa_decode sm100", "swa_decode wgmma")
+
+
+@pytest.mark.slow  # tests/kernels/test_gpu.py has a quick one
+@pytest.mark.parametrize(("kernel", "case"), ON_GPUS)
+def test_a_small_case_has_equal_bits_on_gpus_of_all_sizes(kernel: str, case: str, tmp_path: Path) -> None:
+    """And with as many SMs as tiles it is said that no CTA of a persistent kernel took a second tile, with
+    one SM it is not."""
+    path, numbers = tmp_path / "r.jsonl", (1, 2, 4, 148)
+    for sms in numbers:
+        check_all(kernel, path, asked(case, schedules=("late",), sms=sms))
+    found = results.read(path, "content")
+    assert [(one.sms, one.verdict) for one in found] == [(sms, "pass") for sms in numbers], found
+    assert results.differences(found) == []
+    assert [one.one_tile for one in found if one.sms in (1, 148)] == [False, kernel in PERSISTENT]
+    assert all(one.bits for one in found)
+    rows = results.gpu_rows(found)
+    assert [row[:4] for row in rows] == [(kernel, sms, 1, 0) for sms in numbers]
+
+
+def test_bits_that_depend_on_the_gpu_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    def case(sms: int, bits: str) -> results.Case:
+        return results.Case("k", "c", "content", "pass", sms=sms, bits=bits)
+
+    cases = [case(1, "a"), case(2, "a"), case(148, "b")]
+    assert check_kernels._told(["k"], cases, broken=False) is Exit.MISMATCH
+    assert "FAIL: k: c: on 148 SMs has other bits than on 1\n" in capsys.readouterr().out
+    assert check_kernels._told(["k"], cases[:2], broken=False) is Exit.PASS
 
 
 @pytest.fixture

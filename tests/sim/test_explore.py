@@ -3,14 +3,16 @@ made up: no kernel."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 
-from gdnbench.sim.explore import Exploration, Run, Shape, explore, schedules
+from gdnbench.sim.explore import Exploration, Run, Shape, across_sms, explore, schedules
 from gdnbench.sim.report import Finding, Severity
+from tests.messages import wording
 
 
 @dataclass
@@ -185,3 +187,63 @@ def test_progress() -> None:
     shapes = [refusing.shape("a"), running.shape("b")]
     explore(shapes, ("late", "early"), lambda done, total: told.append((done, total)))
     assert told == [(3, 4), (4, 4)]
+
+
+def on_gpus(**runs: Run) -> Exploration:
+    """A shape whose run on a GPU of N SMs is `sms_N`, under one schedule."""
+    return across_sms(
+        {
+            int(name.removeprefix("sms_")): explore([Made({"late": run}).shape()], ("late",), keep=True)
+            for name, run in runs.items()
+        }
+    )
+
+
+def test_bits_on_gpus_of_several_numbers_of_sms() -> None:
+    found = on_gpus(sms_1=left(x=2.0), sms_4=left(x=2.0), sms_148=left(x=2.5, y=0.0))
+    assert not found.ok
+    assert [(one.sms, one.ok, one.outputs) for one in found.tried] == [
+        (1, True, None),
+        (4, True, None),
+        (148, False, None),
+    ]
+    difference = found.tried[2].sms_difference
+    text = wording(
+        "sim.sms-depends",
+        tensor="x",
+        place="x[1]",
+        value=2.5,
+        sms=148,
+        other=2.0,
+        against=1,
+        elements=1,
+        size=2,
+    )
+    assert re.fullmatch(text, str(difference))
+    assert found.as_json()["shapes"][2]["sms_difference"]["command_against"] == "repeat a late"
+    assert on_gpus(sms_1=left(x=2.0), sms_4=left(x=2.0)).ok
+
+
+def test_a_tensor_that_only_one_gpu_leaves() -> None:
+    (_, tried) = on_gpus(sms_1=left(x=2.0), sms_2=left(x=2.0, y=1.0)).tried
+    assert tried.sms_difference is not None
+    assert (tried.sms_difference.tensor, tried.sms_difference.index) == ("y", ())
+
+
+def test_a_gpu_on_which_it_does_not_run() -> None:
+    """The others are compared all the same."""
+    found = on_gpus(sms_1=Run(refused="no"), sms_2=left(x=2.0), sms_3=left(x=3.0))
+    assert [one.refused for one in found.tried] == ["no", "", ""]
+    assert found.tried[2].sms_difference is not None
+    assert found.tried[2].sms_difference.against == 2
+
+
+def test_findings_of_several_gpus_are_one() -> None:
+    found = on_gpus(
+        sms_1=Run({}, (finding("late"),)), sms_2=Run({}), sms_4=Run({}, (finding("late"), finding("b")))
+    )
+    assert [(one.finding.message, one.runs, one.shapes) for one in found.found] == [
+        ("late", 2, ["a, --sms 1", "a, --sms 4"]),
+        ("b", 1, ["a, --sms 4"]),
+    ]
+    assert [found.passed(one) for one in found.tried] == [False, True, False]

@@ -282,10 +282,13 @@ def test_every_option_of_an_entry_is_in_the_command(make: Any) -> None:
         "check": True,
         "accept": Path("accept.toml"),
         "timeout": 60.0,
+        "machine": "h200",
+        "sms": 4,
     }
     assert " ".join(replay_words(make.entry(**options))) == (
         "gdnbench replay both.zarr --kernel torch --on cpu --against recorded --op gdn_decode --tol 0.001,0.5"
-        " --rule o=bitwise --rule lse=k:1.5 --check --accept accept.toml --timeout 60"
+        " --rule o=bitwise --rule lse=k:1.5 --check --accept accept.toml --machine h200"
+        " --sms 4 --timeout 60"
     )
 
 

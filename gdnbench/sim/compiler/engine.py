@@ -216,6 +216,11 @@ class CompiledWarp:
     def executed(self) -> int:
         return self.longs[EXECUTED]
 
+    def executions(self, pc: int) -> int:
+        blocks = self.engine.native.blocks.blocks
+        block = next(block for block in blocks if block.start <= pc < block.stop)
+        return int(self.counts[block.index, 0])
+
     def position(self) -> Instruction:
         live = self.places[mask_lanes(self.cells[LIVE])]
         return self.engine.instruction(int(live.min()) if live.size else 0)

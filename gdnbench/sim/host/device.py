@@ -84,6 +84,7 @@ class Questions:
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
+    device: Device | None
     multiprocessors: int | None
     questions: Questions
 
@@ -92,15 +93,20 @@ _setting: ContextVar[_Setting | None] = ContextVar("gdnbench_sim_device", defaul
 
 
 @contextmanager
-def multiprocessors(count: int | None, questions: Questions | None = None) -> Iterator[None]:
-    """Inside this block every simulated device has `count` multiprocessors; None leaves their number. What is
-    asked of it is noted in `questions`. Raises LaunchError for a count below 1."""
-    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-        raise LaunchError(f"sms {count!r}; a number of multiprocessors, 1 or more, or None for the device's")
+def described_device(
+    device: Device | None = None, sms: int | None = None, questions: Questions | None = None
+) -> Iterator[None]:
+    """Inside this block the simulated device is `device`, with `sms` multiprocessors in place of its own
+    number. None leaves what an enclosing block says, or else the device of each kernel's PTX target. What is
+    asked of it is noted in `questions`. Raises LaunchError for a number below 1."""
+    if sms is not None and (not isinstance(sms, int) or isinstance(sms, bool) or sms < 1):
+        raise LaunchError(f"sms {sms!r}; a number of multiprocessors, 1 or more, or None for the device's")
     around = _setting.get()
-    if count is None and around is not None:
-        count = around.multiprocessors
-    token = _setting.set(_Setting(count, questions or Questions()))
+    if around is not None:
+        if sms is None and device is None:
+            sms = around.multiprocessors
+        device = device or around.device
+    token = _setting.set(_Setting(device, sms, questions or Questions()))
     try:
         yield
     finally:
@@ -114,10 +120,30 @@ def multiprocessors_asked() -> None:
 
 
 def device_for(target: str) -> Device:
-    """The device of a PTX `.target`. Raises UnsupportedError for a target that is not simulated."""
+    """The device that a kernel of a PTX `.target` runs on. Raises UnsupportedError for a target that is not
+    simulated, and for one that does not run on the device that `described_device` names."""
     if target not in DEVICES:
         raise UnsupportedError(f"PTX target {target}; there are {', '.join(DEVICES)}")
     setting = _setting.get()
-    if setting is None or setting.multiprocessors is None:
+    if setting is None:
         return DEVICES[target]
-    return replace(DEVICES[target], multiprocessors=setting.multiprocessors)
+    device = setting.device or DEVICES[target]
+    if not _runs_on(target, device):
+        major, minor = device.capability
+        raise UnsupportedError(
+            f"a kernel for {target} on {device.name}, which has compute capability {major}.{minor}"
+        )
+    if setting.multiprocessors is None:
+        return device
+    return replace(device, multiprocessors=setting.multiprocessors)
+
+
+def _runs_on(target: str, device: Device) -> bool:
+    """Whether PTX of this target runs on the device (PTX ISA, ".target"): with the suffix a on one compute
+    capability, with f on later ones of its family, without a suffix on all later ones."""
+    capability = DEVICES[target].capability
+    if target.endswith("a"):
+        return device.capability == capability
+    if target.endswith("f") and device.capability[0] != capability[0]:
+        return False
+    return device.capability >= capability

@@ -86,6 +86,7 @@ class InterpretedWarp:
         self.groups: list[Group] = [Group(0, warp.exists.copy())] if warp.exists.any() else []
         self.executed = 0
         self._group: Group | None = None  # what runs
+        self._counted = {pc: 0 for pcs in cta.launch.tile_steps for pc in pcs}
         self._loads = 0
         self.special = SpecialRegisters(cta, warp, lambda: self.executed)
 
@@ -120,6 +121,9 @@ class InterpretedWarp:
             if wait is not None:
                 found.append(Blocked(self._entry(group).ins, group.lanes, wait))
         return tuple(found)
+
+    def executions(self, pc: int) -> int:
+        return self._counted[pc]
 
     def position(self) -> Instruction:
         """The instruction at which the warp is."""
@@ -168,7 +172,7 @@ class InterpretedWarp:
         if not alone:
             end = min(end, self.executed + PATIENCE)
         entries, guards = self.program.entries, self.program.guards
-        profile = self.cta.config.profile
+        profile, counted = self.cta.config.profile, self._counted
         lanes = group.lanes
         while self.executed < end:
             entry = entries[group.pc]
@@ -177,6 +181,8 @@ class InterpretedWarp:
             self.executed += 1
             if profile:
                 self.cta.counters.instructions[counted_as(entry.ins)] += 1
+            if counted and group.pc in counted:
+                counted[group.pc] += 1
             guard = guards[group.pc]
             if guard is None:
                 entry.step(self, lanes)

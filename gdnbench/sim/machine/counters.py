@@ -23,7 +23,8 @@ class Counters:
     """Sums over CTAs. `instructions` by `counted_as`; `traffic` in bytes by path ("global to shared");
     `waits` by (warp, opcode): how often the warp could not continue. `mbarriers` are those that exist when
     their CTA ends, `mbarriers_used` those of them that completed a phase; `most_phases` are the phases of the
-    one that completed most."""
+    one that completed most. `most_tiles` are the tiles of the CTA that took most, `busy_ctas` the CTAs that
+    took one, as far as `Launch.tile_steps` counts them."""
 
     warp_instructions: int = 0
     instructions: Counter[str] = field(default_factory=Counter)
@@ -33,6 +34,13 @@ class Counters:
     mbarriers: int = 0
     mbarriers_used: int = 0
     most_phases: int = 0
+    most_tiles: int = 0
+    busy_ctas: int = 0
+
+    def count_tiles(self, tiles: int) -> None:
+        """Count the tiles of a CTA."""
+        self.most_tiles = max(self.most_tiles, tiles)
+        self.busy_ctas += tiles > 0
 
     def count_phases(self, phases: npt.NDArray[np.int64]) -> None:
         """Count the mbarriers of a CTA. `phases` is its `SharedMemory.phase`."""
@@ -51,3 +59,5 @@ class Counters:
         self.mbarriers += other.mbarriers
         self.mbarriers_used += other.mbarriers_used
         self.most_phases = max(self.most_phases, other.most_phases)
+        self.most_tiles = max(self.most_tiles, other.most_tiles)
+        self.busy_ctas += other.busy_ctas

@@ -108,6 +108,7 @@ class Launch:
     plans: dict[int, Plan] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     meter: Meter = field(default_factory=Meter)
+    tile_steps: tuple[tuple[int, ...], ...] = ()  # pcs of `ring_reuse.tile_steps`, which are counted
     _wgmma: Forms | None = None
 
     @property

@@ -171,6 +171,10 @@ class WarpEngine(Protocol):
         """The number of warp instructions executed so far."""
         ...
 
+    def executions(self, pc: int) -> int:
+        """How often the instruction at `pc`, one of `Launch.tile_steps`, was executed so far."""
+        ...
+
     def position(self) -> Instruction:
         """The instruction that the lowest of its lanes that have not exited executes next, for messages."""
         ...

@@ -97,6 +97,11 @@ class _Run:
         """Its counters, once it has ended."""
         self.cta.counters.warp_instructions = sum(warp.executed for warp in self.warps)
         self.cta.counters.count_phases(self.cta.shared.phase)
+        steps = self.cta.launch.tile_steps
+        if steps:
+            self.cta.counters.count_tiles(
+                max(sum(map(warp.executions, pcs)) for pcs in steps for warp in self.warps)
+            )
         return self.cta.counters
 
 

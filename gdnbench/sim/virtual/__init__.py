@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from gdnbench.sim.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from gdnbench.sim.host.machines import MACHINES, Machine, machine_named
     from gdnbench.sim.virtual.device_memory import DeviceMemory
     from gdnbench.sim.virtual.explored import ExploredLaunch, explored_summary, explored_text
     from gdnbench.sim.virtual.gpu import VirtualGpu, current_gpu, virtual_gpu
     from gdnbench.sim.virtual.launch_choice import LaunchChoice
     from gdnbench.sim.virtual.launch_explorer import LaunchExplorer
-    from gdnbench.sim.virtual.machines import MACHINES, Machine, machine_named
     from gdnbench.sim.virtual.process import Log, LoggedLaunch, Request, launches_of
     from gdnbench.sim.virtual.program import (
         KernelRow,
@@ -65,7 +65,7 @@ __getattr__ = lazy_names(
         "gdnbench.sim.virtual.launch_choice": "LaunchChoice",
         "gdnbench.sim.virtual.launch_explorer": "LaunchExplorer",
         "gdnbench.sim.virtual.gpu": "VirtualGpu current_gpu virtual_gpu",
-        "gdnbench.sim.virtual.machines": "MACHINES Machine machine_named",
+        "gdnbench.sim.host.machines": "MACHINES Machine machine_named",
         "gdnbench.sim.virtual.process": "Log LoggedLaunch Request launches_of",
         "gdnbench.sim.virtual.program": "KernelRow ProgramLog ProgramRun findings_text kernel_rows"
         " program_log run_program",

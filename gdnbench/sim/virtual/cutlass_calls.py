@@ -13,7 +13,7 @@ from gdnbench.sim.errors import CannotSimulateError, LaunchError
 from gdnbench.sim.host import cutlass_dsl
 from gdnbench.sim.host.arguments import map_leaves
 from gdnbench.sim.host.capture import capture_launches
-from gdnbench.sim.host.device import multiprocessors
+from gdnbench.sim.host.device import described_device
 from gdnbench.sim.host.device_queries import device_queries_answered
 from gdnbench.sim.host.dsl_calls import calls_go_to
 from gdnbench.sim.virtual.gpu import VirtualGpu
@@ -25,13 +25,11 @@ from gdnbench.sim.virtual.torch_backend import cpu_alias
 def cutlass_sees(gpu: VirtualGpu) -> Iterator[None]:
     """Inside this block compiled functions launch on `gpu`, and are compiled for it with their PTX kept."""
 
-    sms = gpu.device.multiprocessors
-
     def call(compiled: Any, *args: Any, **kwargs: Any) -> None:
         arguments = [map_leaves(f"argument {number}", value, _on_gpu) for number, value in enumerate(args)]
         named = {name: map_leaves(name, value, _on_gpu) for name, value in kwargs.items()}
         try:
-            with TimeLimit(gpu.settings.timeout), multiprocessors(sms, gpu.questions):
+            with TimeLimit(gpu.settings.timeout), described_device(gpu.device, questions=gpu.questions):
                 captured = capture_launches(compiled, arguments, named)
         except CannotSimulateError as error:
             note_refusal(error)

@@ -16,8 +16,9 @@ from gdnbench.sim.deadline import TimeLimit
 from gdnbench.sim.errors import CannotSimulateError, LaunchError, SimError
 from gdnbench.sim.floating_environment import ieee_arithmetic
 from gdnbench.sim.host.arguments import Region
-from gdnbench.sim.host.device import Device, Questions, multiprocessors
+from gdnbench.sim.host.device import Device, Questions, described_device
 from gdnbench.sim.host.kernel_caches import kernel_caches_off
+from gdnbench.sim.host.machines import DEFAULT, Machine, machine_named
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.ptx.ir import Module
@@ -29,7 +30,6 @@ from gdnbench.sim.virtual.device_memory import Bytes, DeviceMemory
 from gdnbench.sim.virtual.launch_choice import LaunchChoice
 from gdnbench.sim.virtual.launch_explorer import LaunchExplorer, LaunchPlace
 from gdnbench.sim.virtual.launch_site import launch_site
-from gdnbench.sim.virtual.machines import DEFAULT, Machine, machine_named
 from gdnbench.sim.virtual.refusals import add_listener, note_refusal, remove_listener
 
 
@@ -169,7 +169,7 @@ class VirtualGpu:
         with self._lock:
             first = self._launch_count()
             try:
-                with multiprocessors(self.device.multiprocessors, self.questions):
+                with described_device(self.device, questions=self.questions):
                     session = Session(self.settings, questions=self.questions)
                     report, fault = run_requests(
                         module,

@@ -11,13 +11,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.arguments import multiprocessors
 from gdnbench_kernels.compiling import Program
 from gdnbench_kernels.contract import Launch
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, default_plan
 from gdnbench_kernels.gdn_decode.launch_args import Arguments, arch_of, arguments
 from gdnbench_kernels.gdn_decode.params import DecodeParams
 from gdnbench_kernels.gdn_decode.sources import Tap
+from gdnbench_kernels.gpu import multiprocessors
 from gdnbench_kernels.params import takes_params
 
 __all__ = ["cute", "prepare"]
@@ -59,7 +59,8 @@ def run_tapped(
 ) -> dict[str, Tensor]:
     """Run the call by a build with a tap, which writes to or reads from the tensors `shown`."""
     if given.batch:
-        program = given.compiled(plan or plan_of(given), arch or arch_of(given.device), tap)
+        target = arch or arch_of(given.device)
+        program = given.compiled(plan or plan_of(given, target), target, tap)
         program(*given.tapped(**shown))
     return shown
 
@@ -107,11 +108,11 @@ def launch_nothing() -> None:
 
 
 def _program(given: Arguments, plan: DecodePlan | None, arch: str | None) -> Program:
-    return given.compiled(plan or plan_of(given), arch or arch_of(given.device))
+    target = arch or arch_of(given.device)
+    return given.compiled(plan or plan_of(given, target), target)
 
 
-def plan_of(given: Arguments) -> DecodePlan:
-    """The default plan of the call."""
-    return default_plan(
-        given.batch, given.value_heads, given.state_dtype, given.tokens, multiprocessors(given.device)
-    )
+def plan_of(given: Arguments, arch: str) -> DecodePlan:
+    """The default plan of the call on a GPU that code for `arch` runs on."""
+    sms = multiprocessors(given.device, arch)
+    return default_plan(given.batch, given.value_heads, given.state_dtype, given.tokens, sms)

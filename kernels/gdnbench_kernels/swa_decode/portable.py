@@ -15,7 +15,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from gdnbench_kernels.arguments import multiprocessors
+from gdnbench_kernels.gpu import multiprocessors
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.programs import compiled
 from gdnbench_kernels.swa_decode import wgmma
@@ -55,15 +55,15 @@ def portable(
         given.scale_dtype,
         given.attn_sink is not None,
         given.lse is not None,
-        rows_of(given),
+        rows_of(given, target),
     )
     given.launch(made)
     return given.finish()
 
 
-def rows_of(given: Arguments) -> int:
+def rows_of(given: Arguments, arch: str) -> int:
     """Heads per CTA: few while every CTA has its own SM, otherwise many, since every CTA of a token gathers
     its window."""
     few, many = PORTABLE_ROWS
     ctas = given.tokens * -(-given.heads // few)
-    return many if given.heads > few and ctas > multiprocessors(given.device) else few
+    return many if given.heads > few and ctas > multiprocessors(given.device, arch) else few

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gdnbench_kernels.arguments import multiprocessors
+from gdnbench_kernels.gpu import multiprocessors
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.programs import BLACKWELL, compiled
 from gdnbench_kernels.swa_decode.launch_args import arch_of, prepare

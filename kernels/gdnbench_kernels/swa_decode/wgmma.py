@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gdnbench_kernels.arguments import multiprocessors
+from gdnbench_kernels.gpu import capability_of, multiprocessors
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.programs import SM90, compiled
 from gdnbench_kernels.swa_decode.launch_args import Arguments, arch_of, prepare
@@ -36,7 +36,7 @@ def wgmma(
     an invalid call.
     """
     given = prepare(params)
-    if given.device.type == "cuda" and arch_of(given.device) != SM90:
+    if capability_of(given.device) is not None and arch_of(given.device) != SM90:
         raise NotImplementedError(f"this kernel of swa_decode is compiled for {SM90} alone; take portable")
     return launch(given, workers, rows, prefetch)
 
@@ -48,7 +48,7 @@ def launch(
     prefetch: int = DEFAULT.prefetch,
 ) -> dict[str, Tensor]:
     """Like `wgmma`, for a prepared call."""
-    sms = multiprocessors(given.device)
+    sms = multiprocessors(given.device, SM90)
     heads = rows_of(given, sms) if rows is None else rows
     items = given.tokens * -(-given.heads // heads)
     made = compiled(

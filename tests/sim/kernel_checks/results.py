@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from gdnbench.sim import Finding, Severity
 
@@ -24,6 +28,7 @@ TOLD = (
     "accepted",
     "time",
 )
+GPUS = ("kernel", "SMs", "pass", "failed", "refused", "errors", "no second tile")
 CONTENT = (
     "gdnbench/**/*.py",
     "kernels/**/*.py",
@@ -37,7 +42,9 @@ TIMED = 0.3
 @dataclass(frozen=True, slots=True)
 class Case:
     """One case of one kernel. `content` is a digest of all that the result depends on. `plain` and `checked`
-    are seconds without and with the checker, of the quickest run under it."""
+    are seconds without and with the checker, of the quickest run under it. `sms` are the SMs of the GPU, None
+    for a GPU's own number, `bits` a digest of the outputs, and `one_tile` whether no CTA of a persistent
+    launch took a second tile."""
 
     kernel: str
     case: str
@@ -48,6 +55,9 @@ class Case:
     findings: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     plain: float = 0.0
     checked: float = 0.0
+    sms: int | None = None
+    bits: str = ""
+    one_tile: bool = False
 
     @property
     def failed(self) -> bool:
@@ -86,6 +96,50 @@ def write(path: Path, case: Case) -> None:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)
         file.write(json.dumps(asdict(case)).encode() + b"\n")
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """A digest of names, types, shapes and bits."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def differences(cases: Iterable[Case]) -> list[str]:
+    """The cases that left other bits on a GPU of one number of SMs than on the first."""
+    first: dict[tuple[str, str], Case] = {}
+    found = []
+    for case in cases:
+        if case.bits and case.verdict == "pass":
+            against = first.setdefault((case.kernel, case.case), case)
+            if case.bits != against.bits:
+                numbers = f"{case.sms} SMs has other bits than on {against.sms}"
+                found.append(f"{case.kernel}: {case.case}: on {numbers}")
+    return found
+
+
+def gpu_rows(cases: Sequence[Case]) -> list[tuple[object, ...]]:
+    """Of the table `GPUS`: a row for each kernel and number of SMs."""
+    keys = dict.fromkeys((case.kernel, case.sms) for case in cases)
+    rows: list[tuple[object, ...]] = []
+    for kernel, sms in keys:
+        some = [case for case in cases if (case.kernel, case.sms) == (kernel, sms)]
+        count = Counter(case.verdict for case in some)
+        errors = sum(one.fails for case in some for one in case.found())
+        rows.append(
+            (
+                kernel,
+                "" if sms is None else sms,
+                count["pass"],
+                count["FAIL"],
+                len(some) - count["pass"] - count["FAIL"],
+                errors,
+                sum(case.one_tile for case in some),
+            )
+        )
+    return rows
 
 
 def merged(cases: Iterable[Case]) -> dict[tuple[Severity, bool, str], list[Case]]:

@@ -161,6 +161,9 @@ class ScriptWarp:
     def executed(self) -> int:
         return self._executed
 
+    def executions(self, pc: int) -> int:
+        raise NotImplementedError
+
     def position(self) -> Instruction:
         action = self.actions[self._at]
         assert isinstance(action, Step)

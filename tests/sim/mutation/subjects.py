@@ -135,12 +135,11 @@ class _Operation:
     def __call__(self) -> None:
         from gdnbench.ops import operation
         from gdnbench.replay.simulated import programs_simulated
+        from gdnbench.sim import settings_apply
         from gdnbench.synth import synthesise
-        from gdnbench_kernels import arguments
         from gdnbench_kernels.run import run_kernel
 
-        arguments.B200_SMS = self.sms
-        with programs_simulated():
+        with settings_apply(sms=self.sms), programs_simulated():
             for options in self.calls:
                 run_kernel(operation(self.op), self.kernel, synthesise(self.op, **options))
 

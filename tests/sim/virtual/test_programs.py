@@ -184,12 +184,10 @@ def test_bad_options_are_refused_before_the_program_runs(
     assert re.search(sentence, ran.stderr)
 
 
-@pytest.mark.slow  # two processes
-def test_options_of_programs_are_refused_for_functions(run_sim: Run) -> None:
-    for option, value in (("--sms", "3"), ("--machine", "h200"), ("--launch", "2")):
-        ran = run_sim(option, value, "file.py:function")
-        assert ran.returncode == 2
-        assert re.search(wording("sim.virtual.program-alone", option=option), ran.stderr)
+def test_launches_are_chosen_of_programs_alone(run_sim: Run) -> None:
+    ran = run_sim("--launch", "2", "file.py:function")
+    assert ran.returncode == 2
+    assert re.search(wording("sim.virtual.program-alone", option="--launch"), ran.stderr)
 
 
 EARLY = """

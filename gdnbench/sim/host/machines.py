@@ -24,7 +24,7 @@ class Machine:
 
 MACHINES = {
     "b200": Machine("b200", "sm_100a", DEVICES["sm_100a"], "NVIDIA B200", 192 * 10**9),
-    "h200": Machine("h200", "sm_90a", DEVICES["sm_90a"], "NVIDIA H200", 141 * 10**9),
+    "h200": Machine("h200", "sm_90a", replace(DEVICES["sm_90a"], name="H200"), "NVIDIA H200", 141 * 10**9),
     "h100": Machine("h100", "sm_90a", DEVICES["sm_90a"], "NVIDIA H100 80GB HBM3", 80 * 10**9),
 }
 
@@ -42,6 +42,6 @@ def machine_named(name: str, sms: int | None = None) -> Machine:
     machine = MACHINES[known]
     if sms is None:
         return machine
-    if sms < 1:
-        raise LaunchError(f"{sms} multiprocessors: give 1 or more")
+    if not isinstance(sms, int) or isinstance(sms, bool) or sms < 1:
+        raise LaunchError(f"{sms!r} multiprocessors: give 1 or more")
     return replace(machine, device=replace(machine.device, multiprocessors=sms))
