@@ -187,7 +187,7 @@ def test_bad_options_are_refused_before_the_program_runs(
 def test_launches_are_chosen_of_programs_alone(run_sim: Run) -> None:
     ran = run_sim("--launch", "2", "file.py:function")
     assert ran.returncode == 2
-    assert re.search(wording("sim.virtual.program-alone", option="--launch"), ran.stderr)
+    assert re.search(wording("sim.virtual.launch-of-program"), ran.stderr)
 
 
 EARLY = """
