@@ -100,7 +100,7 @@ def load_function(name: str) -> LoadedKernel:
     dict of the value or values that it takes of each convention, and an attribute `steps`, a tuple of the
     contract's `Step`; `requires` as `requirements` describes and `taps` as `taps` does; `cuda_tensors`, True
     if it takes CUDA tensors on the simulator too, those of a virtual GPU; and `stand_ins`, the name of a
-    package, vllm, whose kernels' modules it imports without the rest of it. Raises as `load` does.
+    package, vllm or sglang, whose kernels' modules it imports without the rest of it. Raises as `load` does.
     """
     place, _, attribute = name.rpartition(":")
     if not all(part.isidentifier() for part in place.split(".")) and not place.endswith(".py"):

@@ -3,6 +3,7 @@
     fla         flash-linear-attention 0.4.2 to 0.6.0 with the fla-core of that version: Triton
     flashinfer  flashinfer-python 0.7.1 to 0.7.2.post1: CuTe DSL
     vllm        vllm 0.33.0: CuTe DSL, with quack-kernels 0.6.5 for a helper, and Triton
+    sglang      sglang 0.5.23: Triton, and CuTe DSL with quack-kernels 0.6.5 for a helper
 
 A wrapper calls the function that the package's users call. Conversions that its launch does not include, such
 as another layout or gathered states, run before and after it; the wrapper's module lists them.
@@ -17,13 +18,14 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gdnbench_kernels import arguments, flashinfer_stand_in, vllm_stand_in
+from gdnbench_kernels import arguments, flashinfer_stand_in, sglang_stand_in, vllm_stand_in
 from gdnbench_kernels.arguments import Output
 from gdnbench_kernels.compiling import is_redirected
 from gdnbench_kernels.validate import dtype_name
@@ -33,7 +35,12 @@ PIP_TARGET = "pip install --no-deps --target FOLDER"
 FLA_PACKAGES = "flash-linear-attention==0.6.0 fla-core==0.6.0 triton==3.7.1 einops"
 FLASHINFER_PACKAGES = "flashinfer-python==0.7.2.post1"
 VLLM_PACKAGES = "vllm==0.33.0 quack-kernels==0.6.5 triton==3.7.1"
-STAND_INS = {"flashinfer": flashinfer_stand_in.STAND_INS, "vllm": vllm_stand_in.STAND_INS}
+SGLANG_PACKAGES = "sglang==0.5.23 quack-kernels==0.6.5 triton==3.7.1 einops"
+STAND_INS = {
+    "flashinfer": flashinfer_stand_in.STAND_INS,
+    "vllm": vllm_stand_in.STAND_INS,
+    "sglang": sglang_stand_in.STAND_INS,
+}
 """Packages whose kernels' modules a user's function may import without the rest of the package."""
 ALIGN = 32  # bytes: the largest alignment that a peer requires
 NO_DISPATCH = {"FLA_FLASH_QLA": "0", "FLA_DISABLE_BACKEND_DISPATCH": "1"}
@@ -112,6 +119,41 @@ def vllm_call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
     """Call a function of `vllm_module`, which may import more of vLLM."""
     with vllm_stand_in.STAND_INS.in_place():
         return function(*args, **kwargs)
+
+
+def sglang_function(name: str, *modules: str) -> Callable[..., Any]:
+    """The function `name` of the first of `modules`, each `sglang.<module>`, that the installed release has:
+    SGLang moves its modules between releases. They are imported without its engine, see `sglang_stand_in`.
+    Raises ImportError, which says what to do, if SGLang or a package of its kernels is missing;
+    NotImplementedError if this release has no such function."""
+    for module in modules:
+        path = f"sglang.{module}"
+        try:
+            found = getattr(sglang_stand_in.STAND_INS.module(path), name, None)
+        except ModuleNotFoundError as error:
+            if error.name is not None and f"{path}.".startswith(f"{error.name}.") and error.name != "sglang":
+                continue  # this release does not have the module
+            raise _missing_sglang(error) from error
+        except ImportError as error:
+            raise _missing_sglang(error) from error
+        if callable(found):
+            return found  # type: ignore[no-any-return]
+    raise NotImplementedError(f"this release of SGLang has no function {name} in {' or '.join(modules)}")
+
+
+def sglang_call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function of `sglang_function`, which may import more of SGLang."""
+    with sglang_stand_in.STAND_INS.in_place():
+        return function(*args, **kwargs)
+
+
+def takes_argument(function: Callable[..., Any], name: str) -> bool:
+    """Whether the function has a parameter of that name: releases add parameters."""
+    return name in signature(function).parameters
+
+
+def _missing_sglang(error: ImportError) -> ImportError:
+    return _missing("sglang", "sglang", SGLANG_PACKAGES, error, install="with --kernel-env FOLDER, ")
 
 
 def _missing(

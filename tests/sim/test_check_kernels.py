@@ -176,8 +176,8 @@ def test_a_line_that_was_not_finished_is_replaced(tmp_path: Path) -> None:
     assert [json.loads(line)["case"] for line in path.read_text().splitlines()] == ["c", "c"]
 
 
-NOT_INSTALLED = {"vllm", "vllm_triton"}
-"""Kernels of a wheel of 336 MB, not installed for tests; docs/compatibility.md has their runs."""
+NOT_INSTALLED = {"vllm", "vllm_triton", "sglang", "sglang_cutedsl"}
+"""Kernels of packages that are not installed for tests; docs/compatibility.md has their runs."""
 
 
 def test_every_kernel_that_is_simulated_is_there() -> None:

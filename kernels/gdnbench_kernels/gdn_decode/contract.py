@@ -205,6 +205,24 @@ KERNELS = {
         cuda_tensors=True,
         prepare="gdnbench_kernels.gdn_decode.vllm:prepare",
     ),
+    "sglang": KernelEntry(
+        "gdnbench_kernels.gdn_decode.sglang:sglang",
+        {GATE.name: ("log", "raw"), QK.name: QK.values},
+        devices=("cuda", "sim"),
+        meaning="SGLang's Triton kernels: packed for raw gates and one token, else those that verify drafts",
+        needs=("sglang", "triton"),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.gdn_decode.sglang:prepare",
+    ),
+    "sglang_cutedsl": KernelEntry(
+        "gdnbench_kernels.gdn_decode.sglang:sglang_cutedsl",
+        {GATE.name: ("raw",), QK.name: ("raw",)},
+        devices=("cuda", "sim"),
+        meaning="SGLang's CuTe DSL kernel on the pool in place; one token",
+        needs=("sglang",),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.gdn_decode.sglang:prepare_cutedsl",
+    ),
 }
 
 

@@ -245,6 +245,24 @@ KERNELS = {
         cuda_tensors=True,
         prepare="gdnbench_kernels.gdn_prefill.vllm:prepare_triton",
     ),
+    "sglang": KernelEntry(
+        "gdnbench_kernels.gdn_prefill.sglang:sglang",
+        {QK.name: QK.values, OFFSETS_DTYPE.name: ("int32",)},
+        devices=("cuda", "sim"),
+        meaning="SGLang's chunk_gated_delta_rule, the Triton kernels of its copy of flash-linear-attention",
+        needs=("sglang", "triton"),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.gdn_prefill.sglang:prepare",
+    ),
+    "sglang_cutedsl": KernelEntry(
+        "gdnbench_kernels.gdn_prefill.sglang:sglang_cutedsl",
+        {OFFSETS_DTYPE.name: ("int32",)},
+        devices=("cuda", "sim"),
+        meaning="SGLang's chunk_gated_delta_rule_cutedsl, three CuTe DSL kernels for SM100",
+        needs=("sglang", "quack-kernels"),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.gdn_prefill.sglang:prepare_cutedsl",
+    ),
 }
 
 

@@ -1,0 +1,67 @@
+"""Imports SGLang's Gated DeltaNet modules without its engine and its compiled `sgl_kernel`.
+
+SGLang's packages import its server, its registry of kernels and dozens of other packages. The kernels'
+modules ask for the platform and for torch's version, which this module answers; everything else that they
+import are SGLang's own files. The device is torch's: a GPU, or on the simulator the virtual one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gdnbench_kernels.stand_ins import StandIns
+
+PACKAGE = "sglang"
+PDL_SINCE = 9  # major compute capability: programmatic dependent launch
+HOPPER = 9
+
+
+def _capability(device_id: int = 0) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device_id)
+
+
+def _device_sm() -> int:
+    """The compute capability as SGLang writes it, such as 100."""
+    major, minor = _capability()
+    return 10 * major + minor
+
+
+def _torch_release() -> tuple[int, ...]:
+    """torch's version without what follows a plus sign, such as (2, 10, 0)."""
+    numbers = torch.__version__.partition("+")[0].split(".")
+    return tuple(int(number) for number in numbers if number.isdigit())
+
+
+def _utils() -> Mapping[str, Any]:
+    return {
+        "get_device_sm": _device_sm,
+        "is_cuda": lambda: True,
+        "is_gfx95_supported": lambda: False,
+        "is_hip": lambda: False,
+        "is_sm90_supported": lambda device=None: _capability()[0] == HOPPER,
+    }
+
+
+STAND_INS = StandIns(
+    PACKAGE,
+    empty=(
+        f"{PACKAGE}.kernels",
+        f"{PACKAGE}.kernels.jit",
+        f"{PACKAGE}.kernels.ops",
+        f"{PACKAGE}.kernels.ops.attention",
+        f"{PACKAGE}.kernels.ops.attention.fla",
+        f"{PACKAGE}.kernels.ops.attention.linear",
+        f"{PACKAGE}.srt",
+        "quack",  # `quack.compile_utils` makes the tensors that SGLang compiles its CuTe DSL kernels for
+    ),
+    made={
+        f"{PACKAGE}.kernels.jit.utils": lambda: {
+            "is_arch_support_pdl": lambda: _capability()[0] >= PDL_SINCE
+        },
+        f"{PACKAGE}.srt.utils": _utils,
+        f"{PACKAGE}.srt.utils.common": lambda: {"torch_release": _torch_release()},
+    },
+)

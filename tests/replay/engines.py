@@ -1,0 +1,29 @@
+"""Runs `gdnbench replay --on sim` with a folder of an engine's packages, which tests do not install."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def folder(variable: str, engine: str, install: str) -> str:
+    """The folder that the environment variable names; skips the test if it names none."""
+    if not (found := os.environ.get(variable)):
+        pytest.skip(f"{variable} names no folder with {engine}: {install}")
+    return found
+
+
+def replay(packages: str, *words: str) -> tuple[int, list[dict[str, Any]]]:
+    """Exit status and records of the command, whose packages are in `packages`."""
+    command = [sys.executable, "-m", "gdnbench", "replay", *words, "--on", "sim", "--kernel-env", packages]
+    done = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)["records"]

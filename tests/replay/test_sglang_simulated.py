@@ -1,0 +1,44 @@
+"""`gdnbench replay --kernel sglang --on sim`: SGLang's own functions, without its engine.
+
+Tests do not install the packages, about 700 MB: GDNBENCH_SGLANG names a folder that has them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from gdnbench_kernels.peers import PIP_TARGET, SGLANG_PACKAGES
+from tests.replay.engines import folder, replay
+
+FOLDER = "GDNBENCH_SGLANG"
+INSTALL = f"{PIP_TARGET} {SGLANG_PACKAGES}"
+
+
+def packages() -> str:
+    return folder(FOLDER, "SGLang", INSTALL)
+
+
+@pytest.mark.parametrize(
+    ("capture", "launches"),
+    [
+        ("decode", 1),  # log gates: fused_recurrent_gated_delta_rule_update
+        ("batched_decode", 1),
+        ("drafts", 1),
+        pytest.param("prefill", 7, marks=pytest.mark.slow),
+    ],
+)
+def test_captured_calls_pass(capture: str, launches: int) -> None:
+    status, (record,) = replay(packages(), f"captures/{capture}.zarr.zip", "0", "--kernel", "sglang")
+    assert (status, record["outcome"], record["reason"]) == (0, "pass", "")
+    assert any(note.startswith(f"simulated: {launches} launch") for note in record["notes"])
+
+
+def test_a_missing_package_is_named_with_the_command(tmp_path: Path) -> None:
+    if importlib.util.find_spec("sglang") is not None:
+        pytest.skip("SGLang is installed here")
+    status, (record,) = replay(str(tmp_path), "captures/decode.zarr.zip", "0", "--kernel", "sglang")
+    assert status == 3
+    assert f"sglang is not installed: with --kernel-env FOLDER, {INSTALL}" in record["reason"]
