@@ -81,6 +81,10 @@ class RawGates(Decode):
             return x.clamp(min=0)
         if self.what == "naive softplus":
             return torch.log(1 + torch.exp(x))
+        if self.what == "coarse sum":
+            return torch.log(((1 + torch.exp(x)) * 2.0**21).round() / 2.0**21)
+        if self.what == "lost":
+            return torch.where(x < -7, 0.0, super().softplus(x))
         return super().softplus(x)
 
 
@@ -169,7 +173,14 @@ shelf.add("gates", "raw: beta_max ignored", RawGates("beta_max"))
 shelf.add("gates", "raw: a + dt_bias rounded to bf16", RawGates("a rounded"))
 shelf.add("gates", "raw: beta rounded to bf16", RawGates("beta rounded"))
 shelf.add("gates", "raw: relu for softplus", RawGates("relu"))
-shelf.add("gates", "raw: log(1 + exp x), which overflows and has no small values", RawGates("naive softplus"))
+shelf.add(
+    "gates",
+    "raw: log(1 + exp x), which overflows and has no small values",
+    RawGates("naive softplus"),
+    excuse="served kernels have it: alpha is off by u exp(A_log), and infinite only where alpha is 0",
+)
+shelf.add("gates", "raw: log(1 + exp x), the sum rounded to 2^-21", RawGates("coarse sum"))
+shelf.add("gates", "raw: no decay below x = -7", RawGates("lost"))
 shelf.add("update", "nothing is subtracted from v", NoRecall())
 shelf.add("update", "delta from the state before its decay", RecallBeforeDecay())
 shelf.add("update", "the state decays after the update", DecayAfter())

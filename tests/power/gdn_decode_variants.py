@@ -106,6 +106,13 @@ class LinearSoftplus(Decode):
         return torch.where(x > 20, x, torch.log1p(torch.exp(x.clamp(max=20))))
 
 
+class ServedSoftplus(Decode):
+    """log(1 + exp(x)), and x above 20: vLLM's and SGLang's decode kernels. It has no values below 2^-24."""
+
+    def softplus(self, x: Tensor) -> Tensor:
+        return torch.where(x > 20, x, torch.log(1 + self.exp(x.clamp(max=20))))
+
+
 class LastSequenceFirst(Decode):
     """Sequences in descending order."""
 
@@ -188,6 +195,8 @@ shelf.add("gates", "taken as alpha", Decode(exp=lambda alpha: alpha, conventions
 shelf.add("gates", "2^(x log2 e)", Decode(exp=exp2_of_scaled))
 shelf.add("gates", "ex2.approx", Decode(exp=approximate_exp))
 shelf.add("gates", "softplus linear above 20", LinearSoftplus())
+shelf.add("gates", "softplus as log(1 + exp x)", ServedSoftplus())
+shelf.add("gates", "softplus as log(1 + exp x), ex2.approx", ServedSoftplus(exp=approximate_exp))
 shelf.add("norms", "taken as normalised", Decode(conventions=NORMALISED))
 shelf.add("norms", "normalised and log", Decode(conventions={**LOG, **NORMALISED}))
 shelf.add("norms", "rsqrt.approx", FastNorm())

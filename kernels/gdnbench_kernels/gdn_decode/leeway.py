@@ -7,8 +7,14 @@ A state in fp32 is held to twice torch's error, some 2^-24 of its values. `ex2.a
     alpha_t   always           2^-22 + 2 u |g|    ex2.approx; g log2(e) and the constant round
               |g| < 2^-20      0, not 2^-22       see `FAINT`
               gate raw         and 9 u |g|        g itself: as beta_t, `stage_rules`
+                               and u exp(A_log)   1 + exp(x), see below
     beta_t    gate raw         9 u                `stage_rules`
     q_t, k_t  qk raw           2^-22              rsqrt.approx (PTX ISA, "rsqrt")
+
+The decode kernels of vLLM and SGLang compute softplus(x) as log(1 + exp(x)), and as x above 20. The sum
+rounds by u of itself, which moves its logarithm by u, whatever x is. So g = -exp(A_log) softplus(x) is off by
+u exp(A_log), and alpha_t by as much of itself. That is more than 9 u |g| where softplus(x) < 1 / 9. With x
+below -17 the sum is 1, and the kernel has no decay at all; the exact one is exp(A_log) 2^-24 or less.
 
 Each term moves the exact state and outputs in proportion, for errors this small. The leeway is the sum of
 what the four move, each by itself, by the whole of its error and in the same direction in every token: errors
@@ -41,7 +47,8 @@ def leeway(call: Call, output: str) -> Tensor | None:
     g = exact["alpha_t"].log().abs().nan_to_num(0.0, 0.0, 0.0)
     errors: dict[str, Tensor | float] = {
         "alpha_t": torch.where(g < FAINT, 0.0, APPROXIMATE)
-        + (2 + (BETA_UNITS if raw_gate else 0)) * UNIT * g,
+        + (2 + (BETA_UNITS if raw_gate else 0)) * UNIT * g
+        + (UNIT * call.tensors["A_log"].double().exp() if raw_gate else 0.0),
         **({"beta_t": BETA_UNITS * UNIT} if raw_gate else {}),
         **({"q_t": APPROXIMATE, "k_t": APPROXIMATE} if raw_qk else {}),
     }
