@@ -27,3 +27,19 @@ def replay(packages: str, *words: str) -> tuple[int, list[dict[str, Any]]]:
     done = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)["records"]
+
+
+def shared_memory_races(packages: str, kernel: str) -> list[tuple[str, int, int]]:
+    """Races in shared memory that the checker finds on two chunks with four SMs: the file, the line of the
+    store and that of the load."""
+    gpu = ("--machine", "b200", "--sms", "4", "--check", "--keep-going")
+    _, (record,) = replay(packages, "captures/prefill.zarr.zip", "3", "--kernel", kernel, *gpu)
+    found = []
+    for finding in record["findings"]:
+        evidence = finding["evidence"]
+        if finding["severity"] == "error" and finding["kind"] == "race" and evidence["memory"] == "shared":
+            places = {
+                evidence[one]["does"].split(".")[0]: evidence[one]["place"] for one in ("first", "second")
+            }
+            found.append((Path(finding["file"]).name, places["st"]["file_line"], places["ld"]["file_line"]))
+    return found

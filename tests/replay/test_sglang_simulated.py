@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gdnbench_kernels.peers import PIP_TARGET, SGLANG_PACKAGES
-from tests.replay.engines import folder, replay
+from tests.replay.engines import folder, replay, shared_memory_races
 
 FOLDER = "GDNBENCH_SGLANG"
 INSTALL = f"{PIP_TARGET} {SGLANG_PACKAGES}"
@@ -34,6 +34,12 @@ def test_captured_calls_pass(capture: str, launches: int) -> None:
     status, (record,) = replay(packages(), f"captures/{capture}.zarr.zip", "0", "--kernel", "sglang")
     assert (status, record["outcome"], record["reason"]) == (0, "pass", "")
     assert any(note.startswith(f"simulated: {launches} launch") for note in record["notes"])
+
+
+@pytest.mark.slow
+def test_kernel_o_overwrites_gate_sums_that_are_read() -> None:
+    """A warp stores `s_g_cu` of the next chunk while others read that of this one: SGLang issue 37288."""
+    assert ("kernel_o.py", 340, 359) in shared_memory_races(packages(), "sglang_cutedsl")
 
 
 def test_a_missing_package_is_named_with_the_command(tmp_path: Path) -> None:

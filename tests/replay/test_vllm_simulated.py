@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.replay.engines import folder, replay
+from tests.replay.engines import folder, replay, shared_memory_races
 
 FOLDER = "GDNBENCH_VLLM"
 INSTALL = "pip install --no-deps --target FOLDER vllm==0.33.0 quack-kernels==0.6.5 triton==3.7.1"
@@ -42,6 +42,12 @@ def test_tensor_memory_is_freed_while_it_is_written() -> None:
     assert (status, record["outcome"]) == (1, "crash")
     assert "tcgen05.dealloc of columns 0..511 that are being written" in record["reason"]
     assert "kernel_kkt_inv_uw.py" in record["reason"]
+
+
+@pytest.mark.slow
+def test_kernel_o_overwrites_gate_sums_that_are_read() -> None:
+    """A warp stores `s_g_cu` of the next chunk while others read that of this one: SGLang issue 37288."""
+    assert ("kernel_o.py", 376, 395) in shared_memory_races(packages(), "vllm")
 
 
 def test_a_missing_package_is_named_with_the_command(tmp_path: Path) -> None:
