@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
+import re
 import site
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from gdnbench.ops import operations
 from gdnbench.version import __version__
-from gdnbench_kernels.contract import KernelEntry
+
+if TYPE_CHECKING:
+    from gdnbench_kernels.contract import KernelEntry
 
 START_UP_LINE = "gdnbench_capture.pth"
+EXTRA = re.compile(r"""extra == ["']([\w-]+)["']""")
+"""As the metadata of a distribution marks what only an extra needs."""
+TESTS = "dev"
+"""The extra for work on gdnbench itself; nothing that a user runs needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +44,49 @@ def examine() -> Iterator[Finding]:
         "gdnbench", True, f"{__version__} on Python {platform.python_version()}, {platform.machine()}"
     )
     yield from _packages()
-    yield _gpu()
     yield _start_up_line()
+    if importlib.util.find_spec("torch") is None:
+        yield Finding("kernels", False, "all need torch", "pip install 'gdnbench[capture]'")
+        return
+    from gdnbench.ops import operations
+
+    yield _gpu()
     for operation in operations().values():
         for name, entry in operation.kernels.items():
             yield _kernel(f"{operation.name} --kernel {name}", entry)
 
 
 def _packages() -> Iterator[Finding]:
-    """Every requirement of this distribution that applies here, extras included: installed, and in range?"""
+    """Every requirement of this distribution that applies here: installed, and in range?
+
+    An extra of which nothing is installed has one line.
+    """
     try:
-        requirements = metadata.requires("gdnbench") or []
+        requirements = [Requirement(text) for text in metadata.requires("gdnbench") or []]
     except metadata.PackageNotFoundError:
         yield Finding("gdnbench", False, "found on the path but not installed", "pip install gdnbench")
         return
-    for text in requirements:
-        requirement = Requirement(text)
-        extra = "hf" if requirement.marker and "hf" in str(requirement.marker) else ""
-        if requirement.name == "gdnbench" or (
-            requirement.marker and not requirement.marker.evaluate({"extra": extra})
-        ):
+    by_extra: dict[str, list[Requirement]] = {}
+    for requirement in requirements:
+        marked = EXTRA.search(str(requirement.marker or ""))
+        extra = marked[1] if marked else ""
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+        if applies and requirement.name != "gdnbench" and extra != TESTS:
+            by_extra.setdefault(extra, []).append(requirement)
+    told: dict[str, Requirement] = {}
+    for extra, wanted in by_extra.items():
+        if extra and not any(_installed(one.name) for one in wanted if one.name not in told):
+            names = ", ".join(requirement.name for requirement in wanted)
+            yield Finding(f"extra {extra}", False, f"needs {names}", f"pip install 'gdnbench[{extra}]'")
             continue
-        yield _package(requirement, f"pip install 'gdnbench[{extra}]'" if extra else f"pip install '{text}'")
+        for requirement in wanted:
+            if requirement.specifier != getattr(told.get(requirement.name), "specifier", None):
+                yield _package(requirement, _pip(requirement, extra))
+            told[requirement.name] = requirement
+
+
+def _pip(requirement: Requirement, extra: str) -> str:
+    return f"pip install 'gdnbench[{extra}]'" if extra else f"pip install '{requirement}'"
 
 
 def _package(requirement: Requirement, remedy: str) -> Finding:
@@ -72,6 +100,8 @@ def _package(requirement: Requirement, remedy: str) -> Finding:
 
 
 def _gpu() -> Finding:
+    import torch
+
     if not torch.cuda.is_available():
         built = (
             f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is a CPU build"
@@ -99,6 +129,8 @@ def _start_up_line() -> Finding:
 
 
 def _kernel(what: str, entry: KernelEntry) -> Finding:
+    import torch
+
     missing = [name for name in entry.needs if not _installed(name)]
     places = [device for device in entry.devices if device != "cuda" or torch.cuda.is_available()]
     if missing:

@@ -80,8 +80,8 @@ TABLE = {part: set(names.split()) for part, _, names in ROWS}
 MODULES = {
     "__init__": "gdnbench",
     "kernels": "gdnbench_kernels",
-    "base": """bits errors handlers options poison pools printable provenance record record_numbers units
-        toml_tables version whole_file""",
+    "base": """bits errors handlers missing options poison pools printable provenance record record_numbers
+        units toml_tables version whole_file""",
     "sim.base": "sim.deadline sim.demangle sim.errors sim.floating_environment sim.lazy sim.special_function",
     "sim.tensorcore.formats": "sim.tensorcore.formats sim.tensorcore.product",
     "sim.run": "sim.run sim.watch",

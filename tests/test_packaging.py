@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 import warnings
@@ -10,7 +11,10 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from setuptools.config.pyprojecttoml import read_configuration
+
+from tests.messages import wording
 
 BLOCKED = """
 import sys
@@ -50,22 +54,121 @@ def test_kernel_packages_import_without_cutlass_cuda_or_transformers(tmp_path: P
     assert (result.stdout, result.stderr) == ("gdn_decode gdn_prefill swa_decode\n", "")
 
 
+def requirements(*extras: str) -> dict[str, SpecifierSet]:
+    """The versions that an installation with `extras` needs here, by distribution."""
+    ranges: dict[str, SpecifierSet] = {}
+    for requirement in map(Requirement, importlib.metadata.requires("gdnbench") or ()):
+        if requirement.marker is None or any(
+            requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras)
+        ):
+            ranges[requirement.name] = ranges.get(requirement.name, SpecifierSet()) & requirement.specifier
+    return ranges
+
+
 @pytest.mark.parametrize(
-    ("distribution", "fits", "does_not"),
+    ("extra", "distribution", "fits", "does_not"),
     [
-        ("torch", ("2.11.0", "2.13.1"), ("2.10.2", "2.14.0")),
-        ("nvidia-cutlass-dsl", ("4.8.1",), ("4.8.0", "4.8.2")),
-        ("zarr", ("3.1.6", "3.2.0"), ("3.1.5",)),
+        ("capture", "torch", ("2.11.0", "2.13.1", "2.15.0"), ("2.10.2",)),
+        ("sim", "torch", ("2.11.0", "2.13.1"), ("2.10.2", "2.14.0")),
+        ("kernels", "nvidia-cutlass-dsl", ("4.8.1",), ("4.8.0", "4.8.2")),
+        ("", "zarr", ("3.1.6", "3.2.0"), ("3.1.5",)),
     ],
 )
-def test_ranges(distribution: str, fits: tuple[str, ...], does_not: tuple[str, ...]) -> None:
-    wanted = next(
-        requirement
-        for requirement in map(Requirement, importlib.metadata.requires("gdnbench") or ())
-        if requirement.name == distribution
+def test_ranges(extra: str, distribution: str, fits: tuple[str, ...], does_not: tuple[str, ...]) -> None:
+    wanted = requirements(extra)[distribution]
+    assert all(version in wanted for version in fits)
+    assert not any(version in wanted for version in does_not)
+
+
+SERVERS = {
+    "vLLM 0.33.0": {
+        "torch": "2.14.0",
+        "nvidia-cutlass-dsl": "4.8.0",
+        "numba": "0.65.0",
+        "llvmlite": "0.47.0",
+        "numpy": "2.3.5",
+        "apache-tvm-ffi": "0.1.11",
+        "transformers": "5.20.2",
+        "typer": "0.29.2",
+        "rich": "15.0.0",
+        "packaging": "26.4",
+        "blake3": "1.0.11",
+    },
+    "SGLang 0.5.23": {
+        "torch": "2.14.1",
+        "nvidia-cutlass-dsl": "4.8.0",
+        "numba": "0.65.1",
+        "llvmlite": "0.47.0",
+        "apache-tvm-ffi": "0.1.11",
+        "transformers": "5.19.0",
+    },
+}
+"""What the wheels of the servers pin, and some of what pip chose beside it. numba needs the llvmlite of its
+own release."""
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_what_captures_fits_beside_a_server(server: str) -> None:
+    needed = requirements("capture")
+    assert "torch" in needed
+    for name, version in SERVERS[server].items():
+        assert name not in needed or version in needed[name], f"{server} has {name} {version}"
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_what_simulates_does_not(server: str) -> None:
+    """Why it is an extra: so this test can fail."""
+    needed, pins = requirements("sim", "kernels"), SERVERS[server]
+    unfit = {name for name, version in pins.items() if name in needed and version not in needed[name]}
+    assert unfit == {"torch", "llvmlite", "nvidia-cutlass-dsl"}
+
+
+WITHOUT = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "cutlass", "cuda", "llvmlite", "ml_dtypes"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Refuse())
+sys.argv[0] = "gdnbench"
+from gdnbench.cli.main import console_main
+console_main()
+"""
+STORE = str(Path(__file__).resolve().parents[1] / "captures" / "prefill.zarr.zip")
+
+
+def without_torch(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT, *words], capture_output=True, text=True, check=False
     )
-    assert all(version in wanted.specifier for version in fits)
-    assert not any(version in wanted.specifier for version in does_not)
+
+
+@pytest.mark.parametrize(
+    ("words", "printed"),
+    [
+        (("ls", STORE), "5 records, 1 process, capture store"),
+        (("show", STORE, "0"), "record 0: gdn_prefill"),
+        (("verify", STORE), "whole"),
+        (("doctor",), "zarr"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_stores_are_read_without_torch(words: tuple[str, ...], printed: str) -> None:
+    ran = without_torch(*words)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert printed in ran.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [("diff", STORE, STORE), ("report", STORE, "-o", "report.html")], ids=lambda w: w[0]
+)
+def test_what_needs_torch_says_which_extra_brings_it(words: tuple[str, ...]) -> None:
+    ran = without_torch(*words)
+    assert (ran.returncode, ran.stdout) == (3, "")
+    said = wording("missing.package", package="torch", extra="capture")
+    assert re.fullmatch(f"gdnbench: {said}\n", ran.stderr)
 
 
 def test_every_package_is_found_and_the_start_up_line_is_there() -> None:

@@ -37,6 +37,7 @@ from gdnbench.cli.trace import trace
 from gdnbench.cli.upload import upload
 from gdnbench.cli.verify import verify
 from gdnbench.errors import EXPECTED_ERRORS, Exit, exit_code_of
+from gdnbench.missing import how_to_install
 from gdnbench.printable import printable
 from gdnbench.version import __version__
 
@@ -98,6 +99,11 @@ def console_main() -> None:
         _end(_usage(error), NO_VERDICT if OPTION in sys.argv else Exit.BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
+    except ModuleNotFoundError as error:
+        line = how_to_install(error)
+        if line is None:
+            raise
+        _end(line, Exit.CANNOT_RUN)
     except OSError as error:
         place = f"{error.filename}: " if error.filename is not None else ""
         _end(f"{place}{error.strerror or error}", Exit.BAD_INPUT)
