@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import re
 import site
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from gdnbench.missing import is_installed
 from gdnbench.version import __version__
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def examine() -> Iterator[Finding]:
     )
     yield from _packages()
     yield _start_up_line()
-    if importlib.util.find_spec("torch") is None:
+    if not is_installed("torch"):
         yield Finding("kernels", False, "all need torch", "pip install 'gdnbench[capture]'")
         return
     from gdnbench.ops import operations

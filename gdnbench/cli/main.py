@@ -37,7 +37,7 @@ from gdnbench.cli.trace import trace
 from gdnbench.cli.upload import upload
 from gdnbench.cli.verify import verify
 from gdnbench.errors import EXPECTED_ERRORS, Exit, exit_code_of
-from gdnbench.missing import how_to_install
+from gdnbench.missing import how_to_install, missing_package
 from gdnbench.printable import printable
 from gdnbench.version import __version__
 
@@ -100,10 +100,10 @@ def console_main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except ModuleNotFoundError as error:
-        line = how_to_install(error)
-        if line is None:
+        package = missing_package(error)
+        if package is None:
             raise
-        _end(line, Exit.CANNOT_RUN)
+        _end(how_to_install(package), Exit.CANNOT_RUN)
     except OSError as error:
         place = f"{error.filename}: " if error.filename is not None else ""
         _end(f"{place}{error.strerror or error}", Exit.BAD_INPUT)

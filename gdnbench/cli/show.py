@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gdnbench.cli.console import print_json, print_line, table
+from gdnbench.cli.console import print_json, print_line, print_note, table
 from gdnbench.cli.ls import summary
+from gdnbench.missing import how_to_install, is_installed
 from gdnbench.record_numbers import record_numbers
 from gdnbench.store.ranks import Rank
 from gdnbench.store.reader import StoredRecord, TensorHandle
@@ -27,6 +28,8 @@ def show(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Show one record: where it came from, its scalars and its tensors with their ranges."""
+    if not is_installed("torch"):
+        print_note(f"no ranges: {how_to_install('torch')}")
     with open_store(store) as opened:
         shown = opened.records[record_numbers(str(record), len(opened.records))[0]]
         if json:
@@ -100,9 +103,13 @@ def value_range(tensor: torch.Tensor) -> tuple[float | None, float | None, int]:
     )
 
 
+def _range(handle: TensorHandle) -> tuple[float | None, float | None, int | None]:
+    return value_range(handle.read()) if is_installed("torch") else (None, None, None)
+
+
 def _row(name: str, when: str, handle: TensorHandle) -> tuple[object, ...]:
     meta = handle.meta
-    low, high, nonfinite = value_range(handle.read())
+    low, high, nonfinite = _range(handle)
     return (
         name,
         when,
@@ -121,7 +128,7 @@ def _document(record: StoredRecord) -> dict[str, Any]:
     tensors = []
     for name, when, handle in _tensors(record):
         meta = handle.meta
-        low, high, nonfinite = value_range(handle.read())
+        low, high, nonfinite = _range(handle)
         tensors.append(
             {
                 "name": name,
