@@ -19,7 +19,7 @@ KEEP_GOING = (
     " early, as hardware most likely would. Results after a fault are not those of a correct run."
 )
 WRITE_ACCEPT = "With --check: write a template for --accept with one entry for each finding."
-VERBOSE = "With --accept: also list accepted findings."
+VERBOSE = "List each pair of instructions that was found, and accepted findings too."
 
 
 def read_accepted(path: Path | None, template: Path | None, *, check: bool) -> Accepted | None:

@@ -57,7 +57,7 @@ def finish(
     junit: Path | None,
     exit_code: int | None = None,
     *,
-    show_accepted: bool = False,
+    verbose: bool = False,
     heatmap: bool = False,
 ) -> None:
     """Print a report and end the command with its exit code, or the one given; see `render_table`.
@@ -68,7 +68,7 @@ def finish(
     if json:
         print_json_text(to_json(report))
     else:
-        print_wide(render_table(report, show_accepted=show_accepted))
+        print_wide(render_table(report, verbose=verbose))
         if heatmap:
             from gdnbench.heatmap.terminal import ASCII, BLOCKS, heatmaps
 

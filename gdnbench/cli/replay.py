@@ -190,7 +190,7 @@ def replay(
     if write_accept is not None:
         write_template(write_accept, (one for record in report.records for one in record.findings or ()))
     code = status(report) if git_bisect else report.exit_code
-    finish(report, json, junit, code, show_accepted=verbose, heatmap=heatmap)
+    finish(report, json, junit, code, verbose=verbose, heatmap=heatmap)
 
 
 def _check(on: str, time: bool, timing: object) -> None:

@@ -367,7 +367,7 @@ def sim(
         )
     else:
         for report in reports:
-            print_lines(report.text(accepted=verbose))
+            print_lines(report.text(verbose=verbose))
         if tensors:
             print(table(HEADERS, [*map(_row, _summaries(tensors))], right=("min", "max", "nonfinite")))
     raise typer.Exit(Exit.PASS if all(report.ok for report in reports) else Exit.MISMATCH)

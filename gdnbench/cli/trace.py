@@ -119,4 +119,4 @@ def trace(
     print_unused(accepted)
     if write_accept is not None:
         write_template(write_accept, (one for record in report.records for one in record.findings or ()))
-    finish(report, json, junit, report.exit_code, show_accepted=verbose, heatmap=heatmap)
+    finish(report, json, junit, report.exit_code, verbose=verbose, heatmap=heatmap)

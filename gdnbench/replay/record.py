@@ -11,6 +11,7 @@ from gdnbench.ops import operation
 from gdnbench.replay.execute import Execution
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult
+from gdnbench.sim import group_findings
 from gdnbench.store.reader import StoredRecord
 
 if TYPE_CHECKING:
@@ -60,13 +61,13 @@ def finish_record(
 def _with_findings(result: RecordResult, found: tuple[Finding, ...]) -> RecordResult:
     """`result` with the checker's findings, and with a failing outcome if one of them fails."""
     result = replace(result, findings=found)
-    errors = [finding.summary for finding in found if finding.fails]
+    errors = group_findings(finding for finding in found if finding.fails)
     if not errors or result.outcome.exit_code is Exit.MISMATCH:
         return result
     more = f" and {len(errors) - 1} more" if len(errors) > 1 else ""
     earlier = () if result.outcome is Outcome.PASS else (f"{result.outcome}: {result.reason}",)
     notes = (*result.notes, *earlier)
-    return replace(result, outcome=Outcome.CHECK, reason=f"{errors[0]}{more}", notes=notes)
+    return replace(result, outcome=Outcome.CHECK, reason=f"{errors[0].summary}{more}", notes=notes)
 
 
 def _with_times(result: RecordResult, timing: RecordTiming) -> RecordResult:

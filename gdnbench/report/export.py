@@ -20,6 +20,7 @@ from gdnbench.ops import operations
 from gdnbench.report.junit import JunitSuite, Problem, junit_text
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult, Report
+from gdnbench.sim import group_findings
 from gdnbench_kernels.contract import Ranges
 
 SCHEMA = 1
@@ -67,7 +68,7 @@ def failure_lines(record: RecordResult) -> list[str]:
             lines.append(f"{tensor.side} {tensor.tensor}: {reason}")
         if not tensor.passed and tensor.worst is not None:
             lines.append(f"{tensor.side} {tensor.tensor}: worst {tensor.worst}")
-    lines += [str(finding) for finding in record.findings or () if finding.fails]
+    lines += map(str, group_findings(finding for finding in record.findings or () if finding.fails))
     return lines
 
 

@@ -14,17 +14,18 @@ from gdnbench.judge.result import Side, TensorResult
 from gdnbench.judge.ulp import bucket_label
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult, Report
+from gdnbench.sim import group_findings, lines_by_cause
 
 _COLUMNS = ("record", "operation", "tensor", "side", "max abs", "RMS ratio", "torch's", "max ULP", "verdict")
 _GROUPS = 3
 
 
-def render_table(report: Report, *, show_notes: bool = True, show_accepted: bool = False) -> RenderableType:
+def render_table(report: Report, *, show_notes: bool = True, verbose: bool = False) -> RenderableType:
     """The failing records, with a row for each tensor and a line for each reason; without failures, the worst
     by tensor.
 
-    Ends with notes (conversions, exclusions) and one summary line. Accepted findings are counted, and listed
-    with `show_accepted`.
+    Ends with notes (conversions, exclusions) and one summary line. Findings of the checker are grouped by
+    cause and source lines, and those that somebody accepted are counted; `verbose` lists each.
     """
     parts: list[RenderableType] = []
     troubled = [record for record in report.records if record.outcome is not Outcome.PASS]
@@ -35,13 +36,13 @@ def render_table(report: Report, *, show_notes: bool = True, show_accepted: bool
                 _row(table, record, tensor)
         if table.row_count:
             parts.append(table)
-        parts += [line for record in troubled for line in _reasons(record)]
+        parts += [line for record in troubled for line in _reasons(record, verbose)]
     else:
         for record, tensor in worst_by_tensor(report.records):
             _row(table, record, tensor)
         parts.append(table)
     if show_notes:
-        parts += [_line(f"note: {note}") for note in _notes(report.records, show_accepted)]
+        parts += [_line(f"note: {note}") for note in _notes(report.records, verbose)]
     parts.append(_line(summary_line(report)))
     return Group(*parts)
 
@@ -120,7 +121,7 @@ def _row(table: Table, record: RecordResult, tensor: TensorResult) -> None:
     )
 
 
-def _reasons(record: RecordResult) -> Iterator[Text]:
+def _reasons(record: RecordResult, verbose: bool) -> Iterator[Text]:
     lines = [f"{record.outcome}: record {record.label}"]
     if not record.tensors and not record.faults:
         lines.append(f"  {record.reason}")
@@ -134,9 +135,9 @@ def _reasons(record: RecordResult) -> Iterator[Text]:
             lines.append(f"    ULP off: {render_histogram(tensor)}")
         if not tensor.passed and tensor.groups:
             lines.append(f"    worst RMS: {render_groups(tensor)}")
-    for finding in record.findings or ():
-        if finding.fails:
-            lines += [f"  {line}" for line in str(finding).split("\n")]
+    failing = [finding for finding in record.findings or () if finding.fails]
+    for found in failing if verbose else group_findings(failing):
+        lines += [f"  {line}" for line in str(found).split("\n")]
     return (_line(line) for line in lines)
 
 
@@ -168,23 +169,26 @@ def _excluded(tensor: TensorResult) -> str:
     )
 
 
-def _findings(record: RecordResult, show_accepted: bool) -> Iterator[str]:
-    """Findings that do not fail the record, each text once."""
-    for finding in record.findings or ():
-        if finding.accepted is None and not finding.fails:
-            yield f"{finding.severity}: {finding.summary}"
-        elif finding.accepted is not None and show_accepted:
-            yield f"accepted {finding.severity}: {finding.summary}; {finding.accepted}"
+def _findings(record: RecordResult, verbose: bool) -> Iterator[str]:
+    """Findings that do not fail the record: a line for each cause, with `verbose` for each finding."""
+    standing = [one for one in record.findings or () if one.accepted is None and not one.fails]
+    if verbose:
+        yield from (f"{finding.severity}: {finding.summary}" for finding in standing)
+        for finding in record.findings or ():
+            if finding.accepted is not None:
+                yield f"accepted {finding.severity}: {finding.summary}; {finding.accepted}"
+    else:
+        yield from lines_by_cause(group_findings(standing))
     accepted = sum(finding.accepted is not None for finding in record.findings or ())
-    if accepted and not show_accepted:
+    if accepted and not verbose:
         yield f"{accepted} finding{'s' if accepted > 1 else ''} of the checker accepted"
 
 
-def _notes(records: tuple[RecordResult, ...], show_accepted: bool) -> Iterator[str]:
+def _notes(records: tuple[RecordResult, ...], verbose: bool) -> Iterator[str]:
     """Each note once, with the number of its records."""
     counts: dict[str, int] = {}
     for record in records:
         excluded = (_excluded(tensor) for tensor in record.tensors if tensor.excluded)
-        for note in (*record.notes, *excluded, *dict.fromkeys(_findings(record, show_accepted))):
+        for note in (*record.notes, *excluded, *dict.fromkeys(_findings(record, verbose))):
             counts[note] = counts.get(note, 0) + 1
     return (f"{note} ({count} record{'s' if count != 1 else ''})" for note, count in counts.items())

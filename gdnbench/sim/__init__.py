@@ -25,12 +25,14 @@ if TYPE_CHECKING:
         SimError,
         UnsupportedError,
     )
+    from gdnbench.sim.finding import Finding, Severity
+    from gdnbench.sim.finding_groups import group_findings, lines_by_cause
     from gdnbench.sim.host.device import Questions
     from gdnbench.sim.machine.async_queue import Schedule
     from gdnbench.sim.machine.cta import Launch
     from gdnbench.sim.machine.engine_interface import Dim3
     from gdnbench.sim.machine.memory import GlobalMemory
-    from gdnbench.sim.report import AFTER_A_FAULT, Finding, LaunchReport, Report, Severity
+    from gdnbench.sim.report import AFTER_A_FAULT, LaunchReport, Report
     from gdnbench.sim.run import ENGINES, run_ptx
     from gdnbench.sim.simulate import Session, Settings, active, current_session, launch, settings_apply
     from gdnbench.sim.watch import Observed
@@ -68,6 +70,7 @@ __all__ = [
     "current_session",
     "keep_ptx",
     "launch",
+    "lines_by_cause",
     "run_ptx",
     "settings_apply",
 ]
@@ -85,7 +88,9 @@ __getattr__ = lazy_names(
         "gdnbench.sim.machine.cta": "Launch",
         "gdnbench.sim.machine.engine_interface": "Dim3",
         "gdnbench.sim.machine.memory": "GlobalMemory",
-        "gdnbench.sim.report": "AFTER_A_FAULT Finding LaunchReport Report Severity",
+        "gdnbench.sim.finding": "Finding Severity",
+        "gdnbench.sim.finding_groups": "group_findings lines_by_cause",
+        "gdnbench.sim.report": "AFTER_A_FAULT LaunchReport Report",
         "gdnbench.sim.run": "ENGINES run_ptx",
         "gdnbench.sim.simulate": "Session Settings active current_session launch settings_apply",
         "gdnbench.sim.watch": "Observed",

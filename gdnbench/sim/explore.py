@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdnbench.sim.report import Finding
+from gdnbench.sim.finding import Finding
 
 ENDS = ("late", "early")
 """The schedules of the first two runs: effects land as late as allowed, then at once."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from gdnbench.sim.checker.evidence import Evidence
 from gdnbench.sim.deadline import TimeLimit
 from gdnbench.sim.errors import KernelFault, LaunchError, UnsupportedError
+from gdnbench.sim.finding import Finding, Severity
 from gdnbench.sim.floating_environment import ieee_arithmetic
 from gdnbench.sim.host import cutlass_dsl
 from gdnbench.sim.host.arguments import NamedTensor, Region, region_of
@@ -31,7 +32,7 @@ from gdnbench.sim.machine.memory import Allocation, GlobalMemory
 from gdnbench.sim.machine.observer import Checker
 from gdnbench.sim.machine.processes import Progress
 from gdnbench.sim.ptx.ir import Module
-from gdnbench.sim.report import Finding, LaunchReport, Report, Severity
+from gdnbench.sim.report import LaunchReport, Report
 from gdnbench.sim.ring_reuse import RING_REUSE, Steps, reuse_note, tile_steps
 from gdnbench.sim.run import RunResult, check_bounds, check_settings, run_ptx
 from gdnbench.sim.watch import Watch

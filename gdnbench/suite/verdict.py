@@ -11,6 +11,7 @@ from gdnbench.errors import Exit
 from gdnbench.judge.result import Side
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult
+from gdnbench.sim import group_findings
 from gdnbench.suite.baseline import Baseline
 from gdnbench.suite.plan import Entry, Known
 from gdnbench.suite.ratchet import Change, Measured, acceptable_errors, better_errors, worse_errors
@@ -138,9 +139,8 @@ def _failures(record: RecordResult) -> Iterator[Failure]:
         for reason in tensor.reasons:
             told += 1
             yield Failure(str(Outcome.MISMATCH), f"{side}{tensor.tensor}: {reason}", tensor.tensor)
-    for finding in record.findings or ():
-        if finding.fails:
-            told += 1
-            yield Failure(str(Outcome.CHECK), finding.summary)
+    for group in group_findings(finding for finding in record.findings or () if finding.fails):
+        told += 1
+        yield Failure(str(Outcome.CHECK), group.summary)
     if not told or record.outcome not in (Outcome.MISMATCH, Outcome.CHECK):
         yield Failure(outcome, record.reason)

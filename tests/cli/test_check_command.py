@@ -146,15 +146,24 @@ def test_both_accesses_are_shown(gdnbench: Invoke, kernels: Path) -> None:
     races = [
         number for number, one in enumerate(text) if one.startswith("error in launch 0: race: shared memory")
     ]
-    sides = [[one.rpartition(":")[2] for one in text[number + 1 : number + 3]] for number in races]
-    assert sorted(sides) == sorted([[f"{store}", f"{load}"], [f"{load}", f"{store}"]])
-    for number in races:
-        first, second = text[number + 1 : number + 3]
+    writes, reads = f"{kernels}:{store}: st.shared writes (", f"{kernels}:{load}: ld.shared reads ("
+    sides = [[text[number + 1], text[number + 2]] for number in races]
+    assert sorted("".join(pair).index(writes) > "".join(pair).index(reads) for pair in sides) == [False, True]
+    for first, second in sides:
+        assert first.startswith("  first:  ")
+        assert second.startswith("  second: ")
+    assert "error in launch 0: uninitialised read: " in result.out
+    assert "\n3 errors found\n" in result.out
+
+
+def test_each_pair_of_instructions_is_listed_on_demand(gdnbench: Invoke, kernels: Path) -> None:
+    result = gdnbench("sim", f"{kernels}:racy", "--check", "--verbose")
+    sides = [one for one in result.out.splitlines() if re.match(r"  (first|second): ", one)]
+    assert len(sides) == 4
+    for first, second in (sides[:2], sides[2:]):
         assert first.startswith("  first: CTA (0, 0, 0), warp 0 (compute): ")
         assert second.startswith("  second: CTA (0, 0, 0), warp 1 (compute): ")
         assert f"{kernels}:" in first
-    assert "error in launch 0: uninitialised read: " in result.out
-    assert "\n3 errors found\n" in result.out
 
 
 def test_without_the_option_nothing_is_checked(gdnbench: Invoke, kernels: Path) -> None:
@@ -272,7 +281,7 @@ def test_records_are_checked_in_a_process_of_their_own(
     suite = ElementTree.fromstring(junit.read_text()).find("testsuite")
     assert suite is not None
     assert suite.get("failures") == "2"
-    assert "first: CTA (0, 0, 0)" in junit.read_text()
+    assert "st.shared writes" in junit.read_text()
 
 
 def replayed(gdnbench: Invoke, store: Path, kernel: str, *options: object) -> Any:
@@ -289,7 +298,7 @@ def test_text_of_records(gdnbench: Invoke, kernels: Path, decodes: Path, accepti
     assert result.code == 1
     record = wording("report.record-outcome", outcome="check error", label="0 gdn_decode synth step 0")
     assert re.search(record + "\n  " + wording("sim.finding", severity="error", launch=1), result.out)
-    assert "\n    first: CTA (0, 0, 0), warp 0 (compute): " in result.out
+    assert f"\n    first:  {kernels}:" in result.out
     result = replayed(gdnbench, decodes, f"{kernels}:racy_decode", "--accept", accepting)
     assert result.code == 0
     accepted = wording("report.accepted", findings=3, plural="s")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gdnbench.sim.explore import Exploration, Run, Shape, across_sms, explore, schedules
-from gdnbench.sim.report import Finding, Severity
+from gdnbench.sim.finding import Finding, Severity
 from tests.messages import wording
 
 

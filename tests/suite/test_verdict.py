@@ -12,6 +12,7 @@ import pytest
 from gdnbench.errors import Exit
 from gdnbench.judge.result import Side
 from gdnbench.report.outcome import Outcome
+from gdnbench.sim import Finding, Severity
 from gdnbench.suite.baseline import Baseline
 from gdnbench.suite.markdown import sections
 from gdnbench.suite.plan import Entry, Known, Suite, TensorRule
@@ -94,10 +95,8 @@ def test_a_known_tensor_hides_neither_faults_nor_crashes(make: Any) -> None:
 
 
 def test_a_mismatch_that_is_known_does_not_hide_an_error_of_the_checker(make: Any) -> None:
-    class Finding:
-        fails, summary = True, "race: a, b"
-
-    record = make.result(make.tensor("o", 1, 1, "too much"), findings=(Finding(),))
+    error = Finding(Severity.ERROR, "race", "race: a, b", launch=0)
+    record = make.result(make.tensor("o", 1, 1, "too much"), findings=(error,))
     verdict = judged(make, record, make.known(outcome="numeric mismatch"))
     assert [(failure.outcome, failure.text) for failure in verdict.failures] == [
         ("check error", "race: a, b")

@@ -24,7 +24,7 @@ from typing import Any
 
 from gdnbench.sim.checker.evidence import Access, Evidence
 from gdnbench.sim.errors import InputError
-from gdnbench.sim.report import Finding
+from gdnbench.sim.finding import Finding
 
 KIND = "accept"
 _OF_ACCESSES = ("source", "ptx")

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from gdnbench.sim.finding import Finding, Severity
 from gdnbench.sim.machine.engine_interface import Dim3
-from gdnbench.sim.report import Finding, Severity
 
 
 @dataclass(frozen=True, slots=True)

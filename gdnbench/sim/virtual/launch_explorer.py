@@ -13,8 +13,8 @@ from io import StringIO
 from gdnbench.sim.checker.write_search import WriteSearch
 from gdnbench.sim.errors import CannotSimulateError, KernelFault, Place
 from gdnbench.sim.explore import finding_cause
+from gdnbench.sim.finding import Finding, Severity
 from gdnbench.sim.host.arguments import Region
-from gdnbench.sim.report import Finding, Severity
 from gdnbench.sim.run import RunResult
 from gdnbench.sim.simulate import PendingLaunch, Settings, findings_of
 from gdnbench.sim.virtual.element_location import located

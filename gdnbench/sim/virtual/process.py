@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from gdnbench.sim.errors import InputError, SimError
-from gdnbench.sim.report import Finding, Report
+from gdnbench.sim.finding import Finding
+from gdnbench.sim.report import Report
 from gdnbench.sim.virtual.explored import ExploredLaunch
 
 VARIABLE = "GDNBENCH_VIRTUAL"

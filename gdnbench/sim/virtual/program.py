@@ -14,8 +14,8 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 from gdnbench.sim.errors import InputError
+from gdnbench.sim.finding import Finding, Severity
 from gdnbench.sim.host.machines import machine_named
-from gdnbench.sim.report import Finding, Severity
 from gdnbench.sim.virtual.process import Log, LoggedLaunch, Request, read_log
 
 NOTE = "note"  # the kind of findings that say what is legal, which a person asks for by --verbose

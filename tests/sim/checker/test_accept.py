@@ -12,7 +12,7 @@ from gdnbench.sim.checker.accept import Accepted, acceptance_template
 from gdnbench.sim.checker.evidence import Access, Evidence
 from gdnbench.sim.checker.happens_before import Verdict
 from gdnbench.sim.errors import FaultKind, InputError, KernelFault, Place
-from gdnbench.sim.report import Finding, Severity
+from gdnbench.sim.finding import Finding, Severity
 from tests.messages import wording
 
 

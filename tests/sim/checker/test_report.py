@@ -18,7 +18,8 @@ import pytest
 from gdnbench.sim.checker.evidence import Evidence
 from gdnbench.sim.checker.happens_before import Verdict
 from gdnbench.sim.errors import FaultKind, KernelFault
-from gdnbench.sim.report import Finding, Report, Severity
+from gdnbench.sim.finding import Finding, Severity
+from gdnbench.sim.report import Report
 from gdnbench.sim.run import ENGINES, RunResult, run_ptx
 from tests.messages import wording
 

@@ -1,0 +1,149 @@
+"""Findings as a person mends them: one group for each cause at a pair of source lines.
+
+A loop that is unrolled 32 times has 32 pairs of instructions with one mistake, and each launch of the kernel
+repeats them: one group, with counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from gdnbench.sim.checker.evidence import Access, Evidence
+from gdnbench.sim.errors import Place
+from gdnbench.sim.finding import Finding
+
+VARIANT = re.compile(
+    r".*::.*|sync|aligned|weak|relaxed|acquire|release|volatile|v[248]|x?\d.*|[a-z]+\d+(x\d)?"
+)
+"""A part of an opcode that says how the operation is done, or with which type, and not which one it is."""
+MEMORIES = {"tmem": "tensor memory", "register": "a register", "barrier": "a barrier"}
+"""As in the text of one finding; the others are `shared memory`, `global memory`."""
+
+Key = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedFinding:
+    """Findings of one cause at one pair of source lines, at least one. They differ in their instructions,
+    addresses and launches."""
+
+    findings: tuple[Finding, ...]
+
+    def __str__(self) -> str:
+        first = self.findings[0]
+        evidence = _pairs(self.findings)
+        if not evidence:
+            return str(first)
+        memory = evidence[0].memory
+        where = evidence[0].where if len(evidence) == 1 else MEMORIES.get(memory, f"{memory} memory")
+        of = "" if first.of is None else f" of {first.of}"
+        lines = [
+            f"{first.severity} in {_launches(self.findings)}{of}: {first.kind}: {where},"
+            f" without {evidence[0].missing}"
+        ]
+        before = [one.first for one in evidence if one.first is not None]
+        after = [one.second for one in evidence if one.second is not None]
+        if before:
+            lines.append(f"first:  {_accesses(before)}")
+        lines.append(f"{'second' if before else 'access'}: {_accesses(after)}; {_counts(evidence)}")
+        if first.accepted is not None:
+            lines.append(f"accepted: {first.accepted}")
+        return "\n  ".join(lines)
+
+    @property
+    def summary(self) -> str:
+        """One line that is equal for every launch with this finding."""
+        first = self.findings[0]
+        if not _pairs(self.findings) or first.evidence is None:
+            return first.summary
+        sides = (first.evidence.first, first.evidence.second)
+        places = ", then ".join(_source(side.place) for side in sides if side is not None)
+        of = "" if first.of is None else f"{first.of}: "
+        return f"{of}{first.kind}: {places}, without {first.evidence.missing}"
+
+
+def group_findings(findings: Iterable[Finding]) -> list[GroupedFinding]:
+    """The findings in their order, those of one cause at one pair of source lines together."""
+    groups: dict[Key, list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(_key(finding), []).append(finding)
+    return [GroupedFinding(tuple(group)) for group in groups.values()]
+
+
+def lines_by_cause(groups: Iterable[GroupedFinding]) -> list[str]:
+    """One line for each severity and cause: its first group, and how many more there are."""
+    by_cause: dict[Key, list[GroupedFinding]] = {}
+    for group in groups:
+        first = group.findings[0]
+        by_cause.setdefault((first.severity, first.kind), []).append(group)
+    lines = []
+    for found in by_cause.values():
+        more = f"; {len(found) - 1} more of this cause" if len(found) > 1 else ""
+        lines.append(f"{found[0].findings[0].severity}: {found[0].summary}{more}")
+    return lines
+
+
+def short_opcode(text: str) -> str:
+    """The opcode at the start of `text` without its variants: `tcgen05.ld` of `tcgen05.ld.sync.aligned`."""
+    first, *parts = text.split(maxsplit=1)[0].split(".")
+    return ".".join([first, *takewhile(lambda part: VARIANT.fullmatch(part) is None, parts)])
+
+
+def _key(finding: Finding) -> Key:
+    evidence = finding.evidence
+    if evidence is None or evidence.second is None:
+        return (finding.severity, finding.kind, finding.of, finding.launch, finding.message, finding.ptx_line)
+    sides = (_line(side.place) for side in (evidence.first, evidence.second) if side is not None)
+    said = (evidence.cause, evidence.kernel, evidence.missing, evidence.memory)
+    return (finding.severity, finding.of, finding.accepted, *said, *sides)
+
+
+def _line(place: Place) -> Key:
+    """What tells a source line from others: of PTX without source lines, that of the PTX."""
+    return (place.line,) if place.file is None else (place.file, place.file_line)
+
+
+def _pairs(findings: Iterable[Finding]) -> list[Evidence]:
+    """The evidence of findings about accesses; empty for a fault, and for what says what was not judged."""
+    found = (finding.evidence for finding in findings)
+    return [evidence for evidence in found if evidence is not None and evidence.second is not None]
+
+
+def _launches(findings: Iterable[Finding]) -> str:
+    numbers = sorted({finding.launch for finding in findings})
+    return f"launch{'es' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _accesses(sides: list[Access]) -> str:
+    """The source line, what its instructions do there, and the roles of their warps."""
+    does: dict[str, list[str]] = {}  # by opcode: reads, writes
+    for side in sides:
+        verbs = does.setdefault(short_opcode(side.does), [])
+        verb = side.does.split(maxsplit=1)[-1]
+        if verb not in verbs:
+            verbs.append(verb)
+    operations = ", ".join(f"{opcode} {' or '.join(sorted(verbs))}" for opcode, verbs in does.items())
+    late = ", asynchronously" if any(side.asynchronous for side in sides) else ""
+    roles = ", ".join(dict.fromkeys(side.role for side in sides))
+    return f"{_source(sides[0].place)}: {operations}{late} ({roles})"
+
+
+def _source(place: Place) -> str:
+    """`file:line`, relative to the current folder if it is in it; without source lines, that of the PTX."""
+    if place.file is None:
+        return str(place)
+    path, folder = Path(place.file), Path.cwd()
+    return f"{path.relative_to(folder) if path.is_relative_to(folder) else path}:{place.file_line}"
+
+
+def _counts(evidence: list[Evidence]) -> str:
+    one, many = ("access", "accesses") if evidence[0].first is None else ("pair", "pairs")
+    executions, instructions = sum(each.count for each in evidence), sum(each.places for each in evidence)
+    ctas = max(each.ctas for each in evidence)
+    text = f"{executions} {many if executions > 1 else one} in {ctas} CTA{'s' if ctas > 1 else ''}"
+    of = "instructions" if evidence[0].first is None else "pairs of instructions"
+    return f"{text}, of {instructions} {of}" if instructions > 1 else text
