@@ -68,6 +68,7 @@ __all__ = [
     "compile",
     "compile_for",
     "current_session",
+    "group_findings",
     "keep_ptx",
     "launch",
     "lines_by_cause",

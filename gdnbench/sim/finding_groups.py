@@ -23,6 +23,8 @@ VARIANT = re.compile(
 MEMORIES = {"tmem": "tensor memory", "register": "a register", "barrier": "a barrier"}
 """As in the text of one finding; the others are `shared memory`, `global memory`."""
 
+NAMED = 6  # at most so many launches are named; the rest are counted
+
 Key = tuple[object, ...]
 
 
@@ -115,7 +117,8 @@ def _pairs(findings: Iterable[Finding]) -> list[Evidence]:
 
 def _launches(findings: Iterable[Finding]) -> str:
     numbers = sorted({finding.launch for finding in findings})
-    return f"launch{'es' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+    more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
+    return f"launch{'es' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:NAMED]))}{more}"
 
 
 def _accesses(sides: list[Access]) -> str:

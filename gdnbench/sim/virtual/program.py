@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from gdnbench.sim.errors import InputError
 from gdnbench.sim.finding import Finding, Severity
+from gdnbench.sim.finding_groups import GroupedFinding, group_findings
 from gdnbench.sim.host.machines import machine_named
 from gdnbench.sim.virtual.process import Log, LoggedLaunch, Request, read_log
 
@@ -131,19 +132,22 @@ def kernel_rows(launches: Sequence[LoggedLaunch]) -> list[KernelRow]:
 
 
 def findings_text(launches: Sequence[LoggedLaunch], *, verbose: bool = False) -> list[str]:
-    """Every finding once, with the kernel and the program's line of the first launch that has it and the
-    number of launches that have it. `verbose` includes notes and what somebody accepted."""
-    first: dict[tuple[str, str], tuple[LoggedLaunch, Finding, int]] = {}
+    """The findings of each kernel by cause and source lines, with the program's line of the first launch that
+    has them. `verbose`: each finding, also notes and what somebody accepted."""
+    by_kernel: dict[str, list[tuple[LoggedLaunch, Finding]]] = {}
     for launch in launches:
         for finding in launch.findings:
             if verbose or (finding.accepted is None and finding.kind != NOTE):
-                key = launch.entry, finding.kind + finding.summary
-                before = first.get(key)
-                first[key] = (launch, finding, 1) if before is None else (*before[:2], before[2] + 1)
+                numbered = replace(finding, launch=launch.number)
+                by_kernel.setdefault(launch.entry, []).append((launch, numbered))
     lines = []
-    for launch, finding, count in first.values():
-        often = f", the first of {count} launches with this" if count > 1 else ""
-        lines.append(f"{launch.entry}, launched at {launch.origin}{often}\n{_indented(str(finding))}")
+    for entry, found in by_kernel.items():
+        origins = {id(finding): launch.origin for launch, finding in found}
+        findings = [finding for _, finding in found]
+        for group in [GroupedFinding((one,)) for one in findings] if verbose else group_findings(findings):
+            first = group.findings[0]
+            text = str(first) if verbose else str(group)
+            lines.append(f"{entry}, launched at {origins[id(first)]}\n{_indented(text)}")
     return lines
 
 

@@ -52,6 +52,12 @@ def test_launches_reads_and_writes_are_named_together() -> None:
     assert "/k.py:20: tcgen05.ld reads or writes, asynchronously (MMA, epilogue); 3 pairs" in second
 
 
+def test_many_launches_are_counted() -> None:
+    pair = access(WRITES, 1, 10), access(READS, 2, 20)
+    (group,) = group_findings([finding(*pair, launch=number) for number in range(9)])
+    assert str(group).startswith("error in launches 0, 1, 2, 3, 4, 5 and 3 more: race")
+
+
 @pytest.mark.parametrize(
     "other",
     [
