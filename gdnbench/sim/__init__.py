@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gdnbench.sim.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from gdnbench.sim.checker.accept import Accepted, acceptance_template
+    from gdnbench.sim.checker.accept import Accepted, acceptance_template, baseline, known_findings
     from gdnbench.sim.checker.happens_before import Verdict
     from gdnbench.sim.compiling import Call, call_of, compile, compile_for, keep_ptx
     from gdnbench.sim.errors import (
@@ -64,12 +64,14 @@ __all__ = [
     "Verdict",
     "acceptance_template",
     "active",
+    "baseline",
     "call_of",
     "compile",
     "compile_for",
     "current_session",
     "group_findings",
     "keep_ptx",
+    "known_findings",
     "launch",
     "lines_by_cause",
     "run_ptx",
@@ -79,7 +81,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "gdnbench.sim.checker.accept": "Accepted acceptance_template",
+        "gdnbench.sim.checker.accept": "Accepted acceptance_template baseline known_findings",
         "gdnbench.sim.checker.happens_before": "Verdict",
         "gdnbench.sim.compiling": "Call call_of compile compile_for keep_ptx",
         "gdnbench.sim.errors": "ExportError FaultKind KernelFault LaunchError PtxSyntaxError SimError "

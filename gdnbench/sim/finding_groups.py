@@ -72,7 +72,7 @@ def group_findings(findings: Iterable[Finding]) -> list[GroupedFinding]:
     """The findings in their order, those of one cause at one pair of source lines together."""
     groups: dict[Key, list[Finding]] = {}
     for finding in findings:
-        groups.setdefault(_key(finding), []).append(finding)
+        groups.setdefault(group_key(finding), []).append(finding)
     return [GroupedFinding(tuple(group)) for group in groups.values()]
 
 
@@ -95,7 +95,8 @@ def short_opcode(text: str) -> str:
     return ".".join([first, *takewhile(lambda part: VARIANT.fullmatch(part) is None, parts)])
 
 
-def _key(finding: Finding) -> Key:
+def group_key(finding: Finding) -> Key:
+    """Equal for the findings of one group: those of one severity and cause at one pair of source lines."""
     evidence = finding.evidence
     if evidence is None or evidence.second is None:
         return (finding.severity, finding.kind, finding.of, finding.launch, finding.message, finding.ptx_line)

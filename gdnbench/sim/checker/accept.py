@@ -4,30 +4,41 @@
     cause = "no tcgen05 fence"      # in the first line, between "in launch N: " and ":"
     kernel = "kernel_cutlass_gemm*" # the kernel's name in the PTX
     source = "gemm.py:120"          # the Python line of either access; the end of its path is enough
+    text = "cute.copy(tma, s_x)"    # the text of that line, wherever it is; blanks count as one
     ptx = ["tcgen05.ld.*", "*.mma*"]  # the PTX of the accesses: one entry, of either access; two, one
-                                      # of each, in any order; the same for `source`
+                                      # of each, in any order; the same for `source` and `text`
+    count = 2                       # of at most so many pairs of lines in a call; without: of any number
     reason = "the epilogue's barrier orders them, see the header of gemm.py"
 
-An entry accepts a finding that matches every key it has. It needs a reason and at least one other key. In
-`kernel` and `ptx` a `*` matches any text.
+An entry accepts a finding that matches every key it has. It needs a reason and at least one other key than
+`count`. In `kernel` and `ptx` a `*` matches any text.
+
+A baseline is an accept file that a command has written. Its entries name source lines by their text, so that
+they hold in revisions that move the lines. They count pairs of lines, so that one more such pair is not
+accepted.
 """
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 from gdnbench.sim.checker.evidence import Access, Evidence
+from gdnbench.sim.checker.source_text import source_text
 from gdnbench.sim.errors import InputError
 from gdnbench.sim.finding import Finding
+from gdnbench.sim.finding_groups import group_key, short_opcode
 
 KIND = "accept"
-_OF_ACCESSES = ("source", "ptx")
+KNOWN = "known when this baseline was written"
+"""The reason of a baseline's entries."""
+_OF_ACCESSES = ("source", "text", "ptx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +50,8 @@ class Entry:
     kernel: str | None = None
     source: tuple[str, ...] | None = None
     ptx: tuple[str, ...] | None = None
+    text: tuple[str, ...] | None = None
+    count: int | None = None
 
     def fits(self, evidence: Evidence) -> bool:
         """Whether the entry accepts this finding."""
@@ -48,19 +61,20 @@ class Entry:
             and (self.kernel is None or _matches(self.kernel, evidence.kernel))
             and (self.source is None or _each_fits(self.source, sides, _source_fits))
             and (self.ptx is None or _each_fits(self.ptx, sides, _ptx_fits))
+            and (self.text is None or _each_fits(self.text, sides, _text_fits))
         )
 
     def __str__(self) -> str:
-        given = [(name, getattr(self, name)) for name in ("cause", "kernel", "source", "ptx")]
+        given = [(name, getattr(self, name)) for name in ("cause", "kernel", "source", "text", "ptx")]
         texts = [(name, (value,) if isinstance(value, str) else value) for name, value in given if value]
         return ", ".join(f"{name} {' and '.join(map(repr, value))}" for name, value in texts)
 
 
 @dataclass(slots=True)
 class Accepted:
-    """The entries of an accept file, and which of them have accepted something."""
+    """The entries of an accept file, and which of them have accepted something. `path` names it in errors."""
 
-    path: Path
+    path: str | Path
     entries: Sequence[Entry]
     _used: set[int] = field(default_factory=set)
 
@@ -69,10 +83,18 @@ class Accepted:
         """Read a file. Raises InputError, which names the entry, for a file that is not an accept file or
         an entry without a reason."""
         try:
-            document = tomllib.loads(path.read_text(encoding="utf-8"))
+            return cls.parse(path.read_text(encoding="utf-8"), path)
         except OSError as error:
             raise InputError(f"--accept {path} cannot be read: {error.strerror or error}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UnicodeDecodeError as error:
+            raise InputError(f"--accept {path} is not TOML: {error}") from None
+
+    @classmethod
+    def parse(cls, text: str, path: str | Path) -> Accepted:
+        """The accept file of this text. InputError as `read`."""
+        try:
+            document = tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise InputError(f"--accept {path} is not TOML: {' '.join(str(error).split())}") from None
         tables = document.get(KIND, [])
         if not isinstance(tables, list) or document.keys() - {KIND}:
@@ -83,13 +105,22 @@ class Accepted:
         return cls(path, entries)
 
     def apply(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-        """The same findings; those that an entry accepts get its reason."""
-        return tuple(map(self._judged, findings))
+        """The same findings, those of one call; those that an entry accepts get its reason."""
+        pairs: dict[int, set[object]] = {}  # of source lines, by entry
+        return tuple(self._judged(finding, pairs) for finding in findings)
 
-    def _judged(self, finding: Finding) -> Finding:
+    def _judged(self, finding: Finding, pairs: dict[int, set[object]]) -> Finding:
         if finding.evidence is None:
             return finding
-        fitting = [number for number, entry in enumerate(self.entries) if entry.fits(finding.evidence)]
+        fitting = []
+        for number, entry in enumerate(self.entries):
+            if entry.fits(finding.evidence):
+                key, counted = group_key(finding), pairs.setdefault(number, set())
+                if entry.count is None or key in counted or len(counted) < entry.count:
+                    counted.add(key)
+                    fitting.append(number)
+                    if entry.count is not None:  # the next entry with equal keys counts others
+                        break
         self._used.update(fitting)
         return replace(finding, accepted=self.entries[fitting[0]].reason) if fitting else finding
 
@@ -109,6 +140,10 @@ def _entry(table: Any, where: str) -> Entry:
     for key, value in table.items():
         if key not in known:
             raise InputError(f"{where} has a key {key!r}; keys are {', '.join(known)}")
+        if key == "count":
+            if type(value) is not int or value < 1:
+                raise InputError(f"{where}: count must be a whole number from 1")
+            continue
         if key in _OF_ACCESSES and not isinstance(value, list):
             value = table[key] = [value]
         texts = value if isinstance(value, list) and key in _OF_ACCESSES else [value]
@@ -117,8 +152,8 @@ def _entry(table: Any, where: str) -> Entry:
             raise InputError(f"{where}: {key} must be text{either}")
     if not table.get("reason", "").strip():
         raise InputError(f"{where} has no reason: say why what it accepts is right")
-    if len(table) == 1:
-        raise InputError(f"{where} would accept everything: give a cause, kernel, source or ptx")
+    if not table.keys() - {"reason", "count"}:
+        raise InputError(f"{where} would accept everything: give a cause, kernel, source, text or ptx")
     given: dict[str, Any] = {key: tuple(table[key]) for key in _OF_ACCESSES if key in table}
     return Entry(**{**table, **given})
 
@@ -156,6 +191,10 @@ def _source_fits(source: str, side: Access) -> bool:
     return side.place.file is not None and (place == source or place.endswith(f"/{source}"))
 
 
+def _text_fits(text: str, side: Access) -> bool:
+    return source_text(side.place) == " ".join(text.split())
+
+
 def acceptance_template(findings: Iterable[Finding]) -> str:
     """An accept file for all findings that are not accepted yet. The reasons are empty and have to be filled
     in."""
@@ -174,3 +213,30 @@ def acceptance_template(findings: Iterable[Finding]) -> str:
         table = "\n".join([f"[[{KIND}]]", *lines, 'reason = ""'])
         found.setdefault(table, f"# {evidence.summary}")
     return "".join(f"{says}\n{table}\n\n" for table, says in found.items())
+
+
+def known_findings(findings: Iterable[Finding]) -> Counter[str]:
+    """How many pairs of source lines each entry of a baseline stands for, by the entry in TOML without its
+    count and reason: the errors among the findings of one call that are not accepted. For several calls use
+    the larger count, `|`."""
+    pairs: dict[str, set[object]] = {}
+    for finding in findings:
+        evidence = finding.evidence
+        if not finding.fails or evidence is None or evidence.second is None:
+            continue
+        sides = [side for side in (evidence.first, evidence.second) if side is not None]
+        entry: dict[str, str | list[str]] = {"cause": evidence.cause, "kernel": evidence.kernel}
+        texts = [text for side in sides if (text := source_text(side.place)) is not None]
+        if len(texts) == len(sides):
+            entry["text"] = sorted(texts)
+        elif all(side.place.file is not None for side in sides):
+            entry["source"] = sorted(f"{side.place.file}:{side.place.file_line}" for side in sides)
+        entry["ptx"] = sorted(f"*{short_opcode(side.does)}*" for side in sides)
+        lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entry.items()]
+        pairs.setdefault("\n".join([f"[[{KIND}]]", *lines]), set()).add(group_key(finding))
+    return Counter({table: len(found) for table, found in pairs.items()})
+
+
+def baseline(known: Mapping[str, int]) -> str:
+    """The accept file of known findings, as `known_findings` counts them."""
+    return "".join(f'{table}\ncount = {count}\nreason = "{KNOWN}"\n\n' for table, count in known.items())
