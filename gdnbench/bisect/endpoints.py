@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 from gdnbench.bisect.flakiness import RUNS, Steadiness, replay_repeatedly
 from gdnbench.bisect.session import Session, check_content
+from gdnbench.bisect.symptom import Symptom
 from gdnbench.bisect.trial import BIT_DIFFERENCE, SCHEDULES, Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.bisect.verdict_cache import Question
 from gdnbench.bisect.workers import TrialRunner
 from gdnbench.errors import BadInputError, CannotRunError, Exit
 from gdnbench.report.outcome import Outcome
+from gdnbench.sim import baseline
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,9 @@ def replay_endpoint(
     def probe() -> Verdict:
         processes = count()
         found = replay_repeatedly(trial, lambda: _Keeping(session, label, question, next(processes), prober))
-        facts = {**found.verdict.facts, "steadiness": str(found.steadiness), "spread": found.reason}
+        by_schedule = {run.schedule: str(run.verdict.state) for run in found.runs if run.schedule}
+        ending = {"steadiness": str(found.steadiness), "spread": found.reason, "schedules": by_schedule}
+        facts = {**found.verdict.facts, **ending}
         return replace(found.verdict, facts=facts, seconds=sum(run.verdict.seconds for run in found.runs))
 
     verdict = session.find_or_probe(
@@ -115,21 +120,35 @@ def check_endpoints(
     trial: Trial, good: EndpointReplays, bad: EndpointReplays, report: Callable[[str], None]
 ) -> CheckedEndpoints:
     """Replays both endpoints. If one depends on the schedule, that is reported, and trials run under all of
-    SCHEDULES. CannotRunError for an endpoint that cannot be judged, BadInputError for a good one that is
-    bad."""
+    SCHEDULES, or under those to which the trial is limited. With a symptom they run under those of them under
+    which the good endpoint lacks it; with `race` the good endpoint's findings are known and do not count.
+    CannotRunError for an endpoint that cannot be judged, BadInputError for a good one that is bad."""
+    trial, known = _with_known_findings(trial, good, report)
     at_bad, at_good = bad.replay_steadily(trial), good.replay_steadily(trial)
     for name, one, end in (("bad", bad, at_bad), ("good", good, at_good)):
         if end.steadiness is Steadiness.FLAKY:
             said = f"the {name} end {one.label} is flaky: {end.spread}"
-            return CheckedEndpoints(trial, at_good.verdict, at_bad.verdict, [], said, "flaky")
+            return CheckedEndpoints(trial, at_good.verdict, at_bad.verdict, known, said, "flaky")
     found = CheckedEndpoints(trial, at_good.verdict, at_bad.verdict)
     for one, end in ((bad, at_bad), (good, at_good)):
         if end.steadiness is Steadiness.BY_SCHEDULE:
             found.notes.append(f"{one.label} depends on the schedule: {end.spread}")
             report(found.notes[-1])
     if found.notes:
-        trial = replace(trial, schedules=SCHEDULES)
+        schedules = trial.schedules if trial.only_schedules else SCHEDULES
+        if trial.symptom is not None:
+            states = at_good.verdict.facts["schedules"]
+            failing = [one for one in schedules if states.get(one) == State.BAD]
+            if failing and len(failing) < len(schedules):
+                schedules = tuple(one for one in schedules if one not in failing)
+                found.notes.append(
+                    f"the good end {good.label} fails under {', '.join(failing)} too: what follows is under"
+                    f" {', '.join(schedules)}"
+                )
+                report(found.notes[-1])
+        trial = replace(trial, schedules=schedules)
         found = replace(found, trial=trial, bad=bad.replay_once(trial), good=good.replay_once(trial))
+    found = replace(found, notes=[*known, *found.notes])
     if found.bad.state is State.GOOD and found.good.state is State.BAD:
         raise BadInputError(
             f"the good end {good.label} is bad, {found.good.kind}, and the bad end {bad.label} passes;"
@@ -147,6 +166,27 @@ def check_endpoints(
             f"the good end {good.label} is bad too: {found.good.kind}, {found.good.reason}; give an older one"
         )
     return found
+
+
+def _with_known_findings(
+    trial: Trial, good: EndpointReplays, report: Callable[[str], None]
+) -> tuple[Trial, list[str]]:
+    """With the symptom `race`: the trial that knows the findings of the good endpoint, and a note that says
+    how many there are."""
+    if trial.symptom is not Symptom.RACE:
+        return trial, []
+    found = Counter[str]()
+    for schedule in trial.schedules if trial.only_schedules else SCHEDULES:
+        found |= Counter(good.replay_once(replace(trial, schedules=(schedule,))).facts.get("findings", {}))
+    if not found:
+        return trial, []
+    one = found.total() == 1
+    note = (
+        f"{found.total()} finding{'' if one else 's'} of the good end {good.label} {'is' if one else 'are'}"
+        f" known and {'does' if one else 'do'} not count"
+    )
+    report(note)
+    return replace(trial, known=trial.known + baseline(found)), [note]
 
 
 def failure_family(kind: str) -> str:

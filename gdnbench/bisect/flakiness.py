@@ -2,7 +2,8 @@
 
 A flaky endpoint, whose verdict or bits change between runs, would make the bisection meaningless. On the
 simulator a kernel may also depend on the schedule, that is, on when asynchronous effects land. Such a kernel
-is faulty but can be bisected: a trial that runs under all schedules has one verdict.
+is faulty but can be bisected: a trial that runs under all schedules has one verdict. If a trial has a
+symptom, schedules agree if the symptom shows under all or none of them, whatever the bits.
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ class RepeatedRuns:
 
 def replay_repeatedly(trial: Trial, prober: Callable[[], TrialRunner]) -> RepeatedRuns:
     """Runs `trial` RUNS times in a first process and once in each of RUNS - 1 more, which `prober` starts. On
-    the simulator, if these agree, the last process also runs it once under each other schedule."""
+    the simulator, if these agree, the last process also runs it once under each other schedule: of
+    SCHEDULES too, unless the trial is limited to its own."""
     first, others = trial.schedules[0], []
     if trial.on == SIM:
-        others = [one for one in dict.fromkeys((*trial.schedules, *SCHEDULES)) if one != first]
+        more = () if trial.only_schedules else SCHEDULES
+        others = [one for one in dict.fromkeys((*trial.schedules, *more)) if one != first]
     runs: list[RepeatedRun] = []
     flaky = False
     for process in range(RUNS):
@@ -62,7 +65,8 @@ def replay_repeatedly(trial: Trial, prober: Callable[[], TrialRunner]) -> Repeat
                 runs += [_run(trial, schedule, process, probing) for schedule in others]
     if flaky:
         return RepeatedRuns(Steadiness.FLAKY, runs[0].verdict, tuple(runs), describe_spread(runs))
-    if _differ(runs):
+    states = {run.verdict.state for run in runs}
+    if _differ(runs) if trial.symptom is None else len(states) > 1:
         bad = next((run.verdict for run in runs if run.verdict.state is State.BAD), runs[0].verdict)
         return RepeatedRuns(Steadiness.BY_SCHEDULE, bad, tuple(runs), describe_spread(runs))
     return RepeatedRuns(Steadiness.STEADY, runs[0].verdict, tuple(runs))

@@ -1,8 +1,8 @@
 """Finds the files that hold a kernel's code: its own, and those that they import.
 
-Imports are read from the text, so no code runs; an import by a computed name is not seen. Packages in
-site-packages, the standard library and this project's packages are left out: their versions, or all of their
-code, are part of every question.
+Imports are read from the text, see `imports`, so no code runs; an import by a computed name is not seen.
+Packages in site-packages, the standard library and this project's packages are left out: their versions, or
+all of their code, are part of every question.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import site
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gdnbench.bisect.cache_key import SOURCE_SUFFIXES
-from gdnbench.bisect.commit.relevant import imported_names
+from gdnbench.bisect.imports import FilePath, read_imports
 
 OWN = ("gdnbench", "gdnbench_kernels")
 
@@ -39,7 +39,9 @@ def with_imported(start: Path, folder: Path) -> list[Path]:
                 continue
             text = file.read_bytes()
             beside = [folder, file.parent] if place.is_file() else [folder]
-            waiting += (path for name in sorted(imported_names(text)) for path in _located(name, beside))
+            imports = read_imports(text)
+            waiting += (path for name in sorted(imports.names) for path in _located(name, beside))
+            waiting += _named_files(imports.paths, file, folder)
             if place.is_file():
                 waiting += _files(file.parent, _strings(text))
     return list(found)
@@ -62,6 +64,14 @@ def _located(name: str, folders: Sequence[Path]) -> list[Path]:
     places = spec.submodule_search_locations or ([spec.origin] if spec.has_location and spec.origin else [])
     paths = [Path(place).resolve() for place in places]
     return [path for path in paths if not any(path.is_relative_to(there) for there in _installed())]
+
+
+def _named_files(paths: Iterable[FilePath], file: Path, folder: Path) -> Iterator[Path]:
+    """The files that `file` loads by path."""
+    for one in sorted(paths, key=str):
+        path = (file.parent if one.beside else folder) / one.path
+        if path.is_file():
+            yield path.resolve()
 
 
 def _module(path: Path) -> bool:

@@ -23,6 +23,7 @@ from torch import Tensor
 from gdnbench.bisect import cache_key
 from gdnbench.bisect.failing import describe_failures
 from gdnbench.bisect.source_deps import OWN, with_imported
+from gdnbench.bisect.symptom import Observed, Symptom, count_known, judge_symptom
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.bisect.verdict_cache import Question
 from gdnbench.bits import as_integers
@@ -65,7 +66,9 @@ STATES = {
 @dataclass(frozen=True, slots=True)
 class Trial:
     """The arguments of a replay. `records` None: all records of `op`, or all. The rule is that of
-    `gdnbench.replay.replay.replay`. With `check`, an error of the simulator's checker is bad too."""
+    `gdnbench.replay.replay.replay`. With `check`, an error of the simulator's checker is bad too. With a
+    `symptom` only that kind of failure is bad; `tensor` and `known`, the text of a baseline, are as in
+    `judge_symptom`. With `only_schedules` the endpoints are looked at under no others than `schedules`."""
 
     store: str
     kernel: str
@@ -78,6 +81,10 @@ class Trial:
     stages: bool = False
     schedules: tuple[str, ...] = ("late",)
     check: bool = False
+    symptom: Symptom | None = None
+    tensor: str | None = None
+    known: str = ""
+    only_schedules: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,7 +94,13 @@ class Trial:
         lists = {
             name: tuple(data[name]) for name in ("records", "tol", "schedules") if data.get(name) is not None
         }
-        return cls(**{**data, **lists})
+        symptom = None if data.get("symptom") is None else Symptom(data["symptom"])
+        return cls(**{**data, **lists, "symptom": symptom})
+
+    @property
+    def keep_going(self) -> bool:
+        """Whether launches go on after faults: with a symptom that a fault need not hide."""
+        return self.on == SIM and self.symptom in (Symptom.NUMBERS, Symptom.RACE)
 
 
 def trial_question(trial: Trial) -> Question:
@@ -171,7 +184,7 @@ def run_trial(trial: Trial, report: Callable[[str], None] = lambda line: None) -
             return found
         if first is None:
             first = found
-        elif found.digest != first.digest:
+        elif found.digest != first.digest and trial.symptom is None:
             reason = f"schedule {schedule} leaves other bits than {trial.schedules[0]}"
             return replace(found, state=State.BAD, kind=BIT_DIFFERENCE, reason=reason)
     assert first is not None
@@ -185,13 +198,14 @@ def _once(trial: Trial, schedule: str, report: Callable[[str], None]) -> Verdict
         with_schedule(trial.on, schedule),
     ):
         kernels.check_name(trial.kernel, trial.on)
-        with closing(_Digesting(InProcess(trial.kernel, trial.on, trial.stages, trial.check))) as digesting:
+        runner = InProcess(trial.kernel, trial.on, trial.stages, trial.check, keep_going=trial.keep_going)
+        with closing(_Digesting(runner)) as digesting:
             replayer = Replayer(digesting, None, ORACLE, Judge(rule, device_of(trial.on)))
             results = []
             for number in chosen:
                 results.append(replayer.replay(store.records[number]))
                 report(f"{results[-1].label}: {results[-1].outcome}")
-        found = verdict_of(results, digesting.digest, schedule if trial.on == SIM else "")
+        found = verdict_of(results, digesting.digest, schedule if trial.on == SIM else "", trial)
     return replace(found, facts={**found.facts, CONTENT: read})
 
 
@@ -207,10 +221,12 @@ def with_schedule(on: str, schedule: str) -> Iterator[None]:
         yield
 
 
-def verdict_of(results: Sequence[RecordResult], digest: str, schedule: str = "") -> Verdict:
-    """The verdict on records replayed one after another: BAD if one is bad, else SKIP if one cannot be
-    judged. Kind and reason are those of the first such record. BadInputError for a record that was
-    refused."""
+def verdict_of(
+    results: Sequence[RecordResult], digest: str, schedule: str = "", trial: Trial | None = None
+) -> Verdict:
+    """The verdict on records replayed one after another: BAD if one is bad, by the symptom of `trial` if it
+    has one, else SKIP if one cannot be judged. Kind and reason are those of the first such record.
+    BadInputError for a record that was refused."""
     for result in results:
         if result.outcome is Outcome.REFUSED:
             raise BadInputError(f"record {result.label} cannot be replayed: {result.reason}")
@@ -228,8 +244,31 @@ def verdict_of(results: Sequence[RecordResult], digest: str, schedule: str = "")
     }
     if schedule:
         facts["schedule"] = schedule
+    if trial is not None and trial.symptom is not None:
+        return with_symptom([Observed.of_result(one) for one in results], trial, digest, facts)
     as_crash = not first.imported and STATES[first.outcome] is State.BAD
     return Verdict(state, IMPORT_FAILURE if as_crash else str(first.outcome), first.reason, digest, facts)
+
+
+def with_symptom(
+    observed: Sequence[Observed], trial: Trial, digest: str, facts: Mapping[str, Any]
+) -> Verdict:
+    """The verdict on records by the trial's symptom. Facts have the `findings` that are not known, see
+    `count_known`, if that is `race`."""
+    assert trial.symptom is not None
+    judged = [judge_symptom(one, trial.symptom, trial.tensor, trial.known) for one in observed]
+    states = [one.state for one in judged]
+    state = next((one for one in (State.BAD, State.SKIP) if one in states), State.GOOD)
+    first = judged[states.index(state)]
+    found = {"findings": count_known(observed, trial.known)} if trial.symptom is Symptom.RACE else {}
+    kind = IMPORT_FAILURE if not observed[states.index(state)].imported else first.kind
+    return Verdict(state, kind, first.reason, digest, {**facts, **found})
+
+
+def of_ended_process(verdict: Verdict, trial: Trial) -> Verdict:
+    """The verdict of a process that crashed or hung, by the trial's symptom."""
+    hides = trial.symptom in (Symptom.NUMBERS, Symptom.RACE)
+    return replace(verdict, state=State.SKIP) if hides and verdict.state is State.BAD else verdict
 
 
 def _errors(results: Sequence[RecordResult]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from gdnbench.bisect.trial import IMPORT_FAILURE, Trial
+from gdnbench.bisect.trial import IMPORT_FAILURE, Trial, of_ended_process
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import (
     CANNOT_RUN_ERRORS,
@@ -111,7 +111,8 @@ class TrialWorker(_VerdictWorker):
     def run_trial(self, trial: Trial) -> Verdict:
         """BadInputError and StoreError as `trial.run_trial`. CannotRunError if no process can be started, or
         if something other than the kernel fails."""
-        return self._request_verdict({"trial": trial.to_json()}, trial.on)
+        found = self._request_verdict({"trial": trial.to_json()}, trial.on)
+        return found if found.facts else of_ended_process(found, trial)
 
 
 class ProbeWorker(_VerdictWorker):

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from gdnbench.bisect.commit import worktree as worktrees
-from gdnbench.bisect.commit.relevant import Relevant, imported_names
+from gdnbench.bisect.commit.relevant import Relevant
 from gdnbench.bisect.commit.repository import GitError, Repository
 from gdnbench.bisect.commit.search import narrow_commits
 from gdnbench.bisect.commit.worktree import open_worktree
+from gdnbench.bisect.imports import read_imports
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError, CannotRunError, Exit
@@ -406,7 +407,7 @@ def test_what_a_kernel_imports_counts_and_nothing_else(history: Any) -> None:
     ],
 )
 def test_imports_however_they_are_written(text: bytes, names: set[str]) -> None:
-    assert imported_names(text) == names
+    assert read_imports(text).names == names
 
 
 def test_packages_that_lie_elsewhere_by_pyproject(history: Any, tmp_path: Path) -> None:

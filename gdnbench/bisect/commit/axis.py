@@ -25,7 +25,8 @@ from gdnbench.report.outcome import Outcome
 class CommitBisection:
     """The arguments of a bisection. `path` is the folder of the repository that imports start from. `also`
     names files and folders that the kernel reads without importing them. With `same_kind` only a failure of
-    the same kind as at the bad endpoint counts as bad."""
+    the same kind as at the bad endpoint counts as bad. With a symptom, which says what is bad, it is not
+    used."""
 
     trial: Trial
     repo: Path
@@ -74,12 +75,14 @@ def bisect_commits(arguments: CommitBisection, session: Session) -> Answer:
             raise BadInputError(f"--also {path} is neither in {good.label} nor in {bad.label}")
     trial = replace(arguments.trial, kernel=_kernel(arguments, repository, bad))
     relevant = Relevant(repository, trial.kernel, arguments.path, arguments.also)
-    same = relevant.tree_hashes(good.hash)
-    if same is not None and arguments.build is None and same == relevant.tree_hashes(bad.hash):
+    trees = [relevant.tree_hashes(end.hash) for end in (good, bad)]
+    if trees[0] is not None and arguments.build is None and trees[0] == trees[1]:
         raise BadInputError(
             f"{good.label} and {bad.label} have the same files of the kernel and of what it imports; name"
             " what else it reads with --also"
         )
+    if relevant.computed and not arguments.also and arguments.build is None:
+        session.report(_computed_line(list(relevant.computed)))
     with open_worktree(repository, session.folder, arguments.submodules, arguments.build) as files:
         revisions = Revisions(
             session,
@@ -198,6 +201,7 @@ class _Bisection:
         if (
             verdict.state is State.BAD
             and self._arguments.same_kind
+            and self._trial.symptom is None
             and failure_family(verdict.kind) != self._kind
         ):
             self._seen.other.setdefault(failure_family(verdict.kind), []).append(identity)
@@ -287,6 +291,14 @@ class _Bisection:
 
     def _ends(self) -> dict[str, Any]:
         return {"axis": "commit", "good": self._good.hash, "bad": self._bad.hash}
+
+
+def _computed_line(places: list[str]) -> str:
+    more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+    return (
+        f"imports by a computed name are not followed: {places[0]}{more}; name the files of this repository"
+        " that they import with --also"
+    )
 
 
 def _commit_lines(one: Mapping[str, Any]) -> list[str]:

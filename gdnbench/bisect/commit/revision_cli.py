@@ -12,20 +12,32 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
 from gdnbench.bisect import cache_key
-from gdnbench.bisect.trial import BIT_DIFFERENCE, IMPORT_FAILURE, Trial, chosen_by
+from gdnbench.bisect.symptom import Observed
+from gdnbench.bisect.trial import (
+    BIT_DIFFERENCE,
+    IMPORT_FAILURE,
+    Trial,
+    chosen_by,
+    of_ended_process,
+    with_symptom,
+)
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.bisect.workers import TIMEOUT, Place
 from gdnbench.errors import Exit
+from gdnbench.judge.result import Side
 from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome
+from gdnbench.sim import Finding
 from gdnbench.workers import python_code
 from gdnbench.workers.process import START_SECONDS, describe_exit
 
+KEEP_GOING = "--keep-going"
 NOT_RUN = "not run"
 """The kind of a revision whose replay says that it cannot."""
 
@@ -66,7 +78,7 @@ class RevisionReplay:
                 return found
             if first is None:
                 first = found
-            elif found.digest != first.digest:
+            elif found.digest != first.digest and trial.symptom is None:
                 reason = f"schedule {schedule} leaves other errors than {trial.schedules[0]}"
                 return Verdict(State.BAD, BIT_DIFFERENCE, reason, found.digest, found.facts, found.seconds)
         assert first is not None
@@ -79,16 +91,23 @@ class RevisionReplay:
         # In that process: a schedule is that process' own, and to end is a verdict.
         code, schedules = (_SCHEDULED, [schedule]) if trial.on == SIM else (_PLAIN, [])
         limit = START_SECONDS + self._timeout
-        found = self._replayed(code, [*schedules, *_arguments(trial), "--no-isolate"], limit)
+        arguments = [*_arguments(trial), *self._keep_going(trial)]
+        found = self._replayed(trial, code, [*schedules, *arguments, "--no-isolate"], limit)
         if found.facts or found.state is not State.BAD:
             return found
         # It left no word of whether the kernel was there to be called: a process beside it tells.
         beside = ["--isolate", "--timeout", repr(self._timeout)]
         limit = 2 * START_SECONDS + max(START_SECONDS, self._timeout)  # starts, imports, replays
-        again = self._replayed(_PLAIN, [*_arguments(trial), *beside], limit)
-        return again if again.facts and again.kind == IMPORT_FAILURE else found
+        again = self._replayed(trial, _PLAIN, [*arguments, *beside], limit)
+        return again if again.facts and again.kind == IMPORT_FAILURE else of_ended_process(found, trial)
 
-    def _replayed(self, code: str, arguments: Sequence[str], limit: float) -> Verdict:
+    def _keep_going(self, trial: Trial) -> list[str]:
+        """The option to go on after faults, if the trial asks for it and the revision's `replay` has it."""
+        files = Path(str(self._place.folder)).glob("gdnbench/cli/**/*.py") if trial.keep_going else ()
+        has = any(f'"{KEEP_GOING}"' in file.read_text(errors="replace") for file in files)
+        return [KEEP_GOING] if has else []
+
+    def _replayed(self, trial: Trial, code: str, arguments: Sequence[str], limit: float) -> Verdict:
         """The verdict of one command; it has no facts if the command printed no records."""
         begin = time.monotonic()
         try:
@@ -102,7 +121,7 @@ class RevisionReplay:
             )
         except TimeoutError:
             return Verdict(State.BAD, str(Outcome.HANG), f"no answer within {limit:g} s", seconds=limit)
-        return verdict_of_output(ended.status, ended.out, ended.err, time.monotonic() - begin)
+        return verdict_of_output(ended.status, ended.out, ended.err, time.monotonic() - begin, trial)
 
 
 def _arguments(trial: Trial) -> list[str]:
@@ -119,8 +138,9 @@ def _arguments(trial: Trial) -> list[str]:
     return found + [f"--{name}" for name in ("bitwise", "stages", "check") if getattr(trial, name)]
 
 
-def verdict_of_output(status: int, out: str, err: str, seconds: float) -> Verdict:
-    """The verdict from the exit status and the output of `gdnbench replay --json`."""
+def verdict_of_output(status: int, out: str, err: str, seconds: float, trial: Trial | None = None) -> Verdict:
+    """The verdict from the exit status and the output of `gdnbench replay --json`, by the symptom of `trial`
+    if it has one."""
     if status < 0:
         return Verdict(
             State.BAD, str(Outcome.CRASH), f"the process ended by {describe_exit(status)}", seconds=seconds
@@ -129,13 +149,13 @@ def verdict_of_output(status: int, out: str, err: str, seconds: float) -> Verdic
     reason = said[-1].strip() if said else describe_exit(status)
     try:
         records = json.loads(out)["records"]
-        return _verdict(records, seconds)
+        return _verdict(records, seconds, trial)
     except (ValueError, KeyError, TypeError):
         kind = NOT_RUN if status in (Exit.BAD_INPUT, Exit.CANNOT_RUN) else IMPORT_FAILURE
         return Verdict(State.SKIP, kind, reason, seconds=seconds)
 
 
-def _verdict(records: Sequence[Mapping[str, Any]], seconds: float) -> Verdict:
+def _verdict(records: Sequence[Mapping[str, Any]], seconds: float, trial: Trial | None) -> Verdict:
     states = [_state(record) for record in records]
     state = next((one for one in (State.BAD, State.SKIP) if one in states), State.GOOD)
     first = records[states.index(state)]
@@ -152,9 +172,26 @@ def _verdict(records: Sequence[Mapping[str, Any]], seconds: float) -> Verdict:
         "errors": errors,
         "tensors": tensors,
     }
+    if trial is not None and trial.symptom is not None:
+        digest = blake3(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+        found = with_symptom([_observed(one) for one in records], trial, digest, facts)
+        return replace(found, seconds=seconds)
     kind = str(first["outcome"]) if first.get("imported", True) else IMPORT_FAILURE
     digest = blake3(json.dumps(kept, sort_keys=True).encode()).hexdigest()
     return Verdict(state, kind, str(first["reason"]), digest, facts, seconds)
+
+
+def _observed(record: Mapping[str, Any]) -> Observed:
+    failing = {
+        str(one["tensor"]): ""
+        if one["passed"]
+        else f"{one['tensor']}: {(one.get('reasons') or ['fails'])[0]}"
+        for one in record["tensors"]
+        if one.get("side", Side.KERNEL) == Side.KERNEL
+    }
+    findings = tuple(Finding.from_json(one) for one in record.get("findings") or ())
+    imported = bool(record.get("imported", True))
+    return Observed(Outcome(record["outcome"]), str(record["reason"]), imported, failing, findings)
 
 
 def _state(record: Mapping[str, Any]) -> State:

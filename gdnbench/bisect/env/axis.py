@@ -175,7 +175,8 @@ class _Bisection:
         """GOOD, BAD for the bad endpoint's failure, else SKIP."""
         verdict = self._ask(versions, self._trial)
         self._seen[_label(versions)] = verdict
-        if verdict.state is State.BAD and failure_family(verdict.kind) != self._kind:
+        other = self._trial.symptom is None and failure_family(verdict.kind) != self._kind
+        if verdict.state is State.BAD and other:
             return State.SKIP
         return verdict.state
 

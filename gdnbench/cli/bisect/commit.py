@@ -22,6 +22,13 @@ from gdnbench.cli.bisect.common import (
     begun,
     finish,
 )
+from gdnbench.cli.bisect.symptom import (
+    BaselineOption,
+    ScheduleOption,
+    SymptomOption,
+    TensorOption,
+    symptom_arguments,
+)
 from gdnbench.cli.judging import tolerance
 from gdnbench.cli.record_options import RecordsArgument, StoreArgument
 from gdnbench.record_numbers import record_numbers
@@ -73,6 +80,10 @@ def commit(
         bool,
         typer.Option("--check", help="With --on sim: an error of the race checker also counts as bad."),
     ] = False,
+    symptom: SymptomOption = None,
+    tensor: TensorOption = None,
+    schedule: ScheduleOption = None,
+    baseline: BaselineOption = None,
     kernel_env: KernelEnvOption = None,
     machine: MachineOption = None,
     sms: SmsOption = None,
@@ -93,9 +104,19 @@ def commit(
     make_rule(k, None, limits, bitwise)  # refuses what contradicts itself before anything is asked
     with open_store(store) as opened:
         numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
+        more = symptom_arguments(
+            opened,
+            numbers,
+            on,
+            check=check,
+            symptom=symptom,
+            tensor=tensor,
+            schedule=schedule,
+            baseline=None if baseline is None else Path(baseline),
+        )
     if check and on != SIM:
         raise BadInputError(f"--check is done by the simulator: --on {SIM}, not {on}")
-    trial = Trial(absolute_address(store), kernel, on, numbers, None, k, limits, bitwise, check=check)
+    trial = Trial(absolute_address(store), kernel, on, numbers, None, k, limits, bitwise, **more)
     asked = CommitBisection(
         trial,
         Path(repo),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +19,13 @@ from gdnbench.cli.bisect.common import (
     TolOption,
     begun,
     finish,
+)
+from gdnbench.cli.bisect.symptom import (
+    BaselineOption,
+    ScheduleOption,
+    SymptomOption,
+    TensorOption,
+    symptom_arguments,
 )
 from gdnbench.cli.judging import tolerance
 from gdnbench.cli.record_options import RecordsArgument, StoreArgument
@@ -53,6 +61,10 @@ def env(
     find_links: Annotated[list[str] | None, typer.Option(help="Passed to pip. Repeatable.")] = None,
     no_index: Annotated[bool, typer.Option("--no-index", help="Passed to pip.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds after which a replay counts as hung.")] = 600.0,
+    symptom: SymptomOption = None,
+    tensor: TensorOption = None,
+    schedule: ScheduleOption = None,
+    baseline: BaselineOption = None,
     state: StateOption = None,
     fresh: FreshOption = False,
     json: JsonOption = False,
@@ -69,7 +81,17 @@ def env(
     make_rule(k, None, limits, bitwise)  # refuses what contradicts itself before anything is asked
     with open_store(store) as opened:
         numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
-    trial = Trial(absolute_address(store), kernel, on, numbers, None, k, limits, bitwise)
+        more = symptom_arguments(
+            opened,
+            numbers,
+            on,
+            check=False,
+            symptom=symptom,
+            tensor=tensor,
+            schedule=schedule,
+            baseline=None if baseline is None else Path(baseline),
+        )
+    trial = Trial(absolute_address(store), kernel, on, numbers, None, k, limits, bitwise, **more)
     options = [] if index_url is None else ["--index-url", index_url]
     options += [word for place in find_links or () for word in ("--find-links", place)]
     options += ["--no-index"] * no_index
