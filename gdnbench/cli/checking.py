@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,13 +20,14 @@ KEEP_GOING = (
     " early, as hardware most likely would. Results after a fault are not those of a correct run."
 )
 WRITE_ACCEPT = "With --check: write a template for --accept with one entry for each finding."
+WRITE_BASELINE = "With --check: write the findings to a file of known ones, for a later --baseline."
 VERBOSE = "List each pair of instructions that was found, and accepted findings too."
 
 
-def read_accepted(path: Path | None, template: Path | None, *, check: bool) -> Accepted | None:
-    """What `--accept` names; BadInputError for it, or for the `template` of `--write-accept`, without
+def read_accepted(path: Path | None, *written: Path | None, check: bool) -> Accepted | None:
+    """What `--accept` names; BadInputError for it, or for a file to be `written` with what is found, without
     `--check`."""
-    if (path is not None or template is not None) and not check:
+    if any(one is not None for one in (path, *written)) and not check:
         raise BadInputError("--accept and --write-accept are about what the checker finds: give --check too")
     if path is None:
         return None
@@ -44,7 +46,21 @@ def write_template(path: Path, findings: Iterable[Finding]) -> None:
     """Write what `--write-accept` asks for."""
     from gdnbench.sim import acceptance_template
 
+    _write("--write-accept", path, acceptance_template(findings))
+
+
+def write_baseline(path: Path, records: Iterable[Iterable[Finding]]) -> None:
+    """Write what `--write-baseline` asks for: the findings of each of `records`."""
+    from gdnbench.sim import baseline, known_findings
+
+    known = Counter[str]()
+    for findings in records:
+        known |= known_findings(findings)
+    _write("--write-baseline", path, baseline(known))
+
+
+def _write(option: str, path: Path, text: str) -> None:
     try:
-        path.write_text(acceptance_template(findings), encoding="utf-8", errors="backslashreplace")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        raise BadInputError(f"--write-accept {path}: {error.strerror or error}") from None
+        raise BadInputError(f"{option} {path}: {error.strerror or error}") from None

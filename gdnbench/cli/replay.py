@@ -15,8 +15,10 @@ from gdnbench.cli.checking import (
     KEEP_GOING,
     VERBOSE,
     WRITE_ACCEPT,
+    WRITE_BASELINE,
     print_unused,
     read_accepted,
+    write_baseline,
     write_template,
 )
 from gdnbench.cli.console import progress
@@ -87,8 +89,14 @@ def replay(
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help=KEEP_GOING, rich_help_panel=SIM_PANEL)
     ] = False,
-    accept: Annotated[Path | None, typer.Option(help=ACCEPT, rich_help_panel=SIM_PANEL)] = None,
+    accept: Annotated[
+        Path | None, typer.Option("--accept", "--baseline", help=ACCEPT, rich_help_panel=SIM_PANEL)
+    ] = None,
     write_accept: Annotated[Path | None, typer.Option(help=WRITE_ACCEPT, rich_help_panel=SIM_PANEL)] = None,
+    new_baseline: Annotated[
+        Path | None,
+        typer.Option("--write-baseline", help=WRITE_BASELINE, rich_help_panel=SIM_PANEL),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help=VERBOSE, rich_help_panel=SIM_PANEL)
     ] = False,
@@ -150,7 +158,7 @@ def replay(
 
     Exit status: 0 all pass; 1 a mismatch, crash, hang or check error; 3 something could not run here.
     """
-    accepted = read_accepted(accept, write_accept, check=check)
+    accepted = read_accepted(accept, write_accept, new_baseline, check=check)
     _check(on, time, cache or form or clock or busy)
     check_on_simulator(on, machine, sms)
     check_repeated(on, schedule, shape, isolate)
@@ -189,6 +197,8 @@ def replay(
     print_unused(accepted)
     if write_accept is not None:
         write_template(write_accept, (one for record in report.records for one in record.findings or ()))
+    if new_baseline is not None:
+        write_baseline(new_baseline, (record.findings or () for record in report.records))
     code = status(report) if git_bisect else report.exit_code
     finish(report, json, junit, code, verbose=verbose, heatmap=heatmap)
 

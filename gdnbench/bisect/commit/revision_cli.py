@@ -29,7 +29,7 @@ from gdnbench.bisect.trial import (
 )
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.bisect.workers import TIMEOUT, Place
-from gdnbench.errors import Exit
+from gdnbench.errors import BadInputError, Exit
 from gdnbench.judge.result import Side
 from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome
@@ -140,7 +140,7 @@ def _arguments(trial: Trial) -> list[str]:
 
 def verdict_of_output(status: int, out: str, err: str, seconds: float, trial: Trial | None = None) -> Verdict:
     """The verdict from the exit status and the output of `gdnbench replay --json`, by the symptom of `trial`
-    if it has one."""
+    if it has one. BadInputError for findings that cannot be read."""
     if status < 0:
         return Verdict(
             State.BAD, str(Outcome.CRASH), f"the process ended by {describe_exit(status)}", seconds=seconds
@@ -150,6 +150,8 @@ def verdict_of_output(status: int, out: str, err: str, seconds: float, trial: Tr
     try:
         records = json.loads(out)["records"]
         return _verdict(records, seconds, trial)
+    except BadInputError:  # a ValueError too
+        raise
     except (ValueError, KeyError, TypeError):
         kind = NOT_RUN if status in (Exit.BAD_INPUT, Exit.CANNOT_RUN) else IMPORT_FAILURE
         return Verdict(State.SKIP, kind, reason, seconds=seconds)
@@ -189,7 +191,12 @@ def _observed(record: Mapping[str, Any]) -> Observed:
         for one in record["tensors"]
         if one.get("side", Side.KERNEL) == Side.KERNEL
     }
-    findings = tuple(Finding.from_json(one) for one in record.get("findings") or ())
+    try:
+        findings = tuple(Finding.from_json(one) for one in record.get("findings") or ())
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInputError(
+            f"this revision's gdnbench prints findings that this one cannot read: {error!r}"
+        ) from None
     imported = bool(record.get("imported", True))
     return Observed(Outcome(record["outcome"]), str(record["reason"]), imported, failing, findings)
 

@@ -1,0 +1,207 @@
+"""The kind of failure that a bisection looks for: a fault that both ends have does not end it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from gdnbench.bisect import flakiness
+from gdnbench.bisect import trial as trials
+from gdnbench.bisect.commit import probe
+from gdnbench.bisect.commit.revision_cli import verdict_of_output
+from gdnbench.bisect.symptom import Observed, Symptom, judge_symptom
+from gdnbench.bisect.trial import Trial, of_ended_process
+from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.bisect.workers import Place
+from gdnbench.errors import BadInputError
+from gdnbench.report.outcome import Outcome
+from gdnbench.sim import Finding, baseline, known_findings
+from gdnbench.sim.checker.evidence import Access, Evidence
+from gdnbench.sim.checker.happens_before import Verdict as CheckerVerdict
+from gdnbench.sim.errors import Place as PtxPlace
+from gdnbench.store.writer import StoreWriter
+from gdnbench.synth import draft, synthesise
+from tests.messages import wording
+
+SOURCE = "s_x[0] = x\ncopy(s_x, z)\ns_x[0] = x\n"
+
+
+def race(file: Path, first: int, second: int) -> Finding:
+    """A race of a store in line `first` of `file` with a copy in line `second`."""
+    sides = [
+        Access(does, False, (0, 0, 0), 0, "compute", PtxPlace(line, f"{does.split()[0]};", str(file), line))
+        for does, line in (("st.shared.b32 writes", first), ("cp.async.bulk reads", second))
+    ]
+    evidence = Evidence(CheckerVerdict.ERROR, "race", "k_0", "a barrier", first=sides[0], second=sides[1])
+    return Finding.of_evidence(evidence, 0)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    file = tmp_path / "k.py"
+    file.write_text(SOURCE)
+    return file
+
+
+PASSING, FAILING = {"U": "", "o": ""}, {"U": "U: too far off", "o": ""}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "failing", "races", "numbers", "with_race", "crash"),
+    [
+        (Outcome.PASS, PASSING, False, State.GOOD, State.GOOD, State.GOOD),
+        (Outcome.MISMATCH, FAILING, False, State.BAD, State.GOOD, State.GOOD),
+        (Outcome.MISMATCH, PASSING, False, State.GOOD, State.GOOD, State.GOOD),  # a fault that was skipped
+        (Outcome.CHECK, PASSING, True, State.GOOD, State.BAD, State.GOOD),
+        (Outcome.MISMATCH, FAILING, True, State.BAD, State.BAD, State.GOOD),
+        (Outcome.CRASH, {}, False, State.SKIP, State.SKIP, State.BAD),
+        (Outcome.CRASH, {}, True, State.SKIP, State.BAD, State.BAD),
+        (Outcome.HANG, {}, False, State.SKIP, State.SKIP, State.BAD),
+        (Outcome.COMPILE_FAILURE, {}, False, State.SKIP, State.SKIP, State.SKIP),
+        (Outcome.MISSING, {}, False, State.SKIP, State.SKIP, State.SKIP),
+    ],
+)
+def test_which_failure_counts(
+    source: Path,
+    outcome: Outcome,
+    failing: dict[str, str],
+    races: bool,
+    numbers: State,
+    with_race: State,
+    crash: State,
+) -> None:
+    seen = Observed(outcome, "so it ended", True, failing, (race(source, 1, 2),) if races else ())
+    expected = {Symptom.NUMBERS: numbers, Symptom.RACE: with_race, Symptom.CRASH: crash}
+    assert {one: judge_symptom(seen, one).state for one in Symptom} == expected
+    not_imported = replace(seen, imported=False)
+    assert {judge_symptom(not_imported, one).state for one in Symptom} == {State.SKIP}
+
+
+def test_one_tensor_alone_counts() -> None:
+    seen = Observed(Outcome.MISMATCH, "U: too far off", True, FAILING)
+    bad, good = (judge_symptom(seen, Symptom.NUMBERS, name) for name in ("U", "o"))
+    assert (bad.state, bad.reason, good.state) == (State.BAD, "U: too far off", State.GOOD)
+    with pytest.raises(BadInputError, match=wording("bisect.tensor-unknown", tensor="W", names="U, o")):
+        judge_symptom(seen, Symptom.NUMBERS, "W")
+
+
+def test_known_findings_are_known_where_their_lines_have_moved(source: Path) -> None:
+    known = baseline(known_findings([race(source, 1, 2)]))
+    source.write_text("# one line more\n" + SOURCE)
+    moved, another = race(source, 2, 3), race(source, 4, 3)
+    for found, state in (([moved], State.GOOD), ([moved, another], State.BAD)):
+        seen = Observed(Outcome.CHECK, "", True, PASSING, tuple(found))
+        assert judge_symptom(seen, Symptom.RACE, known=known).state is state
+    source.write_text(SOURCE.replace("copy(s_x", "copy(s_y"))
+    changed = Observed(Outcome.CHECK, "", True, PASSING, (race(source, 1, 2),))
+    assert judge_symptom(changed, Symptom.RACE, known=known).state is State.BAD
+
+
+def test_a_process_that_ends_is_bad_for_a_crash_alone() -> None:
+    ended, trial = Verdict(State.BAD, str(Outcome.HANG), "no answer"), Trial("a.zarr", "torch", "sim")
+    states = [of_ended_process(ended, replace(trial, symptom=one)).state for one in (None, *Symptom)]
+    assert states == [State.BAD, State.SKIP, State.SKIP, State.BAD]
+    assert [replace(trial, symptom=one).keep_going for one in (None, *Symptom)] == [False, True, True, False]
+    for one in (None, *Symptom):
+        kept = replace(trial, symptom=one, schedules=("early",), only_schedules=True)
+        assert Trial.from_json(json.loads(json.dumps(kept.to_json()))) == kept
+
+
+def test_what_another_gdnbench_prints_is_judged_by_the_symptom_too(source: Path) -> None:
+    record = {"key": "0", "outcome": "check error", "reason": "race", "imported": True, "tensors": []}
+    record["findings"] = [race(source, 1, 2).as_json()]
+    tensor = {"tensor": "o", "side": "kernel", "passed": False, "reasons": ["too far off"], "errors": None}
+    wrong = {**record, "outcome": "numeric mismatch", "tensors": [tensor], "findings": None}
+    trial = Trial("a.zarr", "torch", "sim")
+    for printed, symptom, state in (
+        (record, Symptom.RACE, State.BAD),
+        (record, Symptom.CRASH, State.GOOD),
+        (wrong, Symptom.NUMBERS, State.BAD),
+        (wrong, Symptom.RACE, State.GOOD),
+    ):
+        out = json.dumps({"records": [printed]})
+        assert verdict_of_output(1, out, "", 0.0, replace(trial, symptom=symptom)).state is state
+    unreadable = json.dumps({"records": [{**record, "findings": [{"severity": "error"}]}]})
+    with pytest.raises(BadInputError, match=wording("bisect.findings-unreadable")):
+        verdict_of_output(1, unreadable, "", 0.0, replace(trial, symptom=Symptom.RACE))
+
+
+class _Here:
+    """Runs a revision's kernel in this process, each text and trial once."""
+
+    def __init__(self, known: dict[tuple[str, Trial], Verdict]) -> None:
+        self._known = known
+
+    def __call__(self, place: Place, timeout: float) -> _Here:
+        self._file = Path(str(place.folder)) / "k.py"
+        return self
+
+    def run_trial(self, trial: Trial) -> Verdict:
+        asked = self._file.read_text(), trial
+        if asked not in self._known:
+            self._known[asked] = trials.run_trial(replace(trial, kernel=f"{self._file}:kernel"))
+        return self._known[asked]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def engine(beside: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleType, Path, _Here]:
+    pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+    path = tmp_path_factory.mktemp("symptom") / "prefill.zarr"
+    with StoreWriter(path, kind="synth", durable=False) as writer:
+        call = synthesise("gdn_prefill", seqlens=(1,), heads=(1, 1), seed=1)
+        writer.write("0", [draft("gdn_prefill", call)])
+    return beside("raced"), path, _Here({})
+
+
+@pytest.fixture
+def find(
+    engine: tuple[ModuleType, Path, _Here], bisecting: Any, history: Any, monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    """Bisects commits of these names of `raced`, from the first to the last, by a trial with these options;
+    the number of the first bad one, and the notes."""
+    raced, store, here = engine
+    monkeypatch.setattr(probe, "TrialWorker", here)
+    monkeypatch.setattr(flakiness, "RUNS", 1)
+
+    def run(*names: str, **options: Any) -> tuple[int, list[str]]:
+        texts = [getattr(raced, name) for name in names]
+        made = [
+            history.commit(name, {"k.py": text + f"# {n}\n"})
+            for n, (name, text) in enumerate(zip(names, texts, strict=True))
+        ]
+        answer = bisecting(made[0], made[-1], Trial(str(store), "k.py:kernel", "sim", **options))
+        return made.index(answer.found["commit"]["hash"]), answer.found["notes"]
+
+    return run
+
+
+LATE = {"schedules": ("late",), "only_schedules": True}
+PLANTED = ("BEGIN", "MOVED", "OFF_BY_ONE", "OFF_BY_ONE")
+
+
+def test_a_wrong_number_is_found_beside_a_race_that_both_ends_have(find: Any) -> None:
+    with pytest.raises(BadInputError, match=wording("bisect.good-fails")):
+        find(*PLANTED)
+    assert find(*PLANTED, symptom=Symptom.NUMBERS, **LATE) == (2, [])
+    number, notes = find(*PLANTED, symptom=Symptom.NUMBERS)
+    assert number == 2
+    assert re.fullmatch(wording("bisect.schedules-left-out", failing="early"), notes[-1])
+
+
+def test_a_race_is_found_beside_another_that_both_ends_have(find: Any) -> None:
+    number, notes = find("BEGIN", "MOVED", "UNWAITED", "UNWAITED", symptom=Symptom.RACE, check=True, **LATE)
+    assert number == 2
+    assert re.fullmatch(wording("bisect.findings-known"), notes[0])
+
+
+def test_a_crash_is_found_beside_wrong_numbers(find: Any) -> None:
+    assert find("BEGIN", "OFF_BY_ONE", "CRASHES", symptom=Symptom.CRASH, **LATE) == (2, [])
