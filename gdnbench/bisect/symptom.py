@@ -92,7 +92,7 @@ def judge_symptom(observed: Observed, symptom: Symptom, tensor: str | None = Non
 
 def unknown(findings: Iterable[Finding], known: str) -> list[Finding]:
     """The errors among the findings of one call that the baseline of this text does not have."""
-    accepted = Accepted.parse(known, "the baseline")
+    accepted = Accepted.parse(known, "of this trial", "the baseline")
     return [finding for finding in accepted.apply(findings) if finding.fails]
 
 

@@ -28,7 +28,9 @@ def read_accepted(path: Path | None, *written: Path | None, check: bool) -> Acce
     """What `--accept` names; BadInputError for it, or for a file to be `written` with what is found, without
     `--check`."""
     if any(one is not None for one in (path, *written)) and not check:
-        raise BadInputError("--accept and --write-accept are about what the checker finds: give --check too")
+        raise BadInputError(
+            "--accept, --write-accept and --write-baseline are about what the checker finds: give --check too"
+        )
     if path is None:
         return None
     from gdnbench.sim import Accepted

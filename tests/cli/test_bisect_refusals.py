@@ -44,6 +44,34 @@ def refused(result: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--symptom", "races"), wording("bisect.symptom-unknown", symptom="races")),
+        (("--tensor", "o"), wording("bisect.tensor-without-numbers")),
+        (("--symptom", "numbers", "--tensor", "A"), wording("bisect.tensor-nowhere", tensor="A")),
+        (("--baseline", "known.toml"), wording("bisect.baseline-without-race")),
+        (("--symptom", "race"), wording("bisect.simulator-only", option="--symptom race", on="cpu")),
+        (("--schedule", "late"), wording("bisect.simulator-only", option="--schedule", on="cpu")),
+        (("--on", "sim", "--schedule", "later"), wording("sim.schedule-unknown", schedule="later")),
+        (
+            ("--on", "sim", "--symptom", "crash", "--check"),
+            wording("bisect.check-beside-symptom", symptom="crash"),
+        ),
+        (
+            ("--on", "sim", "--symptom", "race", "--baseline", "nosuch.toml"),
+            wording("sim.checker.accept-unreadable", option="--baseline", path="nosuch.toml"),
+        ),
+    ],
+)
+def test_symptoms(gdnbench: Invoke, store: Path, options: tuple[str, ...], message: str) -> None:
+    revisions = ("--good", "v1", "--bad", "v2")
+    result = gdnbench("bisect", "commit", store, "--kernel", "k.py:kernel", *revisions, *options)
+    assert (result.code, result.out) == (2, "")
+    assert re.search(message, result.err.splitlines()[-1])
+    assert not Path(".gdnbench").exists()
+
+
+@pytest.mark.parametrize(
     ("axis", "options", "message"),
     [
         ("record", ("--k", "inf"), "k inf is not finite"),

@@ -239,6 +239,20 @@ def test_a_function_that_a_fault_ends_keeps_what_was_found(gdnbench: Invoke, ker
     assert (result.code, result.out) == (1, "")
 
 
+def test_a_baseline_of_what_is_found(gdnbench: Invoke, kernels: Path, decodes: Path, tmp_path: Path) -> None:
+    """One more pair of lines is new; lines that have moved are not."""
+    kernel, file = tmp_path / "moving.py", tmp_path / "known.toml"
+    kernel.write_text(KERNELS)
+    asked: tuple[object, ...] = ("replay", decodes, "0", "--kernel", f"{kernel}:racy_decode")
+    asked += ("--on", "sim", "--check", "--no-isolate")
+    assert gdnbench(*asked, "--write-baseline", file).code == 1
+    kernel.write_text(KERNELS.replace("STREAM = cuda", "# Moves every line.\nSTREAM = cuda"))
+    assert gdnbench(*asked, "--baseline", file).code == 0
+    load, store = "    y[thread] = words[63 - thread]\n", "    words[thread] = x[thread]\n"
+    kernel.write_text(KERNELS.replace(load, load + store))
+    assert gdnbench(*asked, "--baseline", file).code == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

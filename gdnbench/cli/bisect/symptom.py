@@ -99,5 +99,5 @@ def _text(baseline: Path) -> str:
     """The text of an accept file. InputError if it is none."""
     from gdnbench.sim import Accepted
 
-    Accepted.read(baseline)
+    Accepted.read(baseline, "--baseline")
     return baseline.read_text(encoding="utf-8")

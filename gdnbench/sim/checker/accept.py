@@ -79,28 +79,28 @@ class Accepted:
     _used: set[int] = field(default_factory=set)
 
     @classmethod
-    def read(cls, path: Path) -> Accepted:
-        """Read a file. Raises InputError, which names the entry, for a file that is not an accept file or
-        an entry without a reason."""
+    def read(cls, path: Path, option: str = "--accept") -> Accepted:
+        """Read a file, which `option` names. Raises InputError, which names the entry, for a file that is not
+        an accept file or an entry without a reason."""
         try:
-            return cls.parse(path.read_text(encoding="utf-8"), path)
+            return cls.parse(path.read_text(encoding="utf-8"), path, option)
         except OSError as error:
-            raise InputError(f"--accept {path} cannot be read: {error.strerror or error}") from None
+            raise InputError(f"{option} {path} cannot be read: {error.strerror or error}") from None
         except UnicodeDecodeError as error:
-            raise InputError(f"--accept {path} is not TOML: {error}") from None
+            raise InputError(f"{option} {path} is not TOML: {error}") from None
 
     @classmethod
-    def parse(cls, text: str, path: str | Path) -> Accepted:
+    def parse(cls, text: str, path: str | Path, option: str = "--accept") -> Accepted:
         """The accept file of this text. InputError as `read`."""
         try:
             document = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise InputError(f"--accept {path} is not TOML: {' '.join(str(error).split())}") from None
+            raise InputError(f"{option} {path} is not TOML: {' '.join(str(error).split())}") from None
         tables = document.get(KIND, [])
         if not isinstance(tables, list) or document.keys() - {KIND}:
-            raise InputError(f"--accept {path} must hold tables [[{KIND}]] and nothing else")
+            raise InputError(f"{option} {path} must hold tables [[{KIND}]] and nothing else")
         entries = [
-            _entry(table, f"--accept {path}: entry {number}") for number, table in enumerate(tables, 1)
+            _entry(table, f"{option} {path}: entry {number}") for number, table in enumerate(tables, 1)
         ]
         return cls(path, entries)
 

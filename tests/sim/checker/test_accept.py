@@ -133,6 +133,11 @@ def test_entries_that_fit_nothing_are_told(tmp_path: Path) -> None:
             '[[accept]]\ncause = "x"\nreason = "y"\n[[accept]]\ncause = "race"',
             wording("sim.checker.entry-reason-missing", where="entry 2"),
         ),
+        *(
+            (f'[[accept]]\ncause = "x"\ncount = {count}\nreason = "y"', wording("sim.checker.entry-count"))
+            for count in ("0", "true", '"1"')
+        ),
+        ('[[accept]]\ncount = 1\nreason = "all"', wording("sim.checker.entry-too-wide", where="entry 1")),
         ('[[accept]]\nreason = "all"', wording("sim.checker.entry-too-wide", where="entry 1")),
         (
             '[[accept]]\nline = "3"\nreason = "y"',
@@ -193,3 +198,22 @@ def test_a_file_made_of_findings_wants_reasons(tmp_path: Path) -> None:
     assert [finding.severity for finding in after if finding.accepted is None] == [Severity.INCOMPLETE]
     assert accepted.unused() == []
     assert acceptance_template(after) == ""
+
+
+def test_an_entry_by_the_text_of_lines_counts_pairs_of_lines(tmp_path: Path) -> None:
+    source = tmp_path / "gemm.py"
+    source.write_text("s[i] = x\n  y = s[i]\nz = 0\ns[i]  =  x\n")
+    load = access(1, 18, LOAD.place.text, f"{source}:2")
+
+    def race(line: int, ptx: int) -> Finding:
+        store = access(0, ptx, STORE.place.text, f"{source}:{line}")
+        return Finding.of_evidence(Evidence(Verdict.ERROR, "race", "k", "b", first=store, second=load), 0)
+
+    entry = 'text = ["y = s[i]", "s[i] = x"]\nreason = "r"\n'
+    found = [race(1, 14), race(4, 40), race(3, 30), race(1, 15)]  # the last: line 1 once more, unrolled
+    for count, accepted in (("", [True, True, False, True]), ("count = 1", [True, False, False, True])):
+        some = Accepted.read(written(tmp_path, f"[[accept]]\n{entry}{count}"))
+        for _ in range(2):  # each call is counted anew
+            assert [one.accepted == "r" for one in some.apply(found)] == accepted
+    source.unlink()
+    assert [one.accepted for one in some.apply(found)] == [None] * 4
