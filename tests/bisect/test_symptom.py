@@ -22,9 +22,6 @@ from gdnbench.bisect.workers import Place
 from gdnbench.errors import BadInputError
 from gdnbench.report.outcome import Outcome
 from gdnbench.sim import Finding, baseline, known_findings
-from gdnbench.sim.checker.evidence import Access, Evidence
-from gdnbench.sim.checker.happens_before import Verdict as CheckerVerdict
-from gdnbench.sim.errors import Place as PtxPlace
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
 from tests.messages import wording
@@ -34,12 +31,15 @@ SOURCE = "s_x[0] = x\ncopy(s_x, z)\ns_x[0] = x\n"
 
 def race(file: Path, first: int, second: int) -> Finding:
     """A race of a store in line `first` of `file` with a copy in line `second`."""
+    common = {"asynchronous": False, "cta": [0, 0, 0], "warp": 0, "role": "compute"}
     sides = [
-        Access(does, False, (0, 0, 0), 0, "compute", PtxPlace(line, f"{does.split()[0]};", str(file), line))
+        {**common, "does": does, "place": {"line": line, "text": does, "file": str(file), "file_line": line}}
         for does, line in (("st.shared.b32 writes", first), ("cp.async.bulk reads", second))
     ]
-    evidence = Evidence(CheckerVerdict.ERROR, "race", "k_0", "a barrier", first=sides[0], second=sides[1])
-    return Finding.of_evidence(evidence, 0)
+    pair = {"first": sides[0], "second": sides[1], "warps": []}
+    evidence = {"verdict": "error", "cause": "race", "kernel": "k_0", "missing": "a barrier", **pair}
+    said = {"severity": "error", "kind": "race", "message": "a race", "launch": 0}
+    return Finding.from_json({**said, "evidence": evidence})
 
 
 @pytest.fixture
