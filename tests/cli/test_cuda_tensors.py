@@ -85,6 +85,7 @@ def test_a_suite(gdnbench: Invoke, stored: Path) -> None:
     assert "2 pass" in result.out
 
 
+@pytest.mark.slow  # a virtual GPU in each of its processes
 @pytest.mark.usefixtures("probes_here", "replays_here")
 def test_bisect_record_and_stage(gdnbench: Invoke, stored: Path) -> None:
     given = (stored, "--kernel", "mine.py:wrong", "--on", "sim", "--sms", "3", "--state", "state", "--json")
@@ -96,6 +97,7 @@ def test_bisect_record_and_stage(gdnbench: Invoke, stored: Path) -> None:
     assert "delta_t" in json.loads(stage.out)["answer"]
 
 
+@pytest.mark.slow  # a virtual GPU in each of its processes
 @pytest.mark.usefixtures("probes_here", "replays_here")
 def test_bisect_input(gdnbench: Invoke, stored: Path) -> None:
     given = ("--kernel", "mine.py:wrong", "--on", "sim", "--sms", "3", "--state", "state", "--json")

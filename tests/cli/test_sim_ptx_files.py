@@ -94,7 +94,7 @@ def test_dynamic_shared_memory_and_the_checker(gdnbench: Invoke, two: Path, tmp_
     result = gdnbench("sim", f"{two}:mirror", *call)
     assert result.code == 1
     store = 1 + TWO.splitlines().index("    st.shared.b32 [%r3], %r2;")
-    assert f"st.shared.b32 writes at PTX line {store} " in result.out
+    assert f"PTX line {store} `st.shared.b32 [%r3], %r2;`: st.shared writes (compute)" in result.out
     none = gdnbench("sim", f"{two}:mirror", "--grid", "1", "--block", "64", "x=i32[64]:arange")
     assert none.code == 1
     assert "out-of-bounds access" in none.out

@@ -81,6 +81,7 @@ def test_a_kernel_of_another_machine_is_refused() -> None:
     assert SM100 in BLACKWELL
 
 
+@pytest.mark.slow  # compiles a kernel of its own
 def test_a_persistent_kernel_on_gpus_of_several_sizes() -> None:
     """Five tiles: a CTA for each SM, and four for each tile on a B200. The bits are equal. The checker finds
     nothing, and says on the B200 that no CTA took a second tile. tests/sim/test_check_kernels.py checks the

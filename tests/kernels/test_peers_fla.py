@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -118,7 +119,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         ("fused_recurrent_gated_delta_rule", "chunk_gated_delta_rule"), fused_recurrent_gated_delta_rule
     )
     members: dict[str, dict[str, Any]] = {
-        "fla": {},
+        "fla": {"__version__": "0.6.0"},
         "fla.ops": {},
         "fla.backends": {"_DISPATCH_DISABLED": True},
         "fla.ops.gated_delta_rule": functions,
@@ -127,6 +128,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, there in members.items():
         module = ModuleType(name)
         module.__path__ = []
+        module.__spec__ = ModuleSpec(name, None, is_package=True)
         vars(module).update(there)
         monkeypatch.setitem(sys.modules, name, module)
     for variable in peers.NO_DISPATCH:

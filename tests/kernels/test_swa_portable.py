@@ -234,7 +234,7 @@ def test_without_requests_nothing_is_launched() -> None:
 def test_what_is_launched_is_as_planned(
     layout: CacheLayout, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "rows_of", lambda given: rows)
+    monkeypatch.setattr(module, "rows_of", lambda given, arch: rows)
     call = made(lens=(3,), heads=40, cache_layout=layout.value)
     with active() as session, programs_simulated():
         portable(**call.tensors, **call.scalars, **call.conventions)

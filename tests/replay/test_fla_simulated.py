@@ -56,6 +56,7 @@ def test_gradients(machine: str) -> None:
     assert len(re.findall(r"^d \w+ +\d", done.stdout, re.M)) == 6
 
 
+@pytest.mark.slow  # vLLM has the same
 def test_a_missing_package_is_named_with_the_command(tmp_path: Path) -> None:
     if importlib.util.find_spec("fla") is not None:
         pytest.skip("flash-linear-attention is installed here")

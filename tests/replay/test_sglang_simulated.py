@@ -42,6 +42,7 @@ def test_kernel_o_overwrites_gate_sums_that_are_read() -> None:
     assert ("kernel_o.py", 340, 359) in shared_memory_races(packages(), "sglang_cutedsl")
 
 
+@pytest.mark.slow  # vLLM has the same
 def test_a_missing_package_is_named_with_the_command(tmp_path: Path) -> None:
     if importlib.util.find_spec("sglang") is not None:
         pytest.skip("SGLang is installed here")

@@ -4,7 +4,6 @@ result."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import cutlass
@@ -107,8 +106,11 @@ def recorded(kernel: Any, args: list[torch.Tensor], engine: str) -> dict[tuple[i
         checkers.append((cta.index, Recording({})))
         return checkers[-1][1]
 
+    def run_observed(*run: Any, **options: Any) -> Any:
+        return run_ptx(*run, **{**options, "checker": checker})
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulate, "run_ptx", partial(run_ptx, checker=checker))
+        patch.setattr(simulate, "run_ptx", run_observed)
         sim.launch(kernel, *args, engine=engine, threads=1)
     found: dict[tuple[int, int], list[Event]] = {}
     for cta, recording in checkers:

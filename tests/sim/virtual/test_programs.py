@@ -306,6 +306,7 @@ def test_an_exploration_as_json(run: Run) -> None:
     assert found["explored"][0]["difference"]["lines"][0].startswith("kernel.py:17")
 
 
+@pytest.mark.slow  # tests/trace/test_program_trace.py has its parts
 def test_a_program_is_traced(run: Run, tmp_path: Path) -> None:
     ran = run(UNWAITED, options=("--schedule", "early", "--launch", "1", "--trace", "t.zarr"))
     assert ran.returncode == 0, ran.stderr
