@@ -15,8 +15,8 @@ from types import ModuleType
 from gdnbench.sim.virtual.import_hook import ImportHook, add_hook, remove_hook
 from gdnbench.sim.virtual.libcuda import provide_libcuda
 
-# The modules whose import makes the GPU; `install` shows it to these and others.
-FIRST = (
+# The modules whose import makes the GPU; `install.LIBRARIES` are all that are shown it.
+GPU_USERS = (
     *("torch", "cutlass", "triton", "cuda.bindings.driver", "cuda.bindings.runtime"),
     "cupy_backends.cuda.api.runtime",
 )
@@ -51,6 +51,6 @@ def _tell(text: str) -> None:
         sys.stderr.write(f"gdnbench: {text}\n")
 
 
-_hook = ImportHook(dict.fromkeys(FIRST, _start))
+_hook = ImportHook(dict.fromkeys(GPU_USERS, _start))
 add_hook(_hook)
 _provide()

@@ -87,24 +87,21 @@ class DeviceMemory:
         """The bytes [address, address + size), which keep their allocation alive. Raises LaunchError unless
         they are inside one."""
         with self._lock:
-            starts = sorted(self._blocks)
-            at = bisect.bisect_right(starts, address) - 1
-            block = self._blocks[starts[at]] if at >= 0 else None
+            start, block = self._last_before(address)
             array = None if block is None else block.bytes()
-        if block is None or array is None or address + size > starts[at] + block.size:
+        if block is None or array is None or address + size > start + block.size:
             raise LaunchError(f"{size} bytes at {address:#x} are in no live CUDA allocation")
-        return array[address - starts[at] : address - starts[at] + size]
+        return array[address - start : address - start + size]
 
     def allocation_at(self, address: int) -> tuple[int, int] | None:
         """Address and size of the live allocation that has the byte at `address`."""
         with self._lock:
-            starts = sorted(self._blocks)
-            at = bisect.bisect_right(starts, address) - 1
-            if at < 0 or address >= starts[at] + self._blocks[starts[at]].size:
-                return None
-            return starts[at], self._blocks[starts[at]].size
+            start, block = self._last_before(address)
+            return None if block is None or address >= start + block.size else (start, block.size)
 
-    def contains(self, address: int) -> bool:
-        """Whether the byte at `address` is in a live allocation."""
-        with self._lock:
-            return any(start <= address < start + block.size for start, block in self._blocks.items())
+    def _last_before(self, address: int) -> tuple[int, _Block | None]:
+        """Address and block of the last allocation that starts at or before `address`; 0 and None if there is
+        none."""
+        starts = sorted(self._blocks)
+        at = bisect.bisect_right(starts, address) - 1
+        return (starts[at], self._blocks[starts[at]]) if at >= 0 else (0, None)

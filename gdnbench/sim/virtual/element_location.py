@@ -11,14 +11,15 @@ from torch import Tensor
 from gdnbench.sim.errors import LaunchError
 from gdnbench.sim.host import cute_tensors
 from gdnbench.sim.host.arguments import DTYPES, Region, address_of
-from gdnbench.sim.virtual.memory_snapshot import Bytes, Difference
+from gdnbench.sim.virtual.device_memory import Bytes
+from gdnbench.sim.virtual.memory_snapshot import Difference
 
 
 def located(found: Difference, regions: Sequence[Region], against: str, schedule: str) -> tuple[str, str]:
     """The name of the memory that differs, and a text of the first place: an element with its values under
     `against` and under `schedule` if it is a tensor's, else a byte."""
     for region in regions:
-        form = _Form.of_keeper(region.keeper)
+        form = _StridedTensor.of_keeper(region.keeper)
         element = None if form is None else form.element_at(found.address)
         if form is None or element is None:
             continue
@@ -35,7 +36,7 @@ def located(found: Difference, regions: Sequence[Region], against: str, schedule
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _StridedTensor:
     """Where a tensor's elements are: strides in elements."""
 
     address: int
@@ -44,8 +45,8 @@ class _Form:
     dtype: torch.dtype
 
     @classmethod
-    def of_keeper(cls, keeper: object) -> _Form | None:
-        """That of a tensor, of torch or of CuTe's runtime; None for any other owner of memory, and for
+    def of_keeper(cls, keeper: object) -> _StridedTensor | None:
+        """The layout of a tensor of torch or of CuTe's runtime; None for any other owner of memory, and for
         element types that torch does not have."""
         if isinstance(keeper, Tensor):
             return cls(address_of(keeper), tuple(keeper.shape), keeper.stride(), keeper.dtype)
@@ -60,8 +61,8 @@ class _Form:
         return cls(address, tuple(shape), tuple(strides), dtype)
 
     def element_at(self, address: int) -> tuple[tuple[int, ...], int] | None:
-        """Index and address of the element that holds the byte at `address`; None if there is none, or if it
-        is none of a dense tensor's."""
+        """Index and address of the element that holds the byte at `address`; None if no element does, or if
+        the strides do not tell which."""
         number = (address - self.address) // self.dtype.itemsize
         left, index = number, [0] * len(self.shape)
         for step, dim in sorted(((step, dim) for dim, step in enumerate(self.strides)), reverse=True):

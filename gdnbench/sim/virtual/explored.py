@@ -32,8 +32,8 @@ class BitDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class SomeRuns:
-    """A finding of the runs under some schedules that those under the others do not have."""
+class ScheduleFinding:
+    """A finding that runs under some schedules have and runs under the others do not."""
 
     finding: Finding
     under: tuple[str, ...]
@@ -59,7 +59,7 @@ class ExploredLaunch:
     origin: str | None
     schedules: tuple[str, ...]
     difference: BitDifference | None = None
-    findings: tuple[SomeRuns, ...] = ()
+    findings: tuple[ScheduleFinding, ...] = ()
     refused: str = ""
 
     @property
@@ -103,7 +103,9 @@ class ExploredLaunch:
             tuple(data["schedules"]),
             difference and BitDifference(**{**difference, "lines": tuple(difference["lines"])}),
             tuple(
-                SomeRuns(Finding.from_json(one["finding"]), tuple(one["under"]), tuple(one["not_under"]))
+                ScheduleFinding(
+                    Finding.from_json(one["finding"]), tuple(one["under"]), tuple(one["not_under"])
+                )
                 for one in data["findings"]
             ),
             data["refused"],

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -27,16 +26,11 @@ from gdnbench.sim.report import Report
 from gdnbench.sim.run import RunResult
 from gdnbench.sim.simulate import PendingLaunch, Session, Settings, run_requests
 from gdnbench.sim.virtual.device_memory import Bytes, DeviceMemory
+from gdnbench.sim.virtual.graph_recorder import GraphRecorder
 from gdnbench.sim.virtual.launch_choice import LaunchChoice
 from gdnbench.sim.virtual.launch_explorer import LaunchExplorer, LaunchPlace
 from gdnbench.sim.virtual.launch_site import launch_site
 from gdnbench.sim.virtual.refusals import add_listener, note_refusal, remove_listener
-
-
-class GraphRecorder(Protocol):
-    """What a CUDA graph records while it is captured."""
-
-    def add(self, operation: Callable[[], object]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -45,9 +39,9 @@ class VirtualGpu:
     `refusals` what the program was refused, whether it caught the error or not. `on_report` and `on_refusal`
     are called with each as it comes, the former also with the number of the report's first launch.
 
-    `explorer` runs each launch under more schedules. With a `choice`, it and the settings' schedule, check,
-    profile and watch are for the launches that it includes; others run late, by themselves. `running` is the
-    launch that is being run."""
+    `explorer` runs each launch under more schedules. With a `choice`, the explorer and the settings'
+    schedule, check, profile and watch apply only to the launches that the choice includes; the others run
+    unchecked under the schedule `late`. `running` is the chosen launch that is being run."""
 
     machine: Machine
     settings: Settings
@@ -232,11 +226,11 @@ def _with_names(regions: Sequence[Region], named: Sequence[Region]) -> list[Regi
     return out
 
 
-_current: list[VirtualGpu] = []  # the innermost last: of the process, whose threads all see it
+_current: list[VirtualGpu] = []  # that of the process, whose threads all see it, or none
 
 
 def current_gpu() -> VirtualGpu | None:
-    """The virtual GPU of the innermost active block, in any thread; None outside."""
+    """The virtual GPU of this process, in any of its threads; None outside a block of `virtual_gpu`."""
     return _current[-1] if _current else None
 
 

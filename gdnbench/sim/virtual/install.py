@@ -25,7 +25,7 @@ CUPY = (
 LIBRARIES = {
     "torch": ("gdnbench.sim.virtual.torch_cuda", "torch_sees"),
     "cutlass": ("gdnbench.sim.virtual.cutlass_calls", "cutlass_sees"),
-    "triton": ("gdnbench.sim.virtual.triton_driver", "install"),
+    "triton": ("gdnbench.sim.virtual.triton_driver", "triton_sees"),
     "cuda.bindings.driver": ("gdnbench.sim.virtual.cuda_driver", "driver_sees"),
     "cuda.bindings.runtime": ("gdnbench.sim.virtual.cuda_runtime", "runtime_sees"),
     **dict.fromkeys(CUPY, ("gdnbench.sim.virtual.linked_runtime", "cupy_sees")),

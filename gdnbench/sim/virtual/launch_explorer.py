@@ -18,7 +18,7 @@ from gdnbench.sim.host.arguments import Region
 from gdnbench.sim.run import RunResult
 from gdnbench.sim.simulate import PendingLaunch, Settings, findings_of
 from gdnbench.sim.virtual.element_location import located
-from gdnbench.sim.virtual.explored import BitDifference, ExploredLaunch, SomeRuns
+from gdnbench.sim.virtual.explored import BitDifference, ExploredLaunch, ScheduleFinding
 from gdnbench.sim.virtual.memory_snapshot import Difference, MemorySnapshot, Pages
 
 MOST_BYTES = 4 << 30
@@ -165,10 +165,10 @@ class _Runs:
             self._launch.run(settings, search.begin)
         return search.places
 
-    def findings(self) -> tuple[SomeRuns, ...]:
+    def findings(self) -> tuple[ScheduleFinding, ...]:
         """Those that some runs have and others do not."""
         return tuple(
-            SomeRuns(
+            ScheduleFinding(
                 self._found[key],
                 tuple(under),
                 tuple(schedule for schedule in self._schedules if schedule not in under),

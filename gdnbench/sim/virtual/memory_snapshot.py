@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from gdnbench.sim.machine.memory import GlobalMemory
+from gdnbench.sim.virtual.device_memory import Bytes
 
-Bytes = npt.NDArray[np.uint8]
 Pages = Mapping[tuple[int, int], Bytes]
 """Contents of pages by (interval, page) number: those that a launch changed."""
 

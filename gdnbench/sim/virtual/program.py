@@ -46,7 +46,8 @@ class ProgramRun:
 
     @property
     def failed(self) -> bool:
-        """Whether a launch did something illegal or the checker found an error."""
+        """Whether a launch did something illegal or depends on the schedule, or the checker found an
+        error."""
         return self.log.failed
 
 

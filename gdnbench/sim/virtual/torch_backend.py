@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.virtual.device_memory import DeviceMemory
+from gdnbench.sim.virtual.graph_recorder import GraphRecorder
 from gdnbench.sim.virtual.refusals import refusal
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -66,19 +67,13 @@ MIXED = {"_index_put_impl_", "copy_", "index", "index_put_", "_unsafe_index", "_
 SYNCHRONISING = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero"}
 
 
-class Recorder(Protocol):
-    """What a CUDA graph records of the operations while it is captured."""
-
-    def add(self, operation: Callable[[], object]) -> None: ...
-
-
 @dataclass(slots=True)
 class Backend:
     """The state behind the kernels. `memory` is None while no virtual GPU is active."""
 
     memory: DeviceMemory | None = None
     generator: torch.Generator | None = None
-    recorder: Recorder | None = None
+    recorder: GraphRecorder | None = None
     libraries: list[Any] = field(default_factory=list)
 
 
@@ -117,11 +112,6 @@ def new_tensor(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -
     count = 0 if 0 in size else reach
     flat = torch.from_numpy(device_memory().allocate(count * dtype.itemsize))
     return _restrided(_claim_cuda(flat).view(dtype), size, stride, 0)
-
-
-def tensor_at(address: int, size: int) -> Tensor:
-    """uint8[size] on CUDA over memory that something else keeps alive."""
-    return _claim_cuda(_bytes_at(address, size))
 
 
 def cpu_alias(tensor: Tensor) -> Tensor:
@@ -309,7 +299,7 @@ def _kernel_of(name: str) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _Schema:
     """What a schema says: its name, which arguments it writes, which of these each result is, and whether it
     draws random numbers or takes a device."""
 
@@ -323,7 +313,7 @@ class _Form:
 
 
 @functools.cache
-def _form(op: Any) -> _Form:
+def _form(op: Any) -> _Schema:
     schema = op._schema
     by_alias = {
         alias: argument.name
@@ -336,7 +326,7 @@ def _form(op: Any) -> _Form:
         aliases = value.alias_info.before_set if value.alias_info is not None else ()
         results.append(next((by_alias[alias] for alias in aliases if alias in by_alias), None))
     names = tuple(argument.name for argument in schema.arguments)
-    return _Form(
+    return _Schema(
         schema.name.partition("::")[2],
         names,
         tuple(dict.fromkeys(by_alias.values())),
@@ -385,7 +375,7 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     return made[0] if len(made) == 1 else tuple(made)
 
 
-def _repeat(op: Any, form: _Form, given: dict[str, Any], made: Sequence[Any]) -> None:
+def _repeat(op: Any, form: _Schema, given: dict[str, Any], made: Sequence[Any]) -> None:
     """Run a recorded operation again, into the tensors that it made."""
     done = _call(op, form, {name: _map(value, _alias) for name, value in given.items()})
     results = [done] if len(form.results) == 1 else list(done or ())
@@ -402,7 +392,7 @@ def _copy_into(old: Any, new: Any) -> None:
             _copy_into(one, other)
 
 
-def _call(op: Any, form: _Form, cpu: dict[str, Any]) -> Any:
+def _call(op: Any, form: _Schema, cpu: dict[str, Any]) -> Any:
     try:
         return op(**cpu)
     except NotImplementedError as error:
@@ -434,7 +424,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _check_devices(form: _Form, given: dict[str, Any]) -> None:
+def _check_devices(form: _Schema, given: dict[str, Any]) -> None:
     """Raises what torch's CUDA kernels raise if one of several tensors is on the CPU and no scalar."""
     if form.name in MIXED:
         return

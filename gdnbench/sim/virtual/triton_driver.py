@@ -1,4 +1,4 @@
-"""Makes Triton launch its kernels on a virtual GPU: `with install(gpu): ...`.
+"""Makes Triton launch its kernels on a virtual GPU: `with triton_sees(gpu): ...`.
 
 Triton compiles as for that GPU, down to PTX; its last stage, ptxas, is left out. Tried with Triton 3.4 to
 3.7. Where Triton would time the configurations of an autotuned kernel, the first that the GPU can launch is
@@ -60,7 +60,7 @@ _TENSOR_DESCRIPTOR = re.compile(r"tensordesc\w*<[^\[>]*\[([^\]]*)\]")
 
 
 @contextmanager
-def install(gpu: VirtualGpu) -> Iterator[None]:
+def triton_sees(gpu: VirtualGpu) -> Iterator[None]:
     """Inside this block Triton's driver is a stand-in that launches on `gpu`. Raises ImportError if Triton is
     not installed."""
     from triton.runtime import driver
