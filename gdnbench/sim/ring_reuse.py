@@ -1,19 +1,23 @@
 """Says of a checked launch when no CTA of a persistent kernel took a second tile.
 
-A persistent kernel has one CTA for each multiprocessor, and each takes one tile of the work after another. On
-a GPU with as many multiprocessors as there are tiles each CTA takes one, and a missing wait before a buffer's
-use by the next tile never matters. So it is in a simulated launch, which then passes a kernel that is wrong
-for larger inputs.
+A persistent kernel has one CTA for each multiprocessor, and each CTA takes one tile of the work after
+another. If there are as many multiprocessors as tiles, each CTA takes one tile, no buffer is used for a
+second one, and a missing wait before that use goes unnoticed. The kernel passes although it is wrong for
+larger inputs.
 
-A kernel is persistent here if the program asked for the number of multiprocessors, the CTAs fit the device,
-and a loop of the kernel advances by its grid: it adds the number of CTAs, or what is derived from it, to a
-number that it carries from one iteration to the next, or multiplies such a number by it. The number of CTAs
-is `%nctaid`, or a constant or a kernel parameter of that value, which is added to what is derived from
-`%ctaid`. A warp executes such an instruction once for each tile: if no warp has executed one twice, no CTA
-took a second tile.
+A kernel counts as persistent if the program asked for the number of multiprocessors, the CTAs fit the device,
+and a loop of the kernel advances by the number of CTAs. That is, the loop
 
-Nothing is said of a kernel that takes its tiles from a counter in memory, nor where what is derived from the
-grid passes through memory. The additions of a loop that the compiler has unrolled count together.
+- adds `%nctaid`, or a value computed from it, to a number that it carries from one iteration to the next;
+- adds a constant or a kernel parameter that equals the number of CTAs to such a number, if that is computed
+  from `%ctaid`; or
+- multiplies such a number by `%nctaid`.
+
+A warp executes such an instruction once for each tile: if no warp has executed one twice, no CTA took a
+second tile. The additions of a loop that the compiler has unrolled count together.
+
+There is no note for a kernel that takes its tiles from a counter in memory, nor for one in which a value that
+is computed from the number of CTAs passes through memory.
 """
 
 from __future__ import annotations
@@ -212,7 +216,7 @@ def reuse_note(
     run `fitting` CTAs each; None if buffers were used again, or if it is not known."""
     if not steps or not ctas <= multiprocessors * fitting:
         return None
-    each = -(-ctas // multiprocessors)
+    per_multiprocessor = -(-ctas // multiprocessors)
     busy = counters.busy_ctas
     if counters.most_tiles <= 1:
         if not busy:
@@ -222,7 +226,7 @@ def reuse_note(
                 "no CTA took a second tile, as there was one: ring reuse was not exercised; a larger input"
                 " would do it"
             )
-        fewer = max(1, busy // _tiles_to_reuse(counters) // each)
+        fewer = max(1, busy // _tiles_to_reuse(counters) // per_multiprocessor)
         return (
             f"no CTA took a second tile, and {busy} of {ctas} took one: ring reuse was not exercised; fewer"
             f" SMs would do it: --sms {fewer}"
@@ -230,7 +234,7 @@ def reuse_note(
     invalidates = any(ins.op == "mbarrier.inval" for ins in kernel.instructions)  # phases are not counted
     if counters.most_phases != 1 or ctas == 1 or invalidates:
         return None
-    fewer = max(1, ctas // _tiles_to_reuse(counters) // each)
+    fewer = max(1, ctas // _tiles_to_reuse(counters) // per_multiprocessor)
     return (
         f"no pipeline stage was used a second time by any of {ctas} CTAs: ring reuse was not exercised; fewer"
         f" SMs would do it: --sms {fewer}"

@@ -2,8 +2,8 @@
 
     fla         flash-linear-attention 0.4.2 to 0.6.0 with the fla-core of that version: Triton
     flashinfer  flashinfer-python 0.7.1 to 0.7.2.post1: CuTe DSL
-    vllm        vllm 0.33.0: CuTe DSL, with quack-kernels 0.6.5 for a helper, and Triton
-    sglang      sglang 0.5.23: Triton, and CuTe DSL with quack-kernels 0.6.5 for a helper
+    vllm        vllm 0.31.0 to 0.33.0: CuTe DSL, with quack-kernels 0.6.5 for a helper, and Triton
+    sglang      sglang 0.5.21 to 0.5.23: Triton, and CuTe DSL with quack-kernels 0.6.5 for a helper
 
 A wrapper calls the function that the package's users call. Conversions that its launch does not include, such
 as another layout or gathered states, run before and after it; the wrapper's module lists them.
@@ -18,7 +18,6 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
-from inspect import signature
 from types import ModuleType
 from typing import Any
 
@@ -149,7 +148,7 @@ def sglang_call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> A
 
 def takes_argument(function: Callable[..., Any], name: str) -> bool:
     """Whether the function has a parameter of that name: releases add parameters."""
-    return name in signature(function).parameters
+    return name in inspect.signature(function).parameters
 
 
 def _missing_sglang(error: ImportError) -> ImportError:

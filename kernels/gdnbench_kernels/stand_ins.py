@@ -24,9 +24,10 @@ from typing import Any
 class StandIns:
     """What replaces modules of `package`, by full name.
 
-    `empty`: packages whose `__init__` is not run; their submodules are imported from the real folder. Those
-    of other packages are left out if that package is not there. `made`: what a module is made of, called at
-    its first use; None makes the import of that name fail.
+    `empty`: packages whose `__init__` is not run; their submodules are imported from the real folder. Names
+    that belong to another package are left out if that package is not installed. `made`: for each replaced
+    module a function that returns its members, called once, when the replacements are first put in place;
+    None makes the import of that name fail.
     """
 
     package: str
@@ -45,12 +46,12 @@ class StandIns:
         them. Raises ImportError if the package is not there."""
         if not self._modules:
             self._modules.update(self._replacements())
-        before = self._taken_out()
+        before = self._take_out_of_sys_modules()
         sys.modules.update(self._modules)  # type: ignore[arg-type]  # None: import fails
         try:
             yield
         finally:
-            self._modules.update(self._taken_out())
+            self._modules.update(self._take_out_of_sys_modules())
             sys.modules.update(before)
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,7 +86,7 @@ class StandIns:
                 vars(module).update({"__path__": [], **members()})
         return found
 
-    def _taken_out(self) -> dict[str, ModuleType]:
+    def _take_out_of_sys_modules(self) -> dict[str, ModuleType]:
         roots = self._roots()
         names = [name for name in sys.modules if name.partition(".")[0] in roots]
         return {name: sys.modules.pop(name) for name in names}

@@ -28,8 +28,7 @@ MACHINES = {
     "h100": Machine("h100", "sm_90a", DEVICES["sm_90a"], "NVIDIA H100 80GB HBM3", 80 * 10**9),
 }
 
-
-# A compilation target stands for the machine that it is compiled for most often.
+# Compilation targets that may be given in place of a machine: the machine that each stands for.
 TARGETS = {"sm_100a": "b200", "sm_90a": "h200"}
 
 

@@ -27,12 +27,12 @@ SUFFIX = ".jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Which GPU a process gets: the machine, its multiprocessors if not its own number, and the fields of
-    `Settings` that differ from their defaults. `log` is the folder for the log, or None.
+    """Which GPU a process gets: the machine, its number of multiprocessors if that is not the machine's own,
+    and the fields of `Settings` that differ from their defaults. `log` is the folder for the log, or None.
 
-    `launches` chooses launches (see `LaunchChoice.parse`); None is all. `explore` has the schedules to run
-    each under. `attach` has modules of others: the process imports each and calls its function
-    `attach_to(gpu, argument)`.
+    `launches` chooses launches (see `LaunchChoice.parse`); None chooses all. `explore` has the schedules
+    under which each chosen launch runs. `attach` has an argument by the name of a module outside the
+    simulator: the process imports the module and calls its function `attach_to(gpu, argument)`.
     """
 
     machine: str

@@ -170,7 +170,7 @@ def _properties(device: Device) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class LoadedKernel:
     """A kernel of a loaded module."""
 
     module: Module
@@ -179,11 +179,11 @@ class Function:
 
 def _load_binary(
     gpu: VirtualGpu, name: str, code: bytes, shared: int, device: int
-) -> tuple[Module, Function, int, int, int]:
+) -> tuple[Module, LoadedKernel, int, int, int]:
     """Module, function, registers and spills (none are known without ptxas), and threads per block at
     most."""
     module = gpu.load_module(code.decode())
-    return module, Function(module, name), 0, 0, gpu.device.attributes[MAX_THREADS]
+    return module, LoadedKernel(module, name), 0, 0, gpu.device.attributes[MAX_THREADS]
 
 
 class Launcher:
@@ -199,7 +199,7 @@ class Launcher:
         grid_y: int,
         grid_z: int,
         stream: int,
-        function: Function,
+        function: LoadedKernel,
         packed_metadata: Sequence[int],
         launch_metadata: Any,
         enter_hook: Callable[[Any], object] | None,
