@@ -8,6 +8,7 @@ from gdnbench.sim.errors import LaunchError
 from gdnbench.sim.host.device import DEVICES, Device
 
 DEFAULT = "b200"
+MOST_SMS = 999_999  # of a machine that somebody describes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +35,13 @@ TARGETS = {"sm_100a": "b200", "sm_90a": "h200"}
 
 def machine_named(name: str, sms: int | None = None) -> Machine:
     """The machine of that name or target, with `sms` multiprocessors in place of its own number. Raises
-    LaunchError for an unknown name or a number below 1."""
+    LaunchError for an unknown name or a number outside 1 to MOST_SMS."""
     known = TARGETS.get(name, name)
     if known not in MACHINES:
         raise LaunchError(f"machine {name!r}; there are {', '.join((*MACHINES, *TARGETS))}")
     machine = MACHINES[known]
     if sms is None:
         return machine
-    if not isinstance(sms, int) or isinstance(sms, bool) or sms < 1:
-        raise LaunchError(f"{sms!r} multiprocessors: give 1 or more")
+    if not isinstance(sms, int) or isinstance(sms, bool) or not 1 <= sms <= MOST_SMS:
+        raise LaunchError(f"{sms!r} multiprocessors: give 1 to {MOST_SMS}")
     return replace(machine, device=replace(machine.device, multiprocessors=sms))

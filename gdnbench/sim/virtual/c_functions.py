@@ -119,6 +119,8 @@ class CFunctions:
         for parameter, value in zip(parameters, given, strict=True):
             if parameter.out:
                 rooms.append((parameter, value))
+            elif parameter.kind in ("text", "image") and not value:
+                raise _null()
             elif parameter.kind == "text":
                 inputs.append(ctypes.string_at(value))
             elif parameter.kind not in ("-", "stream"):
@@ -190,6 +192,13 @@ class _Guard:
 _SET_EXCEPTION = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object, ctypes.py_object)(
     ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
 )
+
+
+def _null() -> Exception:
+    """The error of a null pointer where the function needs another."""
+    from gdnbench.sim.virtual.driver_api import INVALID_VALUE, DriverError
+
+    return DriverError(INVALID_VALUE)
 
 
 def _type_of(parameter: Parameter) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gdnbench.sim.errors import LaunchError
+from gdnbench.sim.errors import LaunchError, PtxSyntaxError
 from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.ptx.ir import Kernel, Module, Variable
 from gdnbench.sim.virtual.device_memory import Bytes
@@ -95,11 +95,15 @@ class CudaObjects:
         if data[:4] in BINARIES:
             kind = BINARIES[data[:4]]
             raise refusal(f"{kind} without PTX: have the program load PTX, e.g. from nvrtcGetPTX")
-        return self.gpu.load_module(data.rstrip(b"\0").decode())
+        try:
+            text = data.rstrip(b"\0").decode()
+        except UnicodeDecodeError as error:
+            raise PtxSyntaxError(f"no PTX: byte {error.start} of the module is not UTF-8") from None
+        return self.gpu.load_module(text)
 
     def function(self, module: Module, name: Any) -> Function:
         """A kernel of a module by name. Raises LaunchError if it has none of that name."""
-        text = name.decode() if isinstance(name, bytes) else str(name)
+        text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
         if text not in module.kernels:
             have = ", ".join(module.kernels) or "none"
             raise LaunchError(f"no kernel {text!r} in the module; it has {have}")
@@ -141,7 +145,7 @@ class CudaObjects:
         self.gpu.launch(function.module, name, grid, block, given, shared_bytes, cluster)
 
     def allocate(self, size: int) -> int:
-        """New memory; its address."""
+        """New memory; its address. Raises MemoryError."""
         block = self.gpu.memory.allocate(max(size, 1))
         address = int(block.ctypes.data)
         self.memory[address] = block
@@ -154,7 +158,7 @@ class CudaObjects:
         self.managed.discard(int(address))
 
     def allocate_host(self, size: int) -> int:
-        """New memory of the host, which the GPU can access; its address."""
+        """New memory of the host, which the GPU can access; its address. Raises MemoryError."""
         block = self.gpu.memory.allocate(max(size, 1))
         address = int(block.ctypes.data)
         self.host[address] = block
@@ -177,7 +181,10 @@ class CudaObjects:
         return self.gpu.memory.allocation_at(address)
 
     def copy(self, to: Any, source: Any, size: int) -> None:
-        """Copy bytes between addresses, of the device or the host; device memory is checked by the caller."""
+        """Copy bytes between addresses, of the device or the host; device memory is checked by the caller.
+        Raises LaunchError for a null pointer."""
+        if size and not (address_of(to) and address_of(source)):
+            raise LaunchError(f"a copy of {size} bytes from or to a null pointer")
         self.do(lambda: ctypes.memmove(address_of(to), address_of(source), size))
 
     def check(self, address: Any, size: int) -> None:

@@ -148,7 +148,10 @@ def _memory_functions(runtime: Any, objects: CudaObjects) -> dict[str, Callable[
     gpu = objects.gpu
 
     def allocate(size: int, *_: Any) -> Any:
-        return ok, objects.allocate(int(size))
+        try:
+            return ok, objects.allocate(int(size))
+        except MemoryError:
+            return runtime.cudaError_t.cudaErrorMemoryAllocation, None
 
     def free(address: Any, *_: Any) -> Any:
         objects.free(address)

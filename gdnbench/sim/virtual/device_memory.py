@@ -28,9 +28,11 @@ class _Block:
 
 
 class DeviceMemory:
-    """Allocations by address. One lives as long as the array that `allocate` or `adopt` returned."""
+    """Allocations by address. One lives as long as the array that `allocate` or `adopt` returned.
+    `capacity` is the GPU's memory in bytes; None is as much as the CPU has."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int | None = None) -> None:
+        self.capacity = capacity
         self._blocks: dict[int, _Block] = {}
         self._adopted: dict[int, Region] = {}
         self._count = 0
@@ -39,8 +41,20 @@ class DeviceMemory:
         self.peak = 0
 
     def allocate(self, size: int) -> Bytes:
-        """uint8[size] at a multiple of 512 bytes. Its contents are those of fresh or of reused memory."""
-        room = np.empty(size + ALIGN + GAP, np.uint8)
+        """uint8[size] at a multiple of 512 bytes. Its contents are those of fresh or of reused memory. Raises
+        MemoryError if the GPU or the CPU has less."""
+        if self.capacity is not None and self.allocated + size > self.capacity:
+            raise MemoryError(
+                f"CUDA out of memory: {size} bytes; {self.allocated} of the virtual GPU's {self.capacity} are"
+                " allocated"
+            )
+        try:
+            room = np.empty(size + ALIGN + GAP, np.uint8)
+        except (MemoryError, ValueError):
+            raise MemoryError(
+                f"CUDA out of memory: {size} bytes, which the CPU does not have; {self.allocated} are"
+                " allocated"
+            ) from None
         start = -room.ctypes.data % ALIGN
         block = room[start : start + size]
         if size == 0:
@@ -70,6 +84,10 @@ class DeviceMemory:
     def _forget(self, address: int) -> None:
         with self._lock:
             self.allocated -= self._blocks.pop(address).size
+
+    def renew_lock(self) -> None:
+        """Forget that a thread of the parent process held the lock at a fork."""
+        self._lock = threading.RLock()
 
     def regions(self) -> list[Region]:
         """All live allocations, which a kernel may access."""

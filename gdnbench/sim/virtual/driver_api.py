@@ -10,6 +10,7 @@ Two callers have them: `libcuda.py` for C, `cuda_driver.py` for cuda-python.
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -30,11 +31,11 @@ Functions = dict[str, Callable[..., Any]]
 VERSION = 13000  # CUDA 13.0
 
 # CUresult.
-SUCCESS, INVALID_VALUE, NO_DEVICE, INVALID_DEVICE, NOT_FOUND = 0, 1, 100, 101, 500
+SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NO_DEVICE, INVALID_DEVICE, NOT_FOUND = 0, 1, 2, 100, 101, 500
 ERROR_NAMES = {
     SUCCESS: "CUDA_SUCCESS",
     INVALID_VALUE: "CUDA_ERROR_INVALID_VALUE",
-    2: "CUDA_ERROR_OUT_OF_MEMORY",
+    OUT_OF_MEMORY: "CUDA_ERROR_OUT_OF_MEMORY",
     3: "CUDA_ERROR_NOT_INITIALIZED",
     4: "CUDA_ERROR_DEINITIALIZED",
     NO_DEVICE: "CUDA_ERROR_NO_DEVICE",
@@ -269,7 +270,7 @@ def _module_functions(objects: CudaObjects) -> Functions:
         return objects.add(objects.load(image))
 
     def load_file(name: bytes | str) -> int:
-        path = Path(name.decode() if isinstance(name, bytes) else name)
+        path = Path(os.fsdecode(name))
         return objects.add(objects.load(path.read_bytes()))
 
     def unload(handle: int) -> None:
@@ -283,7 +284,7 @@ def _module_functions(objects: CudaObjects) -> Functions:
         return objects.function_handle(module(handle), name)
 
     def get_global(handle: int, name: bytes | str) -> tuple[int, int]:
-        text = name.decode() if isinstance(name, bytes) else name
+        text = name.decode(errors="replace") if isinstance(name, bytes) else name
         room = objects.gpu.variable(module(handle), text)
         return int(room.ctypes.data), room.size
 
@@ -432,8 +433,20 @@ def _memory_functions(objects: CudaObjects) -> Functions:
     gpu = objects.gpu
     pool_values: dict[int, int] = {}
 
+    def allocate(size: int) -> int:
+        try:
+            return objects.allocate(size)
+        except MemoryError:
+            raise DriverError(OUT_OF_MEMORY) from None
+
+    def allocate_host(size: int) -> int:
+        try:
+            return objects.allocate_host(size)
+        except MemoryError:
+            raise DriverError(OUT_OF_MEMORY) from None
+
     def allocate_managed(size: int) -> int:
-        address = objects.allocate(size)
+        address = allocate(size)
         objects.managed.add(address)
         return address
 
@@ -510,14 +523,14 @@ def _memory_functions(objects: CudaObjects) -> Functions:
         return objects.pool
 
     return {
-        "cuMemAlloc": objects.allocate,
-        "cuMemAllocAsync": objects.allocate,
-        "cuMemAllocFromPoolAsync": objects.allocate,
+        "cuMemAlloc": allocate,
+        "cuMemAllocAsync": allocate,
+        "cuMemAllocFromPoolAsync": allocate,
         "cuMemAllocManaged": allocate_managed,
         "cuMemFree": objects.free,
         "cuMemFreeAsync": objects.free,
-        "cuMemAllocHost": objects.allocate_host,
-        "cuMemHostAlloc": objects.allocate_host,
+        "cuMemAllocHost": allocate_host,
+        "cuMemHostAlloc": allocate_host,
         "cuMemFreeHost": objects.free_host,
         "cuMemHostRegister": objects.register,
         "cuMemHostUnregister": unregister,

@@ -204,6 +204,11 @@ class VirtualGpu:
         process, count = self._launched
         return count if process == os.getpid() else 0
 
+    def renew_locks(self) -> None:
+        """Forget locks that threads of the parent process held at a fork."""
+        self._lock = threading.RLock()
+        self.memory.renew_lock()
+
     def add_report(self, report: Report, first: int) -> None:
         """Keep a report, whose first launch has this number, and tell `on_report`."""
         self.reports.append(report)
@@ -227,6 +232,14 @@ def _with_names(regions: Sequence[Region], named: Sequence[Region]) -> list[Regi
 
 
 _current: list[VirtualGpu] = []  # that of the process, whose threads all see it, or none
+
+
+def _after_fork() -> None:
+    for gpu in _current:
+        gpu.renew_locks()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def current_gpu() -> VirtualGpu | None:
@@ -256,6 +269,7 @@ def virtual_gpu(
             " leave this virtual_gpu() out"
         )
     gpu = VirtualGpu(machine_named(machine, sms), settings or Settings(), memory=memory or DeviceMemory())
+    gpu.memory.capacity = gpu.machine.memory
     with ExitStack() as stack:
         stack.enter_context(kernel_caches_off())
         _current.append(gpu)

@@ -107,10 +107,13 @@ def cuda_tensors(memory: DeviceMemory) -> Iterator[None]:
 
 
 def new_tensor(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A CUDA tensor on new memory, without values."""
+    """A CUDA tensor on new memory, without values. Raises torch.OutOfMemoryError."""
     reach = sum((extent - 1) * step for extent, step in zip(size, stride, strict=True)) + 1
     count = 0 if 0 in size else reach
-    flat = torch.from_numpy(device_memory().allocate(count * dtype.itemsize))
+    try:
+        flat = torch.from_numpy(device_memory().allocate(count * dtype.itemsize))
+    except MemoryError as error:
+        raise torch.OutOfMemoryError(str(error)) from None
     return _restrided(_claim_cuda(flat).view(dtype), size, stride, 0)
 
 

@@ -58,7 +58,7 @@ done:
 }
 """
 COUNT = 100
-INVALID_VALUE, NO_DEVICE, INVALID_DEVICE, INVALID_PTX = 1, 100, 101, 218
+INVALID_VALUE, OUT_OF_MEMORY, NO_DEVICE, INVALID_DEVICE, INVALID_PTX = 1, 2, 100, 101, 218
 ILLEGAL_ADDRESS, NOT_SUPPORTED = 700, 801
 
 
@@ -301,6 +301,24 @@ def test_errors_are_numbers_and_a_line_on_stderr(
     assert re.search(wording("sim.virtual.pointer-attribute", number=99), told)
     assert re.search(wording("sim.virtual.limit", number=99), told)
     assert re.search(wording("sim.virtual.pool-attribute", number=99), told)
+
+
+def test_null_pointers_and_too_much_memory_are_errors(
+    cuda: ctypes.CDLL, function: c_void_p, capfd: pytest.CaptureFixture[str]
+) -> None:
+    memory, handle = on_device(cuda, np.zeros(2)), c_void_p()
+    assert cuda.cuModuleLoadData(byref(handle), None) == INVALID_VALUE
+    ok(cuda.cuModuleLoadData(byref(handle), PTX))
+    assert cuda.cuModuleGetFunction(byref(handle), handle, None) == INVALID_VALUE
+    assert cuda.cuModuleGetFunction(byref(handle), handle, b"\xff") == INVALID_VALUE
+    assert cuda.cuModuleLoadData(byref(handle), b"\xff\xfe.version") == INVALID_PTX
+    assert re.search(wording("sim.virtual.module-no-text", position=0), capfd.readouterr().err)
+    assert cuda.cuMemcpyHtoD_v2(memory, c_void_p(), c_size_t(16)) == INVALID_VALUE
+    assert re.search(wording("sim.virtual.copy-null", size=16), capfd.readouterr().err)
+    for size in (200 * 10**9, 2**63 - 1, 2**64 - 1):
+        assert cuda.cuMemAlloc_v2(byref(memory), c_size_t(size)) == OUT_OF_MEMORY
+        assert cuda.cuMemAllocManaged(byref(memory), c_size_t(size), 1) == OUT_OF_MEMORY
+        assert cuda.cuMemHostAlloc(byref(handle), c_size_t(size), 0) == OUT_OF_MEMORY
 
 
 def test_an_interrupt_reaches_the_program(

@@ -61,6 +61,8 @@ def test_unknown_machines_and_second_gpus_are_refused(gpu: VirtualGpu) -> None:
         pass
     with pytest.raises(LaunchError, match=wording("sim.virtual.machine-unknown", name="a100")):
         machine_named("a100")
+    with pytest.raises(LaunchError, match=wording("sim.host.sms-of-machine", sms=10**12)):
+        machine_named("b200", 10**12)
 
 
 def test_streams_and_events(gpu: VirtualGpu) -> None:
@@ -103,6 +105,9 @@ def test_memory_is_counted(gpu: VirtualGpu) -> None:
     assert torch.cuda.memory_allocated() == before
     assert torch.cuda.max_memory_allocated() >= before + (1 << 20)
     assert torch.cuda.mem_get_info()[1] == 192 * 10**9
+    full = wording("sim.virtual.out-of-memory", size=192 * 10**9 + 1, capacity=192 * 10**9)
+    with pytest.raises(torch.OutOfMemoryError, match=full):
+        torch.empty(192 * 10**9 + 1, dtype=torch.uint8, device="cuda")
 
 
 def test_a_graph_runs_at_replay_alone(gpu: VirtualGpu) -> None:
