@@ -107,7 +107,10 @@ def argument_values(texts: Sequence[str], seed: int) -> Iterator[ArgumentValue]:
 
     from gdnbench.sim.argspec import TensorSpec, make_tensor, parse_argument
 
-    generator = torch.manual_seed(seed)
+    try:
+        generator = torch.manual_seed(seed)
+    except (RuntimeError, ValueError):
+        raise BadInputError(f"--seed {seed} does not fit 64 bits") from None
     for argument in map(parse_argument, texts):
         spec = argument.value
         if isinstance(spec, TensorSpec):

@@ -49,6 +49,7 @@ Literal = int | float | bool | str | None | tuple[object, ...]
 _NAMED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _TENSOR = re.compile(r"(\w+)\[([^\]:]*)(?::([^\]]*))?\](?::(.+))?")
 _EXTENT = re.compile(r"(\??)(\d{1,18})")
+_STRIDE = re.compile(r"\d{1,99}")
 _WORDS: dict[str, Literal] = {"none": None, "true": True, "false": False}
 
 
@@ -85,7 +86,7 @@ def parse_argument(text: str) -> Argument:
         return Argument(name, _tensor_spec(match, text))
     try:
         return Argument(name, float(value) if value.lower() in ("inf", "-inf", "nan") else _literal(value))
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # of ast.literal_eval
         raise InputError(
             f"argument {text!r} is no number, literal or tensor; tensors are written like f32[128,64]:zeros"
         ) from None
@@ -142,7 +143,7 @@ def _strides(text: str | None, shape: list[int], whole: str) -> tuple[int, ...]:
             packed.append((packed[-1] if packed else 1) * max(extent, 1))
         return tuple(reversed(packed))
     items = _items(text)
-    if len(items) != len(shape) or not all(item.isdecimal() for item in items):
+    if len(items) != len(shape) or not all(_STRIDE.fullmatch(item) for item in items):
         raise InputError(f"argument {whole!r}: strides {text!r}; write one number for each extent")
     return tuple(map(int, items))
 

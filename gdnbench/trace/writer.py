@@ -104,12 +104,14 @@ class TraceWriter:
     def __post_init__(self) -> None:
         files = FolderFiles(self.path)
         for name in files.folders(LAUNCHES):
+            self.launches += 1
             text = files.read(f"{LAUNCHES}/{name}/{METADATA}", METADATA_LIMIT)
-            _, ours = parse_node(text or b"", "group", name)
+            if not text:  # of a process that was killed, or had no disk space, at the start of a launch
+                continue
+            _, ours = parse_node(text, "group", name)
             self.recorded += ours["events"]
             self.dropped += ours["dropped"]
             self._bytes += ours["bytes"]
-            self.launches += 1
 
     def reserve_rows(self, rows: int) -> bool:
         """Reserve room for an event with so many registers. False if there is none."""
@@ -254,8 +256,12 @@ class LaunchWriter:
             said["end"] = str(end)
         place = self.store.path / self.key / METADATA
         unfinished = place.with_name(f".{METADATA}.{secrets.token_hex(4)}")
-        unfinished.write_bytes(group_json(said))
-        os.replace(unfinished, place)
+        try:
+            unfinished.write_bytes(group_json(said))
+            os.replace(unfinished, place)
+        except BaseException:  # no half of a file stays on a full disk
+            unfinished.unlink(missing_ok=True)
+            raise
 
 
 def _name(schedule: Schedule) -> str:

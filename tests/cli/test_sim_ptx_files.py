@@ -205,12 +205,16 @@ ONE = ["--grid", "1", "--block", "32"]
         (["{two}:nothing", *ONE, "--vary", "N=1"], 2, wording("cli.vary-without-explore")),
         (["{two}:nothing", *ONE, "--explore", "2", "--vary", "N=1"], 2, wording("cli.vary-unused")),
         (["missing.ptx:add", *ONE], 2, "missing.ptx: No such file"),
+        (["{empty}", *ONE], 2, wording("sim.host.no-entry")),
+        (["{two}:nothing", *ONE, "--seed", str(2**64)], 2, wording("cli.seed-too-wide", seed=2**64)),
     ],
 )
 def test_refusals_in_one_line(
     gdnbench: Invoke, add: Path, packed: Path, two: Path, arguments: list[str], code: int, message: str
 ) -> None:
-    given = [argument.format(add=add, packed=packed, two=two) for argument in arguments]
+    empty = two.with_name("empty.ptx")
+    empty.write_text("")
+    given = [argument.format(add=add, packed=packed, two=two, empty=empty) for argument in arguments]
     result = gdnbench("sim", *given)
     assert (result.code, result.out) == (code, "")
     assert len(result.err.splitlines()) == 1

@@ -9,10 +9,11 @@ import numpy as np
 from gdnbench.diff.traces.compare import compare
 from gdnbench.diff.traces.judging import Bound
 from gdnbench.sim.virtual import LaunchChoice, virtual_gpu
+from gdnbench.trace.layout import LAUNCHES, launch_name
 from gdnbench.trace.program_trace import attach_to
 from gdnbench.trace.reader import open_trace
 from gdnbench.trace.request import TraceRequest
-from gdnbench.trace.writer import make_trace
+from gdnbench.trace.writer import TraceWriter, make_trace
 from tests.trace import sums
 
 ROUNDS = 3
@@ -61,3 +62,15 @@ def test_diff_compares_two_traces_of_a_program(tmp_path: Path) -> None:
         first = found.launches[0].first
         assert first is not None
         assert first["a"]["ptx"].startswith("ld.global.f32")
+
+
+def test_a_launch_without_metadata_is_passed_over(tmp_path: Path) -> None:
+    """A process that is killed at the start of a launch leaves an empty group."""
+    path = tmp_path / "a.zarr"
+    make_trace(path)
+    (path / LAUNCHES / launch_name(0)).mkdir()
+    run(path, TraceRequest(str(path), "class=store"), None, 1)
+    assert TraceWriter(path).launches == 2
+    with open_trace(path) as trace:
+        (launch,) = trace.launches
+        assert launch.end == "complete"

@@ -77,7 +77,9 @@ def entry_named(entries: Sequence[str], name: str | None, where: str) -> str:
     found = list(entries) if name is None else names_called(name, entries)
     if len(found) == 1:
         return found[0]
-    listed = ", ".join(short_name(entry) for entry in found or entries) or "none"
+    if not entries:
+        raise LaunchError(f"{where} has no kernel")
+    listed = ", ".join(short_name(entry) for entry in found or entries)
     if name is None:
         raise LaunchError(f"{where} has the kernels {listed}: name one, as {where}:NAME")
     if found:
