@@ -82,9 +82,11 @@ def run_command(
     verbose: bool,
 ) -> NoReturn:
     """Run the program, print what it launched, and exit."""
+    from gdnbench.sim import Settings
     from gdnbench.sim.explore import schedules
     from gdnbench.sim.virtual import LaunchChoice, Request, run_program
 
+    Settings(**options.settings)  # refuses bad values before the program runs
     late = options.settings["schedule"] == "late"
     counts = wanted_sms(options.vary)
     if options.explore is None and counts:
@@ -184,7 +186,8 @@ def _status_of_log(log: Log) -> int:
     if log.failed:
         return Exit.MISMATCH
     not_explored = any(launch.refused for launch in log.explored)
-    return Exit.CANNOT_RUN if log.refusals or log.problems or not_explored else Exit.PASS
+    unknown = log.refusals or log.problems or log.incomplete or not_explored
+    return Exit.CANNOT_RUN if unknown else Exit.PASS
 
 
 def simulated_status(log: Log, status: int) -> int:
@@ -208,6 +211,8 @@ def simulated_status(log: Log, status: int) -> int:
         print_note(f"refused: {text}")
     for text in log.problems:
         print_note(f"no virtual GPU: {text}")
+    for text in log.incomplete:
+        print_note(text)
     return status or _status_of_log(log)
 
 
@@ -229,6 +234,8 @@ def _print(done: ProgramRun, *, verbose: bool) -> None:
         print_lines(f"refused: {text}")
     for text in done.log.problems:
         print_lines(f"no virtual GPU: {text}")
+    for text in done.log.incomplete:
+        print_lines(text)
 
 
 def _print_explored(options: ProgramOptions, request: Request, log: Log, *, verbose: bool) -> None:
@@ -284,7 +291,7 @@ def _as_json(done: ProgramRun, others: SmsRuns | None, status: int) -> dict[str,
         "explored": [launch.as_json() for launch in done.log.explored],
         "sms": [] if others is None else others.as_json(),
         "refused": list(done.log.refusals),
-        "problems": list(done.log.problems),
+        "problems": [*done.log.problems, *done.log.incomplete],
     }
 
 

@@ -26,10 +26,14 @@ def wanted_sms(texts: Sequence[str]) -> list[int]:
     found: list[int] = []
     for text in texts:
         name, _, values = text.partition("=")
-        if name != "sms" or not all(value.isdecimal() and int(value) for value in values.split(",")):
+        if name != "sms" or not all(_is_number(value) for value in values.split(",")):
             raise BadInputError(f"--vary {text!r}: of a program it is sms=N,N with numbers of SMs, sms=1,2,4")
         found += [int(value) for value in values.split(",")]
     return list(dict.fromkeys(found))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,8 @@ class SmsRuns:
         """The exit status if the first run passed."""
         if any(list(self._differences(run)) or run.done.log.failed for run in self.runs[1:]):
             return Exit.MISMATCH
-        refused = any(run.done.log.refusals or run.done.log.problems for run in self.runs)
+        logs = [run.done.log for run in self.runs]
+        refused = any(log.refusals or log.problems or log.incomplete for log in logs)
         return Exit.CANNOT_RUN if refused else Exit.PASS
 
     def accepting(self, accept: Callable[[Log], Log]) -> SmsRuns:

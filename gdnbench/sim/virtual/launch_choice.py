@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gdnbench.sim.errors import InputError
 
-_NUMBERS = re.compile(r"(\d+)(?:-(\d+))?")
+_NUMBERS = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ lines of JSON to a file of its own in the command's folder.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +25,7 @@ from gdnbench.sim.virtual.explored import ExploredLaunch
 
 VARIABLE = "GDNBENCH_VIRTUAL"
 SUFFIX = ".jsonl"
+FAILED_SUFFIX = ".failed"  # of a link whose target says why a process could not write its log
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class Log:
     refusals: tuple[str, ...]
     problems: tuple[str, ...]
     explored: tuple[ExploredLaunch, ...] = ()
+    incomplete: tuple[str, ...] = ()  # why launches are missing
 
     @property
     def failed(self) -> bool:
@@ -122,15 +126,27 @@ def start_from_environment(environment: Mapping[str, str]) -> None:
 
 
 class _Writer:
-    """Appends to the log. A forked process writes to a file of its own."""
+    """Appends to the log. A forked process writes to a file of its own. Nothing is raised, as it would be in
+    the middle of the program: on a full disk a line is cut off or missing."""
 
     def __init__(self, folder: str | None) -> None:
         self._folder = folder
 
     def write(self, **line: Any) -> None:
-        if self._folder is not None and os.path.isdir(self._folder):
-            with open(os.path.join(self._folder, f"{os.getpid()}{SUFFIX}"), "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+        if self._folder is None or not os.path.isdir(self._folder):
+            return
+        path = os.path.join(self._folder, str(os.getpid()))
+        data = json.dumps(line).encode() + b"\n"
+        try:
+            # One write, as threads share the file.
+            with open(f"{path}{SUFFIX}", "ab", buffering=0) as file:
+                if file.write(data) == len(data):
+                    return
+            reason = os.strerror(errno.ENOSPC)
+        except OSError as error:
+            reason = error.strerror or str(error)
+        with contextlib.suppress(OSError):
+            os.symlink(reason, f"{path}{FAILED_SUFFIX}")  # which takes less room than a file
 
     def report(self, report: Report, first: int) -> None:
         self.write(**_entry(report, first))
@@ -149,9 +165,14 @@ def read_log(folder: Path) -> Log:
     refusals: dict[str, None] = {}
     problems: dict[str, None] = {}
     explored: list[ExploredLaunch] = []
+    incomplete = {path.stem: os.readlink(path) for path in folder.glob(f"*{FAILED_SUFFIX}")}
     for path in sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line)
+        for line in path.read_bytes().splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:  # the disk was full, or the process was killed, in the middle of a line
+                incomplete.setdefault(path.stem, "a line is cut off")
+                continue
             if "report" in entry:
                 launches += _launches(entry)
             elif "explored" in entry:
@@ -162,7 +183,12 @@ def read_log(folder: Path) -> Log:
                 gpus += 1
             else:
                 problems[entry["problem"]] = None
-    return Log(gpus, tuple(launches), tuple(refusals), tuple(problems), tuple(explored))
+    missing = tuple(
+        f"launches of process {process} are missing: its log in {folder.parent}: {reason}; make room there or"
+        " set TMPDIR"
+        for process, reason in incomplete.items()
+    )
+    return Log(gpus, tuple(launches), tuple(refusals), tuple(problems), tuple(explored), missing)
 
 
 def launches_of(report: Report) -> list[LoggedLaunch]:

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from gdnbench.sim.host.machines import machine_named
 from gdnbench.sim.virtual.process import Log, LoggedLaunch, Request, read_log
 
 NOTE = "note"  # the kind of findings that say what is legal, which a person asks for by --verbose
-FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,33 +80,61 @@ def run_program(command: Sequence[str], request: Request, output: BinaryIO | Non
     """
     with program_log(request) as log:
         environment = {**os.environ, **log.environment}
-        try:
-            child = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-        except OSError as error:
-            raise InputError(f"{command[0]!r} cannot be run: {error.strerror}") from None
-        with _forwarding(child):
+        with _forwarding() as forward_to:
+            try:
+                child = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+            except OSError as error:
+                raise InputError(f"{command[0]!r} cannot be run: {error.strerror}") from None
+            forward_to(child)
             status = child.wait()
         return ProgramRun(status if status >= 0 else 128 - status, log.read())
 
 
 @contextmanager
-def _forwarding(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass signals on to the child and outlive them, to sum up. An interrupt reaches it from the terminal."""
+def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Pass signals on to the child and outlive them, to sum up. Yields a function to call with the child;
+    earlier signals are passed on then."""
+    children: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGINT:
+        if not children:
+            early.append(number)
+        elif number != signal.SIGINT or not _terminal_interrupts_us():
+            children[0].send_signal(number)
+
+    def forward_to(child: subprocess.Popen[bytes]) -> None:
+        children.append(child)
+        for number in early:
             child.send_signal(number)
 
-    numbers = (*FORWARDED, signal.SIGINT)
     try:
-        before: dict[int, Any] = {number: signal.signal(number, forward) for number in numbers}
+        before: dict[int, Any] = {
+            number: signal.signal(number, forward)
+            for number in FORWARDED
+            if signal.getsignal(number) is not signal.SIG_IGN  # nohup, which the child inherits
+        }
     except ValueError:  # not in the main thread, where no signal arrives
         before = {}
     try:
-        yield
+        yield forward_to
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _terminal_interrupts_us() -> bool:
+    """Whether a Ctrl-C in the terminal reaches this process, and so its child."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
 def kernel_rows(launches: Sequence[LoggedLaunch]) -> list[KernelRow]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gdnbench.sim.virtual.process import read_log
 from gdnbench.trace.reader import open_trace
 from tests.messages import wording
 from tests.subset import quick
@@ -171,6 +173,8 @@ def test_a_program_keeps_its_own_exit_status(run: Run) -> None:
             (("--launch", "3"), wording("sim.virtual.launch-alone")),
             (("--vary", "sms=1"), wording("sim.virtual.vary-alone")),
             (("--explore", "2", "--vary", "M=1"), wording("sim.virtual.vary", text="M=1")),
+            (("--explore", "2", "--vary", f"sms={10**7}"), wording("sim.virtual.vary", text=f"sms={10**7}")),
+            (("--engine", "never"), "engine 'never'"),
             (("--explore", "2", "--trace", "t.zarr"), "it does not go with --trace"),
         ],
         1,
@@ -304,6 +308,52 @@ def test_an_exploration_as_json(run: Run) -> None:
     assert [one["number"] for one in found["launches"]] == [0, 1]
     assert [one["depends"] for one in found["explored"]] == [True, True]
     assert found["explored"][0]["difference"]["lines"][0].startswith("kernel.py:17")
+
+
+# Launches with a log that can hold a few bytes more, as on a full disk.
+FULL = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+{UNWAITED}"""
+
+
+def test_a_program_outlives_a_full_disk(run: Run) -> None:
+    ran = run(FULL)
+    assert ran.returncode == 3, ran.stderr
+    assert ran.stdout.splitlines()[0] == "SMs 148"
+    assert re.search(wording("sim.virtual.incomplete"), ran.stdout)
+
+
+def test_a_log_that_is_cut_off_is_told(tmp_path: Path) -> None:
+    (tmp_path / "12.jsonl").write_text('{"gpu": "b200"}\n{"report": {"ori')
+    log = read_log(tmp_path)
+    assert log.gpus == 1
+    (text,) = log.incomplete
+    assert re.fullmatch(wording("sim.virtual.incomplete", process=12), text)
+
+
+def test_an_interrupt_of_the_command_alone_ends_the_program(
+    tmp_path: Path, environment: Mapping[str, str]
+) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    command = [sys.executable, "-m", "gdnbench", "sim", "--", sys.executable, "-c"]
+    command.append("import time; print('ready', flush=True); time.sleep(60)")
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**environment, "TMPDIR": str(folder)},
+        start_new_session=True,
+    ) as ran:
+        assert ran.stdout is not None
+        assert ran.stdout.readline() == "ready\n"
+        ran.send_signal(signal.SIGINT)
+        _, errors = ran.communicate(timeout=30)
+    assert ran.returncode == 130
+    assert "gdnbench: the program ended with status 130\n" in errors
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.slow  # tests/trace/test_program_trace.py has its parts
