@@ -399,6 +399,7 @@ assert not provide_libcuda()
 """
 
 
+@pytest.mark.slow  # a process of its own
 def test_a_libcuda_that_was_loaded_before_stays() -> None:
     subprocess.run([sys.executable, "-c", ANOTHER], check=True)
 

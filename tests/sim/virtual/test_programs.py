@@ -253,6 +253,7 @@ sys.exit(3 if sms == 1 else 0)
 LAUNCHED_AT = 1 + next(n for n, line in enumerate(UNWAITED.split("\n")) if "# the launch" in line)
 
 
+@pytest.mark.slow  # test_explore_launches.py has its parts
 def test_a_program_is_explored_and_run_again_with_other_sms(run: Run, tmp_path: Path) -> None:
     options = ("--sms", "4", "--explore", "2", "--launch", "1", "--vary", "sms=1,4")
     ran = run(UNWAITED, options=options)
@@ -317,6 +318,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 {UNWAITED}"""
 
 
+@pytest.mark.slow  # starts three programs
 def test_a_program_outlives_a_full_disk(run: Run) -> None:
     ran = run(FULL)
     assert ran.returncode == 3, ran.stderr
