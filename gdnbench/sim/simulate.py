@@ -192,7 +192,7 @@ def active(
 
     `machine` is the GPU, "b200", "h200" or "h100"; without it kernels run on that of their PTX target. `sms`
     is the number of multiprocessors that compilers, host code and kernels see: a persistent kernel then has
-    that many CTAs at most. What is asked of the device is noted in `questions`. Raises LaunchError for an
+    that many CTAs at most. `questions` notes what the call asks the device. Raises LaunchError for an
     unknown machine, and for an `arch` that it does not run.
     """
     if machine is not None:

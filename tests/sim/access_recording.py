@@ -6,10 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
-from gdnbench.sim.machine.observer import Addresses, Masks, Writer
-from gdnbench.sim.ptx.ir import Instruction, Register
+from gdnbench.sim.machine.observer import Addresses, Checker, Masks
+from gdnbench.sim.ptx.ir import Instruction
 
 # (warp, letter, or pc and name, of the instruction, {lane: address})
 Event = tuple[int, str, dict[int, int]]
@@ -19,8 +18,8 @@ Event = tuple[int, str, dict[int, int]]
 NOTHING = np.zeros((1, 32), np.bool_), np.zeros((1, 32), np.uint64)
 
 
-class Recording:
-    """Seam: `Checker`. Keeps what it is told."""
+class Recording(Checker):
+    """Keeps what it is told."""
 
     def __init__(self, letters: Mapping[int, str]) -> None:
         self.letters = letters  # by PTX line; others go by their pc
@@ -69,17 +68,5 @@ class Recording:
         if not isinstance(results, Wait):
             self._told.append((warp.index, f"{ins.op} ends", *NOTHING))
 
-    def on_submit(self, operation: AsyncOperation) -> None: ...
-
-    def before_landing(self, operation: AsyncOperation) -> None: ...
-
-    def on_register_use(
-        self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None
-    ) -> None: ...
-
     def on_warp_exit(self, warp: int) -> None:
         self._told.append((warp, "exited", *NOTHING))
-
-    def on_hang(self) -> None: ...
-
-    def on_cta_end(self) -> None: ...
