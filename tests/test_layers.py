@@ -259,6 +259,7 @@ def test_the_simulator_has_one_door() -> None:
         for top in ("gdnbench", "kernels", "scripts", "captures", "tests")
         for file in (ROOT / top).rglob("*.py")
         if not str(file.relative_to(ROOT)).startswith(INSIDERS)
+        if b"gdnbench.sim" in file.read_bytes()  # few are parsed
         for name in imported(file)
         if name.startswith("gdnbench.sim.") and name.removeprefix("gdnbench.sim") not in PUBLIC
     ]

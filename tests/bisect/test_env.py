@@ -103,6 +103,7 @@ def gain(factor: object) -> str:
     return f"def factor():\n    return {factor}\n"
 
 
+@pytest.mark.slow  # several environments are made
 def test_the_package_then_its_version(bisecting: Bisecting, wheels: Any, replays: Replays) -> None:
     for minor in range(7):
         needs = ["nosuchpackage"] if minor == 3 else [f"below_gain=={1 + (minor >= 4)}"]

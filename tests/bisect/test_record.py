@@ -79,6 +79,7 @@ def test_a_kernel_that_is_right_passes_alone_and_carried(chain: Path, session: S
     assert (found.carry.calls, found.carry.lanes) == (80, 4)
 
 
+@pytest.mark.slow  # many replays
 def test_any_bad_call_will_do_and_layers_are_told_apart(chain: Path, session: Session) -> None:
     found = finding.find_bad_call(asked(chain, "spoils_state", any=True), session)
     assert found.first is not None

@@ -183,6 +183,7 @@ def test_what_is_known_is_not_asked_again(store: Path, session: Session) -> None
     assert len(session.verdicts) == before
 
 
+@pytest.mark.slow  # a long record
 def test_identical_keys_where_torch_is_off(tmp_path: Path, session: Session) -> None:
     """torch keeps A in bf16: by its own rounding A passes, and Ai of it does not; no step adds anything."""
     call = made(key_correlation=1.0, beta=1.0, gate_span=0.06, head_dim=(128, 128))

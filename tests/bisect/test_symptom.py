@@ -188,6 +188,7 @@ LATE = {"schedules": ("late",), "only_schedules": True}
 PLANTED = ("BEGIN", "MOVED", "OFF_BY_ONE", "OFF_BY_ONE")
 
 
+@pytest.mark.slow  # the two below take less
 def test_a_wrong_number_is_found_beside_a_race_that_both_ends_have(find: Any) -> None:
     with pytest.raises(BadInputError, match=wording("bisect.good-fails")):
         find(*PLANTED)

@@ -52,6 +52,7 @@ OPERATOR = (
 )
 
 
+@pytest.mark.slow  # torch.compile
 def test_what_is_compiled_is_counted_by_function_and_reason(toy: Toy, tmp_path: Path) -> None:
     script = toy.script(COMPILED)
     ran = toy.capture(tmp_path / "run.zarr", script)

@@ -181,6 +181,7 @@ SIGNALLED = """
 """
 
 
+@pytest.mark.slow  # a program of its own; the file switches above
 def test_a_signal_switches_beside_the_programs_own_handler(toy: Toy, tmp_path: Path) -> None:
     script = toy.script(SIGNALLED)
     ran = toy.capture(tmp_path / "run.zarr", script, {"paused": True, "signal": "USR2"})

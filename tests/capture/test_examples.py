@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.subset import quick
-
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "examples"
 
 
+@pytest.mark.slow  # a program for each example
 @pytest.mark.parametrize(
     "name",
-    quick(["capture_fla.py", "capture_flashinfer.py", "capture_vllm.py", "capture_sglang.py"], 0, 3),
+    ["capture_fla.py", "capture_flashinfer.py", "capture_vllm.py", "capture_sglang.py"],
 )
 def test_without_a_gpu(name: str) -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

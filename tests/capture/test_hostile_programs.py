@@ -24,7 +24,6 @@ from gdnbench.errors import BadInputError
 from gdnbench.store.journal.log import JournalLog
 from gdnbench.store.reader import Store
 from tests.messages import wording
-from tests.subset import quick
 
 Toy = Any
 
@@ -152,17 +151,15 @@ def test_a_relative_store_is_where_the_program_started(toy: Toy, tmp_path: Path)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+@pytest.mark.slow  # a program of its own
 @pytest.mark.parametrize(
     ("adapter", "said"),
-    quick(
-        [
-            ("raise SystemExit(9)", "SystemExit(9)"),
-            ("import no_such_module", "No module named 'no_such_module'"),
-            ("ADAPTER = 5", "'int' object has no attribute 'framework'"),
-            ("ADAPTER: object", "has no attribute 'ADAPTER'"),
-        ],
-        0,
-    ),
+    [
+        ("raise SystemExit(9)", "SystemExit(9)"),
+        ("import no_such_module", "No module named 'no_such_module'"),
+        ("ADAPTER = 5", "'int' object has no attribute 'framework'"),
+        ("ADAPTER: object", "has no attribute 'ADAPTER'"),
+    ],
 )
 def test_an_adapter_that_does_not_load_stops_nothing(
     toy: Toy, program: Path, tmp_path: Path, adapter: str, said: str
@@ -260,9 +257,10 @@ def test_a_module_of_the_programs_named_like_one_of_the_library(toy: Toy, tmp_pa
     assert ran.err.startswith("gdnbench: 2 records, ")
 
 
+@pytest.mark.slow  # a program of its own
 @pytest.mark.parametrize(
     ("slip", "write"),
-    quick([("s3:/bucket/run.zarr", "s3://bucket/run.zarr"), ("file:/run.zarr", "file:///run.zarr")], 0),
+    [("s3:/bucket/run.zarr", "s3://bucket/run.zarr"), ("file:/run.zarr", "file:///run.zarr")],
 )
 def test_half_a_url_makes_no_folder(toy: Toy, slip: str, write: str) -> None:
     script = toy.script("import toyframe; print(toyframe.Model()(0))")

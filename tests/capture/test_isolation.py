@@ -19,7 +19,6 @@ from gdnbench.store.journal import JournalWriter
 from gdnbench.store.reader import Store
 from gdnbench.store.sealer import Progress
 from tests.messages import wording
-from tests.subset import quick
 
 Toy = Any
 PROGRAM = """
@@ -41,7 +40,8 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("what", quick(BROKEN, 0))
+@pytest.mark.slow  # a program of its own; test_hostile_programs.py has adapters that do not load
+@pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_adapter_changes_nothing(
     toy_with: Callable[[str, str], Toy], tmp_path: Path, what: str
 ) -> None:
@@ -107,7 +107,8 @@ def test_what_is_judged_after_the_command_does_not_outlive_it(count: int, tmp_pa
         writer.close({})
 
 
-@pytest.mark.parametrize("when_over", quick(["stop", "drop-oldest"], 0))
+@pytest.mark.slow  # a program of its own
+@pytest.mark.parametrize("when_over", ["stop", "drop-oldest"])
 def test_a_limit_that_no_call_fits_is_why_nothing_was_captured(
     toy: Toy, tmp_path: Path, when_over: str
 ) -> None:

@@ -140,6 +140,7 @@ def test_capturing_again_into_a_store_adds_to_it(toy: Toy, program: Path, tmp_pa
     assert len(Store.open(tmp_path / "run.zarr").records) == 4
 
 
+@pytest.mark.slow  # a program of its own; store/test_quota.py has the rule
 def test_drop_oldest_keeps_the_latest_records_and_says_so(toy: Toy, tmp_path: Path) -> None:
     script = toy.script("import toyframe; m = toyframe.Model(); [m(n) for n in range(100)]")
     path, limit = tmp_path / "run.zarr", 400_000

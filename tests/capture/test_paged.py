@@ -239,6 +239,7 @@ for step in range(2):
 """
 
 
+@pytest.mark.slow  # a program of its own
 def test_a_layer_with_its_own_cache_by_the_command(engine: Any, tmp_path: Path) -> None:
     """fp8_ds_mla as vLLM holds it, outputs among the attributes of a result, layers by name."""
     make = torch.Generator().manual_seed(11)

@@ -20,7 +20,6 @@ from gdnbench.store.recover import open_store
 from gdnbench.store.summary import segment_summary
 from gdnbench.store.verify import verify
 from tests.messages import wording
-from tests.subset import quick
 
 Toy = Any
 
@@ -195,7 +194,8 @@ DAEMON = """
 """
 
 
-@pytest.mark.parametrize("early", quick([True, False], 0))
+@pytest.mark.slow  # a program of its own
+@pytest.mark.parametrize("early", [True, False])
 def test_a_daemon_outlives_the_command(
     toy: Toy, tmp_path: Path, early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ def test_nothing_of_the_current_folder_is_imported(hostile: Path, what: str) -> 
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.slow  # imports transformers twice
 def test_nor_by_the_sealer_of_a_capture(hostile: Path) -> None:
     """The program's own `python program.py` does not look there either."""
     run_store = hostile.parent / "captured.zarr"
@@ -121,7 +122,8 @@ def test_nor_by_the_judge_of_a_capture(hostile: Path) -> None:
         assert len(store.records) == 1
 
 
-@pytest.mark.parametrize("how", quick(["--isolate", "--no-isolate", "--workers"], 0))
+@pytest.mark.slow  # starts a program for each
+@pytest.mark.parametrize("how", ["--isolate", "--no-isolate", "--workers"])
 def test_a_kernel_that_is_named_is_found_there(hostile: Path, how: str) -> None:
     """The user says so, and its folder is not the store."""
     (hostile.parent / "mine.py").write_text(KERNEL)

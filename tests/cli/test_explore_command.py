@@ -276,6 +276,7 @@ def test_records_and_smaller_calls(gdnbench: Invoke, kernels: Path, decodes: Pat
     assert re.fullmatch(f"18 runs, equal bits, {NO_ERROR}", result.out.splitlines()[-1])
 
 
+@pytest.mark.slow  # the test below has a function's
 def test_a_record_whose_bits_depend_on_the_schedule(gdnbench: Invoke, kernels: Path, decodes: Path) -> None:
     asked = (decodes, f"{kernels}:racy_decode", "--schedules", "20", "--shapes", "1", "--check", "--json")
     data = json.loads(explored(gdnbench, *asked).out)

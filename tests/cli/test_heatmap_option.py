@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.messages import wording
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
@@ -62,6 +64,7 @@ def test_json_stays_one_document(gdnbench: Invoke, prefills: Path) -> None:
     assert gdnbench("replay", prefills, "--heatmap", "--json").out.rstrip().endswith("}")
 
 
+@pytest.mark.slow  # a program of its own
 def test_a_pipe_of_ascii_gets_ascii(prefills: Path) -> None:
     command = [sys.executable, "-m", "gdnbench", "replay", str(prefills), "--heatmap"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "60", "NO_COLOR": "1"}

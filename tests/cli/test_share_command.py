@@ -41,6 +41,7 @@ def test_it_says_what_went_and_what_remains(gdnbench: Invoke, prefills: Path, tm
     assert gdnbench("share", prefills, copy).code == 2  # it is there
 
 
+@pytest.mark.slow  # replays in two processes
 def test_a_failure_is_shown_in_both(gdnbench: Invoke, prefills: Path, wrong: str, tmp_path: Path) -> None:
     copy = tmp_path / "copy.zarr"
     done = gdnbench("share", prefills, copy, "0", "--hide", "rotation", "--kernel", wrong, "--json")

@@ -15,9 +15,6 @@ import torch
 
 from tests.messages import wording
 
-pytestmark = pytest.mark.alone
-
-
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 
 CAPTURES = Path(__file__).parents[2] / "captures"
@@ -25,6 +22,7 @@ gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason
 QUICK = ("--cache", "warm", "--seconds", "1", "--busy")
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_times_on_this_cpu_and_later_ones_beside(gdnbench: Invoke, prefills: Path, tmp_path: Path) -> None:
     run = tmp_path / "run.zarr"
@@ -71,6 +69,7 @@ def test_csv(gdnbench: Invoke, prefills: Path) -> None:
     assert float(row["bytes_per_s"]) == pytest.approx(int(row["bytes"]) / float(row["median_s"]))
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_replay_times_what_passed_and_as_asked(gdnbench: Invoke, prefills: Path) -> None:
     """For 30 s, whoever else uses this machine."""

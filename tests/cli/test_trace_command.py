@@ -43,6 +43,7 @@ def version(folder: Path, name: str, *edits: tuple[str, str]) -> Path:
     return written(folder / f"{name}.py", KERNEL, *edits)
 
 
+@pytest.mark.slow  # compiles three versions
 def test_the_planted_line_is_named_across_versions(gdnbench: Invoke, tmp_path: Path) -> None:
     traces = {}
     for name, edits in (("a", ()), ("b", (COMMENT, PLANTED)), ("c", (COMMENT,))):

@@ -25,6 +25,7 @@ Faulty = Callable[[str], str]
 Plain = Callable[[ReplayReport], list[dict[str, Any]]]
 
 
+@pytest.mark.slow  # test_scheduler.py has the same of a scheduler
 def test_the_same_report(store: Store, two: WorkerPool, faulty: Faulty, plain: Plain) -> None:
     """A kernel that fails, against another, in an order of the user's."""
     options: dict[str, Any] = {"kernel": faulty("gets_a_tail_wrong"), "against": "torch", "grids": True}

@@ -69,7 +69,7 @@ def test_nobody_answers(store: Store, impatient: None) -> None:
         replay_distributed(store.path, scheduler="tcp://127.0.0.1:1")
 
 
-@pytest.mark.parametrize("address", quick(["pigeon://coop", "nonsense", "", "tcp://[::1"], 0, 3))
+@pytest.mark.parametrize("address", quick(["pigeon://coop", "nonsense", "", "tcp://[::1"], 3))
 def test_no_address(store: Store, address: str, closed: list[object]) -> None:
     with pytest.raises(BadInputError, match=re.escape(f"--scheduler {address}: ")):
         replay_distributed(store.path, scheduler=address)
@@ -170,6 +170,7 @@ def test_a_store_that_workers_do_not_see(
         replay_distributed(tmp_path / "elsewhere.zarr", scheduler=workers)
 
 
+@pytest.mark.slow  # starts workers; a store that they do not see is below
 def test_a_folder_that_workers_do_not_have(
     store: Store, workers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,6 @@ import pytest
 from gdnbench.cli.main import console_main
 from gdnbench.store.reader import Store
 from tests.messages import wording
-from tests.subset import quick
 
 
 def gdnbench(*arguments: object) -> list[str]:
@@ -108,7 +107,8 @@ def eventually(true: Any) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("interrupt", quick([signal.SIGINT, signal.SIGKILL], 0, ids=["Ctrl-C", "killed"]))
+@pytest.mark.slow  # starts workers; test_interrupt.py interrupts those of a process
+@pytest.mark.parametrize("interrupt", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
 def test_nothing_is_left_running(store: Store, tmp_path: Path, interrupt: signal.Signals) -> None:
     """Two kernels hang, each in a process and session of its own, when the command ends. What was finished
     before is kept by a command that is only interrupted."""

@@ -189,6 +189,7 @@ def test_states_of_either_dtype_or_none(initial: StateDtype | None, final: State
         assert same_bits(out["h"][chunk], (zero if first is None else first[n]).bfloat16())
 
 
+@pytest.mark.slow  # builds the kernel twice
 def test_a_final_state_is_left_out_and_changes_nothing(mixed: tuple[Given, Outputs]) -> None:
     given, out = mixed
     assert all_same(given.run(None), {name: out[name] for name in ("h", "V_new")})

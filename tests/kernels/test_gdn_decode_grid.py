@@ -75,6 +75,7 @@ def test_the_quick_cases_pass_with_torchs_kernel_and_other_numbers(proof: Proof)
     assert out.splitlines()[-1] == f"{len(quick)} cases, 0 failed"
 
 
+@pytest.mark.slow  # the two below start one too
 def test_one_process_runs_all_cases(tmp_path: Path) -> None:
     """On a GPU each would import torch and compile the kernel again: 29 cases took 200 s."""
     processes, kernel = tmp_path / "processes", tmp_path / "kernel.py"

@@ -41,6 +41,7 @@ MAP_NORESERVE = 0x4000
 """Linux's, on x86-64 and AArch64; Python 3.11 does not name it."""
 
 
+@pytest.mark.slow  # many launches
 def test_of_tokens_with_one_slot_the_last_one_stays() -> None:
     """A sequence may write a slot twice: copies of two tokens to one place, which land in any order. `random`
     schedules found them the wrong way round, late and early ones did not."""

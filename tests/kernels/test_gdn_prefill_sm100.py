@@ -150,7 +150,7 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", quick(CALLS.values(), 4, 6, ids=CALLS))
+@pytest.mark.parametrize("options", quick(CALLS.values(), 6, ids=CALLS))
 def test_stages_and_outputs(options: dict[str, Any]) -> None:
     assert_passes(synth(**options))
 
@@ -302,6 +302,7 @@ def test_bits_are_those_of_any_schedule(usual: dict[str, Tensor], schedule: str)
     assert_same_bits(call, Run(call, schedule=schedule), usual)
 
 
+@pytest.mark.slow  # each kernel's own tests run both engines
 def test_bits_are_those_of_the_other_engine() -> None:
     call = synth(seqlens=(65,), heads=(1, 1), initial_state=True)
     wanted = Run(call)
@@ -329,6 +330,7 @@ def test_beta_to_two_on_its_own_build() -> None:
     assert not u.passed
 
 
+@pytest.mark.slow  # each kernel has tests of its own
 def test_kernels_alone_make_the_whole() -> None:
     """Chained by hand, from an inverse that another run stored."""
     call = synth(**BATCH)

@@ -27,6 +27,7 @@ from gdnbench_kernels.gdn_prefill.contract import OPERATION as PREFILL
 from gdnbench_kernels.run import run_kernel
 from tests.messages import wording
 from tests.seeds import drawn
+from tests.subset import quick
 
 # FlashInfer was written against an older CuTe DSL, whose names have moved; others warn of long loops.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -109,7 +110,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick(CASES, 2, 3))
 def test_decode(name: str, installed: None) -> None:
     options = CASES[name] | {"gate_span": 1.0, "seed": drawn(f"flashinfer {name}", 31)}
     call = made(**options)

@@ -27,7 +27,6 @@ from gdnbench_kernels.plan import (
 )
 from gdnbench_kernels.run import run_kernel
 from tests.messages import wording
-from tests.subset import quick
 
 LAUNCHES = {
     "sm100": ("chunk_metadata", "chunk_uw", "chunk_state", "chunk_output"),
@@ -210,7 +209,8 @@ def test_headers_quote_the_plan(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("kernel", quick(LAUNCHES, list(LAUNCHES).index("sm100")))
+@pytest.mark.slow  # runs every kernel; each has tests of its own launch
+@pytest.mark.parametrize("kernel", LAUNCHES)
 def test_launches_are_as_planned(kernel: str) -> None:
     plans = [import_module(f"gdnbench_kernels.gdn_prefill.{name}").PLAN for name in LAUNCHES[kernel]]
     call = synth(seqlens=(3,), heads=(1, 1))

@@ -51,6 +51,7 @@ def test_from_as_many_requests_on_it_is_wgmma(both: Calls) -> None:
     assert same_outputs(run(call, arch=SM90, kernel="faster"), other)
 
 
+@pytest.mark.slow  # `both` is costly
 @pytest.mark.usefixtures("from_two")
 def test_else_it_is_mma_sync(both: Calls) -> None:
     call, plain, _ = both

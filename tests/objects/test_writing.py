@@ -60,6 +60,7 @@ def program(tmp_path: Path) -> Path:
     return script
 
 
+@pytest.mark.slow  # a program of its own
 def test_capture_into_a_url(bucket: Bucket, program: Path) -> None:
     bucket.proxy.cut("up", 20_000)  # an object of the first batch
     ran = gdnbench("capture", bucket.url, "--zstd", "off", "--", sys.executable, program)
@@ -213,6 +214,7 @@ def test_what_waits_is_found_by_its_url(bucket: Bucket, tmp_path: Path) -> None:
     assert verify(bucket.url).records == 4
 
 
+@pytest.mark.slow  # waits for retries
 def test_the_network_comes_back(bucket: Bucket, tmp_path: Path) -> None:
     spool = spooled(bucket, tmp_path)
     bucket.proxy.refuses = True

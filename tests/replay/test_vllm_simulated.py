@@ -50,6 +50,7 @@ def test_kernel_o_overwrites_gate_sums_that_are_read() -> None:
     assert ("kernel_o.py", 376, 395) in shared_memory_races(packages(), "vllm")
 
 
+@pytest.mark.slow  # a program of its own
 def test_a_missing_package_is_named_with_the_command(tmp_path: Path) -> None:
     if importlib.util.find_spec("vllm") is not None:
         pytest.skip("vLLM is installed here")

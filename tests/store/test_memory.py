@@ -48,7 +48,8 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return path
 
 
-@pytest.mark.parametrize("way", quick(["rows", "verify"], 1))
+@pytest.mark.slow  # large stores
+@pytest.mark.parametrize("way", ["rows", "verify"])
 def test_memory_is_bounded(store: Path, way: str) -> None:
     command = [sys.executable, "-c", READER, str(store), way]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)

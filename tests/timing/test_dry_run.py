@@ -33,9 +33,6 @@ from gdnbench_kernels.contract import Operation
 from tests.messages import wording
 from tests.timing.fake_gpu import FakeGpu, OnTheCpu
 
-pytestmark = pytest.mark.alone
-
-
 SMALL = partial(RotationOptions, touched=1 << 20, most_sets=3)
 
 

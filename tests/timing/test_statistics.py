@@ -27,7 +27,6 @@ from gdnbench.timing.statistics import (
 )
 from tests.messages import wording
 from tests.seeds import drawn, fresh
-from tests.subset import quick
 from tests.timing.synthetic import (
     COARSE,
     KINDS,
@@ -143,7 +142,8 @@ def test_what_placements_do_is_told_from_noise() -> None:
     assert apart_by_placement(Series([0.1, 0.9, 0.1], [0, 1, 0], range(3))) is None  # one run on the second
 
 
-@pytest.mark.parametrize("kind", quick(["white", "places"], 1))
+@pytest.mark.slow  # many draws
+@pytest.mark.parametrize("kind", ["white", "places"])
 def test_noise_is_seldom_taken_for_placements(kind: str) -> None:
     """12 runs on each of 8 placements: an effect of up to 1 % against noise of 0.5 % a round, and none."""
     said = 0
@@ -264,7 +264,8 @@ def test_the_threshold_is_the_binomials() -> None:
     assert (at_most(458, 0.01), at_most(459, 0.01)) == (-1, 0)
 
 
-@pytest.mark.parametrize("kind", quick(KINDS, 0))
+@pytest.mark.slow  # many draws
+@pytest.mark.parametrize("kind", KINDS)
 def test_identical_kernels_do_not_differ_and_slower_ones_do(kind: str) -> None:
     series(kind, 250, 1000)
 

@@ -25,9 +25,6 @@ from gdnbench.timing.types import Cache, Form, Mode
 from gdnbench.timing.worker import Mark
 from tests.messages import wording
 
-pytestmark = pytest.mark.alone
-
-
 WARM = Mode(Cache.WARM, Form.PLAIN)
 KERNELS = Path(__file__).with_name("timed_kernels.py")
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -57,6 +54,7 @@ def timer(store: Store) -> Iterator[TimingProcess]:
     made.close()
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_the_others_are_timed_without_the_culprits(store: Store, timer: TimingProcess) -> None:
     """One kernel ends the process, another raises: each is named, and the last two are compared."""

@@ -40,7 +40,8 @@ def test_drawn_operands(product: Product) -> None:
     compare(product, drawn(f"product {product}"), 19, 21)
 
 
-@pytest.mark.parametrize("name", quick(["x86-64-v3", "x86-64-v2"], 0))
+@pytest.mark.slow  # the instruction tests run for x86-64-v3
+@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v2"])
 def test_other_cpus(name: str, as_cpu: Callable[[str], None]) -> None:
     as_cpu(name)
     for product in PRODUCTS[::3]:

@@ -74,6 +74,7 @@ def test_gdn_decode(flashinfer: Apart) -> None:
     assert (out_error <= summed + BF16 * (out.abs() + summed)).all()
 
 
+@pytest.mark.slow  # a large kernel
 def test_tcgen05_fold(flashinfer: Apart) -> None:
     """Four sequences commit 3, 8 and 0 tokens in two layers; one has no slot. Rejected tokens are NaN."""
     layers, slots, heads, value_heads, length = 2, 5, 1, 2, 8

@@ -31,6 +31,7 @@ def test_softmax(dtype: torch.dtype, columns: int, quack: Apart) -> None:
     _check_softmax(x, quack.run("softmax", {"x": x, "out": torch.full_like(x, torch.nan)}).tensors["out"])
 
 
+@pytest.mark.slow  # test_softmax has the same kernel
 def test_softmax_called_as_a_jit_function(quack: Apart) -> None:
     x = _matrix(5, 512, torch.float32, 1)
     ran = quack.run("softmax_called", {"x": x, "out": torch.full_like(x, torch.nan)})

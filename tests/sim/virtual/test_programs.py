@@ -131,6 +131,7 @@ for one, other in zip(model.parameters(), twin.parameters(), strict=True):
 """
 
 
+@pytest.mark.slow  # a program that compiles Triton kernels
 def test_backward_passes_run_on_the_devices_thread(run: Run) -> None:
     ran = run(AUTOGRAD)
     assert ran.returncode == 0, ran.stderr
@@ -151,6 +152,7 @@ else:
 """
 
 
+@pytest.mark.slow  # starts several programs
 def test_child_processes_have_a_gpu_and_refusals_are_told(run: Run) -> None:
     ran = run(REFUSED)
     assert ran.returncode == 3, ran.stderr
