@@ -6,7 +6,7 @@ install_third_party() {  # FOLDER REQUIREMENTS
   if [ ! "$1/.installed" -nt "$2" ]; then
     echo "installing the packages of $2 into $1" >&2
     rm -rf "$1"
-    python -m pip install -q --no-deps --target "$1" -r "$2"
+    python -m pip install -q --no-compile --no-deps --target "$1" -r "$2"
     touch "$1/.installed"
   fi
 }

@@ -107,6 +107,7 @@ def test_a_record_that_kills_every_worker(store: Store, two: WorkerPool, faulty:
     assert report.exit_code is Exit.MISMATCH
 
 
+@pytest.mark.slow  # starts workers
 def test_a_crash_in_a_process_of_its_own_costs_no_worker(
     store: Store, two: WorkerPool, faulty: Faulty, capfd: pytest.CaptureFixture[str]
 ) -> None:

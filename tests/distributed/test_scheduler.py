@@ -136,6 +136,7 @@ def test_a_gpu_is_a_resource(workers: str) -> None:
         assert found.submit(os.getpid).result() != os.getpid()
 
 
+@pytest.mark.slow  # starts workers
 def test_another_version(store: Store, workers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker has this one; the coordinator says that it is another."""
     monkeypatch.setattr(spreading, "code_version", lambda: "gdnbench 0.0 with torch 9")

@@ -157,7 +157,7 @@ PREFILL = sources.sources(1, 2, "bfloat16", None)
 
 @pytest.mark.parametrize(
     ("cuda_launches", "source"),
-    quick([(one, one) for one in PREFILL], 0, len(PREFILL) - 1, ids=[one.name for one in PREFILL]),
+    quick([(one, one) for one in PREFILL], 0, ids=[one.name for one in PREFILL]),
     indirect=["cuda_launches"],
 )
 def test_cuda_launch_of_the_prefill_kernels(cuda_launches: list[Any], source: Source) -> None:

@@ -49,7 +49,7 @@ PLANS = {
     "bulk passes": DecodePlan(rows=4, warps=2, transport="bulk", passes=2, spread=True, resident=3),
     "bulk in": DecodePlan(rows=2, warps=4, transport="bulk_in", passes=4, resident=2),
 }
-BITS = quick(["large", "a warp", "bulk", "passes", "bulk passes", "bulk in"], 0, 4)
+BITS = quick(["large", "a warp", "bulk", "passes", "bulk passes", "bulk in"], 4)
 """Plans that calls of a few sequences do not have anyway."""
 MIXED: dict[str, dict[str, Any]] = {
     "fp32": {"padding": 0.25},

@@ -311,6 +311,7 @@ def test_bits_are_those_of_the_other_engine() -> None:
     assert found.findings == []
 
 
+@pytest.mark.slow  # a build of its own; test_chunk_uw.py has the stages
 def test_the_build_that_stores_a_and_ai_has_the_same_bits(usual: dict[str, Tensor]) -> None:
     plain = Run(synth(**BATCH), tap=False)
     assert plain.stages == {}

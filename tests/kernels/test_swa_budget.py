@@ -50,7 +50,8 @@ def test_within_the_budget(kernel: str) -> None:
     assert problems(compiled(kernel, arch, budget["options"]), budget) == []
 
 
-@pytest.mark.parametrize(("kernel", "arch", "options"), quick(OTHERS, 0))
+@pytest.mark.slow
+@pytest.mark.parametrize(("kernel", "arch", "options"), OTHERS)
 def test_other_builds_are_within_the_limits(kernel: str, arch: str, options: dict[str, Any]) -> None:
     found = compiled(kernel, arch, options)
     assert found

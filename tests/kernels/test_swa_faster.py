@@ -60,6 +60,7 @@ def test_else_it_is_mma_sync(both: Calls) -> None:
     assert same_outputs(fewer, {name: tensor[1:] for name, tensor in plain.items()})
 
 
+@pytest.mark.slow  # `both` is costly
 @pytest.mark.usefixtures("from_two")
 def test_unasked_it_is_never_wgmma(both: Calls) -> None:
     call, plain, _ = both
