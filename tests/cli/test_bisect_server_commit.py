@@ -1,7 +1,9 @@
-"""`gdnbench bisect commit` on a copy of vLLM's GDN kernels with a planted fault, their own races left in.
+"""`gdnbench bisect commit` on copies of vLLM's and SGLang's GDN kernels with a planted fault, their own races
+left in.
 
-Tests do not install vLLM: GDNBENCH_VLLM names a folder that has it, see tests/replay/test_vllm_simulated.py.
-The copy is made from there, without its compiled extensions, into a repository in a temporary folder.
+Tests do not install either: GDNBENCH_VLLM and GDNBENCH_SGLANG name folders that have them, see
+tests/replay/test_vllm_simulated.py and tests/replay/test_sglang_simulated.py. The copy is made from there,
+without its compiled extensions, into a repository in a temporary folder.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # about three minutes each
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = "GDNBENCH_VLLM"
-KERNELS = "vllm/model_executor/layers/mamba/ops/gdn_chunk_cutedsl"
+VLLM = "vllm/model_executor/layers/mamba/ops/gdn_chunk_cutedsl"
+SGLANG = "sglang/kernels/ops/attention/linear/gdn_blackwell"  # a copy of vLLM's
 FILES = ("kernel_h.py", "kernel_kkt_inv_uw.py", "kernel_o.py", "__init__.py")
 COMMITS, GUILTY = 16, 11
 LAST, FENCE = "last_idx = end_t - 1", "                    fence_before_tma_store()\n"
@@ -39,28 +41,35 @@ def without_a_fence(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plant", "symptom", "said"),
-    [(off_by_one, "numbers", "o: RMS error"), (without_a_fence, "race", "no proxy fence")],
+    ("kernels", "plant", "symptom", "said"),
+    [
+        (VLLM, off_by_one, "numbers", "o: RMS error"),
+        (VLLM, without_a_fence, "race", "no proxy fence"),
+        (SGLANG, off_by_one, "numbers", "o: RMS error"),
+    ],
 )
-def test_the_commit_is_named_with_vllms_own_races_left_in(
+def test_the_commit_is_named_with_their_own_races_left_in(
     gdnbench: Callable[..., Any],
     history: Any,
     tmp_path: Path,
+    kernels: str,
     plant: Callable[[Path], None],
     symptom: str,
     said: str,
 ) -> None:
-    if not (packages := os.environ.get(FOLDER)):
-        pytest.skip(f"{FOLDER} names no folder with vLLM")
+    package = kernels.partition("/")[0]
+    variable = f"GDNBENCH_{package.upper()}"
+    if not (packages := os.environ.get(variable)):
+        pytest.skip(f"{variable} names no folder with {package}")
     compiled = shutil.ignore_patterns("__pycache__", "*.so")
-    shutil.copytree(Path(packages) / "vllm", history.path / "vllm", ignore=compiled)
+    shutil.copytree(Path(packages) / package, history.path / package, ignore=compiled)
     made = [history.commit("Begin", {})]
     for number in range(1, COMMITS):
         if number == GUILTY:
-            plant(history.path / KERNELS)
+            plant(history.path / kernels)
             made.append(history.commit("Tidy", {}))
             continue
-        name = f"{KERNELS}/{FILES[number % len(FILES)]}"
+        name = f"{kernels}/{FILES[number % len(FILES)]}"
         text = (history.path / name).read_text()
         moved = text.replace("\n\n\nclass", "\n\n\n# Moves every line below.\nclass", 1)
         made.append(history.commit(f"Note {number}", {name: f"{moved}# {number}\n"}))
@@ -68,7 +77,12 @@ def test_the_commit_is_named_with_vllms_own_races_left_in(
         r"```python file=theirs.py\n(.*?)```", (ROOT / "docs" / "adding.md").read_text(), re.DOTALL
     )
     assert adapter is not None
-    (tmp_path / "theirs.py").write_text(adapter[1])
+    text = (
+        adapter[1]
+        .replace(VLLM.replace("/", "."), kernels.replace("/", "."))
+        .replace('"vllm"', f'"{package}"')
+    )
+    (tmp_path / "theirs.py").write_text(text)
     result = gdnbench(
         *("bisect", "commit", ROOT / "captures" / "prefill.zarr.zip", "3", "--repo", history.path),
         *("--good", made[0], "--bad", made[-1], "--kernel", f"{tmp_path / 'theirs.py'}:prefill"),
