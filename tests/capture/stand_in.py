@@ -180,3 +180,15 @@ def capturing_stand_in(
         session.close()
     if session.segment is not None:
         seal_segment(store, session.segment)
+
+
+@contextmanager
+def patched() -> Iterator[None]:
+    """Has the innermost capture wrap what is imported: `capturing_stand_in` has no import hook."""
+    capture = runtime.innermost()
+    assert capture is not None
+    capture.patcher.patch_loaded()
+    try:
+        yield
+    finally:
+        capture.patcher.restore()

@@ -281,6 +281,45 @@ def test_a_function_that_something_else_calls(tmp_path: Path) -> None:
     assert_replays(tmp_path / "run.zarr")
 
 
+def ring_call(**more: Any) -> dict[str, Any]:
+    """Of CuTe DSL's kernel for three drafts of two requests, the second of which is padding."""
+    given = raw(6, disable_state_update=True, cache_ring=True, replayssm_rawv=torch.zeros(SLOTS, HV, 4, D))
+    for name in ("q", "k", "v", "a", "b"):
+        given[name] = given[name].reshape(2, 3, *given[name].shape[-2 if name in "qkv" else -1 :])
+    given["initial_state_source"] = given.pop("ssm_states").bfloat16()
+    return {**given, "initial_state_indices": ints(4, -1), **more}
+
+
+def captured_ring(path: Path, **more: Any) -> tuple[Any, Counts]:
+    module = "sglang.kernels.ops.attention.cutedsl_gdn_mtp_ring"
+    return captured(path, lambda: import_module(module).gated_delta_rule_mtp(**ring_call(**more)))
+
+
+def test_verification_that_keeps_a_ring(tmp_path: Path) -> None:
+    """SGLang folds the accepted prefix of the ring into the states after each step."""
+    o, counts = captured_ring(tmp_path / "run.zarr")
+    assert (counts.records, counts.passed_over) == (1, {})
+    (record,) = Store.open(tmp_path / "run.zarr").records
+    assert (record.info.dispatch["path"], record.info.dispatch["backend"]) == (
+        "gated_delta_rule_mtp",
+        "cutedsl",
+    )
+    assert re.fullmatch(wording("capture.state-of-drafts"), record.info.dispatch["not_recorded"])
+    assert read(record, "state_indices", "read_indices") == [[[-1, -1, -1]] * 2, [4, -1]]
+    assert torch.equal(record.after["o"].read()[0], o[0])
+    assert_replays(tmp_path / "run.zarr")
+
+
+@pytest.mark.parametrize(
+    "more", [{"disable_state_update": False}, {"accepted_steps": ints(1, 1)}, {"recovery_steps": 1}]
+)
+def test_a_ring_that_updates_states_is_left_alone(more: dict[str, Any], tmp_path: Path) -> None:
+    _, counts = captured_ring(tmp_path / "run.zarr", **more)
+    assert counts.records == 0
+    ((found, _),) = counts.passed_over.items()
+    assert re.fullmatch(wording("capture.ring-updates"), found)
+
+
 def test_a_gate_with_a_lower_bound_is_left_alone(tmp_path: Path) -> None:
     """The kernel takes lower_bound * sigmoid(exp(A_log) (a + dt_bias)) then, which no convention here has."""
     counts = captured_below(tmp_path / "run.zarr", lower_bound=-5.0)
@@ -371,4 +410,4 @@ def test_decode_from_a_ring_is_left_alone(tmp_path: Path) -> None:
     given |= {f"replayssm_{name}": torch.zeros(1) for name in ("d", "k", "g")}
     _, counts = captured(tmp_path / "run.zarr", lambda: kernel_of("triton").packed_decode(**given))
     ((found, _),) = counts.passed_over.items()
-    assert "replay them later" in found
+    assert re.fullmatch(wording("capture.inputs-for-replay"), found)

@@ -92,6 +92,23 @@ def test_a_step(older: bool, tmp_path: Path) -> None:
         assert report.exit_code is Exit.PASS, [(kernel, r.reason) for r in report.records]
 
 
+@pytest.mark.parametrize(("sm", "backend"), [(120, "flashmla sm120"), (100, "swapab")])
+def test_the_functions_of_other_devices(sm: int, backend: str, tmp_path: Path) -> None:
+    counts, q, core, out = run(tmp_path / "run.zarr", sm=sm)
+    assert (counts.records, counts.passed_over) == (1, {})
+    (record,) = Store.open(tmp_path / "run.zarr").records
+    assert record.info.layer_index == 2
+    assert record.info.dispatch["backend"] == backend
+    assert torch.equal(record.before["q"].read(), q)
+    assert torch.equal(record.before["swa_indices"].read()[:, 0], core.swa_page_indices)
+    assert torch.equal(record.before["attn_sink"].read(), torch.linspace(-1, 1, HEADS))
+    assert torch.equal(record.after["o"].read(), out)
+    for kernel in ("reference", "torch"):
+        store = Store.open(tmp_path / "run.zarr")
+        report = replay(store, kernel=kernel, against="recorded", isolate=False)
+        assert report.exit_code is Exit.PASS, [(kernel, r.reason) for r in report.records]
+
+
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
@@ -99,6 +116,13 @@ def test_a_step(older: bool, tmp_path: Path) -> None:
         (
             {"extra": torch.zeros(2, 64, 1, 584, dtype=torch.uint8), "older": True},
             wording("capture.layers-compressed-v4"),
+        ),
+        *(
+            (
+                {"extra": torch.zeros(2, 64, 1, 584, dtype=torch.uint8), "sm": sm},
+                wording("capture.layers-compressed-v4"),
+            )
+            for sm in (100, 120)
         ),
         ({"width": 192}, wording("capture.windows-wide")),
         ({"use_legacy": False}, wording("capture.scales-among-rows")),

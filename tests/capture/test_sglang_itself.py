@@ -41,6 +41,9 @@ FILES = {
     names.PACKED: f"{OPS}/fla/fused_recurrent.py",
     names.SIGMOID: f"{OPS}/linear/fused_sigmoid_gating_recurrent.py",
     names.FLASH_MLA: f"{OPS}/flash_mla_interface.py",
+    names.FLASH_MLA_SM120: f"{OPS}/flash_mla_sm120.py",
+    names.SWAPAB: f"{OPS}/dsv4/decode_attention_sm100.py",
+    names.MTP_RING: f"{OPS}/cutedsl_gdn_mtp_ring.py",
 }
 
 

@@ -10,6 +10,7 @@ from gdnbench.capture.adapter import Adapter, Target
 from gdnbench.capture.adapters.deepseek_v4 import DeepseekV4Adapter
 from gdnbench.capture.adapters.fla import FlaAdapter
 from gdnbench.capture.adapters.flashinfer import FlashinferAdapter
+from gdnbench.capture.adapters.flashinfer_sparse_mla import FlashinferSparseMlaAdapter
 from gdnbench.capture.adapters.sglang import SglangAdapter
 from gdnbench.capture.adapters.sglang_deepseek_v4 import SglangDeepseekV4Adapter
 from gdnbench.capture.adapters.transformers import ADAPTER as TRANSFORMERS
@@ -32,6 +33,7 @@ def load_adapters(options: CaptureOptions | None = None) -> tuple[list[Adapter],
         DeepseekV4Adapter(options.cache_layout, options.block_size),
         FlaAdapter(),
         FlashinferAdapter(),
+        FlashinferSparseMlaAdapter(),
         VllmAdapter(),
         VllmDeepseekV4Adapter(),
         SglangAdapter(),
@@ -60,6 +62,12 @@ def _checked(adapter: Adapter) -> Adapter:
     return adapter
 
 
+def frameworks_of(adapter: Adapter) -> tuple[str, ...]:
+    """The names by which `--target` selects the adapter's functions: its framework, and the packages that
+    call them, which an adapter may list in an optional attribute `callers`."""
+    return (adapter.framework, *getattr(adapter, "callers", ()))
+
+
 def names_target(pattern: str, framework: str, target: Target) -> bool:
     """Whether `pattern` names this function, its module, a part of the module's path or its framework."""
     names = (framework, target.function, target.module, target.name, *target.module.split("."))
@@ -84,8 +92,12 @@ def select_targets(adapters: list[Adapter], patterns: tuple[str, ...]) -> list[t
     return [
         (adapter, target)
         for adapter, target in known
-        if not patterns or any(names_target(pattern, adapter.framework, target) for pattern in patterns)
+        if not patterns or any(_names(pattern, adapter, target) for pattern in patterns)
     ]
+
+
+def _names(pattern: str, adapter: Adapter, target: Target) -> bool:
+    return any(names_target(pattern, framework, target) for framework in frameworks_of(adapter))
 
 
 def unknown_targets(adapters: list[Adapter], patterns: tuple[str, ...]) -> list[str]:

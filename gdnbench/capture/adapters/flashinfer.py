@@ -11,8 +11,9 @@ The slots that a decode call with S tokens per sequence writes:
     no update of states               none
     otherwise                         after the last token: output_state_indices, or the slot that was read
 
-The operations have no output for states in `intermediate_states_buffer` or `state_checkpoints`: the record
-lacks them, and `dispatch.not_recorded` lists them.
+The operations have no output for states in `intermediate_states_buffer` or `state_checkpoints`, nor for the
+ring of inputs that `cache_replayssm` fills while states stay as they are: the record lacks them, and
+`dispatch.not_recorded` lists them.
 """
 
 from __future__ import annotations
@@ -87,8 +88,6 @@ def _refuse(arguments: Mapping[str, Any]) -> None:
     output = arguments.get("output")
     if output is not None and output.dtype != v.dtype:
         raise NotCaptured("output has another dtype than v; the operations have o of v's")
-    if arguments.get("cache_replayssm"):
-        raise NotCaptured("the call keeps inputs to replay them later (cache_replayssm)")
     for name in ("state", "initial_state", "output_state"):
         state = arguments.get(name)
         if state is not None and dtype_name(state.dtype) not in STATE_DTYPES:
@@ -146,7 +145,9 @@ def _decode(function: str, arguments: Mapping[str, Any]) -> Observation:
     tensors |= {"g": Seen(arguments["a"]), "beta": Seen(arguments["b"])}
     tensors |= {"A_log": Seen(a_log), "dt_bias": Seen(bias), "state": Seen(_pool(arguments))}
     tensors |= {name: Seen(indices) for name, indices in _slots(arguments).items()}
-    buffer = arguments.get("intermediate_states_buffer")
+    kept = "intermediate_states_buffer" if arguments.get("intermediate_states_buffer") is not None else None
+    if arguments.get("cache_replayssm"):  # states stay as they are, and inputs go to a ring
+        kept = "the ring of inputs (replayssm)"
     return Observation(
         op="gdn_decode",
         tensors=tensors,
@@ -159,7 +160,7 @@ def _decode(function: str, arguments: Mapping[str, Any]) -> Observation:
         dispatch={
             "path": function,
             **_told(arguments, "backend"),
-            **({} if buffer is None else {"not_recorded": "intermediate_states_buffer"}),
+            **({} if kept is None else {"not_recorded": kept}),
         },
         whole_pools=frozenset(() if _has_pool(arguments) else ("state",)),
     )

@@ -1,4 +1,5 @@
-"""Signatures of FlashInfer's gated delta rule, as adapters/flashinfer.py expects them."""
+"""Signatures of FlashInfer's gated delta rule and of its sparse attention of DeepSeek-V4, as
+adapters/flashinfer.py and flashinfer_sparse_mla.py expect them."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ CHUNK = "chunk_gated_delta_rule"
 DECODE = "gated_delta_rule_decode"
 PRETRANSPOSE = "gated_delta_rule_decode_pretranspose"
 MTP = "gated_delta_rule_mtp"
+SPARSE_MLA = "trtllm_batch_decode_sparse_mla_dsv4"
 
 _GATES = "A_log a dt_bias b"
 
@@ -47,3 +49,26 @@ SIGNATURES = Signatures(
 )
 """The pool of gated_delta_rule_decode_pretranspose came with 0.6.6 or shortly before, output_state_indices by
 0.6.9, slots of single tokens, state_indices and backend later."""
+
+SPARSE_MLA_SIGNATURES = Signatures(
+    distribution="flashinfer-python",
+    versions=("0.6.12", "0.7.2.post1"),
+    read="2026-11-26",
+    functions={
+        SPARSE_MLA: Signature(
+            "query, swa_kv_cache, workspace_buffer, sparse_indices=None, compressed_kv_cache=None,"
+            " sparse_topk_lens=None, seq_lens=None, out=None, bmm1_scale=1.0, bmm2_scale=1.0, sinks=None,"
+            " kv_layout='HND', cum_seq_lens_q=None, max_q_len=None, enable_pdl=None, swa_topk_lens=None,"
+            " extra_sparse_indices=None, extra_sparse_topk_lens=None, backend='auto', hca_swa_indices=None,"
+            " hca_compressed_block_tables=None, hca_seq_lens=None, hca_is_causal=True,"
+            " hca_use_persistent=False, hca_sparse_indices_format=None, remapped_sparse_indices_buffer=None,"
+            " sparse_indices_are_storage_offsets=None, dsv4_inv_rope_cos_sin_cache=None,"
+            " dsv4_output_scale=None, sparse_topk_lens_offset=0, multi_ctas_kv_counter_buffer=None, *,"
+            " kv_cache_format='fp8'",
+            needs="query swa_kv_cache sparse_indices sparse_topk_lens seq_lens bmm1_scale bmm2_scale sinks"
+            " cum_seq_lens_q",
+        )
+    },
+)
+"""0.6.12 calls pages without room between alone; the packed pages of SM120 came by 0.6.14, backend by 0.6.18,
+pages that lie apart, outputs rotated back and other formats by 0.7.0."""

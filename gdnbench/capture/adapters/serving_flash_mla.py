@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from gdnbench.capture.adapters.paged import Paged
 
 ROW_BYTES = 584
+COMPRESSED = "layers of DeepSeek-V4 that attend to compressed keys too; swa_decode has none"
+WIDE = "windows wider than 128, of a draft whose tokens see one another"
 
 
 @cache
@@ -43,11 +45,11 @@ def refuse_unsupported_call(arguments: Mapping[str, Any]) -> None:
     from gdnbench_kernels.swa_decode.sizes import HEAD_DIM, MAX_WINDOW
 
     if arguments.get("extra_k_cache") is not None:
-        raise NotCaptured("layers of DeepSeek-V4 that attend to compressed keys too; swa_decode has none")
+        raise NotCaptured(COMPRESSED)
     indices, cache = arguments["indices"], arguments["k_cache"]
     if indices is None or arguments["topk_length"] is None or not arguments["is_fp8_kvcache"]:
         raise NotCaptured("FlashMLA is called without indices and lengths, or without FP8 pages")
     if cache.shape[-1] != ROW_BYTES or arguments["q"].shape[-1] != HEAD_DIM:
         raise NotCaptured("rows of another format than the 584 bytes of DeepSeek-V4")
     if indices.shape[-1] > MAX_WINDOW:
-        raise NotCaptured("windows wider than 128, of a draft whose tokens see one another")
+        raise NotCaptured(WIDE)

@@ -1,10 +1,12 @@
 """Adapter for SGLang: Gated DeltaNet in every kernel backend of prefill, decode and speculative verification.
 
-| function | recorded as | |---|---| | `extend` of a backend's kernels: Triton, FlashInfer, CuTe DSL |
-gdn_prefill, states from and to the pool | | `packed_decode` of Triton's | gdn_decode, raw gates, q, k, v as
-views of one tensor | | `decode` of a backend's kernels | gdn_decode, raw gates | | `target_verify` of a
-backend's kernels | gdn_decode, raw gates, S tokens, pool not updated | | Triton's own functions, if other
-code calls them | the same |
+    extend of a backend's kernels: Triton, FlashInfer, CuTe DSL   gdn_prefill, states from and to the pool
+    packed_decode of Triton's                                     gdn_decode, raw gates, q, k, v as views
+    decode of a backend's kernels                                 gdn_decode, raw gates
+    target_verify of a backend's kernels                          the same, S tokens, pool not updated
+    verification that keeps its inputs in a ring, to be folded
+    into the states at the commit                                 the same; the ring is not recorded
+    Triton's own functions, if other code calls them              the same
 
 States are [slots, Hv, V, K]; a slot below 0 is null. Verification writes no slot: the states after each draft
 go to a buffer that no operation has, listed in `dispatch.not_recorded`. A prefill record has no chunk tables,
@@ -45,6 +47,7 @@ RADIX = "sglang.srt.layers.radix_linear_attention"
 FLA = ("sglang.kernels.ops.attention.fla", "sglang.srt.layers.attention.fla")
 """Modules of the functions taken from flash-linear-attention: since 0.5.16 at the latest, and before."""
 SIGMOID_SINCE = "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent"
+MTP_RING = "sglang.kernels.ops.attention.cutedsl_gdn_mtp_ring"
 BACKENDS = {names.TRITON: "triton", names.FLASHINFER: "flashinfer", names.CUTEDSL: "cutedsl"}
 MODULES = {
     **{
@@ -57,6 +60,7 @@ MODULES = {
     **{f"{package}.fused_recurrent": (names.PACKED,) for package in FLA},
     **{f"{package}.fused_sigmoid_gating_recurrent": (names.SIGMOID,) for package in FLA},
     SIGMOID_SINCE: (names.SIGMOID,),
+    MTP_RING: (names.MTP_RING,),
 }
 PREFILLS = (names.EXTEND, names.CHUNK)
 POOLS = ("ssm_states", "initial_state_source", "initial_state")
@@ -83,7 +87,7 @@ class SglangAdapter:
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         self.signatures.check(target.function, arguments)
         kernels, _, name = target.function.rpartition(".")
-        backend = BACKENDS.get(kernels, "triton")
+        backend = "cutedsl" if name == names.MTP_RING else BACKENDS.get(kernels, "triton")
         if name in PREFILLS:
             return _prefill(backend, arguments)
         return _decode(name, backend, arguments)
@@ -225,6 +229,12 @@ def _verifies(arguments: Mapping[str, Any]) -> bool:
     return bool(arguments.get("disable_state_update", "retrieve_parent_token" in arguments))
 
 
+def _only_verifies(arguments: Mapping[str, Any]) -> bool:
+    """Whether a call of CuTe DSL's kernel of drafts only gives outputs, and keeps its inputs in a ring."""
+    updates = arguments["accepted_steps"] is not None or arguments["recovery_steps"]
+    return _verifies(arguments) and not updates and not arguments["disable_output"]
+
+
 def _refuse_decode(arguments: Mapping[str, Any]) -> None:
     """NotCaptured for a call that gdn_decode does not describe."""
     if arguments.get("is_kda"):
@@ -239,6 +249,10 @@ def _refuse_decode(arguments: Mapping[str, Any]) -> None:
         )
     if all(arguments.get(name) is not None for name in RING):
         raise NotCaptured("the call keeps inputs to replay them later (replayssm)")
+    if "recovery_steps" in arguments and not _only_verifies(arguments):
+        raise NotCaptured(
+            "CuTe DSL's kernel of drafts updates states or gives no outputs; SGLang verifies by it"
+        )
     if _first(arguments, SLOTS) is None or _pool(arguments) is None:
         raise NotCaptured("states are not updated in a pool; the operation has nothing else")
     refuse_states(_pool(arguments))

@@ -1,9 +1,13 @@
 """Adapter for SGLang: pure sliding-window layers of DeepSeek-V4 over fp8_ds_mla pages, recorded as
 swa_decode.
 
-The attention backend calls FlashMLA's `flash_mla_with_kvcache` (see serving_flash_mla.py) for decoding, for
-verification of drafts, and for prefills whose pages it does not gather: each query token is a row. Before
-0.5.23 the function is sgl_kernel's, which other models call as well.
+The attention backend calls one of these functions for decoding, for verification of drafts, and for prefills
+whose pages it does not gather: each query token is a row.
+
+    flash_mla_with_kvcache         FlashMLA (see serving_flash_mla.py); before 0.5.23 sgl_kernel's, which
+                                   other models call as well
+    flash_mla_with_kvcache_sm120   the same on SM120, by FlashInfer or Triton
+    swapab_attention               small batches of DeepSeek-V4.1 on SM100, by Triton; sink has padding
 
 In a padded batch, rows beyond the step's own attend to one row of page 0. H is the kernel's head count: heads
 that the model does not have are zeros. The layer is the running `MQALayer`.
@@ -18,13 +22,26 @@ from typing import Any
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
 from gdnbench.capture.adapters.serving_decode import finish_with_metadata, metadata_tensors
-from gdnbench.capture.adapters.serving_flash_mla import flash_mla_table, refuse_unsupported_call
+from gdnbench.capture.adapters.serving_flash_mla import (
+    COMPRESSED,
+    flash_mla_table,
+    refuse_unsupported_call,
+)
 from gdnbench.capture.adapters.sglang import parallel
-from gdnbench.capture.adapters.sglang_signatures import FLASH_MLA, KERNEL_SIGNATURES, SIGNATURES
+from gdnbench.capture.adapters.sglang_signatures import (
+    FLASH_MLA,
+    FLASH_MLA_SM120,
+    KERNEL_SIGNATURES,
+    SIGNATURES,
+    SWAPAB,
+)
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
 
 INTERFACE = "sglang.kernels.ops.attention.flash_mla_interface"
 KERNEL = "sgl_kernel.flash_mla"  # before 0.5.23
+SM120 = "sglang.kernels.ops.attention.flash_mla_sm120"
+SM100 = "sglang.kernels.ops.attention.dsv4.decode_attention_sm100"
+BACKENDS = {FLASH_MLA: "flashmla", FLASH_MLA_SM120: "flashmla sm120", SWAPAB: "swapab"}
 CONTEXT = "sglang.srt.model_executor.forward_context"
 METADATA = {"seq_lens": "seq_lens_casual", "positions": "positions_casual"}
 """Per-row tensors of `DSV4AttnMetadata`, [T] each."""
@@ -33,7 +50,12 @@ METADATA = {"seq_lens": "seq_lens_casual", "positions": "positions_casual"}
 @dataclass(frozen=True, slots=True)
 class SglangDeepseekV4Adapter:
     framework: str = "sglang"
-    targets: tuple[Target, ...] = (Target(INTERFACE, FLASH_MLA), Target(KERNEL, FLASH_MLA))
+    targets: tuple[Target, ...] = (
+        Target(INTERFACE, FLASH_MLA),
+        Target(KERNEL, FLASH_MLA),
+        Target(SM120, FLASH_MLA_SM120),
+        Target(SM100, SWAPAB),
+    )
     scopes: tuple[Target, ...] = (Target("sglang.srt.models.deepseek_v4", "MQALayer.forward"),)
     signatures: Signatures = field(default_factory=SIGNATURES.copy_unchecked, compare=False, repr=False)
     kernel_signatures: Signatures = field(
@@ -41,30 +63,33 @@ class SglangDeepseekV4Adapter:
     )
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
-        self._signatures_of(target.module).check(FLASH_MLA, arguments)
-        refuse_unsupported_call(arguments)
-        if not arguments.get("use_legacy", True) or arguments.get("kv_format") is not None:
+        self._signatures_of(target.module).check(target.function, arguments)
+        given = _as_flash_mla(target.function, arguments)
+        refuse_unsupported_call(given)
+        if not given.get("use_legacy", True) or given.get("kv_format") is not None:
             raise NotCaptured("pages whose scales lie among the rows; fp8_ds_mla has them behind")
-        if arguments.get("descale_q") is not None or arguments.get("descale_k") is not None:
+        if given.get("descale_q") is not None or given.get("descale_k") is not None:
             raise NotCaptured("queries or keys with a scale of a tensor, which swa_decode does not have")
-        seen = flash_mla_table(target.name, self.framework).before(target, arguments, layer)
+        seen = flash_mla_table(target.name, self.framework).before(target, given, layer)
         step = _step()
         metadata = {name: getattr(step, held, None) for name, held in METADATA.items()}
         return replace(
             seen,
             tensors={**seen.tensors, **metadata_tensors(metadata)},
-            dispatch={**seen.dispatch, "path": "decode", "backend": "flashmla"},
+            dispatch={**seen.dispatch, "path": "decode", "backend": BACKENDS[target.function]},
             finish=finish_with_metadata({}),
         )
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
-        return flash_mla_table(f"{INTERFACE}:{FLASH_MLA}", self.framework).after(seen, arguments, result)
+        outputs = result if isinstance(result, tuple) else (result,)
+        return flash_mla_table(f"{INTERFACE}:{FLASH_MLA}", self.framework).after(seen, arguments, outputs)
 
     def operations(self, target: Target) -> tuple[str, ...]:
         return ("swa_decode",)
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
-        self._signatures_of(function.__module__).compare_function(FLASH_MLA, function)
+        if function.__name__ != FLASH_MLA_SM120:  # it takes whatever is given by name
+            self._signatures_of(function.__module__).compare_function(function.__name__, function)
         return qualified_name(function)
 
     def _signatures_of(self, module: str) -> Signatures:
@@ -72,6 +97,28 @@ class SglangDeepseekV4Adapter:
 
     def parallel(self) -> Mapping[str, tuple[int, int]]:
         return parallel()
+
+
+def _as_flash_mla(function: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of a call of `function` by FlashMLA's names."""
+    if function == FLASH_MLA_SM120:
+        return {**arguments, "is_fp8_kvcache": True}
+    if function != SWAPAB:
+        return arguments
+    if arguments["extra_kv"] is not None:
+        raise NotCaptured(COMPRESSED)
+    if arguments.get("inv_rope") is not None:
+        raise NotCaptured("outputs that are rotated back (inv_rope), which swa_decode does not have")
+    q = arguments["q"]
+    return {
+        "q": q,
+        "k_cache": arguments["kv"],
+        "indices": arguments["indices"],
+        "topk_length": arguments["lengths"],
+        "attn_sink": arguments["sink"][: q.shape[-2]],
+        "softmax_scale": None,
+        "is_fp8_kvcache": True,
+    }
 
 
 def _step() -> Any:

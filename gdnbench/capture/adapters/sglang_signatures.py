@@ -15,7 +15,10 @@ CUTEDSL = "CuteDSLGDNKernel"
 CHUNK = "chunk_gated_delta_rule"
 PACKED = "fused_recurrent_gated_delta_rule_packed_decode"
 SIGMOID = "fused_sigmoid_gating_delta_rule_update"
+MTP_RING = "gated_delta_rule_mtp"
 FLASH_MLA = "flash_mla_with_kvcache"
+FLASH_MLA_SM120 = "flash_mla_with_kvcache_sm120"
+SWAPAB = "swapab_attention"
 
 _POOL = "ssm_states cache_indices query_start_loc"
 _RAW = "q k v a b A_log dt_bias"
@@ -41,7 +44,7 @@ def _verify(more: str = "", also: str = "") -> Signature:
 SIGNATURES = Signatures(
     distribution="sglang",
     versions=("0.5.11", "0.5.23"),
-    read="2026-11-23",
+    read="2026-11-26",
     functions={
         f"{TRITON}.{EXTEND}": _extend(", inplace_update=True", " ".join(_CHECKPOINTS)),
         f"{FLASHINFER}.{EXTEND}": _extend(
@@ -89,11 +92,33 @@ SIGNATURES = Signatures(
             needs="q k_cache indices topk_length softmax_scale attn_sink extra_k_cache is_fp8_kvcache"
             " use_legacy",
         ),
+        FLASH_MLA_SM120: Signature(
+            "",
+            needs="q k_cache indices topk_length softmax_scale attn_sink extra_k_cache",
+            others="q k_cache head_dim_v softmax_scale indices topk_length attn_sink extra_k_cache"
+            " extra_indices_in_kvcache extra_topk_length",
+        ),
+        SWAPAB: Signature(
+            "q, kv, indices, lengths, sink, extra_kv=None, extra_indices=None, extra_lengths=None,"
+            " inv_rope=None, partial_gluon=None",
+            needs="q kv indices lengths sink extra_kv",
+        ),
+        MTP_RING: Signature(
+            "A_log, a, dt_bias, softplus_beta=1.0, softplus_threshold=20.0, q=None, k=None, v=None, b=None,"
+            " initial_state_source=None, initial_state_indices=None, output_state_indices=None,"
+            " intermediate_states_buffer=None, accepted_steps=None, ssm_state_indices=None,"
+            " disable_state_update=False, use_qk_l2norm_in_kernel=True, scale=None, output=None,"
+            " disable_output=False, recovery_steps=0, cache_ring=False, replayssm_rawv=None,"
+            " replayssm_rawk=None, replayssm_g=None, replayssm_beta=None",
+            needs=f"{_RAW} softplus_beta initial_state_source initial_state_indices disable_state_update"
+            " use_qk_l2norm_in_kernel scale",
+        ),
     },
 )
 """The methods are those of the kernels of each backend, and take more in `**kwargs`: `others` has what SGLang
-gives them so. 0.5.11, 0.5.16, 0.5.20 and 0.5.23 were read; CuTe DSL's prefill came after the first of these,
-and the last function is one of sgl_kernel before 0.5.23."""
+gives them so; so does the function for SM120. 0.5.11, 0.5.16, 0.5.20 and 0.5.23 were read; CuTe DSL's prefill
+came after the first of these. FlashMLA is sgl_kernel's before 0.5.23. The last three were read in 0.5.21 to
+0.5.23."""
 
 KERNEL_SIGNATURES = Signatures(
     distribution="sglang-kernel",

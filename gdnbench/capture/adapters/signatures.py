@@ -83,6 +83,8 @@ class Signatures:
             hidden = [one for one in self.functions[name].needs.split() if one not in arguments]
             if hidden:
                 raise NotCaptured(f"{name} is called without naming {', '.join(hidden)}: {self._versions()}")
+            for one in arguments.keys() - self.functions[name].names:
+                raise NotCaptured(f"{name} is given {one}, a parameter that capture does not know")
             return
         if found.reason is not None:
             raise NotCaptured(found.reason)

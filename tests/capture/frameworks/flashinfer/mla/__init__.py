@@ -1,0 +1,1 @@
+from ._core import trtllm_batch_decode_sparse_mla_dsv4 as trtllm_batch_decode_sparse_mla_dsv4

@@ -1,0 +1,119 @@
+"""What capture knows of serving packages, held to the sources of their wheels, which are not imported.
+
+Tests do not install the packages: each variable below names a folder that has one, as `pip install --no-deps
+--target FOLDER` leaves it.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from gdnbench.capture.adapters import sglang_signatures
+from gdnbench.capture.adapters.flashinfer_signatures import SPARSE_MLA, SPARSE_MLA_SIGNATURES
+from gdnbench.capture.adapters.flashinfer_sparse_mla import LAYERS
+from tests.capture import test_sglang_itself, test_vllm_itself
+from tests.capture.frameworks import FOLDER
+from tests.capture.source_signatures import parameters
+
+PACKAGES = {
+    "vllm": ("GDNBENCH_VLLM", "vllm 0.33.0"),
+    "sglang": ("GDNBENCH_SGLANG", "sglang 0.5.23"),
+    "flashinfer": ("GDNBENCH_THIRD_PARTY", "flashinfer-python 0.7.2.post1"),
+    "fla": ("GDNBENCH_FLA", "fla-core 0.6.0"),
+}
+SPARSE_MLA_FILE = "mla/_core.py"
+SIGNATURES = [
+    *(("vllm", file, name, test_vllm_itself.known_of(name)) for name, file in test_vllm_itself.FILES.items()),
+    *(
+        ("sglang", file, name, sglang_signatures.SIGNATURES.functions[name].parameters)
+        for name, file in test_sglang_itself.FILES.items()
+    ),
+    (
+        "flashinfer",
+        SPARSE_MLA_FILE,
+        SPARSE_MLA,
+        SPARSE_MLA_SIGNATURES.functions[SPARSE_MLA].parameters,
+    ),
+]
+CALLERS = {
+    "vllm": (
+        "models/deepseek_v4/nvidia/flashinfer_sparse.py",
+        "models/deepseek_v41/nvidia/flashinfer_sparse.py",
+        "models/deepseek_v41/nvidia/specialized_decode/attention/sparse_mla.py",
+    ),
+    "sglang": ("srt/layers/attention/deepseek_v4_trtllm_backend.py",),
+}
+"""Files that call FlashInfer's sparse attention of DeepSeek-V4."""
+
+
+def source(package: str) -> Path:
+    variable, release = PACKAGES[package]
+    folder = Path(os.environ.get(variable, os.devnull)) / package
+    if not folder.is_dir():
+        pytest.skip(f"{variable} names no folder that has {release}")
+    return folder
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow  # of packages that tests do not install
+@pytest.mark.parametrize(
+    ("package", "file", "name", "known"), SIGNATURES, ids=[f"{one[0]}-{one[2]}" for one in SIGNATURES]
+)
+def test_signatures(package: str, file: str, name: str, known: str) -> None:
+    """Where a release that changed a signature fails this, read the adapter against it, then bring up the
+    table and its date."""
+    assert parameters(source(package) / file, name) == known
+
+
+def test_the_stand_in_has_the_signature() -> None:
+    known = SPARSE_MLA_SIGNATURES.functions[SPARSE_MLA]
+    assert parameters(FOLDER / "flashinfer" / SPARSE_MLA_FILE, SPARSE_MLA) == known.parameters
+    assert set(known.needs.split()) <= known.names
+
+
+@pytest.mark.slow  # of packages that tests do not install
+@pytest.mark.parametrize("package", CALLERS)
+def test_the_sparse_attention_is_called_as_it_is_known(package: str) -> None:
+    known = SPARSE_MLA_SIGNATURES.functions[SPARSE_MLA]
+    for file in CALLERS[package]:
+        calls = [
+            node
+            for node in ast.walk(tree(source(package) / file))
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "").endswith(SPARSE_MLA)
+        ]
+        assert calls, file
+        for call in calls:
+            assert not call.args
+            assert {word.arg for word in call.keywords if word.arg is not None} <= known.names
+
+
+@pytest.mark.slow  # of packages that tests do not install
+def test_layers_that_call_it() -> None:
+    folder = source("vllm").parent
+    for scope in LAYERS:
+        layer, method = scope.function.split(".")
+        path = folder / f"{scope.module.replace('.', '/')}.py"
+        assert method in test_vllm_itself.methods_of(path, layer)
+
+
+@pytest.mark.slow  # of packages that tests do not install
+def test_the_layer_of_mega_attention() -> None:
+    """It gives its kernel queries before rope, and a pair of FP8 outputs and scales."""
+    path = source("vllm") / "models/deepseek_v41/nvidia/flash_mla_mega_attn.py"
+    layer = "DeepseekV4MegaAttnAttention"
+    assert {"forward_mqa", "accepts_unnormed_unroped_query"} <= test_vllm_itself.methods_of(path, layer)
+    given = [
+        [ast.unparse(argument) for argument in node.args]
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith("fused_norm_rope_attn_rope_cast_decode")
+    ]
+    assert len(given) == 1
+    assert {"self.rotary_emb.cos_sin_cache", "out.data", "out.scale"} <= set(given[0])
