@@ -108,11 +108,13 @@ class _Inside:
 
 
 class ScopeStack(threading.local):
-    """The layer modules whose scopes this thread is in, and whether a captured call is running."""
+    """The layer modules whose scopes this thread is in, and whether a captured call is running, or one that
+    is only counted."""
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
         self.capturing = False
+        self.counting = False
 
     def inside(self, module: nn.Module) -> _Inside:
         return _Inside(self.modules, module)

@@ -13,7 +13,7 @@ from gdnbench.store.journal.reader import writer_lives
 from gdnbench.store.layout import JOURNAL
 from gdnbench.store.sealer import Progress
 from gdnbench.store.segment_sealer import dropped_oldest, sealed_records
-from gdnbench.store.summary import segment_summary
+from gdnbench.store.summary import UncapturedCalls, segment_summary, uncaptured_calls
 from gdnbench.units import counted, human_bytes
 
 
@@ -35,6 +35,20 @@ def _total_by_reason(closed: Iterable[Mapping[str, Any]], counts: str) -> dict[s
     for note in closed:
         for reason, count in note.get(counts, {}).items():
             totals[reason] = totals.get(reason, 0) + count
+    return totals
+
+
+def _total_uncaptured(notes: Iterable[Mapping[str, Any]]) -> dict[str, UncapturedCalls]:
+    """Of all processes, by function. A process that was killed has noted the function and no count."""
+    totals: dict[str, UncapturedCalls] = {}
+    for note in notes:
+        if note["event"] == "uncaptured":
+            found = {str(note.get("function")): UncapturedCalls(0, 0, str(note.get("reason")))}
+        else:
+            found = uncaptured_calls(note)
+        for function, more in found.items():
+            known = totals.get(function, UncapturedCalls(0, 0, more.reason))
+            totals[function] = UncapturedCalls(known.calls + more.calls, known.once + more.once, known.reason)
     return totals
 
 
@@ -64,6 +78,7 @@ class Outcome:
     graph_calls: int  # captured into CUDA graphs
     graph_replays: int  # replays that were recorded
     passed_over: Mapping[str, int]  # calls that adapters did not record, by reason
+    uncaptured: Mapping[str, UncapturedCalls]  # calls of functions that no adapter records, by function
     reached_max_bytes: bool
     first_over_bytes: int  # of the smallest record that `--max-bytes` had no room for; 0 without one
     not_stored: tuple[str, ...]  # why records of a journal are not in the store
@@ -139,6 +154,7 @@ class Outcome:
             graph_calls=total("graph_calls"),
             graph_replays=total("graph_replays"),
             passed_over=_total_by_reason(closed, "passed_over"),
+            uncaptured=_total_uncaptured((*noted("uncaptured"), *closed)),
             reached_max_bytes=any(note.get("reached_max_bytes") for note in closed),
             first_over_bytes=min(filter(None, (note.get("first_over_bytes") for note in closed)), default=0),
             not_stored=tuple(what for name in sorted(mine) for what in _not_stored(store, name)),
@@ -167,6 +183,7 @@ class Outcome:
             lines.append(f"{self.failures} calls could not be recorded (the program was not disturbed)")
         lines += [f"{count} calls were not recorded: {reason}" for reason, count in self.passed_over.items()]
         lines += [f"{count} calls were not recorded: {reason}" for reason, count in self.skipped.items()]
+        lines += [f"not captured: {calls.of(name)}" for name, calls in self.uncaptured.items()]
         if self.graph_calls:
             lines.append(
                 f"{self.graph_calls} calls were captured into CUDA graphs; {self.graph_replays} replays were"

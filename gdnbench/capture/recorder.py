@@ -43,6 +43,7 @@ class Counts:
     graph_calls: int = 0  # calls in CUDA graphs whose replays can be recorded
     graph_replays: int = 0  # replays of which at least one call was recorded
     passed_over: dict[str, int] = field(default_factory=dict)  # calls that adapters did not record, by reason
+    uncaptured: dict[str, dict[str, Any]] = field(default_factory=dict)  # see `count_uncaptured`
     reached_max_bytes: bool = False
     first_over_bytes: int = 0  # of the first record that `--max-bytes` had no room for
     looked_at: int = 0  # calls that a trigger evaluated
@@ -72,6 +73,19 @@ class Counts:
         self.skipped_compiling += 1
         name = f"{target}: {reason}"
         self.skipped[name] = self.skipped.get(name, 0) + 1
+
+    def count_uncaptured(self, function: str, reason: str, *, once: bool) -> bool:
+        """Count a call of a function that no adapter records; returns whether it is the first of it.
+
+        `once`: the call makes part of a CUDA graph or of compiled code, whose runs are not counted.
+        """
+        found = self.uncaptured.get(function)
+        first = found is None
+        if found is None:
+            found = self.uncaptured[function] = {"calls": 0, "once": 0, "reason": reason}
+        found["calls"] += 1
+        found["once"] += once
+        return first
 
     def summary(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture import adapters
 from gdnbench.capture.adapter import Adapter, Target
+from gdnbench.capture.adapters.uncaptured import UncapturedFunctions
 from gdnbench.capture.control import Switch, SwitchControl
 from gdnbench.capture.destination import check_url_options, local_store
 from gdnbench.capture.hook import AfterImport
@@ -56,6 +57,8 @@ class Capture:
             + [Patch(adapter, scope, self._wrap_scope) for adapter, scope in scopes],
             imported=lambda module: report.note("imported", module=module),
             failed=lambda text: report.note("problem", text=text),
+            uncaptured=adapters.select_uncaptured(options.op),
+            wrap_uncaptured=self._wrap_uncaptured,
         )
 
     @property
@@ -88,6 +91,14 @@ class Capture:
         self, adapter: Adapter, target: Target, function: Callable[..., Any]
     ) -> Callable[..., Any]:
         return self.session.wrap_scope(adapter, target, function)
+
+    def _wrap_uncaptured(
+        self, entry: UncapturedFunctions, target: Target, function: Callable[..., Any]
+    ) -> Callable[..., Any] | None:
+        patterns = self._options.target
+        if patterns and not any(adapters.names_target(p, entry.framework, target) for p in patterns):
+            return None
+        return self.session.wrap_uncaptured(f"{target.module}.{target.function}", entry.reason, function)
 
 
 # Running captures, innermost last.

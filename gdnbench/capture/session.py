@@ -45,6 +45,7 @@ from gdnbench.provenance import BackgroundProvenance, parallel_of, process_info
 P = ParamSpec("P")
 R = TypeVar("R")
 _compiled: list[str] = []  # the target of each call that torch.compile traced into a graph
+_compiled_uncaptured: list[tuple[str, str]] = []  # the same of functions that are only counted: name, reason
 COMPILED = "torch.compile traced them into a graph, which runs no Python; try --break-graphs"
 
 
@@ -52,6 +53,13 @@ COMPILED = "torch.compile traced them into a graph, which runs no Python; try --
 def count_compiled(target: str) -> bool:
     """Count a call when torch.compile traces it; adds neither a graph break nor a guard."""
     _compiled.append(target)
+    return True
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def count_compiled_uncaptured(name: str, reason: str) -> bool:
+    """As `count_compiled`, for a function that is only counted."""
+    _compiled_uncaptured.append((name, reason))
     return True
 
 
@@ -159,6 +167,35 @@ class Session:
                 return function(module, *args, **kwargs)
 
         return scoped
+
+    def wrap_uncaptured(self, name: str, reason: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A wrapper that counts calls of a function that no adapter records, but for those that a recorded or
+        a counted call makes."""
+
+        @functools.wraps(function)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                count_compiled_uncaptured(name, reason)
+                return function(*args, **kwargs)
+            scopes = self._scopes
+            if scopes.capturing or scopes.counting or not self.active:
+                return function(*args, **kwargs)
+            self._count_uncaptured(name, reason)
+            scopes.counting = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                scopes.counting = False
+
+        return counted
+
+    def _count_uncaptured(self, name: str, reason: str) -> None:
+        try:
+            if self.counts.count_uncaptured(name, reason, once=self._streams.capturing()):
+                self._report.note("uncaptured", function=name, reason=reason)
+                self._close_with_multiprocessing()
+        except Exception as error:
+            self.counts.fail(error)
 
     def call(self, site: CallSite, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call the function; record the call if it is selected and not nested in another captured call."""
@@ -353,6 +390,9 @@ class Session:
             for target in _compiled:
                 self.counts.skip(target, COMPILED)
             _compiled.clear()
+            for name, reason in _compiled_uncaptured:
+                self.counts.count_uncaptured(name, reason, once=True)
+            _compiled_uncaptured.clear()
             if self.recorder is not None:
                 self.recorder.close()
             self._report.note("closed", **self.counts.summary())

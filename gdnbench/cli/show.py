@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from gdnbench.record_numbers import record_numbers
 from gdnbench.store.ranks import Rank
 from gdnbench.store.reader import StoredRecord, TensorHandle
 from gdnbench.store.recover import open_store
+from gdnbench.store.summary import UncapturedCalls, uncaptured_calls
 
 if TYPE_CHECKING:
     import torch
@@ -69,9 +71,15 @@ def _sections(record: StoredRecord) -> list[tuple[str, Mapping[str, Any]]]:
         ("run", {name: value for name, value in info.run.items() if name not in ("timing", "result")}),
         ("timing", _timing(record)),
         ("process", record.segment.process),
+        ("not captured", _uncaptured(record)),
         ("provenance", record.segment.provenance),
     ]
     return [(title, fields) for title, fields in sections if fields]
+
+
+def _uncaptured(record: StoredRecord) -> Mapping[str, UncapturedCalls]:
+    """By function: the calls that capture counted in the record's process, and did not record."""
+    return uncaptured_calls((record.segment.end or {}).get("summary"))
 
 
 def _timing(record: StoredRecord) -> Mapping[str, Any]:
@@ -151,6 +159,7 @@ def _document(record: StoredRecord) -> dict[str, Any]:
     more |= {"dispatch": info.dispatch, "run": {name: v for name, v in info.run.items() if name != "result"}}
     more["pools"] = {name: {"slots": pool.slots, "rows": pool.rows} for name, pool in info.pools.items()}
     origin = {"process_info": record.segment.process, "provenance": record.segment.provenance}
+    origin["uncaptured"] = {name: asdict(calls) for name, calls in _uncaptured(record).items()}
     return (
         summary(record.listed, Rank.from_process(record.segment.process))
         | more

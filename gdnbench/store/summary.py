@@ -10,6 +10,7 @@ from typing import Any
 from gdnbench.errors import StoreError
 from gdnbench.store.durable import publish
 from gdnbench.store.layout import INCOMING, METADATA, SEGMENTS, checked_name, group_json, parse_node
+from gdnbench.units import counted
 
 END = "end"
 
@@ -28,6 +29,49 @@ class SegmentSummary:
     error: str | None = None  # why the process stopped writing to its journal
     blocked_seconds: float = 0.0  # time that the program waited for the queue
     summary: Mapping[str, Any] = field(default_factory=dict)  # what the process reported at its end
+
+
+@dataclass(frozen=True, slots=True)
+class UncapturedCalls:
+    """Calls of a function that no adapter records.
+
+    `once`: how many of them made part of a CUDA graph or of compiled code, whose runs are not counted.
+    `calls` is 0 if the process did not end in order.
+    """
+
+    calls: int
+    once: int
+    reason: str
+
+    def __str__(self) -> str:
+        return self._text("")
+
+    def of(self, function: str) -> str:
+        """The same with the function's name."""
+        return self._text(f" of {function}")
+
+    def _text(self, function: str) -> str:
+        if not self.calls:
+            return f"calls{function} ({self.reason}); their process did not end in order, and gave no number"
+        text = f"{counted(self.calls, 'call')}{function} ({self.reason})"
+        if self.once:
+            text += f"; {self.once} of them in CUDA graphs or compiled code, whose runs are not counted"
+        return text
+
+
+def uncaptured_calls(summary: object) -> dict[str, UncapturedCalls]:
+    """By function: the calls that no adapter records, of what a process reported at its end.
+
+    {} if there are none. Entries of another form are left out.
+    """
+    listed = summary.get("uncaptured") if isinstance(summary, Mapping) else None
+    found = {}
+    for function, entry in listed.items() if isinstance(listed, Mapping) else ():
+        if isinstance(entry, Mapping):
+            calls, once, reason = (entry.get(name) for name in ("calls", "once", "reason"))
+            if type(calls) is int and type(once) is int and isinstance(reason, str):
+                found[str(function)] = UncapturedCalls(calls, once, reason)
+    return found
 
 
 def write_summary(store: Path, segment: str, summary: SegmentSummary) -> None:

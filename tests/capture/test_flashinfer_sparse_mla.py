@@ -78,7 +78,7 @@ def captured(path: Path, arguments: dict[str, Any], module: str = "decode") -> t
 
 def recorded(path: Path, arguments: dict[str, Any], module: str = "decode") -> tuple[Any, StoredRecord]:
     result, counts = captured(path, arguments, module)
-    assert (counts.records, counts.passed_over) == (1, {})
+    assert (counts.records, counts.passed_over, counts.uncaptured) == (1, {}, {})
     (record,) = Store.open(path).records
     return result, record
 

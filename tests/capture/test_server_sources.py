@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import os
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from gdnbench.capture.adapters import sglang_signatures
 from gdnbench.capture.adapters.flashinfer_signatures import SPARSE_MLA, SPARSE_MLA_SIGNATURES
 from gdnbench.capture.adapters.flashinfer_sparse_mla import LAYERS
+from gdnbench.capture.adapters.uncaptured import UNCAPTURED, UncapturedFunctions
 from tests.capture import test_sglang_itself, test_vllm_itself
 from tests.capture.frameworks import FOLDER
 from tests.capture.source_signatures import parameters
@@ -117,3 +120,34 @@ def test_the_layer_of_mega_attention() -> None:
     ]
     assert len(given) == 1
     assert {"self.rotary_emb.cos_sin_cache", "out.data", "out.scale"} <= set(given[0])
+
+
+def defined(package: str, folder: Path, entries: list[UncapturedFunctions]) -> Iterator[tuple[str, str]]:
+    """(module, qualified name) of the functions in the package's source, of modules that an entry names."""
+    for path in folder.rglob("*.py"):
+        parts = path.relative_to(folder).with_suffix("").parts
+        module = ".".join((package, *(part for part in parts if part != "__init__")))
+        if any(entry.in_module(module) for entry in entries):
+            for node in tree(path).body:
+                if isinstance(node, ast.FunctionDef):
+                    yield module, node.name
+                elif isinstance(node, ast.ClassDef):
+                    methods = (inner for inner in node.body if isinstance(inner, ast.FunctionDef))
+                    yield from ((module, f"{node.name}.{method.name}") for method in methods)
+
+
+@pytest.mark.slow  # of packages that tests do not install
+@pytest.mark.parametrize("package", PACKAGES)
+def test_functions_that_are_listed_as_uncaptured(package: str) -> None:
+    """Each entry names at least one function of the newest release that was read. One that names none there
+    may be deleted."""
+    entries = [entry for entry in UNCAPTURED if entry.package == package]
+    found = list(defined(package, source(package), entries))
+    assert [
+        (entry.module, entry.functions)
+        for entry in entries
+        if not any(
+            entry.in_module(module) and any(fnmatchcase(name, one) for one in entry.functions)
+            for module, name in found
+        )
+    ] == []

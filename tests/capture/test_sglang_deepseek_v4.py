@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gdnbench.capture import capturing
 from gdnbench.capture.adapters.sglang_deepseek_v4 import INTERFACE, KERNEL
+from gdnbench.capture.adapters.uncaptured import MEGA
 from gdnbench.errors import Exit
 from gdnbench.replay.replay import replay
 from gdnbench.store.reader import Store
@@ -107,6 +108,15 @@ def test_the_functions_of_other_devices(sm: int, backend: str, tmp_path: Path) -
         store = Store.open(tmp_path / "run.zarr")
         report = replay(store, kernel=kernel, against="recorded", isolate=False)
         assert report.exit_code is Exit.PASS, [(kernel, r.reason) for r in report.records]
+
+
+def test_mega_attention_is_counted(tmp_path: Path) -> None:
+    with capturing(tmp_path / "run.zarr") as counts:
+        interface = import_module(INTERFACE)
+        interface.flash_mla_mega_decode(torch.ones(1), None, None, None, None, 1.0)
+    ((function, found),) = counts.uncaptured.items()
+    assert function == f"{INTERFACE}.flash_mla_mega_decode"
+    assert (found["calls"], found["reason"]) == (1, MEGA)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from gdnbench.capture.adapters.flashinfer_sparse_mla import FlashinferSparseMlaA
 from gdnbench.capture.adapters.sglang import SglangAdapter
 from gdnbench.capture.adapters.sglang_deepseek_v4 import SglangDeepseekV4Adapter
 from gdnbench.capture.adapters.transformers import ADAPTER as TRANSFORMERS
+from gdnbench.capture.adapters.uncaptured import UNCAPTURED, UncapturedFunctions
 from gdnbench.capture.adapters.vllm import VllmAdapter
 from gdnbench.capture.adapters.vllm_deepseek_v4 import VllmDeepseekV4Adapter
 from gdnbench.capture.options import CaptureOptions
@@ -98,6 +99,13 @@ def select_targets(adapters: list[Adapter], patterns: tuple[str, ...]) -> list[t
 
 def _names(pattern: str, adapter: Adapter, target: Target) -> bool:
     return any(names_target(pattern, framework, target) for framework in frameworks_of(adapter))
+
+
+def select_uncaptured(operations: tuple[str, ...]) -> tuple[UncapturedFunctions, ...]:
+    """The functions whose calls are counted: all of them, or those beside operations that `--op` names."""
+    return tuple(
+        entry for entry in UNCAPTURED if not operations or not set(operations).isdisjoint(entry.operations)
+    )
 
 
 def unknown_targets(adapters: list[Adapter], patterns: tuple[str, ...]) -> list[str]:

@@ -1,0 +1,194 @@
+"""Attention and state functions of the serving packages that no adapter records, and why.
+
+Capture counts their calls and names them at the end, so that a capture which lacks a layer's calls says so.
+Modules and functions are globs: a name that a release lacks matches nothing, and one that moved is found
+again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+from functools import cached_property
+
+GDN = ("gdn_prefill", "gdn_decode")
+SWA = ("swa_decode",)
+
+MEGA = (
+    "takes queries before rope, in an order of its own, and returns FP8 outputs rotated back;"
+    " swa_decode has neither"
+)
+GATHERED = "takes rows gathered from their pages; swa_decode has the pages"
+LATENT_OF_V3 = "reads latent rows of 576 features, as DeepSeek-V3 has them; swa_decode has 512"
+OTHER_KERNEL = "a kernel of another platform than CUDA, which no adapter reads"
+OBJECT = "the format of its pages is in the object and not in the call, which no adapter reads"
+RING = "computes its state from a checkpoint and a ring of earlier inputs; gdn_decode has the state in a pool"
+COMMIT = "moves accepted drafts from a ring of inputs into the states; no operation here does that alone"
+KDA = "gates of every key channel (KDA), which no operation here has"
+DELTA = "another delta rule than the gated one with one gate of a head, which no operation here has"
+LINEAR = "linear attention without a delta rule, which no operation here has"
+MAMBA = "the state of a Mamba layer, which no operation here has"
+CONVOLUTION = "the state of a causal convolution, which no operation here has"
+
+
+@dataclass(frozen=True)
+class UncapturedFunctions:
+    """Functions that no adapter records.
+
+    `module`: a glob of the modules that define them, beginning with the package's name. `functions`: globs of
+    their names, or `Class.method`. `operations`: with `--op`, they are counted if it names one of these.
+    """
+
+    framework: str
+    module: str
+    functions: tuple[str, ...]
+    reason: str
+    operations: tuple[str, ...]
+
+    @property
+    def package(self) -> str:
+        return self.module.partition(".")[0]
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile(translate(self.module))
+
+    def in_module(self, name: str) -> bool:
+        return self._pattern.match(name) is not None
+
+
+def _of(
+    framework: str, operations: Sequence[str], *rows: tuple[str, str, str]
+) -> tuple[UncapturedFunctions, ...]:
+    return tuple(
+        UncapturedFunctions(framework, module, tuple(functions.split()), reason, tuple(operations))
+        for module, functions, reason in rows
+    )
+
+
+UNCAPTURED = (
+    *_of(
+        "vllm",
+        SWA,
+        ("vllm.models.deepseek_v4*mega_attn*", "*MegaAttn*.forward_mqa", MEGA),
+        ("vllm.*flash_mla_interface", "flash_mla_sparse_fwd", GATHERED),
+        ("vllm.models.deepseek_v4*.amd.*", "Deepseek*Attention.forward_mqa", OTHER_KERNEL),
+        ("vllm.models.deepseek_v4*.xpu.*", "Deepseek*Attention.forward_mqa", OTHER_KERNEL),
+        ("vllm.models.deepseek_v4*.cpu.*", "Deepseek*Attention.forward_mqa", OTHER_KERNEL),
+    ),
+    *_of(
+        "vllm",
+        GDN,
+        ("vllm.model_executor.layers.mamba.gdn.*", "*._forward_core_decode_aiter", OTHER_KERNEL),
+        ("vllm.*.cpu.gdn_attention", "cpu_gdn_attention_core", OTHER_KERNEL),
+        (
+            "vllm.*kda*",
+            "chunk_kda chunk_kda_with_fused_gate chunk_kda_prefill fused_kda_chunk fused_recurrent_kda"
+            " fused_recurrent_kda_packed_decode",
+            KDA,
+        ),
+        ("vllm.models.*.kda", "_flashinfer_kda_prefill _flashkda_prefill", KDA),
+        ("vllm.models.*.kda.fused_recurrent", "fused_recurrent_gated_delta_rule*", KDA),
+        ("vllm.models.*recoverssm", "kda_recoverssm_verify", KDA),
+        ("vllm._custom_ops", "fused_kda_decode", KDA),
+        ("vllm.*lightning_attn", "lightning_attention linear_decode_forward_triton", LINEAR),
+        (
+            "vllm.model_executor.layers.mamba.ops.*",
+            "mamba_chunk_scan_combined_varlen selective_scan_fn selective_state_update"
+            " selective_state_update_replayssm*",
+            MAMBA,
+        ),
+        (
+            "vllm.model_executor.layers.mamba.ops.causal_conv1d",
+            "causal_conv1d_fn causal_conv1d_update",
+            CONVOLUTION,
+        ),
+    ),
+    *_of(
+        "sglang",
+        SWA,
+        ("sglang.*flash_mla_interface", "flash_mla_mega_decode flash_mla_mega_prefill", MEGA),
+        ("sglang.*flash_mla_interface", "flash_mla_sparse_fwd", GATHERED),
+        ("sgl_kernel.flash_mla", "flash_mla_sparse_fwd", GATHERED),
+        ("sglang.*hip_flash_mla", "flash_mla_with_kvcache_entrypoint", OTHER_KERNEL),
+    ),
+    *_of(
+        "sglang",
+        GDN,
+        ("sglang.*gdn_replayssm_spec_decode", "gdn_replayssm_spec_decode", RING),
+        ("sglang.*linear_replayssm", "fused_recurrent_linear_replayssm_decode", RING),
+        ("sglang.*gdn_replayssm_spec_*", "commit_gdn_replayssm_*", COMMIT),
+        (
+            "sglang.*attention.*",
+            "chunk_kda chunk_kda_cutedsl cutedsl_fused_sigmoid_gating_kda_update fused_kda_conv_gating_verify"
+            " fused_kda_decode_mtp_dspark fused_recurrent_kda fused_recurrent_kda_packed_decode"
+            " helion_fused_recurrent_kda_* helion_kda_verify kda_fused_decode kda_packed_decode",
+            KDA,
+        ),
+        ("sglang.*kda_replayssm_spec_decode", "commit_kda_replayssm_*", KDA),
+        ("sglang.*lightning_attn", "lightning_attention", LINEAR),
+        ("sglang.*seg_la", "seg_la_fwd", LINEAR),
+        ("sglang.*mamba.triton_ops.*", "mamba_chunk_scan_combined selective_state_update", MAMBA),
+        (
+            "sglang.*mamba.causal_conv1d*",
+            "causal_conv1d_fn causal_conv1d_fwd causal_conv1d_update",
+            CONVOLUTION,
+        ),
+        ("sglang.*triton_gdn_fused_proj", "fused_qkvzba_causal_conv1d_update_contiguous", CONVOLUTION),
+    ),
+    *_of(
+        "flashinfer",
+        SWA,
+        (
+            "flashinfer.mla*",
+            "trtllm_batch_decode_with_kv_cache_mla xqa_batch_decode_with_kv_cache_mla"
+            " nvfp4_sparse_mla_decode",
+            LATENT_OF_V3,
+        ),
+        ("flashinfer.mla._sparse_mla_sm120*", "*SparseMLA*.run", OBJECT),
+    ),
+    *_of(
+        "flashinfer",
+        GDN,
+        ("flashinfer.gdn_decode", "gated_delta_rule_replayssm_commit", COMMIT),
+        (
+            "flashinfer.kda*",
+            "recurrent_kda packed_kda_decode fused_kda_decode packed_fused_kda_decode",
+            KDA,
+        ),
+        (
+            "flashinfer.mamba.*",
+            "selective_state_update checkpointing_ssu replayssm_materialize",
+            MAMBA,
+        ),
+    ),
+    *_of(
+        "fla",
+        GDN,
+        ("fla.ops.kda.*", "chunk_kda fused_recurrent_kda", KDA),
+        *(
+            (f"fla.ops.{package}.*", f"chunk_{name} fused_chunk_{name} fused_recurrent_{name}", DELTA)
+            for package, name in (
+                ("comba", "comba"),
+                ("delta_rule", "delta_rule"),
+                ("gated_delta_product", "gated_delta_product"),
+                ("gated_oja_rule", "gated_oja_rule"),
+                ("gdn2", "gdn2"),
+                ("generalized_delta_rule.*", "[di]plr_delta_rule"),
+                ("momentum_delta_rule", "momentum_delta_rule"),
+                ("precond_gated_delta_rule", "precond_gated_delta_rule"),
+                ("precond_kda", "precond_kda"),
+                ("rwkv7", "rwkv7"),
+            )
+        ),
+        *(
+            (f"fla.ops.{name}.*", f"chunk_{name} fused_chunk_{name} fused_recurrent_{name}", LINEAR)
+            for name in (
+                *("gla", "gsa", "hgrn", "lightning_attn", "linear_attn", "log_linear_attn", "mesa_net"),
+                *("retention", "rwkv6", "simple_gla"),
+            )
+        ),
+    ),
+)
