@@ -24,6 +24,7 @@ from gdnbench_kernels.swa_decode.layouts import pack_ds_mla
 from tests.capture.frameworks import framework
 from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of, patched
 from tests.messages import wording
+from tests.subset import quick
 
 BLOCKS, SIZE, HEADS = 5, 64, 8
 E4M3 = torch.float8_e4m3fn
@@ -89,7 +90,7 @@ def assert_replays(path: Path) -> None:
         assert report.exit_code is Exit.PASS, [(kernel, r.reason) for r in report.records]
 
 
-@pytest.mark.parametrize(("axis", "kv_layout"), [(None, "HND"), (1, "HND"), (2, "NHD")])
+@pytest.mark.parametrize(("axis", "kv_layout"), quick([(None, "HND"), (1, "HND"), (2, "NHD")], 2))
 def test_decoding_over_bfloat16_pages(axis: int | None, kv_layout: str, tmp_path: Path) -> None:
     cache = pages() if axis is None else pages().unsqueeze(axis)
     arguments = given(cache, 3, kv_layout=kv_layout)
@@ -110,7 +111,7 @@ def test_decoding_over_bfloat16_pages(axis: int | None, kv_layout: str, tmp_path
     assert_replays(tmp_path / "run.zarr")
 
 
-@pytest.mark.parametrize("module", ["mla._core", "mla", "decode"])
+@pytest.mark.parametrize("module", quick(["mla._core", "mla", "decode"], 1))
 def test_wherever_it_is_imported_from(module: str, tmp_path: Path) -> None:
     recorded(tmp_path / "run.zarr", given(pages(), 1), module)
 
