@@ -66,24 +66,24 @@ def attribute_errors(
                 continue
             partition = operation.partition(call, name)
             kernels = in_named_dtype(operation, name, kernels)
-            own[name] = _in_place(kernels, exact, partition)  # for later steps
+            own[name] = put_counted(kernels, exact, partition)  # for later steps
             found.append(_share(name, step.name, own[name].cpu(), exact.cpu(), true.cpu(), partition))
         taken = {name for later in entry.steps[number + 1 :] for name in later.takes}
         own = {name: tensor for name, tensor in own.items() if name in taken}  # in fp64 they are large
     return tuple(found)
 
 
-def _in_place(kernels: Tensor, exact: Tensor, partition: Partition) -> Tensor:
-    """`exact` (fp64) with the kernel's elements where they count.
+def put_counted(tensor: Tensor, elsewhere: Tensor, partition: Partition) -> Tensor:
+    """The elements of `tensor` where they count, those of `elsewhere` in the other places, in its dtype.
 
-    Elements outside the regions are undefined; a NaN there would spread through its whole chunk.
+    Elements of a stage outside the regions are undefined; a NaN there would spread through its whole chunk.
     """
-    found = exact.clone()
+    found = elsewhere.clone()
     for region in partition.regions:
         part: tuple[slice, ...] = (slice(region.start, region.stop),)
         if region.tokens is not None:  # [1, Hv, C, ...]
             part = (*part, slice(None), slice(region.tokens))
-        found[part] = kernels[part].to(found)
+        found[part] = tensor[part].to(found)
     return found
 
 

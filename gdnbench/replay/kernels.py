@@ -32,6 +32,7 @@ class LoadedKernel:
     steps: tuple[Step, ...] = ()
     cuda_tensors: bool = False  # as of the contract's KernelEntry
     requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # see `requirements`
+    tapped: tuple[str, ...] = ()  # the stages that its taps show, see `taps`
 
 
 def is_user_kernel(name: str) -> bool:
@@ -131,6 +132,7 @@ def of_function(function: Kernel, name: str) -> LoadedKernel:
         steps=tuple(getattr(function, "steps", ())),
         cuda_tensors=bool(getattr(function, "cuda_tensors", False)),
         requires=as_words(getattr(function, "requires", {})),
+        tapped=tuple(stage for one in getattr(function, "taps", ()) for stage in one.stages),
     )
 
 

@@ -3,7 +3,7 @@
     kernel.taps = (tap("their.package.module", "launch_uw", U=2, W=3),)
 
 With `--stages`, replay keeps argument 2 of that function as the stage U and argument 3 as W, after
-the function has returned.
+the function has returned. Inside `replacing`, the stage is overwritten there before the host code goes on.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,23 @@ from torch import Tensor
 from gdnbench_kernels.contract import Kernel
 
 RESULT = "return"
+
+Replacement = Callable[[Tensor], Tensor]
+"""Another value of a stage, of the same shape and dtype, from the one that the kernel left; on the CPU."""
+
+_replacements: ContextVar[Mapping[str, Replacement] | None] = ContextVar(
+    "gdnbench_taps_replaced", default=None
+)
+
+
+@contextmanager
+def replacing(stages: Mapping[str, Replacement]) -> Iterator[None]:
+    """Inside this block taps that show one of `stages` replace it."""
+    token = _replacements.set(stages)
+    try:
+        yield
+    finally:
+        _replacements.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +86,8 @@ def _tapped(one: Tap, stages: MutableMapping[str, Tensor]) -> Iterator[None]:
     if not callable(function):
         raise NotImplementedError(f"a tap names {one.function}, which {one.module} does not have")
 
+    replacements = _replacements.get() or {}
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
@@ -81,7 +101,11 @@ def _tapped(one: Tap, stages: MutableMapping[str, Tensor]) -> Iterator[None]:
                 raise NotImplementedError(
                     f"a tap shows {stage} as argument {place} of {one.function}, which is no tensor"
                 )
-            stages[stage] = values[str(name)].detach().cpu().clone()
+            found = values[str(name)].detach().cpu().clone()
+            if stage in replacements:
+                found = replacements[stage](found)
+                values[str(name)].copy_(found)
+            stages[stage] = found
         return result
 
     setattr(module, one.function, call)

@@ -1,9 +1,11 @@
-"""Runs `gdnbench replay --on sim` with a folder of an engine's packages, which tests do not install."""
+"""Runs kernels of an engine on the simulator with a folder of its packages, which tests do not install."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +21,22 @@ def folder(variable: str, engine: str, install: str) -> str:
     if not (found := os.environ.get(variable)):
         pytest.skip(f"{variable} names no folder with {engine}: {install}")
     return found
+
+
+def copy_package(packages: str | Path, name: str, to: Path) -> Path:
+    """A copy of a package below `to`, to plant faults in, without its compiled extensions."""
+    compiled = shutil.ignore_patterns("__pycache__", "*.so")
+    return Path(shutil.copytree(Path(packages) / name, to / name, ignore=compiled))
+
+
+def write_vllm_adapter(path: Path) -> Path:
+    """Writes the adapter of vLLM's CuTe DSL prefill that docs/adding.md has."""
+    found = re.search(
+        r"```python file=theirs.py\n(.*?)```", (ROOT / "docs" / "adding.md").read_text(), re.DOTALL
+    )
+    assert found is not None
+    path.write_text(found[1])
+    return path
 
 
 def replay(packages: str, *words: str) -> tuple[int, list[dict[str, Any]]]:
