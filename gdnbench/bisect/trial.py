@@ -293,35 +293,50 @@ def _tensors(results: Sequence[RecordResult]) -> Iterator[TensorResult]:
         yield from result.tensors
 
 
-class _Digesting:
-    """A runner that computes the digest of every bit that kernels leave."""
+class ResultDigest:
+    """The digest of every bit that kernels leave, record after record."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self) -> None:
         self._hasher = blake3()
 
-    def run_record(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
-        found = self._runner.run_record(record, operation)
+    def add_result(self, record: StoredRecord, operation: Operation, found: Execution | Failure) -> None:
+        """Outputs, and of stages the rows that belong to a sequence: a kernel owes no others."""
         self._hasher.update(f"{record.key}\0{isinstance(found, Failure)}\0".encode())
-        if not isinstance(found, Failure):
-            for name, tensor in sorted(found.outputs.items()):
-                self._add(name, tensor)
-            call = outline_call(record, operation) if found.stages else None
-            for name, tensor in sorted(found.stages.items()):
-                assert call is not None
-                for region in operation.partition(call, name).regions:  # a kernel owes no others
-                    rows = tensor[region.start : region.stop]
-                    in_part = region.tokens is not None and rows.dim() > 2
-                    self._add(name, rows[:, :, : region.tokens] if in_part else rows)
-        return found
+        if isinstance(found, Failure):
+            return
+        for name, tensor in sorted(found.outputs.items()):
+            self._add(name, tensor)
+        call = outline_call(record, operation) if found.stages else None
+        for name, tensor in sorted(found.stages.items()):
+            assert call is not None
+            for region in operation.partition(call, name).regions:
+                rows = tensor[region.start : region.stop]
+                in_part = region.tokens is not None and rows.dim() > 2
+                self._add(name, rows[:, :, : region.tokens] if in_part else rows)
 
     def _add(self, name: str, tensor: Tensor) -> None:
         self._hasher.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
         self._hasher.update(as_integers(tensor.cpu().contiguous()).numpy().tobytes())
 
+    def hexdigest(self) -> str:
+        return self._hasher.hexdigest()
+
+
+class _Digesting:
+    """A runner that computes the digest of every bit that kernels leave."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._digest = ResultDigest()
+
+    def run_record(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
+        found = self._runner.run_record(record, operation)
+        self._digest.add_result(record, operation, found)
+        return found
+
     @property
     def digest(self) -> str:
-        return self._hasher.hexdigest()
+        return self._digest.hexdigest()
 
     def close(self) -> None:
         self._runner.close()

@@ -16,7 +16,7 @@ from gdnbench.bisect.session import Session
 from gdnbench.bisect.stage import find as finding
 from gdnbench.bisect.stage import probe
 from gdnbench.bisect.stage.find import Found
-from gdnbench.bisect.stage.text import answer, says
+from gdnbench.bisect.stage.text import answer, notes, says
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State
 from gdnbench.errors import BadInputError
@@ -102,6 +102,28 @@ def said(result: Found) -> dict[str, str]:
 
 
 # Where: staged.py adds to row or token 3 of the chunk.
+TAPPED = FOLDER / "tapped.py"
+ALIKE = {"key_correlation": 0.9, "beta": 1.0}
+COUNTED = """
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+from gdnbench import sim
+from gdnbench.sim.host import PtxKernel
+from gdnbench.sim.ptx import parse
+
+TEXT = ".version 8.7\\n.target sm_100a\\n.address_size 64\\n.visible .entry k()\\n{{\\n    ret;\\n}}\\n"
+spec = spec_from_file_location("counted_staged", {staged!r})
+module = module_from_spec(spec)
+spec.loader.exec_module(module)
+
+
+def kernel(*, stages=None, **call):
+    with Path(__file__).with_name("runs").open("a") as runs:
+        runs.write("run")
+    sim.launch(PtxKernel(parse(TEXT), "k", (1, 1, 1), (32, 1, 1)))
+    return module.without_steps(stages=stages, **call)
+"""
 TOKENS, SQUARES = {"U": 5, "W": 5, "V_new": 5}, ("A", "Ai", "P")
 
 
@@ -162,11 +184,64 @@ def test_a_kernel_that_is_right_passes(store: Path, session: Session, kernel: st
     assert "passes" in answer(result)
 
 
-def test_a_kernel_without_steps_is_looked_at_as_it_is(store: Path, session: Session) -> None:
+def test_a_kernel_without_steps_is_compared_with_exact_steps_on_its_own_stages(
+    store: Path, session: Session
+) -> None:
     result = found(store, "without_steps", session)
-    assert result.first is None
+    assert said(result)["W"] == "adds"
+    assert {what for name, what in said(result).items() if name != "W"} == {"inherits"}
     assert answer(result).startswith("W of ")
-    assert "lists no steps" in answer(result)
+    assert re.search(wording("bisect.stage-carries", reason=re.compile("o: .*")) + "$", answer(result))
+
+
+@pytest.mark.parametrize("kernel", quick(["gates_and_u", "gates_and_u_shown"], 0))
+def test_the_stage_named_is_the_one_that_explains_the_outputs(
+    store: Path, session: Session, kernel: str
+) -> None:
+    """Gates in fp16 come first and are over their bound by far; an exact g_cu would mend nothing."""
+    result = found(store, kernel, session)
+    assert [row.name for row in result.rows if row.adds] == ["g_cu", "U"]
+    assert [row.explains for row in result.rows if row.adds] == [False, True]
+    assert result.first is not None
+    assert result.first.name == "U"
+    (note,) = [note for note in notes(result) if note.startswith("g_cu")]
+    assert re.fullmatch(wording("bisect.stage-unexplaining", stage="g_cu"), note)
+    if kernel == "gates_and_u":
+        assert [(graft.exact, graft.verdict.state) for graft in result.grafts] == [(("U",), State.GOOD)]
+    else:
+        assert result.grafts == ()
+
+
+def test_three_rounds_of_an_inverse_are_named_and_an_ulp_of_the_gates_is_not(
+    tmp_path: Path, session: Session
+) -> None:
+    """The kernel of tapped.py shows g_cu, U and W. torch sums equal gates of few bits exactly."""
+    drawn = synthesise("gdn_prefill", seqlens=(70,), heads=(1, 1), head_dim=(32, 32), seed=5, **ALIKE)
+    gates = torch.full_like(drawn.tensors["g"], -(2.0**-6))
+    call = Call({**drawn.tensors, "g": gates}, drawn.scalars, drawn.conventions)
+    there = write(tmp_path / "store.zarr", ("gdn_prefill", call))
+    assert found(there, f"{TAPPED}:four", session).label is None
+    result = found(there, f"{TAPPED}:three", session)
+    assert result.first is not None
+    assert (result.first.name, result.first.hidden) == ("U", ("A", "Ai"))
+    (gates,) = [row for row in result.rows if row.name == "g_cu"]
+    assert (gates.wrong, gates.adds) == (False, False)
+    assert re.search(wording("bisect.stage-hidden", stages="A or Ai"), answer(result))
+    assert [(graft.exact, graft.verdict.state) for graft in result.grafts] == [(("U", "W"), State.GOOD)]
+    assert re.search(wording("bisect.stage-mended", stage="U and W") + "$", answer(result))
+
+
+@pytest.mark.slow  # the simulator's compiler
+def test_on_the_simulator_the_run_that_was_judged_is_not_repeated(
+    store: Path, session: Session, tmp_path: Path
+) -> None:
+    """One run shows all stages; it is repeated under each of three schedules."""
+    (tmp_path / "counted.py").write_text(COUNTED.format(staged=str(STAGED)))
+    trial = Trial(str(store), f"{tmp_path / 'counted.py'}:kernel", on="sim", records=(0,))
+    result = finding.find_bad_stage(trial, session)
+    assert result.first is not None
+    assert result.first.name == "W"
+    assert (tmp_path / "runs").read_text().count("run") == 1 + 3
 
 
 def test_what_has_no_stages_says_what_to_use(store: Path, session: Session) -> None:
@@ -249,7 +324,7 @@ KEPT = SM100 | {"h": "bfloat16", "V_new": "bfloat16"}
 @pytest.mark.slow
 def test_sm100_adds_nothing_and_its_steps_are_what_it_does(alike: Path) -> None:
     pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
-    chained = probe.chained(**asked("sm100", alike))  # type: ignore[arg-type]
+    chained = probe.chained(**asked("sm100", alike), compare_steps=True)  # type: ignore[arg-type]
     assert chained.state is State.GOOD, chained.reason
     assert chained.facts["same_bits"] is True
     for step in ("form_a", "invert", "form_uw", "chunk_state", "chunk_output"):

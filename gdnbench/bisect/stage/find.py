@@ -9,12 +9,20 @@ from functools import partial
 from typing import Any
 
 from gdnbench.bisect import cache_key, endpoints
-from gdnbench.bisect.flakiness import Steadiness
+from gdnbench.bisect.flakiness import RepeatedRun, Steadiness, describe_spread
 from gdnbench.bisect.record.links import Links
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.stage.probe import AFTER
 from gdnbench.bisect.stage.rollout import calls_before
-from gdnbench.bisect.trial import SCHEDULES, Trial, kernel_sources, toolchain, trial_question
+from gdnbench.bisect.symptom import Symptom
+from gdnbench.bisect.trial import (
+    BIT_DIFFERENCE,
+    SCHEDULES,
+    Trial,
+    kernel_sources,
+    toolchain,
+    trial_question,
+)
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.bisect.workers import ProbeWorker, TrialWorker
 from gdnbench.errors import BadInputError, CannotRunError
@@ -30,7 +38,12 @@ Tensor = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A stage or output: as the kernel computes it, and as its step computes it from exact stages."""
+    """A stage or output. `chained`: as the kernel computes it. `alone` shows what it adds: as its step
+    computes it from exact stages; without steps, as the kernel does, against the exact step on its stages.
+
+    `carried`: whether the outputs pass that exact steps compute from the kernel's stages up to this one, see
+    `explain`; None where that cannot be computed. `hidden`: stages before it that the kernel does not show.
+    """
 
     name: str
     stage: bool
@@ -39,6 +52,8 @@ class Row:
     step: str = ""
     crash: str = ""  # why its step left nothing
     inherits: bool = False  # whether a stage that it is made of is off
+    carried: Mapping[str, Any] | None = None
+    hidden: tuple[str, ...] = ()
 
     @property
     def adds(self) -> bool:
@@ -47,6 +62,11 @@ class Row:
     @property
     def wrong(self) -> bool:
         return self.chained is not None and not self.chained["passed"]
+
+    @property
+    def explains(self) -> bool:
+        """Whether its error and those before it suffice for that of the outputs, as far as is known."""
+        return self.carried is None or not self.carried["passed"] if self.stage else self.wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +110,21 @@ class Found:
 
     @property
     def first(self) -> Row | None:
-        """The first stage in the order of the contract that adds more error than its bound."""
-        return next((row for row in self.rows if row.adds), None)
+        """The first stage in the order of the contract that adds more error than its bound and explains that
+        of the outputs. If none does: of those that add, the first that moves the outputs most."""
+        adding = [row for row in self.rows if row.adds]
+        explaining = next((row for row in adding if row.explains), None)
+        return explaining or max(adding, key=self._moves, default=None)
+
+    def _moves(self, row: Row) -> float:
+        """By how much the stage raises the error of the outputs over its limit."""
+        ratio = before = 0.0
+        for one in self.rows:
+            if one.carried is not None:
+                before, ratio = ratio, float(one.carried["ratio"])
+            if one is row:
+                return ratio - before if one.carried is not None else 0.0
+        return 0.0
 
 
 def find_bad_stage(trial: Trial, session: Session, carry: bool = False) -> Found:
@@ -113,6 +146,7 @@ def find_bad_stage(trial: Trial, session: Session, carry: bool = False) -> Found
     base |= toolchain(trial.on)
     with closing(ProbeWorker()) as probes:
         shown: dict[str, Mapping[str, Any]] = {}
+        faulty: tuple[_Asking, Verdict, Mapping[str, Any], int] | None = None
         for passing, number in enumerate(chosen):
             if ops[number] not in shown:
                 verdict = probes.run_probe(
@@ -132,10 +166,25 @@ def find_bad_stage(trial: Trial, session: Session, carry: bool = False) -> Found
             verdict = asking.whole()
             if verdict.state is State.SKIP:
                 raise CannotRunError(f"record {labels[number]}: {verdict.kind}: {verdict.reason}")
-            if verdict.state is State.BAD:
-                found = replace(asking.found(facts), passing=passing)
-                return replace(found, chain=asking.chain(found)) if carry else found
+            if verdict.state is State.BAD and _of_numbers(verdict):
+                return _examined(asking, verdict, facts, passing, carry)
+            if verdict.state is State.BAD and faulty is None:
+                faulty = asking, verdict, facts, passing
+        if faulty is not None:
+            return _examined(*faulty, carry)
     return Found(trial.kernel, None, passing=len(chosen))
+
+
+def _of_numbers(verdict: Verdict) -> bool:
+    """Whether a stage or output fails, or the kernel ended before it left any; not only its faults, or bits
+    that depend on the schedule."""
+    tensors = verdict.facts.get("tensors")
+    return tensors is None or any(not entry["passed"] for entry in tensors)
+
+
+def _examined(asking: _Asking, own: Verdict, facts: Mapping[str, Any], passing: int, carry: bool) -> Found:
+    found = replace(asking.found(own, facts), passing=passing)
+    return replace(found, chain=asking.chain(found)) if carry else found
 
 
 def _can_show(kernel: str, op: str, verdict: Verdict) -> Mapping[str, Any]:
@@ -167,63 +216,113 @@ class _Asking:
     label: str
 
     def whole(self) -> Verdict:
-        """Whether the record fails. A tolerance is of outputs alone: stages keep to their own bound."""
-        if self.trial.tol is not None:
-            return self._own()
-        with closing(TrialWorker()) as trials:
-            ask = partial(trials.run_trial, self.trial)
-            return self.session.find_or_probe(self.label, trial_question(self.trial), ask)
+        """Whether the record fails, in its stages and outputs: the verdict under the first schedule that
+        makes numbers wrong, else under the first that is bad. Bad too if all pass and leave other bits."""
+        runs: list[Verdict] = []
+        for schedule in self.trial.schedules if self.trial.on == SIM else self.trial.schedules[:1]:
+            runs.append(self._under(schedule))
+            if runs[-1].state is State.SKIP or (runs[-1].state is State.BAD and _of_numbers(runs[-1])):
+                return runs[-1]
+        found = next((run for run in runs if run.state is State.BAD), runs[0])
+        if found.state is State.GOOD and len({run.digest for run in runs}) > 1:
+            reason = f"it leaves other bits under another schedule than under {self.trial.schedules[0]}"
+            return replace(found, state=State.BAD, kind=BIT_DIFFERENCE, reason=reason)
+        return found
 
-    def _own(self) -> Verdict:
-        return self._ask("its own stages", "chained")
+    def _under(self, schedule: str) -> Verdict:
+        under = f" under {schedule}" if self.trial.on == SIM else ""
+        return self._ask(f"its own stages{under}", "chained", (schedule,))
 
-    def found(self, facts: Mapping[str, Any]) -> Found:
+    def found(self, own: Verdict, facts: Mapping[str, Any]) -> Found:
+        """`own`: the verdict of `whole`."""
         base = Found(
             self.trial.kernel,
             self.label,
             steps=bool(facts["steps"]),
             tolerance=self.trial.tol is not None,
         )
-        first = replace(self.trial, schedules=self.trial.schedules[:1])
-        if first.tol is not None:
-            first = replace(first, k=None)  # of stages, which a trial holds to the tolerance as well
-        end = endpoints.replay_endpoint(self.session, self.label, trial_question(first), first, TrialWorker)
-        if end.steadiness is Steadiness.FLAKY:
-            return replace(base, flaky=end.spread)
-        if end.steadiness is Steadiness.BY_SCHEDULE:
-            base = replace(base, by_schedule=end.spread)
-        own = self._own()
+        steadiness, spread = self._steadiness(own)
+        if steadiness is Steadiness.FLAKY:
+            return replace(base, flaky=spread)
+        if steadiness is Steadiness.BY_SCHEDULE:
+            base = replace(base, by_schedule=spread)
+        schedules = (own.facts.get("schedule") or self.trial.schedules[0],)
         tensors = {entry["tensor"]: entry for entry in own.facts.get("tensors", ())}
         dtypes = {name: entry["dtype"] for name, entry in tensors.items()}
         base = replace(base, same_bits=own.facts.get("same_bits"), faults=tuple(own.facts.get("faults", ())))
-        if own.state is not State.GOOD and own.kind != Outcome.MISMATCH:
+        if own.state is not State.GOOD and own.kind not in (Outcome.MISMATCH, BIT_DIFFERENCE):
             base = replace(base, notes=(f"as a whole: {own.kind}: {own.reason}",))
-        alone: dict[str, Tensor] = {}
+        alone: dict[str, Tensor] = {entry["tensor"]: entry for entry in own.facts.get("added", ())}
         crashes: dict[str, str] = {}
         for step in facts["steps"]:
             taken = {name: dtypes.get(name, "float32") for name in step["takes"]}
             verdict = self._ask(
-                f"step {step['name']} of exact stages", "alone", step=step["name"], dtypes=taken
+                f"step {step['name']} of exact stages",
+                "alone",
+                schedules,
+                step=step["name"],
+                dtypes=taken,
             )
             if verdict.state is not State.GOOD and verdict.kind != Outcome.MISMATCH:
                 crashes |= dict.fromkeys(step["gives"], f"{verdict.kind}: {verdict.reason}")
             alone |= _decisive(verdict.facts, facts["carried"])
-        rows = _rows(facts, tensors, alone, crashes)
+        rows = _rows(facts, tensors, alone, crashes, own.facts)
         outputs = [row for row in rows if not row.stage]
         base = replace(base, rows=rows, outputs=own)
         if not any(row.wrong for row in outputs):
             return base
-        return replace(base, grafts=self._grafts(base, dtypes))
+        if not facts["steps"]:  # what is replaced is what its taps show
+            dtypes = {name: dtype for name, dtype in dtypes.items() if name in facts["tapped"]}
+        return replace(base, grafts=self._grafts(base, dtypes, schedules))
 
-    def _grafts(self, found: Found, dtypes: Mapping[str, str]) -> tuple[Graft, ...]:
-        """The first stage that adds, made exact; then the next ones too, until the outputs pass."""
-        names = [row.name for row in found.rows if row.stage and row.adds and row.name in dtypes]
+    def _steadiness(self, own: Verdict) -> tuple[Steadiness, str]:
+        """Whether the record's verdict and bits change from run to run, and how, in one line.
+
+        On the simulator a run is an exact function of the kernel, its host code and the schedule. So the
+        process that has compiled the kernel repeats the run once and runs the record under other schedules.
+        """
+        if self.trial.on != SIM:
+            one = replace(self.trial, schedules=self.trial.schedules[:1])
+            if one.tol is not None:
+                one = replace(one, k=None)  # of stages, which a trial holds to the tolerance as well
+            question = trial_question(one)
+            end = endpoints.replay_endpoint(self.session, self.label, question, one, TrialWorker)
+            return end.steadiness, end.spread
+        first = str(own.facts.get("schedule"))
+        runs = [RepeatedRun(0, first, own)]
+        for schedule in dict.fromkeys((first, *self.trial.schedules)):
+            one = replace(self.trial, schedules=(schedule,), symptom=Symptom.NUMBERS, only_schedules=True)
+            ask = partial(
+                self.probes.run_probe, PROBES + "replayed", kernel=one.kernel, on=one.on, trial=one.to_json()
+            )
+            question = {"probe": "stage replayed", **trial_question(one)}
+            verdict = self.session.find_or_probe(f"{self.label}, again under {schedule}", question, ask)
+            runs.append(RepeatedRun(0, schedule, verdict))
+        left = [run.verdict.digest or run.verdict.kind for run in runs]
+        if left[0] != left[1]:
+            return Steadiness.FLAKY, describe_spread(runs[:2])
+        if len(set(left)) > 1:
+            return Steadiness.BY_SCHEDULE, describe_spread(runs[1:])
+        return Steadiness.STEADY, ""
+
+    def _grafts(
+        self, found: Found, dtypes: Mapping[str, str], schedules: tuple[str, ...]
+    ) -> tuple[Graft, ...]:
+        """The stage that explains the outputs, made exact, with those that are computed from the same hidden
+        stages; then the others that add too, until the outputs pass."""
+        first = found.first
+        if first is None or not first.stage or first.name not in dtypes:
+            return ()
+        adding = [row for row in found.rows if row.stage and row.adds and row.name in dtypes]
+        exact = [row.name for row in adding if row is first or set(row.hidden) & set(first.hidden)]
+        others = [row.name for row in adding if row.name not in exact]
         grafts: list[Graft] = []
-        for count in range(1, len(names) + 1):
-            exact = names[:count]
-            kept = {name: dtypes[name] for name in exact}
-            verdict = self._ask(f"outputs with exact {', '.join(exact)}", "grafted", exact=exact, dtypes=kept)
-            grafts.append(Graft(tuple(exact), verdict))
+        for count in range(len(others) + 1):
+            put = [*exact, *others[:count]]
+            kept = {name: dtypes[name] for name in put}
+            label = f"outputs with exact {', '.join(put)}"
+            verdict = self._ask(label, "grafted", schedules, exact=put, dtypes=kept)
+            grafts.append(Graft(tuple(put), verdict))
             if verdict.state is State.GOOD:
                 break
         return tuple(grafts)
@@ -260,10 +359,10 @@ class _Asking:
             ),
         )
 
-    def _ask(self, label: str, probe: str, **more: Any) -> Verdict:
+    def _ask(self, label: str, probe: str, schedules: Sequence[str], **more: Any) -> Verdict:
         trial = self.trial
         tol = None if trial.tol is None else list(trial.tol)
-        given = {"on": trial.on, "k": trial.k, "tol": tol, "schedules": list(trial.schedules), **more}
+        given = {"on": trial.on, "k": trial.k, "tol": tol, "schedules": list(schedules), **more}
         return self.session.find_or_probe(
             f"{self.label}, {label}",
             {"probe": f"stage {probe}", **self.question, **given},
@@ -307,16 +406,18 @@ def _rows(
     chained: Mapping[str, Tensor],
     alone: Mapping[str, Tensor],
     crashes: Mapping[str, str],
+    own: Mapping[str, Any],
 ) -> tuple[Row, ...]:
-    """In the contract's order, outputs last."""
+    """In the contract's order, outputs last. `own`: the facts of the kernel's own stages."""
     names = dict.fromkeys([*facts["stages"], *chained, *alone, *crashes])
-    steps: Sequence[Mapping[str, Any]] = facts["steps"]
-    makers = {name: step for step in steps for name in step["gives"]}
+    makers = {name: step for step in facts["steps"] for name in step["gives"]}
+    exact_makers = {name: step for step in facts["exact_steps"] for name in step["gives"]}
+    carried, hidden = own.get("carried", {}), own.get("hidden", {})
     rows: list[Row] = []
     for name in names:
         if name not in chained and name not in alone and name not in crashes:
             continue
-        step = makers.get(name)
+        step = (makers or exact_makers).get(name)
         taken = step["takes"] if step is not None else ()
         inherits = any(not chained[one]["passed"] for one in taken if one in chained)
         rows.append(
@@ -325,9 +426,11 @@ def _rows(
                 name in facts["stages"],
                 chained.get(name),
                 alone.get(name),
-                step["name"] if step is not None else "",
+                makers[name]["name"] if name in makers else "",
                 crashes.get(name, ""),
                 inherits,
+                carried.get(name),
+                tuple(hidden.get(name, ())),
             )
         )
     return tuple(rows)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gdnbench.bisect.stage.find import Found, Row
 from gdnbench.bisect.verdict import State, Verdict
 
 HEADS = ("stage", "step", "chained", "bound", "of exact stages", "its bound", "says")
+WITHOUT_STEPS = ("stage", "step", "chained", "bound", "added", "its bound", "says")
+"""Heads of a kernel that lists no steps."""
+
+
+def heads(found: Found) -> tuple[str, ...]:
+    return HEADS if found.steps or not found.rows else WITHOUT_STEPS
 
 
 def cells(found: Found) -> list[tuple[str, ...]]:
-    """Rows under HEADS."""
-    return [_cells(row, found.steps) for row in found.rows]
+    """Rows under `heads`."""
+    return [_cells(row) for row in found.rows]
 
 
 def notes(found: Found) -> list[str]:
@@ -22,11 +28,18 @@ def notes(found: Found) -> list[str]:
         out.append(f"depends on the schedule: {found.by_schedule}")
     if found.same_bits is False:
         out.append("the steps, one after another, do not leave the bits that the kernel leaves")
+    first = found.first
+    for row in found.rows:
+        if row.adds and row is not first and not row.explains:
+            out.append(
+                f"{row.name} is off too, {_where(row.alone)}, and does not explain the outputs: exact"
+                " arithmetic from there on leaves them within their bounds"
+            )
     return [*out, *found.notes, *found.faults]
 
 
-def _cells(row: Row, steps: bool) -> tuple[str, ...]:
-    return (row.name, row.step, *_figures(row.chained), *_figures(row.alone, row.crash), says(row, steps))
+def _cells(row: Row) -> tuple[str, ...]:
+    return (row.name, row.step, *_figures(row.chained), *_figures(row.alone, row.crash), says(row))
 
 
 def _figures(tensor: Mapping[str, Any] | None, crash: str = "") -> tuple[str, str]:
@@ -44,12 +57,12 @@ def _short(tensor: Mapping[str, Any]) -> str:
     return f"{tensor['x']}" if tensor["at"] is not None else "not comparable"
 
 
-def says(row: Row, steps: bool = True) -> str:
+def says(row: Row) -> str:
     """What a stage does to the error."""
     if row.adds:
         return "adds and inherits" if row.inherits else "adds"
     if row.wrong:
-        return "inherits" if steps and row.alone is not None else "is off"
+        return "inherits" if row.alone is not None else "is off"
     return ""
 
 
@@ -64,8 +77,13 @@ def answer(found: Found) -> str:
     if first is None:
         return _none_adds(found)
     where = first.crash or _where(first.alone)
-    text = f"{first.name} of {found.kernel}, record {found.label}: {where}"
+    hidden = f" (or {_either(first.hidden)}, which the kernel does not show)" if first.hidden else ""
+    text = f"{first.name}{hidden} of {found.kernel}, record {found.label}: {where}"
     return f"{text}; {_mended(found, first)}{_added_up(found)}"
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join(names)
 
 
 def _none_adds(found: Found) -> str:
@@ -74,8 +92,6 @@ def _none_adds(found: Found) -> str:
         what = found.faults[0] if found.faults else (found.outputs.reason if found.outputs else "")
         return f"{found.kernel}, record {found.label}: no stage or output is over its bound; {what}"
     text = f"{first.name} of {found.kernel}, record {found.label}: {_where(first.chained)}"
-    if not found.steps:
-        return f"{text}; the kernel lists no steps, so what it inherits cannot be told from what it adds"
     if found.same_bits is False:
         return f"{text}; none of its steps adds more than it may, and they are not what the kernel does"
     return (
@@ -114,15 +130,27 @@ def _mended(found: Found, first: Row) -> str:
         within = " within their tolerance" if found.tolerance else ""
         return f"the outputs pass{within} all the same"
     if not found.grafts:
-        return "what it left cannot be replaced"
+        return "what it left cannot be replaced" if found.steps else _carried(first)
     graft = found.grafts[0]
+    exact = " and ".join(graft.exact)
     if graft.verdict.state is State.GOOD:
-        return f"with the exact {first.name} there the outputs pass"
-    text = f"with the exact {first.name} there the outputs still fail ({graft.verdict.reason})"
+        return f"with the exact {exact} there the outputs pass"
+    text = f"with the exact {exact} there the outputs still fail ({graft.verdict.reason})"
     last = found.grafts[-1]
     if last.verdict.state is State.GOOD:
         return f"{text}; they pass with exact {' and '.join(last.exact)}"
     return text
+
+
+def _carried(first: Row) -> str:
+    """Of a kernel without steps: what exact steps make of the stage."""
+    if first.carried is None:
+        return "no later stage is computed from it, so it cannot be told whether it explains the outputs"
+    if first.carried["passed"]:
+        return (
+            "exact arithmetic from there on leaves the outputs within their bounds: it explains them in part"
+        )
+    return f"exact arithmetic from there on leaves {first.carried['reason']}"
 
 
 def _added_up(found: Found) -> str:
@@ -159,7 +187,10 @@ def as_json(found: Found) -> dict[str, Any]:
                 "chained": row.chained,
                 "alone": row.alone,
                 "crash": row.crash or None,
-                "says": says(row, found.steps) or None,
+                "says": says(row) or None,
+                "explains": row.explains if row.adds else None,
+                "carried": row.carried,
+                "hidden": list(row.hidden),
             }
             for row in found.rows
         ],

@@ -69,7 +69,8 @@ def stage(
         found = find_bad_stage(trial, session, carry)
         lines = []
         if found.rows:
-            lines += table(text.HEADS, text.cells(found), right=text.HEADS[2:6]).split("\n")
+            heads = text.heads(found)
+            lines += table(heads, text.cells(found), right=heads[2:6]).split("\n")
         lines += [f"note: {note}" for note in text.notes(found)]
         lines.append(text.answer(found))
         finish(session, text.as_json(found), lines, Exit.PASS if found.label is None else Exit.MISMATCH, json)
