@@ -288,7 +288,7 @@ def _judge_output(
         return result
     if key not in last.leeways:
         last.leeways[key] = _leeway(operation, name, handed)
-    covered = _covered_by(last.leeways[key], handed.outputs[name].double() - exact)
+    covered = covered_by(last.leeways[key], handed.outputs[name].double() - exact)
     if covered is None:
         return result
     # Torch's error stays what it was: its result moves with the exact one.
@@ -305,7 +305,7 @@ def _leeway(operation: Operation, name: str, handed: _Handed) -> Tensor | None:
     return operation.convert_outputs({name: leeway}, handed.call.conventions, target)[name].cpu()
 
 
-def _covered_by(leeway: Tensor | None, error: Tensor) -> Tensor | None:
+def covered_by(leeway: Tensor | None, error: Tensor) -> Tensor | None:
     """The part of an error that a leeway covers, element by element; None if there is none. Zero where the
     error is not finite."""
     if leeway is None:

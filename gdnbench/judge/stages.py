@@ -1,22 +1,23 @@
 """Judges the intermediate tensors (stages) of a kernel, to find the first stage that is wrong.
 
 Each stage is judged by the rule for outputs (see `tensor`), with the staged fp64 form as oracle and torch's
-staged kernel as yardstick, and by the operation's own limit for the stage. A kernel may keep a stage in
-another float dtype than torch: both are then judged in the dtype that holds both, unless the contract names
-the dtype.
+staged kernel as yardstick, and by the operation's own limit and leeway for the stage. A kernel may keep a
+stage in another float dtype than torch: both are then judged in the dtype that holds both, unless the
+contract names the dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.by_tensor import ByTensor
-from gdnbench.judge.record import YARDSTICK
+from gdnbench.judge.record import YARDSTICK, covered_by
 from gdnbench.judge.result import LimitCheck, Side, TensorResult
 from gdnbench.judge.row_source import Memory
 from gdnbench.judge.rule import Bitwise, Bound, Rule
@@ -27,6 +28,9 @@ from gdnbench_kernels.run import run_kernel
 from gdnbench_kernels.validate import dtype_name
 
 STAGED_ORACLE = "reference_staged"
+
+Leeway = Callable[[], Tensor | None]
+"""By how much each element of a stage may be off besides its bound; computed for stages that fail without."""
 
 
 def judge_stages(
@@ -66,9 +70,11 @@ def judge_stages(
         subject, tensor = replace(stage_subject(operation, call, name), grid=grids), filled[name]
         if bound is not None:
             limit = operation.stage_limit(call, name)
-            results.append(judge_stage(subject, tensor, oracle[name], yardstick[name], bound, limit))
+            leeway = partial(operation.stage_leeway, operation.stage_call(call), name, oracle)
+            given = (oracle[name], yardstick[name], bound, limit, leeway)
+            results.append(judge_stage(subject, tensor, *given))
             if other is not None:
-                results += _against(subject, tensor, other, oracle[name], yardstick[name], bound, limit)
+                results += _against(subject, tensor, other, *given)
         elif other is not None and name not in other:
             results.append(_lacking(subject))
         else:
@@ -110,9 +116,16 @@ def stage_subject(operation: Operation, call: Call, name: str) -> Subject:
 
 
 def judge_stage(
-    subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor, bound: Bound, limit: Limit | None
+    subject: Subject,
+    tensor: Tensor,
+    oracle: Tensor,
+    yardstick: Tensor,
+    bound: Bound,
+    limit: Limit | None,
+    leeway: Leeway | None = None,
 ) -> TensorResult:
-    """Judge one stage by its limit and, unless the limit replaces it, by `bound`."""
+    """Judge one stage by its limit and, unless the limit replaces it, by `bound`. A stage that fails is
+    judged once more without the part of its error that `leeway` covers."""
     if not tensor.is_floating_point():
         reason = f"dtype {dtype_name(tensor.dtype)}; a stage is of a float dtype"
         return missing_tensor(subject.name, subject.when, subject.side, reason)
@@ -120,15 +133,28 @@ def judge_stage(
     common = torch.promote_types(tensor.dtype, yardstick.dtype)
     ratio = None if limit is not None and limit.instead else bound
     added = limit.relative if limit is not None and limit.added else 0.0
-    result = judge(subject, tensor.to(common), oracle, yardstick.to(common), ratio, added, by_line=False)
-    result = replace(result, dtype=dtype_name(tensor.dtype))
-    if limit is None or limit.added or result.errors is None:
+
+    def judged(exact: Tensor, torchs: Tensor) -> TensorResult:
+        found = judge(subject, tensor.to(common), exact, torchs, ratio, added, by_line=False)
+        found = replace(found, dtype=dtype_name(tensor.dtype))
+        if limit is None or limit.added or found.errors is None:
+            return found
+        return replace(
+            found,
+            reasons=(*found.reasons, *beyond_limit(subject, tensor, exact, limit)),
+            held=(*found.held, *against_limit(subject, tensor, exact, limit)),
+        )
+
+    torchs = yardstick.to(common)
+    result = judged(oracle, torchs)
+    if result.passed or result.errors is None or leeway is None:
         return result
-    return replace(
-        result,
-        reasons=(*result.reasons, *beyond_limit(subject, tensor, oracle, limit)),
-        held=(*result.held, *against_limit(subject, tensor, oracle, limit)),
-    )
+    covered = covered_by(leeway(), tensor.double() - oracle)
+    if covered is None:
+        return result
+    # Torch's error stays what it was: its result moves with the exact one.
+    lenient = judged(oracle + covered, torchs.double() + covered)
+    return replace(result, reasons=lenient.reasons, held=lenient.held)
 
 
 def _excused(subject: Subject, oracle: Tensor, yardstick: Tensor) -> Tensor:
@@ -261,13 +287,15 @@ def _against(
     yardstick: Tensor,
     bound: Bound,
     limit: Limit | None,
+    leeway: Leeway | None,
 ) -> Iterator[TensorResult]:
     """The other kernel's stage judged too, and the difference shown."""
     if subject.name not in other:
         yield _lacking(subject)
         return
     theirs = other[subject.name]
-    yield judge_stage(replace(subject, side=Side.AGAINST), theirs, oracle, yardstick, bound, limit)
+    given = (oracle, yardstick, bound, limit, leeway)
+    yield judge_stage(replace(subject, side=Side.AGAINST), theirs, *given)
     common = torch.promote_types(tensor.dtype, theirs.dtype)
     difference = replace(subject, side=Side.DIFFERENCE)
     yield show_difference(difference, Memory(tensor.to(common)), Memory(theirs.to(common)))

@@ -148,6 +148,10 @@ def _no_leeway(call: Call, output: str) -> Tensor | None:
     return None
 
 
+def _no_stage_leeway(call: Call, stage: str, exact: Mapping[str, Tensor]) -> Tensor | None:
+    return None
+
+
 def _as_it_is(call: Call) -> Call:
     return call
 
@@ -401,6 +405,9 @@ class Operation:
     """By how much each element of the output of that name may be off besides its bound, for what the contract
     leaves to a kernel, such as approximate exponentials: fp64, in the output's shape and the call's
     conventions. None for nothing. It is computed for outputs that fail without it."""
+    stage_leeway: Callable[[Call, str, Mapping[str, Tensor]], Tensor | None] = _no_stage_leeway
+    """The same of a stage, for the order in which a kernel sums, from the exact stages of a call of
+    `stage_call`."""
     cut_operands: int = 5
     """How many operands of tf32 products, one after another, a tensor core cuts to 10 bits on the way from an
     input to an output. In a gated delta rule: a token's update, the keys that store it, the state, the

@@ -184,6 +184,43 @@ def test_the_limit_is_wider_where_beta_may_reach_2(beta: float, limit: float) ->
             assert judged(made, {stage: scaled})[stage].passed is passes
 
 
+# Sums in another order.
+
+
+def one_by_one(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in the dtype of `a`, from the last product to the first."""
+    found = torch.zeros((), dtype=a.dtype)
+    for i in reversed(range(a.shape[-1])):
+        found = found + a[..., :, i : i + 1] * b[..., i : i + 1, :]
+    return found
+
+
+@pytest.mark.parametrize(("seqlens", "seed"), [((1,), 0), ((2,), 7), ((70,), 0), ((70,), 2)])
+def test_the_order_of_a_sum_in_float32_fails_no_stage(
+    monkeypatch: pytest.MonkeyPatch, seqlens: tuple[int, ...], seed: int
+) -> None:
+    """By k times torch's error alone P fails in the first record, U and V_new in the next two, h in the last:
+    torch's own error is small there. That depends on the order in which a CPU's BLAS sums."""
+    given = {"heads": (1, 2), "head_dim": (32, 32), "key_correlation": 0.5, "gate_span": 1.0}
+    made = OPERATION.synth(seqlens=seqlens, dtype="float32", seed=seed, initial_state=seed % 2 == 0, **given)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "__matmul__", one_by_one)
+        summed = stages_of(made, "torch")
+    assert all(result.passed for result in judge_stages(OPERATION, made, summed, Bound()))
+
+
+@pytest.mark.parametrize("stage", ["P", "U", "W", "V_new", "h"])
+def test_what_sums_may_cost_passes_and_three_times_that_fails(stage: str) -> None:
+    made = OPERATION.synth(seqlens=(70,), heads=(1, 1), head_dim=(32, 32), dtype="float32", seed=1)
+    exact = stages_of(made, "reference_staged")
+    bound = OPERATION.stage_leeway(with_rounded_sums(made), stage, exact)
+    assert bound is not None
+    assert float(bound.max()) < 1e-4 * float(exact[stage].nan_to_num(0.0).abs().max())
+    for factor, passes in ((1.0, True), (3.0, False)):
+        moved = (exact[stage] + factor * bound).float()
+        assert judged(made, {stage: moved})[stage].passed is passes
+
+
 # Wide gates.
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,11 +84,16 @@ class RecordUnderKernel:
             held = in_named_dtype(op, name, tensor)
             if name in stages or isinstance(self.rule, Bound):
                 limit = op.stage_limit(given, name)
-                result = judge_stage(subject, held, oracle[name], yardstick[name], self.bound, limit)
+                leeway = partial(self._leeway, given, name, taken)
+                result = judge_stage(subject, held, oracle[name], yardstick[name], self.bound, limit, leeway)
             else:
                 result = _with_limit(judge_against_exact(subject, held, oracle[name], self.rule), self.rule)
             facts.append(as_facts(replace(result, stage=name in stages), subject, held, oracle[name]))
         return facts
+
+    def _leeway(self, given: Call, name: str, taken: Mapping[str, Tensor]) -> Tensor | None:
+        exact = self.exact(given, taken, self.stages())
+        return self.operation.stage_leeway(self.operation.stage_call(given), name, exact)
 
     def judged_results(self, outputs: Mapping[str, Tensor]) -> list[TensorResult]:
         """Outputs in the record's conventions, judged as those of any kernel."""

@@ -107,7 +107,7 @@ def chained(
         if one.kernel.steps and (not stages or compare_steps):
             made = _by_steps(one)
             stages = stages or {name: made[name] for name in one.stages() if name in made}
-        oracle = one.exact(given, {}, [*stages, *outputs])
+        oracle = one.exact(given, {}, [*one.stages(), *outputs])
         facts = [*_judged_stages(one, given, stages, oracle), *facts]
         more: dict[str, Any] = {"same_bits": None, "added": [], "carried": {}, "hidden": {}}
         failing = {entry["tensor"] for entry in facts if not entry["passed"]}

@@ -48,6 +48,7 @@ from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, plan_chunks
 from gdnbench_kernels.gdn_prefill.op_cost import work_of
 from gdnbench_kernels.gdn_prefill.ranges import ranges
 from gdnbench_kernels.gdn_prefill.stage_rules import stage_limit, with_rounded_sums
+from gdnbench_kernels.gdn_prefill.stage_sums import stage_leeway
 from gdnbench_kernels.gdn_prefill.steps import CUT, EXACT_STEPS, SM100_STEPS, TORCH_STEPS
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.validate import (
@@ -430,6 +431,7 @@ OPERATION = Operation(
     },
     conversions=CONVERSIONS,
     stage_limit=stage_limit,
+    stage_leeway=stage_leeway,
     stage_call=with_rounded_sums,
     work=work,
     carries=STATE_TENSORS,
