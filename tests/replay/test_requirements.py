@@ -16,7 +16,7 @@ from gdnbench.errors import BadInputError
 from gdnbench.replay.call import call_kernel
 from gdnbench.replay.kernels import LoadedKernel, of_function
 from gdnbench.replay.requirements import prepared
-from gdnbench.replay.taps import tap
+from gdnbench.replay.taps import replacing, tap
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.stand_ins import StandIns
@@ -107,6 +107,23 @@ def test_taps_show_arguments_as_stages(host_code: ModuleType) -> None:
     assert torch.equal(stages["U"], torch.ones(192, 2, 32))
     assert torch.equal(stages["W"], torch.full((192, 2, 32), 2.0))
     assert host_code.launch_uw is before
+
+
+def test_a_stage_is_replaced_before_the_host_code_goes_on(host_code: ModuleType) -> None:
+    stages: dict[str, Tensor] = {}
+    left: list[Tensor] = []
+    launch = host_code.launch_uw
+
+    def outer(k: Tensor, u: Tensor, *, w: Tensor) -> None:
+        launch(k, u, w=w)
+        left.extend((u, w))
+
+    host_code.launch_uw = outer  # type: ignore[attr-defined]
+    with replacing({"U": lambda u: 5 * u}):
+        call_kernel(call(), OPERATION, tapped_kernel(host_code, U=1, W="w"), stages)
+    assert torch.equal(left[0], torch.full((192, 2, 32), 5.0))
+    assert torch.equal(stages["U"], left[0])
+    assert torch.equal(left[1], torch.full((192, 2, 32), 2.0))
 
 
 def test_a_tap_on_what_is_no_tensor(host_code: ModuleType) -> None:

@@ -129,8 +129,9 @@ class Found:
 
 def find_bad_stage(trial: Trial, session: Session, carry: bool = False) -> Found:
     """Examines `trial.records` in order up to the first bad one; with `carry` also the calls that its state
-    comes from. BadInputError for an operation or a kernel without stages, or without steps where they are
-    needed; CannotRunError if a record cannot be judged."""
+    comes from. Without the symptom `numbers`, faults make a record bad too where no record has wrong numbers.
+    BadInputError for an operation or a kernel without stages, or without steps where they are needed;
+    CannotRunError if a record cannot be judged."""
     with open_store(trial.store) as store:
         chosen = range(len(store.records)) if trial.records is None else trial.records
         labels = {number: store.records[number].key for number in chosen}
@@ -160,7 +161,8 @@ def find_bad_stage(trial: Trial, session: Session, carry: bool = False) -> Found
             facts = shown[ops[number]]
             if carry and not facts["steps"]:
                 raise BadInputError(f"--carry: {trial.kernel} lists no steps; leave it out")
-            schedules = SCHEDULES if trial.on == SIM else trial.schedules
+            every = trial.on == SIM and not trial.only_schedules
+            schedules = SCHEDULES if every else trial.schedules
             one = replace(trial, records=(number,), stages=bool(facts["shows"]), schedules=schedules)
             asking = _Asking(session, probes, one, {**base, CONTENT: digests[number]}, labels[number])
             verdict = asking.whole()
@@ -168,7 +170,7 @@ def find_bad_stage(trial: Trial, session: Session, carry: bool = False) -> Found
                 raise CannotRunError(f"record {labels[number]}: {verdict.kind}: {verdict.reason}")
             if verdict.state is State.BAD and _of_numbers(verdict):
                 return _examined(asking, verdict, facts, passing, carry)
-            if verdict.state is State.BAD and faulty is None:
+            if verdict.state is State.BAD and faulty is None and trial.symptom is not Symptom.NUMBERS:
                 faulty = asking, verdict, facts, passing
         if faulty is not None:
             return _examined(*faulty, carry)

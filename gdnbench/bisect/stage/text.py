@@ -12,6 +12,9 @@ HEADS = ("stage", "step", "chained", "bound", "of exact stages", "its bound", "s
 WITHOUT_STEPS = ("stage", "step", "chained", "bound", "added", "its bound", "says")
 """Heads of a kernel that lists no steps."""
 
+FAULTS = 3
+"""How many faults are in notes."""
+
 
 def heads(found: Found) -> tuple[str, ...]:
     return HEADS if found.steps or not found.rows else WITHOUT_STEPS
@@ -35,7 +38,11 @@ def notes(found: Found) -> list[str]:
                 f"{row.name} is off too, {_where(row.alone)}, and does not explain the outputs: exact"
                 " arithmetic from there on leaves them within their bounds"
             )
-    return [*out, *found.notes, *found.faults]
+    more = len(found.faults) - FAULTS
+    others = (
+        [f"{more} more fault{'s' if more > 1 else ''}, which `gdnbench replay` lists"] if more > 0 else []
+    )
+    return [*out, *found.notes, *found.faults[:FAULTS], *others]
 
 
 def _cells(row: Row) -> tuple[str, ...]:
