@@ -42,6 +42,17 @@ def digest_records(records: Sequence[StoredRecord]) -> str:
     )
 
 
+def digest_inputs(record: StoredRecord) -> str:
+    """`digest_records` of the record without its outputs, which a comparison with the oracle does not
+    read."""
+    return _of(
+        (
+            (record.info, "before", {name: (one.meta, one.digest) for name, one in record.before.items()}),
+            (record.info, "after", {}),
+        )
+    )
+
+
 def digest_drafts(drafts: Sequence[RecordDraft]) -> str:
     """The value that `digest_records` has for the drafts once they are stored."""
     return combine_digests(

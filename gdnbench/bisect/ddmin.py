@@ -11,13 +11,17 @@ what is left without it is tried all the same."""
 
 
 def fewest(
-    units: int, fails: Callable[[Sequence[int]], bool], least: int = 1, parts: int | None = None
+    units: int,
+    fails: Callable[[Sequence[int]], bool],
+    least: int = 1,
+    parts: int | None = None,
+    suspect: int | None = None,
 ) -> list[int]:
     """Of all `units`, which fail together, some that still do: ascending, at least `least` of them.
 
-    Halves first, then quarters, and so on: each part alone, then all without it. With `parts` None in the end
-    no single unit can go; else none of so many parts of what is left.
-    `fails` is asked once of each set of units.
+    The unit `suspect` alone first, if one is given. Then halves, then quarters, and so on: each part alone,
+    then all without it. With `parts` None in the end no single unit can go; else none of so many parts of
+    what is left. `fails` is asked once of each set of units.
     """
     known: dict[tuple[int, ...], bool] = {}
 
@@ -29,6 +33,8 @@ def fewest(
         return known[tuple(kept)]
 
     left = list(range(units))
+    if suspect is not None and units > 1 and still([suspect]):
+        left = [suspect]
     if still([]):
         return []
     count = 2

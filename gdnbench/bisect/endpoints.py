@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from gdnbench.bisect.flakiness import RUNS, Steadiness, replay_repeatedly
-from gdnbench.bisect.session import Session, check_content
+from gdnbench.bisect.session import NotKeptError, Session, check_content
 from gdnbench.bisect.symptom import Symptom
 from gdnbench.bisect.trial import BIT_DIFFERENCE, SCHEDULES, Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.bisect.verdict_cache import Question
-from gdnbench.bisect.workers import TrialRunner
+from gdnbench.bisect.workers import OutOfTimeError, TrialRunner
 from gdnbench.errors import BadInputError, CannotRunError, Exit
 from gdnbench.report.outcome import Outcome
 from gdnbench.sim import baseline
@@ -21,16 +21,24 @@ from gdnbench.sim import baseline
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One end of a bisection. `spread` says in one line how its runs differ; empty if they agree."""
+    """One end of a bisection. `spread` says in one line how its runs differ; empty if they agree. `left_out`
+    says which runs there was no time for; empty if all ran."""
 
     verdict: Verdict
     steadiness: Steadiness
     spread: str
+    left_out: str = ""
+
+    def failing_schedule(self) -> str | None:
+        """The first schedule under which the endpoint is bad; None if there is none, or no schedules."""
+        states = self.verdict.facts["schedules"]
+        return next((one for one, state in states.items() if state == State.BAD), None)
 
 
 class _Keeping:
     """Runs the trials of one worker process of an endpoint and stores their verdicts when it closes. A
-    bisection that is interrupted then does not replay this process again."""
+    bisection that is interrupted then does not replay this process again, and one that ran out of time makes
+    the other runs of it."""
 
     def __init__(
         self,
@@ -43,22 +51,30 @@ class _Keeping:
         self._session, self._label, self._prober = session, label, prober
         self._question = {**question, "steady": RUNS, "process": process}
         known = session.verdicts.find(self._question)
-        self._known = [] if known is None else [Verdict.from_json(one, label) for one in known.facts["runs"]]
-        self._made: list[Verdict] = []
+        runs = [] if known is None else known.facts["runs"]
+        self._known = [(str(one["schedule"]), Verdict.from_json(one["verdict"], label)) for one in runs]
+        self._made: list[tuple[str, Verdict]] = []
         self._probing: TrialRunner | None = None
         self._asking = False
 
     def run_trial(self, trial: Trial) -> Verdict:
-        if len(self._made) < len(self._known):
-            self._made.append(self._known[len(self._made)])
-            return self._made[-1]
+        schedule = trial.schedules[0]
+        known = next((one for one in self._known if one[0] == schedule), None)
+        if known is not None:
+            self._known.remove(known)
+            self._made.append(known)
+            return known[1]
         if self._probing is None:
             self._probing = self._prober()
         self._asking = True
-        found = self._probing.run_trial(trial)
+        try:
+            found = self._probing.run_trial(trial)
+        except OutOfTimeError:
+            self._asking = False
+            raise
         check_content(self._label, self._question, found)
         self._asking = False
-        self._made.append(found)
+        self._made.append((schedule, found))
         return found
 
     def close(self) -> None:
@@ -66,29 +82,46 @@ class _Keeping:
             return
         self._probing.close()
         if not self._asking and self._made:
-            runs = {"runs": [one.to_json() for one in self._made]}
-            self._session.verdicts.add(self._question, replace(self._made[0], facts=runs))
+            made = [*self._made, *self._known]
+            runs = [{"schedule": schedule, "verdict": one.to_json()} for schedule, one in made]
+            self._session.verdicts.add(self._question, replace(self._made[0][1], facts={"runs": runs}))
 
 
 def replay_endpoint(
-    session: Session, label: str, question: Question, trial: Trial, prober: Callable[[], TrialRunner]
+    session: Session,
+    label: str,
+    question: Question,
+    trial: Trial,
+    prober: Callable[[], TrialRunner],
+    until: float | None = None,
 ) -> Endpoint:
     """Replays an endpoint by `replay_repeatedly`, or takes its verdict from the cache. If the runs agree, the
-    verdict is also stored as the answer to `question`."""
+    verdict is also stored as the answer to `question`. If there was no time for all of them by `until`, each
+    run is stored, and not the verdict on all. OutOfTimeError if the first run did not end."""
 
     def probe() -> Verdict:
         processes = count()
-        found = replay_repeatedly(trial, lambda: _Keeping(session, label, question, next(processes), prober))
+
+        def start() -> _Keeping:
+            return _Keeping(session, label, question, next(processes), prober)
+
+        found = replay_repeatedly(trial, start, until)
         by_schedule = {run.schedule: str(run.verdict.state) for run in found.runs if run.schedule}
         ending = {"steadiness": str(found.steadiness), "spread": found.reason, "schedules": by_schedule}
-        facts = {**found.verdict.facts, **ending}
-        return replace(found.verdict, facts=facts, seconds=sum(run.verdict.seconds for run in found.runs))
+        facts = {**found.verdict.facts, **ending, "left_out": found.left_out}
+        verdict = replace(found.verdict, facts=facts, seconds=sum(run.verdict.seconds for run in found.runs))
+        if found.left_out:
+            raise NotKeptError(verdict)
+        return verdict
 
     verdict = session.find_or_probe(
         f"{label}, {RUNS} times and {RUNS} processes", {**question, "steady": RUNS}, probe
     )
-    end = Endpoint(verdict, Steadiness(verdict.facts["steadiness"]), str(verdict.facts["spread"]))
-    if end.steadiness is Steadiness.STEADY and session.verdicts.find(question) is None:
+    facts = verdict.facts
+    end = Endpoint(verdict, Steadiness(facts["steadiness"]), str(facts["spread"]), str(facts["left_out"]))
+    if end.left_out:
+        session.report(f"{label}: {end.left_out}")
+    elif end.steadiness is Steadiness.STEADY and session.verdicts.find(question) is None:
         session.verdicts.add(question, verdict)
     return end
 

@@ -30,10 +30,24 @@ def _of(result: RecordResult) -> Iterator[dict[str, Any]]:
                 "ways": _ways(tensor),
                 "reasons": list(tensor.reasons),
                 "relative": _relative(tensor),
+                "at": _place(tensor),
                 "held": [
                     {"what": held.what, "error": held.error, "limit": held.limit} for held in tensor.held
                 ],
             }
+
+
+def _place(tensor: TensorResult) -> dict[str, int]:
+    """Sequence, chunk and head that are furthest off, as far as the tensor has them."""
+    if tensor.groups:
+        worst = tensor.groups[0]
+        found = {"sequence": worst.sequence, "chunk": worst.chunk, "head": worst.head}
+    elif tensor.worst is not None:
+        at = tensor.worst.at
+        found = {"sequence": at.sequence, "chunk": at.chunk, "head": at.head}
+    else:
+        return {}
+    return {name: index for name, index in found.items() if index is not None}
 
 
 def _ways(tensor: TensorResult) -> list[str]:

@@ -260,9 +260,18 @@ def with_symptom(
     states = [one.state for one in judged]
     state = next((one for one in (State.BAD, State.SKIP) if one in states), State.GOOD)
     first = judged[states.index(state)]
-    found = {"findings": count_known(observed, trial.known)} if trial.symptom is Symptom.RACE else {}
+    found: dict[str, Any] = {"failing": _counting(facts.get("failing", ()), trial)}
+    if trial.symptom is Symptom.RACE:
+        found["findings"] = count_known(observed, trial.known)
     kind = IMPORT_FAILURE if not observed[states.index(state)].imported else first.kind
     return Verdict(state, kind, first.reason, digest, {**facts, **found})
+
+
+def _counting(failing: Sequence[Mapping[str, Any]], trial: Trial) -> list[Mapping[str, Any]]:
+    """Those of `describe_failures` that count by the trial's symptom."""
+    if trial.symptom is not Symptom.NUMBERS:
+        return []
+    return [entry for entry in failing if entry["tensor"] and trial.tensor in (None, entry["tensor"])]
 
 
 def of_ended_process(verdict: Verdict, trial: Trial) -> Verdict:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -62,6 +63,10 @@ class Place:
         return WorkerProcess(module, [], python=self.python, folder=self.folder, environment=environment)
 
 
+class OutOfTimeError(Exception):
+    """The time limit of the bisection has passed. A probe that was running was killed, and says nothing."""
+
+
 class TrialRunner(Protocol):
     """Runs trials: a `TrialWorker` or a stand-in for one."""
 
@@ -71,11 +76,15 @@ class TrialRunner(Protocol):
 
 
 class _VerdictWorker:
-    """A worker process that replies with verdicts, replaced after a crash, a hang or an error of the GPU."""
+    """A worker process that replies with verdicts, replaced after a crash, a hang or an error of the GPU.
+    `deadline`, on the monotonic clock: no request is answered after it."""
 
-    def __init__(self, place: Place | None = None, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self, place: Place | None = None, timeout: float = TIMEOUT, deadline: float | None = None
+    ) -> None:
         self._place = place or Place()
         self._timeout = timeout
+        self._deadline = deadline
         self._worker = RestartingWorker(
             self.start_process, f"a process of {Path(self._place.python).name} to probe in"
         )
@@ -88,14 +97,17 @@ class _VerdictWorker:
 
     def _request_verdict(self, request: Message, on: object) -> Verdict:
         """The verdict of the worker. A crash or a hang before the kernel was imported says nothing of the
-        kernel: SKIP."""
+        kernel: SKIP. OutOfTimeError at the deadline."""
         imported = False
         try:
-            reply = self._worker.request(request, self._timeout)
+            self._worker.start()
+            reply = self._worker.request(request, self._time_left())
             while PROGRESS in reply:  # each such message starts the clock again
                 imported = True
-                reply = self._worker.receive(self._timeout)
+                reply = self._worker.receive(self._time_left())
         except WorkerFailure as failure:
+            if failure.outcome is Outcome.HANG and self._is_out_of_time():
+                raise OutOfTimeError from None
             state, kind = (State.BAD, str(failure.outcome)) if imported else (State.SKIP, IMPORT_FAILURE)
             return Verdict(state, kind, failure.reason, seconds=failure.seconds)
         raise_error_in(reply)
@@ -103,6 +115,18 @@ class _VerdictWorker:
         if verdict.kind == Outcome.CRASH and on == "cuda":
             self.close()
         return verdict
+
+    def _time_left(self) -> float:
+        """Seconds until a hang. OutOfTimeError after the deadline."""
+        if self._is_out_of_time():
+            self.close()
+            raise OutOfTimeError
+        return (
+            self._timeout if self._deadline is None else min(self._timeout, self._deadline - time.monotonic())
+        )
+
+    def _is_out_of_time(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
 
 
 class TrialWorker(_VerdictWorker):
@@ -124,6 +148,43 @@ class ProbeWorker(_VerdictWorker):
         and CannotRunError as the probe raises them; CannotRunError if no process can be started, or if
         something other than the kernel fails."""
         return self._request_verdict({"probe": probe, "arguments": arguments}, arguments.get("on"))
+
+
+class ReusedWorker:
+    """Starts workers one after another, of which the last one goes on: it has imported and compiled what the
+    next trial needs."""
+
+    def __init__(self, start: Callable[[], TrialRunner]) -> None:
+        self._start = start
+        self._worker: TrialRunner | None = None
+
+    def restart(self) -> TrialRunner:
+        """A new worker in place of the last one; closing what is returned leaves it running."""
+        self.close()
+        self._worker = self._start()
+        return _LeftRunning(self._worker)
+
+    def run_trial(self, trial: Trial) -> Verdict:
+        """In the last worker, which is started if there is none."""
+        if self._worker is None:
+            self._worker = self._start()
+        return self._worker.run_trial(trial)
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+
+@dataclass(frozen=True, slots=True)
+class _LeftRunning:
+    worker: TrialRunner
+
+    def run_trial(self, trial: Trial) -> Verdict:
+        return self.worker.run_trial(trial)
+
+    def close(self) -> None:
+        pass
 
 
 def reply_or_error(compute: Callable[[], Message]) -> Message:

@@ -274,7 +274,8 @@ class Axis:
 
     `keep` makes the call with only the given units, ascending, at least `least` of them. It raises
     ContractError if they make no valid call. `of_pool`: the units are rows of a pool, and the others are
-    renumbered.
+    renumbered. `unit_at`: the unit that computes a place of an output, which has a sequence, chunk or head;
+    None if the place does not say.
     """
 
     name: str
@@ -282,6 +283,7 @@ class Axis:
     keep: Callable[[Sequence[int]], Call]
     least: int = 1
     of_pool: bool = False
+    unit_at: Callable[[Mapping[str, int]], int | None] = lambda place: None
 
 
 @dataclass(frozen=True, slots=True)

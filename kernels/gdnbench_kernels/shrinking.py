@@ -36,10 +36,14 @@ def with_tensors(call: Call, tensors: Mapping[str, Tensor]) -> Call:
     return Call(tensors, call.scalars, call.conventions)
 
 
-def axis_of(operation: Operation, call: Call, name: str, symbol: str, units: int) -> Axis:
-    """Units of the axis `symbol` in every tensor that has it; nothing else depends on them."""
+def axis_of(operation: Operation, call: Call, name: str, symbol: str, units: int, of_place: str) -> Axis:
+    """Units of the axis `symbol` in every tensor that has it; nothing else depends on them. A place of an
+    output has their number as `of_place`."""
     return Axis(
-        name, units, lambda kept: with_tensors(call, select_units(call, operation.tensors, {symbol: kept}))
+        name,
+        units,
+        lambda kept: with_tensors(call, select_units(call, operation.tensors, {symbol: kept})),
+        unit_at=lambda place: place.get(of_place),
     )
 
 
@@ -55,7 +59,16 @@ def head_axes(operation: Operation, call: Call, key_heads: int, value_heads: int
         values = [head * group + place for head in range(key_heads) for place in kept]
         return with_tensors(call, select_units(call, operation.tensors, {"Hv": values}))
 
-    return Axis("key heads", key_heads, keep_groups), Axis("value heads a key head", group, keep_places)
+    def group_at(place: Mapping[str, int]) -> int | None:
+        return place["head"] // group if "head" in place else None
+
+    def place_at(place: Mapping[str, int]) -> int | None:
+        return place["head"] % group if "head" in place else None
+
+    return (
+        Axis("key heads", key_heads, keep_groups, unit_at=group_at),
+        Axis("value heads a key head", group, keep_places, unit_at=place_at),
+    )
 
 
 def optional_axis(call: Call, tensors: Sequence[str], scalars: Mapping[str, bool]) -> Axis:

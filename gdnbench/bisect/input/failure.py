@@ -13,19 +13,23 @@ LEAST_SHARE = 0.25
 right makes it larger; where a candidate's is much smaller, its limit became small by chance (a result of
 zeros, one on which torch is exact), and what exceeds it is rounding. A quarter leaves room for what simpler
 values do."""
+ALL_WRONG = 1.0
+"""From this relative error on nothing of a result is right, and how much larger an error is says nothing of
+the fault: one that grows from token to token is smaller by orders of magnitude in a shorter record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
     """What identifies a failure. `error`: for a crash, the exception's name or how the process ended.
     `tensors`: those that fail. `ways`: see `failing`. `relative`: the largest relative error of a tensor that
-    fails by its values."""
+    fails by its values. `findings`: those of the checker, as a baseline names them, by the symptom `race`."""
 
     kind: str
     error: str = ""
     tensors: frozenset[str] = frozenset()
     ways: frozenset[str] = frozenset()
     relative: float | None = None
+    findings: frozenset[str] = frozenset()
 
     @classmethod
     def of_verdict(cls, verdict: Verdict) -> Signature:
@@ -41,21 +45,24 @@ class Signature:
             frozenset(entry["tensor"] for entry in failing),
             frozenset(way for entry in failing for way in entry["ways"]),
             max(values, default=None),
+            frozenset(verdict.facts.get("findings", ())),
         )
 
     def is_shown_by(self, verdict: Verdict, same_tensor: bool) -> bool:
-        """Whether `verdict` is the same failure: the same kind; for a crash the same error; for a mismatch
-        one of the same ways and a relative error that is not much smaller; and with `same_tensor` a tensor
-        that failed before."""
+        """Whether `verdict` is the same failure: the same kind; for a crash the same error; one of the same
+        findings, by the symptom `race`; for a mismatch one of the same ways and a relative error that is not
+        much smaller; and with `same_tensor` a tensor that failed before."""
         if verdict.state is not State.BAD:
             return False
         other = Signature.of_verdict(verdict)
         if (other.kind, other.error) != (self.kind, self.error):
+            return False
+        if self.findings and not self.findings & other.findings:
             return False
         if self.ways and not self.ways & other.ways:
             return False
         if same_tensor and self.tensors and not self.tensors & other.tensors:
             return False
         if self.ways == {VALUES} and self.relative is not None and other.relative is not None:
-            return other.relative >= LEAST_SHARE * self.relative
+            return other.relative >= LEAST_SHARE * min(self.relative, ALL_WRONG)
         return True

@@ -14,11 +14,12 @@ from gdnbench.bisect import cache_key
 from gdnbench.bisect.input.layout import laid_out
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial, trial_question
-from gdnbench.bisect.verdict import Verdict
+from gdnbench.bisect.verdict import CONTENT, Verdict
 from gdnbench.bisect.verdict_cache import Question
-from gdnbench.bisect.workers import TIMEOUT, TrialRunner
+from gdnbench.bisect.workers import TIMEOUT, OutOfTimeError, TrialRunner
 from gdnbench.record import Pool, RecordDraft, RecordInfo
 from gdnbench.store.compression import Compression
+from gdnbench.store.reader import StoredRecord
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import drafted
 from gdnbench_kernels.contract import Call, Operation
@@ -26,10 +27,6 @@ from gdnbench_kernels.contract import Call, Operation
 KIND = "synth"
 """Of the stores of shrunk records: made, not captured."""
 BATCH = "0"
-
-
-class Enough(Exception):
-    """The time budget is used up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +71,13 @@ class CandidateProber:
         self._question = question_with_timeout(trial, timeout)
 
     def verdict(self, label: str, candidate: Candidate) -> Verdict:
-        """The verdict on `candidate`. Enough after the deadline; BadInputError if it makes no record."""
+        """The verdict on `candidate`. OutOfTimeError after the deadline; BadInputError if it makes no
+        record."""
         if self._deadline is not None and time.monotonic() > self._deadline:
-            raise Enough
+            raise OutOfTimeError
         self.asked += 1
         draft = self.draft(candidate)
+        question = self._question_of(draft)
 
         def probe() -> Verdict:
             path = self._session.folder / "candidate.zarr"
@@ -86,9 +85,19 @@ class CandidateProber:
             write_record(path, draft)
             return self._prober.run_trial(replace(self._trial, store=str(path), records=(0,), op=None))
 
-        return self._session.find_or_probe(
-            label, {**self._question, "content": cache_key.digest_drafts([draft])}, probe
-        )
+        return self._session.find_or_probe(label, question, probe)
+
+    def know(self, candidate: Candidate, record: StoredRecord, verdict: Verdict) -> None:
+        """Stores `verdict`, of `record`, as that of the candidate if replays of both read the same."""
+        draft = self.draft(candidate)
+        inputs = replace(draft, after={})
+        if cache_key.digest_drafts([inputs]) == cache_key.digest_inputs(record):
+            question = self._question_of(draft)
+            if self._session.verdicts.find(question) is None:
+                self._session.verdicts.add(question, verdict)
+
+    def _question_of(self, draft: RecordDraft) -> Question:
+        return {**self._question, CONTENT: cache_key.digest_drafts([draft])}
 
     def draft(self, candidate: Candidate, outputs: Mapping[str, Tensor] | None = None) -> RecordDraft:
         """The candidate's record with `outputs`."""

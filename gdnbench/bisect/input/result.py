@@ -14,6 +14,7 @@ from gdnbench.bisect.input.shrink import Shrunk
 from gdnbench.bisect.input.shrinker import Shrinker
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.provenance import provenance
+from gdnbench.replay.simulated import SIM
 from gdnbench.store.reader import Store
 from gdnbench.synth import RECORDED_KERNEL
 from gdnbench.units import human_bytes
@@ -100,6 +101,7 @@ def _provenance(found: Shrunk) -> dict[str, Any]:
         "values": shrinker.simplified,
         "failure": {"kind": shrinker.verdict.kind, "reason": without_folders(shrinker.verdict.reason)},
         "complete": found.complete,
+        "schedules": list(found.trial.schedules) if found.trial.on == SIM else [],
     }
     return {**provenance(), MADE: made}
 
@@ -107,6 +109,7 @@ def _provenance(found: Shrunk) -> dict[str, Any]:
 def to_json(found: Shrunk) -> dict[str, Any]:
     """What the session keeps, and `--json` prints."""
     base = {"record": found.number, "key": found.key, "kind": found.first.kind, "reason": found.reason}
+    base |= {"notes": list(found.notes), "schedules": list(found.trial.schedules)}
     if found.shrinker is None or found.begun is None or found.shrinker.verdict is None:
         return {**base, "shrunk": False}
     return {

@@ -12,20 +12,21 @@ import torch
 from torch import Tensor
 
 from gdnbench.bisect.endpoints import replay_endpoint
-from gdnbench.bisect.flakiness import Steadiness
+from gdnbench.bisect.flakiness import LOOK_SHARE, Steadiness
 from gdnbench.bisect.input.failure import Signature
 from gdnbench.bisect.input.layout import is_plain
-from gdnbench.bisect.input.probing import Candidate, CandidateProber, Enough, question_with_timeout
+from gdnbench.bisect.input.probing import Candidate, CandidateProber, question_with_timeout
 from gdnbench.bisect.input.shrinker import Shrinker
 from gdnbench.bisect.session import Session, lock_session
 from gdnbench.bisect.trial import SCHEDULES, Trial, trial_question
-from gdnbench.bisect.verdict import State, Verdict
-from gdnbench.bisect.workers import TIMEOUT, TrialRunner, TrialWorker
+from gdnbench.bisect.verdict import CONTENT, State, Verdict
+from gdnbench.bisect.workers import TIMEOUT, OutOfTimeError, ReusedWorker, TrialRunner, TrialWorker
 from gdnbench.errors import BadInputError
 from gdnbench.judge import calls
 from gdnbench.ops import operation
 from gdnbench.replay import bind, kernels
 from gdnbench.replay.simulated import SIM
+from gdnbench.report.outcome import Outcome
 from gdnbench.store.address import Address, store_name
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Call, Operation
@@ -34,22 +35,35 @@ from gdnbench_kernels.shrinking import with_tensors
 WHOLE_POOLS = 256 << 20
 """Bytes of pools up to which slots that the call does not touch are there to begin with: a failure may need
 one. Of larger ones there are those that were stored, with new numbers, or the caller's where they matter."""
+OUT_OF_TIME = "out of time"
+"""The kind of a verdict on a record whose first replay the budget was too short for."""
+PAST_CRASH = "it crashes on the simulator: --symptom numbers goes on after a fault that can be skipped"
+WRITING_SHARE = 0.04
+"""Part of the budget that is left for writing the result, see `Options`."""
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`budget` in seconds from the beginning, `timeout` of a probe in seconds."""
+    """`budget` in seconds from `begin` on the monotonic clock, by default from the call of `shrink`. A third
+    of it may go to repeated runs of the record itself, and a part is left for writing the result. `timeout`
+    of a probe in seconds."""
 
     same_tensor: bool = False
     budget: float | None = None
     timeout: float = TIMEOUT
+    begin: float | None = None
+
+    def until(self, share: float, begin: float) -> float | None:
+        """When a share of the budget is spent; None without a budget."""
+        return None if self.budget is None else begin + share * self.budget
 
 
 @dataclass(slots=True)
 class Shrunk:
     """The result. `shrinker` None: nothing was shrunk, and `reason` says why. `first` is the verdict on the
-    original record, `begun` its call. `complete`: nothing more can be removed."""
+    original record, `begun` its call. `complete`: nothing more can be removed. `notes` are about the record
+    itself."""
 
     operation: Operation
     number: int
@@ -58,6 +72,7 @@ class Shrunk:
     trial: Trial
     first: Verdict
     reason: str = ""
+    notes: tuple[str, ...] = ()
     asker: CandidateProber | None = None
     begun: Call | None = None
     shrinker: Shrinker | None = None
@@ -80,19 +95,24 @@ def shrink(
     found_operation = operation(record.info.op)
     if found_operation.shrinking is None:
         raise BadInputError(f"{found_operation.name} does not say how its calls are made smaller")
-    begin = time.monotonic()
-    probers = prober or (lambda: TrialWorker(timeout=options.timeout))
-    trial, first, flaky = _look(trial, session, probers, options.timeout)
-    found = Shrunk(
-        found_operation, record.number, record.key, str(trial_question(trial)["content"]), trial, first, flaky
-    )
-    if flaky or first.state is not State.BAD:
-        passes = "it passes" if first.state is State.GOOD else f"{first.kind}, {first.reason}"
-        found.reason = flaky or passes
-        return found
-    deadline = None if options.budget is None else begin + options.budget
-    with lock_session(session.folder), closing(probers()) as probing:
-        _shrink(found, record, options, session, probing, deadline, keep)
+    begin = time.monotonic() if options.begin is None else options.begin
+    deadline = options.until(1 - WRITING_SHARE, begin)
+    start = prober or (lambda: TrialWorker(timeout=options.timeout, deadline=deadline))
+    with closing(ReusedWorker(start)) as worker:
+        look = _Look(session, worker, options.timeout, options.until(LOOK_SHARE, begin))
+        try:
+            trial, first, flaky, notes = look.replay_record(trial)
+        except OutOfTimeError:
+            reason = f"the budget of {options.budget:g} s was spent before the first replay had ended"
+            first, flaky, notes = Verdict(State.SKIP, OUT_OF_TIME, reason), "", []
+        content = str(trial_question(trial)[CONTENT])
+        found = Shrunk(found_operation, record.number, record.key, content, trial, first, flaky, tuple(notes))
+        if flaky or first.state is not State.BAD:
+            passes = "it passes" if first.state is State.GOOD else f"{first.kind}, {first.reason}"
+            found.reason = flaky or passes
+            return found
+        with lock_session(session.folder):
+            _shrink(found, record, options, session, worker, deadline, keep)
     return found
 
 
@@ -111,6 +131,7 @@ def _shrink(
     )
     found.begun = call
     candidate = Candidate(call, frozenset(layouts))
+    found.asker.know(candidate, record, found.first)
     failure, takes = Signature.of_verdict(found.first), _takes(found.trial, found.operation)
     try:
         for first in (candidate, *_placed(candidate, record)):
@@ -121,7 +142,7 @@ def _shrink(
                 found.complete = True
                 return
         found.reason = "it does not fail in the same way once it is written anew"
-    except Enough:
+    except OutOfTimeError:
         spent = f"the budget of {options.budget:g} s is spent"
         session.report(spent)
         found.reason = "" if found.shrinker is not None else spent
@@ -130,26 +151,42 @@ def _shrink(
             keep(found)
 
 
-def _look(
-    trial: Trial, session: Session, prober: Callable[[], TrialRunner], timeout: float
-) -> tuple[Trial, Verdict, str]:
-    """The trial to go on with, the verdict on the record, and why it cannot be shrunk where it is flaky."""
-    end = replay_endpoint(session, "the record", question_with_timeout(trial, timeout), trial, prober)
-    if end.steadiness is Steadiness.FLAKY:
-        return trial, end.verdict, f"it is flaky: {end.spread}"
-    if end.steadiness is Steadiness.STEADY:
-        return trial, end.verdict, ""
-    session.report(f"{end.spread}: bad under any schedule is bad")
-    trial = replace(trial, schedules=SCHEDULES)
-    with closing(prober()) as probing:
-        label = "the record under all schedules"
-        return (
-            trial,
-            session.find_or_probe(
-                label, question_with_timeout(trial, timeout), lambda: probing.run_trial(trial)
-            ),
-            "",
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Replays the record itself, in `worker` and in others before it. `until`, on the monotonic clock: no
+    more repeats."""
+
+    session: Session
+    worker: ReusedWorker
+    timeout: float
+    until: float | None
+
+    def replay_record(self, trial: Trial) -> tuple[Trial, Verdict, str, list[str]]:
+        """The trial to go on with, the verdict on the record, why it cannot be shrunk if it is flaky, and
+        notes. A record that fails under some schedules only is shrunk under the first of those."""
+        question = question_with_timeout(trial, self.timeout)
+        end = replay_endpoint(self.session, "the record", question, trial, self.worker.restart, self.until)
+        notes = [end.left_out] if end.left_out else []
+        if end.steadiness is Steadiness.FLAKY:
+            return trial, end.verdict, f"it is flaky: {end.spread}", notes
+        if trial.on == SIM and trial.symptom is None and end.verdict.kind == Outcome.CRASH:
+            notes.append(PAST_CRASH)
+        if end.steadiness is Steadiness.STEADY:
+            return trial, end.verdict, "", notes
+        failing = end.failing_schedule()
+        schedules: tuple[str, ...] = SCHEDULES if failing is None else (failing,)
+        if trial.only_schedules and failing is None:
+            schedules = trial.schedules
+        trial = replace(trial, schedules=schedules)
+        notes.insert(0, f"{end.spread}; shrunk under {', '.join(schedules)}")
+        self.session.report(notes[0])
+        if failing is not None:
+            return trial, end.verdict, "", notes
+        question = question_with_timeout(trial, self.timeout)
+        verdict = self.session.find_or_probe(
+            "the record under all schedules", question, lambda: self.worker.run_trial(trial)
         )
+        return trial, verdict, "", notes
 
 
 def _takes(trial: Trial, found: Operation) -> Mapping[str, tuple[str, ...]]:

@@ -126,7 +126,14 @@ class Shrinker:
                 replace(base, call=call, laid=_there(base, call)),
             )
 
-        fewest(axis.units, fails, axis.least, parts)
+        fewest(axis.units, fails, axis.least, parts, self._suspect(axis))
+
+    def _suspect(self, axis: Axis) -> int | None:
+        """The unit with the worst place of the first tensor that fails in the smallest record so far."""
+        failing = [] if self.verdict is None else self.verdict.facts.get("failing", [])
+        place = next((entry["at"] for entry in failing if entry.get("at")), None)
+        unit = None if place is None else axis.unit_at(place)
+        return unit if unit is not None and 0 <= unit < axis.units else None
 
     def _values(self) -> bool:
         """One round over the tensors; whether any became simpler."""

@@ -30,6 +30,11 @@ from gdnbench.store.reader import StoredRecord
 from gdnbench.store.recover import open_store
 
 PROBES = "gdnbench.bisect.record.rollout:"
+OPTIONS = (
+    *("kernel", "on", "k", "tol", "bitwise", "stages", "schedules"),
+    *("check", "symptom", "tensor", "known"),
+)
+"""Those of a trial that a verdict on a call depends on."""
 AT_ONCE = 16
 """Calls that are asked about together."""
 APART = "fails beside other calls and passes by itself"
@@ -169,13 +174,11 @@ class _Finding:
     ) -> None:
         self._asked, self._session, self._ones, self._order, self._links = asked, session, ones, order, links
         trial = asked.trial
-        simulated = trial.on == SIM
-        self._trial = replace(trial, schedules=SCHEDULES) if simulated else trial
+        every = trial.on == SIM and not trial.only_schedules
+        self._trial = replace(trial, schedules=SCHEDULES) if every else trial
         options = self._trial.to_json()
         self._base = {
-            **{
-                name: options[name] for name in ("kernel", "on", "k", "tol", "bitwise", "stages", "schedules")
-            },
+            **{name: options[name] for name in OPTIONS},
             "code": cache_key.digest_code(kernel_sources(trial.kernel)),
             **toolchain(trial.on),
         }
@@ -262,6 +265,9 @@ class _Finding:
             return replace(found, flaky=f"{found.kind} at first, then {end.verdict.kind} again and again")
         if end.steadiness is Steadiness.BY_SCHEDULE:
             found = replace(found, by_schedule=end.spread)
+            if trial.symptom is not None and (failing := end.failing_schedule()) is not None:
+                self._trial = replace(trial, records=None, schedules=(failing,))
+                self._base["schedules"] = [failing]
         before = tuple(number for number in self._links.ancestors(one.number) if number in self._ones)
         found = replace(found, unchosen=self._unchosen(one, before))
         if not before or found.kind != "numeric mismatch":
@@ -353,6 +359,8 @@ class _Finding:
                 tol=trial.tol,
                 schedules=list(trial.schedules),
                 content=digest,
+                keep_going=trial.keep_going,
+                tensor=trial.tensor,
             ),
         )
         if verdict.state is State.GOOD:
@@ -398,6 +406,7 @@ class _Finding:
                 content=cache_key.combine_digests([self._ones[number].content for number in block]),
                 load_from=file,
                 save_to=str(kept.resolve()),
+                keep_going=trial.keep_going,
             )
 
         verdict = self._session.find_or_probe(label, question, probe)

@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,13 @@ class _ScheduleShowsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RecordKernel:
-    """A kernel on records, where it runs; on the simulator under each of `schedules`."""
+    """A kernel on records, where it runs; on the simulator under each of `schedules`, and with `keep_going`
+    on after faults that can be skipped."""
 
     name: str
     on: str
     schedules: Sequence[str]
+    keep_going: bool = field(default=False, kw_only=True)
 
     def loaded(self, op: Operation) -> LoadedKernel:
         with simulated(self.on):
@@ -84,7 +86,7 @@ class RecordKernel:
         tensors = {name: tensor.to(device, copy=True) for name, tensor in call.tensors.items()}
         moved = Call(tensors, call.scalars, call.conventions)
         given = op.convert(moved, conversion(moved, op, kernel).target)
-        with simulated(self.on):
+        with simulated(self.on, keep_going=self.keep_going):
             returned = call_kernel(given, op, kernel)
         found = op.convert_outputs(returned, given.conventions, call.conventions)
         return {name: tensor.detach().cpu() for name, tensor in found.items()}
@@ -112,6 +114,7 @@ def block(
     content: str,
     load_from: str | None,
     save_to: str,
+    keep_going: bool = False,
 ) -> Verdict:
     """Runs `calls` after the block that left `load_from`, and leaves the states `keep`. Facts: an entry for
     each state that a call leaves, with its relative error and that of torch's, of all heads and of each; and
@@ -120,11 +123,10 @@ def block(
     found: list[dict[str, Any]] = []
     with open_unchanged(store, lambda _: calls, content) as (opened, _, _):
         linked, carried = Links.from_json(links), _load(load_from)
+        runs = RecordKernel(kernel, on, schedules, keep_going=keep_going)
         for number in calls:
             try:
-                found += advance(
-                    opened.records[number], linked, carried, RecordKernel(kernel, on, schedules), tol
-                )
+                found += advance(opened.records[number], linked, carried, runs, tol)
             except (*BAD_INPUT_ERRORS, StoreError):
                 raise
             except Exception as error:
@@ -155,22 +157,25 @@ def steps(
     tol: tuple[float, float] | None,
     schedules: Sequence[str],
     content: str,
+    keep_going: bool = False,
+    tensor: str | None = None,
 ) -> Verdict:
     """Each of the calls `judged` from the exact state, carried by the oracle and rounded to what it is kept
-    in, until one is bad: under any schedule, or as its bits differ between them. Facts: an entry a call.
-    StoreError if the calls are not those of digest `content`."""
+    in, until one is bad: under any schedule, or as its bits differ between them. With `tensor` only that one
+    is judged. Facts: an entry a call. StoreError if the calls are not those of digest `content`."""
     begin = time.monotonic()
     rule, reason = make_rule(k, None, tol), ""
     made: list[dict[str, Any]] = []
     with open_unchanged(store, lambda _: calls, content) as (opened, _, _):
         linked = Links.from_json(links)
+        runs = RecordKernel(kernel, on, schedules, keep_going=keep_going)
         carried: Carried = {}
         for number in calls[: max(calls.index(one) for one in judged) + 1]:
             record = opened.records[number]
             op = operation_of(record.info.op)
             reason = ""
             if number in judged:
-                reason = _alone(record, op, linked, carried, RecordKernel(kernel, on, schedules), rule)
+                reason = _alone(record, op, linked, carried, runs, rule, tensor)
                 made.append({"number": number, "reason": reason})
             if reason:
                 break
@@ -188,7 +193,13 @@ def steps(
 
 
 def _alone(
-    record: StoredRecord, op: Operation, links: Links, carried: Carried, kernel: RecordKernel, rule: Rule
+    record: StoredRecord,
+    op: Operation,
+    links: Links,
+    carried: Carried,
+    kernel: RecordKernel,
+    rule: Rule,
+    tensor: str | None,
 ) -> str:
     """Why a call is bad from the exact state; empty where it passes."""
     call = _with_states(record, op, links, carried, EXACT, rounded=True)
@@ -199,7 +210,7 @@ def _alone(
             results = judge_call(op, call, outputs, rule, kernel.handed(op, call))
             under = f" under {schedule}" if schedule != kernel.schedules[0] else ""
             for one in results:
-                for reason in one.reasons:
+                for reason in one.reasons if tensor in (None, one.tensor) else ():
                     return f"{one.tensor}: {reason}{under}"
         _agree(left)
     except (*BAD_INPUT_ERRORS, StoreError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,13 @@ from gdnbench.cli.bisect.common import (
     begun,
     finish,
     print_progress,
+)
+from gdnbench.cli.bisect.symptom import (
+    BaselineOption,
+    FailureOption,
+    ScheduleOption,
+    TensorOption,
+    symptom_arguments,
 )
 from gdnbench.cli.console import table
 from gdnbench.cli.judging import tolerance
@@ -60,9 +68,17 @@ def input(
         typer.Option(help="Also write a Python file that reproduces the failure without gdnbench."),
     ] = None,
     budget: Annotated[
-        float | None, typer.Option(help="Stop after this many seconds and keep the smallest record so far.")
+        float | None,
+        typer.Option(
+            help="End within this many seconds, e.g. 240, and keep the smallest record so far. At most a"
+            " third goes to repeated replays of the record itself."
+        ),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds after which a replay counts as hung.")] = 600.0,
+    symptom: FailureOption = None,
+    tensor: TensorOption = None,
+    schedule: ScheduleOption = None,
+    baseline: BaselineOption = None,
     kernel_env: KernelEnvOption = None,
     machine: MachineOption = None,
     sms: SmsOption = None,
@@ -75,6 +91,7 @@ def input(
     Ctrl-C and --budget leave the smallest so far in --out; the same command again goes on.
     """
     arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh")}
+    begin = time.monotonic()  # the budget counts imports too
     from gdnbench.bisect.flakiness import Steadiness
     from gdnbench.bisect.input.result import (
         answer,
@@ -97,6 +114,17 @@ def input(
         numbers = record_numbers(record, len(opened.records))
         if len(numbers) != 1:
             raise BadInputError(f"record {record!r} is not one record; give its number")
+        more = symptom_arguments(
+            opened,
+            numbers,
+            on,
+            check=False,
+            symptom=symptom,
+            tensor=tensor,
+            schedule=schedule,
+            baseline=None if baseline is None else Path(baseline),
+        )
+        more["stages"] |= stages
         written = folder_to_write(out) if out is not None else default_out(store, numbers[0])
         check_out(written)
         if script is not None:
@@ -111,12 +139,16 @@ def input(
                     print_progress(f"no {script}: {reason}" if reason else f"python {script} reproduces it")
 
             trial = Trial(
-                absolute_address(store), kernel, on, tuple(numbers), None, k, limits, bitwise, stages
+                absolute_address(store), kernel, on, tuple(numbers), None, k, limits, bitwise, **more
             )
             found = shrink(
-                opened.records[numbers[0]], trial, Options(same_tensor, budget, timeout), session, keep
+                opened.records[numbers[0]],
+                trial,
+                Options(same_tensor, budget, timeout, begin),
+                session,
+                keep,
             )
-    lines = [answer(found)]
+    lines = [*(f"note: {note}" for note in found.notes), answer(found)]
     if found.shrinker is not None:
         lines[:0] = table(("", "before", "after"), rows(found), right=("before", "after")).split("\n")
     code = Exit.MISMATCH

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,8 +21,17 @@ from gdnbench.cli.bisect.common import (
     begun,
     finish,
 )
+from gdnbench.cli.bisect.symptom import (
+    NUMBERS,
+    BaselineOption,
+    FailureOption,
+    ScheduleOption,
+    TensorOption,
+    symptom_arguments,
+)
 from gdnbench.cli.judging import tolerance
 from gdnbench.cli.record_options import RecordsArgument, StoreArgument
+from gdnbench.errors import BadInputError, Exit
 from gdnbench.record_numbers import record_numbers
 from gdnbench.store.address import absolute_address
 
@@ -46,6 +56,10 @@ def record(
     on: OnOption = "cpu",
     k: FactorOption = None,
     tol: TolOption = None,
+    symptom: FailureOption = None,
+    tensor: TensorOption = None,
+    schedule: ScheduleOption = None,
+    baseline: BaselineOption = None,
     kernel_env: KernelEnvOption = None,
     machine: MachineOption = None,
     sms: SmsOption = None,
@@ -58,15 +72,26 @@ def record(
     from gdnbench.bisect.record import text
     from gdnbench.bisect.record.find import RecordBisection, as_json, find_bad_call
     from gdnbench.bisect.trial import Trial
-    from gdnbench.errors import Exit
     from gdnbench.judge.rule import make_rule
     from gdnbench.store.recover import open_store
 
     limits = tolerance(tol)
     make_rule(k, None, limits)
+    if carry and symptom not in (None, NUMBERS):
+        raise BadInputError(f"--carry follows numbers: leave it or --symptom {symptom} out")
     with open_store(store) as opened:
         numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
-    trial = Trial(absolute_address(store), kernel, on, numbers, k=k, tol=limits)
+        more = symptom_arguments(
+            opened,
+            numbers,
+            on,
+            check=False,
+            symptom=symptom,
+            tensor=tensor,
+            schedule=schedule,
+            baseline=None if baseline is None else Path(baseline),
+        )
+    trial = Trial(absolute_address(store), kernel, on, numbers, k=k, tol=limits, **more)
     with begun("record", arguments, state, fresh) as session:
         found = find_bad_call(RecordBisection(trial, layer, any, carry), session)
         answer = text.answer(found)

@@ -35,6 +35,15 @@ BaselineOption = Annotated[
     Path | None,
     typer.Option(help="With --symptom race: known findings, a file of replay --check --write-baseline."),
 ]
+FailureOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="numbers|race|crash",
+        help="Which kind of failure counts as bad: wrong numbers, findings of the race checker that are not"
+        " in --baseline, or a crash or hang. Default: any but findings.",
+    ),
+]
+"""`--symptom` of an axis without a good end."""
 NUMBERS, RACE, CRASH = "numbers", "race", "crash"
 
 

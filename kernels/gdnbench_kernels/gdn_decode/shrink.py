@@ -29,7 +29,7 @@ def axes(operation: Operation, call: Call) -> tuple[Axis, ...]:
         return with_tensors(call, tensors)
 
     return (
-        axis_of(operation, call, "sequences", "B", batch),
+        axis_of(operation, call, "sequences", "B", batch, "sequence"),
         *head_axes(operation, call, key_heads, call.tensors["v"].shape[2]),
         Axis("tokens a sequence", steps, keep_steps),
         pool_axis(operation, call, "slots not touched", "state"),

@@ -7,7 +7,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -35,12 +35,22 @@ def axes(operation: Operation, call: Call) -> tuple[Axis, ...]:
     def keep_chunks_carried(kept: Sequence[int]) -> Call:
         return keep_tokens(operation, _carried(operation, call, plan, kept), _tokens_of_chunks(plan, kept))
 
+    def chunk_at(place: Mapping[str, int]) -> int | None:
+        if "sequence" not in place or "chunk" not in place:
+            return None
+        return int(plan.offsets[place["sequence"]]) + place["chunk"]
+
     heads = head_axes(operation, call, call.tensors["q"].shape[1], call.tensors["v"].shape[1])
     return (
-        Axis("sequences", sequences, lambda kept: keep_sequences(operation, call, kept)),
+        Axis(
+            "sequences",
+            sequences,
+            lambda kept: keep_sequences(operation, call, kept),
+            unit_at=lambda place: place.get("sequence"),
+        ),
         *heads,
-        Axis("chunks", plan.total, keep_chunks, least=0),
-        Axis("chunks, states carried", plan.total, keep_chunks_carried, least=0),
+        Axis("chunks", plan.total, keep_chunks, least=0, unit_at=chunk_at),
+        Axis("chunks, states carried", plan.total, keep_chunks_carried, least=0, unit_at=chunk_at),
         Axis("tokens", tokens, lambda kept: keep_tokens(operation, call, kept), least=0),
         optional_axis(
             call, ("chunk_indices", "chunk_offsets", "initial_state"), {"output_final_state": True}

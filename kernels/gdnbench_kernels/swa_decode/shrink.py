@@ -39,8 +39,8 @@ def axes(operation: Operation, call: Call) -> tuple[Axis, ...]:
         return {"inv_scale": (pages.unsqueeze(1) * block_size + torch.arange(block_size)).flatten()}
 
     return (
-        axis_of(operation, call, "requests", "T", requests),
-        axis_of(operation, call, "heads", "H", heads),
+        axis_of(operation, call, "requests", "T", requests, "sequence"),
+        axis_of(operation, call, "heads", "H", heads, "head"),
         Axis("columns of the window", window, keep_columns),
         Axis("entries", len(counted), keep_entries, least=0),
         _page_axis(operation, call, scales_of),
