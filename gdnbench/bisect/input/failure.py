@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gdnbench.bisect.failing import VALUES
+from gdnbench.bisect.failing import NOT_FINITE, VALUES
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.report.outcome import Outcome
 
@@ -15,7 +15,8 @@ zeros, one on which torch is exact), and what exceeds it is rounding. A quarter 
 values do."""
 ALL_WRONG = 1.0
 """From this relative error on nothing of a result is right, and how much larger an error is says nothing of
-the fault: one that grows from token to token is smaller by orders of magnitude in a shorter record."""
+the fault: one that grows from token to token is smaller by orders of magnitude in a shorter record, and
+overflows in a longer one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ class Signature:
     def is_shown_by(self, verdict: Verdict, same_tensor: bool) -> bool:
         """Whether `verdict` is the same failure: the same kind; for a crash the same error; one of the same
         findings, by the symptom `race`; for a mismatch one of the same ways and a relative error that is not
-        much smaller; and with `same_tensor` a tensor that failed before."""
+        much smaller, or, for results that are not finite, values of which nothing is right; and with
+        `same_tensor` a tensor that failed before."""
         if verdict.state is not State.BAD:
             return False
         other = Signature.of_verdict(verdict)
@@ -59,10 +61,12 @@ class Signature:
             return False
         if self.findings and not self.findings & other.findings:
             return False
-        if self.ways and not self.ways & other.ways:
-            return False
         if same_tensor and self.tensors and not self.tensors & other.tensors:
             return False
-        if self.ways == {VALUES} and self.relative is not None and other.relative is not None:
+        shared = self.ways & other.ways
+        if VALUES not in shared:
+            overflows = NOT_FINITE in self.ways and VALUES in other.ways and other.relative is not None
+            return bool(shared) or not self.ways or (overflows and other.relative >= ALL_WRONG)
+        if shared == {VALUES} and self.relative is not None and other.relative is not None:
             return other.relative >= LEAST_SHARE * min(self.relative, ALL_WRONG)
         return True
