@@ -121,9 +121,11 @@ def _describe_left_out(trial: Trial, runs: list[RepeatedRun]) -> str:
     schedules = [run.schedule for run in runs if run.schedule]
     under = f" under {', '.join(dict.fromkeys(schedules))}" if schedules else ""
     times, places = len(first), len({run.process for run in first})
-    made = f"replayed {times} of {2 * RUNS - 1} times, in {places} of {RUNS} processes{under}"
     unknown = "flaky or depends on the schedule" if trial.on == SIM else "flaky"
-    return f"{made}, for lack of time: whether it is {unknown} is not fully known"
+    return (
+        f"replayed {times} of {2 * RUNS - 1} times, in {places} of {RUNS} processes{under}, for lack of time:"
+        f" whether it is {unknown} is not fully known"
+    )
 
 
 def _run(trial: Trial, schedule: str, process: int, probing: TrialRunner) -> RepeatedRun:

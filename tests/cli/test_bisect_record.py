@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from gdnbench.store.writer import StoreWriter
+from gdnbench.synth import draft, synthesise
 from tests.messages import wording
 
 pytestmark = pytest.mark.usefixtures("probes_here")
@@ -60,6 +62,43 @@ def test_the_call_is_named_and_the_answer_is_the_last_line(gdnbench: Any, tmp_pa
     found = json.loads(again.out)
     assert (found["axis"], found["first"]["record"], found["answer"]) == ("record", first, last)
     assert found["before"] == list(range(first))
+
+
+BOTH = """
+from gdnbench_kernels.gdn_decode.torch_recurrent import torch_recurrent
+
+
+def both(*, state_layout, offsets=None, o=None, **call):
+    \"\"\"Wrong for one sequence, a crash for two.\"\"\"
+    if len(call["state_indices"]) > 1:
+        raise IndexError("a second sequence")
+    found = torch_recurrent(**call)
+    return {**found, "o": 2 * found["o"]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("symptom", "record"), [(None, 0), ("numbers", 1), pytest.param("crash", 0, marks=pytest.mark.slow)]
+)
+def test_the_kind_of_failure_that_is_looked_for(
+    gdnbench: Any, tmp_path: Path, symptom: str | None, record: int
+) -> None:
+    """Two calls, of two sequences and then of one."""
+    (tmp_path / "mine.py").write_text(BOTH)
+    with StoreWriter(tmp_path / "s.zarr", kind="synth", durable=False) as writer:
+        calls = [synthesise("gdn_decode", batch=n, heads=(1, 1), head_dim=(8, 8)) for n in (2, 1)]
+        writer.write("0", [draft("gdn_decode", call, index=n) for n, call in enumerate(calls)])
+    given = ("--kernel", f"{tmp_path / 'mine.py'}:both", "--state", tmp_path / "state", "--json")
+    given += () if symptom is None else ("--symptom", symptom)
+    for axis in ("record", "input") if symptom == "crash" else ("record",):
+        more = ("0", "--out", tmp_path / "small.zarr") if axis == "input" else ()
+        result = gdnbench("bisect", axis, tmp_path / "s.zarr", *more, *given)
+        assert result.code == 1, result.err
+        found = json.loads(result.out)
+        if axis == "record":
+            assert found["first"]["record"] == record
+        else:
+            assert found["after"]["sequence"] == 2
 
 
 def test_what_passes_carried_too(gdnbench: Any, tmp_path: Path) -> None:

@@ -74,6 +74,24 @@ def test_symptoms(gdnbench: Invoke, store: Path, options: tuple[str, ...], messa
 @pytest.mark.parametrize(
     ("axis", "options", "message"),
     [
+        ("input", ("--symptom", "race"), wording("bisect.simulator-only", option="--symptom race", on="cpu")),
+        ("record", ("--symptom", "crash", "--carry"), wording("bisect.carry-of-numbers", symptom="crash")),
+        ("record", ("--tensor", "o"), wording("bisect.tensor-without-numbers")),
+        ("stage", ("--symptom", "race"), wording("bisect.stage-of-numbers", symptom="race")),
+        ("stage", ("--schedule", "late"), wording("bisect.simulator-only", option="--schedule", on="cpu")),
+    ],
+)
+def test_symptoms_of_an_axis_with_one_end(
+    gdnbench: Invoke, store: Path, axis: str, options: tuple[str, ...], message: str
+) -> None:
+    result = gdnbench("bisect", axis, store, "0", "--kernel", "torch", *options)
+    assert (result.code, result.out) == (2, "")
+    assert re.search(message, result.err.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("axis", "options", "message"),
+    [
         ("record", ("--k", "inf"), "k inf is not finite"),
         ("record", ("--tol", "1e-3,inf"), "--tol 1e-3,inf is not finite"),
         ("input", ("--timeout", "nan"), "--timeout nan is not finite"),
@@ -102,7 +120,7 @@ def test_one_shrinking_at_a_time(gdnbench: Invoke, store: Path) -> None:
     """Two would write their candidates to one place, and judge each other's."""
     Path("mine.py").write_text(KERNEL.replace("PAUSE", "0").replace("FACTOR", "1.5"))
     given = ("bisect", "input", store, "0", "--kernel", "mine.py:kernel", "--state", "s")
-    assert gdnbench(*given, "--budget", "1e-3").code == 1
+    assert gdnbench(*given, "--budget", "1e-3").code == 3
     with lock_session(next(Path("s").glob("input-*"))):
         refused(gdnbench(*given, "--budget", "1e-3"), "runs already")
 

@@ -65,8 +65,8 @@ class Signature:
             return False
         shared = self.ways & other.ways
         if VALUES not in shared:
-            overflows = NOT_FINITE in self.ways and VALUES in other.ways and other.relative is not None
-            return bool(shared) or not self.ways or (overflows and other.relative >= ALL_WRONG)
+            overflows = NOT_FINITE in self.ways and (other.relative or 0.0) >= ALL_WRONG
+            return bool(shared) or not self.ways or overflows
         if shared == {VALUES} and self.relative is not None and other.relative is not None:
             return other.relative >= LEAST_SHARE * min(self.relative, ALL_WRONG)
         return True

@@ -98,7 +98,7 @@ def shrink(
     begin = time.monotonic() if options.begin is None else options.begin
     deadline = options.until(1 - WRITING_SHARE, begin)
     start = prober or (lambda: TrialWorker(timeout=options.timeout, deadline=deadline))
-    with closing(ReusedWorker(start)) as worker:
+    with lock_session(session.folder), closing(ReusedWorker(start)) as worker:
         look = _Look(session, worker, options.timeout, options.until(LOOK_SHARE, begin))
         try:
             trial, first, flaky, notes = look.replay_record(trial)
@@ -111,8 +111,7 @@ def shrink(
             passes = "it passes" if first.state is State.GOOD else f"{first.kind}, {first.reason}"
             found.reason = flaky or passes
             return found
-        with lock_session(session.folder):
-            _shrink(found, record, options, session, worker, deadline, keep)
+        _shrink(found, record, options, session, worker, deadline, keep)
     return found
 
 

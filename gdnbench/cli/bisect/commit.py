@@ -112,7 +112,7 @@ def commit(
             symptom=symptom,
             tensor=tensor,
             schedule=schedule,
-            baseline=None if baseline is None else Path(baseline),
+            baseline=baseline,
         )
     if check and on != SIM:
         raise BadInputError(f"--check is done by the simulator: --on {SIM}, not {on}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -89,7 +88,7 @@ def env(
             symptom=symptom,
             tensor=tensor,
             schedule=schedule,
-            baseline=None if baseline is None else Path(baseline),
+            baseline=baseline,
         )
     trial = Trial(absolute_address(store), kernel, on, numbers, None, k, limits, bitwise, **more)
     options = [] if index_url is None else ["--index-url", index_url]

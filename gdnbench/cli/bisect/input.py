@@ -122,7 +122,7 @@ def input(
             symptom=symptom,
             tensor=tensor,
             schedule=schedule,
-            baseline=None if baseline is None else Path(baseline),
+            baseline=baseline,
         )
         more["stages"] |= stages
         written = folder_to_write(out) if out is not None else default_out(store, numbers[0])

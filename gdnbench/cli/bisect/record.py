@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -89,7 +88,7 @@ def record(
             symptom=symptom,
             tensor=tensor,
             schedule=schedule,
-            baseline=None if baseline is None else Path(baseline),
+            baseline=baseline,
         )
     trial = Trial(absolute_address(store), kernel, on, numbers, k=k, tol=limits, **more)
     with begun("record", arguments, state, fresh) as session:

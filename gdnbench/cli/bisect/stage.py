@@ -19,9 +19,15 @@ from gdnbench.cli.bisect.common import (
     begun,
     finish,
 )
+from gdnbench.cli.bisect.symptom import (
+    NUMBERS,
+    ScheduleOption,
+    symptom_arguments,
+)
 from gdnbench.cli.console import table
 from gdnbench.cli.judging import tolerance
 from gdnbench.cli.record_options import RecordsArgument, StoreArgument
+from gdnbench.errors import BadInputError, Exit
 from gdnbench.record_numbers import record_numbers
 from gdnbench.store.address import absolute_address
 
@@ -40,6 +46,14 @@ def stage(
         bool,
         typer.Option("--carry", help="Also run the preceding calls in sequence on the kernel's own states."),
     ] = False,
+    symptom: Annotated[
+        str | None,
+        typer.Option(
+            metavar=NUMBERS,
+            help="With numbers, a record is bad by wrong numbers only, not by a fault that can be skipped.",
+        ),
+    ] = None,
+    schedule: ScheduleOption = None,
     kernel_env: KernelEnvOption = None,
     machine: MachineOption = None,
     sms: SmsOption = None,
@@ -55,16 +69,27 @@ def stage(
     from gdnbench.bisect.stage import text
     from gdnbench.bisect.stage.find import find_bad_stage
     from gdnbench.bisect.trial import Trial
-    from gdnbench.errors import Exit
     from gdnbench.judge.rule import make_rule
     from gdnbench.store.recover import open_store
 
     limits = tolerance(tol)
+    if symptom not in (None, NUMBERS):
+        raise BadInputError(f"--symptom {symptom}: a stage is judged by its numbers; use `bisect record`")
     make_rule(k)
     make_rule(tol=limits)
     with open_store(store) as opened:
         numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
-    trial = Trial(absolute_address(store), kernel, on, numbers, k=k, tol=limits)
+        more = symptom_arguments(
+            opened,
+            numbers,
+            on,
+            check=False,
+            symptom=symptom,
+            tensor=None,
+            schedule=schedule,
+            baseline=None,
+        )
+    trial = Trial(absolute_address(store), kernel, on, numbers, k=k, tol=limits, **more)
     with begun("stage", arguments, state, fresh) as session:
         found = find_bad_stage(trial, session, carry)
         lines = []

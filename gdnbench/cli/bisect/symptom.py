@@ -56,10 +56,10 @@ def symptom_arguments(
     symptom: str | None,
     tensor: str | None,
     schedule: Sequence[str] | None,
-    baseline: Path | None,
+    baseline: str | Path | None,
 ) -> dict[str, Any]:
-    """The arguments of a `Trial` for these options. BadInputError or InputError for options that contradict
-    each other or the records."""
+    """The arguments of a `Trial` for these options; a path may be text, as a session keeps it. BadInputError
+    or InputError for options that contradict each other or the records."""
     from gdnbench.bisect.symptom import Symptom
     from gdnbench.replay.simulated import SIM
     from gdnbench.sim import Schedule
@@ -85,7 +85,7 @@ def symptom_arguments(
         "stages": tensor is not None and _is_stage(store, records, tensor),
     }
     if baseline is not None:
-        found["known"] = _text(baseline)
+        found["known"] = _text(Path(baseline))
     return found | ({"schedules": schedules, "only_schedules": True} if schedules else {})
 
 
