@@ -70,6 +70,22 @@ def test_parts_bound_how_fine_it_gets() -> None:
     assert fewest(64, fails) == [0, 20, 40, 60]
 
 
+@given(st.integers(2, 60), st.sets(st.integers(0, 59), max_size=3), st.integers(0, 59))
+def test_a_suspect_is_tried_before_all_else(units: int, drawn: set[int], drawn_suspect: int) -> None:
+    needed, suspect = {unit % units for unit in drawn}, drawn_suspect % units
+    asked: list[tuple[int, ...]] = []
+
+    def fails(kept: Sequence[int]) -> bool:
+        asked.append(tuple(kept))
+        return needed <= set(kept)
+
+    assert set(fewest(units, fails, least=0, suspect=suspect)) == needed
+    assert asked[0] == (suspect,)
+    assert len(asked) == len(set(asked))
+    if needed == {suspect}:
+        assert asked == [(suspect,), ()]
+
+
 def mismatch(*failing: dict[str, Any]) -> Verdict:
     return Verdict(State.BAD, "numeric mismatch", "why", facts={"failing": list(failing)})
 
@@ -95,6 +111,32 @@ def of(tensor: str = "o", way: str = "values", relative: float | None = 0.1) -> 
 )
 def test_what_counts_as_the_same_mismatch(other: Verdict, same: bool) -> None:
     assert Signature.of_verdict(mismatch(of())).is_shown_by(other, same_tensor=False) is same
+
+
+@pytest.mark.parametrize(
+    ("error", "other", "same"),
+    [
+        (1e6, of(relative=0.26), True),  # it grows from token to token: in fewer tokens it is smaller
+        (1e6, of(relative=0.24), False),
+        (None, of(relative=1.1), True),  # it has overflowed: in fewer tokens it has not
+        (None, of(relative=0.9), False),
+        (None, of(way="not finite"), True),
+    ],
+)
+def test_an_error_that_grows_is_the_same_one_before(
+    error: float | None, other: dict[str, Any], same: bool
+) -> None:
+    first = of(way="values" if error else "not finite", relative=error)
+    assert Signature.of_verdict(mismatch(first)).is_shown_by(mismatch(other), same_tensor=False) is same
+
+
+def test_one_of_the_findings_is_the_same() -> None:
+    def race(*findings: str) -> Verdict:
+        return Verdict(State.BAD, "check error", "why", facts={"findings": dict.fromkeys(findings, 1)})
+
+    first = Signature.of_verdict(race("a", "b"))
+    assert first.is_shown_by(race("b"), same_tensor=False)
+    assert not first.is_shown_by(race("c"), same_tensor=False)
 
 
 def test_the_same_tensor_and_the_same_error() -> None:

@@ -17,7 +17,7 @@ from gdnbench.bisect.input.shrink import Options, Shrunk, shrink
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import SCHEDULES, Trial
 from gdnbench.bisect.verdict import State, Verdict
-from gdnbench.bisect.workers import OutOfTimeError
+from gdnbench.bisect.workers import OutOfTimeError, TrialWorker
 from gdnbench.ops import operation
 from gdnbench.store.reader import Store
 from gdnbench.store.writer import StoreWriter
@@ -148,10 +148,14 @@ def store(tmp_path: Path) -> Path:
 
 
 def shrink_three_rounds(
-    store: Path, workers: Workers, options: Options, keep: Callable[[Shrunk], None] = lambda found: None
+    store: Path,
+    workers: Workers,
+    options: Options,
+    keep: Callable[[Shrunk], None] = lambda found: None,
+    on: str = "cpu",
 ) -> Shrunk:
     kernel = f"{Path(__file__).with_name('three_rounds.py')}:prefill"
-    trial = Trial(str(store), kernel, records=(0,))
+    trial = Trial(str(store), kernel, on, records=(0,))
     session = Session.begin(store.parent / "state", "input", {}, lambda line: None)
     with Store.open(store) as opened:
         return shrink(opened.records[0], trial, options, session, keep, workers)
@@ -182,6 +186,43 @@ def test_the_inverse_of_three_rounds_has_its_input_shrunk_within_the_budget(
     assert len(smaller) == (48 - 12) // 3
     assert extent(found)["token"] <= 32  # two blocks of the inverse, of 239 tokens
     assert {extent(found)[one] for one in ("sequence", "chunk", "key head", "value head")} == {1}
+
+
+def test_a_record_that_fails_under_one_schedule_is_shrunk_under_it(
+    clocked: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No candidate is replayed under the others, as if one schedule were not enough of a reproduction."""
+    monkeypatch.setattr(trials, "toolchain", lambda on: {})
+    workers = clocked(Workers(1, 1, lambda trial: BAD if trial.schedules == ("early",) else GOOD))
+    found = shrink_three_rounds(store, workers, Options(budget=30), on="sim")
+    assert re.search("shrunk under early", found.notes[0])
+    smaller = [trial for trial in workers.asked if trial.store != str(store)]
+    assert {trial.schedules for trial in smaller} == {("early",)}
+    assert extent(found)["token"] == 0
+
+
+def test_a_worker_that_runs_at_the_deadline_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked = Workers(0, 0, lambda trial: BAD), list[float]()
+
+    class Silent:
+        def receive(self, timeout: float) -> dict[str, Any]:
+            return {}
+
+        def request(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
+            asked.append(timeout)
+            clock.now += timeout
+            raise TimeoutError
+
+        def kill(self) -> None: ...
+
+    monkeypatch.setattr("gdnbench.bisect.workers.time", clock)
+    monkeypatch.setattr("gdnbench.bisect.workers.WorkerProcess", lambda *args, **place: Silent())
+    assert TrialWorker(timeout=5, deadline=12).run_trial(SIMULATED).kind == trials.IMPORT_FAILURE
+    worker = TrialWorker(timeout=600, deadline=12)
+    for _ in range(2):
+        with pytest.raises(OutOfTimeError):
+            worker.run_trial(SIMULATED)
+    assert asked == [5, 7]
 
 
 def test_a_budget_for_less_than_one_replay_is_said(clocked: Any, store: Path) -> None:

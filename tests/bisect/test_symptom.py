@@ -103,6 +103,26 @@ def test_known_findings_are_known_where_their_lines_have_moved(source: Path) -> 
     assert judge_symptom(changed, Symptom.RACE, known=known).state is State.BAD
 
 
+@pytest.mark.parametrize(
+    ("symptom", "tensor", "counted"),
+    [
+        (Symptom.NUMBERS, None, ["U", "o"]),
+        (Symptom.NUMBERS, "o", ["o"]),
+        (Symptom.RACE, None, []),
+        (Symptom.CRASH, None, []),
+    ],
+)
+def test_what_does_not_count_is_no_way_to_fail(
+    symptom: Symptom, tensor: str | None, counted: list[str]
+) -> None:
+    """A fault that was skipped has no tensor. `bisect input` would take another one for the same failure."""
+    trial = Trial("a.zarr", "torch", "sim", symptom=symptom, tensor=tensor)
+    seen = Observed(Outcome.MISMATCH, "a fault", True, {"U": "too far off", "o": "too far off"})
+    facts = {"failing": [{"tensor": name} for name in ("", "U", "o")]}
+    judged = trials.with_symptom([seen], trial, "", facts)
+    assert [entry["tensor"] for entry in judged.facts["failing"]] == counted
+
+
 def test_a_process_that_ends_is_bad_for_a_crash_alone() -> None:
     ended, trial = Verdict(State.BAD, str(Outcome.HANG), "no answer"), Trial("a.zarr", "torch", "sim")
     states = [of_ended_process(ended, replace(trial, symptom=one)).state for one in (None, *Symptom)]
