@@ -141,6 +141,11 @@ class Judge:
             results += self._conversion_losses(record, operation, compact, main)
         return tuple(results)
 
+    def continue_with(self, record: StoredRecord) -> None:
+        """Says that `record` has the content of the record that was judged last, perhaps in a store that was
+        opened anew: oracle and yardstick are not run again for it."""
+        self._last.record = record
+
     def _handed(
         self,
         record: StoredRecord,

@@ -13,10 +13,11 @@ import pytest
 
 from gdnbench.bisect import trial as trials
 from gdnbench.bisect.flakiness import RUNS, Steadiness, replay_repeatedly
-from gdnbench.bisect.trial import Trial, trial_question
+from gdnbench.bisect.trial import Trial, run_trial, trial_question
 from gdnbench.bisect.verdict import State
 from gdnbench.bisect.workers import Place, TrialWorker
 from gdnbench.errors import BadInputError
+from gdnbench.judge import record as judge
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
 from tests.messages import wording
@@ -134,6 +135,27 @@ def test_what_a_verdict_depends_on(trial: Trial, tmp_path: Path) -> None:
     code = Path(trial.kernel.partition(":")[0])
     code.write_text(code.read_text() + "\n# changed\n")
     assert trial_question(there) != asked
+
+
+def test_a_record_that_is_replayed_again_has_the_exact_results_of_before(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, run = list[str](), judge.run_kernel
+
+    def counted(operation: Any, kernel: str, call: Any) -> Any:
+        made.append(kernel)
+        return run(operation, kernel, call)
+
+    monkeypatch.setattr(judge, "run_kernel", counted)
+    monkeypatch.setattr(trials, "_last_judge", None)
+    one = replace(of(trial, "wrong"), records=(0,))
+    first, again = run_trial(one), run_trial(one)
+    assert (first.state, again.reason, made) == (State.BAD, first.reason, ["reference", "torch"])
+    assert run_trial(replace(one, kernel=of(trial, "right").kernel)).state is State.GOOD
+    assert made == ["reference", "torch"]  # of the record, whichever kernel
+    run_trial(replace(one, k=3.0))
+    run_trial(replace(one, records=(1,)))
+    assert made == ["reference", "torch"] * 3
 
 
 def test_ends_that_are_steady_and_ends_that_are_not(trial: Trial, beside: Any) -> None:
