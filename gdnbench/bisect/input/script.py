@@ -144,7 +144,7 @@ def _seconds(verdict: Verdict) -> float | None:
     """How long a kernel that ends its process, or hangs in it, may take; None of any other."""
     if verdict.kind == Outcome.HANG:
         return verdict.seconds
-    ended = verdict.kind == Outcome.CRASH and verdict.reason.startswith(PROCESS_ENDED)
+    ended = verdict.kind == Outcome.CRASH and verdict.reason.startswith((PROCESS_ENDED, "SystemExit"))
     return TIMEOUT if ended else None
 
 
