@@ -33,6 +33,7 @@ class FaultKind(StrEnum):
     DIVERGENCE = "divergence at an aligned instruction"
     BUDGET = "launch over budget"
     BARRIER = "barrier misuse"
+    EXITED = "shared memory of an exited CTA"
     DEADLOCK = "deadlock"
     WGMMA = "wgmma misuse"
     BRANCH = "branch out of its table"

@@ -20,6 +20,7 @@ from gdnbench.sim.floating_environment import ieee_arithmetic
 from gdnbench.sim.machine import budget
 from gdnbench.sim.machine.async_queue import Schedule
 from gdnbench.sim.machine.bounds import Meter, check_grid, default_bounds
+from gdnbench.sim.machine.cluster import ONE_CTA, ClusterGrid
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.cta import MULTIPROCESSORS, Cta, Engine, Launch, MachineConfig, Note
 from gdnbench.sim.machine.engine_interface import Dim3
@@ -127,6 +128,8 @@ def run_ptx(
     multiprocessors: int | None = None,
     keep_going: bool = False,
     tile_steps: tuple[tuple[int, ...], ...] = (),
+    cluster: Dim3 = ONE_CTA,
+    preferred_cluster: Dim3 | None = None,
 ) -> RunResult:
     """Launch `entry` of the PTX with `smem` bytes of dynamic shared memory and wait for its end.
 
@@ -135,7 +138,9 @@ def run_ptx(
     reaches in other ways. `registers` is ptxas's register count per thread, for the launch budget. `observed`
     records the launch; its CTAs then run one by one, as with `check`. `checker` makes the observer of a CTA's
     events that replaces `check`'s. `multiprocessors`, 148 unless given, bounds how many CTAs that wait for
-    one another run at once. `tile_steps` are instructions whose executions count as tiles of a CTA. The other
+    one another run at once. `tile_steps` are instructions whose executions count as tiles of a CTA. `cluster`
+    is the shape of the clusters in CTAs, that of the kernel (`.reqnctapercluster`) unless given; in some
+    places of the grid the device may use clusters of the shape `preferred_cluster` (`ClusterGrid`). The other
     parameters are those of `gdnbench.sim.launch`; bounds that are None come from the enclosing `active`
     block, so also from the command line of `gdnbench sim`.
 
@@ -148,7 +153,9 @@ def run_ptx(
     timeout = default_bounds().timeout if timeout is None else timeout
     check_bounds(max_instructions, timeout)
     limit = TimeLimit(timeout)
-    grid, block = _extents("grid", grid), _extents("block", block)
+    grid, block, cluster = _extents("grid", grid), _extents("block", block), _extents("cluster", cluster)
+    if preferred_cluster is not None:
+        preferred_cluster = _extents("preferred_cluster", preferred_cluster)
     if not _is_integer(smem, 0):
         raise LaunchError(f"smem {smem!r}: a number of bytes, 0 or more")
     if registers is not None and not _is_integer(registers, 0):
@@ -180,8 +187,11 @@ def run_ptx(
         check=checker is not None,
         multiprocessors=multiprocessors or MULTIPROCESSORS,
         keep_going=keep_going,
+        clustered=budget.is_clustered(kernel, cluster, preferred_cluster),
     )
-    launch = prepare_launch(module, kernel, grid, block, param, smem, memory, config)
+    launch = prepare_launch(
+        module, kernel, grid, block, param, smem, memory, config, cluster, preferred_cluster
+    )
     check_grid(grid, max_instructions)
     record = LaunchRecord() if profile else None
     launch.recorder = record.cta if record is not None else None
@@ -234,10 +244,13 @@ def prepare_launch(
     smem: int,
     memory: GlobalMemory,
     config: MachineConfig,
+    cluster: Dim3 = ONE_CTA,
+    preferred_cluster: Dim3 | None = None,
 ) -> Launch:
     """Check the launch against the limits and allocate the module's variables."""
     padded = kernel.dynamic_shared if smem else kernel.shared_size
     budget.check_budget(kernel, grid, block, padded + smem, config.registers)
+    shape = budget.check_cluster(kernel, cluster, preferred_cluster)
     for variable in module.variables:
         if variable.space in ("global", "const") and variable.name not in memory.symbols:
             memory.add_variable(variable.name, variable.size, variable.align, variable.init)
@@ -253,6 +266,9 @@ def prepare_launch(
         dynamic_shared=smem,
         shared_size=padded + smem,
         handler=handler,
+        clusters=ClusterGrid.plan(grid, shape, preferred_cluster, config.schedule)
+        if config.clustered
+        else None,
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gdnbench.sim.checker.evidence import Evidence
 from gdnbench.sim.deadline import TimeLimit
-from gdnbench.sim.errors import KernelFault, LaunchError, UnsupportedError
+from gdnbench.sim.errors import KernelFault, LaunchError
 from gdnbench.sim.finding import Finding, Severity
 from gdnbench.sim.floating_environment import ieee_arithmetic
 from gdnbench.sim.host import cutlass_dsl
@@ -36,8 +36,6 @@ from gdnbench.sim.report import LaunchReport, Report
 from gdnbench.sim.ring_reuse import RING_REUSE, Steps, reuse_note, tile_steps
 from gdnbench.sim.run import RunResult, check_bounds, check_settings, run_ptx
 from gdnbench.sim.watch import Watch
-
-ONE_CTA = (1, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,10 +326,8 @@ class PendingLaunch:
 
     def run(self, settings: Settings, checker: Callable[[Cta], Checker] | None = None) -> RunResult:
         """Run it to its end. `checker` makes the observer of a CTA's events that replaces that of
-        `settings.check`. Raises what `run_ptx` raises, and UnsupportedError for a launch in clusters."""
+        `settings.check`. Raises what `run_ptx` raises."""
         request, watch = self.request, settings.watch
-        if request.cluster != ONE_CTA:
-            raise UnsupportedError(f"a launch in clusters of {request.cluster}")
         if settings.before is not None:
             settings.before(self.module, request, self.memory)
         observed = None if watch is None else watch.on_launch_begin(request.entry, request.grid, self.regions)
@@ -358,6 +354,8 @@ class PendingLaunch:
             multiprocessors=self.device.multiprocessors,
             keep_going=settings.keep_going,
             tile_steps=self.steps,
+            cluster=request.cluster,
+            preferred_cluster=request.preferred_cluster,
         )
         if watch is not None:
             watch.on_launch_end(self.regions)

@@ -197,7 +197,6 @@ ONE = ["--grid", "1", "--block", "32"]
             wording("cli.extents-wrong", option="block", text="1,2,3,4"),
         ),
         (["{two}:nothing", *ONE, "--shared", "-1"], 2, wording("cli.shared-wrong", text="-1")),
-        (["{two}:nothing", *ONE, "--cluster", "2"], 3, wording("sim.cluster-request", cluster=(2, 1, 1))),
         (["{two}:nothing", *ONE, "-D", "X"], 2, wording("cli.option-of-cuda", option="define")),
         (["{two}:nothing", *ONE, "-I", "."], 2, wording("cli.option-of-cuda", option="include")),
         (["{two}:nothing", *ONE, "--arch", "sm_100a"], 2, wording("cli.option-of-cuda", option="arch")),

@@ -18,6 +18,7 @@ and Iskhodzhanov, WBIA 2009, describes the older v1), for a GPU's memory model:
     sync_variables.py   release and acquire through words of shared and global memory
     happens_before.py   the rule: is this access ordered after that one, and what is missing if not
     cross_cta.py        the same rule between CTAs
+    cluster_uses.py     uses of another CTA's shared memory before its start or after its exit
     cta_detector.py     the detector of one CTA, which drives all of the above; cta_state.py is its interface
     cta_exit.py         what a CTA leaves in flight or unfinished
     findings.py, evidence.py, accept.py    findings, as users see them, and as a file accepts them

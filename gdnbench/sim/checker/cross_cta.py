@@ -18,9 +18,11 @@ different CTAs to the same bytes, one of which writes, race in whatever order th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gdnbench.sim.checker.cta_state import CtaState
 from gdnbench.sim.checker.events import Event
-from gdnbench.sim.checker.findings import Findings
+from gdnbench.sim.checker.findings import Findings, Members, Owner
 from gdnbench.sim.checker.happens_before import Cause, Unordered, Verdict, completion_wait
 from gdnbench.sim.checker.launch_memory import READERS, CtaAccess, CtaShadow, GlobalShadow, ProcessShadow
 from gdnbench.sim.checker.load_store import has_gpu_scope
@@ -78,12 +80,15 @@ def _strong_at_gpu_scope(event: Event) -> bool:
 
 class CrossCtaDetector:
     """The race detector between the CTAs of one launch. `cell_bytes` is the size of a cell of global memory
-    in bytes, `reachable` the memory that the launch may touch (None if unknown). `synchronized`: the kernel
+    in bytes, `reachable` the memory that the launch may touch (None if unknown). The CTAs of a cluster count
+    as one, by the index of the first: their own detector orders them. `owner_of` says which of them made an
+    access. `synchronized`: the kernel
     has accesses by which CTAs can synchronise. The simulator then interleaves them, and releases and acquires
     order them. Otherwise every conflict of two CTAs is a race."""
 
     def __init__(self, cell_bytes: int, reachable: GlobalMemory | None, *, synchronized: bool) -> None:
-        self.findings = Findings(0)
+        self.findings = Findings(Members((0,), 1))
+        self.owner_of: Callable[[CtaAccess], Owner] = lambda access: Owner(access.cta, access.event.warp)
         self.memory = GlobalShadow(_shadow_pages(cell_bytes, reachable), READERS if synchronized else 1)
         self.words = SyncWords()
         self._cell_bytes = cell_bytes
@@ -95,7 +100,7 @@ class CrossCtaDetector:
         def check_pair(before: CtaAccess, now: CtaAccess, cell: int) -> None:
             self._check_pair(detector, before, now, cell)
 
-        return self.memory.begin_cta(detector.cta.index, detector, check_pair)
+        return self.memory.begin_cta(detector.index, detector, check_pair)
 
     def _check_pair(self, detector: CtaState, before: CtaAccess, now: CtaAccess, cell: int) -> None:
         if not self._synchronized:
@@ -111,8 +116,8 @@ class CrossCtaDetector:
         self._add(NO_CTA_ORDER, before, now, cell)
 
     def _add(self, why: Unordered, before: CtaAccess, now: CtaAccess, cell: int) -> None:
-        address, ctas = cell * self._cell_bytes, (before.cta, now.cta)
-        self.findings.add_pair(why, before.event, now.event, "global", address, ctas)
+        address, owners = cell * self._cell_bytes, (self.owner_of(before), self.owner_of(now))
+        self.findings.add_pair(why, before.event, now.event, "global", address, owners)
 
     def join_process(self, shadow: ProcessShadow) -> None:
         """Check what CTAs of another process did against what was done here. Nothing orders them."""

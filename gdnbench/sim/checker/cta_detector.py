@@ -1,5 +1,8 @@
 """The race detector of one CTA: it keeps the warps' vector clocks and the shadow memories up to date.
 
+The CTAs of a cluster have one detector: it numbers their warps through, and a shared address says which CTA
+it belongs to (`engine_interface.CLUSTER_STRIDE`). So all that follows is said of a cluster too.
+
 Every load and store is checked against the shadow of its memory and then recorded there. Every instruction
 that synchronises changes vector clocks (`synchronisation.py`).
 
@@ -18,10 +21,18 @@ import numpy as np
 
 from gdnbench.sim.checker import cta_exit, load_store
 from gdnbench.sim.checker.async_tokens import OperationTokens, WarpAsyncState
+from gdnbench.sim.checker.cluster_uses import ClusterMember, ClusterUses
 from gdnbench.sim.checker.cross_cta import CrossCtaDetector
 from gdnbench.sim.checker.cta_state import PendingSignal
-from gdnbench.sim.checker.events import Access, Event, EventLog, IssuedInstruction, Proxy
-from gdnbench.sim.checker.findings import Findings
+from gdnbench.sim.checker.events import (
+    Access,
+    Event,
+    EventLog,
+    IssuedInstruction,
+    Proxy,
+    is_async_store,
+)
+from gdnbench.sim.checker.findings import Findings, Members
 from gdnbench.sim.checker.happens_before import USED_ALONE, Cause, LanePair, Unordered, Verdict, unordered
 from gdnbench.sim.checker.lane_shadow import LaneNumbers, LaneSets, LaneShadow, PriorLaneAccess
 from gdnbench.sim.checker.lanes import MANY, lane_of, subset_of
@@ -35,10 +46,12 @@ from gdnbench.sim.checker.tensor_memory import TmemShadow
 from gdnbench.sim.checker.vector_clocks import ClockSet, LanePairs, WarpClocks
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.barrier_state import Round
+from gdnbench.sim.machine.cluster import ClusterRound
 from gdnbench.sim.machine.cta import Cta
-from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.engine_interface import CLUSTER_STRIDE, Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.footprint import Footprint
 from gdnbench.sim.machine.mbarrier import COUNT_MAX
+from gdnbench.sim.machine.memory import rank_of
 from gdnbench.sim.machine.observer import Addresses, Masks, Writer
 from gdnbench.sim.ptx.forms import Sync, Until
 from gdnbench.sim.ptx.ir import Instruction, Register
@@ -48,9 +61,9 @@ REGISTER = "register"
 
 
 class CtaRaceDetector:
-    """The race detector of one CTA; implements `machine.observer.Checker`. `findings` are its findings so
-    far. It calls `ended` with itself when the CTA has ended. `cross_cta` has what all CTAs of the launch
-    share."""
+    """The race detector of one CTA; implements `machine.observer.Checker`. In a cluster it begins with the
+    CTA of rank 0, and `member` adds each. `findings` are its findings so far. It calls `ended` with itself
+    when all its CTAs have ended. `cross_cta` has what all CTAs of the launch share."""
 
     def __init__(
         self,
@@ -59,30 +72,64 @@ class CtaRaceDetector:
         cross_cta: CrossCtaDetector,
         ended: Callable[[CtaRaceDetector], None],
     ) -> None:
-        self.cta = cta
+        self.ctas = [cta]
+        self.index = cta.index
         self._ended = ended
         self.events = EventLog()
-        self.findings = Findings(cta.index)
-        self.warps = cta.launch.warps
-        self.warp_clocks = [WarpClocks(index, ClockSet.zero(self.warps)) for index in range(self.warps)]
+        of_cta = cta.launch.warps
+        size = 1 if cta.cluster is None else cta.cluster.size
+        members = (cta.index,) if cta.cluster is None else cta.cluster.place.ctas
+        self.findings = Findings(Members(members, of_cta))
+        self.warps = size * of_cta
+        self.warp_clocks = [
+            WarpClocks(index, ClockSet.zero(self.warps), of_cta) for index in range(self.warps)
+        ]
+        for clocks in self.warp_clocks:
+            clocks.all_lanes.started = 1 << clocks.warp // of_cta
+        self.cluster_uses = ClusterUses(self, cta.cluster) if cta.cluster is not None else None
         self.async_states = [WarpAsyncState() for _ in range(self.warps)]
         self.mbarriers: dict[int, Mbarrier] = {}
-        self.barrier_clocks: WeakKeyDictionary[Round, ClockSet] = WeakKeyDictionary()
-        self.barrier_arrivals: dict[int, Arrivals] = {}  # by barrier number
-        self.sync_variables = SyncVariables(self.warps, cta.index, cross_cta.words)
+        self.barrier_clocks: WeakKeyDictionary[Round | ClusterRound, ClockSet] = WeakKeyDictionary()
+        self.barrier_arrivals: dict[tuple[int, int], Arrivals] = {}  # by rank and barrier number
+        self.cluster_waits: dict[tuple[int, bytes], list[ClusterRound]] = {}  # by warp and lanes
+        self.sync_variables = SyncVariables(self.warps, cta.index, cross_cta.words, of_cta)
         self.open_rounds: dict[int, Round] = {}  # by warp, the round at which it arrives
         self.cell_bytes = forms.cell_bytes
-        cells = cta.shared.end // self.cell_bytes["shared"] + 1
+        end = cta.shared.end if size == 1 else size * CLUSTER_STRIDE
+        cells = end // self.cell_bytes["shared"] + 1
         sets = LaneSets(self.supersedes, self._known_to_all_lanes, self._same_warp, self._writes)
         self.shared = LaneShadow(cells, sets)
         self.mbarrier_cells = np.zeros(cells, np.bool_)  # cells of shared memory that mbarriers occupy
         self.memory = cross_cta.begin_cta(self)
-        self.tmem = TmemShadow(self, ReadSets(self.supersedes))
+        self._tmem = [TmemShadow(self, ReadSets(self.supersedes)) for _ in range(size)]
         self.pending_signals: dict[AsyncOperation, PendingSignal] = {}
         self.shared_reads: dict[int, Event] = {}  # by token, asynchronous accesses to shared memory
         self.issued: IssuedInstruction | None = None
+        self._left = size  # CTAs that have not ended
         self._forms = forms
         self._uses: set[tuple[int, int, int, int]] = set()  # warp, pc, register, pc of its writer or below 0
+
+    def member(self, cta: Cta) -> ClusterMember:
+        """The checker of a CTA of the cluster."""
+        if cta.rank:
+            self.ctas.append(cta)
+        return ClusterMember(self, cta.rank)
+
+    def cta_of(self, warp: Warp) -> Cta:
+        """The CTA of a warp."""
+        return self.ctas[warp.rank]
+
+    def tmem_of(self, warp: int) -> TmemShadow:
+        """The shadow of the tensor memory of the CTA of a warp, given by its number."""
+        return self._tmem[warp // (self.warps // len(self._tmem))]
+
+    def has_shared(self, address: int, size: int) -> bool:
+        """Whether these bytes are shared memory of the CTA, or of one of the cluster."""
+        rank = rank_of(address)
+        if rank >= len(self.ctas):
+            return False
+        shared = self.ctas[rank].shared
+        return shared.first <= address <= shared.end - size
 
     # What engines report: loads, stores, warp collectives, uses of registers
 
@@ -96,7 +143,7 @@ class CtaRaceDetector:
             for row in range(len(masks)):
                 self.on_accesses(warp, ins, masks[row : row + 1], addresses[row : row + 1])
             return
-        clocks = self.warp_clocks[warp.index]
+        clocks = self.warp_clocks[warp.number]
         if form.collective:
             clocks.converge_lanes(None)
         for space, starts, lanes in load_store.split_by_space(form, masks, addresses):
@@ -104,7 +151,7 @@ class CtaRaceDetector:
             # Only the shadow of shared memory records the lane of each cell.
             by = load_store.lanes_of_cells(lanes, len(cells)) if space == "shared" else None
             event = self.events.record(
-                warp.index, clocks.own_clock, ins, form.access, lane=load_store.single_lane(lanes)
+                warp.number, clocks.own_clock, ins, form.access, lane=load_store.single_lane(lanes)
             )
             self.record_access(space, cells, event, by)
             if form.strong:
@@ -114,7 +161,7 @@ class CtaRaceDetector:
 
     def on_warp_collective(self, warp: Warp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
         """See `Checker`."""
-        clocks, subset = self.warp_clocks[warp.index], subset_of(lanes, live)
+        clocks, subset = self.warp_clocks[warp.number], subset_of(lanes, live)
         if ins.form.sync is Sync.WARP_BARRIER:
             clocks.synchronize_lanes(subset)
         else:
@@ -130,15 +177,15 @@ class CtaRaceDetector:
         computed: bool = False,
     ) -> None:
         """See `Checker`. Only the first use of each load counts."""
-        clocks, async_state = self.warp_clocks[warp.index], self.async_states[warp.index]
-        now = Event(NO_ACCESS, warp.index, clocks.own_clock, ins, Access.READ, Proxy.GENERIC)
+        clocks, async_state = self.warp_clocks[warp.number], self.async_states[warp.number]
+        now = Event(NO_ACCESS, warp.number, clocks.own_clock, ins, Access.READ, Proxy.GENERIC)
         if writer is not None and writer.ins.form.until is Until.TENSOR_LOAD:
             load = async_state.unused.pop(writer.number, None)
             if load is not None and load.token is not None:
                 clocks.all_lanes.loads_used |= 1 << load.token
                 self.findings.add_pair(USED_ALONE, load, now, REGISTER, register.index)
             return
-        key = (warp.index, ins.pc, register.index, -1 - computed if writer is None else writer.ins.pc)
+        key = (warp.number, ins.pc, register.index, -1 - computed if writer is None else writer.ins.pc)
         if key in self._uses:
             return
         self._uses.add(key)
@@ -149,7 +196,7 @@ class CtaRaceDetector:
             )
         else:
             before = Event(
-                NO_ACCESS, warp.index, clocks.own_clock, writer.ins, Access.WRITE, Proxy.ASYNC, NO_ACCESS
+                NO_ACCESS, warp.number, clocks.own_clock, writer.ins, Access.WRITE, Proxy.ASYNC, NO_ACCESS
             )
             why = Unordered(Cause.IN_FLIGHT, Verdict.ERROR, "wgmma.wait_group")
             self.findings.add_pair(why, before, now, REGISTER, register.index)
@@ -166,6 +213,8 @@ class CtaRaceDetector:
 
         prior: Sequence[PriorAccess | PriorLaneAccess]
         if space == "shared":
+            if self.cluster_uses is not None:
+                self.cluster_uses.check_cells(cells, event)
             record = self.shared.record_writes if event.access.writes else self.shared.record_reads
             prior = record(cells, event.number, event.lane if lanes is None else lanes)
             of_mbarriers = cells[self.mbarrier_cells[cells]]
@@ -231,7 +280,7 @@ class CtaRaceDetector:
         """Check and record an asynchronous operation's access to the bytes or cells of `where`."""
         found = where.cells()
         if where.space == "tmem":
-            self.tmem.record_access(found, event)
+            self.tmem_of(event.warp).record_access(found, event)
             return
         if found.size:
             self.record_access(
@@ -276,7 +325,7 @@ class CtaRaceDetector:
         """See `Checker`."""
         self.issued = IssuedInstruction(warp, ins, lanes, sources)
         if previous is None and ins.has("aligned"):
-            self.warp_clocks[warp.index].converge_lanes(None)
+            self.warp_clocks[warp.number].converge_lanes(None)
         handler = BEGINS.get(ins.op)
         if handler is not None and previous is None:
             handler(self, self.issued)
@@ -301,7 +350,7 @@ class CtaRaceDetector:
         warp, ins, lanes, _ = self.issued
         if ins.form.until is Until.WGMMA_GROUP:
             return  # each of the four warps issues its own part: `synchronisation._wgmma_reads`
-        async_state, arrivals = self.async_states[warp.index], 0
+        async_state, arrivals = self.async_states[warp.number], 0
         if ins.form.commits is Until.TENSOR_COMMIT:
             completes = async_state.tensor
         elif ins.form.commits is Until.COPY_GROUP:
@@ -309,7 +358,7 @@ class CtaRaceDetector:
         else:
             completes = self._record_async_operation(warp, ins, lanes, operation).both
         if operation.signals:
-            clocks = self.warp_clocks[warp.index].clocks_at_issue(self.issued.subset)
+            clocks = self.warp_clocks[warp.number].clocks_at_issue(self.issued.subset)
             address = operation.signals[0]
             phase = self.mbarrier_phase(address) if address in self.mbarriers else -1
             event = self._check_signals(operation, warp, ins)
@@ -319,16 +368,17 @@ class CtaRaceDetector:
         self, warp: Warp, ins: Instruction, lanes: Lanes, operation: AsyncOperation
     ) -> OperationTokens:
         """A copy or product: check and record its accesses, and note which wait completes it."""
-        async_state = self.async_states[warp.index]
+        async_state = self.async_states[warp.number]
         if ins.form.until is Until.COPY_GROUP:
             tokens = self.start_async(warp, ins, lanes, operation.reads, operation.writes, Proxy.GENERIC)
             async_state.copies.add(lanes, tokens)
         elif ins.form.until is Until.TENSOR_COMMIT:
             tokens = self.start_async(warp, ins, lanes, operation.reads, operation.writes, Proxy.TENSOR)
             async_state.tensor |= tokens.both
-            self.warp_clocks[warp.index].all_lanes.tensor_pipe |= tokens.both
+            self.warp_clocks[warp.number].all_lanes.tensor_pipe |= tokens.both
         else:
-            tokens = self.start_async(warp, ins, lanes, operation.reads, operation.writes, Proxy.ASYNC)
+            proxy = Proxy.GENERIC if is_async_store(ins) else Proxy.ASYNC
+            tokens = self.start_async(warp, ins, lanes, operation.reads, operation.writes, proxy)
             if ins.has("bulk_group"):
                 async_state.bulk.add(lanes, tokens)
         return tokens
@@ -344,13 +394,13 @@ class CtaRaceDetector:
     ) -> OperationTokens:
         """`warp` issues an operation: check and record its reads and writes. Returns its tokens."""
         read, write = self.events.new_token(), self.events.new_token()
-        clock, lane, each = self.warp_clocks[warp.index].own_clock, lane_of(lanes), lanes.nonzero()[0]
+        clock, lane, each = self.warp_clocks[warp.number].own_clock, lane_of(lanes), lanes.nonzero()[0]
         # Bulk reductions are relaxed atomics, one for each element (PTX ISA, "cp.reduce.async.bulk").
-        written = Access.ATOMIC if ins.form.reduces else Access.WRITE
+        written = Access.ATOMIC if ins.form.reduces or ins.op == "red.async" else Access.WRITE
         for access, token, places in ((Access.READ, read, reads), (written, write, writes)):
             if not places:
                 continue
-            event = self.events.record_async(warp.index, clock, ins, access, proxy, token, read, lane)
+            event = self.events.record_async(warp.number, clock, ins, access, proxy, token, read, lane)
             for number, where in enumerate(places):
                 self.record_footprint(
                     where, event, int(each[number]) if ins.form.until is Until.COPY_GROUP else lane
@@ -361,18 +411,20 @@ class CtaRaceDetector:
 
     def _check_signals(self, operation: AsyncOperation, warp: Warp, ins: Instruction) -> Event:
         """Check that the mbarriers that an operation will signal are initialised for it."""
-        clock = self.warp_clocks[warp.index].own_clock
+        clock = self.warp_clocks[warp.number].own_clock
         token = self.events.new_token()
         # cp.async is not a bulk copy: it and its arrival use the generic proxy.
-        proxy = Proxy.GENERIC if ins.form.commits is Until.COPY_GROUP else Proxy.ASYNC
+        proxy = Proxy.GENERIC if ins.form.commits is Until.COPY_GROUP or is_async_store(ins) else Proxy.ASYNC
         lane = MANY if self.issued is None else self.issued.lane
-        event = self.events.record_async(warp.index, clock, ins, Access.ATOMIC, proxy, token, lane=lane)
+        event = self.events.record_async(warp.number, clock, ins, Access.ATOMIC, proxy, token, lane=lane)
         for address in operation.signals:
             self.use_mbarrier(address, event)
         return event
 
     def use_mbarrier(self, address: int, event: Event) -> Mbarrier | None:
         """`event` uses the mbarrier at `address`. None if there is none there: the machine faults then."""
+        if self.cluster_uses is not None:
+            self.cluster_uses.check(rank_of(address), address, event)
         barrier = self.mbarriers.get(address)
         if barrier is None:
             return None
@@ -386,11 +438,11 @@ class CtaRaceDetector:
 
     def mbarrier_phase(self, address: int) -> int:
         """The phase that the mbarrier at `address` is in."""
-        return int(self.cta.shared.phase_cells[address // MBARRIER_BYTES])
+        return int(self.ctas[0].shared.phase_cells[address // MBARRIER_BYTES])
 
     def mbarrier_word(self, address: int) -> int:
         """The 64-bit state of the mbarrier at `address`, as the machine keeps it."""
-        return int(self.cta.shared.word_cells[address // MBARRIER_BYTES])
+        return int(self.ctas[0].shared.word_cells[address // MBARRIER_BYTES])
 
     def arrival_phase(self, address: int, arrivals: int) -> int:
         """The phase whose completion covers all of a warp's `arrivals`, which come now. This is the current
@@ -428,3 +480,11 @@ class CtaRaceDetector:
         """See `Checker`."""
         cta_exit.check_end(self)
         self._ended(self)
+
+    def end_member(self, rank: int) -> None:
+        """A CTA of the cluster has ended."""
+        assert self.cluster_uses is not None
+        self.cluster_uses.end_cta(rank)
+        self._left -= 1
+        if not self._left:
+            self.on_cta_end()

@@ -24,6 +24,7 @@ from gdnbench.sim.checker.sync_variables import SyncVariables
 from gdnbench.sim.checker.vector_clocks import ClockSet, LanePairs, WarpClocks
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.barrier_state import Round
+from gdnbench.sim.machine.cluster import ClusterRound
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import Lanes, Warp
 from gdnbench.sim.machine.footprint import Footprint
@@ -46,25 +47,32 @@ class PendingSignal:
 
 class CtaState(CtaOrder, Protocol):
     """The state of one CTA's race detector, `cta_detector.CtaRaceDetector`, which documents its methods.
-    `async_states` and `warp_clocks` are indexed by warp. `shared_reads` are the asynchronous accesses to
-    shared memory, reads and writes, by token."""
+    `index` is that of the CTA, in a cluster of the first. `async_states` and `warp_clocks` are indexed by
+    warp. `shared_reads` are the asynchronous accesses to shared memory, reads and writes, by token."""
 
-    cta: Cta
     findings: Findings
     warps: int
     warp_clocks: list[WarpClocks]
     async_states: list[WarpAsyncState]
     mbarriers: dict[int, Mbarrier]
     mbarrier_cells: npt.NDArray[np.bool_]
-    barrier_clocks: WeakKeyDictionary[Round, ClockSet]
-    barrier_arrivals: dict[int, Arrivals]
+    barrier_clocks: WeakKeyDictionary[Round | ClusterRound, ClockSet]
+    barrier_arrivals: dict[tuple[int, int], Arrivals]
+    cluster_waits: dict[tuple[int, bytes], list[ClusterRound]]
     sync_variables: SyncVariables
     open_rounds: dict[int, Round]
     pending_signals: dict[AsyncOperation, PendingSignal]
     shared_reads: dict[int, Event]
 
     @property
+    def index(self) -> int: ...
+
+    @property
     def cell_bytes(self) -> dict[str, int]: ...
+
+    def cta_of(self, warp: Warp) -> Cta: ...
+
+    def has_shared(self, address: int, size: int) -> bool: ...
 
     def record_access(
         self, space: str, cells: Cells, event: Event, lanes: LaneNumbers | None = None

@@ -20,6 +20,12 @@ def is_strong(ins: Instruction) -> bool:
     return ins.form.atomic or ins.has(*_STRONG)
 
 
+def is_async_store(ins: Instruction) -> bool:
+    """Whether it is an asynchronous operation of the generic proxy with an mbarrier. The PTX ISA ("Async
+    Proxy") lists the operations of the async proxy: bulk copies, wgmma and tcgen05."""
+    return ins.op in ("st.async", "red.async")
+
+
 class Access(Enum):
     READ = "reads"
     WRITE = "writes"

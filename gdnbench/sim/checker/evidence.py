@@ -14,9 +14,9 @@ from gdnbench.sim.checker.happens_before import Cause, Verdict
 from gdnbench.sim.checker.named_barriers import BARRIER
 from gdnbench.sim.errors import Place
 from gdnbench.sim.machine.cta import Launch
-from gdnbench.sim.machine.engine_interface import Dim3
+from gdnbench.sim.machine.engine_interface import CLUSTER_STRIDE, Dim3
 from gdnbench.sim.machine.footprint import TMEM_COLUMNS
-from gdnbench.sim.machine.memory import GlobalMemory
+from gdnbench.sim.machine.memory import GlobalMemory, rank_of
 
 SECTIONS = {
     Cause.CONVERGED.value: 'PTX ISA, "bar.warp.sync", "shfl.sync", "elect.sync"',
@@ -183,9 +183,13 @@ def _to_evidence(found: FindingGroup, checker: LaunchChecker, launch: Launch) ->
         return replace(made, address=found.cell, where=f"register {launch.kernel.registers[found.cell].name}")
     if found.memory == BARRIER:
         return replace(made, address=found.cell, where=f"barrier {found.cell}")
-    where = f"{found.memory} memory at {_at(found.memory, found.cell, launch.memory)}"
+    rank, cell = rank_of(found.cell) if found.memory == "shared" else 0, found.cell
+    cell -= rank * CLUSTER_STRIDE
+    where = f"{found.memory} memory at {_at(found.memory, cell, launch.memory)}"
     if found.size > 1:
-        where += f"..{found.cell + found.size - 1:#x}"
+        where += f"..{cell + found.size - 1:#x}"
+    if rank:
+        where += f" of the CTA of rank {rank}"
     return replace(made, address=found.cell, size=found.size, where=where)
 
 

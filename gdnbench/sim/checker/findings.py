@@ -3,10 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gdnbench.sim.checker.events import Event
 from gdnbench.sim.checker.happens_before import Cause, Unordered, Verdict
 from gdnbench.sim.errors import Place
+
+
+class Owner(NamedTuple):
+    """Whose access it is: the index of the CTA, and of the warp in the CTA."""
+
+    cta: int
+    warp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The CTAs whose warps a race detector numbers through: one CTA, or those of a cluster by rank, with
+    `warps` warps each."""
+
+    ctas: tuple[int, ...]
+    warps: int
+
+    def owner(self, event: Event) -> Owner:
+        """Whose access an event of the detector is."""
+        if len(self.ctas) == 1:
+            return Owner(self.ctas[0], event.warp)
+        rank, warp = divmod(event.warp, self.warps)
+        return Owner(self.ctas[rank], warp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +45,9 @@ class Side:
     asynchronous: bool
 
     @classmethod
-    def from_event(cls, event: Event, cta: int) -> Side:
+    def from_event(cls, event: Event, owner: Owner) -> Side:
         does = f"{event.ins.name} {event.access.value}"
-        return cls(event.ins.place, cta, event.warp, does, event.token is not None)
+        return cls(event.ins.place, owner.cta, owner.warp, does, event.token is not None)
 
 
 @dataclass(slots=True)
@@ -52,9 +76,10 @@ Key = tuple[object, ...]
 
 @dataclass(slots=True)
 class Findings:
-    """The findings of one CTA, or of several after `merge`. `cta` is the CTA's index."""
+    """The findings of one race detector, or of several after `merge`. `members` are the CTAs of the
+    detector."""
 
-    cta: int
+    members: Members
     by_cause: dict[Key, FindingGroup] = field(default_factory=dict)
 
     def add_pair(
@@ -64,13 +89,14 @@ class Findings:
         now: Event,
         memory: str,
         cell: int,
-        ctas: tuple[int, int] | None = None,
+        owners: tuple[Owner, Owner] | None = None,
         *,
         size: int = 0,
     ) -> None:
-        """Add a pair: `now` accessed a cell that `before` accessed and is not ordered after it. `ctas` are
-        their CTAs, if different. Findings for review are grouped by opcodes, errors by instructions."""
-        first, second = (self.cta, self.cta) if ctas is None else ctas
+        """Add a pair: `now` accessed a cell that `before` accessed and is not ordered after it. `owners` says
+        whose they are, if they are of different detectors. Findings for review are grouped by opcodes, errors
+        by instructions."""
+        first, second = owners or (self.members.owner(before), self.members.owner(now))
         key: Key = (why.cause, before.ins.pc, now.ins.pc, before.access, now.access, memory)
         if why.verdict is Verdict.REVIEW:
             key = (why.cause, before.ins.op, now.ins.op)
@@ -80,7 +106,7 @@ class Findings:
             found = self.by_cause[key] = FindingGroup(
                 why.cause, why.verdict, why.missing, *sides, memory, cell, size
             )
-        _count(found, before, now, {first, second})
+        _count(found, before, now, first, second)
 
     def add_single(
         self, what: str, verdict: Verdict, missing: str, now: Event, memory: str, cell: int
@@ -89,9 +115,10 @@ class Findings:
         key = (what, now.ins.pc, memory)
         found = self.by_cause.get(key)
         if found is None:
-            side = Side.from_event(now, self.cta)
+            side = Side.from_event(now, self.members.owner(now))
             found = self.by_cause[key] = FindingGroup(what, verdict, missing, None, side, memory, cell)
-        _count(found, now, now, {self.cta})
+        owner = self.members.owner(now)
+        _count(found, now, now, owner, owner)
 
     def merge(self, other: Findings) -> None:
         """Add the findings of another CTA or process."""
@@ -113,9 +140,9 @@ class Findings:
         )
 
 
-def _count(found: FindingGroup, before: Event, now: Event, ctas: set[int]) -> None:
+def _count(found: FindingGroup, before: Event, now: Event, first: Owner, second: Owner) -> None:
     """One more pair of executions."""
     found.count += 1
-    found.ctas |= ctas
-    found.warps.add((before.warp, now.warp))
+    found.ctas |= {first.cta, second.cta}
+    found.warps.add((first.warp, second.warp))
     found.places.add((before.ins.pc, now.ins.pc))

@@ -1,15 +1,17 @@
-"""The checker of one launch: a race detector for each CTA, and one between CTAs for global memory."""
+"""The checker of one launch: a race detector for each CTA or cluster, and one between them for global
+memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gdnbench.sim.checker.cluster_uses import ClusterMember
 from gdnbench.sim.checker.cross_cta import CrossCtaDetector
 from gdnbench.sim.checker.cta_detector import CtaRaceDetector
-from gdnbench.sim.checker.findings import FindingGroup, Findings
-from gdnbench.sim.checker.launch_memory import ProcessShadow
+from gdnbench.sim.checker.findings import FindingGroup, Findings, Members, Owner
+from gdnbench.sim.checker.launch_memory import CtaAccess, ProcessShadow
 from gdnbench.sim.checker.load_store import KernelAccesses
-from gdnbench.sim.machine.cta import Cta
+from gdnbench.sim.machine.cta import Cta, Launch
 from gdnbench.sim.machine.grid import ctas_communicate
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.profile.roles import issued_as, role
@@ -43,12 +45,13 @@ class LaunchChecker:
         self.kernel = kernel
         self._forms = KernelAccesses(kernel)
         self._synchronized = ctas_communicate(kernel)
-        self._running: dict[int, CtaRaceDetector] = {}
+        self._running: dict[int, CtaRaceDetector] = {}  # by the index of their first CTA
+        self._launch: Launch | None = None
         self.reset()
 
     def reset(self) -> None:
         """See `Parts`."""
-        self._findings = Findings(0)
+        self._findings = Findings(Members((0,), 1))
         self._roles: dict[int, tuple[str, ...]] = {}
         self.cross_cta: CrossCtaDetector | None = None
 
@@ -69,24 +72,37 @@ class LaunchChecker:
         if part.memory is not None:
             self._cross_cta_detector(None).join_process(part.memory)
 
-    def begin(self, cta: Cta) -> CtaRaceDetector:
-        """The race detector of a CTA that begins."""
-        detector = CtaRaceDetector(cta, self._forms, self._cross_cta_detector(cta.memory), self._ended)
-        self._running[cta.index] = detector
-        return detector
+    def begin(self, cta: Cta) -> CtaRaceDetector | ClusterMember:
+        """The race detector of a CTA that begins; for a CTA of a cluster its part of the detector that they
+        share."""
+        self._launch = cta.launch
+        if cta.rank == 0:
+            cross_cta = self._cross_cta_detector(cta.memory)
+            self._running[cta.index] = CtaRaceDetector(cta, self._forms, cross_cta, self._ended)
+        if cta.cluster is None:
+            return self._running[cta.index]
+        return self._running[cta.cluster.place.ctas[0]].member(cta)
 
     def _cross_cta_detector(self, reachable: GlobalMemory | None) -> CrossCtaDetector:
         if self.cross_cta is None:
             self.cross_cta = CrossCtaDetector(
                 self._forms.cell_bytes["global"], reachable, synchronized=self._synchronized
             )
+            self.cross_cta.owner_of = self._owner_of
         return self.cross_cta
 
+    def _owner_of(self, access: CtaAccess) -> Owner:
+        """Whose access it is. An access of a cluster has the index of the cluster's first CTA."""
+        clusters = None if self._launch is None else self._launch.clusters
+        if self._launch is None or clusters is None:
+            return Owner(access.cta, access.event.warp)
+        return Members(clusters.cluster_of(access.cta).ctas, self._launch.warps).owner(access.event)
+
     def _ended(self, detector: CtaRaceDetector) -> None:
-        del self._running[detector.cta.index]
+        del self._running[detector.index]
         self._keep(detector)
         assert self.cross_cta is not None
-        self.cross_cta.memory.end_cta(detector.cta.index)
+        self.cross_cta.memory.end_cta(detector.index)
 
     def found(self) -> list[FindingGroup]:
         """All findings, errors first. Call it when the launch has ended or failed; findings of the CTAs that
@@ -99,12 +115,14 @@ class LaunchChecker:
         self._running.clear()
         if self.cross_cta is not None:
             self._findings.merge(self.cross_cta.findings)
-            self.cross_cta.findings = Findings(0)
+            self.cross_cta.findings = Findings(Members((0,), 1))
         return self._findings
 
     def _keep(self, detector: CtaRaceDetector) -> None:
         self._findings.merge(detector.findings)
-        self._roles[detector.cta.index] = _roles(detector)
+        members, roles = detector.findings.members, _roles(detector)
+        for rank, cta in enumerate(members.ctas):
+            self._roles[cta] = roles[rank * members.warps : (rank + 1) * members.warps]
 
     def role(self, cta: int, warp: int) -> str:
         """The role of a warp (load, mma, compute, ...), judged by what it had issued when its CTA stopped."""

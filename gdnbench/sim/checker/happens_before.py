@@ -55,6 +55,7 @@ class Cause(Enum):
     IN_FLIGHT = "operation in flight"
     NO_WAIT = "no tcgen05.wait::ld"
     CTAS = "CTAs race"
+    CLUSTER = "CTAs of a cluster race"
     PHASES = "two phases behind"
     ROUNDS = "two rounds of a barrier"
 
@@ -98,6 +99,10 @@ USED_ALONE = Unordered(
     Cause.NO_WAIT, Verdict.REVIEW, "tcgen05.wait::ld: nothing follows the load but a use of its registers"
 )
 
+CLUSTER_MISSING = (
+    "barrier.cluster, or an arrival at an mbarrier and a wait, after the first and before the second"
+)
+
 PROXIES = Unordered(Cause.PROXY, Verdict.ERROR, "fence.proxy.async between the two")
 # Copies were seen to overtake loads of what they overwrite (DeepEP, pull 642); CUTLASS has no such fence.
 OVERTAKES = Unordered(
@@ -110,8 +115,10 @@ OVERTAKES = Unordered(
 def unordered(before: Event, now: Event, clocks: WarpClocks, memory: str, met: LanePairs) -> Unordered | None:
     """The happens-before rule for shared and global memory: None if `now`, an access of the warp of `clocks`,
     is ordered after `before`; else what is missing. `met` are the lanes of the two."""
-    if before.strong and now.strong and before.proxy is now.proxy:
-        return None  # "Morally Strong Operations" of one CTA, whatever their scopes: they do not race
+    if before.strong and now.strong and before.proxy is now.proxy and _scopes_include(before, now, clocks):
+        return None  # "Morally Strong Operations": they do not race
+    if before.init and clocks.init_visible(before, met):
+        return None  # fence.mbarrier_init releases it, whatever follows
     if not clocks.ordered_after(before, met):
         return _not_known(before, now, clocks, met)
     if before.init and now.proxy is not Proxy.GENERIC:
@@ -126,6 +133,12 @@ def unordered(before: Event, now: Event, clocks: WarpClocks, memory: str, met: L
             return None
         return PROXIES if before.access.writes else OVERTAKES
     return None
+
+
+def _scopes_include(before: Event, now: Event, clocks: WarpClocks) -> bool:
+    """Whether the scopes of two strong accesses include each other's CTA: those of one CTA always do, those
+    of two CTAs of a cluster unless one is `.cta`."""
+    return clocks.same_cta(before) or not (before.ins.has("cta") or now.ins.has("cta"))
 
 
 def unordered_in_tmem(before: Event, now: Event, clocks: WarpClocks, met: LanePairs) -> Unordered | None:
@@ -166,6 +179,8 @@ def _not_known(before: Event, now: Event, clocks: WarpClocks, met: LanePairs) ->
     """What is missing for a pair that `base` does not order; None if the tensor core's order covers it."""
     if _in_tensor_pipe_order(before, now, clocks):
         return None
+    if before.token is None and not clocks.same_cta(before):
+        return Unordered(Cause.CLUSTER, Verdict.ERROR, CLUSTER_MISSING)
     if before.token is None:
         where = "a barrier" if before.warp != now.warp else "bar.warp.sync or a barrier"
         missing = f"{where} after the first and before the second"

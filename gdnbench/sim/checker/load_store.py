@@ -30,7 +30,8 @@ ROW_BYTES = 16
 class AccessForm:
     """How an instruction accesses memory: `width` bytes by each of `lanes` lanes, in `space`, which is empty
     if addresses are generic. `acquires`, `releases`: by itself, without a fence. `strong`: it can be part of
-    a release or acquire pattern; `gpu_scope`: with threads of other CTAs too. `updates`: it is an atomic
+    a release or acquire pattern; `cluster_scope`: with threads of other CTAs of the cluster too; `gpu_scope`:
+    with those of all CTAs. `updates`: it is an atomic
     read-modify-write. `collective`: the warp executes it as one."""
 
     access: Access
@@ -44,6 +45,7 @@ class AccessForm:
     releases: bool = False
     collective: bool = False
     gpu_scope: bool = False
+    cluster_scope: bool = False
     updates: bool = False
 
 
@@ -51,6 +53,11 @@ def has_gpu_scope(ins: Instruction) -> bool:
     """Whether the scope of a strong access or a fence includes other CTAs. So does an instruction that names
     no scope (PTX ISA, "Scope", "atom", "ld")."""
     return not ins.has("cta", "cluster")
+
+
+def has_cluster_scope(ins: Instruction) -> bool:
+    """The same for the CTAs of the cluster."""
+    return not ins.has("cta")
 
 
 def access_form(ins: Instruction) -> AccessForm | None:
@@ -81,6 +88,7 @@ def access_form(ins: Instruction) -> AccessForm | None:
             acquires=reads and ins.has("acquire", "acq_rel"),
             releases=ins.has("release", "acq_rel"),
             gpu_scope=has_gpu_scope(ins),
+            cluster_scope=has_cluster_scope(ins),
             updates=True,
         )
     strong = is_strong(ins)
@@ -96,6 +104,7 @@ def access_form(ins: Instruction) -> AccessForm | None:
         ins.has("acquire"),
         ins.has("release"),
         gpu_scope=strong and has_gpu_scope(ins),
+        cluster_scope=strong and has_cluster_scope(ins),
     )
 
 

@@ -10,8 +10,8 @@ ThreadSanitizer. The release and acquire edges are those of the PTX ISA, "Releas
 - An atomic that updates a word keeps the clocks that the word had ("Observation Order"). A plain write
   replaces them, unless the writing warp is the only one that has released to the word.
 - A read sees the last write of this run: memory is sequentially consistent in the simulator.
-- Release and acquire must both name a scope that includes the other ("Morally Strong Operations"): a scope
-  below `.gpu` orders threads of one CTA only.
+- Release and acquire must both name a scope that includes the other ("Morally Strong Operations"): `.cta`
+  orders threads of one CTA only, `.cluster` those of its cluster.
 - A `fence.sc` is ordered after an earlier one ("Fence-SC Order") only where a strong read before it saw a
   write that followed the earlier one. Without such a read the fences could have run in the other order.
 """
@@ -33,10 +33,10 @@ from gdnbench.sim.checker.vector_clocks import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SyncWord:
-    """The clocks of one word. `cta_scope`: by CTA, what an acquire by its threads joins; `gpu_scope`: what an
-    acquire by any thread joins; `fence_sc`: what a fence.sc after a read of the word joins.
-    `writer`: the (CTA, warp) that alone released to it, or None. Immutable, so that many cells can share
-    one."""
+    """The clocks of one word. `cta_scope`: by CTA, what an acquire by its threads joins; under the key
+    `_cluster_key` what an acquire of .cluster scope by any thread of a cluster joins too; `gpu_scope`: what
+    an acquire by any thread joins; `fence_sc`: what a fence.sc after a read of the word joins. `writer`: the
+    (CTA, warp) that alone released to it, or None. Immutable, so that many cells can share one."""
 
     writer: tuple[int, int] | None = None
     cta_scope: dict[int, ClockSet] = field(default_factory=dict)
@@ -55,13 +55,15 @@ class SyncWords:
 
 @dataclass(slots=True)
 class _FenceState:
-    """What one warp's fences contribute to the patterns above. `release_cta` and `release_gpu` are the
-    clocks at its last fence, which later strong writes release. The `pending_` clocks come from strong reads
-    since then, and the next fence acquires them."""
+    """What one warp's fences contribute to the patterns above. `release_cta`, `release_cluster` (None in a
+    CTA alone) and `release_gpu` are the clocks at its last fence, which later strong writes release. The
+    `pending_` clocks come from strong reads since then, and the next fence acquires them."""
 
     release_cta: ClockSet | None = None
+    release_cluster: ClockSet | None = None
     release_gpu: RemoteClocks | None = None
     pending_cta: ClockSet | None = None
+    pending_cluster: ClockSet | None = None
     pending_gpu: RemoteClocks = field(default_factory=RemoteClocks)
     pending_sc: RemoteClocks = field(default_factory=RemoteClocks)
 
@@ -78,13 +80,22 @@ class NearMisses:
 
 
 class SyncVariables:
-    """The synchronisation variables as the warps of one CTA use them. `global_words` are the words of global
+    """The synchronisation variables as the warps of one CTA use them, or of the CTAs of a cluster, with
+    `cta_warps` warps each; `cta` is then the index of the first. `global_words` are the words of global
     memory, which all CTAs of the launch share."""
 
-    def __init__(self, warps: int, cta: int = 0, global_words: SyncWords | None = None) -> None:
+    def __init__(
+        self,
+        warps: int,
+        cta: int = 0,
+        global_words: SyncWords | None = None,
+        cta_warps: int | None = None,
+    ) -> None:
         self.near_misses = NearMisses()
         self._warps = warps
         self._cta = cta
+        self._cta_warps = warps if cta_warps is None else cta_warps
+        self._in_cluster = self._cta_warps != warps
         self._words = {
             "shared": SyncWords(),
             "global": SyncWords() if global_words is None else global_words,
@@ -101,28 +112,43 @@ class SyncVariables:
         if form.reads:
             for word in cells_by_word:
                 if word is not None:
-                    self._read_word(word, clocks, acquires=form.acquires, gpu_scope=gpu_scope)
+                    self._read_word(word, form, clocks, gpu_scope=gpu_scope)
             if gpu_scope:
                 self.near_misses.written.join(words.unreleased)
         if not form.writes:
             return
-        release_cta, release_gpu = self._clocks_to_release(form, clocks, gpu_scope=gpu_scope)
+        releases, release_gpu = self._clocks_to_release(form, clocks, gpu_scope=gpu_scope)
         for word, its_cells in cells_by_word.items():
-            written = self._word_after_write(
-                word, form, clocks, release_cta, release_gpu, gpu_scope=gpu_scope
-            )
+            written = self._word_after_write(word, form, clocks, releases, release_gpu, gpu_scope=gpu_scope)
             if written is not None:
                 words.by_cell.update(dict.fromkeys(its_cells, written))
         if gpu_scope:
             words.unreleased.join_cta(self._cta, self._own_clock(clocks))
 
-    def _read_word(self, word: SyncWord, clocks: WarpClocks, *, acquires: bool, gpu_scope: bool) -> None:
-        fence = self._fences[clocks.warp]
-        of_cta = word.cta_scope.get(self._cta)
+    def _cta_key(self, clocks: WarpClocks) -> int:
+        """The key of the warp's CTA in `SyncWord.cta_scope`: no other CTA of the launch has it."""
+        return (
+            self._cta if not self._in_cluster else _CLUSTER * self._cta + clocks.warp // self._cta_warps + 1
+        )
+
+    @property
+    def _cluster_key(self) -> int:
+        return -1 - self._cta
+
+    def _read_word(self, word: SyncWord, form: AccessForm, clocks: WarpClocks, *, gpu_scope: bool) -> None:
+        fence, acquires = self._fences[clocks.warp], form.acquires
+        of_cta = word.cta_scope.get(self._cta_key(clocks))
         if of_cta is not None and acquires:
             clocks.acquire(of_cta)
         elif of_cta is not None:
             self.relaxed_read(clocks, of_cta)
+        of_cluster = word.cta_scope.get(self._cluster_key) if form.cluster_scope else None
+        if of_cluster is not None and acquires:
+            clocks.acquire(of_cluster)
+        elif of_cluster is not None:
+            if fence.pending_cluster is None:
+                fence.pending_cluster = ClockSet.zero(self._warps)
+            fence.pending_cluster.join(of_cluster)
         if not gpu_scope:
             return
         fence.pending_sc.join(word.fence_sc)
@@ -132,9 +158,11 @@ class SyncVariables:
         else:
             fence.pending_gpu.join(word.gpu_scope)
 
-    def relaxed_arrive(self, clocks: WarpClocks, into: ClockSet) -> None:
-        """A relaxed arrival at an mbarrier: it releases what the warp's last fence covered."""
-        released = self._fences[clocks.warp].release_cta
+    def relaxed_arrive(self, clocks: WarpClocks, into: ClockSet, *, to_cluster: bool = False) -> None:
+        """A relaxed arrival at an mbarrier, or with `to_cluster` at one of another CTA or at barrier.cluster:
+        it releases what the warp's last fence of such a scope covered."""
+        fence = self._fences[clocks.warp]
+        released = fence.release_cluster if to_cluster and self._in_cluster else fence.release_cta
         if released is not None:
             into.join_memory(released)
 
@@ -148,23 +176,30 @@ class SyncVariables:
 
     def _clocks_to_release(
         self, form: AccessForm, clocks: WarpClocks, *, gpu_scope: bool
-    ) -> tuple[ClockSet | None, RemoteClocks | None]:
-        """What a strong write releases: the warp's clocks if it is a release itself, else those at the last
-        fence."""
+    ) -> tuple[dict[int, ClockSet], RemoteClocks | None]:
+        """What a strong write releases, by the key of `SyncWord.cta_scope` and to all CTAs: the warp's clocks
+        if it is a release itself, else those at the last fence."""
+        key, releases = self._cta_key(clocks), {}
         if not form.releases:
             fence = self._fences[clocks.warp]
-            return fence.release_cta, fence.release_gpu
+            if fence.release_cta is not None:
+                releases[key] = fence.release_cta
+            if fence.release_cluster is not None and form.cluster_scope:
+                releases[self._cluster_key] = fence.release_cluster
+            return releases, fence.release_gpu
         release_gpu = self._gpu_release(clocks) if gpu_scope else None
-        release_cta = ClockSet.zero(self._warps)
-        clocks.release(release_cta)
-        return release_cta, release_gpu
+        releases[key] = ClockSet.zero(self._warps)
+        clocks.release(releases[key])
+        if self._in_cluster and form.cluster_scope:
+            releases[self._cluster_key] = releases[key]
+        return releases, release_gpu
 
     def _word_after_write(
         self,
         word: SyncWord | None,
         form: AccessForm,
         clocks: WarpClocks,
-        release_cta: ClockSet | None,
+        releases: dict[int, ClockSet],
         release_gpu: RemoteClocks | None,
         *,
         gpu_scope: bool,
@@ -173,14 +208,14 @@ class SyncVariables:
         writer = (self._cta, clocks.warp)
         fence_sc = clocks.all_lanes.fence_sc
         if word is None or not (form.updates or word.writer == writer):
-            if release_cta is None and not fence_sc.by_cta:
+            if not releases and not fence_sc.by_cta:
                 return None if word is None else _EMPTY
             word = SyncWord(writer)
         by_cta = word.cta_scope
-        old = by_cta.get(self._cta)
-        if release_cta is not None and release_cta is not old:
-            joined = release_cta if old is None else _joined(old, release_cta, self._warps)
-            by_cta = {**by_cta, self._cta: joined}
+        for key, released in releases.items():
+            old = by_cta.get(key)
+            if released is not old:
+                by_cta = {**by_cta, key: released if old is None else _joined(old, released, self._warps)}
         return SyncWord(
             writer if word.writer == writer else None,
             by_cta,
@@ -188,13 +223,18 @@ class SyncVariables:
             word.fence_sc.joined(fence_sc) if gpu_scope else word.fence_sc,
         )
 
-    def fence(self, clocks: WarpClocks, *, gpu_scope: bool = True, sc: bool = False) -> None:
+    def fence(
+        self, clocks: WarpClocks, *, gpu_scope: bool = True, cluster_scope: bool = True, sc: bool = False
+    ) -> None:
         """fence.acq_rel, or if `sc` fence.sc or membar: acquire what strong reads before it saw, and keep
         the clocks that strong writes after it release."""
         fence = self._fences[clocks.warp]
         if fence.pending_cta is not None:
             clocks.acquire(fence.pending_cta)
             fence.pending_cta = None
+        if fence.pending_cluster is not None and cluster_scope:
+            clocks.acquire(fence.pending_cluster)
+            fence.pending_cluster = None
         if gpu_scope:
             self._acquire_remote(fence.pending_gpu, clocks)
             fence.pending_gpu = RemoteClocks()
@@ -205,6 +245,8 @@ class SyncVariables:
             fence.release_gpu = self._gpu_release(clocks)
         fence.release_cta = ClockSet.zero(self._warps)
         clocks.release(fence.release_cta)
+        if self._in_cluster and cluster_scope:
+            fence.release_cluster = fence.release_cta
 
     def _gpu_release(self, clocks: WarpClocks) -> RemoteClocks:
         """What a release of this warp passes to other CTAs."""
@@ -226,6 +268,7 @@ class SyncVariables:
 
 
 _EMPTY = SyncWord()
+_CLUSTER = 1 << 8  # more than the CTAs of a cluster
 
 
 def _joined(one: ClockSet, other: ClockSet, warps: int) -> ClockSet:

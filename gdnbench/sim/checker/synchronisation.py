@@ -8,6 +8,8 @@
     bar.arrive                                       release into the barrier's round
     bar.sync, bar.red                                release into the round, then acquire from it
     bar.warp.sync                                    release and acquire among lanes (`on_warp_collective`)
+    barrier.cluster.arrive                           release into the barrier's round
+    barrier.cluster.wait                             acquire from the round of the arrival
     fence, membar                                    acquire for strong reads before it, release for strong
                                                      writes after it
     fence.proxy.async                                hands generic accesses to the async proxy
@@ -35,15 +37,15 @@ from gdnbench.sim.checker.cta_state import CtaState
 from gdnbench.sim.checker.events import Access, Event, IssuedInstruction, Proxy
 from gdnbench.sim.checker.happens_before import Cause, LanePair, Unordered, Verdict, unordered
 from gdnbench.sim.checker.lanes import UNSURE, lanes_of, subset_of
-from gdnbench.sim.checker.load_store import cells_of_accesses, has_gpu_scope
+from gdnbench.sim.checker.load_store import cells_of_accesses, has_cluster_scope, has_gpu_scope
 from gdnbench.sim.checker.mbarriers import TWO_PHASES, Mbarrier
 from gdnbench.sim.checker.named_barriers import BARRIER, ROUNDS, Arrivals
 from gdnbench.sim.checker.shadow import Cells
 from gdnbench.sim.checker.tensor_memory import TmemShadow
 from gdnbench.sim.checker.vector_clocks import SPACES, ClockSet
 from gdnbench.sim.machine.barrier_state import BarrierWait, Round
-from gdnbench.sim.machine.engine_interface import SHARED_BASE, Lanes, Results, Wait
-from gdnbench.sim.machine.footprint import Footprint
+from gdnbench.sim.machine.engine_interface import Lanes, Results, Wait
+from gdnbench.sim.machine.memory import rank_of
 from gdnbench.sim.machine.operands import (
     distinct_operands,
     same_in_all_lanes,
@@ -53,6 +55,7 @@ from gdnbench.sim.machine.operands import (
 )
 from gdnbench.sim.machine.tcgen05_access import cells_of
 from gdnbench.sim.machine.tmem import column_of
+from gdnbench.sim.machine.wgmma import matrix_reads
 from gdnbench.sim.ptx.forms import Sync, Until
 from gdnbench.sim.ptx.instructions import BARRIERS, opcodes
 from gdnbench.sim.ptx.ir import Immediate
@@ -61,9 +64,9 @@ MBARRIER_BYTES = 8
 
 
 class CtaStateWithTmem(CtaState, Protocol):
-    """`CtaState` and the shadow of tensor memory, which itself uses a `CtaState`."""
+    """`CtaState` and the shadows of tensor memory, which themselves use a `CtaState`."""
 
-    tmem: TmemShadow
+    def tmem_of(self, warp: int) -> TmemShadow: ...
 
 
 Begin = Callable[["CtaStateWithTmem", IssuedInstruction], None]
@@ -73,7 +76,7 @@ End = Callable[["CtaStateWithTmem", IssuedInstruction, "Wait | None", "Results |
 def _record(
     detector: CtaStateWithTmem, issued: IssuedInstruction, access: Access, *, init: bool = False
 ) -> Event:
-    warp = issued.warp.index
+    warp = issued.warp.number
     return detector.events.record(
         warp, detector.warp_clocks[warp].own_clock, issued.ins, access, lane=issued.lane, init=init
     )
@@ -84,7 +87,7 @@ def _mbarrier_addresses(detector: CtaStateWithTmem, issued: IssuedInstruction, l
     the machine raises their fault afterwards."""
     named = distinct_operands(lanes, scalar_operand(issued.sources[0]))
     found = [shared_address(address, issued.ins) for _, (address,) in named]
-    return [at for at in found if SHARED_BASE <= at <= detector.cta.shared.end - MBARRIER_BYTES]
+    return [at for at in found if detector.has_shared(at, MBARRIER_BYTES)]
 
 
 # mbarriers
@@ -101,7 +104,7 @@ def _mbarrier_init(detector: CtaStateWithTmem, issued: IssuedInstruction) -> Non
 
 def _mbarrier_inval(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     event = _record(detector, issued, Access.WRITE)
-    clocks = detector.warp_clocks[issued.warp.index]
+    clocks = detector.warp_clocks[issued.warp.number]
     for address in _mbarrier_addresses(detector, issued, issued.lanes):
         word = _mbarrier_cells(detector, address)
         detector.mbarrier_cells[word] = False
@@ -123,7 +126,7 @@ def _mbarrier_cells(detector: CtaStateWithTmem, address: int) -> Cells:
 
 def _mbarrier_arrive(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     event = _record(detector, issued, Access.ATOMIC)
-    clocks = detector.warp_clocks[issued.warp.index]
+    clocks = detector.warp_clocks[issued.warp.number]
     expects = issued.ins.form.sync is Sync.ARRIVE_EXPECT
     counts = (
         scalar_operand(issued.sources[1]) if len(issued.sources) > 1 and not expects else same_in_all_lanes(1)
@@ -139,7 +142,8 @@ def _mbarrier_arrive(detector: CtaStateWithTmem, issued: IssuedInstruction) -> N
             relaxed = issued.ins.has("relaxed")
             clocks.release(into, subset_of(lanes_of(members), issued.warp.exists), relaxed=relaxed)
             if relaxed:
-                detector.sync_variables.relaxed_arrive(clocks, into)
+                remote = rank_of(address) != issued.warp.rank
+                detector.sync_variables.relaxed_arrive(clocks, into, to_cluster=remote)
 
 
 def _mbarrier_use(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
@@ -159,7 +163,7 @@ def _mbarrier_wait(
     passed = issued.lanes & (results[0] != 0)
     if not passed.any():
         return
-    clocks, subset = detector.warp_clocks[issued.warp.index], subset_of(passed, issued.warp.exists)
+    clocks, subset = detector.warp_clocks[issued.warp.number], subset_of(passed, issued.warp.exists)
     event = _record(detector, issued, Access.ATOMIC)
     for address in _mbarrier_addresses(detector, issued, passed):
         barrier = detector.use_mbarrier(address, event)
@@ -182,17 +186,17 @@ def _named_barrier(
 ) -> None:
     """Release into the barrier's round and acquire from it. A round is identified by the machine's object,
     which lives while the round is open or a warp waits in it."""
-    clocks, subset = detector.warp_clocks[issued.warp.index], issued.subset
+    clocks, subset = detector.warp_clocks[issued.warp.number], issued.subset
     if isinstance(previous, BarrierWait):
         clocks.acquire(detector.barrier_clocks[previous.use], subset)
         clocks.synchronize_lanes(subset)
         return
-    opened = detector.open_rounds.pop(issued.warp.index, None)
+    opened = detector.open_rounds.pop(issued.warp.number, None)
     index = uniform_value(issued.sources[0], issued.lanes, "the barrier's number") & 0xFFFF_FFFF
     if isinstance(results, BarrierWait):
         use = results.use
     else:
-        found = opened if opened is not None else detector.cta.barriers.rounds.get(index)
+        found = opened if opened is not None else detector.cta_of(issued.warp).barriers.rounds.get(index)
         if found is None:  # the barrier waited for this warp alone
             clocks.synchronize_lanes(subset)
             return
@@ -211,20 +215,52 @@ def _check_barrier_round(
     detector: CtaStateWithTmem, issued: IssuedInstruction, index: int, use: Round
 ) -> None:
     """Check an arrival at barrier `index` in the round `use` against the arrivals of the round before."""
-    clocks = detector.warp_clocks[issued.warp.index]
+    clocks = detector.warp_clocks[issued.warp.number]
     # A warp has arrived when all of its lanes have.
     event = detector.events.record(clocks.warp, clocks.own_clock, issued.ins, Access.ATOMIC, lane=UNSURE)
-    for early in detector.barrier_arrivals.setdefault(index, Arrivals(use)).record_arrival(
-        use, event, clocks
-    ):
+    arrivals = detector.barrier_arrivals.setdefault((issued.warp.rank, index), Arrivals(use))
+    for early in arrivals.record_arrival(use, event, clocks):
         detector.findings.add_pair(ROUNDS, early, event, BARRIER, index)
 
 
 def _named_barrier_begins(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     index = uniform_value(issued.sources[0], issued.lanes, "the barrier's number") & 0xFFFF_FFFF
-    use = detector.cta.barriers.rounds.get(index)
+    use = detector.cta_of(issued.warp).barriers.rounds.get(index)
     if use is not None:
-        detector.open_rounds[issued.warp.index] = use
+        detector.open_rounds[issued.warp.number] = use
+
+
+# Barriers of the cluster
+
+
+def _cluster_arrive(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
+    """Release into the barrier's round (PTX ISA, "barrier.cluster": `.release` unless it is `.relaxed`)."""
+    clocks = detector.warp_clocks[issued.warp.number]
+    use = detector.cta_of(issued.warp).cluster_barrier.round
+    released = detector.barrier_clocks.setdefault(use, ClockSet.zero(detector.warps))
+    relaxed = issued.ins.has("relaxed")
+    clocks.release(released, issued.subset, relaxed=relaxed)
+    if relaxed:
+        detector.sync_variables.relaxed_arrive(clocks, released, to_cluster=True)
+
+
+def _cluster_wait_begins(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
+    """Keep the rounds that the lanes wait for: the machine forgets them once the wait is over."""
+    barrier = detector.cta_of(issued.warp).cluster_barrier
+    detector.cluster_waits[issued.warp.number, issued.lanes.tobytes()] = barrier.arrivals(
+        issued.warp, issued.lanes
+    )
+
+
+def _cluster_wait(
+    detector: CtaStateWithTmem, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
+) -> None:
+    """Acquire from the rounds."""
+    if isinstance(results, Wait):
+        return
+    clocks = detector.warp_clocks[issued.warp.number]
+    for use in detector.cluster_waits.pop((issued.warp.number, issued.lanes.tobytes())):
+        clocks.acquire(detector.barrier_clocks[use], issued.subset)
 
 
 # Fences
@@ -232,26 +268,29 @@ def _named_barrier_begins(detector: CtaStateWithTmem, issued: IssuedInstruction)
 
 def _fence_proxy(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     spaces = [space for space in SPACES if any(space in mod.split("::") for mod in issued.ins.mods)]
-    detector.warp_clocks[issued.warp.index].fence_proxy(spaces or SPACES, issued.subset)
+    detector.warp_clocks[issued.warp.number].fence_proxy(spaces or SPACES, issued.subset)
 
 
 def _fence(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     sc = issued.ins.op == "membar" or issued.ins.has("sc")
     detector.sync_variables.fence(
-        detector.warp_clocks[issued.warp.index], gpu_scope=has_gpu_scope(issued.ins), sc=sc
+        detector.warp_clocks[issued.warp.number],
+        gpu_scope=has_gpu_scope(issued.ins),
+        cluster_scope=has_cluster_scope(issued.ins),
+        sc=sc,
     )
 
 
 def _fence_init(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
-    detector.warp_clocks[issued.warp.index].fence_mbarrier_init(issued.subset)
+    detector.warp_clocks[issued.warp.number].fence_mbarrier_init(issued.subset)
 
 
 def _before_sync(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
-    detector.warp_clocks[issued.warp.index].tcgen05_fence_before()
+    detector.warp_clocks[issued.warp.number].tcgen05_fence_before()
 
 
 def _after_sync(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
-    detector.warp_clocks[issued.warp.index].tcgen05_fence_after()
+    detector.warp_clocks[issued.warp.number].tcgen05_fence_after()
 
 
 # Groups and waits of one thread
@@ -259,7 +298,7 @@ def _after_sync(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
 
 def _commit_group(name: str) -> Begin:
     def begin(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
-        getattr(detector.async_states[issued.warp.index], name).commit(issued.lanes)
+        getattr(detector.async_states[issued.warp.number], name).commit(issued.lanes)
 
     return begin
 
@@ -270,7 +309,7 @@ def _wait_group(name: str) -> End:
     ) -> None:
         if isinstance(results, Wait):
             return
-        groups = getattr(detector.async_states[issued.warp.index], name)
+        groups = getattr(detector.async_states[issued.warp.number], name)
         if issued.ins.form.sync is Sync.WAIT:
             known = groups.wait_all(issued.lanes)
         else:
@@ -281,7 +320,7 @@ def _wait_group(name: str) -> End:
                 else uniform_value(issued.sources[0], issued.lanes, "the number of groups")
             )
             known = groups.wait_group(issued.lanes, allowed, only_read=issued.ins.has("read"))
-        clocks = detector.warp_clocks[issued.warp.index]
+        clocks = detector.warp_clocks[issued.warp.number]
         if name == "wgmma":
             clocks.complete(known)
         else:
@@ -294,12 +333,10 @@ def _wgmma_reads(
     detector: CtaStateWithTmem, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
 ) -> None:
     """Each of the four warps of a wgmma reads the matrices in shared memory, ordered by its own clocks."""
-    product = detector.cta.warpgroups.state(issued.warp).open[-1]
-    reads: tuple[Footprint, ...] = tuple(
-        gather.footprint for gather in (product.a, product.b) if gather is not None
-    )
+    cta = detector.cta_of(issued.warp)
+    reads = matrix_reads(cta, cta.warpgroups.state(issued.warp).open[-1])
     tokens = detector.start_async(issued.warp, issued.ins, issued.lanes, reads, (), Proxy.ASYNC)
-    detector.async_states[issued.warp.index].wgmma.add(issued.lanes, tokens)
+    detector.async_states[issued.warp.number].wgmma.add(issued.lanes, tokens)
 
 
 # Tensor memory
@@ -308,18 +345,20 @@ def _wgmma_reads(
 def _tmem_access(
     detector: CtaStateWithTmem, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
 ) -> None:
-    async_state = detector.async_states[issued.warp.index]
+    async_state = detector.async_states[issued.warp.number]
     loads = issued.ins.form.until is Until.TENSOR_LOAD
     token = detector.events.new_token()
     event = detector.events.record_async(
-        issued.warp.index,
-        detector.warp_clocks[issued.warp.index].own_clock,
+        issued.warp.number,
+        detector.warp_clocks[issued.warp.number].own_clock,
         issued.ins,
         Access.READ if loads else Access.WRITE,
         Proxy.TENSOR,
         token,
     )
-    detector.tmem.record_access(cells_of(issued.warp, issued.ins, issued.lanes, issued.sources), event)
+    detector.tmem_of(event.warp).record_access(
+        cells_of(issued.warp, issued.ins, issued.lanes, issued.sources), event
+    )
     if loads:
         async_state.loads |= 1 << token
         async_state.unused[async_state.loaded] = event
@@ -329,15 +368,15 @@ def _tmem_access(
 
 
 def _wait_loads(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
-    async_state = detector.async_states[issued.warp.index]
-    detector.warp_clocks[issued.warp.index].complete(async_state.loads)
+    async_state = detector.async_states[issued.warp.number]
+    detector.warp_clocks[issued.warp.number].complete(async_state.loads)
     async_state.loads = 0
     async_state.unused.clear()
 
 
 def _wait_stores(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
-    async_state = detector.async_states[issued.warp.index]
-    detector.warp_clocks[issued.warp.index].complete(async_state.stores)
+    async_state = detector.async_states[issued.warp.number]
+    detector.warp_clocks[issued.warp.number].complete(async_state.stores)
     async_state.stores = 0
 
 
@@ -349,22 +388,24 @@ def _tmem_alloc(
     address = shared_address(uniform_value(issued.sources[0], issued.lanes, "the address"), issued.ins)
     columns = uniform_value(issued.sources[1], issued.lanes, "nCols")
     # All lanes execute tcgen05.alloc, so each may read the address next without a barrier: lane UNSURE.
-    warp = issued.warp.index
+    warp = issued.warp.number
     event = detector.events.record(
         warp, detector.warp_clocks[warp].own_clock, issued.ins, Access.WRITE, lane=UNSURE
     )
     starts = np.array([address], np.int64)
     detector.record_access("shared", cells_of_accesses(starts, 4, detector.cell_bytes["shared"]), event)
-    first = int(detector.cta.shared.view(address, 4).view(np.uint32)[0])
-    detector.tmem.record_alloc(first, columns, event)
+    first = int(detector.cta_of(issued.warp).shared.view(address, 4).view(np.uint32)[0])
+    detector.tmem_of(event.warp).record_alloc(first, columns, event)
 
 
 def _tmem_dealloc(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     address = uniform_value(issued.sources[0], issued.lanes, "the address")
     columns = uniform_value(issued.sources[1], issued.lanes, "nCols")
     first = column_of(address)
-    if detector.cta.tmem.allocations.get(first) == columns:  # the machine raises a fault for any other
-        detector.tmem.record_dealloc(first, columns, _record(detector, issued, Access.WRITE))
+    allocations = detector.cta_of(issued.warp).tmem.allocations
+    if allocations.get(first) == columns:  # the machine raises a fault for any other
+        event = _record(detector, issued, Access.WRITE)
+        detector.tmem_of(event.warp).record_dealloc(first, columns, event)
 
 
 BEGINS: dict[str, Begin] = {
@@ -386,6 +427,8 @@ BEGINS: dict[str, Begin] = {
     "cp.async.bulk.commit_group": _commit_group("bulk"),
     "wgmma.commit_group": _commit_group("wgmma"),
     **dict.fromkeys(BARRIERS, _named_barrier_begins),
+    **dict.fromkeys(opcodes(Sync.CLUSTER_ARRIVE), _cluster_arrive),
+    **dict.fromkeys(opcodes(Sync.CLUSTER_WAIT), _cluster_wait_begins),
 }
 
 ENDS: dict[str, End] = {
@@ -399,4 +442,5 @@ ENDS: dict[str, End] = {
     "tcgen05.st": _tmem_access,
     "tcgen05.alloc": _tmem_alloc,
     **dict.fromkeys(BARRIERS, _named_barrier),
+    **dict.fromkeys(opcodes(Sync.CLUSTER_WAIT), _cluster_wait),
 }

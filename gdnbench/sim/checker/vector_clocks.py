@@ -24,7 +24,7 @@ Three things differ from a CPU's threads:
     tcgen05_fenced tokens of tensor-memory operations that tcgen05.fence, .commit or .wait orders
     tensor_pipe    tokens of products and copies that later products and copies run after
     loads_used     tokens of each tcgen05.ld of which an instruction has used a register
-    remote         clocks of other CTAs, a `RemoteClocks`
+    remote         clocks of other CTAs, a `RemoteClocks`; the CTAs of a cluster share their clocks
     fence_sc       clocks at earlier fence.sc, which a later fence.sc acquires, a `RemoteClocks`
 """
 
@@ -202,7 +202,8 @@ class ClockSet:
     `tensor_pipe`: tokens of products and copies issued before such a fence. They need not be complete:
     products and copies that are issued later run after them. `loads_used`: tokens of each tcgen05.ld of which
     an instruction used a register, with or without a tcgen05.wait::ld. `remote`: clocks of other CTAs.
-    `fence_sc`: the clocks at earlier fence.sc; a later fence.sc acquires them."""
+    `fence_sc`: the clocks at earlier fence.sc; a later fence.sc acquires them. `started`: a bit for each CTA
+    of the cluster that has started."""
 
     base: VectorClock
     async_proxy: dict[str, VectorClock]
@@ -214,6 +215,7 @@ class ClockSet:
     loads_used: int = 0
     remote: RemoteClocks = field(default_factory=RemoteClocks)
     fence_sc: RemoteClocks = field(default_factory=RemoteClocks)
+    started: int = 0
 
     @classmethod
     def zero(cls, warps: int) -> ClockSet:
@@ -237,6 +239,7 @@ class ClockSet:
         self.loads_used |= other.loads_used
         self.remote.join(other.remote)
         self.fence_sc.join(other.fence_sc)
+        self.started |= other.started
 
     def join(self, other: ClockSet) -> None:
         """Join everything, tensor memory included."""
@@ -269,6 +272,7 @@ class WarpClocks:
 
     warp: int
     all_lanes: ClockSet
+    cta_warps: int = 1 << 30  # warps of each CTA of a cluster, whose warps are numbered through
     own_clock: int = 1
     released_fenced: int = 0
     released_pipe: int = 0
@@ -278,6 +282,10 @@ class WarpClocks:
     per_lane: dict[int, ClockSet] = field(default_factory=dict)
 
     # Queries
+
+    def same_cta(self, epoch: Epoch) -> bool:
+        """Whether the warp that made an access is of the same CTA, not of another one of the cluster."""
+        return epoch.warp // self.cta_warps == self.warp // self.cta_warps
 
     def ordered_after(self, epoch: Epoch, lanes: LanePairs) -> bool:
         """Whether the warp's next access is ordered after `epoch`, for all of `lanes`."""
@@ -348,15 +356,25 @@ class WarpClocks:
 
     def release(self, into: ClockSet, subset: LaneSubset = None, *, relaxed: bool = False) -> None:
         """Join the clocks of these lanes into a synchronisation object's, then raise the warp's own clock. A
-        `relaxed` release orders no memory. It still passes on `waits`: the warp's own waits precede its
-        arrival in program order."""
+        `relaxed` release orders no memory. It still passes on `waits`, since the warp's own waits precede its
+        arrival in program order, which CTAs have started, and what a fence.mbarrier_init has released (PTX
+        ISA, "membar, fence")."""
         if relaxed:
             into.waits.advance(self.warp, None, self.all_lanes.waits.by_warp[self.warp])
+            into.started |= self.all_lanes.started
+            self._release_inits(into, subset)
         else:
             self._release_into(into, subset, self.own_clock)
         into.tcgen05_fenced |= self.released_fenced
         into.tensor_pipe |= self.released_pipe
         self.tick()
+
+    def _release_inits(self, into: ClockSet, subset: LaneSubset) -> None:
+        into.mbarrier_inits.join(self.all_lanes.mbarrier_inits)
+        for lane, of_lane in self.per_lane.items():
+            if subset is None or lane in subset:
+                into.mbarrier_inits.join(of_lane.mbarrier_inits)
+        into.mbarrier_inits.advance(self.warp, subset, self.own.mbarrier_inits)
 
     def acquire(self, released: ClockSet, subset: LaneSubset = None, *, relaxed: bool = False) -> None:
         """Join a synchronisation object's clocks into those of these lanes. A `relaxed` acquire joins only

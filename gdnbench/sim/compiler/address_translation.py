@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from gdnbench.sim.compiler.layout import load_field
 from gdnbench.sim.machine.engine_interface import (
+    CLUSTER_STRIDE,
     LOCAL_WINDOW,
     PARAM_WINDOW,
     SHARED_BASE,
@@ -53,6 +54,78 @@ def _locate_window(name: str, low: int, end_field: str, pointer_field: str, per_
         + "  %near = add <32 x i64> %address, %base\n"
         + stride
         + "  store <32 x i64> %host, ptr %out, align 64\n"
+        "  ret i32 %bad\n}\n"
+    )
+
+
+def _locate_own() -> str:
+    """The CTA's own shared memory in a cluster: bounds [shared_first, shared_end), host address = pointer +
+    address, since the CTAs of a cluster have one array."""
+    return (
+        "define internal i32 @locate_shared(ptr %state, i32 %mask, <32 x i64> %address, i64 %width, "
+        "ptr %out) #0 {\n"
+        + load_field("end", "shared_end", "i64", 8)
+        + load_field("first", "shared_first", "i64", 8)
+        + load_field("pointer", "shared", "i64", 8)
+        + "  %size = sub i64 %end, %first\n"
+        "  %room.0 = add i64 %size, 1\n"
+        "  %room.1 = call i64 @llvm.usub.sat.i64(i64 %room.0, i64 %width)\n"
+        + _splat("room", "%room.1")
+        + _splat("firsts", "%first")
+        + "  %from = sub <32 x i64> %address, %firsts\n"
+        "  %outside = icmp uge <32 x i64> %from, %room\n"
+        + _check_alignment()
+        + _splat("base", "%pointer")
+        + "  %host = add <32 x i64> %address, %base\n"
+        "  store <32 x i64> %host, ptr %out, align 64\n"
+        "  ret i32 %bad\n}\n"
+    )
+
+
+def _check_alignment() -> str:
+    """`%bad`: the active lanes that are `%outside` or misaligned."""
+    return (
+        "  %low.bits = add i64 %width, -1\n"
+        + _splat("lows", "%low.bits")
+        + "  %rest = and <32 x i64> %address, %lows\n"
+        "  %crooked = icmp ne <32 x i64> %rest, zeroinitializer\n"
+        "  %bad.lanes = or <32 x i1> %outside, %crooked\n"
+        "  %bad.all = bitcast <32 x i1> %bad.lanes to i32\n"
+        "  %bad = and i32 %bad.all, %mask\n"
+    )
+
+
+def _locate_cluster() -> str:
+    """The shared memory of any CTA of the cluster that has not exited. All CTAs have equally much."""
+    shift = CLUSTER_STRIDE.bit_length() - 1
+    return (
+        "define internal i32 @locate_cluster(ptr %state, i32 %mask, <32 x i64> %address, i64 %width, "
+        "ptr %out) #0 {\n"
+        + load_field("end", "shared_end", "i64", 8)
+        + load_field("first", "shared_first", "i64", 8)
+        + load_field("pointer", "shared", "i64", 8)
+        + load_field("alive", "alive", "ptr", 8)
+        + "  %bits = load i64, ptr %alive, align 8\n"
+        "  %size = sub i64 %end, %first\n"
+        "  %room.0 = add i64 %size, 1\n"
+        "  %room.1 = call i64 @llvm.usub.sat.i64(i64 %room.0, i64 %width)\n"
+        + _splat("room", "%room.1")
+        + f"  %offset = and <32 x i64> %address, splat (i64 {CLUSTER_STRIDE - 1})\n"
+        f"  %from = add <32 x i64> %offset, splat (i64 {-SHARED_BASE})\n"
+        "  %far = icmp uge <32 x i64> %from, %room\n"
+        f"  %rank = lshr <32 x i64> %address, splat (i64 {shift})\n"
+        "  %beyond = icmp uge <32 x i64> %rank, splat (i64 64)\n"
+        "  %rank.1 = and <32 x i64> %rank, splat (i64 63)\n"
+        + _splat("each", "%bits")
+        + "  %moved = lshr <32 x i64> %each, %rank.1\n"
+        "  %there = trunc <32 x i64> %moved to <32 x i1>\n"
+        "  %gone = xor <32 x i1> %there, splat (i1 true)\n"
+        "  %outside.1 = or <32 x i1> %far, %beyond\n"
+        "  %outside = or <32 x i1> %outside.1, %gone\n"
+        + _check_alignment()
+        + _splat("base", "%pointer")
+        + "  %host = add <32 x i64> %address, %base\n"
+        "  store <32 x i64> %host, ptr %out, align 64\n"
         "  ret i32 %bad\n}\n"
     )
 
@@ -165,8 +238,9 @@ done:
     )
 
 
-def _locate_generic() -> str:
-    """Generic addresses: the lanes of each window are located in its memory."""
+def _locate_generic(shared: str) -> str:
+    """Generic addresses: the lanes of each window are located in its memory, those of the shared window by
+    the function `shared`."""
     shift = WINDOW_SIZE.bit_length() - 1
     text = (
         "define internal i32 @locate_generic(ptr %state, i32 %mask, <32 x i64> %address, i64 %width, ptr "
@@ -192,6 +266,7 @@ def _locate_generic() -> str:
         "  br i1 %windowed, label %try.shared, label %plain\n"
         "plain:\n  ret i32 %bad.global\n"
     )
+    functions = {name: f"locate_{name}" for name, _ in windows} | {"shared": shared}
     previous, bad = "entry", "%bad.global"
     names = [name for name, _ in windows]
     for position, (name, base) in enumerate(windows):
@@ -209,7 +284,7 @@ def _locate_generic() -> str:
             f"  br i1 %some.{name}, label %in.{name}, label %{following}\n"
             f"in.{name}:\n"
             f"  %local.{name} = sub <32 x i64> %address, splat (i64 {base})\n"
-            f"  %bad.{name} = call i32 @locate_{name}(ptr %state, i32 %mask.{name}, "
+            f"  %bad.{name} = call i32 @{functions[name]}(ptr %state, i32 %mask.{name}, "
             f"<32 x i64> %local.{name}, i64 %width, ptr %part)\n"
             f"  %new.{name} = load <32 x i64>, ptr %part, align 64\n"
             f"  %old.{name} = load <32 x i64>, ptr %out, align 64\n"
@@ -225,13 +300,20 @@ def _locate_generic() -> str:
     )
 
 
-def locators() -> tuple[str, ...]:
-    """The texts of `locate_shared`, `_param`, `_local`, `_global` and `_generic`, and of `search`."""
+def locators(*, clustered: bool = False) -> tuple[str, ...]:
+    """The texts of `locate_shared`, `_param`, `_local`, `_global` and `_generic`, of `search`, and in a
+    launch with clusters of `locate_cluster`."""
+    shared = (_locate_own(), _locate_cluster()) if clustered else (_locate_alone(),)
     return (
-        _locate_window("shared", SHARED_BASE, "shared_end", "shared", False),
+        *shared,
         _locate_window("param", 0, "param_size", "param", False),
         _locate_window("local", 0, "local_size", "local", True),
         _locate_global(),
         _search(),
-        _locate_generic(),
+        _locate_generic("locate_cluster" if clustered else "locate_shared"),
     )
+
+
+def _locate_alone() -> str:
+    """The shared memory of a CTA without a cluster."""
+    return _locate_window("shared", SHARED_BASE, "shared_end", "shared", False)

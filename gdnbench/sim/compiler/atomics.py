@@ -7,7 +7,7 @@ from gdnbench.sim.compiler.access_log import log_access
 from gdnbench.sim.compiler.emit import I64, Code, Library, Value, bits_of, const, lanes_of
 from gdnbench.sim.compiler.floating import extremum
 from gdnbench.sim.compiler.formats import canonical, encode, flush32, to_f32
-from gdnbench.sim.compiler.memory import count_access, locate, space_of, zero_elsewhere
+from gdnbench.sim.compiler.memory import count_access, locate, space_in, zero_elsewhere
 from gdnbench.sim.compiler.translator import Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.engine_interface import SHARED_WINDOW, WINDOW_SIZE
@@ -116,7 +116,7 @@ def _define(full: str, library: Library, name: str, kind: str) -> str:
 def atomic(t: Translator, ins: Instruction) -> None:
     """Vectors are updated one element after another."""
     name = ins.choice(*_NAMES)
-    space = space_of(ins)
+    space = space_in(t, ins)
     code, kind = t.code, ins.types[0]
     bits = width_of(kind)
     size = bits // 8
@@ -152,7 +152,7 @@ def atomic(t: Translator, ins: Instruction) -> None:
 def _shared_lanes(t: Translator, space: str, address: Value) -> Value:
     """The lanes whose address is in shared memory."""
     if space != "generic":
-        return const("i32", -1 if space == "shared" else 0)
+        return const("i32", -1 if space in ("shared", "cluster") else 0)
     shift = WINDOW_SIZE.bit_length() - 1
     window = t.code.opi("lshr", t.code.resize(address, I64), shift)
     return t.code.mask_bits(t.code.comparei("icmp eq", window, SHARED_WINDOW >> shift))

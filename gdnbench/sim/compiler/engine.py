@@ -53,7 +53,14 @@ SERVICE = int(Status.SERVICE)
 def prepare(module: Module, kernel: Kernel, config: MachineConfig) -> CompiledEngine:
     """Compile a kernel or load it from the cache."""
     return CompiledEngine(
-        kernels.compile_kernel(module, kernel, logged=config.check, keep_going=config.keep_going), config
+        kernels.compile_kernel(
+            module,
+            kernel,
+            logged=config.check,
+            keep_going=config.keep_going,
+            clustered=config.clustered,
+        ),
+        config,
     )
 
 
@@ -67,7 +74,7 @@ class CompiledEngine:
         self.optimise_at = math.inf if native.optimiser is None else native.optimiser.first_look()
         self._replaced: list[Loaded] = []  # other threads may still run the old code
         blocks = native.blocks
-        maker = ServiceMaker(native.kernel, native.layout, native.symbols)
+        maker = ServiceMaker(native.kernel, native.layout, native.symbols, clustered=config.clustered)
         instructions = native.kernel.instructions
         self.services: dict[int, Service] = {
             block.index: maker.make(instructions[block.start]) for block in blocks.blocks if block.service
@@ -164,7 +171,8 @@ class CompiledWarp:
         shared, local = cta.shared, cta.local[self.warp.index]
         param = np.frombuffer(cta.param + bytes(ALIGN), np.uint8)
         bases, ends = cta.memory.bases, cta.memory.ends
-        self._keep = [param, bases, ends, shared.bytes, local.bytes]
+        alive = np.ones(1, np.uint64) if cta.cluster is None else cta.cluster.arrays.alive
+        self._keep = [param, bases, ends, shared.bytes, local.bytes, alive]
         for name, value in {
             "shared": shared.bytes.ctypes.data,
             "shared_end": shared.end,
@@ -178,6 +186,8 @@ class CompiledWarp:
             "counts": self.counts.ctypes.data,
             "phases": shared.phase.ctypes.data,
             "traffic": self.traffic.ctypes.data,
+            "shared_first": shared.first,
+            "alive": alive.ctypes.data,
         }.items():
             self._long(name, value)
         for name, address in cta.memory.symbols.items():
@@ -200,6 +210,16 @@ class CompiledWarp:
     def _scalars(self) -> tuple[int, ...]:
         """The values of `layout.SCALARS`."""
         cta, sizes = self.cta, self.cta.launch
+        cluster = cta.cluster
+        of_cluster = (
+            (*cta.ctaid, *cta.grid, 0, 0, 0, 1, 1, 1, 0, 1, 0)
+            if cluster is None
+            else (
+                *(*cluster.place.position, *cluster.place.clusters),
+                *(*cluster.position(cta.rank), *cluster.place.shape),
+                *(cta.rank, cluster.size, 1),
+            )
+        )
         return (
             *cta.block,
             *cta.ctaid,
@@ -210,6 +230,7 @@ class CompiledWarp:
             cta.config.multiprocessors,
             sizes.dynamic_shared,
             sizes.shared_size,
+            *of_cluster,
         )
 
     @property

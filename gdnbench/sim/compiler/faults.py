@@ -24,7 +24,12 @@ from gdnbench.sim.ptx.forms import Access
 from gdnbench.sim.ptx.ir import Instruction
 from gdnbench.sim.ptx.literals import width_of
 
-_SPACES = {FaultCode.SHARED: "shared", FaultCode.LOCAL: "local", FaultCode.PARAM: "param"}
+_SPACES = {
+    FaultCode.SHARED: "shared",
+    FaultCode.CLUSTER: "cluster",
+    FaultCode.LOCAL: "local",
+    FaultCode.PARAM: "param",
+}
 
 
 def fault(warp: CompiledWarp) -> KernelFault:
@@ -100,9 +105,12 @@ def _repeat(warp: CompiledWarp, code: FaultCode, ins: Instruction, addresses: Va
     width = access_width(ins)
     space = _SPACES.get(code, space_of(ins))
     # A generic address says itself where it lies; one of .global means global memory wherever it lies.
-    parts = resolve_lanes(addresses, lanes) if space == "generic" else [(space, lanes, addresses)]
+    generic = space == "generic"
+    parts = resolve_lanes(addresses, lanes) if generic else [(space, lanes, addresses)]
     for space, here, where in parts:
-        if space == "shared":
+        if space == "cluster" or (generic and space == "shared"):
+            warp.cta.cluster_shared.load(where, here, width)
+        elif space == "shared":
             warp.cta.shared.load(where, here, width)
         elif space == "local":
             warp.cta.local[warp.warp.index].load(where, here, width)

@@ -201,7 +201,7 @@ def _complete(record: dict[str, Any]) -> bool:
     return kinds == {"seen": list, "moved": list, "skips": list, "bytes": int}
 
 
-def _plan(kernel: Kernel, logged: bool, keep_going: bool) -> tuple[Program, Shadows | None]:
+def _plan(kernel: Kernel, logged: bool, keep_going: bool, clustered: bool) -> tuple[Program, Shadows | None]:
     """What is decided of a kernel before it is translated."""
     blocks = find_blocks(kernel)
     layout = plan_layout(kernel, blocks, logged=logged)
@@ -209,19 +209,26 @@ def _plan(kernel: Kernel, logged: bool, keep_going: bool) -> tuple[Program, Shad
     shadows = None
     if planned is not None:
         shadows, blocks = planned
-    return Program(kernel, blocks, layout, runtime.new_library(), shadows, keep_going), shadows
+    library = runtime.new_library(clustered=clustered)
+    return Program(kernel, blocks, layout, library, shadows, keep_going, clustered), shadows
 
 
 def compile_kernel(
-    module: Module, kernel: Kernel, *, logged: bool = False, keep_going: bool = False
+    module: Module,
+    kernel: Kernel,
+    *,
+    logged: bool = False,
+    keep_going: bool = False,
+    clustered: bool = False,
 ) -> NativeKernel:
     """Compile a kernel, or load it from the cache. With `logged` the code writes the log of its accesses
     (`access_log`) and of uses of registers without a value (`shadow_registers`). With `keep_going` it goes on
-    after accesses out of bounds."""
+    after accesses out of bounds. `clustered`: for launches with clusters of several CTAs."""
     if not kernel.instructions:
         raise UnsupportedError(f"kernel {kernel.name} without instructions")
-    program, shadows = _plan(kernel, logged, keep_going)
-    key = (module.text, kernel.name, *["logged"] * logged, *["keep going"] * keep_going)
+    program, shadows = _plan(kernel, logged, keep_going, clustered)
+    options = (*["logged"] * logged, *["keep going"] * keep_going, *["clustered"] * clustered)
+    key = (module.text, kernel.name, *options)
     better, name = native.cache_key(*key, Level.OPTIMISED.name), native.cache_key(*key, Level.BASELINE.name)
     optimiser = None
     found = native.read_cached(better)
@@ -233,7 +240,7 @@ def compile_kernel(
 
         def translate_again() -> list[str]:
             # As one module: where a launch runs, the other cores are busy.
-            return [_whole_module(_plan(kernel, logged, keep_going)[0])]
+            return [_whole_module(_plan(kernel, logged, keep_going, clustered)[0])]
 
         optimiser = Optimiser(better, found, found.record["bytes"], translate_again)
     layout = program.layout
@@ -256,7 +263,7 @@ def _compile_baseline(program: Program) -> native.Compiled:
     table, processes = _translations(program.kernel), processors()
     groups = _groups(program.blocks, processes)
     parts = native.in_processes(lambda group: _make_part(program, table, group), groups, processes)
-    found, library = Found(), runtime.new_library()
+    found, library = Found(), runtime.new_library(clustered=program.clustered)
     for part in parts:
         found.add(part.found)
     library.called.add(ENTRY)

@@ -51,11 +51,17 @@ _HEADER = {
     "counts": 8,  # pointer to i64[blocks, 2]: executions, and the sum of their active lanes
     "phases": 8,  # pointer to i64: completed phases of each mbarrier
     "traffic": 8,  # pointer to i64: bytes by counter
+    "shared_first": 8,  # the first shared address of the CTA
+    "alive": 8,  # pointer to i64: a bit for each CTA of the cluster that has not exited
 }
 
 SCALARS = (
     *("ntid.x", "ntid.y", "ntid.z", "ctaid.x", "ctaid.y", "ctaid.z", "nctaid.x", "nctaid.y", "nctaid.z"),
     *("warpid", "nwarpid", "smid", "nsmid", "dynamic_smem_size", "total_smem_size"),
+    *("clusterid.x", "clusterid.y", "clusterid.z", "nclusterid.x", "nclusterid.y", "nclusterid.z"),
+    *("cluster_ctaid.x", "cluster_ctaid.y", "cluster_ctaid.z"),
+    *("cluster_nctaid.x", "cluster_nctaid.y", "cluster_nctaid.z"),
+    *("cluster_ctarank", "cluster_nctarank", "is_explicit_cluster"),
 )
 
 

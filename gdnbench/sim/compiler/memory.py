@@ -7,7 +7,7 @@ from gdnbench.sim.compiler.access_log import log_access
 from gdnbench.sim.compiler.emit import I1, I32, I64, Code, Library, Value, const, lanes_of
 from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.machine.engine_interface import WINDOW_SIZE, WINDOWS
+from gdnbench.sim.machine.engine_interface import CLUSTER_STRIDE, SHARED_BASE, WINDOW_SIZE, WINDOWS
 from gdnbench.sim.ptx.forms import Access
 from gdnbench.sim.ptx.ir import Address, Instruction, Operand, Sink, Symbol, Vector
 from gdnbench.sim.ptx.literals import width_of
@@ -15,7 +15,7 @@ from gdnbench.sim.ptx.literals import width_of
 SPACES = {
     "shared": "shared",
     "shared::cta": "shared",
-    "shared::cluster": "shared",
+    "shared::cluster": "cluster",
     "global": "global",
     "local": "local",
     "param": "param",
@@ -25,6 +25,7 @@ SPACES = {
 
 FAULTS = {
     "shared": FaultCode.SHARED,
+    "cluster": FaultCode.CLUSTER,
     "global": FaultCode.GLOBAL,
     "local": FaultCode.LOCAL,
     "param": FaultCode.PARAM,
@@ -35,6 +36,13 @@ FAULTS = {
 def space_of(ins: Instruction) -> str:
     """The instruction's state space; generic if it names none."""
     return SPACES.get(ins.choice(*SPACES), "generic")
+
+
+def space_in(t: Translator, ins: Instruction) -> str:
+    """The same in the launch that is compiled for: without clusters shared::cluster is the CTA's own window
+    (PTX ISA 5.1.8)."""
+    space = space_of(ins)
+    return "shared" if space == "cluster" and not t.program.clustered else space
 
 
 def locate(t: Translator, ins: Instruction, space: str, address: Value, width: int, access: int = 0) -> Value:
@@ -173,7 +181,7 @@ def count_access(t: Translator, space: str, address: Value | None, size: int, *,
         return f"{name} to registers" if load else f"registers to {name}"
 
     if space != "generic":
-        t.count_traffic(path(space), size)
+        t.count_traffic(path("shared" if space == "cluster" else space), size)
         return
     assert address is not None
     code = t.code
@@ -200,7 +208,7 @@ def _shape(ins: Instruction) -> tuple[int, int, int]:
 def load(t: Translator, ins: Instruction) -> None:
     """`ld`: zero- or sign-extended into a wider register (PTX ISA, "ld")."""
     size, count, width = _shape(ins)
-    space = space_of(ins)
+    space = space_in(t, ins)
     dests = _elements(ins.dests[0])
     if len(dests) != count:
         raise UnsupportedError(f"{ins.name} of {len(dests)} registers")
@@ -250,7 +258,7 @@ def _load_param(t: Translator, offset: int, size: int, count: int) -> list[Value
 def store(t: Translator, ins: Instruction) -> None:
     """`st`: stores the low bits of a wider register."""
     size, count, width = _shape(ins)
-    space = space_of(ins)
+    space = space_in(t, ins)
     target, source = ins.sources[0], ins.sources[1]
     if space == "param":
         raise UnsupportedError(ins.name)
@@ -271,7 +279,8 @@ def store(t: Translator, ins: Instruction) -> None:
 
 def cvta(t: Translator, ins: Instruction) -> None:
     """Converts between a state space's addresses and generic ones: adds or subtracts the window's base."""
-    base = WINDOWS["const" if ins.has("const") else space_of(ins)]
+    space = "const" if ins.has("const") else space_of(ins)
+    base = WINDOWS["shared" if space == "cluster" else space]
     value = t.read(ins.sources[0], 64)
     if base:
         value = t.code.opi("sub" if ins.has("to") else "add", value, base)
@@ -290,6 +299,13 @@ def isspacep(t: Translator, ins: Instruction) -> None:
         return code.comparei("icmp eq", window, WINDOWS[space] >> shift)
 
     space = space_of(ins)
+    if space == "shared" and t.program.clustered:  # of this CTA
+        first = code.load("i64", t.header("shared_first"), 8)
+        start = code.splat(code.opi("add", first, WINDOWS["shared"] - SHARED_BASE))
+        offset = code.op("sub", t.read(ins.sources[0], 64), start)
+        t.write(ins.dests[0], code.comparei("icmp ult", offset, CLUSTER_STRIDE))
+        return
+    space = "shared" if space == "cluster" else space
     if space == "global":
         some = code.op("or", code.op("or", inside("shared"), inside("local")), inside("param"))
         t.write(ins.dests[0], code.not_(some))
@@ -297,4 +313,31 @@ def isspacep(t: Translator, ins: Instruction) -> None:
         t.write(ins.dests[0], inside(space))
 
 
-TABLE: dict[str, Translate] = {"ld": load, "ldu": load, "st": store, "cvta": cvta, "isspacep": isspacep}
+_RANK_SHIFT = CLUSTER_STRIDE.bit_length() - 1
+_RANK_BITS = 0xFF << _RANK_SHIFT
+
+
+def mapa(t: Translator, ins: Instruction) -> None:
+    """The address in another CTA of the cluster: the rank replaces that of the address."""
+    code, bits = t.code, width_of(ins.types[0])
+    address, rank = t.read(ins.sources[0], bits), t.read(ins.sources[1], 32)
+    kept = code.opi("and", address, ~_RANK_BITS)
+    moved = code.opi("and", code.opi("shl", code.resize(rank, kept.type), _RANK_SHIFT), _RANK_BITS)
+    t.write(ins.dests[0], code.op("or", kept, moved))
+
+
+def getctarank(t: Translator, ins: Instruction) -> None:
+    code, bits = t.code, width_of(ins.types[0])
+    address = code.opi("lshr", t.read(ins.sources[0], bits), _RANK_SHIFT)
+    t.write(ins.dests[0], code.resize(code.opi("and", address, _RANK_BITS >> _RANK_SHIFT), I32))
+
+
+TABLE: dict[str, Translate] = {
+    "ld": load,
+    "ldu": load,
+    "st": store,
+    "cvta": cvta,
+    "isspacep": isspacep,
+    "mapa": mapa,
+    "getctarank": getctarank,
+}

@@ -12,7 +12,6 @@ from gdnbench.sim.compiler.emit import I1, I32, I64, Code, Library, Value, const
 from gdnbench.sim.compiler.layout import HEADER
 from gdnbench.sim.compiler.translator import Translator
 from gdnbench.sim.machine import fences, mbarrier
-from gdnbench.sim.machine.engine_interface import SHARED_BASE
 from gdnbench.sim.ptx.forms import Sync
 from gdnbench.sim.ptx.ir import Instruction, Register
 
@@ -116,9 +115,10 @@ def _barrier(code: Code, other_operand: Value) -> tuple[Value, Value, Value]:
     end = code.load("i64", code.offset(_STATE, HEADER["shared_end"]), 8)
     last = code.opi("add", end, -mbarrier.BYTES)
     legal = code.comparei("icmp eq", code.opi("and", address, mbarrier.BYTES - 1), 0)
+    first_address = code.load("i64", code.offset(_STATE, HEADER["shared_first"]), 8)
     for condition in (
         code.comparei("icmp eq", differing, 0),
-        code.comparei("icmp uge", address, SHARED_BASE),
+        code.compare("icmp uge", address, first_address),
         code.compare("icmp ule", address, last),
     ):
         legal = code.op("and", legal, condition)

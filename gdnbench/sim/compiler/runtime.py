@@ -24,14 +24,14 @@ DECLARATIONS = {
 
 
 @cache
-def _functions() -> dict[str, Helper]:
+def _functions(clustered: bool) -> dict[str, Helper]:
     texts = (
         count_bytes(),
         record_fault(),
         record_skip(),
         exit_early(),
         run_partly(),
-        *locators(),
+        *locators(clustered=clustered),
         dispatcher(),
     )
     return {_DEFINED(one)[0]: Helper(one, _declarations(one), frozenset(_CALLED(one))) for one in texts}
@@ -42,9 +42,9 @@ def _declarations(text: str) -> dict[str, str]:
     return {name: declared for name, declared in {**DECLARATIONS, **TABLES}.items() if name in named}
 
 
-def new_library() -> Library:
-    """A library with the functions of the runtime."""
-    return Library(helpers=dict(_functions()))
+def new_library(*, clustered: bool = False) -> Library:
+    """A library with the functions of the runtime, for launches with clusters or without."""
+    return Library(helpers=dict(_functions(clustered)))
 
 
 _DEFINED = re.compile(r"^define (?:internal )?\w+ @(\w+)\(", re.MULTILINE).findall

@@ -135,12 +135,15 @@ class Service:
 
 class ServiceMaker:
     """Makes the services of one kernel. `symbols` maps module variables to the state offsets of their
-    addresses."""
+    addresses. `clustered`: shared variables have other addresses in each CTA of a cluster."""
 
-    def __init__(self, kernel: Kernel, layout: Layout, symbols: dict[str, int]) -> None:
+    def __init__(
+        self, kernel: Kernel, layout: Layout, symbols: dict[str, int], *, clustered: bool = False
+    ) -> None:
         self.kernel = kernel
         self.layout = layout
         self.symbols = symbols
+        self.clustered = clustered
 
     def make(self, ins: Instruction) -> Service:
         written = tuple(
@@ -208,7 +211,11 @@ class ServiceMaker:
             return address
         offset = variable.offset
         if variable.space == "shared":
-            offset = SHARED_BASE + self.kernel.shared_offset(variable)
+            offset = self.kernel.shared_offset(variable)
+            if self.clustered:
+                at, more = HEADER["shared_first"], np.uint64(offset + symbol.offset & 0xFFFF_FFFF_FFFF_FFFF)
+                return lambda state: np.full(LANES, state[at : at + 8].view(np.uint64)[0] + more, np.uint64)
+            offset += SHARED_BASE
         return _constant(offset + symbol.offset)
 
     def _address(self, ins: Instruction, address: Address) -> Read:

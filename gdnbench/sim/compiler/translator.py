@@ -75,6 +75,7 @@ class FaultCode(IntEnum):
     COLLECTIVE = 6
     MATRIX = 7  # a matrix row outside of shared memory
     BRANCH = 8  # an index beyond a table of branch targets
+    CLUSTER = 9  # an access by shared::cluster
 
 
 END = 0x7FFFFFFF  # the block of an exited lane; larger than any index
@@ -157,6 +158,7 @@ class Program:
     library: Library
     shadows: ShadowCode | None = None
     keep_going: bool = False
+    clustered: bool = False  # for launches with clusters of several CTAs
     symbol_slots: dict[str, int] = field(default_factory=dict)
     _sites: dict[int, int] = field(default_factory=dict)  # by pc
     _records: dict[int, int] = field(default_factory=dict)  # by pc
@@ -448,14 +450,10 @@ class Translator:
             return LANE_IDS
         if name in _LANEMASKS:
             return _lanemask(code, name)
-        if name in ("clusterid.x", "clusterid.y", "clusterid.z"):
-            return self.special("ctaid" + name[-2:])
-        if name in ("nclusterid.x", "nclusterid.y", "nclusterid.z"):
-            return self.special("nctaid" + name[-2:])
-        if name.startswith("cluster_ctaid.") or name in ("cluster_ctarank", "gridid", "is_explicit_cluster"):
+        if name == "gridid":
             return const(I32, 0)
-        if name.startswith("cluster_nctaid.") or name == "cluster_nctarank":
-            return const(I32, 1)
+        if not self.program.clustered and (alone := self._of_one_cta(name)) is not None:
+            return alone
         if name in ("clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo", "globaltimer_hi"):
             return self._clock(name)
         if name == "aggr_smem_size":
@@ -463,6 +461,18 @@ class Translator:
         if name not in HEADER:
             raise UnsupportedError(f"special register %{name}")
         return code.splat(code.load("i32", self.header(name), 4))
+
+    def _of_one_cta(self, name: str) -> Value | None:
+        """A special register of clusters where every CTA is a cluster of its own; None for any other."""
+        if name in ("clusterid.x", "clusterid.y", "clusterid.z"):
+            return self.special("ctaid" + name[-2:])
+        if name in ("nclusterid.x", "nclusterid.y", "nclusterid.z"):
+            return self.special("nctaid" + name[-2:])
+        if name.startswith("cluster_ctaid.") or name in ("cluster_ctarank", "is_explicit_cluster"):
+            return const(I32, 0)
+        if name.startswith("cluster_nctaid.") or name == "cluster_nctarank":
+            return const(I32, 1)
+        return None
 
     def _clock(self, name: str) -> Value:
         """The clock is the number of instructions that the warp has executed."""
@@ -482,7 +492,11 @@ class Translator:
             return self.code.opi("add", self.code.splat(address), symbol.offset)
         offset = variable.offset
         if variable.space == "shared":
-            offset = SHARED_BASE + self.program.kernel.shared_offset(variable)
+            offset = self.program.kernel.shared_offset(variable)
+            if self.program.clustered:
+                first = self.code.splat(self.code.load("i64", self.header("shared_first"), 8))
+                return self.code.opi("add", first, offset + symbol.offset)
+            offset += SHARED_BASE
         return const(I64, offset + symbol.offset)
 
     def address(self, ins: Instruction, operand: Operand, *, wide: bool = True) -> Value:

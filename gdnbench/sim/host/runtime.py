@@ -52,7 +52,7 @@ REFUSED = (
 
 ATTRIBUTE_BYTES = 72  # a cudaLaunchAttribute: number, padding, 64 bytes of value
 ATTRIBUTE_VALUE = 8
-COOPERATIVE, CLUSTER_DIMENSION = 2, 4
+COOPERATIVE, CLUSTER_DIMENSION, PREFERRED_CLUSTER_DIMENSION = 2, 4, 11
 # cudaLaunchAttributeID values that change when or where a grid runs, not what it computes: none, access
 # policy window, synchronisation policy, cluster scheduling policy, programmatic stream serialisation,
 # priority, memory synchronisation domain map and domain, preferred shared memory carveout.
@@ -210,7 +210,7 @@ class Runtime:
         config = LaunchConfig.from_address(config_address)
         found = self._kernels[kernel - 1]
         try:
-            cluster = launch_cluster(config)
+            cluster, preferred = launch_clusters(config)
             sizes = self.param_sizes(found.name)
         except SimError as error:
             return self._fail(error)
@@ -226,6 +226,7 @@ class Runtime:
                 params=tuple(ctypes.string_at(slot, size) for slot, size in zip(slots, sizes, strict=True)),
                 registers=found.cubin.registers(found.name),
                 stream=config.stream or 0,
+                preferred_cluster=preferred,
             )
         )
         return SUCCESS
@@ -304,19 +305,21 @@ def _dim3(values: Sequence[int]) -> Dim3:
     return values[0], values[1], values[2]
 
 
-def launch_cluster(config: LaunchConfig) -> Dim3:
-    """The cluster's shape, 1 CTA by default. Refuses attributes that would change a result. CUlaunchConfig
-    has its attributes where cudaLaunchConfig_t has them."""
-    cluster = (1, 1, 1)
+def launch_clusters(config: LaunchConfig) -> tuple[Dim3, Dim3 | None]:
+    """The clusters' shape, 1 CTA by default, and the preferred shape, if one is given. Refuses attributes
+    that would change a result. CUlaunchConfig has its attributes where cudaLaunchConfig_t has them."""
+    cluster, preferred = (1, 1, 1), None
     for index in range(config.attribute_count):
         at = config.attributes + index * ATTRIBUTE_BYTES
         number = ctypes.c_int32.from_address(at).value
         value = (ctypes.c_uint32 * 3).from_address(at + ATTRIBUTE_VALUE)
         if number == CLUSTER_DIMENSION:
             cluster = (value[0], value[1], value[2])
+        elif number == PREFERRED_CLUSTER_DIMENSION:
+            preferred = (value[0], value[1], value[2])
         elif number == COOPERATIVE:
             if value[0]:
                 raise UnsupportedError("a cooperative launch")
         elif number not in HARMLESS:
             raise UnsupportedError(f"launch attribute {number}")
-    return cluster
+    return cluster, preferred

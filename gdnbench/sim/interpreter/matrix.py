@@ -33,7 +33,7 @@ _ROW_BYTES = 16  # eight halves
 def _shared_rows(thread: Thread, space: str, addresses: Values, lanes: Lanes) -> Values:
     """The rows' addresses in shared memory."""
     for name, here, local in places(space, addresses, lanes):
-        if name != "shared":
+        if not name.startswith("shared"):
             raise KernelFault(FaultKind.OUT_OF_BOUNDS, f"a matrix row in {name} memory, not in shared memory")
         if here is lanes or (here == lanes).all():
             return local

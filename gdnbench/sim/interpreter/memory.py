@@ -37,8 +37,7 @@ SPACES = {
     "const": "global",
     "shared": "shared",
     "shared::cta": "shared",
-    # Without a cluster its window is that of the CTA (PTX ISA 5.1.8).
-    "shared::cluster": "shared",
+    "shared::cluster": "shared::cluster",
     "local": "local",
     "param": "param",
     "param::entry": "param",
@@ -50,6 +49,8 @@ def memory_of(thread: Thread, space: str) -> Memory:
     cta = thread.cta
     if space == "shared":
         return cta.shared
+    if space == "shared::cluster":
+        return cta.cluster_shared
     if space == "local":
         return cta.local[thread.warp.index]
     if space == "param":
@@ -63,17 +64,20 @@ def space_of(ins: Instruction) -> str:
 
 
 def places(space: str, addresses: Values, lanes: Lanes) -> Iterator[tuple[str, Lanes, Values]]:
-    """(state space, lanes, addresses in it): one for a named space, several for generic addresses."""
+    """(state space, lanes, addresses in it): one for a named space, several for generic addresses. The shared
+    window of generic addresses is that of the whole cluster."""
     if space:
         yield space, lanes, addresses
-    else:
-        yield from resolve_lanes(addresses, lanes)
+        return
+    for name, here, local in resolve_lanes(addresses, lanes):
+        yield "shared::cluster" if name == "shared" else name, here, local
 
 
 def count(thread: Thread, space: str, lanes: Lanes, width: int, *, load: bool) -> None:
     """Add to the traffic of a profiled launch."""
     cta = thread.cta
     if cta.config.profile:
+        space = "shared" if space == "shared::cluster" else space
         path = f"{space} to registers" if load else f"registers to {space}"
         cta.counters.traffic[path] += int(lanes.sum()) * width
 
@@ -182,7 +186,7 @@ def st(ins: Instruction) -> Step:
         require(thread, used, lanes)
         addresses = locate(thread)
         lanes = legal(thread, ins, space, addresses, lanes, size * ins.vec)
-        partly = space == "shared" and not all(thread.registers.clean[i] for i in stored)
+        partly = space.startswith("shared") and not all(thread.registers.clean[i] for i in stored)
         if partly:
             for index in stored:
                 thread.registers.require_delivered(index, lanes)

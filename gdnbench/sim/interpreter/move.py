@@ -10,13 +10,18 @@ from gdnbench.sim.interpreter.operation import (
     Operation,
     Step,
     Thread,
+    bind,
     bits_kind,
     fetch,
+    find_undefined,
+    mark_computed,
+    read_registers,
     refuse,
     write,
 )
 from gdnbench.sim.interpreter.registers import WIDTHS, Array, all_marks
 from gdnbench.sim.machine.engine_interface import (
+    CLUSTER_STRIDE,
     LANES,
     LOCAL_WINDOW,
     PARAM_WINDOW,
@@ -28,10 +33,11 @@ from gdnbench.sim.machine.engine_interface import (
 from gdnbench.sim.ptx.ir import Instruction, Register, Sink, Vector
 
 _U64 = np.uint64
+_RANK_SHIFT = CLUSTER_STRIDE.bit_length() - 1
+_RANK_BITS = 0xFF << _RANK_SHIFT
 _WINDOWS = {
     **WINDOWS,
     "shared::cta": SHARED_WINDOW,
-    # Without a cluster its window is that of the CTA (PTX ISA 5.1.8).
     "shared::cluster": SHARED_WINDOW,
     "param::entry": PARAM_WINDOW,
 }
@@ -144,6 +150,24 @@ def _cvta(ins: Instruction) -> Operation:
     return Operation(("u64",), ("u64",), lambda a: a - base if to_space else a + base)
 
 
+def isspacep(ins: Instruction) -> Step:
+    """Whether a generic address is in a window. That of shared::cta is a part of that of shared::cluster;
+    they are equal without a cluster (PTX ISA 5.1.8)."""
+    step = bind(ins, _isspacep(ins))
+    if not ins.has("shared", "shared::cta"):
+        return step
+    get, (dest,) = fetch(ins, ins.sources[0], "u64"), ins.written()
+    put, used = write(ins, dest, "pred"), read_registers(ins.sources)
+
+    def own(thread: Thread, lanes: Lanes) -> None:
+        undefined = find_undefined(thread, used, lanes)
+        first = _U64(SHARED_WINDOW + thread.cta.shared.origin)
+        put(thread, lanes, get(thread) - first < _U64(CLUSTER_STRIDE))
+        mark_computed(thread, (dest,), undefined)
+
+    return lambda thread, lanes: (step if thread.cta.cluster is None else own)(thread, lanes)
+
+
 def _isspacep(ins: Instruction) -> Operation:
     space = ins.choice(*_WINDOWS)
     windows = (SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW)
@@ -160,4 +184,29 @@ def _isspacep(ins: Instruction) -> Operation:
     return Operation(("u64",), ("pred",), compute)
 
 
-OPERATIONS: dict[str, Callable[[Instruction], Operation]] = {"cvta": _cvta, "isspacep": _isspacep}
+def _mapa(ins: Instruction) -> Operation:
+    """The address in another CTA of the cluster: the rank replaces that of the address. Generic addresses
+    have it in the same bits. An access to a rank that is not in the cluster is a fault."""
+    kind = ins.types[0]
+    dtype = np.dtype(f"u{int(kind[1:]) // 8}").type
+    others = dtype(~_RANK_BITS & (1 << int(kind[1:])) - 1)
+    return Operation(
+        (kind, "u32"),
+        (kind,),
+        lambda a, rank: a & others | (rank.astype(dtype) << dtype(_RANK_SHIFT)) & dtype(_RANK_BITS),
+    )
+
+
+def _getctarank(ins: Instruction) -> Operation:
+    kind = ins.types[0]
+    dtype = np.dtype(f"u{int(kind[1:]) // 8}").type
+    return Operation(
+        (kind,), ("u32",), lambda a: ((a & dtype(_RANK_BITS)) >> dtype(_RANK_SHIFT)).astype(np.uint32)
+    )
+
+
+OPERATIONS: dict[str, Callable[[Instruction], Operation]] = {
+    "cvta": _cvta,
+    "mapa": _mapa,
+    "getctarank": _getctarank,
+}

@@ -16,7 +16,7 @@ import numpy as np
 from gdnbench.sim.errors import KernelFault, UnsupportedError
 from gdnbench.sim.interpreter.registers import WIDTHS, Array, RegisterFile, view
 from gdnbench.sim.machine.cta import Cta
-from gdnbench.sim.machine.engine_interface import LANES, SHARED_BASE, Lanes, Values, Warp, window_of_variable
+from gdnbench.sim.machine.engine_interface import LANES, Lanes, Values, Warp, window_of_variable
 from gdnbench.sim.ptx.ir import (
     Address,
     Immediate,
@@ -84,7 +84,7 @@ def symbol_address(thread: Thread, symbol: Symbol) -> int:
     """The address of a variable in its own state space."""
     variable = symbol.variable
     if variable.space == "shared":
-        return SHARED_BASE + thread.kernel.shared_offset(variable) + symbol.offset
+        return thread.cta.shared.first + thread.kernel.shared_offset(variable) + symbol.offset
     if variable.space in ("global", "const"):
         return thread.cta.memory.symbols[variable.name] + symbol.offset
     return variable.offset + symbol.offset

@@ -134,6 +134,7 @@ _OPERATIONS: dict[str, Callable[[Instruction], Operation]] = {
 _STEPS: dict[str, Callable[[Instruction], Step]] = {
     "mov": move.mov,
     "selp": compare.selp,
+    "isspacep": move.isspacep,
     "prmt": logic.prmt,
     "and": logic.conjunction,
     "or": logic.conjunction,

@@ -64,14 +64,15 @@ class SpecialRegisters:
                 linear = linear // np.uint64(extent)
             return linear % np.uint64(cta.block[axis])
         # Without clusters every CTA is a cluster of its own (PTX ISA 10.12 to 10.15).
+        cluster = cta.cluster
         values = {
             "ntid": cta.block[axis],
             "ctaid": cta.ctaid[axis],
             "nctaid": cta.grid[axis],
-            "clusterid": cta.ctaid[axis],
-            "nclusterid": cta.grid[axis],
-            "cluster_ctaid": 0,
-            "cluster_nctaid": 1,
+            "clusterid": (cta.ctaid if cluster is None else cluster.place.position)[axis],
+            "nclusterid": (cta.grid if cluster is None else cluster.place.clusters)[axis],
+            "cluster_ctaid": 0 if cluster is None else cluster.position(cta.rank)[axis],
+            "cluster_nctaid": 1 if cluster is None else cluster.place.shape[axis],
         }
         return _same(values[base]) if base in values else None
 
@@ -88,8 +89,8 @@ class SpecialRegisters:
             "dynamic_smem_size": launch.dynamic_shared,
             "total_smem_size": launch.shared_size,
             "aggr_smem_size": launch.shared_size,
-            "is_explicit_cluster": 0,
-            "cluster_ctarank": 0,
-            "cluster_nctarank": 1,
+            "is_explicit_cluster": cta.cluster is not None,
+            "cluster_ctarank": cta.rank,
+            "cluster_nctarank": 1 if cta.cluster is None else cta.cluster.size,
         }
         return _same(values[name]) if name in values else None

@@ -1,4 +1,4 @@
-"""The bar and barrier instructions, and setmaxnreg."""
+"""The bar and barrier instructions, those of barrier.cluster, and setmaxnreg."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.barrier_state import REGISTERS_STEP, BarrierWait, Round
+from gdnbench.sim.machine.cluster import ClusterWait
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.operands import same_in_all_lanes, scalar_operand, uniform_value
@@ -74,7 +75,29 @@ def _setmaxnreg(
     )
 
 
+def _cluster_arrive(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    """PTX ISA, "barrier.cluster". A CTA without a cluster is one of its own: its barrier is made at the first
+    use."""
+    cta.cluster_barrier.arrive(warp, lanes)
+    return ()
+
+
+def _cluster_wait(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results | Wait:
+    barrier = cta.cluster_barrier
+    rounds = previous.rounds if isinstance(previous, ClusterWait) else barrier.arrivals(warp, lanes)
+    if all(use.done for use in rounds):
+        barrier.waited(warp, lanes)
+        return ()
+    return ClusterWait(lambda: all(use.done for use in rounds), barrier.describe, rounds=rounds)
+
+
 HANDLERS: dict[str, Handler] = {
+    "barrier.cluster.arrive": _cluster_arrive,
+    "barrier.cluster.wait": _cluster_wait,
     **dict.fromkeys(BARRIERS, _barrier),
     "setmaxnreg.inc": _setmaxnreg,
     "setmaxnreg.dec": _setmaxnreg,

@@ -4,8 +4,11 @@ Specifications").
 
 from __future__ import annotations
 
-from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
-from gdnbench.sim.machine.engine_interface import LANES, Dim3
+from math import prod
+
+from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.cluster import ONE_CTA
+from gdnbench.sim.machine.engine_interface import LANES, MAX_CLUSTER, Dim3
 from gdnbench.sim.ptx.ir import Kernel
 
 MAX_THREADS = 1024
@@ -20,10 +23,26 @@ def _over(message: str) -> KernelFault:
     return KernelFault(FaultKind.BUDGET, message)
 
 
+def is_clustered(kernel: Kernel, cluster: Dim3, preferred: Dim3 | None) -> bool:
+    """Whether a launch has clusters of more than one CTA."""
+    return any(shape not in (None, ONE_CTA) for shape in (kernel.cluster, cluster, preferred))
+
+
+def check_cluster(kernel: Kernel, cluster: Dim3, preferred: Dim3 | None) -> Dim3:
+    """The shape of a launch's clusters: what the launch asks for, or what the kernel requires
+    (`.reqnctapercluster`). Raises KernelFault if they differ, and for clusters of too many CTAs."""
+    required = kernel.cluster
+    if required is not None and cluster not in (ONE_CTA, required):
+        raise _over(f"cluster {cluster}, but {kernel.name} requires {required} (.reqnctapercluster)")
+    shape = cluster if required is None else required
+    for one in (shape, preferred or shape):
+        if any(extent < 1 for extent in one) or prod(one) > MAX_CLUSTER:
+            raise _over(f"cluster {one} of {prod(one)} CTAs; the limit is {MAX_CLUSTER}")
+    return shape
+
+
 def check_budget(kernel: Kernel, grid: Dim3, block: Dim3, shared: int, registers: int | None) -> None:
     """Raises KernelFault if the launch exceeds a limit of the SM or of the kernel's own directives."""
-    if kernel.cluster is not None and kernel.cluster != (1, 1, 1):
-        raise UnsupportedError(f"cluster launch {kernel.cluster} of {kernel.name}")
     for name, extent, limits in (("grid", grid, MAX_GRID), ("block", block, MAX_BLOCK)):
         if any(not 1 <= size <= limit for size, limit in zip(extent, limits, strict=True)):
             raise _over(f"{name} {extent}; each extent is at least 1 and the limit is {limits}")

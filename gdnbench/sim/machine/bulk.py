@@ -1,4 +1,5 @@
-"""Bulk copies: cp.async.bulk and cp.reduce.async.bulk of contiguous bytes, their groups, and st.async.
+"""Bulk copies: cp.async.bulk and cp.reduce.async.bulk of contiguous bytes, their groups, st.async and
+red.async.
 
 A bulk instruction is one operation of one thread. Compiled kernels may execute one with all 32 lanes active
 and equal operands. ptxas translates it to a uniform instruction, which the warp executes once; so here too
@@ -18,20 +19,27 @@ from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Values, Wait, Warp
 from gdnbench.sim.machine.footprint import Span
-from gdnbench.sim.machine.memory import POISON, Bytes
+from gdnbench.sim.machine.memory import POISON, Bytes, SharedMemory, in_cta, rank_of
 from gdnbench.sim.machine.operands import (
     SHARED_SPACES,
     active_lanes,
     distinct_operands,
     scalar_operand,
+    shared_address,
     uniform_value,
 )
 from gdnbench.sim.machine.reduce import OPERATIONS, reduce
 from gdnbench.sim.ptx.ir import Instruction
 
 BULK_ALIGN = 16
+MASK_BITS = 16  # of a ctaMask
 
-_KNOWN = frozenset((*SHARED_SPACES, "global", "mbarrier::complete_tx::bytes", "bulk_group", "L2::cache_hint"))
+_KNOWN = frozenset(
+    (
+        *(*SHARED_SPACES, "global", "mbarrier::complete_tx::bytes", "bulk_group", "L2::cache_hint"),
+        "multicast::cluster",
+    )
+)
 
 
 def refuse_unknown(ins: Instruction, known: frozenset[str]) -> None:
@@ -82,8 +90,36 @@ def submit_bulk(
 def memory_view(cta: Cta, space: str, address: int, size: int) -> Bytes:
     """Bytes of shared or global memory; `space` is the instruction's name of the space."""
     if space in SHARED_SPACES:
-        return cta.shared.view(address, size)
+        return shared_window(cta, space).view(address, size)
     return cta.memory.view(address, size)
+
+
+def shared_window(cta: Cta, space: str) -> SharedMemory:
+    """The shared memory that a state space names: every CTA's of the cluster for shared::cluster."""
+    return cta.cluster_shared if space == "shared::cluster" else cta.shared
+
+
+def check_same_cta(ins: Instruction, target: int, barrier: int) -> None:
+    """Raises KernelFault unless the mbarrier is in the shared memory of the CTA that receives the bytes (PTX
+    ISA, "cp.async.bulk", "cp.async.bulk.tensor", "st.async")."""
+    if rank_of(target) != rank_of(barrier):
+        raise KernelFault(
+            FaultKind.BARRIER,
+            f"{ins.op} to the CTA of rank {rank_of(target)} with an mbarrier of the CTA of rank "
+            f"{rank_of(barrier)}",
+        )
+
+
+def destinations(cta: Cta, ins: Instruction, mask: int) -> list[int]:
+    """The ranks of the CTAs that a multicast names by `ctaMask`. Raises KernelFault for one that is not in
+    the cluster, or for none."""
+    size = 1 if cta.cluster is None else cta.cluster.size
+    ranks = [rank for rank in range(MASK_BITS) if mask >> rank & 1]
+    if not ranks or ranks[-1] >= size:
+        raise KernelFault(
+            FaultKind.OUT_OF_BOUNDS, f"{ins.op}: ctaMask {mask & 0xFFFF:#06x} in a cluster of {size} CTAs"
+        )
+    return ranks
 
 
 def _spaces(ins: Instruction) -> tuple[str, str]:
@@ -98,13 +134,17 @@ def _copy(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
     """cp.async.bulk and cp.reduce.async.bulk. The kernel may not access the bytes until the operation is
-    known to be complete, so the machine chooses when to read them."""
+    known to be complete, so the machine chooses when to read them. A multicast is an operation for each CTA
+    that receives the bytes, at the same address in each, where the mbarrier of that CTA completes them."""
     reducing = ins.form.reduces
     refuse_unknown(ins, _KNOWN | OPERATIONS | {"noftz"} if reducing else _KNOWN)
     target_space, source_space = _spaces(ins)
-    arguments = [scalar_operand(argument) for argument in sources[: 3 if ins.has("bulk_group") else 4]]
-    for members, (target, source, size, *barrier) in issued_operations(cta, ins, lanes, *arguments):
+    multicast = ins.has("multicast::cluster")
+    count = 3 if ins.has("bulk_group") else 4 + multicast
+    arguments = [scalar_operand(argument) for argument in sources[:count]]
+    for members, (target, source, size, *rest) in issued_operations(cta, ins, lanes, *arguments):
         size &= 0xFFFF_FFFF
+        ranks = destinations(cta, ins, rest[1]) if multicast else [rank_of(target)]
         for what, value in (("destination", target), ("source", source), ("size", size)):
             if value % BULK_ALIGN:
                 raise KernelFault(
@@ -112,10 +152,15 @@ def _copy(
                 )
         if size == 0:
             raise KernelFault(FaultKind.OUT_OF_BOUNDS, f"{ins.op} of no bytes")
-        to = memory_view(cta, target_space, target, size)
         memory_view(cta, source_space, source, size)
-        operation = _operation(cta, ins, to, (target_space, target), (source_space, source), size, barrier)
-        submit_bulk(cta, warp, ins, members, operation, None if reducing else partial(to.fill, POISON))
+        if rest:
+            check_same_cta(ins, target, rest[0])
+        for rank in ranks:
+            at = in_cta(target, rank) if multicast else target
+            barrier = [in_cta(address, rank) if multicast else address for address in rest[:1]]
+            to = memory_view(cta, target_space, at, size)
+            operation = _operation(cta, ins, to, (target_space, at), (source_space, source), size, barrier)
+            submit_bulk(cta, warp, ins, members, operation, None if reducing else partial(to.fill, POISON))
         count_traffic(cta, source_space, target_space, size)
     return ()
 
@@ -131,16 +176,18 @@ def _operation(
 ) -> AsyncOperation:
     """One bulk copy or reduction of `size` bytes into `to`."""
     data = np.empty(size, np.uint8)
+    shared = shared_window(cta, target[0])
 
     def read() -> None:
         data[:] = memory_view(cta, *source, size)
 
     def land() -> None:
-        to[:] = reduce(ins, ins.types[0], to, data) if ins.form.reduces else data
         if target[0] in SHARED_SPACES:
-            cta.shared.written(target[1], size)
+            shared.check(target[1], size)
+            shared.written(target[1], size)
+        to[:] = reduce(ins, ins.types[0], to, data) if ins.form.reduces else data
         for address in barrier:
-            mbarrier.complete_tx(cta.shared, address, size)
+            mbarrier.complete_tx(shared, address, size)
 
     return AsyncOperation(
         ins.op,
@@ -178,13 +225,18 @@ def _wait(
 
 
 _STORE_BYTES = {"b32": 4, "u32": 4, "s32": 4, "f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8}
+_STORE = frozenset(("weak", "shared::cluster", "mbarrier::complete_tx::bytes"))
+_REDUCE = frozenset(("relaxed", "cluster", "shared::cluster", "mbarrier::complete_tx::bytes"))
 
 
 def _store(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    """st.async: each lane stores registers to shared memory and completes their bytes at an mbarrier."""
-    refuse_unknown(ins, frozenset(("weak", "shared::cluster", "mbarrier::complete_tx::bytes")))
+    """st.async and red.async: each lane stores registers to shared memory, or reduces one into it, and
+    completes their bytes at an mbarrier there. The PTX ISA defines it for another CTA's memory only."""
+    reducing = ins.op == "red.async"
+    refuse_unknown(ins, _REDUCE | OPERATIONS if reducing else _STORE)
+    shared = cta.cluster_shared
     width = _STORE_BYTES[ins.types[0]]
     values = sources[1] if isinstance(sources[1], tuple) else (sources[1],)
     size = width * len(values)
@@ -194,16 +246,21 @@ def _store(
         .reshape(-1, len(values), 8)
     )
     for lane in active_lanes(lanes):
-        address, barrier = int(scalar_operand(sources[0])[lane]), int(scalar_operand(sources[2])[lane])
+        address = shared_address(int(scalar_operand(sources[0])[lane]), ins)
+        barrier = shared_address(int(scalar_operand(sources[2])[lane]), ins)
         if address % size:
             raise KernelFault(FaultKind.MISALIGNED, f"{ins.op} of {size} bytes to {address:#x}")
-        to = cta.shared.view(address, size)
+        check_same_cta(ins, address, barrier)
+        if cta.cluster is not None and rank_of(address) == cta.rank:
+            cta.note(f"{ins.op} to shared memory of its own CTA, which the PTX ISA leaves undefined", ins)
+        to = shared.view(address, size)
         data = kept[lane, :, :width].reshape(-1)
 
         def land(to: Bytes = to, data: Bytes = data, address: int = address, barrier: int = barrier) -> None:
-            to[:] = data
-            cta.shared.written(address, size)
-            mbarrier.complete_tx(cta.shared, barrier, size)
+            shared.check(address, size)
+            to[:] = reduce(ins, ins.types[0], to, data) if reducing else data
+            shared.written(address, size)
+            mbarrier.complete_tx(shared, barrier, size)
 
         operation = AsyncOperation(
             ins.op,
@@ -211,7 +268,7 @@ def _store(
             signals=(barrier,),
             writes=(Span("shared", address, size),),
         )
-        cta.queue.submit(operation, partial(to.fill, POISON))
+        cta.queue.submit(operation, None if reducing else partial(to.fill, POISON))
     return ()
 
 
@@ -230,4 +287,5 @@ HANDLERS: dict[str, Handler] = {
     "cp.async.bulk.wait_group": _wait,
     "cp.async.bulk.prefetch": _prefetch,
     "st.async": _store,
+    "red.async": _store,
 }

@@ -15,6 +15,7 @@ from gdnbench.sim.errors import FaultKind, KernelFault, Place, UnsupportedError
 from gdnbench.sim.machine.async_queue import LATE, AsyncQueue, Schedule
 from gdnbench.sim.machine.barrier_state import NamedBarriers, RegisterPool
 from gdnbench.sim.machine.bounds import Meter
+from gdnbench.sim.machine.cluster import Cluster, ClusterBarrier, ClusterGrid
 from gdnbench.sim.machine.copy_state import CopyState
 from gdnbench.sim.machine.counters import Counters, counted_as
 from gdnbench.sim.machine.engine_interface import (
@@ -29,7 +30,7 @@ from gdnbench.sim.machine.engine_interface import (
     WarpEngine,
 )
 from gdnbench.sim.machine.keep_going import GOES_ON, Skipped, SkippedFaults
-from gdnbench.sim.machine.memory import GlobalMemory, LocalMemory, SharedMemory
+from gdnbench.sim.machine.memory import ClusterMemory, GlobalMemory, LocalMemory, SharedMemory
 from gdnbench.sim.machine.observer import Checker, Parts
 from gdnbench.sim.machine.recorder import Recorder
 from gdnbench.sim.machine.tmem import TensorMemory
@@ -51,7 +52,7 @@ class MachineConfig:
     engine. `track` records which shared bytes were written and checks reads. `registers` is the register
     count per thread if known. `check`: CTAs have a checker. `multiprocessors` bounds how many CTAs that wait
     for one another run at once. `keep_going`: faults that can be skipped are recorded, and the launch goes
-    on."""
+    on. `clustered`: the launch has clusters of several CTAs."""
 
     schedule: Schedule = LATE
     mma: str = "hardware"
@@ -62,6 +63,7 @@ class MachineConfig:
     check: bool = False
     multiprocessors: int = MULTIPROCESSORS
     keep_going: bool = False
+    clustered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class Launch:
     lock: threading.Lock = field(default_factory=threading.Lock)
     meter: Meter = field(default_factory=Meter)
     tile_steps: tuple[tuple[int, ...], ...] = ()  # pcs of `ring_reuse.tile_steps`, which are counted
+    clusters: ClusterGrid | None = None  # None: no CTA shares anything with another
     _wgmma: Forms | None = None
 
     @property
@@ -140,6 +143,16 @@ class Launch:
         """CTAs of the grid."""
         return self.grid[0] * self.grid[1] * self.grid[2]
 
+    @property
+    def units(self) -> int:
+        """The parts of the grid that run independently: CTAs, or clusters (`ClusterGrid.units`)."""
+        return self.ctas if self.clusters is None else self.clusters.units
+
+    @property
+    def unit_ctas(self) -> int:
+        """The most CTAs of a part that run at once."""
+        return 1 if self.clusters is None else self.clusters.largest
+
     def ctaid(self, index: int) -> Dim3:
         """The coordinates of the CTA with this index; x varies fastest."""
         x, y, _ = self.grid
@@ -149,9 +162,11 @@ class Launch:
 class Cta:
     """One CTA as engines and units use it."""
 
-    def __init__(self, launch: Launch, index: int) -> None:
+    def __init__(self, launch: Launch, index: int, cluster: Cluster | None = None, rank: int = 0) -> None:
         self.launch = launch
         self.index = index
+        self.cluster = cluster
+        self.rank = rank
         self.config = launch.config
         self.memory = launch.memory
         self.grid = launch.grid
@@ -159,7 +174,14 @@ class Cta:
         self.ctaid = launch.ctaid(index)
         self.param = launch.param
         skip = self.skip if launch.config.keep_going else None
-        self.shared = SharedMemory(launch.shared_size, track=launch.config.track, skip=skip)
+        arrays = None if cluster is None else cluster.arrays
+        self.shared = SharedMemory(
+            launch.shared_size, track=launch.config.track, skip=skip, cluster=arrays, rank=rank
+        )
+        # What accesses to shared::cluster reach: the shared memory of every CTA of the cluster.
+        self.cluster_shared = self.shared if arrays is None else ClusterMemory(self.shared, arrays)
+        if cluster is not None:
+            cluster.ctas.append(self)
         self._executed: tuple[Place, str] | None = None
         self.local = tuple(LocalMemory(launch.kernel.local_size) for _ in range(launch.warps))
         self._tmem: TensorMemory | None = None
@@ -167,6 +189,9 @@ class Cta:
         self.queue = AsyncQueue(launch.config.schedule, index)
         self.copies = CopyState()
         self.barriers = NamedBarriers(launch.warps)
+        self.cluster_barrier = (
+            ClusterBarrier(launch.warps, launch.warps) if cluster is None else cluster.barrier
+        )
         self.pool = RegisterPool(launch.config.registers)
         self.counters = Counters()
         self.recorder = launch.recorder(index) if launch.recorder is not None else None
@@ -192,7 +217,22 @@ class Cta:
 
     def warp(self, index: int) -> Warp:
         """The warp with this index. Its lanes are those of the block's threads."""
-        return Warp(index, np.arange(LANES) < self.launch.threads - index * LANES)
+        exists = np.arange(LANES) < self.launch.threads - index * LANES
+        return Warp(index, exists, rank=self.rank, number=self.rank * self.launch.warps + index)
+
+    def advance_signal(self, address: int) -> bool:
+        """Land the oldest operation in flight, of this CTA or another of its cluster, that signals the
+        mbarrier at `address`; False if there is none."""
+        if self.cluster is not None:
+            return self.cluster.advance_signal(address)
+        return self.queue.advance_signal(address)
+
+    def warp_exited(self, warp: Warp) -> None:
+        """All lanes of a warp have exited."""
+        if self.checker is not None:
+            self.checker.on_warp_exit(warp.index)
+        self.barriers.exited(warp.index)
+        self.cluster_barrier.exited(warp.number)
 
     def issue(
         self,
@@ -270,6 +310,8 @@ class Cta:
         self.queue.drain()
         if self._tmem is not None:
             self._tmem.at_exit()
+        if self.cluster is not None:
+            self.cluster.exited(self.rank)
 
     def _count(self, warp: Warp, ins: Instruction, previous: Wait | None) -> None:
         if previous is None:

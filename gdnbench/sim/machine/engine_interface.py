@@ -50,6 +50,13 @@ WINDOWS = {
 # The first shared address of a CTA: the system uses the first kilobyte of an SM's shared memory.
 SHARED_BASE = 1024
 
+# In a cluster the shared addresses of the CTA of rank r begin at r * CLUSTER_STRIDE, its own ones too. So an
+# address says which CTA it belongs to, and shared::cta is a part of shared::cluster. The hardware has the
+# rank in the same bits: CUTLASS clears bit 24 to name the mbarrier of the even CTA of a pair
+# (Sm100MmaPeerBitMask).
+CLUSTER_STRIDE = 1 << 24
+MAX_CLUSTER = 16  # with the attribute for non-portable sizes; 8 without
+
 
 @dataclass(slots=True)
 class Wait:
@@ -131,11 +138,18 @@ class RegisterAccess(Protocol):
 @dataclass(slots=True)
 class Warp:
     """A warp's place in its CTA. `exists` marks the lanes that are threads of the block and have not exited;
-    the engine clears a lane in place when it exits. `registers` belongs to the engine."""
+    the engine clears a lane in place when it exits. `registers` belongs to the engine. `rank` is its CTA's
+    rank in the cluster, `number` the warp's own number in the cluster: its index if the CTA is alone."""
 
     index: int
     exists: Lanes
     registers: RegisterAccess | None = None
+    rank: int = 0
+    number: int = -1
+
+    def __post_init__(self) -> None:
+        if self.number < 0:
+            self.number = self.index
 
 
 class WarpState(Enum):

@@ -6,7 +6,7 @@ cells, 512 lane + column.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -71,6 +71,17 @@ class Chunks:
         starts = self.units.reshape(-1, 1).astype(np.int64) * self.size + self.origin
         found = (starts + np.arange(self.size)).reshape(-1)
         return found.reshape(self.shape)[self.inside].reshape(-1) if self.shape else found
+
+
+def moved_to(origin: int, places: tuple[Footprint, ...]) -> tuple[Footprint, ...]:
+    """The same footprints in the CTA of a cluster whose shared memory begins at `origin`, where descriptors
+    gave addresses without a rank."""
+    if not origin:
+        return places
+    return tuple(
+        replace(where, origin=where.origin + origin) if isinstance(where, Chunks) else where
+        for where in places
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,5 +1,8 @@
 """Runs the CTAs of a grid: in parallel if they are independent, in turns if they synchronise.
 
+In a launch with clusters all that follows is said of whole clusters, whose CTAs have a scheduler of their
+own.
+
 CTAs without global atomics and ordered accesses to global memory cannot wait for one another. Each runs to
 its end alone, so the result does not depend on how many run at once. They run in processes, or in threads if
 memory is too large to copy for each process. Other CTAs run in one thread, in ascending order. A new CTA
@@ -12,13 +15,15 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
 
 from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.cluster import Cluster
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.cta import Cta, Engine, Launch
 from gdnbench.sim.machine.engine_interface import LANES
 from gdnbench.sim.machine.processes import Progress, can_fork, run_in_processes
-from gdnbench.sim.machine.scheduler import Scheduler
+from gdnbench.sim.machine.scheduler import ClusterScheduler, Scheduler
 from gdnbench.sim.ptx.ir import Instruction, Kernel
 
 # An SM of a B200 has 2,048 threads, 32 CTAs and 228 KB of shared memory; each CTA takes 1 KB more than it
@@ -85,18 +90,18 @@ def check_local_memory(launch: Launch, ctas: int) -> None:
         )
 
 
-class _Run:
+class _CtaRun:
     """One running CTA."""
 
-    def __init__(self, launch: Launch, engine: Engine, index: int, quantum: int) -> None:
-        self.cta = Cta(launch, index)
+    def __init__(self, engine: Engine, cta: Cta, quantum: int) -> None:
+        self.cta = cta
         self.warps = engine.warps(self.cta)
         self.scheduler = Scheduler(self.cta, self.warps, quantum)
 
     def counters(self) -> Counters:
         """Its counters, once it has ended."""
         self.cta.counters.warp_instructions = sum(warp.executed for warp in self.warps)
-        self.cta.counters.count_phases(self.cta.shared.phase)
+        self.cta.counters.count_phases(self.cta.shared.own_phase)
         steps = self.cta.launch.tile_steps
         if steps:
             self.cta.counters.count_tiles(
@@ -105,9 +110,48 @@ class _Run:
         return self.cta.counters
 
 
+def _clusters_run(
+    launch: Launch, engine: Engine, unit: int, quantum: int
+) -> Iterator[tuple[list[_CtaRun], Scheduler | ClusterScheduler]]:
+    """The CTAs of each cluster of a part of the grid, with their scheduler: one CTA unless the launch has
+    clusters. The clusters run one after the other."""
+    if launch.clusters is None:
+        alone = _CtaRun(engine, Cta(launch, unit), quantum)
+        yield [alone], alone.scheduler
+        return
+    for place in launch.clusters.clusters(unit):
+        cluster = Cluster(place, launch.warps, launch.shared_size)
+        ctas = [Cta(launch, index, cluster, rank) for rank, index in enumerate(place.ctas)]
+        runs = [_CtaRun(engine, cta, quantum) for cta in ctas]
+        yield runs, ClusterScheduler([run.scheduler for run in runs])
+
+
+class _Run:
+    """A part of the grid that runs: a CTA, or clusters one after the other (`cluster.ClusterGrid.units`)."""
+
+    def __init__(self, launch: Launch, engine: Engine, unit: int, quantum: int) -> None:
+        self._next = _clusters_run(launch, engine, unit, quantum)
+        self._runs, self._scheduler = next(self._next)
+        self.total = Counters()
+        self.ctas = 0  # that have ended
+
+    def round(self) -> bool:
+        """Run one round of its scheduler; False once all CTAs have ended."""
+        if self._scheduler.round():
+            return True
+        for run in self._runs:
+            self.total.merge(run.counters())
+        self.ctas += len(self._runs)
+        following = next(self._next, None)
+        if following is None:
+            return False
+        self._runs, self._scheduler = following
+        return True
+
+
 class _Threads:
-    """Independent CTAs in threads. Of several faults the one of the lowest CTA is reported: after a fault no
-    CTA begins, and those before it finish. None begins after `seconds`."""
+    """Independent parts of the grid in threads. Of several faults the one of the lowest part is reported:
+    after a fault no part begins, and those before it finish. None begins after `seconds`."""
 
     def __init__(self, launch: Launch, engine: Engine, quantum: int, seconds: float | None = None) -> None:
         self.launch = launch
@@ -115,16 +159,17 @@ class _Threads:
         self.quantum = quantum
         self.deadline = None if seconds is None else time.monotonic() + seconds
         self.total = Counters()
-        self.done = 0
+        self.done = 0  # CTAs
+        self.units_done = 0
         self.failures: dict[int, BaseException] = {}
         self.cancelled = False
         self._next = 0
         self._lock = threading.Lock()
 
-    def next_cta(self) -> int | None:
-        """The index of the next CTA to run."""
+    def next_unit(self) -> int | None:
+        """The index of the next part to run."""
         with self._lock:
-            if self._next >= self.launch.ctas or self.failures or self.cancelled:
+            if self._next >= self.launch.units or self.failures or self.cancelled:
                 return None
             if self.deadline is not None and time.monotonic() > self.deadline:
                 return None
@@ -132,18 +177,19 @@ class _Threads:
             return self._next - 1
 
     def run_one(self, index: int) -> None:
-        """Run a CTA to its end."""
+        """Run a part to its end."""
         run = _Run(self.launch, self.engine, index, self.quantum)
-        while run.scheduler.round():
+        while run.round():
             if self.cancelled:
                 return
         with self._lock:
-            self.total.merge(run.counters())
-            self.done += 1
+            self.total.merge(run.total)
+            self.done += run.ctas
+            self.units_done += 1
 
     def work(self) -> None:
         """The loop of each thread."""
-        while (index := self.next_cta()) is not None:
+        while (index := self.next_unit()) is not None:
             try:
                 self.run_one(index)
             except BaseException as error:  # raised again in the waiting thread
@@ -174,39 +220,39 @@ class _Threads:
 def _run_apart(
     launch: Launch, engine: Engine, quantum: int, workers: int, progress: Progress | None
 ) -> Counters:
-    """Independent CTAs. A few run here first, to measure whether the rest is worth other processes."""
+    """Independent parts. A few run here first, to measure whether the rest is worth other processes."""
 
-    def run_cta(index: int) -> Counters:
+    def run_unit(index: int) -> Counters:
         run = _Run(launch, engine, index, quantum)
-        while run.scheduler.round():
+        while run.round():
             pass
-        return run.counters()
+        return run.total
 
     begun = _Threads(launch, engine, quantum, ALONE_SECONDS if workers > 1 else None)
     total = begun.run(1, progress)
-    left = launch.ctas - begun.done
+    left = launch.units - begun.units_done
     if left:
-        total.merge(run_in_processes(launch, run_cta, begun.done, min(workers, left), progress))
+        total.merge(run_in_processes(launch, run_unit, begun.units_done, min(workers, left), progress))
     return total
 
 
 def _run_together(launch: Launch, engine: Engine, quantum: int, progress: Progress | None) -> Counters:
-    """CTAs that may wait for one another, in turns."""
+    """Parts that may wait for one another, in turns."""
     total = Counters()
-    limit = resident_ctas(launch)
+    limit = max(resident_ctas(launch) // launch.unit_ctas, 1)
     begun = done = 0
     active: list[_Run] = []
-    while active or begun < launch.ctas:
+    while active or begun < launch.units:
         going: list[_Run] = []
         for run in active:
-            if any(not run.scheduler.round() for _ in range(TURNS)):
-                total.merge(run.counters())
-                done += 1
+            if any(not run.round() for _ in range(TURNS)):
+                total.merge(run.total)
+                done += run.ctas
                 if progress is not None:
                     progress(done, launch.ctas)
             else:
                 going.append(run)
-        if len(going) == len(active) < limit and begun < launch.ctas:
+        if len(going) == len(active) < limit and begun < launch.units:
             going.append(_Run(launch, engine, begun, quantum))
             begun += 1
         active = going
@@ -223,12 +269,12 @@ def run_grid(
 ) -> Counters:
     """Run all CTAs on `threads` cores, None for all. The result does not depend on the number."""
     if ctas_communicate(launch.kernel):
-        check_local_memory(launch, min(resident_ctas(launch), launch.ctas))
+        check_local_memory(launch, min(max(resident_ctas(launch), launch.unit_ctas), launch.ctas))
         return _run_together(launch, engine, max(1, quantum // SHORTER), progress)
     count = len(os.sched_getaffinity(0)) if threads is None else threads
     if launch.checker is not None and (launch.parts is None or not can_fork(launch)):
         count = 1
-    check_local_memory(launch, min(count, launch.ctas))
+    check_local_memory(launch, min(count * launch.unit_ctas, launch.ctas))
     if launch.recorder is None and can_fork(launch):
         return _run_apart(launch, engine, quantum, count, progress)
-    return _Threads(launch, engine, quantum).run(min(count, launch.ctas), progress)
+    return _Threads(launch, engine, quantum).run(min(count, launch.units), progress)

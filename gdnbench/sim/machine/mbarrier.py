@@ -7,6 +7,9 @@ The bits of the object (opaque to kernels; PTX ISA, "Contents of the mbarrier ob
     [40, 61)  tx-count: bytes expected and not yet completed, two's complement
     63        parity of the current phase
 
+Threads arrive at, and announce bytes for, mbarriers of any CTA of their cluster. They initialise and wait for
+those of their own CTA only (PTX ISA, "mbarrier").
+
 A phase completes when both counts are zero; the next phase starts with the expected count.
 `SharedMemory.phase` counts the completed phases of the mbarrier at each address, -1 where there is none.
 
@@ -23,7 +26,7 @@ import numpy as np
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import LANES, Argument, Lanes, Results, Values, Wait, Warp
-from gdnbench.sim.machine.memory import SharedMemory
+from gdnbench.sim.machine.memory import SharedMemory, rank_of
 from gdnbench.sim.machine.operands import (
     active_lanes,
     distinct_operands,
@@ -193,11 +196,13 @@ def _arrive(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
     """arrive and arrive_drop, with or without expect_tx: each lane arrives once."""
-    shared = cta.shared
+    shared = window(cta, ins)
     drop = ins.op.startswith("mbarrier.arrive_drop")
     expects = ins.form.sync is Sync.ARRIVE_EXPECT
     extra = scalar_operand(sources[1]) if len(sources) > 1 else _ZERO if expects else _ONE
     addresses = scalar_operand(sources[0])
+    if wants_result(ins):
+        _refuse_remote_state(cta, ins, lanes, addresses)
     same = equal_operands(lanes, addresses, extra)
     if same is not None and not ins.has("noComplete"):
         at, count, expect = shared_address(same[0], ins), *_counts(same[1], expects)
@@ -218,6 +223,21 @@ def _arrive(
     return (state,) if ins.dests else ()
 
 
+def window(cta: Cta, ins: Instruction) -> SharedMemory:
+    """The shared memory that an instruction's address may lie in: shared::cta if it says so, otherwise that
+    of every CTA of the cluster."""
+    return cta.shared if ins.has("shared", "shared::cta") else cta.cluster_shared
+
+
+def _refuse_remote_state(cta: Cta, ins: Instruction, lanes: Lanes, addresses: Values) -> None:
+    """Raises KernelFault for a state of an mbarrier of another CTA: only the CTA of the mbarrier can get it
+    (PTX ISA, "mbarrier.arrive")."""
+    for address in addresses[lanes].tolist():
+        rank = rank_of(shared_address(address, ins))
+        if rank != cta.rank:
+            raise _fault(f"{ins.name} returns the state of an mbarrier of another CTA, of rank {rank}")
+
+
 def _tokens(word: int, count: int, lanes: Lanes, drop: bool) -> Values:
     """The state tokens of lanes that arrive one after the other in one phase."""
     step = count * (1 + (1 << EXPECTED_SHIFT) * drop)
@@ -236,7 +256,7 @@ def _transaction(
     change = expect_tx if ins.form.sync is Sync.EXPECT else complete_tx
     addresses, sizes = scalar_operand(sources[0])[lanes].tolist(), scalar_operand(sources[1])[lanes].tolist()
     for address, size in zip(addresses, sizes, strict=True):
-        change(cta.shared, shared_address(address, ins), size & 0xFFFF_FFFF)
+        change(window(cta, ins), shared_address(address, ins), size & 0xFFFF_FFFF)
     return ()
 
 
@@ -254,7 +274,13 @@ def _wait(
         parity = operand & 0xFFFF_FFFF if by_parity else operand >> PARITY_SHIFT
         if parity > 1:
             raise _fault(f"{ins.name} for parity {parity}; it is 0 or 1")
-        awaited.append((members, shared_address(address, ins), parity))
+        at = shared_address(address, ins)
+        if rank_of(at) != cta.rank:
+            raise _fault(
+                f"{ins.name} waits for an mbarrier of the CTA of rank {rank_of(at)}: only threads of that"
+                " CTA can"
+            )
+        awaited.append((members, at, parity))
     done = [is_complete(shared, address, parity) for _, address, parity in awaited]
     if all(done) and same is not None:
         return (_ONE,)
@@ -274,7 +300,7 @@ def _wait(
 
     def advance() -> bool:
         waiting = [address for address, parity in pending if not is_complete(shared, address, parity)]
-        return any(cta.queue.advance_signal(address) for address in waiting)
+        return any(cta.advance_signal(address) for address in waiting)
 
     return Wait(ready, text, expires=True, advance=advance)
 

@@ -27,7 +27,8 @@ from gdnbench.sim.machine.cta import Launch, Note
 from gdnbench.sim.machine.keep_going import SkippedFaults
 from gdnbench.sim.machine.memory import Bytes
 
-RunCta = Callable[[int], Counters]
+RunUnit = Callable[[int], Counters]
+"""Runs a part of the grid, a CTA or a cluster, by its index."""
 Progress = Callable[[int, int], None]
 """Called as CTAs of a launch end with (CTAs ended, CTAs in all)."""
 
@@ -74,8 +75,8 @@ class _Board:
         self._lock = os.pipe()
         os.write(self._lock[1], b".")
 
-    def next_cta(self, end: int) -> int | None:
-        """The next CTA below `end`; None once a CTA has failed."""
+    def next_unit(self, end: int) -> int | None:
+        """The next part of the grid below `end`; None once one has failed."""
         os.read(self._lock[0], 1)
         try:
             index = int(self._words[0])
@@ -102,7 +103,7 @@ def can_fork(launch: Launch) -> bool:
 
 
 def run_in_processes(
-    launch: Launch, run_cta: RunCta, first: int, workers: int, progress: Progress | None
+    launch: Launch, run_unit: RunUnit, first: int, workers: int, progress: Progress | None
 ) -> Counters:
     """Run CTAs from `first` on; raises the error of the lowest CTA that fails.
 
@@ -118,7 +119,7 @@ def run_in_processes(
             child = os.fork()
             if child == 0:
                 launch.meter.use_slot(number)
-                _work(launch, run_cta, board, write)
+                _work(launch, run_unit, board, write)
             children[read] = child
             os.close(write)
         shares = _collect(children, launch, first, progress)
@@ -145,28 +146,28 @@ def run_in_processes(
     return total
 
 
-def _work(launch: Launch, run_cta: RunCta, board: _Board, write: int) -> None:
+def _work(launch: Launch, run_unit: RunUnit, board: _Board, write: int) -> None:
     """The whole life of a worker. It never returns, so that no code of the parent runs twice."""
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it too and ends its workers
-        share = _run_share(launch, run_cta, board, write)
+        share = _run_share(launch, run_unit, board, write)
         _send(write, pickle.dumps(share, protocol=pickle.HIGHEST_PROTOCOL))
         status = 0
     finally:
         os._exit(status)
 
 
-def _run_share(launch: Launch, run_cta: RunCta, board: _Board, write: int) -> _Share:
+def _run_share(launch: Launch, run_unit: RunUnit, board: _Board, write: int) -> _Share:
     before = [launch.memory.view(base, end - base).copy() for base, end in _intervals(launch)]
     launch.notes.clear()
     launch.skipped = SkippedFaults()
     if launch.parts is not None:
         launch.parts.reset()
     total, failure = Counters(), None
-    while failure is None and (index := board.next_cta(launch.ctas)) is not None:
+    while failure is None and (index := board.next_unit(launch.units)) is not None:
         try:
-            total.merge(run_cta(index))
+            total.merge(run_unit(index))
             _send(write, b"")
         except BaseException as error:
             board.failed(index)
@@ -189,7 +190,7 @@ def _portable(error: BaseException) -> BaseException:
     return error
 
 
-# A message is eight bytes of length and the pickled share. A length of 0 means that a CTA has ended.
+# A message is eight bytes of length and the pickled share. A length of 0 means that a part has ended.
 _LENGTH = struct.Struct("<q")
 
 
@@ -236,7 +237,8 @@ def _collect(children: dict[int, int], launch: Launch, first: int, progress: Pro
                 else:
                     selector.unregister(key.fd)
             if progress is not None:
-                progress(first + sum(inbox.ended for inbox in inboxes.values()), launch.ctas)
+                ended = first + sum(inbox.ended for inbox in inboxes.values())
+                progress(ended * launch.ctas // launch.units, launch.ctas)
     return [inbox.share for inbox in inboxes.values() if inbox.share is not None]
 
 

@@ -1,4 +1,4 @@
-"""The scheduler of one CTA: gives its warps turns and detects deadlock.
+"""The scheduler of one CTA, and of the CTAs of a cluster: gives warps turns and detects deadlock.
 
 A turn is a quantum of instructions of one warp. The warps of a round run in ascending order, under `random`
 shuffled. When no warp can run, the scheduler lands operations in flight one at a time, first those that a
@@ -9,7 +9,7 @@ counts the instructions (`bounds`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.cta import Cta
@@ -18,6 +18,9 @@ from gdnbench.sim.machine.engine_interface import Blocked, WarpEngine, WarpState
 QUANTUM = 4096
 # How often all waits may time out without progress: a kernel may poll a few times before it waits.
 EXPIRIES = 64
+# Under `random`: how often a CTA of a cluster stands still, and for how many rounds.
+STILL_CHANCE = 1 / 8
+STILL_ROUNDS = (1, 4, 16, 64)
 
 
 class Scheduler:
@@ -28,20 +31,50 @@ class Scheduler:
         self.warps = list(warps)
         self.quantum = quantum
         self._states = [WarpState.RUNNING] * len(self.warps)
-        self._expiries = 0
-        self._seen: tuple[object, ...] = ()
+        self._hopes = _Hopes()
         self._spent = 0
+        self.finished = False
 
     def round(self) -> bool:
         """Give each warp that can run one turn; False once all have exited."""
+        return self.guarded(self._guarded_round)
+
+    def _guarded_round(self) -> bool:
+        going = self._round()
+        self._spend()
+        return going
+
+    def guarded(self, act: Callable[[], bool]) -> bool:
+        """`act`, whose faults name at least the CTA: operations that land between turns belong to no
+        thread."""
         try:
-            going = self._round()
-            self._spend()
-            return going
+            return act()
         except KernelFault as fault:
-            # Operations that land between turns, and their faults, belong to no thread.
             fault.thread = fault.thread or f"CTA {self.cta.ctaid}"
             raise
+
+    # A round of one CTA of a cluster, in the parts that the cluster's scheduler needs.
+
+    def turns_of_cluster(self) -> bool:
+        """Give each warp that can run one turn, and end the CTA once all have exited; False if no warp can
+        run."""
+        return self.guarded(self._turns_of_cluster)
+
+    def _turns_of_cluster(self) -> bool:
+        moved = self._turns()
+        if self._over():
+            self.cta.finish()
+            self.finished = True
+        self._spend()
+        return moved
+
+    def end_round_of_cluster(self) -> None:
+        """A round of the cluster has ended."""
+        self.guarded(self._end_round_of_cluster)
+
+    def _end_round_of_cluster(self) -> bool:
+        self._end_round()
+        return True
 
     def _spend(self) -> None:
         """Count what the warps have executed in this round. A fault names the warp that has executed most."""
@@ -58,26 +91,34 @@ class Scheduler:
             raise
 
     def _round(self) -> bool:
+        moved = self._turns()
+        if self._over():
+            self.cta.finish()
+            return False
+        if moved:
+            self._end_round()
+        elif not self._land():
+            self._expire()
+        return True
+
+    def _turns(self) -> bool:
+        """Give each warp that can run one turn; False if none can."""
         moved = False
         for index in self._order():
             if self._states[index] is WarpState.EXITED or not self._can_run(index):
                 continue
             moved = True
-            state = self._turn(index)
-            if state is WarpState.EXITED:
-                if self.cta.checker is not None:
-                    self.cta.checker.on_warp_exit(self.warps[index].warp.index)
-                self.cta.barriers.exited(self.warps[index].warp.index)
-        if all(state is WarpState.EXITED for state in self._states):
-            self.cta.finish()
-            return False
-        if moved:
-            if self.cta.recorder is not None:
-                self.cta.recorder.round()
-            self.cta.queue.tick()
-        elif not self._land():
-            self._expire()
-        return True
+            if self._turn(index) is WarpState.EXITED:
+                self.cta.warp_exited(self.warps[index].warp)
+        return moved
+
+    def _over(self) -> bool:
+        return all(state is WarpState.EXITED for state in self._states)
+
+    def _end_round(self) -> None:
+        if self.cta.recorder is not None:
+            self.cta.recorder.round()
+        self.cta.queue.tick()
 
     def _turn(self, index: int) -> WarpState:
         warp, recorder = self.warps[index], self.cta.recorder
@@ -115,41 +156,133 @@ class Scheduler:
 
     def _land(self) -> bool:
         """Land one operation, preferably one that a warp waits for; False if none is in flight."""
+        return self._land_awaited() or self.cta.queue.advance_any()
+
+    def _land_awaited(self) -> bool:
+        """Land one operation that a warp waits for; False if there is none."""
         for _, blocked in self._blocked():
             if blocked.wait.advance is not None and blocked.wait.advance():
                 return True
-        return self.cta.queue.advance_any()
+        return False
 
     def _expire(self) -> None:
         """Let waits that may time out do so, or raise the deadlock."""
         blocked = self._blocked()
-        progress = self._progress()
-        self._expiries = self._expiries + 1 if progress == self._seen else 0
-        self._seen = progress
-        expiring = [entry.wait for _, entry in blocked if entry.wait.expires]
-        if not expiring or self._expiries >= EXPIRIES:
+        if not self._hopes.expire(self._progress(), [entry for _, entry in blocked]):
             if self.cta.checker is not None:
                 self.cta.checker.on_hang()
-            raise self._deadlock(blocked)
-        for wait in expiring:
-            wait.timed_out = True
+            raise _deadlock("the CTA", self._waits(blocked), blocked[0][1] if blocked else None)
 
     def _progress(self) -> tuple[object, ...]:
         """A value that changes whenever anything happens that a warp could wait for."""
         shared = self.cta.shared
-        present = shared.phase >= 0
+        present = shared.own_phase >= 0
         barriers = tuple((index, use.arrivals) for index, use in sorted(self.cta.barriers.rounds.items()))
         live = sum(state is not WarpState.EXITED for state in self._states)
-        words = shared.words[: present.size][present].tobytes()
-        return shared.phase[present].tobytes(), words, barriers, self.cta.queue.landed, live
+        words = shared.own_words[present].tobytes()
+        return shared.own_phase[present].tobytes(), words, barriers, self.cta.queue.landed, live
 
-    def _deadlock(self, blocked: list[tuple[int, Blocked]]) -> KernelFault:
-        lines = [
+    def _waits(self, blocked: list[tuple[int, Blocked]]) -> list[str]:
+        """The waits of the CTA, a line each."""
+        return [
             f"warp {self.warps[index].warp.index} ({int(entry.lanes.sum())} lanes) "
             f"waits for {entry.wait.text()} at {entry.instruction.place}"
             for index, entry in blocked
         ]
-        place = blocked[0][1].instruction.place if blocked else None
-        waits = f"{len(lines)} wait{'' if len(lines) == 1 else 's'}"
-        message = "\n  ".join([f"nothing in the CTA can go on: {waits}", *lines])
-        return KernelFault(FaultKind.DEADLOCK, message, place)
+
+
+class _Hopes:
+    """How often all waits timed out without progress."""
+
+    def __init__(self) -> None:
+        self._expiries = 0
+        self._seen: tuple[object, ...] = ()
+
+    def expire(self, progress: tuple[object, ...], blocked: Sequence[Blocked]) -> bool:
+        """Let waits that may time out do so; False if that cannot help any more."""
+        self._expiries = self._expiries + 1 if progress == self._seen else 0
+        self._seen = progress
+        expiring = [entry.wait for entry in blocked if entry.wait.expires]
+        if not expiring or self._expiries >= EXPIRIES:
+            return False
+        for wait in expiring:
+            wait.timed_out = True
+        return True
+
+
+def _deadlock(where: str, lines: list[str], first: Blocked | None) -> KernelFault:
+    waits = f"{len(lines)} wait{'' if len(lines) == 1 else 's'}"
+    message = "\n  ".join([f"nothing in {where} can go on: {waits}", *lines])
+    return KernelFault(FaultKind.DEADLOCK, message, None if first is None else first.instruction.place)
+
+
+class ClusterScheduler:
+    """Runs the CTAs of a cluster to their end. In a round each CTA has one round of its warps: in the order
+    of the ranks under `late`, in reverse under `early`. Under `random` the order is shuffled, and for some
+    rounds a CTA stands still, so that CTAs fall far behind others. When no warp of the cluster can run,
+    operations land as in a single CTA."""
+
+    def __init__(self, schedulers: Sequence[Scheduler]) -> None:
+        self.left = list(schedulers)
+        first = schedulers[0].cta
+        self._schedule, self._random = first.config.schedule, first.queue.random
+        if self._schedule.kind == "early":
+            self.left.reverse()
+        self._hopes = _Hopes()
+        self._still: dict[Scheduler, int] = {}  # rounds for which a CTA stands still
+
+    def round(self) -> bool:
+        """One round; False once all CTAs have exited."""
+        moved = False
+        for scheduler in self._order():
+            moved |= scheduler.turns_of_cluster()
+        self.left = [scheduler for scheduler in self.left if not scheduler.finished]
+        if not self.left:
+            return False
+        if moved:
+            for scheduler in self.left:
+                scheduler.end_round_of_cluster()
+        elif self._still:
+            self._still.clear()
+        elif not self._land():
+            self._expire()
+        return True
+
+    def _order(self) -> list[Scheduler]:
+        if self._schedule.kind != "random":
+            return list(self.left)
+        for scheduler in self.left:
+            if scheduler not in self._still and self._random.random() < STILL_CHANCE:
+                self._still[scheduler] = self._random.choice(STILL_ROUNDS)
+        going = [scheduler for scheduler in self.left if scheduler not in self._still]
+        self._still = {scheduler: left - 1 for scheduler, left in self._still.items() if left > 1}
+        self._random.shuffle(going)
+        return going
+
+    def _land(self) -> bool:
+        """Land one operation, preferably one that a warp of some CTA waits for."""
+        order = list(self.left)
+        if self._schedule.kind == "random":
+            self._random.shuffle(order)
+        return any(one.guarded(one._land_awaited) for one in order) or any(
+            one.guarded(one.cta.queue.advance_any) for one in order
+        )
+
+    def _expire(self) -> None:
+        blocked = [(scheduler, scheduler._blocked()) for scheduler in self.left]
+        waiting = [entry for _, waits in blocked for _, entry in waits]
+        progress = tuple(scheduler._progress() for scheduler in self.left)
+        cluster = self.left[0].cta.cluster
+        assert cluster is not None
+        arrived = cluster.barrier.completed, len(cluster.barrier.round.arrived)
+        if self._hopes.expire((*progress, arrived), waiting):
+            return
+        for scheduler in self.left:
+            if scheduler.cta.checker is not None:
+                scheduler.cta.checker.on_hang()
+        lines = [
+            f"CTA {scheduler.cta.ctaid}, {line}"
+            for scheduler, waits in blocked
+            for line in scheduler._waits(waits)
+        ]
+        raise _deadlock("the cluster", lines, waiting[0] if waiting else None)

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine import mbarrier, tcgen05_access, tcgen05_copy, tcgen05_mma
 from gdnbench.sim.machine.async_queue import AsyncOperation
+from gdnbench.sim.machine.bulk import destinations
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
-from gdnbench.sim.machine.operands import SHARED_SPACES, shared_address, uniform_value
+from gdnbench.sim.machine.memory import in_cta, rank_of
+from gdnbench.sim.machine.operands import SHARED_BITS, SHARED_SPACES, shared_address, uniform_value
 from gdnbench.sim.machine.tcgen05_issue import STREAM, lane_value, refuse_pairs, single_issuer
 from gdnbench.sim.machine.tmem import check_size, column_of
 from gdnbench.sim.ptx.ir import Instruction
@@ -96,11 +98,9 @@ def _commit(
     """commit: the mbarrier gets one arrival once all operations in the stream have landed (PTX ISA
     9.7.16.12.1)."""
     refuse_pairs(ins)
-    if ins.has("multicast::cluster"):
-        raise UnsupportedError("tcgen05.commit.multicast::cluster")
     lane = single_issuer(cta, ins, lanes, sources)
     address = lane_value(sources[0], lane)
-    if not ins.has(*SHARED_SPACES) and address < cta.shared.end:
+    if not ins.has(*SHARED_SPACES) and address < SHARED_BITS:
         cta.note(
             f"{ins.name} has {address:#x}, an address in shared memory, where a generic one is due: the "
             "hardware takes it",
@@ -110,15 +110,20 @@ def _commit(
         address = shared_address(address, ins)
 
     issuers = lanes.copy()
+    # With a multicast the mbarrier at this address of every CTA that the mask names gets an arrival.
+    multicast = ins.has("multicast::cluster")
+    ranks = destinations(cta, ins, lane_value(sources[1], lane)) if multicast else [rank_of(address)]
+    for rank in ranks:
+        signalled = in_cta(address, rank)
 
-    def land() -> None:
-        try:
-            mbarrier.arrive(cta.shared, address)
-        except KernelFault as fault:
-            fault.place, fault.thread = ins.place, cta.thread(warp, issuers)
-            raise
+        def land(signalled: int = signalled) -> None:
+            try:
+                mbarrier.arrive(cta.cluster_shared, signalled)
+            except KernelFault as fault:
+                fault.place, fault.thread = ins.place, cta.thread(warp, issuers)
+                raise
 
-    cta.queue.submit(AsyncOperation(ins.op, land, stream=STREAM, signals=(address,)))
+        cta.queue.submit(AsyncOperation(ins.op, land, stream=STREAM, signals=(signalled,)))
     return ()
 
 

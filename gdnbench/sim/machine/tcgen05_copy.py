@@ -23,7 +23,7 @@ from gdnbench.sim.machine import tcgen05_operand
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
-from gdnbench.sim.machine.footprint import TmemBlock
+from gdnbench.sim.machine.footprint import TmemBlock, moved_to
 from gdnbench.sim.machine.tcgen05_descriptor import check_majorness, decode_matrix
 from gdnbench.sim.machine.tcgen05_issue import STREAM, lane_value, refuse_pairs, single_issuer
 from gdnbench.sim.machine.tcgen05_operand import Gather
@@ -126,7 +126,7 @@ def _issue(
             ins.op,
             copy.land,
             stream=STREAM,
-            reads=(gather.footprint,),
+            reads=moved_to(cta.shared.origin, (gather.footprint,)),
             writes=(TmemBlock(written, first, first + columns),),
         )
     )

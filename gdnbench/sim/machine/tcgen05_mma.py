@@ -18,7 +18,7 @@ from gdnbench.sim.machine import tcgen05_operand
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
-from gdnbench.sim.machine.footprint import TmemBlock
+from gdnbench.sim.machine.footprint import TmemBlock, moved_to
 from gdnbench.sim.machine.operands import vector_operand
 from gdnbench.sim.machine.tcgen05_descriptor import SUB_BYTE
 from gdnbench.sim.machine.tcgen05_issue import STREAM, lane_value, refuse_pairs, single_issuer
@@ -181,7 +181,7 @@ def _issue(
     product = _Mma(cta, warp, lanes.copy(), ins, work, accumulate, scale, enabled, writer)
     cta.tmem.begin_write(writer)
     writes = work.writes if enabled is None else (TmemBlock(writer.lanes, work.first, work.last),)
-    reads = (*work.reads, *writes) if accumulate else work.reads
+    reads = moved_to(cta.shared.origin, (*work.reads, *writes) if accumulate else work.reads)
     cta.queue.submit(AsyncOperation(ins.op, product.land, stream=STREAM, reads=reads, writes=writes))
     return ()
 

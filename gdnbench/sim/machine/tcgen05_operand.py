@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault
-from gdnbench.sim.machine.engine_interface import SHARED_BASE
 from gdnbench.sim.machine.footprint import Chunks
 from gdnbench.sim.machine.memory import SharedMemory
 from gdnbench.sim.machine.tcgen05_descriptor import PATTERNS, MatrixDescriptor, Pattern, Swizzle
@@ -39,7 +38,8 @@ _CHUNK_TYPE = np.complex128
 
 class Gather(NamedTuple):
     """The chunks of a matrix. `table[...]` are chunk numbers from shared address `origin`; `low` and `high`
-    bound the bytes."""
+    bound the bytes. The addresses are those of a CTA of rank 0: a descriptor has no bits for the rank, and
+    each CTA reads its own shared memory by it."""
 
     table: npt.NDArray[np.intp]
     origin: int
@@ -112,24 +112,27 @@ def _mn_major(pattern: Pattern, leading: int, stride: int, rows: int, columns: i
 
 def check_bounds(shared: SharedMemory, gather: Gather, what: str) -> None:
     """Raises KernelFault if a matrix is not inside shared memory."""
-    if gather.low < SHARED_BASE or gather.high > shared.end:
+    low, high = shared.origin + gather.low, shared.origin + gather.high
+    if low < shared.first or high > shared.end:
         raise KernelFault(
             FaultKind.OUT_OF_BOUNDS,
-            f"{what} spans shared addresses {gather.low:#x} to {gather.high:#x}; "
-            f"the CTA has {SHARED_BASE:#x} to {shared.end:#x}",
+            f"{what} spans shared addresses {low:#x} to {high:#x}; "
+            f"the CTA has {shared.first:#x} to {shared.end:#x}",
         )
 
 
 def read_chunks(shared: SharedMemory, gather: Gather, what: str) -> npt.NDArray[np.uint8]:
     """The chunks' current bytes: one row of the result per row of the table."""
+    origin = shared.origin + gather.origin
     if shared.track:
-        valid = shared.valid[gather.origin :].view(_CHUNK_TYPE).take(gather.table).view(np.bool_)
+        valid = shared.valid[origin:].view(_CHUNK_TYPE).take(gather.table).view(np.bool_)
         if not valid.all():
             shared.skip(KernelFault(FaultKind.UNINITIALISED, _first_invalid(shared, gather, what)))
-    return shared.bytes[gather.origin :].view(_CHUNK_TYPE).take(gather.table).view(np.uint8)
+    return shared.bytes[origin:].view(_CHUNK_TYPE).take(gather.table).view(np.uint8)
 
 
 def _first_invalid(shared: SharedMemory, gather: Gather, what: str) -> str:
-    bytes_read = gather.origin + (gather.table.reshape(-1, 1) * CHUNK + np.arange(CHUNK)).ravel()
+    origin = shared.origin + gather.origin
+    bytes_read = origin + (gather.table.reshape(-1, 1) * CHUNK + np.arange(CHUNK)).ravel()
     missing = bytes_read[~shared.valid[bytes_read]]
     return f"{what}: {missing.size} bytes never written, the first at shared address {int(missing.min()):#x}"

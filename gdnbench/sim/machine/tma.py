@@ -22,7 +22,9 @@ from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import mbarrier
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.bulk import (
+    check_same_cta,
     count_traffic,
+    destinations,
     issued_operations,
     refuse_unknown,
     submit_bulk,
@@ -31,7 +33,7 @@ from gdnbench.sim.machine.bulk import (
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.footprint import Chunks, Strided
-from gdnbench.sim.machine.memory import POISON, Bytes, resolve
+from gdnbench.sim.machine.memory import POISON, Bytes, in_cta, rank_of, resolve
 from gdnbench.sim.machine.operands import SHARED_SPACES, scalar_operand, vector_operand
 from gdnbench.sim.machine.reduce import OPERATIONS, reduce
 from gdnbench.sim.machine.tensor_elements import convert_elements, fill_outside
@@ -53,7 +55,7 @@ _SWIZZLE_MASK = {128: 7, 64: 3, 32: 1}
 
 _RANKS = tuple(f"{rank}d" for rank in range(1, MAX_RANK + 1))
 _COMMON = frozenset((*_RANKS, "tile", "global", "L2::cache_hint", *SHARED_SPACES))
-_LOAD = _COMMON | {"mbarrier::complete_tx::bytes", "cta_group::1"}
+_LOAD = _COMMON | {"mbarrier::complete_tx::bytes", "cta_group::1", "multicast::cluster"}
 _STORE = _COMMON | {"bulk_group"}
 
 _decode = lru_cache(maxsize=1024)(decode_tensormap)
@@ -200,9 +202,18 @@ def _tensor_copy(
         return ()
     refuse_unknown(ins, _LOAD)
     descriptor, *coordinates = vector_operand(sources[1])
-    arguments = (scalar_operand(sources[0]), scalar_operand(sources[2]), descriptor, *coordinates)
-    for members, (shared, barrier, address, *where) in issued_operations(cta, ins, lanes, *arguments):
-        _load(cta, warp, ins, members, shared, barrier, address, tuple(map(_signed, where)))
+    multicast = ins.has("multicast::cluster")
+    mask = [scalar_operand(sources[3])] if multicast else []
+    arguments = (*mask, scalar_operand(sources[0]), scalar_operand(sources[2]), descriptor, *coordinates)
+    for members, given in issued_operations(cta, ins, lanes, *arguments):
+        shared, barrier, address, *where = given[len(mask) :]
+        check_same_cta(ins, shared, barrier)
+        # A multicast is an operation for each CTA that receives the box, at the same addresses in each.
+        ranks = destinations(cta, ins, given[0]) if multicast else [rank_of(shared)]
+        for rank in ranks:
+            to = (in_cta(shared, rank), in_cta(barrier, rank)) if multicast else (shared, barrier)
+            size = _load(cta, warp, ins, members, *to, address, tuple(map(_signed, where)))
+        count_traffic(cta, "global", "shared", size)
     return ()
 
 
@@ -215,13 +226,14 @@ def _load(
     barrier: int,
     address: int,
     where: tuple[int, ...],
-) -> None:
-    """A box from global to shared memory."""
+) -> int:
+    """A box from global to shared memory of one CTA. Returns the bytes that are read from global memory."""
     tensor = _descriptor(cta, address)
     _check(ins, tensor, shared, where)
     size = tensor.box_bytes
-    cta.shared.check(shared, _extent(tensor))
-    units, order = cta.shared.units, _units(tensor, shared)
+    memory = cta.cluster_shared if ins.has("shared::cluster") else cta.shared
+    memory.check(shared, _extent(tensor))
+    units, order = memory.units, _units(tensor, shared)
     box = place_box(tensor, where)
     source = None if box.empty else cta.memory.strided(box.address, box.counts, box.strides)
     data = np.empty(box.shape, np.uint8)
@@ -232,10 +244,11 @@ def _load(
             data[box.inside] = convert_elements(source, tensor)
 
     def land() -> None:
+        memory.check(shared, size)
         units[order] = data.reshape(-1).view(units.dtype)
-        if cta.shared.track:
-            cta.shared.valid.reshape(-1, UNIT)[order] = True
-        mbarrier.complete_tx(cta.shared, barrier, size)
+        if memory.track:
+            memory.valid.reshape(-1, UNIT)[order] = True
+        mbarrier.complete_tx(memory, barrier, size)
 
     operation = AsyncOperation(
         ins.op,
@@ -246,7 +259,7 @@ def _load(
         writes=(Chunks(order, UNIT),),
     )
     submit_bulk(cta, warp, ins, members, operation, lambda: units.__setitem__(order, _POISON_UNIT))
-    count_traffic(cta, "global", "shared", box.size)
+    return box.size
 
 
 def _store(

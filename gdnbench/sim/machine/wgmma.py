@@ -27,6 +27,7 @@ from gdnbench.sim.machine.engine_interface import (
     Warp,
     Words,
 )
+from gdnbench.sim.machine.footprint import Footprint, moved_to
 from gdnbench.sim.machine.operands import uniform_value
 from gdnbench.sim.machine.tcgen05_operand import Gather
 from gdnbench.sim.machine.wgmma_form import OP, Form, M
@@ -177,9 +178,15 @@ def _start(cta: Cta, warp: Warp, product: GroupProduct) -> None:
                 fault.place, fault.thread = product.ins.place, cta.thread(warp, issuers)
             raise
 
-    reads = tuple(g.footprint for g in (product.a, product.b) if g is not None)
+    reads = matrix_reads(cta, product)
     product.operation = AsyncOperation(OP, land, stream=(OP, warp.index // WARPS), reads=reads)
     cta.queue.submit(product.operation)
+
+
+def matrix_reads(cta: Cta, product: GroupProduct) -> tuple[Footprint, ...]:
+    """The shared memory that a product reads."""
+    matrices = tuple(gather.footprint for gather in (product.a, product.b) if gather is not None)
+    return moved_to(cta.shared.origin, matrices)
 
 
 def _land(cta: Cta, product: GroupProduct) -> None:

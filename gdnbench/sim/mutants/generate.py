@@ -188,6 +188,9 @@ def _weaker(ins: Instruction, spelled: str) -> Iterator[str]:
         for wider in ("cluster", "gpu", "sys"):
             if ins.has(wider):
                 yield spelled.replace(f".{wider}", ".cta")
+    elif ins.form.sync is Sync.CLUSTER_ARRIVE:
+        if not ins.has("relaxed"):
+            yield ".".join((ins.op, "relaxed", *(mod for mod in ins.mods if mod == "aligned")))
     elif ins.form.sync is Sync.POLL or ins.form.sync in _ARRIVALS:
         if not ins.has("relaxed"):
             rest = [part for part in spelled.removeprefix(ins.op).split(".")[1:] if part not in _ORDERED]

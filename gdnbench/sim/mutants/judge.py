@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import FrameType
 
+from gdnbench.sim.checker.cluster_uses import ClusterMember
 from gdnbench.sim.checker.cta_detector import CtaRaceDetector
 from gdnbench.sim.checker.findings import FindingGroup, Side
 from gdnbench.sim.checker.grid import LaunchChecker
@@ -87,7 +88,7 @@ class _Watched:
     """The checker of one CTA, counting what is executed. If `known` is given, it ends the run at the first
     error that is not in it. Implements `machine.observer.Checker`."""
 
-    checker: CtaRaceDetector
+    checker: CtaRaceDetector | ClusterMember
     executed: _Executed
     known: Container[Cause] | None
     findings: int = 0
@@ -204,6 +205,8 @@ def run_launch(
             memory=memory,
             threads=1,
             registers=request.registers,
+            cluster=request.cluster,
+            preferred_cluster=request.preferred_cluster,
             checker=lambda cta: _Watched(checker.begin(cta), executed, known),
         )
         stopped = False

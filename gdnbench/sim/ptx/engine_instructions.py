@@ -187,6 +187,8 @@ TABLE: dict[Traits, str] = {
     Traits("move and address"): """
     cvta  {.to}.space.u64  d, a
     isspacep .space  p, a
+    mapa  {.shared::cluster}.{u32,u64}  d, a, b:32
+    getctarank  {.shared::cluster}.{u32,u64}  d, a
     """,
     Traits("load and store", access=Access.READ): """
     ld  {.sem}{.mmio}{.scope}{.space}{.ldcop}{.nc}{.unified}{.hint}*{.vec}.loaded \

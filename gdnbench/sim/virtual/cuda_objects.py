@@ -133,6 +133,7 @@ class CudaObjects:
         params: Any,
         extra: int,
         cluster: Dim3 = (1, 1, 1),
+        preferred_cluster: Dim3 | None = None,
     ) -> None:
         """A launch as cuLaunchKernel[Ex] is given it: `params` is the address of an array of pointers to the
         parameters, or cuda-python's tuple; `extra` is 0, or the address of an array with a buffer of them."""
@@ -142,7 +143,16 @@ class CudaObjects:
             given = _buffer_bytes(extra, variables, name)
         else:
             given = parameter_bytes(params, [variable.size for variable in variables], name)
-        self.gpu.launch(function.module, name, grid, block, given, shared_bytes, cluster)
+        self.gpu.launch(
+            function.module,
+            name,
+            grid,
+            block,
+            given,
+            shared_bytes,
+            cluster,
+            preferred_cluster=preferred_cluster,
+        )
 
     def allocate(self, size: int) -> int:
         """New memory; its address. Raises MemoryError."""

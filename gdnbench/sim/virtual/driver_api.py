@@ -19,7 +19,7 @@ from typing import Any
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.host.device import MULTIPROCESSORS
 from gdnbench.sim.host.encode_tiled import encode_tiled, replace_address
-from gdnbench.sim.host.runtime import LaunchConfig, launch_cluster
+from gdnbench.sim.host.runtime import LaunchConfig, launch_clusters
 from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.virtual.cuda_objects import CudaObjects, Function
@@ -356,7 +356,7 @@ def _kernel_functions(objects: CudaObjects) -> Functions:
         return gpu.device.blocks_per_multiprocessor(block, registers, shared + found.kernel.shared_size)
 
     def max_clusters(handle: int, config: int) -> int:
-        x, y, z = _cluster(LaunchConfig.from_address(config))
+        (x, y, z), _ = _clusters(LaunchConfig.from_address(config))
         return gpu.asked_device().active_clusters(x * y * z)
 
     return {
@@ -382,9 +382,9 @@ def _kernel_functions(objects: CudaObjects) -> Functions:
     }
 
 
-def _cluster(config: LaunchConfig) -> Dim3:
+def _clusters(config: LaunchConfig) -> tuple[Dim3, Dim3 | None]:
     try:
-        return launch_cluster(config)
+        return launch_clusters(config)
     except UnsupportedError as error:
         note_refusal(error)
         raise
@@ -412,7 +412,7 @@ def _launch_functions(objects: CudaObjects) -> Functions:
         block: Dim3 = (given.block[0], given.block[1], given.block[2])
         # CUlaunchConfig has 32 bits of dynamic shared memory and padding, cudaLaunchConfig_t 64.
         shared = given.dynamic_shared & 0xFFFFFFFF
-        objects.launch(handle, grid, block, shared, params, extra, _cluster(given))
+        objects.launch(handle, grid, block, shared, params, extra, *_clusters(given))
 
     def host_function(function: int, data: int) -> None:
         objects.do(lambda: ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(data))

@@ -132,13 +132,16 @@ class VirtualGpu:
         shared_bytes: int = 0,
         cluster: Dim3 = (1, 1, 1),
         registers: int | None = None,
+        preferred_cluster: Dim3 | None = None,
     ) -> None:
         """Simulate a launch of `entry` at once and add its report. `params` are the bytes of each parameter.
 
         Raises KernelFault for an illegal act of the kernel, UnsupportedError for what is not simulated,
         LaunchError for arguments that do not fit.
         """
-        request = LaunchRequest("", entry, grid, block, cluster, shared_bytes, tuple(params), registers, 0)
+        request = LaunchRequest(
+            *("", entry, grid, block, cluster, shared_bytes, tuple(params), registers, 0), preferred_cluster
+        )
         self.run(module, [request])
 
     def run(self, module: Module, requests: Sequence[LaunchRequest], named: Sequence[Region] = ()) -> Report:

@@ -151,12 +151,13 @@ def test_options_that_there_are_not(option: dict[str, Any], message: str) -> Non
     assert not y.any()
 
 
-def test_clusters_are_refused_by_name() -> None:
+def test_a_launch_in_clusters() -> None:
     example = make_fake_tensor(cutlass.Int32, (cute.sym_int(),), (1,))
     compiled = sim.compile(host_kernels.in_a_cluster, example, example, make_fake_stream())
-    vector = torch.zeros(64, dtype=torch.int32)
-    with pytest.raises(sim.UnsupportedError, match="cluster"):
-        sim.launch(compiled, vector, vector)
+    vector, result = torch.arange(64, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
+    sim.launch(compiled, vector, result)
+    assert torch.equal(result[:32], vector[:32] + 1)
+    assert not result[32:].any()
 
 
 @each_engine

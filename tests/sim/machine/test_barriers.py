@@ -214,9 +214,9 @@ def test_discard_poisons() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["getctarank.shared::cluster.u32 %r0, %r1", "mapa.shared::cluster.u32 %r0, %r1, 0"],
+    ["clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p0, %d1"],
 )
 def test_what_no_unit_models_is_refused(text: str) -> None:
-    with pytest.raises(UnsupportedError, match=r"instruction (getctarank|mapa)") as caught:
-        Bench().issue(text, r1=0)
+    with pytest.raises(UnsupportedError, match=r"instruction clusterlaunchcontrol") as caught:
+        Bench().issue(text, d1=0)
     assert caught.value.place is not None

@@ -216,7 +216,7 @@ def test_bulk_faults() -> None:
     ):
         with fault(kind, message):
             data.issue(LOAD, **{**good, **change})
-    with pytest.raises(UnsupportedError, match="multicast::cluster"):
+    with fault(FaultKind.OUT_OF_BOUNDS, "ctaMask 0x0040 in a cluster of 1 CTAs"):
         data.issue(LOAD.replace("bytes ", "bytes.multicast::cluster ").replace("[%a]", "[%a], %n"), **good)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from gdnbench.sim.errors import FaultKind, InputError, KernelFault, LaunchError, UnsupportedError
+from gdnbench.sim.errors import FaultKind, InputError, KernelFault, LaunchError
 from gdnbench.sim.machine.grid import ctas_communicate, resident_ctas
 from gdnbench.sim.run import RunResult, run_ptx
 from tests.messages import wording
@@ -221,11 +221,30 @@ def test_within_budget(directives: str, block: tuple, options: dict) -> None:  #
     run_ptx(text, "k", (1, 1, 1), block, [], engine="interpreter", **options)
 
 
-def test_clusters_are_refused_by_name() -> None:
-    with pytest.raises(
-        UnsupportedError, match=wording("sim.machine.cluster-launch", cluster="(2, 1, 1)", kernel="k")
-    ):
-        run(module(EMPTY, "", directives=".reqnctapercluster 2, 1, 1"), [])
+@pytest.mark.parametrize(
+    ("directives", "options", "message"),
+    [
+        ("", {"cluster": (3, 1, 1)}, wording("sim.machine.cluster-divides", whole=(4, 1, 1), part=(3, 1, 1))),
+        ("", {"cluster": (32, 1, 1)}, wording("sim.machine.cluster-size", cluster=(32, 1, 1), ctas=32)),
+        ("", {"cluster": (0, 1, 1)}, wording("sim.machine.cluster-size", cluster=(0, 1, 1), ctas=0)),
+        (
+            ".reqnctapercluster 2, 1, 1",
+            {"cluster": (4, 1, 1)},
+            wording("sim.machine.cluster-required", cluster=(4, 1, 1), kernel="k", required=(2, 1, 1)),
+        ),
+        (
+            "",
+            {"cluster": (2, 1, 1), "preferred_cluster": (3, 1, 1)},
+            wording("sim.machine.cluster-divides", whole=(3, 1, 1), part=(2, 1, 1)),
+        ),
+    ],
+)
+def test_clusters_over_budget(directives: str, options: dict, message: re.Pattern) -> None:  # type: ignore[type-arg]
+    text = module(EMPTY, "", directives=directives)
+    with pytest.raises(KernelFault, match=message) as caught:
+        run(text, [], 4, **options)
+    assert caught.value.kind is FaultKind.BUDGET
+    run(text, [], 4, cluster=(2, 1, 1), preferred_cluster=(4, 1, 1))
 
 
 def test_static_and_dynamic_shared_memory_share_the_budget() -> None:

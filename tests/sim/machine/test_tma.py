@@ -363,7 +363,6 @@ def test_a_store_of_bytes_nobody_wrote() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        load_text(2, ".multicast::cluster").replace("[%b]", "[%b], %n"),
         load_text(2, ".cta_group::2"),
         load_text(2).replace(".tile", ".tile::gather4"),
         load_text(3).replace(".tile", ".im2col"),
@@ -371,7 +370,7 @@ def test_a_store_of_bytes_nobody_wrote() -> None:
 )
 def test_refused_by_name(text: str) -> None:
     bench = Tensor(random.Random(1), "bf16", (64, 32), (64, 8), 128).bench()
-    with pytest.raises(UnsupportedError, match=r"multicast|cta_group::2|gather4|im2col"):
+    with pytest.raises(UnsupportedError, match=r"cta_group::2|gather4|im2col"):
         bench.issue(text, s=TILE, d1=PARAM_WINDOW, b=BAR, c0=0, c1=0, c2=0, n=1)
 
 

@@ -123,6 +123,37 @@ def wgmma() -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class _Cluster:
+    """A kernel of PTX, launched in one cluster of `ctas` CTAs."""
+
+    body: str
+    ctas: int
+
+    def __call__(self) -> None:
+        from gdnbench import sim
+        from gdnbench.sim.host import PtxKernel
+        from gdnbench.sim.ptx import parse
+        from tests.sim.clusters.cluster_kernels import TILES, WORDS, kernel
+
+        one, shape = (1, 1, 1), (self.ctas, 1, 1)
+        ready = PtxKernel(parse(kernel(self.body)), "k", shape, (32, *one[1:]), cluster=shape)
+        x = torch.arange(max(self.ctas, TILES) * WORDS, dtype=torch.int32)
+        sim.launch(ready, x, torch.zeros(self.ctas, WORDS, dtype=torch.int32), bytes(128))
+
+
+def cluster_ring() -> None:
+    from tests.sim.clusters.cluster_kernels import RING
+
+    _Cluster(RING, 4)()
+
+
+def cluster_stream() -> None:
+    from tests.sim.clusters.cluster_kernels import STREAM
+
+    _Cluster(STREAM, 2)()
+
+
+@dataclass(frozen=True, slots=True)
 class _Operation:
     """A kernel of an operation of this project, on made calls; `sms` are so few that the CTAs of a persistent
     kernel have several items each."""
@@ -229,6 +260,8 @@ SUBJECTS: dict[str, Subject] = {
     "tmem_operand": Subject(tmem_operand),
     "ldmatrix": Subject(ldmatrix),
     "wgmma": Subject(wgmma),
+    "cluster_ring": Subject(cluster_ring),
+    "cluster_stream": Subject(cluster_stream),
     "gdn_prefill": Subject(_Operation("gdn_prefill", "sm100", _PREFILL)),
     "gdn_prefill_fused": Subject(_Operation("gdn_prefill", "sm100_fused", _PREFILL)),
     "gdn_decode": Subject(_Decode("registers")),

@@ -103,7 +103,7 @@ def test_a_kernel_is_launched(cuda: ctypes.CDLL, gpu: VirtualGpu, function: c_vo
         extra = (c_void_p * 5)(1, ctypes.addressof(packed), 2, ctypes.addressof(size), 0)
         ok(cuda.cuLaunchKernel(function, 4, 1, 1, 32, 1, 1, 0, None, None, extra))
     else:
-        cluster = (c_uint * 18)(4, 0, 1, 1, 1)  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        cluster = (c_uint * 18)(4, 0, 2, 1, 1)  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         config = LaunchConfig((4, 1, 1, 32, 1, 1, 0), None, ctypes.addressof(cluster), 1)
         ok(cuda.cuLaunchKernelEx(byref(config), function, params, None))
     ok(cuda.cuCtxSynchronize())
