@@ -466,7 +466,8 @@ class CtaRaceDetector:
                 )
                 released = barrier.phase_clocks(barrier.signalled)
                 released.join_memory(pending.clocks)
-                released.base.tokens |= pending.completes
+                assert pending.event.token is not None
+                released.base.tokens |= pending.completes | 1 << pending.event.token
                 released.tcgen05_fenced |= pending.completes
 
     def on_warp_exit(self, warp: int) -> None:
