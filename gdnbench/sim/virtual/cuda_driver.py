@@ -91,8 +91,8 @@ def _functions(driver: Any, gpu: VirtualGpu) -> dict[str, Callable[..., Any]]:
         functions["cuTensorMapReplaceAddress"](int(tensor_map.getPtr()), address_of(address))
         return (ok,)
 
-    def max_clusters(function: Any, config: Any) -> Any:
-        return ok, functions["cuOccupancyMaxActiveClusters"](int(function), int(config.getPtr()))
+    def of_config(name: str) -> Callable[[Any, Any], Any]:
+        return lambda function, config: (ok, functions[name](int(function), int(config.getPtr())))
 
     return found | {
         "cuCtxCreate": lambda *_: found["cuCtxGetCurrent"](),  # its parameters differ between releases
@@ -106,7 +106,8 @@ def _functions(driver: Any, gpu: VirtualGpu) -> dict[str, Callable[..., Any]]:
         ),
         "cuLaunchKernel": launch,
         "cuLaunchKernelEx": launch_ex,
-        "cuOccupancyMaxActiveClusters": max_clusters,
+        "cuOccupancyMaxActiveClusters": of_config("cuOccupancyMaxActiveClusters"),
+        "cuOccupancyMaxPotentialClusterSize": of_config("cuOccupancyMaxPotentialClusterSize"),
         "cuTensorMapReplaceAddress": replace_address,
         "cuTensorMapEncodeTiled": lambda *arguments: (ok, _encode(driver, *arguments)),
     }

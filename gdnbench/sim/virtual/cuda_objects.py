@@ -29,6 +29,8 @@ BINARIES = {
 }
 END, BUFFER_POINTER, BUFFER_SIZE = 0, 1, 2  # CU_LAUNCH_PARAM_...
 STATIC_SHARED, MAX_DYNAMIC_SHARED, REGISTERS, MAX_THREADS = 1, 8, 4, 0  # of CUfunction_attribute
+NON_PORTABLE_CLUSTERS = 14
+PORTABLE_CLUSTER = 8  # the most CTAs of a cluster without that attribute
 
 
 @dataclass(slots=True)
@@ -43,6 +45,9 @@ class Function:
         """A CUfunction_attribute. Raises UnsupportedError for one that only ptxas knows."""
         known = {MAX_THREADS: 1024, STATIC_SHARED: self.kernel.shared_size, MAX_DYNAMIC_SHARED: 48 << 10}
         known |= {2: 0, 3: 0, 5: 100, 6: 100, 7: 0, 9: -1}  # constant, local memory; versions; no preference
+        # A cluster size that must be set; the required width, height and depth; scheduling policy.
+        width, height, depth = self.kernel.cluster or (0, 0, 0)
+        known |= {10: 0, 11: width, 12: height, 13: depth, NON_PORTABLE_CLUSTERS: 0, 15: 0}
         if self.kernel.maxnreg is not None:
             known[REGISTERS] = self.kernel.maxnreg
         value = (known | self.attributes).get(number)

@@ -20,9 +20,14 @@ from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.host.device import MULTIPROCESSORS
 from gdnbench.sim.host.encode_tiled import encode_tiled, replace_address
 from gdnbench.sim.host.runtime import LaunchConfig, launch_clusters
-from gdnbench.sim.machine.engine_interface import Dim3
+from gdnbench.sim.machine.engine_interface import MAX_CLUSTER, Dim3
 from gdnbench.sim.ptx.ir import Module
-from gdnbench.sim.virtual.cuda_objects import CudaObjects, Function
+from gdnbench.sim.virtual.cuda_objects import (
+    NON_PORTABLE_CLUSTERS,
+    PORTABLE_CLUSTER,
+    CudaObjects,
+    Function,
+)
 from gdnbench.sim.virtual.gpu import VirtualGpu
 from gdnbench.sim.virtual.refusals import note_refusal, refusal
 
@@ -359,6 +364,9 @@ def _kernel_functions(objects: CudaObjects) -> Functions:
         (x, y, z), _ = _clusters(LaunchConfig.from_address(config))
         return gpu.asked_device().active_clusters(x * y * z)
 
+    def largest_cluster(handle: int, config: int) -> int:
+        return MAX_CLUSTER if function(handle).attribute(NON_PORTABLE_CLUSTERS) else PORTABLE_CLUSTER
+
     return {
         "cuKernelGetFunction": lambda kernel: kernel,
         "cuKernelGetLibrary": module_of,
@@ -377,6 +385,7 @@ def _kernel_functions(objects: CudaObjects) -> Functions:
         "cuOccupancyMaxActiveBlocksPerMultiprocessor": max_blocks,
         "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": max_blocks,
         "cuOccupancyMaxActiveClusters": max_clusters,
+        "cuOccupancyMaxPotentialClusterSize": largest_cluster,
         "cuTensorMapEncodeTiled": encode_tiled,
         "cuTensorMapReplaceAddress": replace_address,
     }

@@ -106,6 +106,7 @@ cuStreamAddCallback: CUstream, address, address, -
 cuOccupancyMaxActiveBlocksPerMultiprocessor: out int, CUfunction, int, size_t
 cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags: out int, CUfunction, int, size_t, -
 cuOccupancyMaxActiveClusters: out int, CUfunction, address
+cuOccupancyMaxPotentialClusterSize: out int, CUfunction, address
 cuTensorMapEncodeTiled: address, int, unsigned, address x5, int x4
 cuTensorMapReplaceAddress: address, address
 
@@ -269,7 +270,7 @@ cuMipmappedArrayGetMemoryRequirements cuMipmappedArrayGetSparseProperties cuModu
 cuModuleGetSurfRef cuModuleGetTexRef cuMulticastAddDevice cuMulticastBindAddr cuMulticastBindAddr_v2
 cuMulticastBindMem cuMulticastBindMem_v2 cuMulticastCreate cuMulticastGetGranularity cuMulticastUnbind
 cuOccupancyAvailableDynamicSMemPerBlock cuOccupancyMaxPotentialBlockSize
-cuOccupancyMaxPotentialBlockSizeWithFlags cuOccupancyMaxPotentialClusterSize cuParamSetSize cuParamSetTexRef
+cuOccupancyMaxPotentialBlockSizeWithFlags cuParamSetSize cuParamSetTexRef
 cuParamSetf cuParamSeti cuParamSetv cuSignalExternalSemaphoresAsync cuStreamAttachMemAsync
 cuStreamBatchMemOp cuStreamBatchMemOp_v2 cuStreamBeginCapture cuStreamBeginCaptureToCig
 cuStreamBeginCaptureToGraph cuStreamBeginCapture_v2 cuStreamBeginRecaptureToGraph cuStreamCopyAttributes

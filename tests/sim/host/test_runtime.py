@@ -74,10 +74,13 @@ def test_a_launch_is_recorded(cubin: tuple[bytes, str]) -> None:
 
 
 def test_attributes_of_a_launch(cubin: tuple[bytes, str]) -> None:
-    """Numbers of cudaLaunchAttributeID: 2 cooperative, 4 cluster dimension, 6 programmatic serialisation."""
+    """Numbers of cudaLaunchAttributeID: 2 cooperative, 4 cluster dimension, 6 programmatic serialisation, 11
+    preferred cluster dimension."""
     runtime, kernel = loaded(cubin)
-    assert launch(runtime, kernel, attribute(6, 1) + attribute(2, 0) + attribute(4, 2, 1, 1), 3) == 0
+    given = attribute(6, 1) + attribute(2, 0) + attribute(4, 2, 1, 1) + attribute(11, 4, 1, 1)
+    assert launch(runtime, kernel, given, 4) == 0
     assert runtime.launches[0].cluster == (2, 1, 1)
+    assert runtime.launches[0].preferred_cluster == (4, 1, 1)
 
 
 @pytest.mark.parametrize(
