@@ -51,9 +51,8 @@ WINDOWS = {
 SHARED_BASE = 1024
 
 # In a cluster the shared addresses of the CTA of rank r begin at r * CLUSTER_STRIDE, its own ones too. So an
-# address says which CTA it belongs to, and shared::cta is a part of shared::cluster. The hardware has the
-# rank in the same bits: CUTLASS clears bit 24 to name the mbarrier of the even CTA of a pair
-# (Sm100MmaPeerBitMask).
+# address says which CTA it belongs to, and shared::cta is a part of shared::cluster. An H200 has these
+# addresses, and CUTLASS clears bit 24 to name the mbarrier of the even CTA of a pair (Sm100MmaPeerBitMask).
 CLUSTER_STRIDE = 1 << 24
 MAX_CLUSTER = 16  # with the attribute for non-portable sizes; 8 without
 
