@@ -233,8 +233,10 @@ class ClusterScheduler:
 
     def round(self) -> bool:
         """One round; False once all CTAs have exited."""
+        going = self._order()
+        all_had_turns = len(going) == len(self.left)
         moved = False
-        for scheduler in self._order():
+        for scheduler in going:
             moved |= scheduler.turns_of_cluster()
         self.left = [scheduler for scheduler in self.left if not scheduler.finished]
         if not self.left:
@@ -242,7 +244,7 @@ class ClusterScheduler:
         if moved:
             for scheduler in self.left:
                 scheduler.end_round_of_cluster()
-        elif self._still:
+        elif not all_had_turns:
             self._still.clear()
         elif not self._land():
             self._expire()

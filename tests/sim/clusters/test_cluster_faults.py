@@ -31,7 +31,7 @@ FAULTS = {
 @%first bra over;
 mov.u32 %r3, 0;
 spin: add.u32 %r3, %r3, 1;
-setp.lt.u32 %p, %r3, 100000;
+setp.lt.u32 %p, %r3, 10000;
 @%p bra spin;
 ld.shared::cluster.b32 %r2, [%peer];
 {STORE}over:
@@ -92,14 +92,14 @@ ld.shared::cluster.b32 %r2, [%peer];
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%peer], %r1, [%bar];",
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%peer], %r1, [%there];",
         FaultKind.BARRIER,
-        wording("sim.machine.cluster-other-mbarrier", target=1, barrier=0),
+        wording("sim.machine.cluster-other-mbarrier"),
     ),
     "state of a peer's mbarrier": Pair(
         f"{INIT}@%one @@\n{wait()}{SYNC}",
         "mbarrier.arrive.shared::cluster.b64 %d0, [%there];",
         "mbarrier.arrive.shared::cluster.b64 _, [%there];",
         FaultKind.BARRIER,
-        wording("sim.machine.cluster-remote-state", rank=1),
+        wording("sim.machine.cluster-remote-state"),
     ),
     # Nobody arrives at the mbarrier of the CTA of rank 0.
     "deadlock": Pair(

@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from gdnbench.sim.checker.happens_before import Verdict
 from gdnbench.sim.run import run_ptx
 from tests.sim.clusters.cluster_kernels import (
     ENGINES,
@@ -287,8 +288,10 @@ def test_a_pipeline_of_multicasts(size: int, engine: str, schedule: str) -> None
 
 @pytest.mark.parametrize("schedule", quick(("late", "early", "random:5"), 2))
 def test_a_pipeline_is_ordered(schedule: str) -> None:
+    """As in CUTLASS no thread fences the proxies between its reads and the next copy, which is reviewed."""
     x = np.arange(TILES * WORDS, dtype=np.int32)
-    assert findings(kernel(STREAM), 2, x=x, schedule=schedule) == []
+    found = findings(kernel(STREAM), 2, x=x, schedule=schedule)
+    assert {one.cause for one in found if one.verdict is Verdict.ERROR} == set()
 
 
 def test_preferred_clusters() -> None:

@@ -25,6 +25,7 @@ sys.modules["triton"] = triton
 
 from cutlass.cute.runtime import from_dlpack  # noqa: E402
 from quack.compile_utils import make_fake_tensor  # noqa: E402
+from quack.cross_entropy import CrossEntropy  # noqa: E402
 from quack.gemm_default_epi import GemmDefaultSm90, GemmDefaultSm100  # noqa: E402
 from quack.rmsnorm import RMSNorm  # noqa: E402
 from quack.softmax import Softmax  # noqa: E402
@@ -96,6 +97,64 @@ def rmsnorm(
     return sim.launch(compiled, x, weight, None, None, out, None, rstd, None, eps)
 
 
+class _SoftmaxInClusters(Softmax):
+    """QuACK's softmax with the CTAs of each row given: by itself it takes one up to 16,384 columns."""
+
+    def __init__(self, dtype: Any, columns: int, ctas: int) -> None:
+        super().__init__(dtype, columns)
+        self.ctas = ctas
+
+    def _set_cluster_n(self) -> None:
+        self.cluster_n = self.ctas
+
+
+def softmax_in_clusters(x: torch.Tensor, out: torch.Tensor, ctas: int, engine: str, schedule: str) -> object:
+    """out = softmax of the rows of x, each by `ctas` CTAs of a cluster, with the checker's findings."""
+    dtype, columns = NUMERIC[x.dtype], x.shape[1]
+    rows = cute.sym_int()
+    divisible = math.gcd(128 // dtype.width, columns)
+    fakes = [make_fake_tensor(dtype, (rows, columns), divisible) for _ in range(2)]
+    compiled = _compiled(_SoftmaxInClusters(dtype, columns, ctas), *fakes)
+    return sim.launch(compiled, x, out, engine=engine, schedule=schedule, check=True)
+
+
+class _CrossEntropyInClusters(CrossEntropy):
+    """The same for its cross entropy."""
+
+    def __init__(self, dtype: Any, columns: int, ctas: int, online_softmax: bool) -> None:
+        super().__init__(dtype, columns, online_softmax)
+        self.ctas = ctas
+
+    def _set_cluster_n(self) -> None:
+        self.cluster_n = self.ctas
+
+
+def cross_entropy_in_clusters(
+    x: torch.Tensor, target: torch.Tensor, loss: torch.Tensor, dx: torch.Tensor, ctas: int
+) -> object:
+    """loss = cross entropy of the rows of x with `target` as their classes, and dx its gradient, unless
+    dx is empty. Each row has `ctas` CTAs."""
+    dtype, columns = NUMERIC[x.dtype], x.shape[1]
+    rows = cute.sym_int()
+    divisible = math.gcd(128 // dtype.width, columns)
+    fake_x, fake_dx = (make_fake_tensor(dtype, (rows, columns), divisible) for _ in range(2))
+    fake_target = make_fake_tensor(cutlass.Int32, (rows,))
+    fake_loss = make_fake_tensor(cutlass.Float32, (rows,))
+    gradient = dx.numel() > 0
+    compiled = _compiled(
+        _CrossEntropyInClusters(dtype, columns, ctas, online_softmax=not gradient),
+        fake_x,
+        fake_target,
+        None,
+        fake_loss,
+        None,
+        fake_dx if gradient else None,
+        None,
+        cutlass.Int32(0),
+    )
+    return sim.launch(compiled, x, target, None, loss, None, dx if gradient else None, None, -100, check=True)
+
+
 class _Gemm:
     """QuACK's SM100 GEMM of plain tensors: its own call takes named tuples of options."""
 
@@ -130,26 +189,33 @@ def gemm(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, bias: torch.Tensor, 
 class _HopperGemm:
     """QuACK's GEMM for sm_90: TMA, wgmma, warps that give registers to each other."""
 
-    def __init__(self, clusters: int, pingpong: bool) -> None:
-        self.clusters, self.pingpong = clusters, pingpong
+    def __init__(self, clusters: int, cluster: tuple[int, int, int], pingpong: bool) -> None:
+        self.clusters, self.cluster, self.pingpong = clusters, cluster, pingpong
 
     @cute.jit
     def __call__(self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, stream: cuda.CUstream) -> None:
         tile = (64, 64) if self.pingpong else (128, 64)  # of one warpgroup, or of both
-        gemm = GemmDefaultSm90(cutlass.Float32, a.element_type, tile, (1, 1, 1), pingpong=self.pingpong)
+        gemm = GemmDefaultSm90(cutlass.Float32, a.element_type, tile, self.cluster, pingpong=self.pingpong)
         scheduler = TileSchedulerOptions(max_active_clusters=cutlass.Int32(self.clusters))
         gemm(a, b, d, None, GemmDefaultSm90.EpilogueArguments(), scheduler, None, stream)
 
 
 def hopper_gemm(
-    a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, ctas: int, pingpong: bool, engine: str, schedule: str
+    a: torch.Tensor,
+    b: torch.Tensor,
+    d: torch.Tensor,
+    clusters: int,
+    cluster: tuple[int, int, int],
+    pingpong: bool,
+    engine: str,
+    schedule: str,
 ) -> object:
-    """d[l] = a[l] b[l]^T: batches first, K contiguous, at most `ctas` CTAs."""
+    """d[l] = a[l] b[l]^T: batches first, K contiguous, at most `clusters` clusters of `cluster` CTAs."""
     rows, columns, inner, batch = (cute.sym_int() for _ in range(4))
     fakes = [
         make_fake_tensor(NUMERIC[tensor.dtype], (batch, *shape), 8)
         for tensor, shape in ((a, (rows, inner)), (b, (columns, inner)), (d, (rows, columns)))
     ]
     stream = cute.runtime.make_fake_stream()
-    compiled = sim.compile(_HopperGemm(ctas, pingpong), *fakes, stream, arch="sm_90a")
+    compiled = sim.compile(_HopperGemm(clusters, cluster, pingpong), *fakes, stream, arch="sm_90a")
     return sim.launch(compiled, a, b, d, engine=engine, schedule=schedule)

@@ -47,6 +47,51 @@ def test_softmax_by_an_executor(quack: Apart) -> None:
     assert ran.report.endswith(" is f32; the kernel was compiled for bf16")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "columns", "ctas", "engine", "schedule"),
+    [
+        (torch.bfloat16, 1000, 2, "compiled", "late"),
+        (torch.bfloat16, 1000, 2, "interpreter", "late"),
+        (torch.float32, 2048, 4, "compiled", "early"),
+        (torch.float32, 2048, 8, "compiled", "random:5"),
+        (torch.bfloat16, 17000, 2, "compiled", "late"),  # the number that QuACK takes itself
+    ],
+)
+def test_softmax_in_clusters(
+    dtype: torch.dtype, columns: int, ctas: int, engine: str, schedule: str, quack: Apart
+) -> None:
+    """The CTAs of a row exchange its maximum and sum by st.async."""
+    x = _matrix(3, columns, dtype, 1)
+    given = {"x": x, "out": torch.full_like(x, torch.nan), "ctas": ctas}
+    ran = quack.run("softmax_in_clusters", {**given, "engine": engine, "schedule": schedule})
+    _check_softmax(x, ran.tensors["out"])
+    assert ran.report.endswith("no error found"), ran.report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("ctas", [2, 16])
+def test_cross_entropy_in_clusters(ctas: int, gradient: bool, quack: Apart) -> None:
+    x = _matrix(3, 2048, torch.float32, 1)
+    target = torch.tensor([0, 1999, 1023], dtype=torch.int32)
+    given = {"x": x, "target": target, "loss": torch.full((3,), torch.nan), "ctas": ctas}
+    dx = torch.full_like(x, torch.nan) if gradient else torch.empty(0)
+    ran = quack.run("cross_entropy_in_clusters", {**given, "dx": dx})
+    wide = x.double()
+    expected = torch.nn.functional.cross_entropy(wide, target.long(), reduction="none")
+    # As in `_check_softmax`: a relative error of the sum is an absolute one of its logarithm, whose own
+    # approximation and product with ln 2 are relative to it, as is the difference from the target's value.
+    relative = F32 * (4 * x.abs().max().item() + 4 + 4 + 16 + 8)
+    size = expected.abs() + 2 * x.abs().max().item()
+    assert ((ran.tensors["loss"].double() - expected).abs() <= relative + 4 * 2.0**-22 * size).all()
+    if gradient:
+        exact = wide.softmax(1)
+        one = torch.nn.functional.one_hot(target.long(), 2048)
+        error = (ran.tensors["dx"].double() - (exact - one)).abs()
+        assert (error <= relative * exact + F32 * (exact - one).abs()).all()
+
+
 def _check_softmax(x: torch.Tensor, got: torch.Tensor) -> None:
     dtype, out = x.dtype, got.double()
     expected = x.double().softmax(1)
@@ -104,13 +149,39 @@ def test_tcgen05_gemm(biased: bool, quack: Apart) -> None:
 )
 @pytest.mark.parametrize("pingpong", quick([False, True], 1))
 def test_wgmma_gemm(pingpong: bool, engine: str, schedule: str, quack: Apart) -> None:
-    """Two batches, no extent a multiple of the tile, three CTAs. Sums of 200 products of -3 to 3 are whole
-    numbers below 2^11, exact in f32; bf16 rounds them as torch does."""
+    """Two batches, no extent a multiple of the tile, three CTAs."""
+    _check_hopper_gemm(quack, 3, (1, 1, 1), pingpong, engine, schedule)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cluster", "engine", "schedule"),
+    [
+        ((2, 1, 1), "compiled", "late"),
+        ((2, 1, 1), "compiled", "early"),
+        ((2, 1, 1), "interpreter", "late"),
+        ((1, 2, 1), "compiled", "random:3"),
+        ((2, 2, 1), "compiled", "late"),
+    ],
+)
+def test_wgmma_gemm_with_multicast(
+    cluster: tuple[int, int, int], engine: str, schedule: str, quack: Apart
+) -> None:
+    """TMA loads a tile of A for the CTAs of a row of the cluster, and one of B for those of a column."""
+    _check_hopper_gemm(quack, 2, cluster, False, engine, schedule)
+
+
+def _check_hopper_gemm(
+    quack: Apart, clusters: int, cluster: tuple[int, int, int], pingpong: bool, engine: str, schedule: str
+) -> None:
+    """Sums of 200 products of -3 to 3 are whole numbers below 2^11, exact in f32; bf16 rounds them as torch
+    does."""
     generator = torch.Generator().manual_seed(40)
     a, b = (
         torch.randint(-3, 4, (2, rows, 200), generator=generator).to(torch.bfloat16) for rows in (200, 104)
     )
     d = torch.full((2, 200, 104), torch.nan, dtype=torch.bfloat16)
-    given = {"a": a, "b": b, "d": d, "ctas": 3, "pingpong": pingpong, "engine": engine, "schedule": schedule}
+    given = {"a": a, "b": b, "d": d, "clusters": clusters, "cluster": cluster}
+    given |= {"pingpong": pingpong, "engine": engine, "schedule": schedule}
     ran = quack.run("hopper_gemm", given)
     assert torch.equal(ran.tensors["d"], (a.double() @ b.double().mT).to(torch.bfloat16))

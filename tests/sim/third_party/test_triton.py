@@ -129,9 +129,21 @@ def test_reductions_have_no_finding(kernel: str, warps: int, cases: Apart) -> No
     assert ((found - exact).abs() <= 1e-5 * exact.abs().amax()).all()
 
 
+@pytest.mark.slow  # tests/sim/clusters runs such kernels in PTX
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("engine", ["compiled", "interpreter"])
+def test_programs_of_two_ctas(machine: str, engine: str, cases: Apart) -> None:
+    """The CTAs of a row exchange its maximum and sum through each other's shared memory."""
+    x = _normal(11, 3, 1000)
+    ran = cases.run("clusters", {"machine": machine, "engine": engine, "x": x, "y": torch.zeros_like(x)})
+    assert ran.report == "softmax_kernel(6, 1, 1)(128, 1, 1)"
+    exact = x.double().softmax(1)
+    # As for the reductions of one CTA.
+    assert ((ran.tensors["y"].double() - exact).abs() <= 1e-5 * exact.abs().amax()).all()
+
+
 def test_what_does_not_run(cases: Apart) -> None:
-    cluster, cooperative, host, outside, empty = cases.run("refused", {"machine": "b200"}).report.split("\n")
-    assert cluster == "nothing"
+    cooperative, host, outside, empty = cases.run("refused", {"machine": "b200"}).report.split("\n")
     assert re.search(wording("sim.triton-cooperative"), cooperative)
     assert "Pointer argument (at 0) cannot be accessed from Triton (cpu tensor?)" in host  # Triton's own text
     assert outside.startswith("KernelFault: out-of-bounds access: 4 bytes at global address")

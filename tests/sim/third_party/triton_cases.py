@@ -220,12 +220,23 @@ def reduced(machine: str, kernel: str, warps: int, **tensors: Tensor) -> str:
         return "\n".join(f"{finding.kind}: {finding.message}" for finding in gpu.reports[-1].findings)
 
 
+def clusters(machine: str, engine: str, **tensors: Tensor) -> str:
+    """The softmax of rows by two CTAs each; one line for each finding, and the launches."""
+    with virtual_gpu(machine, settings=Settings(check=True, engine=engine)) as gpu:
+        there = _on_gpu(tensors)
+        rows, n = there["x"].shape
+        size = triton.next_power_of_2(n)
+        softmax_kernel[(rows,)](there["x"], there["y"], n, SIZE=size, num_ctas=2)
+        tensors["y"].copy_(there["y"])
+        found = [f"{finding.kind}: {finding.message}" for finding in gpu.reports[-1].findings]
+        return "\n".join([*found, _grids(gpu)])
+
+
 def refused(machine: str) -> str:
     """One line for each call that does not run."""
     with virtual_gpu(machine):
         x, host = torch.ones(64, device="cuda"), torch.ones(64)
         calls: list[Callable[[], Any]] = [
-            lambda: add_kernel[(1,)](x, x, x, 64, 1.0, SIZE=64, num_ctas=2),
             lambda: add_kernel[(1,)](x, x, x, 64, 1.0, SIZE=64, launch_cooperative_grid=True),
             lambda: add_kernel[(1,)](host, x, x, 64, 1.0, SIZE=64),
             lambda: add_kernel[(1,)](x, x, x, 65, 1.0, SIZE=128),
