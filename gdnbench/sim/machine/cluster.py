@@ -11,17 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault
-from gdnbench.sim.machine.async_queue import Schedule
+from gdnbench.sim.machine.async_queue import AsyncQueue, Schedule
 from gdnbench.sim.machine.engine_interface import Dim3, Lanes, Wait, Warp
 from gdnbench.sim.machine.memory import ClusterArrays
-
-if TYPE_CHECKING:
-    from gdnbench.sim.machine.cta import Cta
 
 ONE_CTA: Dim3 = (1, 1, 1)
 
@@ -214,14 +210,14 @@ class ClusterWait(Wait):
 
 
 class Cluster:
-    """What the CTAs of a cluster share. `ctas` are they, by rank, once all have been made."""
+    """What the CTAs of a cluster share. `queues` are theirs, by rank, once all have been made."""
 
     def __init__(self, place: ClusterPlace, warps: int, shared_size: int) -> None:
         self.place = place
         self.size = len(place.ctas)
         self.arrays = ClusterArrays(self.size, shared_size)
         self.barrier = ClusterBarrier(self.size * warps, warps)
-        self.ctas: list[Cta] = []
+        self.queues: list[AsyncQueue] = []
 
     def position(self, rank: int) -> Dim3:
         """%cluster_ctaid of a rank."""
@@ -230,7 +226,7 @@ class Cluster:
     def advance_signal(self, address: int) -> bool:
         """Land the oldest operation of some CTA that signals the mbarrier at `address`; False if none is in
         flight."""
-        return any(cta.queue.advance_signal(address) for cta in self.ctas)
+        return any(queue.advance_signal(address) for queue in self.queues)
 
     def exited(self, rank: int) -> None:
         """The CTA of this rank has exited, with its shared memory."""

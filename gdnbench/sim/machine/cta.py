@@ -180,13 +180,13 @@ class Cta:
         )
         # What accesses to shared::cluster reach: the shared memory of every CTA of the cluster.
         self.cluster_shared = self.shared if arrays is None else ClusterMemory(self.shared, arrays)
-        if cluster is not None:
-            cluster.ctas.append(self)
         self._executed: tuple[Place, str] | None = None
         self.local = tuple(LocalMemory(launch.kernel.local_size) for _ in range(launch.warps))
         self._tmem: TensorMemory | None = None
         self._warpgroups: Warpgroups | None = None
         self.queue = AsyncQueue(launch.config.schedule, index)
+        if cluster is not None:
+            cluster.queues.append(self.queue)
         self.copies = CopyState()
         self.barriers = NamedBarriers(launch.warps)
         self.cluster_barrier = (

@@ -124,7 +124,6 @@ def _clusters_run(
         ctas = [Cta(launch, index, cluster, rank) for rank, index in enumerate(place.ctas)]
         runs = [_CtaRun(engine, cta, quantum) for cta in ctas]
         yield runs, ClusterScheduler([run.scheduler for run in runs])
-        cluster.ctas.clear()  # they refer to each other; their memory is freed now and not some time later
 
 
 class _Run:

@@ -318,10 +318,6 @@ TABLE: dict[Traits, str] = {
     wgmma.mma_async.sp  .sync.aligned.sparse{.satfinite}.{f16,f32,s32}.factor.factor \
         d, a, b-desc, sp-meta, sp-sel, scale-d{, i}{, j}{, k}{, l}
     """,
-    Traits("move and address", MACHINE): """
-    mapa        {.shared::cluster}.{u32,u64}  d, a, b
-    getctarank  {.shared::cluster}.{u32,u64}  d, a
-    """,
     Traits(OTHER, MACHINE, effects=Effect.FILL | Effect.SIGNAL): """
     clusterlaunchcontrol.try_cancel \
         .async{.shared::cta}.completion_mechanism{.multicast::cluster::all}.b128 \

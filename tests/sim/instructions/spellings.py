@@ -25,7 +25,8 @@ from gdnbench.sim.ptx.literals import width_of
 
 # Memory, collectives and control flow have operands of their own kinds and tests of their own.
 _ELSEWHERE = """ld ldu st atom red ldmatrix stmatrix movmatrix mma wmma.load wmma.store wmma.mma shfl vote
-    match redux elect activemask bar.warp.sync bra brx.idx call ret exit trap brkpt cvta isspacep"""
+    match redux elect activemask bar.warp.sync bra brx.idx call ret exit trap brkpt cvta isspacep mapa
+    getctarank"""
 OPCODES = tuple(
     op for op, rows in ROWS.items() if rows[0].traits.owner is Owner.ENGINE and op not in _ELSEWHERE.split()
 )
