@@ -221,15 +221,14 @@ def reduced(machine: str, kernel: str, warps: int, **tensors: Tensor) -> str:
 
 
 def clusters(machine: str, engine: str, **tensors: Tensor) -> str:
-    """The softmax of rows by two CTAs each; one line for each finding, and the launches."""
-    with virtual_gpu(machine, settings=Settings(check=True, engine=engine)) as gpu:
+    """`gemm` with two CTAs a tile."""
+    with virtual_gpu(machine, settings=Settings(engine=engine)) as gpu:
         there = _on_gpu(tensors)
-        rows, n = there["x"].shape
-        size = triton.next_power_of_2(n)
-        softmax_kernel[(rows,)](there["x"], there["y"], n, SIZE=size, num_ctas=2)
-        tensors["y"].copy_(there["y"])
-        found = [f"{finding.kind}: {finding.message}" for finding in gpu.reports[-1].findings]
-        return "\n".join([*found, _grids(gpu)])
+        (m, k), n = there["a"].shape, there["b"].shape[1]
+        grid = (triton.cdiv(m, 128), triton.cdiv(n, 64))
+        gemm_kernel[grid](there["a"], there["b"], there["c"], m, n, k, BM=128, BN=64, BK=64, num_ctas=2)
+        tensors["c"].copy_(there["c"])
+        return _grids(gpu)
 
 
 def refused(machine: str) -> str:
