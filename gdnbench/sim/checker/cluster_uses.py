@@ -7,18 +7,20 @@ is ordered after the use.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from gdnbench.sim.checker.cta_state import CtaState
 from gdnbench.sim.checker.events import Event
 from gdnbench.sim.checker.findings import Findings
-from gdnbench.sim.checker.happens_before import LanePair, Verdict
+from gdnbench.sim.checker.happens_before import Verdict
+from gdnbench.sim.checker.lane_shadow import LaneNumbers
 from gdnbench.sim.checker.lanes import MANY
 from gdnbench.sim.checker.shadow import Cells
 from gdnbench.sim.machine.cluster import Cluster
 from gdnbench.sim.machine.engine_interface import CLUSTER_STRIDE
+from gdnbench.sim.machine.memory import rank_of
 from gdnbench.sim.machine.observer import Checker
 
 START = "a CTA's start"
@@ -27,16 +29,31 @@ EXIT = "a CTA's exit"
 shared memory they use."""
 
 
+class _Use(NamedTuple):
+    """A use of a CTA's shared memory by these lanes of another one's warp. Implements
+    `vector_clocks.LanePairs`, with the CTA's exit for the later access."""
+
+    event: Event
+    address: int
+    lanes: tuple[int, ...]
+
+    def same_lane(self) -> bool:
+        return False
+
+    def lane_pairs(self) -> list[tuple[int, int]]:
+        return [(lane, MANY) for lane in self.lanes]
+
+
 class ClusterUses:
     """The latest uses of each CTA's shared memory by warps of others, by warp and instruction."""
 
     def __init__(self, detector: CtaState, cluster: Cluster) -> None:
         self._detector = detector
         self._warps = detector.warps // cluster.size  # of each CTA
-        self._uses: list[dict[tuple[int, int], tuple[Event, int]]] = [{} for _ in range(cluster.size)]
+        self._uses: list[dict[tuple[int, int], _Use]] = [{} for _ in range(cluster.size)]
 
-    def check_cells(self, cells: Cells, event: Event) -> None:
-        """An access to cells of shared memory."""
+    def check_cells(self, cells: Cells, event: Event, lanes: LaneNumbers | None) -> None:
+        """An access to cells of shared memory, each by its lane if there are several."""
         size = self._detector.cell_bytes["shared"]
         by_cta = CLUSTER_STRIDE // size
         own = event.warp // self._warps
@@ -45,26 +62,31 @@ class ClusterUses:
             return
         ranks = cells // by_cta
         for rank in np.unique(ranks).tolist():
-            self.check(rank, int(cells[ranks == rank].min()) * size, event)
+            here = ranks == rank
+            by = np.unique(event.lane if lanes is None else lanes if isinstance(lanes, int) else lanes[here])
+            self._check(rank, _Use(event, int(cells[here].min()) * size, tuple(by.tolist())))
 
-    def check(self, rank: int, address: int, event: Event) -> None:
-        """A use of shared memory of the CTA of `rank`."""
+    def check_mbarrier(self, address: int, event: Event) -> None:
+        """A use of the mbarrier at `address`."""
+        self._check(rank_of(address), _Use(event, address, (event.lane,)))
+
+    def _check(self, rank: int, use: _Use) -> None:
+        event = use.event
         if rank == event.warp // self._warps or rank >= len(self._uses):
             return
-        self._uses[rank][event.warp, event.ins.pc] = event, address
+        self._uses[rank][event.warp, event.ins.pc] = use
         if not self._detector.warp_clocks[event.warp].all_lanes.started >> rank & 1:
             missing = f"barrier.cluster before it: the CTA of rank {rank} may not have started"
-            self._detector.findings.add_single(START, Verdict.ERROR, missing, event, "shared", address)
+            self._detector.findings.add_single(START, Verdict.ERROR, missing, event, "shared", use.address)
 
     def end_cta(self, rank: int) -> None:
         """The CTA of `rank` has ended."""
         detector = self._detector
         own = detector.warp_clocks[rank * self._warps : (rank + 1) * self._warps]
-        for event, address in self._uses[rank].values():
-            met = LanePair(event.lane, MANY)
-            if not any(clocks.ordered_after(event, met) for clocks in own):
+        for use in self._uses[rank].values():
+            if not any(clocks.ordered_after(use.event, use) for clocks in own):
                 missing = f"barrier.cluster after it: the CTA of rank {rank} may have exited"
-                detector.findings.add_single(EXIT, Verdict.ERROR, missing, event, "shared", address)
+                detector.findings.add_single(EXIT, Verdict.ERROR, missing, use.event, "shared", use.address)
         self._uses[rank].clear()
 
 

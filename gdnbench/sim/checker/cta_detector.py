@@ -214,7 +214,7 @@ class CtaRaceDetector:
         prior: Sequence[PriorAccess | PriorLaneAccess]
         if space == "shared":
             if self.cluster_uses is not None:
-                self.cluster_uses.check_cells(cells, event)
+                self.cluster_uses.check_cells(cells, event, lanes)
             record = self.shared.record_writes if event.access.writes else self.shared.record_reads
             prior = record(cells, event.number, event.lane if lanes is None else lanes)
             of_mbarriers = cells[self.mbarrier_cells[cells]]
@@ -424,7 +424,7 @@ class CtaRaceDetector:
     def use_mbarrier(self, address: int, event: Event) -> Mbarrier | None:
         """`event` uses the mbarrier at `address`. None if there is none there: the machine faults then."""
         if self.cluster_uses is not None:
-            self.cluster_uses.check(rank_of(address), address, event)
+            self.cluster_uses.check_mbarrier(address, event)
         barrier = self.mbarriers.get(address)
         if barrier is None:
             return None

@@ -36,7 +36,7 @@ from gdnbench.sim.checker.cta_exit import check_unused
 from gdnbench.sim.checker.cta_state import CtaState
 from gdnbench.sim.checker.events import Access, Event, IssuedInstruction, Proxy
 from gdnbench.sim.checker.happens_before import Cause, LanePair, Unordered, Verdict, unordered
-from gdnbench.sim.checker.lanes import UNSURE, lanes_of, subset_of
+from gdnbench.sim.checker.lanes import UNSURE, lane_of, lanes_of, subset_of
 from gdnbench.sim.checker.load_store import cells_of_accesses, has_cluster_scope, has_gpu_scope
 from gdnbench.sim.checker.mbarriers import TWO_PHASES, Mbarrier
 from gdnbench.sim.checker.named_barriers import BARRIER, ROUNDS, Arrivals
@@ -74,11 +74,18 @@ End = Callable[["CtaStateWithTmem", IssuedInstruction, "Wait | None", "Results |
 
 
 def _record(
-    detector: CtaStateWithTmem, issued: IssuedInstruction, access: Access, *, init: bool = False
+    detector: CtaStateWithTmem,
+    issued: IssuedInstruction,
+    access: Access,
+    *,
+    init: bool = False,
+    lane: int | None = None,
 ) -> Event:
+    """The event of the instruction; `lane` if it is not all its lanes'."""
     warp = issued.warp.number
+    lane = issued.lane if lane is None else lane
     return detector.events.record(
-        warp, detector.warp_clocks[warp].own_clock, issued.ins, access, lane=issued.lane, init=init
+        warp, detector.warp_clocks[warp].own_clock, issued.ins, access, lane=lane, init=init
     )
 
 
@@ -125,7 +132,6 @@ def _mbarrier_cells(detector: CtaStateWithTmem, address: int) -> Cells:
 
 
 def _mbarrier_arrive(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
-    event = _record(detector, issued, Access.ATOMIC)
     clocks = detector.warp_clocks[issued.warp.number]
     expects = issued.ins.form.sync is Sync.ARRIVE_EXPECT
     counts = (
@@ -133,6 +139,8 @@ def _mbarrier_arrive(detector: CtaStateWithTmem, issued: IssuedInstruction) -> N
     )
     for members, (name,) in distinct_operands(issued.lanes, scalar_operand(issued.sources[0])):
         address = shared_address(name, issued.ins)
+        lanes = lanes_of(members)
+        event = _record(detector, issued, Access.ATOMIC, lane=lane_of(lanes))
         barrier = detector.use_mbarrier(address, event)
         if barrier is not None:
             if expects:
@@ -140,7 +148,7 @@ def _mbarrier_arrive(detector: CtaStateWithTmem, issued: IssuedInstruction) -> N
             arrivals = int(counts[members].sum())
             into = barrier.phase_clocks(detector.arrival_phase(address, arrivals))
             relaxed = issued.ins.has("relaxed")
-            clocks.release(into, subset_of(lanes_of(members), issued.warp.exists), relaxed=relaxed)
+            clocks.release(into, subset_of(lanes, issued.warp.exists), relaxed=relaxed)
             if relaxed:
                 remote = rank_of(address) != issued.warp.rank
                 detector.sync_variables.relaxed_arrive(clocks, into, to_cluster=remote)

@@ -98,3 +98,30 @@ def test_a_finding_names_the_ctas() -> None:
     assert {found.first.cta, found.second.cta} == {0, 1}
     assert (found.first.warp, found.second.warp) == (0, 0)
     assert found.ctas == {0, 1}
+
+
+# As CUTLASS's consumers do: lane r of a warp arrives at the mbarrier of the CTA of rank r, which waits for
+# all CTAs before it exits.
+BY_LANES = f"""
+@%one mbarrier.init.shared.b64 [full], %size;
+@%one fence.mbarrier_init.release.cluster;
+barrier.cluster.arrive.relaxed.aligned;
+barrier.cluster.wait.aligned;
+mapa.shared::cluster.u32 %r4, %bar, %t;
+mov.u32 %r6, buffer;
+mad.lo.u32 %r6, %rank, 4, %r6;
+mapa.shared::cluster.u32 %r5, %r6, %t;
+setp.lt.u32 %q, %t, %size;
+@!%q bra over;
+st.shared::cluster.b32 [%r5], %t;
+mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r4];
+over:
+@@
+"""
+
+
+@pytest.mark.parametrize("ctas", [2, 4])
+def test_a_wait_for_all_lanes_that_arrive_orders_the_exit(ctas: int) -> None:
+    assert findings(kernel(BY_LANES.replace("@@", wait())), ctas) == []
+    found = findings(kernel(BY_LANES.replace("@@", wait().replace("acquire", "relaxed"))), ctas)
+    assert {one.cause for one in found} == {EXIT}
