@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -144,6 +145,12 @@ class CudaObjects:
         parameters, or cuda-python's tuple; `extra` is 0, or the address of an array with a buffer of them."""
         function = self.get(handle, Function, "kernel")
         name, variables = function.kernel.name, function.kernel.params
+        ctas = max(prod(cluster), prod(preferred_cluster or ()))
+        if ctas > PORTABLE_CLUSTER and not function.attribute(NON_PORTABLE_CLUSTERS):
+            raise LaunchError(
+                f"{name} in clusters of {ctas} CTAs: more than {PORTABLE_CLUSTER} need its attribute"
+                " NON_PORTABLE_CLUSTER_SIZE_ALLOWED (cuFuncSetAttribute)"
+            )
         if extra:
             given = _buffer_bytes(extra, variables, name)
         else:

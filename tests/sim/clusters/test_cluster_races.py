@@ -102,7 +102,7 @@ def test_a_finding_names_the_ctas() -> None:
 
 # As CUTLASS's consumers do: lane r of a warp arrives at the mbarrier of the CTA of rank r, which waits for
 # all CTAs before it exits.
-BY_LANES = f"""
+BY_LANES = """
 @%one mbarrier.init.shared.b64 [full], %size;
 @%one fence.mbarrier_init.release.cluster;
 barrier.cluster.arrive.relaxed.aligned;

@@ -114,6 +114,26 @@ def test_a_kernel_is_launched(cuda: ctypes.CDLL, gpu: VirtualGpu, function: c_vo
     ok(cuda.cuMemFree_v2(memory))
 
 
+def test_large_clusters_need_an_attribute_of_the_kernel(cuda: ctypes.CDLL, function: c_void_p) -> None:
+    x, most = np.arange(16 * 32, dtype=np.float32), c_int()
+    memory = on_device(cuda, x)
+    params = pointers(memory, c_float(1.5), c_uint(x.size))
+    cluster = (c_uint * 18)(4, 0, 16, 1, 1)
+    config = LaunchConfig((16, 1, 1, 32, 1, 1, 0), None, ctypes.addressof(cluster), 1)
+    ok(cuda.cuOccupancyMaxPotentialClusterSize(byref(most), function, byref(config)))
+    assert most.value == 8
+    assert cuda.cuLaunchKernelEx(byref(config), function, params, None) == INVALID_VALUE
+    expected = wording("sim.virtual.cluster-not-portable", ctas=16, most=8)
+    assert re.search(expected, error_string(cuda, INVALID_VALUE))
+    ok(cuda.cuFuncSetAttribute(function, 14, 1))  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+    ok(cuda.cuOccupancyMaxPotentialClusterSize(byref(most), function, byref(config)))
+    assert most.value == 16
+    ok(cuda.cuLaunchKernelEx(byref(config), function, params, None))
+    ok(cuda.cuCtxSynchronize())
+    assert np.array_equal(from_device(cuda, memory, x), x + np.float32(1.5))
+    ok(cuda.cuMemFree_v2(memory))
+
+
 def test_the_device_is_described(cuda: ctypes.CDLL) -> None:
     number, device, name = c_int(), c_int(7), ctypes.create_string_buffer(b"?" * 16, 16)
     ok(cuda.cuDeviceGetCount(byref(number)))
