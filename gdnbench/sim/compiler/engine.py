@@ -161,18 +161,13 @@ class CompiledWarp:
         )
         warp.registers = CompiledRegisters(self.state, engine.native.layout, self._watch)
 
-    def _long(self, name: str, value: int) -> None:
-        at = HEADER[name]
-        self.state[at : at + 8].view(np.uint64)[0] = value
-
     def _fill(self) -> None:
         """Write the header: pointers to the CTA's memories, and the thread of each lane."""
         cta = self.cta
         shared, local = cta.shared, cta.local[self.warp.index]
         param = np.frombuffer(cta.param + bytes(ALIGN), np.uint8)
         bases, ends = cta.memory.bases, cta.memory.ends
-        alive = np.ones(1, np.uint64) if cta.cluster is None else cta.cluster.arrays.alive
-        self._keep = [param, bases, ends, shared.bytes, local.bytes, alive]
+        self._keep = [param, bases, ends, shared.bytes, local.bytes, cta.cluster]
         for name, value in {
             "shared": shared.bytes.ctypes.data,
             "shared_end": shared.end,
@@ -187,9 +182,9 @@ class CompiledWarp:
             "phases": shared.phase.ctypes.data,
             "traffic": self.traffic.ctypes.data,
             "shared_first": shared.first,
-            "alive": alive.ctypes.data,
+            "alive": 0 if cta.cluster is None else cta.cluster.arrays.alive.ctypes.data,
         }.items():
-            self._long(name, value)
+            self.longs[HEADER[name] // 8] = value
         for name, address in cta.memory.symbols.items():
             slot = self.engine.native.symbols.get(name)
             if slot is not None:
