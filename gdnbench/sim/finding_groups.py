@@ -133,6 +133,8 @@ def _accesses(sides: list[Access]) -> str:
     operations = ", ".join(f"{opcode} {' or '.join(sorted(verbs))}" for opcode, verbs in does.items())
     late = ", asynchronously" if any(side.asynchronous for side in sides) else ""
     roles = ", ".join(dict.fromkeys(side.role for side in sides))
+    if sides[0].kernel:
+        roles += f", in the earlier launch of {sides[0].kernel}"
     return f"{_source(sides[0].place)}: {operations}{late} ({roles})"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from gdnbench.sim.checker.earlier_launches import EarlierLaunches
 from gdnbench.sim.checker.evidence import Evidence, collect_evidence
 from gdnbench.sim.checker.grid import LaunchChecker
 from gdnbench.sim.deadline import TimeLimit
@@ -91,8 +92,8 @@ def check_bounds(max_instructions: int, timeout: float) -> None:
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """The result of one launch: its counters, its notes with how often each was made, the wall time in
-    seconds, the timeline if profiled, the checker's findings if checked, and the skipped faults with how
-    often each occurred."""
+    seconds, the timeline if profiled, the checker's findings if checked, the skipped faults with how often
+    each occurred, and, if checked, what a launch that depends on this one has to know."""
 
     counters: Counters
     notes: dict[Note, int]
@@ -101,6 +102,7 @@ class RunResult:
     record: LaunchRecord | None = None
     found: tuple[Evidence, ...] | None = None
     skipped: tuple[tuple[Skipped, int], ...] = ()
+    in_front: EarlierLaunches | None = None
 
 
 @ieee_arithmetic()
@@ -130,6 +132,7 @@ def run_ptx(
     tile_steps: tuple[tuple[int, ...], ...] = (),
     cluster: Dim3 = ONE_CTA,
     preferred_cluster: Dim3 | None = None,
+    earlier: EarlierLaunches | None = None,
 ) -> RunResult:
     """Launch `entry` of the PTX with `smem` bytes of dynamic shared memory and wait for its end.
 
@@ -140,9 +143,10 @@ def run_ptx(
     events that replaces `check`'s. `multiprocessors`, 148 unless given, bounds how many CTAs that wait for
     one another run at once. `tile_steps` are instructions whose executions count as tiles of a CTA. `cluster`
     is the shape of the clusters in CTAs, that of the kernel (`.reqnctapercluster`) unless given; in some
-    places of the grid the device may use clusters of the shape `preferred_cluster` (`ClusterGrid`). The other
-    parameters are those of `gdnbench.sim.launch`; bounds that are None come from the enclosing `active`
-    block, so also from the command line of `gdnbench sim`.
+    places of the grid the device may use clusters of the shape `preferred_cluster` (`ClusterGrid`). `earlier`
+    are launches that may still run, for `check`. The other parameters are those of `gdnbench.sim.launch`;
+    bounds that are None come from the enclosing `active` block, so also from the command line of `gdnbench
+    sim`.
 
     Raises KernelFault for an illegal act and for a launch beyond `max_instructions` or `timeout`, with the
     findings before it; UnsupportedError for what is not simulated; PtxSyntaxError or LaunchError for a text
@@ -171,7 +175,7 @@ def run_ptx(
     if not isinstance(entry, str) or entry not in module.kernels:
         raise LaunchError(f"no kernel {entry!r} in the PTX; it has {', '.join(module.kernels) or 'none'}")
     kernel = module.kernels[entry]
-    checks = LaunchChecker(kernel) if check else None
+    checks = LaunchChecker(kernel, earlier) if check else None
     if checks is not None:
         checker = checks.begin
     memory = GlobalMemory() if memory is None else memory
@@ -223,7 +227,8 @@ def run_ptx(
     seconds = time.perf_counter() - start
     found = None if checks is None else collect_evidence(checks, launch)
     skipped = tuple(launch.skipped)
-    return RunResult(counters, dict(launch.notes), seconds, launch.ctas, record, found, skipped)
+    in_front = None if checks is None else checks.in_front(grid)
+    return RunResult(counters, dict(launch.notes), seconds, launch.ctas, record, found, skipped, in_front)
 
 
 def _extents(name: str, given: object) -> Dim3:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from gdnbench.sim.checker.earlier_launches import EarlierLaunches
 from gdnbench.sim.checker.evidence import Evidence
 from gdnbench.sim.deadline import TimeLimit
 from gdnbench.sim.errors import KernelFault, LaunchError
@@ -25,6 +26,7 @@ from gdnbench.sim.host.device import Device, Questions, described_device, device
 from gdnbench.sim.host.dsl_calls import calls_go_to
 from gdnbench.sim.host.machines import Machine, machine_named
 from gdnbench.sim.host.request import LaunchRequest
+from gdnbench.sim.launch_order import LaunchOrder
 from gdnbench.sim.machine.bounds import Bounds, bounded, default_bounds
 from gdnbench.sim.machine.cta import Cta, Note
 from gdnbench.sim.machine.keep_going import Skipped
@@ -67,7 +69,8 @@ class Session:
     """What `active` yields: the reports of the calls made so far. Launches may access `reachable`, and the
     memory that was `asked` for by its address. The device is `machine`, None for that of each kernel's PTX
     target, with `sms` multiprocessors, None for its own number. `patched`: the calls of CuTe DSL functions go
-    to the simulator."""
+    to the simulator. `order` knows what else runs on the GPU between calls; without it a launch is dependent
+    on another of its call alone."""
 
     settings: Settings
     reports: list[Report] = field(default_factory=list)
@@ -77,6 +80,7 @@ class Session:
     sms: int | None = None
     questions: Questions = field(default_factory=Questions)
     patched: bool = False
+    order: LaunchOrder | None = None
 
     def multiprocessors(self, target: str) -> int:
         """The number of multiprocessors of the device, without a machine that of a PTX target, noted as asked
@@ -287,6 +291,7 @@ def run_requests(
     device = device_for(module.target)
     launches: list[LaunchReport] = []
     findings: list[Finding] = []
+    order = session.order or LaunchOrder()  # between two calls the program may use the tensors itself
     ended: KernelFault | None = None
     for number, request in enumerate(requests):
         memory.extend(map(_allocation, session.asked.found_in(request.params, regions)))
@@ -294,14 +299,17 @@ def run_requests(
         if settings.check and session.questions.multiprocessors:
             steps = tile_steps(module.kernels[request.entry], request.grid, request.params)
         try:
-            launch = PendingLaunch(module, request, memory, regions, device, steps)
+            earlier = order.in_front_of(request)
+            launch = PendingLaunch(module, request, memory, regions, device, steps, earlier)
             result = launch.run(settings) if run_launch is None else run_launch(launch, settings)
         except KernelFault as fault:
             ended = fault
+            order.forget()
             findings += findings_of(fault, number)
             found = cast("tuple[Evidence, ...] | None", fault.found)
             launches.append(_launch_report(request, None, found, settings))
             break
+        order.add(request, result)
         launches.append(_launch_report(request, result, result.found, settings))
         findings += findings_of(result, number)
         findings += _ring_reuse(module, request, result, device, number, steps)
@@ -315,7 +323,8 @@ def _allocation(region: Region) -> Allocation:
 
 @dataclass(frozen=True, slots=True)
 class PendingLaunch:
-    """A launch that is about to run in `memory`. `regions` are those of its call, with their names."""
+    """A launch that is about to run in `memory`. `regions` are those of its call, with their names; `earlier`
+    are the launches that may still run."""
 
     module: Module
     request: LaunchRequest
@@ -323,6 +332,7 @@ class PendingLaunch:
     regions: Sequence[Region]
     device: Device
     steps: Steps = ()
+    earlier: EarlierLaunches | None = None
 
     def run(self, settings: Settings, checker: Callable[[Cta], Checker] | None = None) -> RunResult:
         """Run it to its end. `checker` makes the observer of a CTA's events that replaces that of
@@ -356,6 +366,7 @@ class PendingLaunch:
             tile_steps=self.steps,
             cluster=request.cluster,
             preferred_cluster=request.preferred_cluster,
+            earlier=self.earlier,
         )
         if watch is not None:
             watch.on_launch_end(self.regions)

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gdnbench.sim.checker.cta_state import CtaState
+from gdnbench.sim.checker.earlier_launches import EarlierLaunches
 from gdnbench.sim.checker.events import Event
 from gdnbench.sim.checker.findings import Findings, Members, Owner
 from gdnbench.sim.checker.happens_before import Cause, Unordered, Verdict, completion_wait
@@ -80,16 +81,28 @@ def _strong_at_gpu_scope(event: Event) -> bool:
 
 class CrossCtaDetector:
     """The race detector between the CTAs of one launch. `cell_bytes` is the size of a cell of global memory
-    in bytes, `reachable` the memory that the launch may touch (None if unknown). The CTAs of a cluster count
-    as one, by the index of the first: their own detector orders them. `owner_of` says which of them made an
-    access. `synchronized`: the kernel
+    in bytes, `reachable` the memory that the launch may touch (None if unknown), `earlier` the launches that
+    may still run. The CTAs of a cluster count as one, by the index of the first: their own detector orders
+    them. `owner_of` says which of them made an access. `synchronized`: the kernel
     has accesses by which CTAs can synchronise. The simulator then interleaves them, and releases and acquires
     order them. Otherwise every conflict of two CTAs is a race."""
 
-    def __init__(self, cell_bytes: int, reachable: GlobalMemory | None, *, synchronized: bool) -> None:
+    def __init__(
+        self,
+        cell_bytes: int,
+        reachable: GlobalMemory | None,
+        earlier: EarlierLaunches | None = None,
+        *,
+        synchronized: bool,
+    ) -> None:
         self.findings = Findings(Members((0,), 1))
         self.owner_of: Callable[[CtaAccess], Owner] = lambda access: Owner(access.cta, access.event.warp)
         self.memory = GlobalShadow(_shadow_pages(cell_bytes, reachable), READERS if synchronized else 1)
+        if earlier is not None:
+            sizes = earlier.cell_bytes, cell_bytes
+            latest, *older = earlier.launches
+            self.memory.put_earlier(earlier.memory, sizes, latest.ctas, older=bool(older))
+        self.earlier = earlier
         self.words = SyncWords()
         self._cell_bytes = cell_bytes
         self._synchronized = synchronized
@@ -103,10 +116,16 @@ class CrossCtaDetector:
         return self.memory.begin_cta(detector.index, detector, check_pair)
 
     def _check_pair(self, detector: CtaState, before: CtaAccess, now: CtaAccess, cell: int) -> None:
+        clocks = detector.warp_clocks[now.event.warp].all_lanes
+        if before.cta < 0:
+            assert self.earlier is not None
+            missing = self.earlier.unordered(before.cta, clocks.remote)
+            if missing is not None:
+                self._add(missing, before, now, cell)
+            return
         if not self._synchronized:
             self._add_race(before, now, cell)
             return
-        clocks = detector.warp_clocks[now.event.warp].all_lanes
         near_misses = detector.sync_variables.near_misses
         why = unordered_across_ctas(before.event, before.cta, now.event, clocks.remote, near_misses)
         if why is not None:

@@ -24,6 +24,7 @@ from gdnbench.sim.checker.async_tokens import OperationTokens, WarpAsyncState
 from gdnbench.sim.checker.cluster_uses import ClusterMember, ClusterUses
 from gdnbench.sim.checker.cross_cta import CrossCtaDetector
 from gdnbench.sim.checker.cta_state import PendingSignal
+from gdnbench.sim.checker.earlier_launches import DependencyUse
 from gdnbench.sim.checker.events import (
     Access,
     Event,
@@ -101,6 +102,8 @@ class CtaRaceDetector:
         self.shared = LaneShadow(cells, sets)
         self.mbarrier_cells = np.zeros(cells, np.bool_)  # cells of shared memory that mbarriers occupy
         self.memory = cross_cta.begin_cta(self)
+        self.dependency = DependencyUse()
+        self._earlier = cross_cta.earlier
         self._tmem = [TmemShadow(self, ReadSets(self.supersedes)) for _ in range(size)]
         self.pending_signals: dict[AsyncOperation, PendingSignal] = {}
         self.shared_reads: dict[int, Event] = {}  # by token, asynchronous accesses to shared memory
@@ -309,7 +312,11 @@ class CtaRaceDetector:
 
     def ordered_after_remote(self, new: Event, old: CtaAccess) -> bool:
         """The same as `supersedes`, where `old` is an access of another CTA."""
-        clock = self.warp_clocks[new.warp].all_lanes.remote.by_cta.get(old.cta)
+        remote = self.warp_clocks[new.warp].all_lanes.remote
+        if old.cta < 0:
+            assert self._earlier is not None
+            return new.token is None and self._earlier.unordered(old.cta, remote) is None
+        clock = remote.by_cta.get(old.cta)
         return new.token is None and clock is not None and clock.contains(old.event)
 
     # What the machine reports: instructions, asynchronous operations, the CTA's end

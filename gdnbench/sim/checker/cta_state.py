@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.checker.async_tokens import OperationTokens, WarpAsyncState
+from gdnbench.sim.checker.earlier_launches import DependencyUse
 from gdnbench.sim.checker.events import Event, Proxy
 from gdnbench.sim.checker.findings import Findings
 from gdnbench.sim.checker.happens_before import Unordered
@@ -63,6 +64,7 @@ class CtaState(CtaOrder, Protocol):
     open_rounds: dict[int, Round]
     pending_signals: dict[AsyncOperation, PendingSignal]
     shared_reads: dict[int, Event]
+    dependency: DependencyUse
 
     @property
     def index(self) -> int: ...

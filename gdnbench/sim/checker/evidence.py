@@ -8,6 +8,7 @@ from typing import Any
 
 from gdnbench.sim.checker.cta_detector import REGISTER
 from gdnbench.sim.checker.cta_exit import IN_FLIGHT_AT_END, TRANSACTIONS, UNFINISHED
+from gdnbench.sim.checker.earlier_launches import SECTION as GRID_SECTION
 from gdnbench.sim.checker.findings import FindingGroup, Side
 from gdnbench.sim.checker.grid import LaunchChecker
 from gdnbench.sim.checker.happens_before import Cause, Verdict
@@ -24,6 +25,7 @@ SECTIONS = {
     Cause.PROXY.value: 'PTX ISA, "Proxies", "Causality Order"',
     Cause.TCGEN05_FENCE.value: "PTX ISA 9.7.16.6.3",
     Cause.NO_WAIT.value: "PTX ISA 9.7.16.6.4.5",
+    Cause.LAUNCHES.value: GRID_SECTION,
     IN_FLIGHT_AT_END: 'PTX ISA, "Phase of the mbarrier object"',
     TRANSACTIONS: 'PTX ISA, "Tracking asynchronous operations by the mbarrier object"',
     UNFINISHED: 'PTX ISA, "Phase of the mbarrier object"',
@@ -36,7 +38,8 @@ _NAMED = 6
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One of the two accesses. `asynchronous`: an operation that continues after its instruction."""
+    """One of the two accesses. `asynchronous`: an operation that continues after its instruction. `kernel` is
+    that of an earlier launch, empty for an access of this launch."""
 
     does: str
     asynchronous: bool
@@ -44,10 +47,12 @@ class Access:
     warp: int
     role: str
     place: Place
+    kernel: str = ""
 
     def __str__(self) -> str:
         late = ", asynchronously," if self.asynchronous else ""
-        return f"CTA {self.cta}, warp {self.warp} ({self.role}): {self.does}{late} at {self.place}"
+        earlier = f" of the earlier launch of {self.kernel}" if self.kernel else ""
+        return f"CTA {self.cta}, warp {self.warp} ({self.role}){earlier}: {self.does}{late} at {self.place}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +156,15 @@ def collect_evidence(checker: LaunchChecker, launch: Launch) -> tuple[Evidence, 
 
 def _to_evidence(found: FindingGroup, checker: LaunchChecker, launch: Launch) -> Evidence:
     def access(side: Side) -> Access:
-        return Access(
-            side.does,
-            side.asynchronous,
-            launch.ctaid(side.cta),
-            side.warp,
-            checker.role(side.cta, side.warp),
-            replace(side.place, text=" ".join(side.place.text.split())),
-        )
+        place = replace(side.place, text=" ".join(side.place.text.split()))
+        what = side.does, side.asynchronous
+        if side.cta >= 0:
+            role = checker.role(side.cta, side.warp)
+            return Access(*what, launch.ctaid(side.cta), side.warp, role, place)
+        assert checker.earlier is not None
+        earlier, cta = checker.earlier.launch_of(side.cta)
+        role = earlier.roles[cta][side.warp]
+        return Access(*what, earlier.ctaid(cta), side.warp, role, place, earlier.kernel)
 
     cause = found.cause.value if isinstance(found.cause, Cause) else found.cause
     made = Evidence(

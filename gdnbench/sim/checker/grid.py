@@ -3,15 +3,17 @@ memory."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gdnbench.sim.checker.cluster_uses import ClusterMember
 from gdnbench.sim.checker.cross_cta import CrossCtaDetector
 from gdnbench.sim.checker.cta_detector import CtaRaceDetector
+from gdnbench.sim.checker.earlier_launches import DependencyUse, EarlierLaunch, EarlierLaunches
 from gdnbench.sim.checker.findings import FindingGroup, Findings, Members, Owner
 from gdnbench.sim.checker.launch_memory import CtaAccess, ProcessShadow
 from gdnbench.sim.checker.load_store import KernelAccesses
 from gdnbench.sim.machine.cta import Cta, Launch
+from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.machine.grid import ctas_communicate
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.profile.roles import issued_as, role
@@ -35,14 +37,17 @@ class _ProcessResult:
     findings: Findings
     roles: dict[int, tuple[str, ...]]
     memory: ProcessShadow | None
+    dependency: DependencyUse
 
 
 class LaunchChecker:
-    """The checker of one launch. A `Launch` calls `begin` for each CTA. Implements `machine.observer.Parts`:
-    the CTAs may run in several processes, whose results `join` merges."""
+    """The checker of one launch. A `Launch` calls `begin` for each CTA. `earlier` are the launches that may
+    still run when it starts. Implements `machine.observer.Parts`: the CTAs may run in several processes,
+    whose results `join` merges."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, earlier: EarlierLaunches | None = None) -> None:
         self.kernel = kernel
+        self.earlier = earlier
         self._forms = KernelAccesses(kernel)
         self._synchronized = ctas_communicate(kernel)
         self._running: dict[int, CtaRaceDetector] = {}  # by the index of their first CTA
@@ -53,6 +58,7 @@ class LaunchChecker:
         """See `Parts`."""
         self._findings = Findings(Members((0,), 1))
         self._roles: dict[int, tuple[str, ...]] = {}
+        self._dependency = DependencyUse()
         self.cross_cta: CrossCtaDetector | None = None
 
     def part(self) -> object:
@@ -62,13 +68,14 @@ class LaunchChecker:
             if self.cross_cta is not None and not self._running
             else None
         )
-        return _ProcessResult(self._collect(), self._roles, memory)
+        return _ProcessResult(self._collect(), self._roles, memory, self._dependency)
 
     def join(self, part: object) -> None:
         """See `Parts`."""
         assert isinstance(part, _ProcessResult)
         self._findings.merge(part.findings)
         self._roles |= part.roles
+        self._dependency.join(part.dependency)
         if part.memory is not None:
             self._cross_cta_detector(None).join_process(part.memory)
 
@@ -86,13 +93,18 @@ class LaunchChecker:
     def _cross_cta_detector(self, reachable: GlobalMemory | None) -> CrossCtaDetector:
         if self.cross_cta is None:
             self.cross_cta = CrossCtaDetector(
-                self._forms.cell_bytes["global"], reachable, synchronized=self._synchronized
+                self._forms.cell_bytes["global"], reachable, self.earlier, synchronized=self._synchronized
             )
             self.cross_cta.owner_of = self._owner_of
         return self.cross_cta
 
     def _owner_of(self, access: CtaAccess) -> Owner:
         """Whose access it is. An access of a cluster has the index of the cluster's first CTA."""
+        if access.cta < 0:
+            assert self.earlier is not None
+            launch, number = self.earlier.launch_of(access.cta)
+            owner = launch.owner_of(access._replace(cta=number))
+            return Owner(access.cta - (owner.cta - number), owner.warp)
         clusters = None if self._launch is None else self._launch.clusters
         if self._launch is None or clusters is None:
             return Owner(access.cta, access.event.warp)
@@ -101,6 +113,7 @@ class LaunchChecker:
     def _ended(self, detector: CtaRaceDetector) -> None:
         del self._running[detector.index]
         self._keep(detector)
+        self._dependency.join(detector.dependency.end_cta())
         assert self.cross_cta is not None
         self.cross_cta.memory.end_cta(detector.index)
 
@@ -123,6 +136,22 @@ class LaunchChecker:
         members, roles = detector.findings.members, _roles(detector)
         for rank, cta in enumerate(members.ctas):
             self._roles[cta] = roles[rank * members.warps : (rank + 1) * members.warps]
+
+    def in_front(self, grid: Dim3) -> EarlierLaunches | None:
+        """What a dependent launch has to know of this one, which has ended, and of those before it that may
+        run on with it."""
+        if self.cross_cta is None:
+            return None
+        use, name = self._dependency, self.kernel.name
+        older = () if self.earlier is None or not use.free else self.earlier.launches
+        return EarlierLaunches(
+            (
+                EarlierLaunch(name, grid, self._roles, self._owner_of, early=use.triggers),
+                *(replace(one, ends_with_latest=one.ends_with_latest and use.waits) for one in older),
+            ),
+            self.cross_cta.memory,
+            self._forms.cell_bytes["global"],
+        )
 
     def role(self, cta: int, warp: int) -> str:
         """The role of a warp (load, mma, compute, ...), judged by what it had issued when its CTA stopped."""

@@ -56,6 +56,7 @@ class Cause(Enum):
     NO_WAIT = "no tcgen05.wait::ld"
     CTAS = "CTAs race"
     CLUSTER = "CTAs of a cluster race"
+    LAUNCHES = "launches race"
     PHASES = "two phases behind"
     ROUNDS = "two rounds of a barrier"
 

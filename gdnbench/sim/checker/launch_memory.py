@@ -14,7 +14,7 @@ may have several last writers: those join the readers, and a later access is che
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -33,7 +33,7 @@ COMPACT_THRESHOLD = 1 << 16
 
 
 class CtaAccess(NamedTuple):
-    """An access, and the index of its CTA."""
+    """An access, and the index of its CTA; negative for a CTA of an earlier launch, `earlier_launches.py`."""
 
     cta: int
     event: Event
@@ -142,6 +142,48 @@ class GlobalShadow:
         assert access is not None
         return access
 
+    def put_earlier(
+        self, earlier: GlobalShadow, bytes_of: tuple[int, int], ctas: int, *, older: bool
+    ) -> None:
+        """Begin with the shadow that the launch in front left, of `ctas` CTAs. `bytes_of` a cell there and
+        here. A CTA with the number n there has -1 - n here. Those with negative numbers there, of launches
+        before it, follow these, or are left out without `older`."""
+        assert len(self.accesses) == 1
+        self.accesses += [
+            one and one._replace(cta=-1 - one.cta if one.cta >= 0 else one.cta - ctas)
+            for one in earlier.accesses[1:]
+        ]
+
+        def kept(code: int) -> bool:
+            return code != NO_ACCESS and (older or earlier[code].cta >= 0)
+
+        table = np.array(
+            [
+                self._number(
+                    ShadowCell(
+                        state.writer if kept(state.writer) else NO_ACCESS,
+                        tuple(filter(kept, state.readers)),
+                    )
+                )
+                for state in earlier._states
+            ],
+            np.int32,
+        )
+        for page, numbers in zip(earlier.cells.owners, earlier.cells.touched(), strict=True):
+            for at, part in _resized(page * PAGE, table[numbers], *bytes_of):
+                self._put(at, part)
+
+    def _put(self, first: int, numbers: Numbers) -> None:
+        """Join states into the cells from `first` on, where others may be: of two writers one is kept."""
+        places = self.cells.places(np.arange(first, first + len(numbers), dtype=np.int64))
+        pairs = self.cells.numbers[places].astype(np.int64) << 32 | numbers
+        unique, inverse = np.unique(pairs, return_inverse=True)
+        joined = [
+            self._number(_joined(self._states[p >> 32], self._states[p & 0xFFFF_FFFF]))
+            for p in unique.tolist()
+        ]
+        self.cells.numbers[places] = np.array(joined, np.int32)[inverse]
+
     def begin_cta(self, cta: int, detector: CtaOrder, check_pair: PairCheck) -> CtaShadow:
         """A CTA begins: its view of the shadow, for use until `end_cta`."""
         memory = self._running[cta] = CtaShadow(self, cta, detector, check_pair)
@@ -214,7 +256,7 @@ class GlobalShadow:
         for old in members:
             if old == reader or self._supersedes(reader, old):
                 continue
-            if self[old].cta != self[reader].cta:
+            if 0 <= self[old].cta != self[reader].cta:
                 foreign += 1
                 if foreign > self._readers:
                     continue
@@ -290,10 +332,32 @@ class GlobalShadow:
             one, other = self._states[pair >> 32], states[pair & 0xFFFF_FFFF]
             for before in filter(None, (one.writer, *one.readers)):
                 for now in filter(None, (other.writer, *other.readers)):
-                    if before == one.writer or now == other.writer:
+                    if (before == one.writer or now == other.writer) and self[before].cta >= 0 <= self[
+                        now
+                    ].cta:
                         check_codes(before, now, page * PAGE + cell)
             joined.append(self._number(ShadowCell(one.writer or other.writer, one.readers or other.readers)))
         mine[:] = np.array(joined, np.int32)[inverse]
+
+
+def _resized(first: int, numbers: Numbers, theirs: int, mine: int) -> Iterator[tuple[int, Numbers]]:
+    """States of consecutive cells of `theirs` bytes for cells of `mine` bytes: pairs of a first cell and the
+    states from there on. Sizes are powers of two."""
+    if theirs >= mine:
+        yield first * (theirs // mine), np.repeat(numbers, theirs // mine)
+        return
+    several = mine // theirs
+    for part in range(several):
+        yield first // several, numbers[part::several]
+
+
+def _joined(one: ShadowCell, other: ShadowCell) -> ShadowCell:
+    """The state of a cell with the accesses of two. Of two writers one joins the readers: both are checked
+    against later accesses that write, and one of them against reads."""
+    if NO_ACCESS in (one.writer, other.writer) or one.writer == other.writer:
+        return ShadowCell(one.writer or other.writer, tuple(dict.fromkeys((*one.readers, *other.readers))))
+    readers = dict.fromkeys((*one.readers, *other.readers, other.writer))
+    return ShadowCell(one.writer, tuple(readers))
 
 
 def _recoded(state: ShadowCell, code: Callable[[int], int]) -> ShadowCell:

@@ -18,6 +18,7 @@
     tcgen05.fence::after_thread_sync                 tcgen05 operations follow the tokens acquired so far
     cp.async.wait_group, cp.async.bulk.wait_group,   put the tokens of completed operations into the clocks
     wgmma.wait_group, tcgen05.wait
+    griddepcontrol.wait                              acquire of all that the launch in front did
 
 A `.relaxed` arrive or wait orders no memory by itself. A fence before the arrive, or after the wait, does.
 
@@ -34,6 +35,7 @@ import numpy as np
 
 from gdnbench.sim.checker.cta_exit import check_unused
 from gdnbench.sim.checker.cta_state import CtaState
+from gdnbench.sim.checker.earlier_launches import ENDED, LATEST
 from gdnbench.sim.checker.events import Access, Event, IssuedInstruction, Proxy
 from gdnbench.sim.checker.happens_before import Cause, LanePair, Unordered, Verdict, unordered
 from gdnbench.sim.checker.lanes import UNSURE, lane_of, lanes_of, subset_of
@@ -304,6 +306,16 @@ def _after_sync(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
 # Groups and waits of one thread
 
 
+def _grid_wait(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
+    detector.warp_clocks[issued.warp.number].all_lanes.remote.by_cta[LATEST] = ENDED
+    detector.dependency.wait()
+
+
+def _launch_dependents(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
+    waited = LATEST in detector.warp_clocks[issued.warp.number].all_lanes.remote.by_cta
+    detector.dependency.trigger(waited)
+
+
 def _commit_group(name: str) -> Begin:
     def begin(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
         getattr(detector.async_states[issued.warp.number], name).commit(issued.lanes)
@@ -431,6 +443,8 @@ BEGINS: dict[str, Begin] = {
     "tcgen05.wait::ld": _wait_loads,
     "tcgen05.wait::st": _wait_stores,
     "tcgen05.dealloc": _tmem_dealloc,
+    "griddepcontrol.wait": _grid_wait,
+    "griddepcontrol.launch_dependents": _launch_dependents,
     "cp.async.commit_group": _commit_group("copies"),
     "cp.async.bulk.commit_group": _commit_group("bulk"),
     "wgmma.commit_group": _commit_group("wgmma"),

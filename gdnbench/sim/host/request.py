@@ -7,11 +7,22 @@ from dataclasses import dataclass
 Dim3 = tuple[int, int, int]
 
 
+@dataclass(slots=True)
+class LaunchAttributes:
+    """The attributes of a launch that this simulator follows: the clusters' shape, 1 CTA by default, the
+    preferred shape, if one is given, and programmatic stream serialisation."""
+
+    cluster: Dim3 = (1, 1, 1)
+    preferred_cluster: Dim3 | None = None
+    programmatic: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
     """The arguments of one launch. `params` are the bytes of each parameter in order; `registers` is ptxas's
     register count per thread, None if no cubin has it. `preferred_cluster` is the shape of clusters that the
-    device may use in place of several of the shape `cluster`."""
+    device may use in place of several of the shape `cluster`. `programmatic`: with programmatic stream
+    serialisation, so that it may start before the launch in front of it has ended."""
 
     ptx: str
     entry: str
@@ -23,3 +34,4 @@ class LaunchRequest:
     registers: int | None
     stream: int  # its handle, 0 for the default stream
     preferred_cluster: Dim3 | None = None
+    programmatic: bool = False

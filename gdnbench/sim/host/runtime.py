@@ -18,7 +18,7 @@ from gdnbench.sim.errors import ExportError, FaultKind, KernelFault, LaunchError
 from gdnbench.sim.host.device import MULTIPROCESSORS, Device, multiprocessors_asked
 from gdnbench.sim.host.elf import Elf, cubin_at
 from gdnbench.sim.host.encode_tiled import encode_tiled
-from gdnbench.sim.host.request import Dim3, LaunchRequest
+from gdnbench.sim.host.request import Dim3, LaunchAttributes, LaunchRequest
 
 SUCCESS = 0
 INVALID_VALUE = 1
@@ -52,11 +52,11 @@ REFUSED = (
 
 ATTRIBUTE_BYTES = 72  # a cudaLaunchAttribute: number, padding, 64 bytes of value
 ATTRIBUTE_VALUE = 8
-COOPERATIVE, CLUSTER_DIMENSION, PREFERRED_CLUSTER_DIMENSION = 2, 4, 11
+COOPERATIVE, CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION, PREFERRED_CLUSTER_DIMENSION = 2, 4, 6, 11
 # cudaLaunchAttributeID values that change when or where a grid runs, not what it computes: none, access
-# policy window, synchronisation policy, cluster scheduling policy, programmatic stream serialisation,
-# priority, memory synchronisation domain map and domain, preferred shared memory carveout.
-HARMLESS = (0, 1, 3, 5, 6, 8, 9, 10, 14)
+# policy window, synchronisation policy, cluster scheduling policy, priority, memory synchronisation domain
+# map and domain, preferred shared memory carveout.
+HARMLESS = (0, 1, 3, 5, 8, 9, 10, 14)
 
 
 class LaunchConfig(ctypes.Structure):
@@ -210,7 +210,7 @@ class Runtime:
         config = LaunchConfig.from_address(config_address)
         found = self._kernels[kernel - 1]
         try:
-            cluster, preferred = launch_clusters(config)
+            attributes = launch_attributes(config)
             sizes = self.param_sizes(found.name)
         except SimError as error:
             return self._fail(error)
@@ -221,12 +221,13 @@ class Runtime:
                 entry=found.name,
                 grid=_dim3(config.grid),
                 block=_dim3(config.block),
-                cluster=cluster,
+                cluster=attributes.cluster,
                 shared_bytes=config.dynamic_shared,
                 params=tuple(ctypes.string_at(slot, size) for slot, size in zip(slots, sizes, strict=True)),
                 registers=found.cubin.registers(found.name),
                 stream=config.stream or 0,
-                preferred_cluster=preferred,
+                preferred_cluster=attributes.preferred_cluster,
+                programmatic=attributes.programmatic,
             )
         )
         return SUCCESS
@@ -305,21 +306,23 @@ def _dim3(values: Sequence[int]) -> Dim3:
     return values[0], values[1], values[2]
 
 
-def launch_clusters(config: LaunchConfig) -> tuple[Dim3, Dim3 | None]:
-    """The clusters' shape, 1 CTA by default, and the preferred shape, if one is given. Refuses attributes
-    that would change a result. CUlaunchConfig has its attributes where cudaLaunchConfig_t has them."""
-    cluster, preferred = (1, 1, 1), None
+def launch_attributes(config: LaunchConfig) -> LaunchAttributes:
+    """The attributes of a launch. Raises UnsupportedError for those that would change a result.
+    CUlaunchConfig has its attributes where cudaLaunchConfig_t has them."""
+    found = LaunchAttributes()
     for index in range(config.attribute_count):
         at = config.attributes + index * ATTRIBUTE_BYTES
         number = ctypes.c_int32.from_address(at).value
         value = (ctypes.c_uint32 * 3).from_address(at + ATTRIBUTE_VALUE)
         if number == CLUSTER_DIMENSION:
-            cluster = (value[0], value[1], value[2])
+            found.cluster = (value[0], value[1], value[2])
         elif number == PREFERRED_CLUSTER_DIMENSION:
-            preferred = (value[0], value[1], value[2])
+            found.preferred_cluster = (value[0], value[1], value[2])
+        elif number == PROGRAMMATIC_STREAM_SERIALIZATION:
+            found.programmatic = bool(value[0])
         elif number == COOPERATIVE:
             if value[0]:
                 raise UnsupportedError("a cooperative launch")
         elif number not in HARMLESS:
             raise UnsupportedError(f"launch attribute {number}")
-    return cluster, preferred
+    return found

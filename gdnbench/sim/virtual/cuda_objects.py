@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from gdnbench.sim.errors import LaunchError, PtxSyntaxError
+from gdnbench.sim.host.request import LaunchAttributes
+from gdnbench.sim.launch_order import ANY_STREAM
 from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.ptx.ir import Kernel, Module, Variable
 from gdnbench.sim.virtual.device_memory import Bytes
@@ -138,8 +140,8 @@ class CudaObjects:
         shared_bytes: int,
         params: Any,
         extra: int,
-        cluster: Dim3 = (1, 1, 1),
-        preferred_cluster: Dim3 | None = None,
+        attributes: LaunchAttributes | None = None,
+        stream: int = ANY_STREAM,
     ) -> None:
         """A launch as cuLaunchKernel[Ex] is given it: `params` is the address of an array of pointers to the
         parameters, or cuda-python's tuple; `extra` is 0, or the address of an array with a buffer of them."""
@@ -162,8 +164,8 @@ class CudaObjects:
             block,
             given,
             shared_bytes,
-            cluster,
-            preferred_cluster=preferred_cluster,
+            attributes,
+            stream=stream,
         )
 
     def allocate(self, size: int) -> int:
@@ -238,6 +240,7 @@ class CudaObjects:
 
     def do(self, operation: Callable[[], object]) -> None:
         """Run an operation, which a graph that is being captured records."""
+        self.gpu.order.forget()
         if self.gpu.recorder is not None:
             self.gpu.recorder.add(operation)
         operation()

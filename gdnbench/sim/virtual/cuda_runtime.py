@@ -86,6 +86,10 @@ def _device_functions(runtime: Any, objects: CudaObjects) -> dict[str, Callable[
     def nothing(*_: Any) -> Any:
         return (ok,)
 
+    def wait(*_: Any) -> Any:
+        gpu.order.forget()
+        return (ok,)
+
     def set_device(device: int) -> Any:
         return (runtime.cudaError_t.cudaErrorInvalidDevice if device else ok,)
 
@@ -99,7 +103,7 @@ def _device_functions(runtime: Any, objects: CudaObjects) -> dict[str, Callable[
         "cudaInitDevice": nothing,
         "cudaDeviceGetAttribute": lambda attribute, device: (ok, device_attribute(gpu, int(attribute))),
         "cudaGetDeviceProperties": lambda device: (ok, device_properties(runtime, gpu)),
-        "cudaDeviceSynchronize": nothing,
+        "cudaDeviceSynchronize": wait,
         "cudaDriverGetVersion": lambda: (ok, VERSION),
         "cudaRuntimeGetVersion": lambda: (ok, VERSION),
         "cudaGetLastError": nothing,
@@ -108,13 +112,15 @@ def _device_functions(runtime: Any, objects: CudaObjects) -> dict[str, Callable[
         "cudaGetErrorString": name_of,
         "cudaProfilerStart": nothing,
         "cudaProfilerStop": nothing,
-        **_stream_functions(runtime, objects, ok, nothing),
+        **_stream_functions(runtime, objects, nothing, wait),
     }
 
 
 def _stream_functions(
-    runtime: Any, objects: CudaObjects, ok: Any, nothing: Callable[..., Any]
+    runtime: Any, objects: CudaObjects, nothing: Callable[..., Any], wait: Callable[..., Any]
 ) -> dict[str, Callable[..., Any]]:
+    ok = runtime.cudaError_t.cudaSuccess
+
     def stream(*_: Any) -> Any:
         return ok, runtime.cudaStream_t(objects.add("stream"))
 
@@ -130,7 +136,7 @@ def _stream_functions(
         "cudaStreamCreateWithFlags": stream,
         "cudaStreamCreateWithPriority": stream,
         "cudaStreamDestroy": nothing,
-        "cudaStreamSynchronize": nothing,
+        "cudaStreamSynchronize": wait,
         "cudaStreamQuery": nothing,
         "cudaStreamWaitEvent": nothing,
         "cudaEventCreate": event,
@@ -138,7 +144,7 @@ def _stream_functions(
         "cudaEventDestroy": nothing,
         "cudaEventRecord": record,
         "cudaEventQuery": nothing,
-        "cudaEventSynchronize": nothing,
+        "cudaEventSynchronize": wait,
         "cudaEventElapsedTime": lambda start, end: (ok, objects.elapsed(start, end)),
     }
 

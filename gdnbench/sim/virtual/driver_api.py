@@ -19,7 +19,8 @@ from typing import Any
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.host.device import MULTIPROCESSORS
 from gdnbench.sim.host.encode_tiled import encode_tiled, replace_address
-from gdnbench.sim.host.runtime import LaunchConfig, launch_clusters
+from gdnbench.sim.host.request import LaunchAttributes
+from gdnbench.sim.host.runtime import LaunchConfig, launch_attributes
 from gdnbench.sim.machine.engine_interface import MAX_CLUSTER, Dim3
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.virtual.cuda_objects import (
@@ -136,12 +137,14 @@ _POOL_RULES, _THRESHOLD, _RESERVED, _USED = (1, 2, 3), 4, (5, 6), (7, 8)
 # What needs no work: everything runs at once, in the one context that there is.
 _NOTHING = """
 cuInit cuDevicePrimaryCtxRelease cuDevicePrimaryCtxReset cuDevicePrimaryCtxSetFlags cuDeviceSetMemPool
-cuCtxDestroy cuCtxSetCurrent cuCtxPushCurrent cuCtxSynchronize cuCtxSetCacheConfig
+cuCtxDestroy cuCtxSetCurrent cuCtxPushCurrent cuCtxSetCacheConfig
 cuKernelSetCacheConfig cuFuncSetCacheConfig cuFuncSetSharedMemConfig cuFuncLoad
 cuMemAdvise cuMemPrefetchAsync cuMemPoolDestroy cuMemPoolTrimTo cuMemPoolSetAccess cuPointerSetAttribute
-cuStreamDestroy cuStreamSynchronize cuStreamQuery cuStreamWaitEvent cuThreadExchangeStreamCaptureMode
-cuEventDestroy cuEventQuery cuEventSynchronize cuProfilerStart cuProfilerStop
+cuStreamDestroy cuStreamQuery cuStreamWaitEvent cuThreadExchangeStreamCaptureMode
+cuEventDestroy cuEventQuery cuProfilerStart cuProfilerStop
 """
+_WAIT = ("cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize")
+"""What waits for launches: they have run, but a launch is not dependent on one that was waited for."""
 
 
 class DriverError(Exception):
@@ -169,6 +172,7 @@ def driver_functions(gpu: VirtualGpu) -> Functions:
     if not (_functions and _functions[-1][0] is objects):
         found: Functions = {
             **dict.fromkeys(_NOTHING.split(), lambda *_: None),
+            **dict.fromkeys(_WAIT, lambda *_: gpu.order.forget()),
             **_device_functions(objects),
             **_context_functions(objects),
             **_module_functions(objects),
@@ -361,7 +365,7 @@ def _kernel_functions(objects: CudaObjects) -> Functions:
         return gpu.device.blocks_per_multiprocessor(block, registers, shared + found.kernel.shared_size)
 
     def max_clusters(handle: int, config: int) -> int:
-        (x, y, z), _ = _clusters(LaunchConfig.from_address(config))
+        x, y, z = _attributes(LaunchConfig.from_address(config)).cluster
         return gpu.asked_device().active_clusters(x * y * z)
 
     def largest_cluster(handle: int, config: int) -> int:
@@ -391,9 +395,9 @@ def _kernel_functions(objects: CudaObjects) -> Functions:
     }
 
 
-def _clusters(config: LaunchConfig) -> tuple[Dim3, Dim3 | None]:
+def _attributes(config: LaunchConfig) -> LaunchAttributes:
     try:
-        return launch_clusters(config)
+        return launch_attributes(config)
     except UnsupportedError as error:
         note_refusal(error)
         raise
@@ -421,7 +425,9 @@ def _launch_functions(objects: CudaObjects) -> Functions:
         block: Dim3 = (given.block[0], given.block[1], given.block[2])
         # CUlaunchConfig has 32 bits of dynamic shared memory and padding, cudaLaunchConfig_t 64.
         shared = given.dynamic_shared & 0xFFFFFFFF
-        objects.launch(handle, grid, block, shared, params, extra, *_clusters(given))
+        objects.launch(
+            handle, grid, block, shared, params, extra, _attributes(given), stream=given.stream or 0
+        )
 
     def host_function(function: int, data: int) -> None:
         objects.do(lambda: ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(data))

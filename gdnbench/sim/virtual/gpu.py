@@ -18,7 +18,8 @@ from gdnbench.sim.host.arguments import Region
 from gdnbench.sim.host.device import Device, Questions, described_device
 from gdnbench.sim.host.kernel_caches import kernel_caches_off
 from gdnbench.sim.host.machines import DEFAULT, Machine, machine_named
-from gdnbench.sim.host.request import LaunchRequest
+from gdnbench.sim.host.request import LaunchAttributes, LaunchRequest
+from gdnbench.sim.launch_order import ANY_STREAM, LaunchOrder
 from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.ptx.parser import parse
@@ -41,7 +42,8 @@ class VirtualGpu:
 
     `explorer` runs each launch under more schedules. With a `choice`, the explorer and the settings'
     schedule, check, profile and watch apply only to the launches that the choice includes; the others run
-    unchecked under the schedule `late`. `running` is the chosen launch that is being run."""
+    unchecked under the schedule `late`. `running` is the chosen launch that is being run. `order` knows the
+    launch in front of the next one."""
 
     machine: Machine
     settings: Settings
@@ -55,6 +57,7 @@ class VirtualGpu:
     explorer: LaunchExplorer | None = None
     running: LaunchPlace | None = None
     questions: Questions = field(default_factory=Questions)
+    order: LaunchOrder = field(default_factory=LaunchOrder)
     _modules: dict[str, Module] = field(default_factory=dict)
     _variables: dict[int, dict[str, Bytes]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -130,17 +133,19 @@ class VirtualGpu:
         block: Dim3,
         params: Sequence[bytes],
         shared_bytes: int = 0,
-        cluster: Dim3 = (1, 1, 1),
+        attributes: LaunchAttributes | None = None,
         registers: int | None = None,
-        preferred_cluster: Dim3 | None = None,
+        stream: int = ANY_STREAM,
     ) -> None:
         """Simulate a launch of `entry` at once and add its report. `params` are the bytes of each parameter.
 
         Raises KernelFault for an illegal act of the kernel, UnsupportedError for what is not simulated,
         LaunchError for arguments that do not fit.
         """
+        given = attributes or LaunchAttributes()
         request = LaunchRequest(
-            *("", entry, grid, block, cluster, shared_bytes, tuple(params), registers, 0), preferred_cluster
+            *("", entry, grid, block, given.cluster, shared_bytes, tuple(params), registers, stream),
+            *(given.preferred_cluster, given.programmatic),
         )
         self.run(module, [request])
 
@@ -167,7 +172,7 @@ class VirtualGpu:
             first = self._launch_count()
             try:
                 with described_device(self.device, questions=self.questions):
-                    session = Session(self.settings, questions=self.questions)
+                    session = Session(self.settings, questions=self.questions, order=self.order)
                     report, fault = run_requests(
                         module,
                         requests,

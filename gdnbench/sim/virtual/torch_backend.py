@@ -69,12 +69,14 @@ SYNCHRONISING = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero"}
 
 @dataclass(slots=True)
 class Backend:
-    """The state behind the kernels. `memory` is None while no virtual GPU is active."""
+    """The state behind the kernels. `memory` is None while no virtual GPU is active. `on_work` is called for
+    each operation that a GPU would launch a kernel or a copy for."""
 
     memory: DeviceMemory | None = None
     generator: torch.Generator | None = None
     recorder: GraphRecorder | None = None
     libraries: list[Any] = field(default_factory=list)
+    on_work: Callable[[], None] = lambda: None
 
 
 _backend = Backend()
@@ -93,17 +95,17 @@ def backend() -> Backend:
 
 
 @contextmanager
-def cuda_tensors(memory: DeviceMemory) -> Iterator[None]:
+def cuda_tensors(memory: DeviceMemory, on_work: Callable[[], None]) -> Iterator[None]:
     """Inside this block operations may make tensors on `cuda`; they live in `memory`. What remains of them
-    afterwards stays usable."""
+    afterwards stays usable. `on_work` is that of `Backend`."""
     _register()
-    before = _backend.memory, _backend.generator
-    _backend.memory, _backend.generator = memory, torch.Generator()
+    before = _backend.memory, _backend.generator, _backend.on_work
+    _backend.memory, _backend.generator, _backend.on_work = memory, torch.Generator(), on_work
     try:
         with _accelerated():
             yield
     finally:
-        _backend.memory, _backend.generator = before
+        _backend.memory, _backend.generator, _backend.on_work = before
 
 
 def new_tensor(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -396,6 +398,7 @@ def _copy_into(old: Any, new: Any) -> None:
 
 
 def _call(op: Any, form: _Schema, cpu: dict[str, Any]) -> Any:
+    _backend.on_work()
     try:
         return op(**cpu)
     except NotImplementedError as error:
@@ -520,6 +523,7 @@ def _empty_strided(
 
 def _copy(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     def copy() -> None:
+        _backend.on_work()
         _alias(self).copy_(_alias(source))
 
     if _backend.recorder is not None and self.is_cuda:

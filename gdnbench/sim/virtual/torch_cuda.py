@@ -54,7 +54,8 @@ class Stream:
         return True
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """A launch after this is not dependent on one before."""
+        torch_backend.backend().on_work()
 
     def is_capturing(self) -> bool:
         return capturing()
@@ -119,7 +120,8 @@ class Event:
         return True
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """A launch after this is not dependent on one before."""
+        torch_backend.backend().on_work()
 
     def elapsed_time(self, end_event: Event) -> float:
         """Milliseconds of the host, most of them the simulator's."""
@@ -236,6 +238,12 @@ def _no_work(*_: Any, **__: Any) -> None:
     """What needs no work here."""
 
 
+def _wait(device: Any = None) -> None:
+    """Launches have run; one after this is not dependent on one before."""
+    _index(device)
+    torch_backend.backend().on_work()
+
+
 def _eager(model: Any = None, **_: Any) -> Any:
     """torch.compile: its argument itself."""
     if not _said:
@@ -294,7 +302,7 @@ def torch_sees(gpu: VirtualGpu) -> Iterator[None]:
             "torch sees a real GPU here; hide it with CUDA_VISIBLE_DEVICES='' to use a virtual one"
         )
     patches = Patches()
-    with torch_backend.cuda_tensors(gpu.memory):
+    with torch_backend.cuda_tensors(gpu.memory, gpu.order.forget):
         try:
             _patch(patches, gpu)
             yield
@@ -356,7 +364,7 @@ def _patch_torch(patches: Patches, gpu: VirtualGpu) -> None:
         "_cuda_exchangeDevice": lambda device: 0,
         "_cuda_maybeExchangeDevice": lambda device: 0,
         "_cuda_getDeviceCount": lambda: 1,
-        "_cuda_synchronize": _no_work,
+        "_cuda_synchronize": _wait,
         "_cuda_emptyCache": _no_work,
         "_cuda_isCurrentStreamCapturing": capturing,
         "_host_emptyCache": _no_work,
@@ -373,7 +381,7 @@ def _patch_torch(patches: Patches, gpu: VirtualGpu) -> None:
         "current_device_index": lambda: 0,
         "current_stream": _current_stream,
         "set_stream": _set_stream,
-        "synchronize": _no_work,
+        "synchronize": _wait,
         "set_device_index": _no_work,
     }.items():
         put(accelerator, name, value)
@@ -434,7 +442,7 @@ def _functions(gpu: VirtualGpu) -> dict[str, Any]:
         "can_device_access_peer": lambda device, peer: False,
         "is_bf16_supported": lambda including_emulation=True: True,
         "is_tf32_supported": lambda: True,
-        "synchronize": lambda device=None: _index(device) and None,
+        "synchronize": _wait,
         "ipc_collect": _no_work,
         "current_stream": _current_stream,
         "default_stream": _default_stream,

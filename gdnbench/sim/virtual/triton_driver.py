@@ -239,6 +239,7 @@ class Launcher:
                 params=tuple(pack.params),
                 registers=None,
                 stream=stream,
+                programmatic=bool(getattr(metadata, "launch_pdl", False)),
             )
             gpu.run(function.module, [request], pack.tensors)
         if exit_hook is not None:
