@@ -134,7 +134,7 @@ def _accesses(sides: list[Access]) -> str:
     late = ", asynchronously" if any(side.asynchronous for side in sides) else ""
     roles = ", ".join(dict.fromkeys(side.role for side in sides))
     if sides[0].kernel:
-        roles += f", in the earlier launch of {sides[0].kernel}"
+        roles += ", in an earlier launch"
     return f"{_source(sides[0].place)}: {operations}{late} ({roles})"
 
 
