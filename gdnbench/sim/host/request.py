@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 Dim3 = tuple[int, int, int]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class LaunchAttributes:
     """The attributes of a launch that this simulator follows: the clusters' shape, 1 CTA by default, the
     preferred shape, if one is given, and programmatic stream serialisation."""
@@ -15,6 +16,14 @@ class LaunchAttributes:
     cluster: Dim3 = (1, 1, 1)
     preferred_cluster: Dim3 | None = None
     programmatic: bool = False
+
+    @property
+    def largest_cluster(self) -> int:
+        """The CTAs of the largest cluster that the launch may have."""
+        return max(prod(self.cluster), prod(self.preferred_cluster or ()))
+
+
+NO_ATTRIBUTES = LaunchAttributes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import ctypes
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gdnbench.sim.errors import ExportError, FaultKind, KernelFault, LaunchError, SimError, UnsupportedError
 from gdnbench.sim.host.device import MULTIPROCESSORS, Device, multiprocessors_asked
@@ -315,11 +315,11 @@ def launch_attributes(config: LaunchConfig) -> LaunchAttributes:
         number = ctypes.c_int32.from_address(at).value
         value = (ctypes.c_uint32 * 3).from_address(at + ATTRIBUTE_VALUE)
         if number == CLUSTER_DIMENSION:
-            found.cluster = (value[0], value[1], value[2])
+            found = replace(found, cluster=(value[0], value[1], value[2]))
         elif number == PREFERRED_CLUSTER_DIMENSION:
-            found.preferred_cluster = (value[0], value[1], value[2])
+            found = replace(found, preferred_cluster=(value[0], value[1], value[2]))
         elif number == PROGRAMMATIC_STREAM_SERIALIZATION:
-            found.programmatic = bool(value[0])
+            found = replace(found, programmatic=bool(value[0]))
         elif number == COOPERATIVE:
             if value[0]:
                 raise UnsupportedError("a cooperative launch")

@@ -10,13 +10,12 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import numpy as np
 
 from gdnbench.sim.errors import LaunchError, PtxSyntaxError
-from gdnbench.sim.host.request import LaunchAttributes
+from gdnbench.sim.host.request import NO_ATTRIBUTES, LaunchAttributes
 from gdnbench.sim.launch_order import ANY_STREAM
 from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.ptx.ir import Kernel, Module, Variable
@@ -140,14 +139,14 @@ class CudaObjects:
         shared_bytes: int,
         params: Any,
         extra: int,
-        attributes: LaunchAttributes | None = None,
+        attributes: LaunchAttributes = NO_ATTRIBUTES,
         stream: int = ANY_STREAM,
     ) -> None:
         """A launch as cuLaunchKernel[Ex] is given it: `params` is the address of an array of pointers to the
         parameters, or cuda-python's tuple; `extra` is 0, or the address of an array with a buffer of them."""
         function = self.get(handle, Function, "kernel")
         name, variables = function.kernel.name, function.kernel.params
-        ctas = max(prod(cluster), prod(preferred_cluster or ()))
+        ctas = attributes.largest_cluster
         if ctas > PORTABLE_CLUSTER and not function.attribute(NON_PORTABLE_CLUSTERS):
             raise LaunchError(
                 f"{name} in clusters of {ctas} CTAs: more than {PORTABLE_CLUSTER} need its attribute"

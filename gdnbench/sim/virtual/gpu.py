@@ -18,7 +18,7 @@ from gdnbench.sim.host.arguments import Region
 from gdnbench.sim.host.device import Device, Questions, described_device
 from gdnbench.sim.host.kernel_caches import kernel_caches_off
 from gdnbench.sim.host.machines import DEFAULT, Machine, machine_named
-from gdnbench.sim.host.request import LaunchAttributes, LaunchRequest
+from gdnbench.sim.host.request import NO_ATTRIBUTES, LaunchAttributes, LaunchRequest
 from gdnbench.sim.launch_order import ANY_STREAM, LaunchOrder
 from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.ptx.ir import Module
@@ -133,7 +133,7 @@ class VirtualGpu:
         block: Dim3,
         params: Sequence[bytes],
         shared_bytes: int = 0,
-        attributes: LaunchAttributes | None = None,
+        attributes: LaunchAttributes = NO_ATTRIBUTES,
         registers: int | None = None,
         stream: int = ANY_STREAM,
     ) -> None:
@@ -142,10 +142,9 @@ class VirtualGpu:
         Raises KernelFault for an illegal act of the kernel, UnsupportedError for what is not simulated,
         LaunchError for arguments that do not fit.
         """
-        given = attributes or LaunchAttributes()
         request = LaunchRequest(
-            *("", entry, grid, block, given.cluster, shared_bytes, tuple(params), registers, stream),
-            *(given.preferred_cluster, given.programmatic),
+            *("", entry, grid, block, attributes.cluster, shared_bytes, tuple(params), registers, stream),
+            *(attributes.preferred_cluster, attributes.programmatic),
         )
         self.run(module, [request])
 
