@@ -251,6 +251,7 @@ def test_what_has_no_stages_says_what_to_use(store: Path, session: Session) -> N
         found(store, "without_stages", session)
 
 
+@pytest.mark.slow  # many replays; test_record.py has the same
 def test_what_is_known_is_not_asked_again(store: Path, session: Session) -> None:
     first = found(store, "U", session)
     before = len(session.verdicts)

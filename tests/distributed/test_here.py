@@ -52,6 +52,7 @@ def test_threads_of_a_worker(said: str | None, threads: int, monkeypatch: pytest
     assert dask_pool._torch_threads() == threads
 
 
+@pytest.mark.slow  # starts workers twice
 def test_two_stores_one_after_the_other(store: Store, another: Store, two: WorkerPool, plain: Plain) -> None:
     for each in (store, another, store):
         assert plain(replay_distributed(each.path, within=two)) == plain(replay(each))
