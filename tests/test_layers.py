@@ -83,7 +83,7 @@ MODULES = {
     "base": """bits errors handlers missing options poison pools printable provenance record record_numbers
         units toml_tables version whole_file""",
     "sim.base": "sim.deadline sim.demangle sim.errors sim.floating_environment sim.lazy sim.special_function",
-    "sim.tensorcore.formats": "sim.tensorcore.formats sim.tensorcore.product",
+    "sim.tensorcore.formats": "sim.tensorcore.formats sim.tensorcore.product sim.tensorcore.scaled",
     "sim.run": "sim.run sim.watch",
     "sim": "sim sim.checker.accept",
     "timing.result": "timing.json_values timing.result timing.statistics timing.types",

@@ -42,7 +42,8 @@ from gdnbench.sim.watch import Observed
 @dataclass(frozen=True, slots=True)
 class EngineKind:
     """An engine by name: the module whose `prepare(module, kernel, config)` compiles or decodes a kernel, the
-    module whose `multiply` models the tensor core, and the quantum of a warp's turn in instructions."""
+    module whose `multiply` and `multiply_scaled` model the tensor core, and the quantum of a warp's turn in
+    instructions."""
 
     prepare: str
     multiply: str
@@ -181,10 +182,12 @@ def run_ptx(
     memory = GlobalMemory() if memory is None else memory
     param = pack_parameters(kernel, params, memory)
     kind = ENGINES[engine]
+    tensor_core = importlib.import_module(kind.multiply)
     config = MachineConfig(
         schedule=order,
         mma=mma,
-        multiply=importlib.import_module(kind.multiply).multiply,
+        multiply=tensor_core.multiply,
+        multiply_scaled=tensor_core.multiply_scaled,
         track=kind.track and checker is None,  # a checker reports uninitialised reads and continues
         profile=profile,
         registers=registers if registers is not None else kernel.maxnreg,

@@ -38,6 +38,7 @@ from gdnbench.sim.machine.wgmma_form import Forms
 from gdnbench.sim.machine.wgmma_state import Warpgroups
 from gdnbench.sim.ptx.ir import Instruction, Kernel, Module
 from gdnbench.sim.tensorcore.product import Multiply
+from gdnbench.sim.tensorcore.scaled import MultiplyScaled
 
 MULTIPROCESSORS = 148  # of a B200
 
@@ -48,15 +49,16 @@ instruction returned last time, or None."""
 
 @dataclass(frozen=True, slots=True)
 class MachineConfig:
-    """How a launch is simulated. `mma` names the model of the tensor core; `multiply` implements it for the
-    engine. `track` records which shared bytes were written and checks reads. `registers` is the register
-    count per thread if known. `check`: CTAs have a checker. `multiprocessors` bounds how many CTAs that wait
-    for one another run at once. `keep_going`: faults that can be skipped are recorded, and the launch goes
-    on. `clustered`: the launch has clusters of several CTAs."""
+    """How a launch is simulated. `mma` names the model of the tensor core; `multiply` and `multiply_scaled`
+    implement it for the engine. `track` records which shared bytes were written and checks reads. `registers`
+    is the register count per thread if known. `check`: CTAs have a checker. `multiprocessors` bounds how many
+    CTAs that wait for one another run at once. `keep_going`: faults that can be skipped are recorded, and the
+    launch goes on. `clustered`: the launch has clusters of several CTAs."""
 
     schedule: Schedule = LATE
     mma: str = "hardware"
     multiply: Multiply | None = None
+    multiply_scaled: MultiplyScaled | None = None
     track: bool = True
     profile: bool = False
     registers: int | None = None

@@ -14,15 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
-from gdnbench.sim.machine import tcgen05_operand
+from gdnbench.sim.machine import tcgen05_operand, tcgen05_scaled
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.footprint import TmemBlock, moved_to
 from gdnbench.sim.machine.operands import vector_operand
 from gdnbench.sim.machine.tcgen05_descriptor import SUB_BYTE
+from gdnbench.sim.machine.tcgen05_elements import from_containers, negated, unpack_padded
 from gdnbench.sim.machine.tcgen05_issue import STREAM, lane_value, refuse_pairs, single_issuer
-from gdnbench.sim.machine.tcgen05_operand import CHUNK
 from gdnbench.sim.machine.tcgen05_plan import A_COLUMNS, Matrix, Plan, plan_mma
 from gdnbench.sim.machine.tmem import TensorMemory, Writer
 from gdnbench.sim.ptx.ir import Address, Immediate, Instruction, Vector
@@ -36,11 +36,8 @@ _KINDS = ("f16", "tf32", "f8f6f4")
 def _kind(mods: tuple[str, ...]) -> str:
     """The kind in the opcode. Raises UnsupportedError if it or another suffix is not modelled."""
     kind = next((mod.removeprefix("kind::") for mod in mods if mod.startswith("kind::")), "")
-    refused = [
-        mod for mod in mods if mod in ("ashift", "block_scale") or mod.startswith(("scale_vec", "block"))
-    ]
-    if refused or kind not in _KINDS:
-        raise UnsupportedError(f"tcgen05.mma.{'.'.join(refused) or f'kind::{kind}'}")
+    if "ashift" in mods or kind not in _KINDS:
+        raise UnsupportedError(f"tcgen05.mma.{'ashift' if 'ashift' in mods else f'kind::{kind}'}")
     return kind
 
 
@@ -121,7 +118,7 @@ class _Mma:
         assert matrix.gather is not None
         data = tcgen05_operand.read_chunks(self.cta.shared, matrix.gather, matrix.name)
         if matrix.format.name in SUB_BYTE:
-            return _flip(_unpack(data, matrix.format.bits), matrix)
+            return _flip(unpack_padded(data, matrix.format.bits), matrix)
         codes = data.view(matrix.format.storage)
         return _flip(np.ascontiguousarray(codes.T) if matrix.mn_major else codes, matrix)
 
@@ -135,23 +132,14 @@ class _Mma:
         words = work.rows.view(tmem.cells, first, last).reshape(work.descriptor.m, A_COLUMNS)
         codes = np.ascontiguousarray(words).view(matrix.format.storage)
         if matrix.format.name in SUB_BYTE:
-            # Eight-bit containers: four-bit codes in bits 2..5, six-bit codes in bits 0..5 (9.7.16.10.4.3).
-            codes = codes >> 2 & 0xF if matrix.format.bits == 4 else codes & 0x3F
+            codes = from_containers(codes, matrix.format.bits)
         return _flip(codes, matrix)
 
 
 def _flip(codes: Codes, matrix: Matrix) -> Codes:
     if not matrix.negate:
         return codes
-    return codes ^ matrix.format.storage.type(1 << matrix.format.bits - 1)
-
-
-def _unpack(data: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """Codes of six or four bits: 16 of them lie contiguously at the start of 16 bytes (9.7.16.10.4.4)."""
-    chunks = data.reshape(*data.shape[:-1], -1, CHUNK)
-    stream = np.unpackbits(chunks[..., : 2 * bits], axis=-1, bitorder="little")
-    codes = stream.reshape(*chunks.shape[:-1], CHUNK, bits)
-    return np.packbits(codes, axis=-1, bitorder="little").reshape(data.shape)
+    return negated(codes, matrix.format.bits)
 
 
 def _issue(
@@ -159,6 +147,8 @@ def _issue(
 ) -> Results:
     """Operands: [d], a-desc or [a], b-desc, idesc, {disable-output-lane}?, enable-input-d, scale-input-d?."""
     refuse_pairs(ins)
+    if ins.has("block_scale"):
+        return tcgen05_scaled.issue(cta, warp, ins, lanes, sources)
     kind = _kind(ins.mods)
     lane = single_issuer(cta, ins, lanes, sources)
     d, a, b, idesc = (lane_value(source, lane) for source in sources[:4])

@@ -38,21 +38,28 @@ _CHUNK_TYPE = np.complex128
 
 class Gather(NamedTuple):
     """The chunks of a matrix. `table[...]` are chunk numbers from shared address `origin`; `low` and `high`
-    bound the bytes. The addresses are those of a CTA of rank 0: a descriptor has no bits for the rank, and
-    each CTA reads its own shared memory by it."""
+    bound the bytes. Elements are in the first `used` bytes of each chunk; the others are padding. The
+    addresses are those of a CTA of rank 0: a descriptor has no bits for the rank, and each CTA reads its own
+    shared memory by it."""
 
     table: npt.NDArray[np.intp]
     origin: int
     low: int
     high: int
+    used: int = CHUNK
 
     @property
     def footprint(self) -> Chunks:
-        """The bytes of its chunks."""
-        return Chunks(self.table, CHUNK, self.origin)
+        """The bytes of its elements."""
+        if self.used == CHUNK:
+            return Chunks(self.table, CHUNK, self.origin)
+        inside = (slice(None), slice(None), slice(0, self.used))
+        return Chunks(self.table, CHUNK, self.origin, (*self.table.shape, CHUNK), inside)
 
 
-def chunks(descriptor: MatrixDescriptor, mn_major: bool, rows: int, columns: int) -> Gather:
+def chunks(
+    descriptor: MatrixDescriptor, mn_major: bool, rows: int, columns: int, used: int = CHUNK
+) -> Gather:
     """The table of a matrix: [rows, columns chunks] if K-major, [columns, rows chunks] if MN-major."""
     start = descriptor.start % _PERIOD
     origin = descriptor.start - start
@@ -66,7 +73,7 @@ def chunks(descriptor: MatrixDescriptor, mn_major: bool, rows: int, columns: int
         rows,
         columns,
     )
-    return Gather(table, origin, origin + low, origin + high)
+    return Gather(table, origin, origin + low, origin + high, used)
 
 
 @cache
@@ -126,13 +133,13 @@ def read_chunks(shared: SharedMemory, gather: Gather, what: str) -> npt.NDArray[
     origin = shared.origin + gather.origin
     if shared.track:
         valid = shared.valid[origin:].view(_CHUNK_TYPE).take(gather.table).view(np.bool_)
-        if not valid.all():
+        if not valid.reshape(-1, CHUNK)[:, : gather.used].all():
             shared.skip(KernelFault(FaultKind.UNINITIALISED, _first_invalid(shared, gather, what)))
     return shared.bytes[origin:].view(_CHUNK_TYPE).take(gather.table).view(np.uint8)
 
 
 def _first_invalid(shared: SharedMemory, gather: Gather, what: str) -> str:
     origin = shared.origin + gather.origin
-    bytes_read = origin + (gather.table.reshape(-1, 1) * CHUNK + np.arange(CHUNK)).ravel()
+    bytes_read = origin + (gather.table.reshape(-1, 1) * CHUNK + np.arange(gather.used)).ravel()
     missing = bytes_read[~shared.valid[bytes_read]]
     return f"{what}: {missing.size} bytes never written, the first at shared address {int(missing.min()):#x}"

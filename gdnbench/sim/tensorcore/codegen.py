@@ -13,6 +13,10 @@ For each row and 16 columns, with all k unrolled, one fused sum is
 with floats for the terms and i32 for the sum. The product of two significands and the power of two are exact
 in a float. The conversion to int truncates toward zero, as the hardware truncates a term. Powers below 2^-63
 are replaced by 2^-63: the term is below 1 and becomes 0 either way, and no subnormal occurs.
+
+With `scaled` the function has two more arguments, `const int *row_scales, const int *column_scales`, and the
+product of a row and a column is multiplied by 2^(row scale + column scale). Its terms keep their exponents;
+those of C and D are relative to the scale.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ from gdnbench.sim.tensorcore.lanes import (
     intrinsic,
     ints,
     load,
+    power_of_two_f64,
     smax,
     splat,
     stack_array,
@@ -53,9 +58,9 @@ ENTRY = "product"
 _TERMS_PER_ACCUMULATOR = {8: 16, 16: 8, 32: 8}
 
 
-def module_text(product: Product, model: Model) -> str:
+def module_text(product: Product, model: Model, scaled: bool = False) -> str:
     """The module as text, its function named ENTRY."""
-    return str(_Kernel(product, model).module)
+    return str(_Kernel(product, model, scaled).module)
 
 
 class _Operand:
@@ -78,16 +83,17 @@ class _Operand:
 class _Kernel:
     """Emits the function. The attributes are the values that all parts use."""
 
-    def __init__(self, product: Product, model: Model) -> None:
+    def __init__(self, product: Product, model: Model, scaled: bool) -> None:
         self.product = product
         self.exact = model is Model.EXACT
         self.rule: Rule = fused_sum_rule(product)
         self.d_type = ir.IntType(8 * product.accumulator.storage.itemsize)
         self.v_d = ir.VectorType(self.d_type, LANES)
         self.module = ir.Module(ENTRY)
-        type_ = ir.FunctionType(ir.VoidType(), [I64, I64, POINTER, POINTER, POINTER, POINTER])
-        function = ir.Function(self.module, type_, ENTRY)
-        self.m, self.n, self.a_codes, self.b_codes, self.c_codes, self.d_codes = function.args
+        pointers = [POINTER] * (6 if scaled else 4)
+        function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [I64, I64, *pointers]), ENTRY)
+        self.m, self.n, self.a_codes, self.b_codes, self.c_codes, self.d_codes, *self.scales = function.args
+        self.scale: Value | None = None  # of the current row and columns, in every lane its own
         self.builder = b = ir.IRBuilder(function.append_basic_block("entry"))
         self.a = _Operand(b, product.a, ROWS * product.k, "a")
         self.b = _Operand(b, product.b, LANES * product.k, "b")
@@ -108,6 +114,8 @@ class _Kernel:
                 special = b.or_(a_special, b_special)
                 mask = self.lane_mask(columns)
                 with counted(b, rows, 1, "row") as row:
+                    if self.scales:
+                        self.scale = self.load_scale(b.add(block, row), column, mask)
                     offset = b.add(b.mul(b.add(block, row), self.n), column)
                     c = self.load_c(offset, mask)
                     base = b.mul(row, I64(k))
@@ -173,6 +181,15 @@ class _Kernel:
         lanes = ir.Constant(V_I32, [I32(i) for i in range(LANES)])
         return b.icmp_signed("<", lanes, splat(b, left))
 
+    def load_scale(self, row: Value, column: Value, mask: Value) -> Value:
+        """The exponents of the scale of a row and of its columns."""
+        b = self.builder
+        rows, columns = self.scales
+        address = element(b, columns, I32, column)
+        name = f"llvm.masked.load.v{LANES}i32.p0"
+        loaded = intrinsic(b, name, V_I32, address, I32(4), mask, ints(0))
+        return b.add(splat(b, load(b, I32, rows, row)), loaded)
+
     def load_c(self, offset: Value, mask: Value) -> Value:
         """C's codes as i32; zeros without a C."""
         b, bits = self.builder, self.d_type.width
@@ -204,7 +221,10 @@ class _Kernel:
         for k in range(self.product.k):
             x = b.fpext(self.a_at(self.a.significands, F32, base, k), V_F64)
             y = b.fpext(self.b_at(self.b.significands, V_F32, k), V_F64)
-            total = b.fadd(total, b.fmul(x, y))
+            term = b.fmul(x, y)
+            if self.scale is not None:
+                term = b.fmul(term, power_of_two_f64(b, self.scale))
+            total = b.fadd(total, term)
         return round_fp64(b, self.product.d, total)
 
     def hardware_product(self, base: Value, c: Value, special: Value) -> Value:
@@ -217,17 +237,22 @@ class _Kernel:
         """One fused sum, from codes of C to codes of D."""
         b = self.builder
         addend = decode(b, self.product.accumulator, c, widened=False)
+        addend_exponent = addend.exponent
+        if self.scale is not None:
+            addend_exponent = b.sub(addend_exponent, self.scale)
         exponents = [
             b.add(self.a_at(self.a.exponents, I32, base, k), self.b_at(self.b.exponents, V_I32, k))
             for k in ks
         ]
-        largest = addend.exponent
+        largest = addend_exponent
         for exponent in exponents:
             largest = smax(b, largest, exponent)
         magnitude, negative = self.fixed_point_sum(
-            base, ks, exponents, largest, addend.significand, addend.exponent
+            base, ks, exponents, largest, addend.significand, addend_exponent
         )
         unit = b.sub(largest, ints(self.rule.fraction_bits))
+        if self.scale is not None:
+            unit = b.add(unit, self.scale)
         bits = encode(b, self.product.d, magnitude, negative, unit, self.rule.cut)
         kind = self.sum_of_kinds(base, ks, b.select(addend.special, addend.kind, floats(0.0)), special)
         return with_specials(b, self.product.d, bits, kind)

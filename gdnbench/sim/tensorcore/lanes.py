@@ -60,6 +60,12 @@ def power_of_two(b: ir.IRBuilder, exponent: Value) -> Value:
     return b.bitcast(b.shl(b.add(exponent, ints(127)), ints(23)), V_F32)
 
 
+def power_of_two_f64(b: ir.IRBuilder, exponent: Value) -> Value:
+    """2^exponent as doubles, for exponents of normal doubles."""
+    field = b.sext(b.add(exponent, ints(1023)), V_I64)
+    return b.bitcast(b.shl(field, constant(V_I64, 52)), V_F64)
+
+
 def element(b: ir.IRBuilder, base: Value, type_: Any, index: Value) -> Value:
     """The address of `base[index]`."""
     return b.gep(base, [index], source_etype=type_)

@@ -13,9 +13,12 @@ from functools import cache
 import llvmlite.binding as llvm
 import numpy as np
 
+from gdnbench.sim.tensorcore import reference
 from gdnbench.sim.tensorcore.codegen import ENTRY, module_text
 from gdnbench.sim.tensorcore.formats import Codes
-from gdnbench.sim.tensorcore.product import Model, Product, check_operands
+from gdnbench.sim.tensorcore.group_sum import group_sum
+from gdnbench.sim.tensorcore.product import NAN_BITS, Model, Product, check_operands, named_model
+from gdnbench.sim.tensorcore.scaled import GROUP_K, ScaledProduct, Scales, check_scaled
 
 Function = Callable[[int, int, int, int, int | None, int], None]
 
@@ -28,6 +31,7 @@ _PROTOTYPE = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
     ctypes.c_void_p,
 )
+_SCALED_PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 6)
 _COMPILING = threading.Lock()
 _ENGINES: list[llvm.ExecutionEngine] = []  # own the code that the functions point to
 
@@ -45,6 +49,40 @@ def multiply(product: Product, model: str, a: Codes, b: Codes, c: Codes | None) 
     return d
 
 
+def multiply_scaled(
+    product: ScaledProduct, model: str, a: Codes, scale_a: Codes, b: Codes, scale_b: Codes, c: Codes | None
+) -> Codes:
+    """D = (A scale_A) (B scale_B)^T + C, on codes (see `scaled.MultiplyScaled`)."""
+    check_scaled(product, a, scale_a, b, scale_b, c)
+    chosen = named_model(model)
+    if product.k == GROUP_K and chosen is Model.EXACT:
+        return reference.multiply_scaled(product, model, a, scale_a, b, scale_b, c)
+    sa, sb = product.scale.decode(scale_a), product.scale.decode(scale_b)
+    if product.k == GROUP_K:
+        d = group_sum(product, a, sa, b, sb, np.zeros((len(a), len(b)), np.uint32) if c is None else c)
+    else:
+        d = _multiply_scaled(product, chosen, a, sa, b, sb, c)
+    if sa.nan.any() or sb.nan.any():
+        d[sa.nan.any(axis=1), :] = NAN_BITS["f32"]
+        d[:, sb.nan.any(axis=1)] = NAN_BITS["f32"]
+    return d
+
+
+def _multiply_scaled(
+    product: ScaledProduct, model: Model, a: Codes, sa: Scales, b: Codes, sb: Scales, c: Codes | None
+) -> Codes:
+    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    d = np.empty((len(a), len(b)), np.uint32)
+    c_data = None
+    if c is not None:
+        c = np.ascontiguousarray(c)
+        c_data = _data(c)
+    rows, columns = (scales.exponent[:, 0].astype(np.int32).view(np.uint32) for scales in (sa, sb))
+    function = _scaled_function(product.unscaled, model)
+    function(len(a), len(b), _data(a), _data(b), c_data, _data(d), _data(rows), _data(columns))
+    return d
+
+
 def _data(array: Codes) -> int:
     """The address of the elements; `ndarray.ctypes` would create three objects for it."""
     where: int = array.__array_interface__["data"][0]
@@ -53,26 +91,31 @@ def _data(array: Codes) -> int:
 
 def address(product: Product, model: str) -> int:
     """The address of the function that `codegen` describes, for native callers."""
-    return _compiled(product, Model(model))
+    return _compiled(product, Model(model), False)
 
 
 @cache
 def _function(product: Product, model: Model) -> Function:
-    return _PROTOTYPE(_compiled(product, model))
-
-
-def _compiled(product: Product, model: Model) -> int:
-    with _COMPILING:
-        return _compile(product, model)
+    return _PROTOTYPE(_compiled(product, model, False))
 
 
 @cache
-def _compile(product: Product, model: Model) -> int:
+def _scaled_function(product: Product, model: Model) -> Callable[..., None]:
+    return _SCALED_PROTOTYPE(_compiled(product, model, True))
+
+
+def _compiled(product: Product, model: Model, scaled: bool) -> int:
+    with _COMPILING:
+        return _compile(product, model, scaled)
+
+
+@cache
+def _compile(product: Product, model: Model, scaled: bool) -> int:
     """Compile and return the address. LLVM's context is shared, so one thread compiles at a time. Code and
     constants may be mapped further apart than 2 GB, which needs the large code model."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    module = llvm.parse_assembly(module_text(product, model))
+    module = llvm.parse_assembly(module_text(product, model, scaled))
     module.verify()
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(),

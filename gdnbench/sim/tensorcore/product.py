@@ -41,6 +41,7 @@ Every wgmma row equals it on such operands in ten combinations of types;
 were also measured for wgmma with f16, bf16 and tf32 (`wgmma_corners.py`), not with bytes. For bytes three
 cases are assumed to be as in mma.sync: a zero that MMA-Sim's exponent would make the largest term, a negative
 sum truncated to zero, and subnormal sums. No tcgen05 row was compared with hardware.
+Block-scaled products have a table of their own in `scaled`.
 
 MMA-Sim: Xie et al., arXiv 2511.10909, repository microsoft/MMA-Sim, bit-equal to ten GPUs by its authors.
 Khattak and Mikaitis, arXiv 2512.07004, model the same units (H100, B200) independently.
@@ -183,6 +184,11 @@ def check_operands(product: Product, model: str, a: Codes, b: Codes, c: Codes | 
     accumulator = product.accumulator
     if c is not None and (c.shape != (a.shape[0], b.shape[0]) or c.dtype != accumulator.storage):
         raise ValueError(f"{product}: c is {c.dtype} {c.shape}, want {accumulator.storage} of [M,N]")
+    return named_model(model)
+
+
+def named_model(model: str) -> Model:
+    """The arithmetic model of this name."""
     try:
         return Model(model)
     except ValueError:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gdnbench.sim.tensorcore.formats import F16, F32, Codes, Decoded, Format
 from gdnbench.sim.tensorcore.product import (
+    NAN_BITS,
     ZERO_EXPONENT,
     Model,
     Product,
@@ -19,6 +20,15 @@ from gdnbench.sim.tensorcore.product import (
     canonical_nan,
     check_operands,
     fused_sum_rule,
+    named_model,
+)
+from gdnbench.sim.tensorcore.scaled import (
+    GROUP,
+    GROUP_FRACTION_BITS,
+    GROUP_K,
+    ScaledProduct,
+    Scales,
+    check_scaled,
 )
 
 Ints = NDArray[np.int64]
@@ -31,6 +41,66 @@ def multiply(product: Product, model: str, a: Codes, b: Codes, c: Codes | None) 
         c = np.zeros((a.shape[0], b.shape[0]), product.accumulator.storage)
     with np.errstate(invalid="ignore", over="ignore"):
         return _exact(product, a, b, c) if chosen is Model.EXACT else _hardware(product, a, b, c)
+
+
+def multiply_scaled(
+    product: ScaledProduct, model: str, a: Codes, scale_a: Codes, b: Codes, scale_b: Codes, c: Codes | None
+) -> Codes:
+    """D = (A scale_A) (B scale_B)^T + C, on codes (see `scaled.MultiplyScaled`)."""
+    check_scaled(product, a, scale_a, b, scale_b, c)
+    chosen = named_model(model)
+    if c is None:
+        c = np.zeros((a.shape[0], b.shape[0]), np.uint32)
+    sa, sb = product.scale.decode(scale_a), product.scale.decode(scale_b)
+    with np.errstate(invalid="ignore", over="ignore"):
+        if chosen is Model.EXACT:
+            d = _exact_scaled(product, a, scale_a, b, scale_b, c)
+        elif product.k == GROUP_K:
+            d = _group_sum(product, a, sa, b, sb, c)
+        else:
+            shift = sa.exponent + sb.exponent.T
+            unscaled = product.unscaled
+            d = _fused_sum(unscaled, product.a, product.b, a, b, c, fused_sum_rule(unscaled), shift)
+    nan = np.logical_or.outer(sa.nan.any(axis=1), sb.nan.any(axis=1))
+    return np.where(nan, np.uint32(NAN_BITS["f32"]), d)
+
+
+def _exact_scaled(
+    product: ScaledProduct, a: Codes, scale_a: Codes, b: Codes, scale_b: Codes, c: Codes
+) -> Codes:
+    """The `exact` model of a block-scaled product."""
+    block = product.block
+    va = product.a.values(a) * np.repeat(product.scale.values(scale_a), block, axis=1)
+    vb = product.b.values(b) * np.repeat(product.scale.values(scale_b), block, axis=1)
+    total = F32.values(c)
+    for k in range(product.k):
+        total = total + va[:, k, None] * vb[None, :, k]
+    return round_from_fp64(total, F32, NAN_BITS["f32"])
+
+
+def _group_sum(product: ScaledProduct, a: Codes, sa: Scales, b: Codes, sb: Scales, c: Codes) -> Codes:
+    """One fused sum of C and the exact dot products of `GROUP` elements, [M,N,groups] terms."""
+    pa, pb, pc = product.a.decode(a), product.b.decode(b), F32.decode(c)
+    of_group = np.arange(0, product.k, GROUP) // product.block
+    unit_a, unit_b = _in_units(product.a, pa), _in_units(product.b, pb)
+    dots = np.einsum("mgk,ngk->mng", *(u.reshape(len(u), -1, GROUP) for u in (unit_a, unit_b)))
+    factors = sa.significand[:, None, of_group] * sb.significand[None, :, of_group]
+    scale_bits = 2 * (product.scale.fraction_bits + product.a.fraction_bits - product.a.min_exponent)
+    terms = _Terms(
+        dots * factors, sa.exponent[:, None, of_group] + sb.exponent[None, :, of_group], scale_bits
+    )
+    addend = _Terms(_signed(pc), _nominal(pc), F32.fraction_bits)
+    largest = np.maximum(terms.exponent.max(axis=2), addend.exponent)
+    total = _aligned(terms, largest[:, :, None], GROUP_FRACTION_BITS).sum(axis=2)
+    total += _aligned(addend, largest, GROUP_FRACTION_BITS)
+    bits = _encode(total, largest - GROUP_FRACTION_BITS, F32)
+    bits = np.where(pc.inf, c, bits)
+    return np.where(pc.nan, np.uint32(NAN_BITS["f32"]), bits)
+
+
+def _in_units(form: Format, parts: Decoded) -> Ints:
+    """Finite numbers as integers, in units of the format's smallest subnormal."""
+    return _signed(parts) << (parts.exponent - form.min_exponent)
 
 
 def round_from_fp64(values: NDArray[np.float64], form: Format, nan: int) -> Codes:
@@ -103,8 +173,9 @@ def _fused_sum(
     b: Codes,
     c: Codes,
     how: Rule,
+    shift: Ints | int = 0,
 ) -> Codes:
-    """One fused sum of C and all products of a[M,K] and b[N,K]."""
+    """One fused sum of C and all products of a[M,K] and b[N,K], the products times 2^shift[M,N]."""
     fraction_bits = how.fraction_bits
     accumulator = product.accumulator
     pa, pb, pc = fa.decode(a), fb.decode(b), accumulator.decode(c)
@@ -112,22 +183,24 @@ def _fused_sum(
     # [M,N,K] products, followed by C as one more term.
     products = _Terms(
         _signed(pa)[:, None, :] * _signed(pb)[None, :, :],
-        _nominal(pa)[:, None, :] + _nominal(pb)[None, :, :],
+        _nominal(pa)[:, None, :] + _nominal(pb)[None, :, :] + np.expand_dims(shift, -1),
         fa.fraction_bits + fb.fraction_bits,
     )
     addend = _Terms(_signed(pc), _nominal(pc), accumulator.fraction_bits)
     largest = np.maximum(products.exponent.max(axis=2), addend.exponent)
 
-    def aligned(terms: _Terms, largest: Ints) -> Ints:
-        """Terms in units of 2^(largest - fraction_bits), cut toward zero."""
-        shift = fraction_bits - terms.scale + terms.exponent - largest
-        magnitude = np.abs(terms.significand)
-        cut: Ints = (magnitude << np.clip(shift, 0, 63)) >> np.clip(-shift, 0, 63)
-        return np.where(terms.significand < 0, -cut, cut)
-
-    total: Ints = aligned(products, largest[:, :, None]).sum(axis=2) + aligned(addend, largest)
+    total: Ints = _aligned(products, largest[:, :, None], fraction_bits).sum(axis=2)
+    total = total + _aligned(addend, largest, fraction_bits)
     bits = _encode(total, largest - fraction_bits, accumulator, how.cut)
     return _with_specials(product, bits, pa, pb, pc)
+
+
+def _aligned(terms: _Terms, largest: Ints, fraction_bits: int) -> Ints:
+    """Terms in units of 2^(largest - fraction_bits), cut toward zero."""
+    shift = fraction_bits - terms.scale + terms.exponent - largest
+    magnitude = np.abs(terms.significand)
+    cut: Ints = (magnitude << np.clip(shift, 0, 63)) >> np.clip(-shift, 0, 63)
+    return np.where(terms.significand < 0, -cut, cut)
 
 
 def _encode(total: Ints, unit: Ints, form: Format, cut: int = 0) -> Codes:
