@@ -8,6 +8,9 @@ four or eight columns of one or several lanes (CUTLASS `copy_traits_sm100.hpp`, 
     64x128b.warpx2::01_23    lanes r and r + 32 for r < 32, r + 32 and r + 64 for the rest
     32x128b.warpx4           lanes r, r + 32, r + 64, r + 96
     4x256b                   lane 32 r, counted from the address's lane
+
+With .b8x16.b6x16_p32 or .b4x16_p64, each chunk has 16 elements of six or four bits and padding, and each
+element fills a byte of TMEM (9.7.16.9.1).
 """
 
 from __future__ import annotations
@@ -25,21 +28,24 @@ from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.footprint import TmemBlock, moved_to
 from gdnbench.sim.machine.tcgen05_descriptor import check_majorness, decode_matrix
+from gdnbench.sim.machine.tcgen05_elements import to_containers, unpack_padded
 from gdnbench.sim.machine.tcgen05_issue import STREAM, lane_value, refuse_pairs, single_issuer
-from gdnbench.sim.machine.tcgen05_operand import Gather
+from gdnbench.sim.machine.tcgen05_operand import CHUNK, Gather
 from gdnbench.sim.machine.tmem import LANES, Writer, column_of, lane_of
 from gdnbench.sim.ptx.ir import Instruction
 
 _SHAPES = ("128x256b", "4x256b", "128x128b", "64x128b", "32x128b")
-_FORMATS = ("b8x16", "b6x16_p32", "b4x16_p64")
+_SOURCE_BITS = {"b6x16_p32": 6, "b4x16_p64": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`lanes[copy, row]` is the lane of each row; `chunks` counts 16-byte chunks per row."""
+    """`lanes[copy, row]` is the lane of each row; `chunks` counts 16-byte chunks per row. `bits`: of an
+    element that is decompressed to a byte; 0 if the bytes are copied."""
 
     lanes: npt.NDArray[np.intp]
     chunks: int
+    bits: int
 
     @property
     def rows(self) -> int:
@@ -48,10 +54,8 @@ class Shape:
 
 @cache
 def shape_of(mods: tuple[str, ...]) -> Shape:
-    """The shape and multicast of an opcode's suffixes."""
-    decompression = [mod for mod in mods if mod in _FORMATS]
-    if decompression:
-        raise UnsupportedError(f"tcgen05.cp decompression .{'.'.join(decompression)}")
+    """The shape, multicast and decompression of an opcode's suffixes."""
+    bits = next((_SOURCE_BITS[mod] for mod in mods if mod in _SOURCE_BITS), 0)
     shape = next((mod for mod in mods if mod in _SHAPES), "")
     multicast = next((mod for mod in mods if mod.startswith("warpx")), "")
     lane = np.arange(LANES)
@@ -68,7 +72,7 @@ def shape_of(mods: tuple[str, ...]) -> Shape:
             lanes = lane[::32].reshape(1, 4)
         case _:
             raise UnsupportedError(f"tcgen05.cp.{shape}.{multicast}")
-    return Shape(lanes, 2 if shape.endswith("256b") else 1)
+    return Shape(lanes, 2 if shape.endswith("256b") else 1, bits)
 
 
 @dataclass(eq=False, slots=True)
@@ -80,6 +84,7 @@ class _Copy:
     issuers: Lanes
     ins: Instruction
     gather: Gather
+    bits: int
     lanes: npt.NDArray[np.intp]
     column: int
     columns: int
@@ -91,6 +96,8 @@ class _Copy:
             tmem.end_write(self.writer)
             tmem.require(self.column, self.column + self.columns, self.ins.name)
             data = tcgen05_operand.read_chunks(self.cta.shared, self.gather, "the source")
+            if self.bits:
+                data = to_containers(unpack_padded(data, self.bits), self.bits)
             where = slice(self.column, self.column + self.columns)
             tmem.cells[self.lanes, where] = data.view(np.uint32)
             tmem.valid[self.lanes, where] = True
@@ -114,12 +121,15 @@ def _issue(
     if offset >= (32 if shape.rows == 4 else 1):
         raise KernelFault(FaultKind.MISALIGNED, f"{ins.name} starts at lane {offset} of TMEM")
     cta.tmem.require(first, first + columns, ins.name)
-    gather = tcgen05_operand.chunks(source, False, shape.rows, shape.chunks)
+    used = 2 * shape.bits if shape.bits else CHUNK
+    gather = tcgen05_operand.chunks(source, False, shape.rows, shape.chunks, used)
     tcgen05_operand.check_bounds(cta.shared, gather, "the source")
     written = np.zeros(LANES, bool)
     written[shape.lanes + offset] = True
     writer = Writer(written, first, first + columns)
-    copy = _Copy(cta, warp, lanes.copy(), ins, gather, shape.lanes + offset, first, columns, writer)
+    copy = _Copy(
+        cta, warp, lanes.copy(), ins, gather, shape.bits, shape.lanes + offset, first, columns, writer
+    )
     cta.tmem.begin_write(writer)
     cta.queue.submit(
         AsyncOperation(

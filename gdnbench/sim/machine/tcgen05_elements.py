@@ -31,12 +31,16 @@ def unpack_nibbles(data: Bytes) -> Bytes:
     return np.stack((low, high), axis=-1).reshape(*data.shape[:-1], -1)
 
 
+# Codes of less than a byte are in the middle of bytes of TMEM: bits 2..5 or 1..6 (9.7.16.10.4.3; CUTLASS
+# `experimental/primitives/tcgen05/cp_narrow_a_to_tmem_mma.py` says which).
+_CONTAINER_SHIFT = {4: np.uint8(2), 6: np.uint8(1)}
+
+
 def from_containers(data: Bytes, bits: int) -> Bytes:
-    """Codes in containers of a byte: those of four bits in bits 2..5, those of six in bits 0..5
-    (9.7.16.10.4.3)."""
-    return data >> np.uint8(2) & np.uint8(0xF) if bits == 4 else data & np.uint8(0x3F)
+    """The codes of `bits` bits in bytes of TMEM."""
+    return data >> _CONTAINER_SHIFT[bits] & np.uint8((1 << bits) - 1)
 
 
 def to_containers(codes: Bytes, bits: int) -> Bytes:
     """The inverse of `from_containers`; the other bits are zero."""
-    return codes << np.uint8(2) if bits == 4 else codes
+    return codes << _CONTAINER_SHIFT[bits]
