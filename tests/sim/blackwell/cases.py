@@ -310,7 +310,7 @@ def numbers() -> Iterator[Assumption]:
     )
     yield Assumption(
         "narrow-formats-in-tmem",
-        "A in TMEM: a byte a code, e2m1 in bits 2..5, e2m3 and e3m2 in bits 0..5, other bits ignored",
+        "A in TMEM: a byte a code, e2m1 in bits 2..5, e2m3 and e3m2 in bits 1..6, other bits ignored",
         tuple(narrow(name, "e2m3", a_in_tmem=True) for name in ("e2m1", "e2m3", "e3m2")),
     )
     body = mma(

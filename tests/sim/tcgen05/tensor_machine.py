@@ -45,7 +45,9 @@ class Machine:
         self, shared: int = 200 * 1024, schedule: str = "late", mma: str = "hardware", track: bool = True
     ) -> None:
         module = module_of("tcgen05.wait::ld.sync.aligned;")
-        config = MachineConfig(Schedule.parse(schedule), mma, reference.multiply, track=track)
+        config = MachineConfig(
+            Schedule.parse(schedule), mma, reference.multiply, reference.multiply_scaled, track=track
+        )
         self.launch = Launch(
             module,
             module.kernels["k"],

@@ -204,12 +204,38 @@ def test_copy_from_shared_memory(shape: str, kind: str) -> None:
     np.testing.assert_array_equal(valid, written)
 
 
+@pytest.mark.parametrize("kind", ["INTER", "SW128"])
+@pytest.mark.parametrize("shape", ["128x256b", "128x128b", "32x128b.warpx4"])
+@pytest.mark.parametrize(("source", "bits", "low"), [("b4x16_p64", 4, 2), ("b6x16_p32", 6, 1)])
+def test_copy_with_decompression(source: str, bits: int, low: int, shape: str, kind: str) -> None:
+    """16 codes at the start of 16 bytes, low bits first, become the middle of a byte each (PTX ISA 9.0,
+    9.7.16.9.1; CUTLASS `cp_narrow_a_to_tmem_mma.py`). Nobody writes the padding."""
+    rows, size = len(WHERE[shape]), 32 if "256b" in shape else 16
+    machine = Machine()
+    machine.alloc(32)
+    layout = shared_layout(kind, "e4m3", False, rows, 128)
+    codes = np.random.default_rng(3).integers(0, 1 << bits, (rows, 8, 16), np.uint8)
+    numbers = [sum(int(code) << bits * i for i, code in enumerate(chunk)) for chunk in codes.reshape(-1, 16)]
+    packed = [number.to_bytes(2 * bits, "little") for number in numbers]
+    chunks = np.frombuffer(b"".join(packed), np.uint8).reshape(rows, 8, 2 * bits)
+    address = layout.addresses(16 * 1024)[..., 0].reshape(rows, 8, 16)[..., : 2 * bits]
+    machine.cta.shared.bytes[address] = chunks
+    machine.cta.shared.valid[address] = True
+    code = {"INTER": 0, "SW128": 2}[kind]
+    descriptor = matrix_descriptor(16 * 1024, *layout.strides(), code)
+    machine.issue(f"tcgen05.cp.cta_group::1.{shape}.b8x16.{source} [%r], %d;", lanes=ONE, r=8, d=descriptor)
+    machine.finish()
+    cells = machine.cta.tmem.cells[:, 8 : 8 + size // 4].copy().view(np.uint8)
+    for row, lanes in WHERE[shape].items():
+        for at in lanes:
+            np.testing.assert_array_equal(cells[at], codes[row].reshape(-1)[:size] << low)
+
+
 @pytest.mark.parametrize(
     ("suffix", "named"),
     [
-        ("cta_group::1.128x256b.b8x16.b6x16_p32", "decompression"),
-        ("cta_group::1.128x256b.b8x16.b4x16_p64", "decompression"),
         ("cta_group::2.128x256b", "cta_group::2"),
+        ("cta_group::2.128x256b.b8x16.b6x16_p32", "cta_group::2"),
     ],
 )
 def test_copies_refused_by_name(suffix: str, named: str) -> None:
