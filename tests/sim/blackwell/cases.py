@@ -16,6 +16,7 @@ from functools import cache
 
 import numpy as np
 
+from tests.sim.blackwell.block_scales import block_scales
 from tests.sim.blackwell.tensor_kernel import (
     COLUMNS,
     IMAGE_BYTES,
@@ -459,10 +460,16 @@ def special_functions() -> Iterator[Assumption]:
         )
 
 
+def block_scaled_products() -> Iterator[Assumption]:
+    for name, claim, kernels in block_scales():
+        yield Assumption(name, claim, kernels)
+
+
 GROUPS: tuple[Callable[[], Iterator[Assumption]], ...] = (
     layouts,
     tensor_memory,
     numbers,
+    block_scaled_products,
     fragments,
     copies,
     special_functions,
