@@ -69,7 +69,7 @@ class ScaleVector:
                 f"the scales of {self.name}, row {row}, differ between TMEM lanes {row % QUARTER} and "
                 f"{QUARTER * partition + row % QUARTER}: each partition of {QUARTER} lanes needs them all"
             )
-            tmem.skip(KernelFault(FaultKind.DESCRIPTOR, message))
+            raise KernelFault(FaultKind.DESCRIPTOR, message)
         return found
 
 

@@ -11,11 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gdnbench.sim.tensorcore.formats import F32, Codes, Format
-from gdnbench.sim.tensorcore.product import NAN_BITS, ZERO_EXPONENT
+from gdnbench.sim.tensorcore.product import NAN_BITS
 from gdnbench.sim.tensorcore.scaled import GROUP, GROUP_FRACTION_BITS, ScaledProduct, Scales
 
 # Elements of D at a time: several arrays of doubles of this size fit a core's L2 cache.
 _CACHED_ELEMENTS = 1 << 13
+
+# The exponent of a scale of zero: below that of any product of scales, so that it is never the largest.
+_ZERO_SCALE = -300
+_INFINITY = np.uint32(0x7F800000)
 
 Doubles = NDArray[np.float64]
 
@@ -32,32 +36,42 @@ def group_sum(product: ScaledProduct, a: Codes, sa: Scales, b: Codes, sb: Scales
 
 
 def _sum_of_rows(product: ScaledProduct, a: Codes, sa: Scales, b: Codes, sb: Scales, c: Codes) -> Codes:
-    va, vb = _table(product.a)[a], _table(product.b)[b]
     numbers = c.view(np.float32).astype(np.float64)
-    # frexp's significand is below 1. A subnormal has the smallest exponent.
-    exponent = np.maximum(np.frexp(numbers)[1] - 1, F32.min_exponent)
-    largest = np.where(numbers == 0, 2 * ZERO_EXPONENT, exponent)
-    of_group = np.arange(0, product.k, GROUP) // product.block
-    exponents = {}
-    for block in range(product.scales):
-        exponents[block] = sa.exponent[:, block, None] + sb.exponent[None, :, block]
-        largest = np.maximum(largest, exponents[block])
-    # Without any term the exponent is arbitrary.
-    unit = np.maximum(largest, ZERO_EXPONENT // 2) - GROUP_FRACTION_BITS
+    largest = _exponent(c)
+    exponents_a, exponents_b = (np.maximum(scales.exponent, _ZERO_SCALE) for scales in (sa, sb))
+    exponents = [np.add.outer(exponents_a[:, i], exponents_b[:, i]) for i in range(product.scales)]
+    for exponent in exponents:
+        np.maximum(largest, exponent, out=largest)
+    unit = largest - GROUP_FRACTION_BITS
     total = np.trunc(numbers * _power_of_two(-unit))
-    significand_a, significand_b = (
-        np.ldexp(s.significand.astype(np.float64), -s.fraction_bits) for s in (sa, sb)
-    )
-    for index, block in enumerate(of_group.tolist()):
-        k = slice(GROUP * index, GROUP * (index + 1))
-        # At most 16 * 36 in units of 1/4: exact in floats, in any order.
-        dots = (va[:, k] @ vb[:, k].T).astype(np.float64)
-        dots *= significand_a[:, block, None]
-        dots *= significand_b[None, :, block]
-        total += np.trunc(dots * _power_of_two(exponents[block] - unit))
+    va, vb = _numbers(product.a, a, sa, product.block), _numbers(product.b, b, sb, product.block)
+    for block, exponent in enumerate(exponents):
+        power = _power_of_two(exponent - unit)
+        for start in range(block * product.block, (block + 1) * product.block, GROUP):
+            k = slice(start, start + GROUP)
+            # Exact in floats, in any order: at most 16 (6 * 15/8)^2 in units of (1/2 * 1/8)^2, below 2^20.
+            terms = (va[:, k] @ vb[:, k].T) * power
+            total += np.trunc(terms, out=terms)
     bits = _to_f32(total * _power_of_two(unit))
-    bits = np.where(np.isinf(numbers), c, bits)
-    return np.where(np.isnan(numbers), np.uint32(NAN_BITS["f32"]), bits)
+    special = c & _INFINITY == _INFINITY
+    if special.any():
+        bits = np.where(special, np.where(np.isnan(numbers), np.uint32(NAN_BITS["f32"]), c), bits)
+    return bits
+
+
+def _exponent(c: Codes) -> NDArray[np.int64]:
+    """The exponent of accumulators: a subnormal has the smallest, a zero one below any term's."""
+    magnitude = (c & np.uint32(0x7FFFFFFF)).astype(np.int64)
+    exponent: NDArray[np.int64] = np.maximum(magnitude >> F32.fraction_bits, 1) - F32.bias
+    exponent[magnitude == 0] = 2 * _ZERO_SCALE
+    return exponent
+
+
+def _numbers(form: Format, codes: Codes, scales: Scales, block: int) -> NDArray[np.float32]:
+    """Elements times the significands of their scales."""
+    significand = np.ldexp(scales.significand.astype(np.float32), -scales.fraction_bits)
+    numbers: NDArray[np.float32] = _table(form)[codes] * np.repeat(significand, block, axis=1)
+    return numbers
 
 
 @cache
@@ -67,8 +81,8 @@ def _table(form: Format) -> NDArray[np.float32]:
 
 
 def _power_of_two(exponent: NDArray[np.int64]) -> Doubles:
-    """2^exponent, for exponents of normal doubles; 2^-1022 below."""
-    return (np.maximum(exponent, -1022) + 1023 << 52).view(np.float64)
+    """2^exponent, for exponents of normal doubles."""
+    return (exponent + 1023 << 52).view(np.float64)
 
 
 def _to_f32(values: Doubles) -> NDArray[np.uint32]:
