@@ -28,6 +28,7 @@ from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.virtual.device_memory import DeviceMemory
 from gdnbench.sim.virtual.graph_recorder import GraphRecorder
 from gdnbench.sim.virtual.refusals import refusal
+from gdnbench.sim.virtual.scaled_mm import has_block_scales, scaled_mm
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 DL_CUDA = 2  # kDLCUDA of dlpack.h
@@ -399,6 +400,8 @@ def _copy_into(old: Any, new: Any) -> None:
 
 def _call(op: Any, form: _Schema, cpu: dict[str, Any]) -> Any:
     _backend.on_work()
+    if form.name == "_scaled_mm" and has_block_scales(cpu):
+        return scaled_mm(cpu)
     try:
         return op(**cpu)
     except NotImplementedError as error:
