@@ -245,7 +245,7 @@ def test_a_in_tensor_memory(kind: Kind) -> None:
     np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("n", quick(range(8, 257, 8), 0, 4, 23, 31))
+@pytest.mark.parametrize("n", quick(range(8, 257, 8), 4, 23))
 @pytest.mark.parametrize("kind", [BYTES, NVFP4], ids=str)
 def test_every_n(kind: Kind, n: int) -> None:
     got, want = multiply(kind, n, "INTER")
