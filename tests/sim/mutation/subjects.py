@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,6 +93,18 @@ def tmem_operand() -> None:
         TmemOperand(cutlass.BFloat16), *fakes, compiling.fake(torch.float32, (128, 64))
     )
     sim.launch(kernel, whole_numbers(128, 64), whole_numbers(64, 64), torch.zeros(128, 64))
+
+
+def block_scaled() -> None:
+    """One product of bytes, whose scales tcgen05.cp brings to TMEM."""
+    from gdnbench import sim
+    from gdnbench.sim.host import PtxKernel
+    from gdnbench.sim.ptx.parser import parse
+    from tests.sim.kernels.block_scaled import block_scaled as made
+
+    kernel, text, buffers = made()
+    work = PtxKernel(parse(text), kernel.name, (1, 1, 1), (kernel.block, 1, 1))
+    sim.launch(work, *(torch.from_numpy(buffer.view(np.int32)) for buffer in buffers))
 
 
 def ldmatrix() -> None:
@@ -258,6 +271,7 @@ SUBJECTS: dict[str, Subject] = {
     "persistent": Subject(persistent),
     "tma_stream": Subject(tma_stream),
     "tmem_operand": Subject(tmem_operand),
+    "block_scaled": Subject(block_scaled),
     "ldmatrix": Subject(ldmatrix),
     "wgmma": Subject(wgmma),
     "cluster_ring": Subject(cluster_ring),
