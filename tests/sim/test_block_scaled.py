@@ -48,3 +48,11 @@ def test_the_product_is_within_its_bound(schedule: str) -> None:
     got = results[0].view(np.float32).astype(np.float64)
     assert (np.abs(got - want) <= bound).all(), np.abs((got - want) / bound).max()
     assert (got != c).any(axis=1).all()
+
+
+def test_each_cta_of_a_cluster_reads_its_own_shared_memory() -> None:
+    """Both CTAs compute the same product. That they write one result twice is a race, and the only one."""
+    kernel, text, buffers = block_scaled()
+    ran = run_ptx(text, kernel.name, (2, 1, 1), (kernel.block, 1, 1), buffers, cluster=(2, 1, 1), check=True)
+    assert ran.found is not None
+    assert {one.memory for one in ran.found} == {"global"}

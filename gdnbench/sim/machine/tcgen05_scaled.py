@@ -17,7 +17,7 @@ from gdnbench.sim.machine import tcgen05_operand
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Warp
-from gdnbench.sim.machine.footprint import Footprint, TmemBlock
+from gdnbench.sim.machine.footprint import Footprint, TmemBlock, moved_to
 from gdnbench.sim.machine.tcgen05_descriptor import SUB_BYTE, check_majorness, decode_matrix
 from gdnbench.sim.machine.tcgen05_elements import (
     Bytes,
@@ -215,6 +215,6 @@ def issue(cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[A
     writer = Writer(_ALL_LANES, work.first, work.last)
     product = _ScaledMma(cta, warp, lanes.copy(), ins, work, bool(accumulate), writer)
     tmem.begin_write(writer)
-    reads = (*work.reads, *work.writes) if accumulate else work.reads
+    reads = moved_to(cta.shared.origin, (*work.reads, *work.writes) if accumulate else work.reads)
     cta.queue.submit(AsyncOperation(ins.op, product.land, stream=STREAM, reads=reads, writes=work.writes))
     return ()
