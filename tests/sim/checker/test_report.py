@@ -129,6 +129,7 @@ def test_text_of_a_finding() -> None:
     message = wording("sim.checker.without", where=where, missing=one.missing, section="")
     writes = wording(
         "sim.checker.access",
+        earlier="",
         cta=(0, 0, 0),
         warp=1,
         role="compute",
@@ -138,6 +139,7 @@ def test_text_of_a_finding() -> None:
     )
     reads = wording(
         "sim.checker.access",
+        earlier="",
         cta=(0, 0, 0),
         warp=0,
         role="compute",
