@@ -35,6 +35,11 @@ def check_cluster(kernel: Kernel, cluster: Dim3, preferred: Dim3 | None) -> Dim3
     if required is not None and cluster not in (ONE_CTA, required):
         raise _over(f"cluster {cluster}, but {kernel.name} requires {required} (.reqnctapercluster)")
     shape = cluster if required is None else required
+    most = kernel.max_cluster
+    if most is not None and max(prod(shape), prod(preferred or shape)) > most:
+        raise _over(
+            f"cluster {preferred or shape}, but {kernel.name} takes {most} CTAs at most (.maxclusterrank)"
+        )
     for one in (shape, preferred or shape):
         if any(extent < 1 for extent in one) or prod(one) > MAX_CLUSTER:
             raise _over(f"cluster {one} of {prod(one)} CTAs; the limit is {MAX_CLUSTER}")

@@ -223,6 +223,7 @@ class Kernel:
     maxnreg: int | None
     minnctapersm: int | None
     cluster: tuple[int, int, int] | None
+    max_cluster: int | None = None  # .maxclusterrank
 
     @property
     def dynamic_shared(self) -> int:

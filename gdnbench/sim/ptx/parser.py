@@ -48,7 +48,7 @@ _LINKING = {".visible", ".weak", ".extern", ".common"}
 _SPACE_WORDS = {".shared", ".global", ".const", ".local"}
 _TRIPLES = {".reqntid", ".maxntid", ".reqnctapercluster"}
 # Directives of an entry that affect a compiler, not the launch.
-_IGNORED_ENTRY = {".noreturn": 0, ".explicitcluster": 0, ".blocksareclusters": 0, ".maxclusterrank": 1}
+_IGNORED_ENTRY = {".noreturn": 0, ".explicitcluster": 0}
 
 
 def parse(text: str) -> Module:
@@ -303,6 +303,7 @@ class _Limits:
     cluster: tuple[int, int, int] | None = None
     maxnreg: int | None = None
     minnctapersm: int | None = None
+    max_cluster: int | None = None
 
 
 @dataclass(slots=True)
@@ -381,6 +382,8 @@ class _BodyParser:
             self.limits.maxnreg = cursor.integer()
         elif token.text == ".minnctapersm":
             self.limits.minnctapersm = cursor.integer()
+        elif token.text == ".maxclusterrank":
+            self.limits.max_cluster = cursor.integer()
         elif token.text == ".pragma":
             cursor.until(";")
         elif token.text in _IGNORED_ENTRY:
@@ -407,6 +410,7 @@ class _BodyParser:
             limits.maxnreg,
             limits.minnctapersm,
             limits.cluster,
+            limits.max_cluster,
         )
 
     def _block(self, scope: Scope, depth: int = 1) -> None:

@@ -235,6 +235,40 @@ def test_red_async_is_ordered() -> None:
     assert findings(kernel(RED_ASYNC), 4) == []
 
 
+# Every CTA adds its words to those of the CTA of rank 0 by a bulk reduction.
+BULK_REDUCTION = f"""{LOAD}
+mov.u32 %r4, buffer;
+add.u32 %r5, %r4, 1024;
+mapa.shared::cluster.u32 %r4, %r4, 0;
+mapa.shared::cluster.u32 %r8, %bar, 0;
+add.u32 %r6, %s, 1024;
+st.shared.b32 [%r6], %r1;
+st.shared.b32 [%s], 0;
+fence.proxy.async;
+{INIT}{SYNC}
+and.pred %p, %one, %first;
+@%p mbarrier.arrive.expect_tx.release.cluster.shared::cta.b64 _, [full], 512;
+bar.sync 0;
+@%one cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32
+    [%r4], [%r5], 128, [%r8];
+mov.b32 %r2, 0;
+@!%first bra over;
+{wait()}ld.shared.b32 %r2, [%s];
+over:
+{STORE}{SYNC}"""
+
+
+@pytest.mark.parametrize(("engine", "schedule"), EACH)
+def test_bulk_reduction(engine: str, schedule: str) -> None:
+    y, _ = run(kernel(BULK_REDUCTION), 4, engine=engine, schedule=schedule)
+    np.testing.assert_array_equal(y[0], words(4).sum(0))
+    assert not y[1:].any()
+
+
+def test_bulk_reduction_is_ordered() -> None:
+    assert findings(kernel(BULK_REDUCTION), 4) == []
+
+
 # The CTA of rank 0 sends its words to CTAs 0, 1 and 3, each of which expects them.
 MULTICAST = f"""{INIT}
 mov.b64 %d7, map;

@@ -233,6 +233,11 @@ def test_within_budget(directives: str, block: tuple, options: dict) -> None:  #
             wording("sim.machine.cluster-required", cluster=(4, 1, 1), kernel="k", required=(2, 1, 1)),
         ),
         (
+            ".maxclusterrank 2",
+            {"cluster": (4, 1, 1)},
+            wording("sim.machine.cluster-most", cluster=(4, 1, 1), kernel="k", most=2),
+        ),
+        (
             "",
             {"cluster": (2, 1, 1), "preferred_cluster": (3, 1, 1)},
             wording("sim.machine.cluster-divides", whole=(3, 1, 1), part=(2, 1, 1)),
@@ -244,7 +249,7 @@ def test_clusters_over_budget(directives: str, options: dict, message: re.Patter
     with pytest.raises(KernelFault, match=message) as caught:
         run(text, [], 4, **options)
     assert caught.value.kind is FaultKind.BUDGET
-    run(text, [], 4, cluster=(2, 1, 1), preferred_cluster=(4, 1, 1))
+    run(text, [], 4, cluster=(2, 1, 1))
 
 
 def test_static_and_dynamic_shared_memory_share_the_budget() -> None:

@@ -275,14 +275,22 @@ def test_initialised_variables_of_the_module() -> None:
 
 def test_entry_directives() -> None:
     found = kernel(
-        "ret;", directives=".reqntid 128, 2 .minnctapersm 2 .maxnreg 64 .reqnctapercluster 2, 1, 1"
+        "ret;",
+        directives=".reqntid 128, 2 .minnctapersm 2 .maxnreg 64 .reqnctapercluster 2, 1, 1"
+        " .explicitcluster .maxclusterrank 4",
     )
+    assert found.max_cluster == 4
     assert (found.reqntid, found.minnctapersm, found.maxnreg, found.cluster) == (
         (128, 2, 1),
         2,
         64,
         (2, 1, 1),
     )
+
+
+def test_a_grid_that_is_counted_in_clusters_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"entry directive \.blocksareclusters"):
+        kernel("ret;", directives=".reqntid 32 .reqnctapercluster 2, 1, 1 .blocksareclusters")
 
 
 def test_comments_and_pragmas_mean_nothing() -> None:
