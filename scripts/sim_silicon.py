@@ -31,12 +31,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.sim.silicon.capture import FOLDER, Capture, load
 from tests.sim.silicon.encodings import ADDRESS, all_maps
 from tests.sim.silicon.microkernel import Array, Buffer, MicroKernel
-from tests.sim.silicon.registry import FAMILIES, kernels
+from tests.sim.silicon.registry import FAMILIES, TO_RECORD, kernels
 from tests.sim.silicon.sweeps import SWEEPS, digest
 from tests.sim.silicon.tensormap import TensorMap
 
 TENSOR_MAP_BYTES = 128
 ENCODINGS = "encodings"
+CLUSTER_DIMENSION, ATTRIBUTE_WORDS = 4, 18  # of CUlaunchAttributeID; a CUlaunchAttribute's size
+NON_PORTABLE_CLUSTERS = 14  # of CUfunction_attribute: a cluster may have 16 CTAs
 SPAWN = multiprocessing.get_context("spawn")
 # Allocations are padded so that a kernel's buffers are apart and 512-byte aligned.
 GUARD = 4096
@@ -49,6 +51,17 @@ class DriverError(RuntimeError):
         super().__init__(f"{call} returned {code}")
         self.call = call
         self.code = code
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig: grid, block and dynamic shared memory, stream, launch attributes."""
+
+    _fields_ = (
+        ("sizes", ctypes.c_uint * 7),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+    )
 
 
 class Driver:
@@ -132,7 +145,13 @@ class Driver:
             arguments.append(ctypes.create_string_buffer(encoded, TENSOR_MAP_BYTES))
         table = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         shape = (kernel.grid, 1, 1, kernel.block, 1, 1)
-        self.call("cuLaunchKernel", function, *shape, 0, None, table, None)
+        if kernel.cluster == 1:
+            self.call("cuLaunchKernel", function, *shape, 0, None, table, None)
+        else:
+            self.call("cuFuncSetAttribute", function, NON_PORTABLE_CLUSTERS, 1)
+            attribute = (ctypes.c_uint * ATTRIBUTE_WORDS)(CLUSTER_DIMENSION, 0, kernel.cluster, 1, 1)
+            config = LaunchConfig((*shape, 0), None, ctypes.addressof(attribute), 1)
+            self.call("cuLaunchKernelEx", ctypes.byref(config), function, table, None)
         self.call("cuCtxSynchronize")
         answers = {buffer.name: self.read(pointers[buffer.name], buffer.data) for buffer in kernel.results()}
         for pointer in pointers.values():
@@ -273,7 +292,7 @@ def main() -> int:
     }
     for name, function in actions.items():
         action.add_argument(f"--{name}", dest="action", action="store_const", const=function)
-    every = [*FAMILIES, ENCODINGS]
+    every = [*FAMILIES, *TO_RECORD, ENCODINGS]
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(every)}; default: all")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the answers are stored")
     arguments = parser.parse_args()

@@ -146,7 +146,7 @@ st.shared.b32 [%s], 0;
 {SYNC}
 mapa.shared::cluster.u32 %r3, %s, 0;
 atom.relaxed.cluster.shared::cluster.add.u32 %r2, [%r3], 1;
-red.relaxed.cluster.shared::cluster.or.b32 [%r3+128], 0;
+red.relaxed.cluster.shared::cluster.add.u32 [%r3], 256;
 cvt.u64.u32 %d0, %r3;
 cvta.shared::cluster.u64 %d0, %d0;
 atom.relaxed.cluster.add.u32 %r4, [%d0], 16;
@@ -158,9 +158,9 @@ atom.relaxed.cluster.add.u32 %r4, [%d0], 16;
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_atomics_on_another_cta(engine: str) -> None:
-    text = kernel(ATOMICS.replace("red.relaxed.cluster.shared::cluster.or.b32 [%r3+128], 0;", ""))
+    text = kernel(ATOMICS)
     y, _ = run(text, 4, engine=engine)
-    assert (y[0] == 4 * 17).all()
+    assert (y[0] == 4 * (1 + 256 + 16)).all()
     assert not y[1:].any()
     assert findings(text, 4, engine) == []
 

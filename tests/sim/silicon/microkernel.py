@@ -52,13 +52,15 @@ Parameter = Buffer | TensorMapOf
 
 @dataclass(frozen=True, slots=True)
 class MicroKernel:
-    """A launch: a pointer per Buffer that is an argument, 128 bytes per TensorMapOf, in their order."""
+    """A launch: a pointer per Buffer that is an argument, 128 bytes per TensorMapOf, in their order; in
+    clusters of `cluster` CTAs."""
 
     name: str
     ptx: str
     params: tuple[Parameter, ...]
     grid: int
     block: int
+    cluster: int = 1
 
     def buffers(self) -> Iterator[Buffer]:
         return (p for p in self.params if isinstance(p, Buffer))
@@ -71,7 +73,8 @@ class MicroKernel:
 
     def fingerprint(self) -> str:
         """Of all that the answer depends on: a recording of another text or other inputs is no evidence."""
-        digest = hashlib.sha256(f"{self.grid} {self.block}\n{self.ptx}".encode())
+        clusters = f" {self.cluster}" if self.cluster > 1 else ""
+        digest = hashlib.sha256(f"{self.grid} {self.block}{clusters}\n{self.ptx}".encode())
         for param in self.params:
             if isinstance(param, Buffer):
                 digest.update(np.ascontiguousarray(param.data).tobytes())

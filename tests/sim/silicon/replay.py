@@ -39,7 +39,8 @@ def simulate(kernel: MicroKernel, capture: Capture, engine: str) -> dict[str, Ar
             stored = capture.tensor_maps[f"{kernel.name}/{param.name}"]
             params.append(arrays[param.buffer].ctypes.data.to_bytes(8, "little") + stored[8:])
     shape = ((kernel.grid, 1, 1), (kernel.block, 1, 1))
-    run_ptx(kernel.ptx, kernel.name, *shape, params, engine=engine, memory=memory, threads=1)
+    cluster = (kernel.cluster, 1, 1)
+    run_ptx(kernel.ptx, kernel.name, *shape, params, engine=engine, memory=memory, threads=1, cluster=cluster)
     return {buffer.name: arrays[buffer.name] for buffer in kernel.results()}
 
 
