@@ -292,13 +292,15 @@ def main() -> int:
     }
     for name, function in actions.items():
         action.add_argument(f"--{name}", dest="action", action="store_const", const=function)
-    every = [*FAMILIES, *TO_RECORD, ENCODINGS]
-    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(every)}; default: all")
+    stored = [*FAMILIES, ENCODINGS]
+    every = [*stored, *TO_RECORD]
+    told = f"of {', '.join(every)}; default: all that are stored, without {', '.join(TO_RECORD)}"
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help=told)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the answers are stored")
     arguments = parser.parse_args()
     if unknown := set(arguments.families) - set(every):
         parser.error(f"no family {', '.join(sorted(unknown))}")
-    status: int = arguments.action(arguments.families or every, arguments.folder)
+    status: int = arguments.action(arguments.families or stored, arguments.folder)
     return status
 
 
