@@ -210,13 +210,21 @@ def _repeats(kernel: Kernel, pc: int) -> bool:
 
 
 def reuse_note(
-    kernel: Kernel, steps: Steps, counters: Counters, ctas: int, multiprocessors: int, fitting: int
+    kernel: Kernel,
+    steps: Steps,
+    counters: Counters,
+    ctas: int,
+    multiprocessors: int,
+    fitting: int,
+    cluster: int = 1,
 ) -> str | None:
-    """The note for a launch of `ctas` CTAs, whose `steps` were counted, on a device of `multiprocessors` that
-    run `fitting` CTAs each; None if buffers were used again, or if it is not known."""
-    if not steps or not ctas <= multiprocessors * fitting:
+    """The note for a launch of `ctas` CTAs in clusters of `cluster`, whose `steps` were counted, on a device
+    of `multiprocessors` that run `fitting` CTAs each; None if buffers were used again, if it is not known, or
+    if there is one cluster of several CTAs: fewer SMs cannot run it."""
+    if not steps or not ctas <= multiprocessors * fitting or ctas == cluster > 1:
         return None
     per_multiprocessor = -(-ctas // multiprocessors)
+    fewest = -(-cluster // per_multiprocessor)  # SMs that can run a cluster
     busy = counters.busy_ctas
     if counters.most_tiles <= 1:
         if not busy:
@@ -226,7 +234,7 @@ def reuse_note(
                 "no CTA took a second tile, as there was one: ring reuse was not exercised; a larger input"
                 " would do it"
             )
-        fewer = max(1, busy // _tiles_to_reuse(counters) // per_multiprocessor)
+        fewer = max(fewest, busy // _tiles_to_reuse(counters) // per_multiprocessor)
         return (
             f"no CTA took a second tile, and {busy} of {ctas} took one: ring reuse was not exercised; fewer"
             f" SMs would do it: --sms {fewer}"
@@ -234,7 +242,7 @@ def reuse_note(
     invalidates = any(ins.op == "mbarrier.inval" for ins in kernel.instructions)  # phases are not counted
     if counters.most_phases != 1 or ctas == 1 or invalidates:
         return None
-    fewer = max(1, ctas // _tiles_to_reuse(counters) // per_multiprocessor)
+    fewer = max(fewest, ctas // _tiles_to_reuse(counters) // per_multiprocessor)
     return (
         f"no pipeline stage was used a second time by any of {ctas} CTAs: ring reuse was not exercised; fewer"
         f" SMs would do it: --sms {fewer}"

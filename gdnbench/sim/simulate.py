@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, cast
 
 from torch import Tensor
@@ -409,7 +410,10 @@ def _ring_reuse(
     x, y, z = request.block
     shared = kernel.shared_size + request.shared_bytes
     fitting = device.blocks_per_multiprocessor(x * y * z, request.registers or 0, shared)
-    message = reuse_note(kernel, steps, result.counters, result.ctas, device.multiprocessors, fitting)
+    cluster = prod(kernel.cluster or request.cluster)
+    message = reuse_note(
+        kernel, steps, result.counters, result.ctas, device.multiprocessors, fitting, cluster
+    )
     if message is None:
         return []
     return [Finding(Severity.NOTE, RING_REUSE, message, number)]

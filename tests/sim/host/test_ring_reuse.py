@@ -16,9 +16,10 @@ from cutlass.utils import HardwareInfo
 
 from gdnbench import sim
 from gdnbench.sim.host.ptx_kernel import PtxKernel
+from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.ptx.parser import parse
-from gdnbench.sim.ring_reuse import tile_steps
+from gdnbench.sim.ring_reuse import reuse_note, tile_steps
 from tests.messages import wording
 from tests.sim.host import host_kernels
 
@@ -201,3 +202,16 @@ def test_it_is_not_said_without_cause() -> None:
     assert notes(1, 6, check=False) == []
     assert notes(1, 6, asks=False) == []  # not a number of CTAs that follows from the device's
     assert notes(1, 7, 6) == []  # one CTA takes two
+
+
+def test_the_number_can_run_a_cluster() -> None:
+    """Eight CTAs, one to an SM, of a ring that is used again from the second tile on."""
+    (kernel,) = parse(".version 8.8\n.target sm_100a\n.entry k() { ret; }").kernels.values()
+
+    def note(busy: int, cluster: int) -> str | None:
+        return reuse_note(kernel, ((0,),), Counters(most_tiles=1, busy_ctas=busy), 8, 8, 1, cluster)
+
+    for busy, cluster, sms in ((8, 1, 4), (8, 2, 4), (4, 4, 4)):
+        told = wording("sim.no-second-tile", busy=busy, ctas=8, sms=sms)
+        assert re.fullmatch(told, note(busy, cluster) or "")
+    assert note(8, 8) is None
