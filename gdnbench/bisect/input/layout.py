@@ -10,7 +10,7 @@ from gdnbench.poison import poison
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether nothing but its elements in order makes up what a kernel is given."""
+    """Whether the tensor is contiguous and begins at the start of its storage."""
     return tensor.is_contiguous() and tensor.storage_offset() == 0
 
 

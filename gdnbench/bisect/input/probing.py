@@ -87,8 +87,8 @@ class CandidateProber:
 
         return self._session.find_or_probe(label, question, probe)
 
-    def know(self, candidate: Candidate, record: StoredRecord, verdict: Verdict) -> None:
-        """Stores `verdict`, of `record`, as that of the candidate if replays of both read the same."""
+    def reuse_verdict(self, candidate: Candidate, record: StoredRecord, verdict: Verdict) -> None:
+        """Stores the verdict on `record` for `candidate` too, if both give a replay the same inputs."""
         draft = self.draft(candidate)
         inputs = replace(draft, after={})
         if cache_key.digest_drafts([inputs]) == cache_key.digest_inputs(record):

@@ -23,8 +23,8 @@ BAD_INPUT, CANNOT_RUN = 2, 3
 
 
 class UntoldError(Exception):
-    """Nothing can be said of the kernel. `status`: BAD_INPUT for what was given, CANNOT_RUN for what is not
-    here."""
+    """The kernel could not be judged. `status`: BAD_INPUT if the input is wrong, CANNOT_RUN if hardware or a
+    package is missing."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)

@@ -130,7 +130,7 @@ def _shrink(
     )
     found.begun = call
     candidate = Candidate(call, frozenset(layouts))
-    found.asker.know(candidate, record, found.first)
+    found.asker.reuse_verdict(candidate, record, found.first)
     failure, takes = Signature.of_verdict(found.first), _takes(found.trial, found.operation)
     try:
         for first in (candidate, *_placed(candidate, record)):

@@ -59,7 +59,7 @@ class UncapturedFunctions:
         return self._pattern.match(name) is not None
 
 
-def _of(
+def _functions_of_framework(
     framework: str, operations: Sequence[str], *rows: tuple[str, str, str]
 ) -> tuple[UncapturedFunctions, ...]:
     return tuple(
@@ -69,7 +69,7 @@ def _of(
 
 
 UNCAPTURED = (
-    *_of(
+    *_functions_of_framework(
         "vllm",
         SWA,
         ("vllm.models.deepseek_v4*mega_attn*", "*MegaAttn*.forward_mqa", MEGA),
@@ -78,7 +78,7 @@ UNCAPTURED = (
         ("vllm.models.deepseek_v4*.xpu.*", "Deepseek*Attention.forward_mqa", OTHER_KERNEL),
         ("vllm.models.deepseek_v4*.cpu.*", "Deepseek*Attention.forward_mqa", OTHER_KERNEL),
     ),
-    *_of(
+    *_functions_of_framework(
         "vllm",
         GDN,
         ("vllm.model_executor.layers.mamba.gdn.*", "*._forward_core_decode_aiter", OTHER_KERNEL),
@@ -106,7 +106,7 @@ UNCAPTURED = (
             CONVOLUTION,
         ),
     ),
-    *_of(
+    *_functions_of_framework(
         "sglang",
         SWA,
         ("sglang.*flash_mla_interface", "flash_mla_mega_decode flash_mla_mega_prefill", MEGA),
@@ -114,7 +114,7 @@ UNCAPTURED = (
         ("sgl_kernel.flash_mla", "flash_mla_sparse_fwd", GATHERED),
         ("sglang.*hip_flash_mla", "flash_mla_with_kvcache_entrypoint", OTHER_KERNEL),
     ),
-    *_of(
+    *_functions_of_framework(
         "sglang",
         GDN,
         ("sglang.*gdn_replayssm_spec_decode", "gdn_replayssm_spec_decode", RING),
@@ -138,7 +138,7 @@ UNCAPTURED = (
         ),
         ("sglang.*triton_gdn_fused_proj", "fused_qkvzba_causal_conv1d_update_contiguous", CONVOLUTION),
     ),
-    *_of(
+    *_functions_of_framework(
         "flashinfer",
         SWA,
         (
@@ -149,7 +149,7 @@ UNCAPTURED = (
         ),
         ("flashinfer.mla._sparse_mla_sm120*", "*SparseMLA*.run", OBJECT),
     ),
-    *_of(
+    *_functions_of_framework(
         "flashinfer",
         GDN,
         ("flashinfer.gdn_decode", "gated_delta_rule_replayssm_commit", COMMIT),
@@ -164,7 +164,7 @@ UNCAPTURED = (
             MAMBA,
         ),
     ),
-    *_of(
+    *_functions_of_framework(
         "fla",
         GDN,
         ("fla.ops.kda.*", "chunk_kda fused_recurrent_kda", KDA),
