@@ -269,11 +269,6 @@ class Program:
 
 def prepare(kernel: Kernel) -> Program:
     """Every instruction of the kernel, or UnsupportedError for the first that is not defined here."""
-    wide = [register for register in kernel.registers if register.bits > 64]
-    if wide:
-        written = set(wide)
-        users = [i for i in kernel.instructions if written.intersection(i.written())]
-        raise UnsupportedError(f"register {wide[0].name} of 128 bits", users[0].place if users else None)
     if not kernel.instructions:
         raise UnsupportedError(f"kernel {kernel.name} without instructions")
     entries = []

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.engine_interface import LANES, Lanes, Values
 from gdnbench.sim.ptx.ir import Instruction, Register
 
@@ -80,9 +79,6 @@ class RegisterFile:
     __slots__ = ("_unready", "bits", "clean", "exists", "loads", "marks", "registers", "views")
 
     def __init__(self, registers: Sequence[Register], exists: Lanes, unready: Unready) -> None:
-        wide = [register for register in registers if register.bits > 64]
-        if wide:
-            raise UnsupportedError(f"registers of 128 bits ({wide[0].name})")
         self.registers = registers
         self.exists = exists
         self._unready = unready

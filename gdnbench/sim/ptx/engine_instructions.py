@@ -327,17 +327,6 @@ TABLE: dict[Traits, str] = {
     cvt  .rs{.relu}.satfinite.{e4m3x4,e5m2x4,e2m3x4,e3m2x4,e2m1x4}.f32  d, a, rbits
     cvt.pack  .sat.{u16,s16}.s32  d, a, b
     """,
-    Traits("move and address", executed=False): """
-    mov  .b128  d, a
-    """,
-    Traits("load and store", access=Access.READ, executed=False): """
-    ld  {.sem}{.mmio}{.scope}{.space}{.nc}{.unified}{.hint}*{.vec}.b128 \
-        d, [a]{.level::cache_hint, cache-policy}
-    ldu  {.global}{.vec}.b128  d, [a]
-    """,
-    Traits("load and store", access=Access.WRITE, executed=False): """
-    st  {.sem}{.mmio}{.scope}{.space}{.unified}{.hint}*{.vec}.b128  [a], b{.level::cache_hint, cache-policy}
-    """,
     Traits("atomic", access=Access.UPDATE, executed=False): """
     atom  {.sem}{.mmio}{.scope}{.aspace}.exch{.level::cache_hint}.b128 \
         d, [a], b{.level::cache_hint, cache-policy}

@@ -9,16 +9,29 @@ from gdnbench.sim.ptx.forms import TYPES, VECTORS, Form
 from gdnbench.sim.ptx.instructions import ROWS
 from gdnbench.sim.ptx.ir import Address, Source, TensorAddress
 
-# Instruction families of one GPU generation; ptxas refuses them for other targets.
+_TENSOR_CORE = frozenset(f"sm_{chip}{kind}" for chip in (100, 101, 103, 110) for kind in "af")
+# Instruction families, instructions and suffixes of some GPUs; ptxas refuses them for other targets.
 _TARGETS = {
     "wgmma": frozenset(("sm_90a",)),
-    "tcgen05": frozenset(f"sm_{chip}{kind}" for chip in (100, 101, 103, 110) for kind in "af"),
+    "tcgen05": _TENSOR_CORE,
+    "tcgen05.ld.red": frozenset(f"sm_{chip}{kind}" for chip in (101, 103, 110) for kind in "af"),
+    "kind::i8": frozenset(("sm_100a", "sm_101a", "sm_110a")),
+    "tile::scatter4": _TENSOR_CORE,
 }
+_BEFORE_SM100 = frozenset(("sm_90", "sm_90a"))
+_SINCE_SM100 = frozenset(("tile::gather4",))
 
 
-def foreign(op: str, target: str) -> bool:
-    """Whether a module for `target` cannot contain `op` (PTX ISA, "Target ISA Notes")."""
-    return target not in _TARGETS.get(op.partition(".")[0], (target,))
+@cache
+def foreign(op: str, mods: tuple[str, ...], target: str) -> str:
+    """The family, instruction or suffix that a module for `target` cannot contain, "" if there is none (PTX
+    ISA, "Target ISA Notes")."""
+    for name in (op.partition(".")[0], op, *mods):
+        if target not in _TARGETS.get(name, (target,)):
+            return name if name in mods else op
+        if name in _SINCE_SM100 and target in _BEFORE_SM100:
+            return name
+    return ""
 
 
 def split(opcode: str) -> tuple[str, tuple[str, ...]]:

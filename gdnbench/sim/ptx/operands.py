@@ -143,8 +143,10 @@ class OperandParser:
 
     def _takes_vectors(self) -> bool:
         """Whether the name of a vector of registers may be an operand."""
-        form = self.ins.form
-        return self.ins.vec > 1 or self.ins.op == "mov" or form.aligned or form.by_machine
+        ins = self.ins
+        return (
+            ins.vec > 1 or ins.op == "mov" or "b128" in ins.types or ins.form.aligned or ins.form.by_machine
+        )
 
     def _result(self, tokens: list[Token]) -> Register | Sink:
         value = self._simple(tokens, None)

@@ -65,6 +65,9 @@ MAX_VERSION = 20  # characters of an ISA version; Python converts no integer of 
 # "Technical Specifications"). `machine.budget` checks shared memory. The global variables of a module are
 # tables of a few KB; a GPU's limit on them is its memory.
 MAX_BYTES = {"param": 32_764, "const": 64 << 10, "local": 512 << 10, "shared": 1 << 20, "global": 1 << 28}
+# Registers of 128 bits are two of 64, and so are their moves, loads and stores.
+WIDE, HALF = "b128", "b64"
+_MOVED_IN_HALVES = ("mov", "ld", "ldu", "st")
 _ELEMENTS = (("x", "r"), ("y", "g"), ("z", "b"), ("w", "a"))
 MAX_SHOWN = 400  # characters of a line that an error or a finding shows
 
@@ -473,15 +476,18 @@ class _BodyParser:
             raise UnsupportedError(f"directive {token.text}", self.module._place(token.line))
 
     def _registers(self, scope: Scope) -> None:
-        """`.reg .b32 %r<15>;` declares %r0 to %r14; `.reg .pred p, q;` two."""
+        """`.reg .b32 %r<15>;` declares %r0 to %r14; `.reg .pred p, q;` two. A register of 128 bits is a
+        vector of two of 64."""
         cursor = self.module.cursor
         word = cursor.next()
         vector = VECTORS.get(word.text[1:], 1)
         if vector > 1:
             word = cursor.next()
         type_name = word.text[1:]
-        if type_name not in REGISTER_TYPES or (vector > 1 and type_name == "pred"):
+        if type_name not in REGISTER_TYPES or (vector > 1 and type_name in ("pred", WIDE)):
             raise UnsupportedError(f"registers of type {word.text}", self.module._place(word.line))
+        if type_name == WIDE:
+            type_name, vector = HALF, 2
         while True:
             name = cursor.next()
             names = [name.text]
@@ -723,10 +729,13 @@ class _BodyParser:
         op, suffixes = isa.split(raw.opcode.text)
         if not op:
             raise UnsupportedError(f"instruction {raw.opcode.text}", raw.place)
-        if isa.foreign(op, self.module.target):
-            raise UnsupportedError(f"{op} for .target {self.module.target}", raw.place)
         try:
             mods, types, vec = isa.classify(suffixes)
+            if op in _MOVED_IN_HALVES and types == (WIDE,) and vec == 1:
+                types, vec = (HALF,), 2
+            if foreign := isa.foreign(op, mods, self.module.target):
+                name = op if foreign == op else f"{op}.{foreign}"
+                raise UnsupportedError(f"{name} for .target {self.module.target}", raw.place)
             mods = self._own_memory(op, mods, raw)
             forms = isa.forms(op, mods, types, vec)
         except UnsupportedError as error:
