@@ -461,6 +461,7 @@ ENDS: dict[str, End] = {
     "wgmma.wait_group": _wait_group("wgmma"),
     "wgmma.mma_async": _wgmma_reads,
     "tcgen05.ld": _tmem_access,
+    "tcgen05.ld.red": _tmem_access,
     "tcgen05.st": _tmem_access,
     "tcgen05.alloc": _tmem_alloc,
     **dict.fromkeys(BARRIERS, _named_barrier),

@@ -18,7 +18,13 @@ from gdnbench.sim.compiler.runtime_calls import Read, Service
 from gdnbench.sim.errors import KernelFault, UnsupportedError
 from gdnbench.sim.machine.engine_interface import LANES, Lanes
 from gdnbench.sim.machine.operands import uniform_value
-from gdnbench.sim.machine.tcgen05_access import access_cells, load_words, store_words
+from gdnbench.sim.machine.tcgen05_access import (
+    LOAD_REDUCE,
+    access_cells,
+    load_words,
+    reduce_words,
+    store_words,
+)
 from gdnbench.sim.ptx.forms import Until
 from gdnbench.sim.ptx.ir import Immediate, Instruction
 
@@ -53,13 +59,15 @@ def _words(slots: tuple[tuple[int, int], ...]) -> Words | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TmemAccess:
-    """tcgen05.ld or tcgen05.st; `split` is immHalfSplitoff."""
+    """tcgen05.ld, tcgen05.ld.red or tcgen05.st; `split` is immHalfSplitoff. `reduced` is the register of the
+    reduction, [1, lanes]."""
 
     ins: Instruction
     address: Read
     words: Words
     split: int
     loads: bool
+    reduced: Words | None
 
     def execute(self, warp: CompiledWarp, lanes: Lanes) -> None:
         state = warp.state.view(np.uint32)
@@ -68,6 +76,8 @@ class TmemAccess:
             if self.loads:
                 loaded = load_words(warp.cta, warp.warp, self.ins, address, self.split)
                 _put(state, self.words, loaded, lanes)
+                if self.reduced is not None:
+                    _put(state, self.reduced, reduce_words(self.ins, loaded)[None], lanes)
             else:
                 store_words(warp.cta, warp.warp, self.ins, address, state.take(self.words), self.split)
         except KernelFault as fault:
@@ -92,14 +102,16 @@ def _tmem_access(service: Service) -> TmemAccess | None:
             return None
         split = ins.sources[1].bits
     loads = ins.form.until is Until.TENSOR_LOAD
-    words = _words(service.slots if loads else service.registers[-1])
+    words, reduced = _words(service.slots if loads else service.registers[-1]), None
+    if ins.op == LOAD_REDUCE and words is not None:
+        words, reduced = words[:-1], words[-1:]
     try:
         registers = len(access_cells(ins.mods, split).flat)
     except UnsupportedError:
         return None  # the generic path refuses it and names the place
     if words is None or len(words) != registers:
         return None
-    return TmemAccess(ins, service.address, words, split, loads)
+    return TmemAccess(ins, service.address, words, split, loads, reduced)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,12 +1,17 @@
-"""tcgen05.ld, tcgen05.st and tcgen05.wait: fragments between registers and TMEM (PTX ISA 9.7.16.8).
+"""tcgen05.ld, tcgen05.ld.red, tcgen05.st and tcgen05.wait: fragments between registers and TMEM (PTX ISA
+9.7.16.8).
 
 A store is asynchronous until tcgen05.wait::st: under the late schedule loads and products read poison from
 its cells until then. A load delivers at once, because compilers move the registers' first copies above
 tcgen05.wait::ld; the engine must check that nothing else uses them before the wait. For a cell that a product
 or copy in flight will write, a load returns poison.
 
-An engine that stores a warp's registers together calls `load_words`, `store_words` and `complete_stores`
-directly; other engines reach them through the handlers.
+tcgen05.ld.red also gives each thread the minimum or maximum of the registers that it loads. The ISA does not
+define it for NaN and for zeros of both signs; it is taken to be that of `redux.sync`: NaN operands count only
+with .NaN or if there are no others, the NaN is 0x7FFFFFFF, and -0 is below +0.
+
+An engine that stores a warp's registers together calls `load_words`, `reduce_words`, `store_words` and
+`complete_stores` directly; other engines reach them through the handlers.
 """
 
 from __future__ import annotations
@@ -25,6 +30,8 @@ from gdnbench.sim.machine.tcgen05_fragment import REGISTERS, Fragment, fragment
 from gdnbench.sim.machine.tcgen05_issue import as_values, quarter_base
 from gdnbench.sim.machine.tmem import COLUMNS, POISON, TensorMemory, column_of
 from gdnbench.sim.ptx.ir import Immediate, Instruction
+
+LOAD_REDUCE = "tcgen05.ld.red"
 
 Table = npt.NDArray[np.intp]
 Words = npt.NDArray[np.uint32]
@@ -65,6 +72,31 @@ def load_words(cta: Cta, warp: Warp, ins: Instruction, address: int, split: int 
     if cta.config.profile:
         cta.counters.traffic["TMEM to registers"] += 4 * index.size * (1 + cells.packed)
     return words
+
+
+def reduce_words(ins: Instruction, words: Words) -> Words:
+    """The reduction of tcgen05.ld.red over uint32[registers, 32 threads], as uint32[32 threads]."""
+    largest = ins.has("max")
+    if ins.types != ("f32",):
+        values = words.view(np.int32) if ins.types == ("s32",) else words
+        integers: Words = (values.max(axis=0) if largest else values.min(axis=0)).view(np.uint32)
+        return integers
+    if ins.has("abs"):
+        words = words & np.uint32(0x7FFF_FFFF)
+    nan = (words & np.uint32(0x7FFF_FFFF)) > np.uint32(0x7F80_0000)
+    ordered = _float_order(words.view(np.int32))
+    if largest:
+        chosen = np.where(nan, np.int32(-(1 << 31)), ordered).max(axis=0)
+    else:
+        chosen = np.where(nan, np.int32((1 << 31) - 1), ordered).min(axis=0)
+    invalid = nan.any(axis=0) if ins.has("NaN") else nan.all(axis=0)
+    reduced: Words = np.where(invalid, np.uint32(0x7FFF_FFFF), _float_order(chosen).view(np.uint32))
+    return reduced
+
+
+def _float_order(bits: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The bits of floats as integers of the same order, and back; NaN apart."""
+    return np.where(bits < 0, bits ^ np.int32(0x7FFF_FFFF), bits)
 
 
 def store_words(cta: Cta, warp: Warp, ins: Instruction, address: int, words: Words, split: int = 0) -> None:
@@ -131,10 +163,13 @@ def _load(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
     address, split = _operands(ins, lanes, sources)
-    registers = sum(1 for _ in ins.written())
+    reduces = ins.op == LOAD_REDUCE
+    registers = sum(1 for _ in ins.written()) - reduces
     if registers != len(access_cells(ins.mods, split).flat):
         raise UnsupportedError(f"{ins.name} with {registers} registers")
-    return list(load_words(cta, warp, ins, address, split).astype(np.uint64))
+    words = load_words(cta, warp, ins, address, split)
+    results = list(words.astype(np.uint64))
+    return [*results, reduce_words(ins, words).astype(np.uint64)] if reduces else results
 
 
 def _store(
@@ -178,6 +213,7 @@ def _wait_load(
 
 HANDLERS: dict[str, Handler] = {
     "tcgen05.ld": _load,
+    LOAD_REDUCE: _load,
     "tcgen05.st": _store,
     "tcgen05.wait::ld": _wait_load,
     "tcgen05.wait::st": _wait_store,

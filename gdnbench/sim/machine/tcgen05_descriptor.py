@@ -110,15 +110,23 @@ _TYPES = {
     "f16": {0: "f16", 1: "bf16"},
     "tf32": {2: "tf32"},
     "f8f6f4": {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"},
+    "i8": {0: "u8", 1: "s8"},
 }
-_RESULTS = {"f16": {0: "f16", 1: "f32"}, "tf32": {1: "f32"}, "f8f6f4": {0: "f16", 1: "f32"}}
-_DEPTH = {"f16": 16, "tf32": 8, "f8f6f4": 32}
+_RESULTS = {
+    "f16": {0: "f16", 1: "f32"},
+    "tf32": {1: "f32"},
+    "f8f6f4": {0: "f16", 1: "f32"},
+    "i8": {2: "s32"},
+}
+_DEPTH = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32}
+_MAX_SHIFT = (0, 8, 16, 32)  # columns of B, by bits 30 and 31
 SUB_BYTE = ("e2m3", "e3m2", "e2m1")
 
 
 @dataclass(frozen=True, slots=True)
 class InstructionDescriptor:
-    """The element types, shape and negation of one tcgen05.mma; `*_mn_major` are the transpose bits."""
+    """The element types, shape and negation of one tcgen05.mma; `*_mn_major` are the transpose bits.
+    `stationary`: of tcgen05.mma.ws, which may shift B by `max_shift` columns where it uses it again."""
 
     a: str
     b: str
@@ -130,6 +138,9 @@ class InstructionDescriptor:
     negate_b: bool
     a_mn_major: bool
     b_mn_major: bool
+    saturate: bool = False
+    stationary: bool = False
+    max_shift: int = 0
 
     @property
     def element_bytes(self) -> int:
@@ -138,17 +149,20 @@ class InstructionDescriptor:
 
 
 @cache
-def decode_instruction(bits: int, kind: str) -> InstructionDescriptor:
-    """Decode an instruction descriptor (table 42) for `kind::f16`, `kind::tf32` or `kind::f8f6f4`."""
+def decode_instruction(bits: int, kind: str, stationary: bool = False) -> InstructionDescriptor:
+    """Decode an instruction descriptor (table 42) for `kind::f16`, `kind::tf32`, `kind::f8f6f4` or
+    `kind::i8`, of tcgen05.mma or, if `stationary`, of tcgen05.mma.ws."""
     name = f"instruction descriptor 0x{bits:08x}"
     if bit_field(bits, 2, 1):
         raise UnsupportedError(f"sparse matrices ({name}, bit 2)")
-    if bit_field(bits, 3, 1):
+    saturate = bool(bit_field(bits, 3, 1))
+    if saturate and kind != "i8":
         raise _illegal(f"{name}: saturation (bit 3) is for kind::i8 only")
     for low, width in ((0, 2), (6, 1), (23, 1), (29, 1)):
         if bit_field(bits, low, width):
             raise _illegal(f"{name}: bits {low}..{low + width - 1} must be zero for a dense product")
-    if bit_field(bits, 30, 2):
+    max_shift = _MAX_SHIFT[bit_field(bits, 30, 2)]
+    if max_shift and not stationary:
         raise _illegal(f"{name}: the maximum shift (bits 30..31) is for .ws only")
     types = []
     for low, table, what in ((7, _TYPES, "A"), (10, _TYPES, "B"), (4, _RESULTS, "D")):
@@ -163,9 +177,23 @@ def decode_instruction(bits: int, kind: str) -> InstructionDescriptor:
         # Table 39 writes one column for both types; CUTLASS instantiates equal ones only.
         raise UnsupportedError(f"kind::f16 of {a} by {b} ({name})")
     negate_a, negate_b, a_mn_major, b_mn_major = (bool(bit_field(bits, low, 1)) for low in range(13, 17))
+    if kind == "i8" and (negate_a or negate_b):
+        raise _illegal(f"{name}: kind::i8 cannot negate A or B (bits 13 and 14)")
     m, n = bit_field(bits, 24, 5) << 4, bit_field(bits, 17, 6) << 3
     descriptor = InstructionDescriptor(
-        a, b, d, m, n, _DEPTH[kind], negate_a, negate_b, a_mn_major, b_mn_major
+        a,
+        b,
+        d,
+        m,
+        n,
+        _DEPTH[kind],
+        negate_a,
+        negate_b,
+        a_mn_major,
+        b_mn_major,
+        saturate,
+        stationary,
+        max_shift,
     )
     _check_shape(descriptor, name)
     return descriptor
@@ -173,17 +201,34 @@ def decode_instruction(bits: int, kind: str) -> InstructionDescriptor:
 
 def _check_shape(descriptor: InstructionDescriptor, name: str) -> None:
     """Check table 39 and, for eight-bit N-major B, table 52. Majorness of sub-byte types follows CUTLASS."""
-    if descriptor.m not in (64, 128):
-        raise _illegal(f"{name}: M = {descriptor.m}; cta_group::1 has M = 64 and 128")
-    step = 16 if descriptor.b_mn_major and descriptor.element_bytes == 1 else 8
-    if not step <= descriptor.n <= 256 or descriptor.n % step:
-        raise _illegal(f"{name}: N = {descriptor.n}; a multiple of {step} from {step} to 256 is needed")
+    sizes = (32, 64, 128) if descriptor.stationary else (64, 128)
+    if descriptor.m not in sizes:
+        what = ".ws" if descriptor.stationary else "cta_group::1"
+        raise _illegal(f"{name}: M = {descriptor.m}; {what} has M = {_listed(sizes)}")
+    _check_columns(descriptor, name)
     for operand, mn_major, what in (
         (descriptor.a, descriptor.a_mn_major, "A"),
         (descriptor.b, descriptor.b_mn_major, "B"),
     ):
         if operand in SUB_BYTE and mn_major:
             raise _illegal(f"{name}: {operand} operand {what} cannot be MN-major")
+
+
+def _check_columns(descriptor: InstructionDescriptor, name: str) -> None:
+    n = descriptor.n
+    if descriptor.stationary:
+        if n not in (64, 128, 256):
+            raise _illegal(f"{name}: N = {n}; .ws has N = 64, 128 and 256")
+        return
+    step = 16 if descriptor.b_mn_major and descriptor.element_bytes == 1 else 8
+    if not step <= n <= 256 or n % step:
+        raise _illegal(f"{name}: N = {n}; a multiple of {step} from {step} to 256 is needed")
+    if descriptor.d == "s32" and n > 32 and n % 16:
+        raise _illegal(f"{name}: N = {n}; above 32, kind::i8 has multiples of 16")
+
+
+def _listed(sizes: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, sizes[:-1]))} and {sizes[-1]}"
 
 
 def check_majorness(swizzle: Swizzle, mn_major: bool, element_bytes: int, operand: str) -> None:

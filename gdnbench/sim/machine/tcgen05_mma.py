@@ -24,12 +24,14 @@ from gdnbench.sim.machine.tcgen05_descriptor import SUB_BYTE
 from gdnbench.sim.machine.tcgen05_elements import from_containers, negated, unpack_padded
 from gdnbench.sim.machine.tcgen05_issue import STREAM, lane_value, refuse_pairs, single_issuer
 from gdnbench.sim.machine.tcgen05_plan import A_COLUMNS, Matrix, Plan, plan_mma
+from gdnbench.sim.machine.tcgen05_zero_columns import NO_MASK
 from gdnbench.sim.machine.tmem import TensorMemory, Writer
 from gdnbench.sim.ptx.ir import Address, Immediate, Instruction, Vector
 
 Codes = npt.NDArray[np.unsignedinteger]
 
-_KINDS = ("f16", "tf32", "f8f6f4")
+_KINDS = ("f16", "tf32", "f8f6f4", "i8")
+_STATIONARY = "tcgen05.mma.ws"
 
 
 @cache
@@ -72,9 +74,21 @@ class _Mma:
         tmem.require(work.first, work.last, "D")
         multiply = cta.config.multiply
         assert multiply is not None
-        a = self._from_tmem(tmem) if work.a.gather is None else self._from_shared(work.a)
-        b = self._from_shared(work.b)
-        self._write(tmem, multiply(work.product, cta.config.mma, a, b, self._input(tmem)))
+        b = self._from_shared(work.b)[work.b.shift :][: work.descriptor.n]
+        if work.zeros is not None:
+            b = np.where(work.zeros[:, None], b.dtype.type(0), b)
+        c = self._input(tmem)
+        if work.a.gather is not None:
+            self._write(tmem, multiply(work.product, cta.config.mma, self._from_shared(work.a), b, c))
+        else:
+            # Every bank of the columns of D has an A of its own.
+            banks, width = self._from_tmem(tmem), work.last - work.first
+            spans = [slice(start, start + width) for start in range(0, width * len(banks), width)]
+            parts = [
+                multiply(work.product, cta.config.mma, a, b[span], None if c is None else c[:, span])
+                for a, span in zip(banks, spans, strict=True)
+            ]
+            self._write(tmem, parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
         cta.counters.mma_macs += work.descriptor.m * work.descriptor.n * work.descriptor.k
 
     def _write(self, tmem: TensorMemory, result: Codes) -> None:
@@ -123,13 +137,15 @@ class _Mma:
         return _flip(np.ascontiguousarray(codes.T) if matrix.mn_major else codes, matrix)
 
     def _from_tmem(self, tmem: TensorMemory) -> Codes:
+        """A in TMEM, [banks, M, K]."""
         work, matrix = self.plan, self.plan.a
         first, last = matrix.column, matrix.column + A_COLUMNS
         tmem.require(first, last, "A")
         if tmem.track and not work.rows.view(tmem.valid, first, last).all():
             message = f"A in TMEM columns {first}..{last - 1} was never all written"
             tmem.skip(KernelFault(FaultKind.UNINITIALISED, message))
-        words = work.rows.view(tmem.cells, first, last).reshape(work.descriptor.m, A_COLUMNS)
+        words = work.rows.view(tmem.cells, first, last)
+        words = words.reshape(work.descriptor.m, work.rows.banks, A_COLUMNS).swapaxes(0, 1)
         codes = np.ascontiguousarray(words).view(matrix.format.storage)
         if matrix.format.name in SUB_BYTE:
             codes = from_containers(codes, matrix.format.bits)
@@ -145,22 +161,29 @@ def _flip(codes: Codes, matrix: Matrix) -> Codes:
 def _issue(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    """Operands: [d], a-desc or [a], b-desc, idesc, {disable-output-lane}?, enable-input-d, scale-input-d?."""
+    """Operands: [d], a-desc or [a], b-desc, idesc, {disable-output-lane}?, enable-input-d, scale-input-d?; of
+    .ws: [d], a-desc or [a], b-desc, idesc, enable-input-d, zero-column-mask-desc?. Collectors keep B between
+    products: they change no value."""
     refuse_pairs(ins)
     if ins.has("block_scale"):
         return tcgen05_scaled.issue(cta, warp, ins, lanes, sources)
     kind = _kind(ins.mods)
     lane = single_issuer(cta, ins, lanes, sources)
     d, a, b, idesc = (lane_value(source, lane) for source in sources[:4])
-    work = plan_mma(kind, idesc, d, a, isinstance(ins.sources[1], Address), b)
-    rest, enabled = 4, None
+    stationary, a_in_tmem = ins.op == _STATIONARY, isinstance(ins.sources[1], Address)
+    rest, enabled, scale = 4, None, 0
     if isinstance(ins.sources[rest], Vector):
         enabled = _enabled(sources[rest], lane)
         rest += 1
     if not 0 < len(sources) - rest <= 2:
         raise UnsupportedError(f"{ins.name} with {len(sources)} sources")
     accumulate = bool(lane_value(sources[rest], lane))
-    scale = _scale(ins, sources[rest + 1 :], lane, work)
+    if stationary:
+        mask = lane_value(sources[rest + 1], lane) if len(sources) > rest + 1 else NO_MASK
+        work = plan_mma(kind, idesc, d, a, a_in_tmem, b, mask)
+    else:
+        work = plan_mma(kind, idesc, d, a, a_in_tmem, b)
+        scale = _scale(ins, sources[rest + 1 :], lane, work)
     cta.tmem.require(work.first, work.last, "D")
     for matrix in (work.a, work.b):
         if matrix.gather is None:
@@ -206,4 +229,4 @@ def _scale(ins: Instruction, sources: tuple[Argument, ...], lane: int, work: Pla
     return scale
 
 
-HANDLERS: dict[str, Handler] = {"tcgen05.mma": _issue}
+HANDLERS: dict[str, Handler] = {"tcgen05.mma": _issue, _STATIONARY: _issue}

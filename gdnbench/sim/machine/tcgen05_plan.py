@@ -4,6 +4,9 @@ PTX ISA 9.7.16.10. Layout D (M = 128): lane = row. Layout F (M = 64): lane = 32 
 the address has lane 16; A in TMEM has the same layout (9.7.16.10.5 and 9.7.16.10.8.5, CUTLASS
 `mma_traits_sm100_frag.hpp`). Operands are packed: one K takes 8 columns or 32 bytes of shared memory.
 
+tcgen05.mma.ws with M = 64 (layout E) and 32 (layout G) uses all lanes: the columns of D are in two or four
+banks of M lanes, lane = row + M bank. Each bank reads A in TMEM from its own lanes.
+
 A kernel issues the same few products repeatedly, so plans are cached; they contain no state of the CTA.
 """
 
@@ -19,29 +22,37 @@ from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine import tcgen05_operand
 from gdnbench.sim.machine.footprint import Footprint, TmemBlock
 from gdnbench.sim.machine.tcgen05_descriptor import (
+    SUB_BYTE,
     InstructionDescriptor,
     check_majorness,
     decode_instruction,
     decode_matrix,
 )
 from gdnbench.sim.machine.tcgen05_operand import CHUNK, Gather
+from gdnbench.sim.machine.tcgen05_zero_columns import column_shift, zero_columns
 from gdnbench.sim.machine.tmem import LANES, QUARTER, column_of, lane_of
-from gdnbench.sim.tensorcore.formats import FORMATS, Format
-from gdnbench.sim.tensorcore.product import Product
+from gdnbench.sim.tensorcore.formats import FORMATS, INTEGER_FORMATS, Format, IntegerFormat
+from gdnbench.sim.tensorcore.product import IntegerProduct, Product
 
+_OPERANDS: dict[str, Format | IntegerFormat] = {**FORMATS, **INTEGER_FORMATS}
 # TMEM columns of one K of A: 32 bytes.
 A_COLUMNS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The TMEM lanes of the rows of D and of A in TMEM: all lanes, or 16 of every quarter from `lane` on."""
+    """The TMEM lanes of the rows of D and of A in TMEM: all lanes, or 16 of every quarter from `lane` on, or
+    banks of `m` lanes."""
 
     m: int
     lane: int
+    banks: int = 1
 
     def view(self, cells: npt.NDArray[np.generic], first: int, last: int) -> npt.NDArray[np.generic]:
-        """A view of the rows of columns [first, last); its last axis is the columns."""
+        """A view of the rows of columns [first, last); its last axis is the columns, that before it the
+        banks if there are several."""
+        if self.banks > 1:
+            return cells[:, first:last].reshape(self.banks, self.m, -1).swapaxes(0, 1)
         if self.m == LANES:
             return cells[:, first:last]
         return cells.reshape(4, QUARTER, -1)[:, self.lane : self.lane + 16, first:last]
@@ -49,14 +60,16 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A multiplicand: its chunks in shared memory, or its first column in TMEM."""
+    """A multiplicand: its chunks in shared memory, or its first column in TMEM. The product leaves out its
+    first `shift` rows, columns of B."""
 
     name: str
-    format: Format
+    format: Format | IntegerFormat
     negate: bool
     mn_major: bool
     gather: Gather | None
     column: int
+    shift: int = 0
 
     def read(self, lanes: npt.NDArray[np.bool_]) -> Footprint:
         """The memory that a product in these TMEM lanes reads."""
@@ -67,10 +80,11 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One product. D has columns [first, last) of `lanes`."""
+    """One product. D has columns [first, last) of `lanes`. `zeros`, bool[N], are columns of B that count as
+    zero."""
 
     descriptor: InstructionDescriptor
-    product: Product
+    product: Product | IntegerProduct
     rows: Rows
     lanes: npt.NDArray[np.bool_]
     first: int
@@ -79,24 +93,35 @@ class Plan:
     b: Matrix
     reads: tuple[Footprint, ...]
     writes: tuple[Footprint, ...]
+    zeros: npt.NDArray[np.bool_] | None = None
 
 
 @lru_cache(maxsize=1 << 16)
-def plan_mma(kind: str, idesc: int, d: int, a: int, a_in_tmem: bool, b: int) -> Plan:
-    """The product of these descriptors and addresses. Raises KernelFault if one of them is illegal."""
-    descriptor = decode_instruction(idesc, kind)
+def plan_mma(
+    kind: str, idesc: int, d: int, a: int, a_in_tmem: bool, b: int, column_mask: int | None = None
+) -> Plan:
+    """The product of these descriptors and addresses; `column_mask` is the zero-column mask descriptor of a
+    tcgen05.mma.ws. Raises KernelFault if one of them is illegal."""
+    stationary = column_mask is not None
+    descriptor = decode_instruction(idesc, kind, stationary)
     lane = lane_of(d)
-    if lane not in ((0,) if descriptor.m == LANES else (0, 16)):
+    if lane not in ((0, 16) if descriptor.m == 64 and not stationary else (0,)):
         raise KernelFault(FaultKind.MISALIGNED, f"D of {descriptor.m} rows starts at lane {lane} of TMEM")
     left = _in_tmem(a, lane, descriptor) if a_in_tmem else _in_shared(a, descriptor, "A")
-    right = _in_shared(b, descriptor, "B")
+    banks, zeros, shift = 1, None, 0
+    if column_mask is not None:
+        banks = LANES // descriptor.m
+        zeros = zero_columns(column_mask, descriptor.m, descriptor.n)
+        shift = column_shift(column_mask, descriptor.m)
+    right = _in_shared(b, descriptor, "B", shift)
     first = column_of(d)
-    last = first + descriptor.n
-    lanes = _lanes_of(descriptor.m, lane)
+    last = first + descriptor.n // banks
+    rows = Rows(descriptor.m, lane, banks)
+    lanes = _lanes_of(rows)
     return Plan(
         descriptor,
         _product(descriptor),
-        Rows(descriptor.m, lane),
+        rows,
         lanes,
         first,
         last,
@@ -104,21 +129,25 @@ def plan_mma(kind: str, idesc: int, d: int, a: int, a_in_tmem: bool, b: int) -> 
         right,
         (left.read(lanes), right.read(lanes)),
         (TmemBlock(lanes, first, last),),
+        zeros,
     )
 
 
-def _in_shared(bits: int, d: InstructionDescriptor, name: str) -> Matrix:
+def _in_shared(bits: int, d: InstructionDescriptor, name: str, shift: int = 0) -> Matrix:
+    """A matrix in shared memory. Of B, the first `shift` columns are left out and as many more read."""
     descriptor = decode_matrix(bits)
     if name == "A":
         code, negate, mn_major, rows = d.a, d.negate_a, d.a_mn_major, d.m
     else:
-        code, negate, mn_major, rows = d.b, d.negate_b, d.b_mn_major, d.n
+        code, negate, mn_major, rows = d.b, d.negate_b, d.b_mn_major, d.n + shift
     check_majorness(descriptor.swizzle, mn_major, d.element_bytes, name)
     if mn_major:
-        gather = tcgen05_operand.chunks(descriptor, True, rows * d.element_bytes // CHUNK, d.k)
+        gather = tcgen05_operand.chunks(descriptor, True, -(-rows * d.element_bytes // CHUNK), d.k)
     else:
-        gather = tcgen05_operand.chunks(descriptor, False, rows, d.k * d.element_bytes // CHUNK)
-    return Matrix(name, FORMATS[code], negate, mn_major, gather, 0)
+        # Sixteen elements of less than a byte are packed at the start of a chunk (9.7.16.10.4.4).
+        used = 2 * FORMATS[code].bits if code in SUB_BYTE else CHUNK
+        gather = tcgen05_operand.chunks(descriptor, False, rows, d.k * d.element_bytes // CHUNK, used)
+    return Matrix(name, _OPERANDS[code], negate, mn_major, gather, 0, shift)
 
 
 def _in_tmem(address: int, lane: int, d: InstructionDescriptor) -> Matrix:
@@ -128,17 +157,19 @@ def _in_tmem(address: int, lane: int, d: InstructionDescriptor) -> Matrix:
         raise KernelFault(
             FaultKind.MISALIGNED, f"A in TMEM starts at lane {lane_of(address)}, D at lane {lane}"
         )
-    return Matrix("A", FORMATS[d.a], d.negate_a, False, None, column_of(address))
+    return Matrix("A", _OPERANDS[d.a], d.negate_a, False, None, column_of(address))
 
 
 @cache
-def _lanes_of(m: int, lane: int) -> npt.NDArray[np.bool_]:
+def _lanes_of(rows: Rows) -> npt.NDArray[np.bool_]:
     mask = np.zeros(LANES, bool)
-    Rows(m, lane).view(mask[:, None], 0, 1)[...] = True
+    rows.view(mask[:, None], 0, 1)[...] = True
     mask.setflags(write=False)
     return mask
 
 
 @cache
-def _product(d: InstructionDescriptor) -> Product:
+def _product(d: InstructionDescriptor) -> Product | IntegerProduct:
+    if d.d == "s32":
+        return IntegerProduct(INTEGER_FORMATS[d.a], INTEGER_FORMATS[d.b], d.k, d.saturate)
     return Product(FORMATS[d.a], FORMATS[d.b], "f16" if d.d == "f16" else "f32", d.k, "tcgen05")

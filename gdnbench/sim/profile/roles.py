@@ -10,9 +10,11 @@ from gdnbench.sim.ptx.ir import Instruction
 # The order of these names in a role. A warp that issues products is "MMA", whatever else it issues.
 _ROLES = (
     ("tcgen05.mma", "MMA"),
+    ("tcgen05.mma.ws", "MMA"),
     ("wgmma.mma_async", "MMA"),
     ("cp.async.bulk.tensor load", "TMA load"),
     ("tcgen05.ld", "TMEM load"),
+    ("tcgen05.ld.red", "TMEM load"),
     ("tcgen05.st", "TMEM store"),
     ("cp.async.bulk.tensor store", "TMA store"),
     ("cp.async.bulk", "bulk copy"),
@@ -30,7 +32,7 @@ def issued_as(ins: Instruction) -> str:
 
 def role(ops: Mapping[str, int]) -> str:
     """The roles of a warp that issued `ops` (see `issued_as`), such as "MMA" or "TMEM load + TMA store"."""
-    found = [name for op, name in _ROLES if ops.get(op)]
+    found = list(dict.fromkeys(name for op, name in _ROLES if ops.get(op)))
     if found[:1] == ["MMA"]:
         return "MMA"
     return " + ".join(found) if found else OTHER

@@ -8,7 +8,7 @@ A row has three columns, opcode, suffixes and operands, each in the notation of 
     .{a,b}        one of them
     {.a.b}        both or none; {.a,.b} one of them or none
     {.a}*         any number of them
-    d  d|p  d{|p} the destination, if the first operand is `d`, `p` or `r`; {d,} may be left out
+    d  d|p  d{|p} the destination, if the first operand is `d`, `p` or `r`; {d,} may be left out. r, d: two
     [a]  a        a memory operand; another source. [map, coordinates] is the operand of a tensor copy
     {, b}         an operand that may be left out; {.x, b} an operand that comes with the suffix .x
     b:32          an immediate here has 32 bits; b:first as many as the first type, b:double twice as many as
@@ -378,8 +378,8 @@ def _operands(text: str, sets: Mapping[str, frozenset[str]]) -> tuple[int | None
         suffix, tied, maybe_dest, address, plain = match.groups()
         if maybe_dest is not None:
             dests = None
-        elif index == 0 and plain in _DESTINATIONS:
-            dests = 1
+        elif index == dests and plain in _DESTINATIONS:
+            dests += 1
         else:
             name, _, width = (address or plain or tied).partition(":") if not address else (address, "", "")
             given = _choice([suffix[1:]], sets) if suffix else frozenset[str]()

@@ -45,6 +45,11 @@ SETS: dict[str, frozenset[str]] = {
         "hint": """L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate
             L2::cache_hint L2::evict_normal L2::evict_first L2::evict_last L2::64B L2::128B L2::256B""",
         "collector": "collector::a::discard collector::a::lastuse collector::a::fill collector::a::use",
+        "bcollector": " ".join(
+            f"collector::b{buffer}::{op}"
+            for buffer in range(4)
+            for op in ("fill", "use", "lastuse", "discard")
+        ),
         "op": "add min max inc dec and or xor",
         "cta_group": "cta_group::1 cta_group::2",
         "kind": "kind::f16 kind::tf32 kind::f8f6f4 kind::i8",
@@ -69,8 +74,10 @@ SETS: dict[str, frozenset[str]] = {
         "dim": "1d 2d 3d 4d 5d",
         "loadmode": "tile tile::gather4 im2col im2col::w im2col::w::128",
         "storemode": "tile tile::scatter4 im2col_no_offs",
+        "reducemode": "tile im2col_no_offs",
         "tshape": "16x64b 16x128b 16x256b 32x32b 16x32bx2",
         "num": "x1 x2 x4 x8 x16 x32 x64 x128",
+        "rednum": "x2 x4 x8 x16 x32 x64 x128",
         "field": "global_address rank elemtype interleave_layout swizzle_mode swizzle_atomicity fill_mode",
         "ordfield": "box_dim global_dim global_stride element_stride",
         # K of a dense wgmma is 32 bytes, so its number of elements tells the types apart; that of single bits

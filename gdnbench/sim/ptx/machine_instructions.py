@@ -173,7 +173,7 @@ TABLE: dict[Traits, str] = {
         [map, coordinates], [src]{.level::cache_hint, cache-policy}
     """,
     Traits("TMA", MACHINE, bulk=True, reduces=True): """
-    cp.reduce.async.bulk.tensor  .dim.global.shared::cta.op{.storemode}.bulk_group{.level::cache_hint} \
+    cp.reduce.async.bulk.tensor  .dim.global.shared::cta.op{.reducemode}.bulk_group{.level::cache_hint} \
         [map, coordinates], [src]{.level::cache_hint, cache-policy}
     """,
     Traits("bulk copy", MACHINE): """
@@ -224,8 +224,10 @@ TABLE: dict[Traits, str] = {
     """,
     Traits("TMEM load and store", MACHINE, effects=Effect.TMEM_READ, until=Until.TENSOR_LOAD): """
     tcgen05.ld      .sync.aligned.tshape.num{.pack::16b}.b32  r, [taddr]{.16x32bx2, immHalfSplitoff}
-    tcgen05.ld.red  .sync.aligned.{32x32b,16x32bx2}.num.{min,max}{.abs}{.NaN}.{f32,u32,s32} \
-        r, redval, [taddr]{.16x32bx2, immHalfSplitoff}
+    tcgen05.ld.red  .sync.aligned.{32x32b,16x32bx2}.rednum.{min,max}{.abs}{.NaN}.f32 \
+        r, d, [taddr]{.16x32bx2, immHalfSplitoff}
+    tcgen05.ld.red  .sync.aligned.{32x32b,16x32bx2}.rednum.{min,max}.{u32,s32} \
+        r, d, [taddr]{.16x32bx2, immHalfSplitoff}
     """,
     Traits("TMEM load and store", MACHINE, effects=Effect.TMEM_WRITE, until=Until.TENSOR_STORE): """
     tcgen05.st  .sync.aligned.tshape.num{.unpack::16b}.b32  [taddr]{.16x32bx2, immHalfSplitoff}, b
@@ -267,9 +269,9 @@ TABLE: dict[Traits, str] = {
         [d-tmem], a-desc, b-desc, idesc, [scale-A], [scale-B], enable-input-d
     tcgen05.mma  .cta_group.mxkind.block_scale{.scale}{.collector} \
         [d-tmem], [a-tmem], b-desc, idesc, [scale-A], [scale-B], enable-input-d
-    tcgen05.mma.ws  .cta_group::1.kind \
+    tcgen05.mma.ws  .cta_group::1.kind{.bcollector} \
         [d-tmem], a-desc, b-desc, idesc, enable-input-d{, zero-column-mask-desc}
-    tcgen05.mma.ws  .cta_group::1.kind \
+    tcgen05.mma.ws  .cta_group::1.kind{.bcollector} \
         [d-tmem], [a-tmem], b-desc, idesc, enable-input-d{, zero-column-mask-desc}
     tcgen05.mma.sp  .cta_group.{kind,mxkind}{.block_scale} \
         [d-tmem], a-desc, b-desc, [sp-meta], idesc{, b5}{, b6}, enable-input-d{, scale-input-d}

@@ -9,7 +9,7 @@ as Inf.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -124,4 +124,23 @@ E3M2 = _format("e3m2", 3, 2, Specials.FINITE, np.uint8)
 E2M3 = _format("e2m3", 2, 3, Specials.FINITE, np.uint8)
 E2M1 = _format("e2m1", 2, 1, Specials.FINITE, np.uint8)
 
+
+@dataclass(frozen=True, slots=True)
+class IntegerFormat:
+    """Integers of eight bits."""
+
+    name: str
+    signed: bool
+    storage: np.dtype[np.unsignedinteger] = field(default_factory=lambda: np.dtype(np.uint8))
+    bits: int = 8
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def values(self, codes: Codes) -> NDArray[np.int64]:
+        """The numbers."""
+        return (codes.view(np.int8) if self.signed else codes).astype(np.int64)
+
+
+INTEGER_FORMATS = {"u8": IntegerFormat("u8", False), "s8": IntegerFormat("s8", True)}
 FORMATS = {f.name: f for f in (F32, TF32, F16, BF16, E5M2, E4M3, E3M2, E2M3, E2M1)}

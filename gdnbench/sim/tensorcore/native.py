@@ -17,7 +17,15 @@ from gdnbench.sim.tensorcore import reference
 from gdnbench.sim.tensorcore.codegen import ENTRY, module_text
 from gdnbench.sim.tensorcore.formats import Codes
 from gdnbench.sim.tensorcore.group_sum import group_sum
-from gdnbench.sim.tensorcore.product import NAN_BITS, Model, Product, check_operands, named_model
+from gdnbench.sim.tensorcore.product import (
+    NAN_BITS,
+    IntegerProduct,
+    Model,
+    Product,
+    check_operands,
+    integer_result,
+    named_model,
+)
 from gdnbench.sim.tensorcore.scaled import GROUP_K, ScaledProduct, Scales, check_scaled
 
 Function = Callable[[int, int, int, int, int | None, int], None]
@@ -36,8 +44,13 @@ _COMPILING = threading.Lock()
 _ENGINES: list[llvm.ExecutionEngine] = []  # own the code that the functions point to
 
 
-def multiply(product: Product, model: str, a: Codes, b: Codes, c: Codes | None) -> Codes:
+def multiply(product: Product | IntegerProduct, model: str, a: Codes, b: Codes, c: Codes | None) -> Codes:
     """D = A B^T + C, on codes (see `product.Multiply`)."""
+    if isinstance(product, IntegerProduct):
+        # Exact: sums of 32 products below 2^16 fit the 24 bits of a float.
+        assert product.k <= 1 << 8
+        left, right = (f.values(codes).astype(np.float32) for f, codes in ((product.a, a), (product.b, b)))
+        return integer_result(product, (left @ right.T).astype(np.int64), c)
     chosen = check_operands(product, model, a, b, c)
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
     d = np.empty((a.shape[0], b.shape[0]), product.accumulator.storage)

@@ -43,6 +43,9 @@ cases are assumed to be as in mma.sync: a zero that MMA-Sim's exponent would mak
 sum truncated to zero, and subnormal sums. No tcgen05 row was compared with hardware.
 Block-scaled products have a table of their own in `scaled`.
 
+Integer products (`IntegerProduct`) are exact sums of 32 bits, in both models. A sum that does not fit keeps
+its low 32 bits or, with saturation, becomes the nearest number that fits.
+
 MMA-Sim: Xie et al., arXiv 2511.10909, repository microsoft/MMA-Sim, bit-equal to ten GPUs by its authors.
 Khattak and Mikaitis, arXiv 2512.07004, model the same units (H100, B200) independently.
 
@@ -77,6 +80,7 @@ from gdnbench.sim.tensorcore.formats import (
     TF32,
     Codes,
     Format,
+    IntegerFormat,
 )
 
 Unit = Literal["mma.sync", "tcgen05", "wgmma"]
@@ -135,6 +139,31 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
+class IntegerProduct:
+    """D[M,N] = A[M,K] B[N,K]^T + C of integers of 8 bits, in s32; `saturate`: D is clamped."""
+
+    a: IntegerFormat
+    b: IntegerFormat
+    k: int
+    saturate: bool
+    d: Literal["s32"] = "s32"
+
+    def __str__(self) -> str:
+        return f"product {self.d} += {self.a.name} x {self.b.name}, k {self.k}"
+
+
+S32_MIN, S32_MAX = -(1 << 31), (1 << 31) - 1
+
+
+def integer_result(product: IntegerProduct, sums: NDArray[np.int64], c: Codes | None) -> NDArray[np.uint32]:
+    """D as bits, of the sums without C."""
+    total = sums if c is None else sums + c.view(np.int32)
+    if product.saturate:
+        total = np.clip(total, S32_MIN, S32_MAX)
+    return total.astype(np.int32).view(np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """How the `hardware` model computes a product: the k of each fused sum, in order, and the other
     parameters."""
@@ -167,10 +196,11 @@ def fused_sum_rule(product: Product) -> Rule:
     return Rule((every,), FRACTION_BITS, widened=False, c_fused=True)
 
 
-Multiply = Callable[[Product, str, Codes, Codes, "Codes | None"], "NDArray[Any]"]
+Multiply = Callable[["Product | IntegerProduct", str, Codes, Codes, "Codes | None"], "NDArray[Any]"]
 """(product, model, a[M,K], b[N,K], c[M,N] or None) -> d[M,N], all as bits: a and b in the format's storage
-type, c and d uint32 for f32, uint16 for f16. M and N are any, K is `product.k`. c None means no accumulator
-input (tcgen05 enable-input-d false). To negate A or B the caller flips the operand's sign bits."""
+type, c and d uint32 for f32 and s32, uint16 for f16. M and N are any, K is `product.k`. c None means no
+accumulator input (tcgen05 enable-input-d false). To negate A or B the caller flips the operand's sign
+bits."""
 
 
 def check_operands(product: Product, model: str, a: Codes, b: Codes, c: Codes | None) -> Model:

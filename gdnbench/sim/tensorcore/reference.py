@@ -14,12 +14,14 @@ from gdnbench.sim.tensorcore.formats import F16, F32, Codes, Decoded, Format
 from gdnbench.sim.tensorcore.product import (
     NAN_BITS,
     ZERO_EXPONENT,
+    IntegerProduct,
     Model,
     Product,
     Rule,
     canonical_nan,
     check_operands,
     fused_sum_rule,
+    integer_result,
     named_model,
 )
 from gdnbench.sim.tensorcore.scaled import (
@@ -34,8 +36,11 @@ from gdnbench.sim.tensorcore.scaled import (
 Ints = NDArray[np.int64]
 
 
-def multiply(product: Product, model: str, a: Codes, b: Codes, c: Codes | None) -> Codes:
+def multiply(product: Product | IntegerProduct, model: str, a: Codes, b: Codes, c: Codes | None) -> Codes:
     """D = A B^T + C, on codes (see `product.Multiply`)."""
+    if isinstance(product, IntegerProduct):
+        left, right = product.a.values(a), product.b.values(b)
+        return integer_result(product, (left[:, None, :] * right[None, :, :]).sum(axis=2), c)
     chosen = check_operands(product, model, a, b, c)
     if c is None:
         c = np.zeros((a.shape[0], b.shape[0]), product.accumulator.storage)

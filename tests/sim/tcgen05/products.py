@@ -20,6 +20,8 @@ NUMPY = {
     "tf32": np.float32,
     "e4m3": ml_dtypes.float8_e4m3fn,
     "e5m2": ml_dtypes.float8_e5m2,
+    "u8": np.uint8,
+    "s8": np.int8,
 }
 
 
@@ -71,7 +73,7 @@ def put_tmem(machine: Machine, column: int, name: str, m: int, values: np.ndarra
     """A into TMEM with tcgen05.st, where CuTe's A fragment has it."""
     data = codes(name, values)
     per_column = 4 // data.itemsize
-    offset = tmem_operand_layout(m, values.shape[1], name)
+    offset = tmem_operand_layout(m, values.shape[1], "e4m3" if name in ("u8", "s8") else name)
     lanes, element = np.divmod(offset, per_column << 16)
     columns = values.shape[1] // per_column
     image = np.zeros((128, columns * per_column), data.dtype)

@@ -24,13 +24,15 @@ BARRIER = SHARED_BASE
 
 @cache
 def module_of(text: str) -> Module:
-    """A kernel of one instruction. Registers named p* are predicates, d* have 64 bits, all others 32."""
+    """A kernel of one instruction. Registers named p* are predicates, d* have 64 bits, all others 32. Only
+    the B300's target, sm_103a, has tcgen05.ld.red."""
+    target = "sm_103a" if "tcgen05.ld.red" in text else "sm_100a"
     widths = {"p": ".pred", "d": ".b64"}
     registers = "".join(
         f".reg {widths.get(name[1], '.b32')} {name}; " for name in sorted(set(re.findall(r"%\w+", text)))
     )
     return parse(
-        f".version 8.8\n.target sm_100a\n.address_size 64\n.entry k() {{\n{registers}\n{text}\nret;\n}}\n"
+        f".version 8.8\n.target {target}\n.address_size 64\n.entry k() {{\n{registers}\n{text}\nret;\n}}\n"
     )
 
 

@@ -247,8 +247,3 @@ def test_copies_refused_by_name(suffix: str, named: str) -> None:
 def test_shift_is_refused_by_name(text: str) -> None:
     with pytest.raises(UnsupportedError, match=r"tcgen05\.shift"):
         Machine().issue(text, lanes=ONE, r=0)
-
-
-def test_load_with_reduction_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match=r"tcgen05\.ld\.red"):
-        Machine().issue("tcgen05.ld.red.sync.aligned.32x32b.x2.min.u32 {%o, %u}, %v, [%r];", r=0, v=0)
