@@ -15,6 +15,9 @@ from gdnbench.sim.machine import tensormap
 TFLOAT32 = 11
 # CUtensorMapDataType -> the hardware's number, for the types whose number is known.
 ELEMENT_CODES = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 7, 8: 9, 9: 10, 10: 8, TFLOAT32: 7}
+ELEMENT_CODES |= {13: 11, 14: 12, 15: 13}  # 16U4_ALIGN8B, 16U4_ALIGN16B, 16U6_ALIGN16B
+# CUtensorMapSwizzle -> (span, atom) as the hardware numbers them.
+SWIZZLES = {0: (0, 0), 1: (1, 0), 2: (2, 0), 3: (3, 0), 4: (3, 1), 6: (3, 3)}
 LARGE_REACH = 128 << 10
 
 
@@ -40,7 +43,7 @@ def encode_tiled(
         raise UnsupportedError(f"a TMA descriptor of CUtensorMapDataType {data_type}")
     if interleave:
         raise UnsupportedError(f"a TMA descriptor with interleave {interleave}")
-    if swizzle not in tensormap.SWIZZLE_BYTES:
+    if swizzle not in SWIZZLES:
         raise UnsupportedError(f"a TMA descriptor with CUtensorMapSwizzle {swizzle}")
     if not 1 <= rank <= tensormap.MAX_RANK:
         raise LaunchError(f"a TMA descriptor of rank {rank}: it must be 1 to {tensormap.MAX_RANK}")
@@ -70,10 +73,15 @@ def encode(
     fill_nan: bool = False,
     tf32: bool = False,
 ) -> bytes:
-    """The 128 bytes of a tensor map. `strides` are in bytes, of dimensions 1 and up. Raises LaunchError,
-    which names the bad value."""
-    _check(code, address, dims, strides, box, element_strides, swizzle)
-    flags = tensormap.VERSION | (len(dims) - 1) << 4 | code << 7 | swizzle << 13 | tensormap.L2_PROMOTION_128B
+    """The 128 bytes of a tensor map. `code` is the hardware's number of the element type, `swizzle` a
+    CUtensorMapSwizzle; `strides` are in bytes, of dimensions 1 and up. Raises LaunchError, which names the
+    bad value."""
+    span, atom = SWIZZLES[swizzle]
+    if code in tensormap.PACKED_TYPES:
+        _check_packed(tensormap.PACKED_TYPES[code], address, dims, strides, box, span, fill_nan)
+    _check(code, address, dims, strides, box, element_strides, span)
+    flags = tensormap.VERSION | (len(dims) - 1) << 4 | code << 7 | tensormap.L2_PROMOTION_128B
+    flags |= span << 13 | atom << 19
     flags |= tensormap.BIT_NAN * fill_nan | tensormap.BIT_TF32 * tf32
     if any((extent - 1) * stride >= LARGE_REACH for extent, stride in zip(dims[1:], strides, strict=True)):
         flags |= tensormap.BIT_LARGE
@@ -111,11 +119,14 @@ def _check(
     strides: tuple[int, ...],
     box: tuple[int, ...],
     element_strides: tuple[int, ...],
-    swizzle: int,
+    span: int,
 ) -> None:
     """Check the limits that the driver documents."""
-    element = tensormap.ELEMENT_TYPES[code][1]
-    inner = box[0] * element
+    packed = tensormap.PACKED_TYPES.get(code)
+    if packed is None:
+        inner = box[0] * tensormap.ELEMENT_TYPES[code][1]
+    else:
+        inner = box[0] * packed.spread // tensormap.PACKED_ELEMENTS
     for wrong, what in (
         (address % 16, f"address {address:#x} is no multiple of 16"),
         (any(not 1 <= extent <= 2**32 for extent in dims), f"extents {dims} are not in 1 to 2**32"),
@@ -127,9 +138,36 @@ def _check(
         (any(not 1 <= step <= 8 for step in element_strides), f"element strides {element_strides}"),
         (inner % 16, f"inner box of {inner} bytes is no multiple of 16"),
         (
-            swizzle and inner > tensormap.SWIZZLE_BYTES[swizzle],
+            span and inner > tensormap.SWIZZLE_BYTES[span],
             f"inner box of {inner} bytes is wider than the swizzle",
         ),
     ):
         if wrong:
             raise LaunchError(f"illegal TMA descriptor: {what}")
+
+
+def _check_packed(
+    packed: tensormap.PackedType,
+    address: int,
+    dims: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    span: int,
+    fill_nan: bool,
+) -> None:
+    """Check the limits that the driver documents of elements of less than a byte."""
+    unit = tensormap.PADDED_BOX if packed.padded else 2
+    align = tensormap.PADDED_ALIGN
+    for wrong, what in (
+        (dims[0] % unit, f"{dims[0]} elements in dimension 0 are no multiple of {unit}"),
+        (packed.padded and box[0] != unit, f"box {box} has not {unit} elements in dimension 0"),
+        (packed.padded and address % align, f"address {address:#x} is no multiple of {align}"),
+        (
+            packed.padded and any(stride % align for stride in strides),
+            f"strides {strides} are not {align}-byte",
+        ),
+        (packed.padded and span not in (0, 3), "a swizzle of 32 or 64 bytes"),
+        (fill_nan, "a fill with NaN"),
+    ):
+        if wrong:
+            raise LaunchError(f"illegal TMA descriptor: {packed.name}: {what}")

@@ -6,8 +6,8 @@ code; tests/sim/host/test_tensormap.py compares the two:
     bytes 0-7     address of the tensor
     bytes 8-11    flags: [0, 4) 2 on sm_100 and 0 on sm_90, [4, 7) rank - 1, [7, 11) element type,
                   [11, 13) interleave, [13, 15) swizzle, 15 fill with NaN, 16 rounding to tf32, [17, 19) L2
-                  promotion (a hint; CuTe DSL always requests 128 bytes), 21 set when a dimension
-                  extends 128 KiB or more from its first element
+                  promotion (a hint; CuTe DSL always requests 128 bytes), [19, 21) atom of the 128-byte
+                  swizzle, 21 set when a dimension extends 128 KiB or more from its first element
     bytes 12-27   strides of dimensions 1 to 4 in units of 16 bytes, low 32 bits
     bytes 28-31   bits [32, 36) of those strides, four bits each
     bytes 32-51   extents of dimensions 0 to 4, less one
@@ -17,12 +17,17 @@ code; tests/sim/host/test_tensormap.py compares the two:
 
 The strides of cuTensorMapEncodeTiled (CUDA driver API, "Tensor Map Object Management") have the same order:
 dimension 0 is contiguous and has none.
+
+Elements of 4 and 6 bits come in sixteens (PTX ISA 5.5.1.1, CU_TENSOR_MAP_DATA_TYPE_16U*). In global memory
+they are packed. In shared memory sixteen of them have 8 bytes (b4x16) or, with padding, 16 bytes.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
 from gdnbench.sim.errors import UnsupportedError
 
@@ -38,8 +43,9 @@ BIT_NAN = 1 << 15
 BIT_TF32 = 1 << 16  # f32 elements are rounded to tf32 when loaded
 L2_PROMOTION = 3 << 17
 L2_PROMOTION_128B = 2 << 17
+SWIZZLE_ATOM = 3 << 19
 BIT_LARGE = 1 << 21
-KNOWN_FLAGS = 0x7FFF | BIT_NAN | BIT_TF32 | L2_PROMOTION | BIT_LARGE
+KNOWN_FLAGS = 0x7FFF | BIT_NAN | BIT_TF32 | L2_PROMOTION | SWIZZLE_ATOM | BIT_LARGE
 
 FTZ_TYPE = 8  # f32 with flushing of subnormals
 
@@ -58,6 +64,33 @@ ELEMENT_TYPES = {
     10: ("bf16", 2),
 }
 SWIZZLE_BYTES = {0: 0, 1: 32, 2: 64, 3: 128}
+# The bytes that a 128-byte swizzle keeps together. 2, 32 bytes with halves of 16 bytes exchanged, is not
+# modelled.
+SWIZZLE_ATOMS = {0: 16, 1: 32, 3: 64}
+
+
+class PackedType(NamedTuple):
+    """A type of less than a byte: the bytes of 16 elements in global memory, `packed`, and in shared memory,
+    `spread`, of which a load writes the first `packed`."""
+
+    name: str
+    packed: int
+    spread: int
+
+    @property
+    def padded(self) -> bool:
+        """Whether shared memory has padding. Then the box has 128 elements in dimension 0."""
+        return self.spread != self.packed
+
+
+PACKED_TYPES = {
+    11: PackedType("b4x16", 8, 8),
+    12: PackedType("b4x16_p64", 8, 16),
+    13: PackedType("b6x16_p32", 12, 16),  # b6p2x16 where it is stored
+}
+PACKED_ELEMENTS = 16
+PADDED_BOX = 128  # elements of dimension 0 (PTX ISA, "Restriction on Tensor Copy instructions")
+PADDED_ALIGN = 32  # bytes, of the address and of strides
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +98,9 @@ class TensorMap:
     """A decoded TMA descriptor; dimension 0 is the contiguous one. All tuples have `rank` entries.
 
     `strides` are in bytes; `strides[0]` is the element size. `swizzle` is the span in bytes: 0, 32, 64 or
-    128. Elements outside `dims` read as zero, or as NaN with `fill_nan`. `tf32` and `ftz` change f32 elements
-    when they are loaded.
+    128; `atom` the bytes that it keeps together. Elements outside `dims` read as zero, or as NaN with
+    `fill_nan`. `tf32` and `ftz` change f32 elements when they are loaded. A type of less than a byte has
+    `packed`, and an element size of 0.
     """
 
     address: int
@@ -80,19 +114,37 @@ class TensorMap:
     fill_nan: bool = False
     tf32: bool = False
     ftz: bool = False
+    atom: int = 16
+    packed: PackedType | None = None
 
     @property
     def rank(self) -> int:
         """Number of dimensions, 1 to 5."""
         return len(self.dims)
 
+    def bytes_of(self, elements: int) -> int:
+        """Bytes of neighbours of dimension 0 in global memory."""
+        if self.packed is not None:
+            return elements * self.packed.packed // PACKED_ELEMENTS
+        return elements * self.element_bytes
+
+    @property
+    def shared_row(self) -> int:
+        """Bytes of a row of the box in shared memory."""
+        if self.packed is not None:
+            return self.box[0] * self.packed.spread // PACKED_ELEMENTS
+        return self.box[0] * self.element_bytes
+
+    @property
+    def rows(self) -> int:
+        """Rows of the box that are copied."""
+        return prod(self.copied[1:])
+
     @property
     def box_bytes(self) -> int:
-        """Bytes that one copy writes to shared memory, which its mbarrier counts."""
-        size = self.element_bytes
-        for extent in self.copied:
-            size *= extent
-        return size
+        """Bytes of one copy, which its mbarrier counts: without padding (CUTLASS and TileLang count the bytes
+        in global memory too, `sm100_mma_warpspecialized.hpp`)."""
+        return self.rows * self.bytes_of(self.box[0])
 
     @property
     def copied(self) -> tuple[int, ...]:
@@ -109,7 +161,7 @@ def decode_tensormap(data: bytes) -> TensorMap:
         raise UnsupportedError(f"a TMA descriptor of {len(data)} bytes; it has {TENSORMAP_BYTES}")
     address, flags = struct.unpack_from("<QI", data, 0)
     rank = _rank(flags)
-    dtype, element_bytes = _element_type(flags)
+    dtype, element_bytes, packed = _element_type(flags)
     low = struct.unpack_from("<4I", data, 12)
     (high,) = struct.unpack_from("<I", data, 28)
     if high >> 16:
@@ -117,10 +169,10 @@ def decode_tensormap(data: bytes) -> TensorMap:
     outer = tuple((low[i] | (high >> 4 * i & 0xF) << 32) * STRIDE_UNIT for i in range(rank - 1))
     # An empty dimension is stored as 0 - 1.
     dims = tuple((extent + 1) & 0xFFFF_FFFF for extent in struct.unpack_from("<5I", data, 32)[:rank])
-    packed = int.from_bytes(data[52:55], "little")
-    if packed >> 3 * MAX_RANK:
-        raise UnsupportedError(f"TMA descriptor bits {packed:#08x} beside the element strides")
-    element_strides = tuple((packed >> 3 * i & 7) + 1 for i in range(rank))
+    steps = int.from_bytes(data[52:55], "little")
+    if steps >> 3 * MAX_RANK:
+        raise UnsupportedError(f"TMA descriptor bits {steps:#08x} beside the element strides")
+    element_strides = tuple((steps >> 3 * i & 7) + 1 for i in range(rank))
     if any(data[60:64]):
         raise UnsupportedError(f"TMA descriptor bytes 60 to 63 set ({data[60:64].hex()})")
     return TensorMap(
@@ -135,6 +187,8 @@ def decode_tensormap(data: bytes) -> TensorMap:
         fill_nan=bool(flags & BIT_NAN),
         tf32=bool(flags & BIT_TF32),
         ftz=flags >> 7 & 0xF == FTZ_TYPE,
+        atom=_atom(flags),
+        packed=packed,
     )
 
 
@@ -152,8 +206,17 @@ def _rank(flags: int) -> int:
     return rank
 
 
-def _element_type(flags: int) -> tuple[str, int]:
+def _element_type(flags: int) -> tuple[str, int, PackedType | None]:
     code = flags >> 7 & 0xF
+    if code in PACKED_TYPES:
+        return PACKED_TYPES[code].name, 0, PACKED_TYPES[code]
     if code not in ELEMENT_TYPES:
         raise UnsupportedError(f"TMA descriptor with element type {code}")
-    return ELEMENT_TYPES[code]
+    return *ELEMENT_TYPES[code], None
+
+
+def _atom(flags: int) -> int:
+    code = (flags & SWIZZLE_ATOM) >> 19
+    if code not in SWIZZLE_ATOMS or (code and flags >> 13 & 3 != 3):
+        raise UnsupportedError(f"TMA descriptor with swizzle {flags >> 13 & 3} of atom {code}")
+    return SWIZZLE_ATOMS[code]

@@ -24,7 +24,9 @@ from gdnbench.sim.machine.tensormap import (
     ELEMENT_TYPES,
     ENCODED_BYTES,
     MAX_RANK,
+    PACKED_TYPES,
     STRIDE_UNIT,
+    SWIZZLE_ATOMS,
     SWIZZLE_BYTES,
     TENSORMAP_BYTES,
 )
@@ -40,6 +42,7 @@ _INTERLEAVE = (75, 2)
 _SWIZZLE = (77, 2)
 _FILL = (79, 1)
 _TF32 = (80, 1)
+_SWIZZLE_ATOM = (83, 2)
 _STRIDE_LOW = (96, 32)
 _STRIDE_HIGH = (224, 4)
 _EXTENT = (256, 32)
@@ -50,14 +53,16 @@ _MAX_ELEMENT_STRIDE = 8
 
 # Element types that the hardware encodes as f32, plain or flushed, with a bit for rounding to tf32.
 _TF32_TYPES = {11: 7, 12: 8}
+# The constants of types of less than a byte follow those of tf32.
+_PACKED_CONSTANTS = {code + len(_TF32_TYPES): code for code in PACKED_TYPES}
 
-# Fields with constant values: their position, None if it is not known, and the modelled values.
-_CODES: dict[str, tuple[tuple[int, int] | None, frozenset[int]]] = {
+# Fields with constant values: their position and the modelled values.
+_CODES: dict[str, tuple[tuple[int, int], frozenset[int]]] = {
     "elemtype": (_ELEMENT_TYPE, frozenset(ELEMENT_TYPES)),
     "swizzle_mode": (_SWIZZLE, frozenset(SWIZZLE_BYTES)),
     "interleave_layout": (_INTERLEAVE, frozenset((0,))),
     "fill_mode": (_FILL, frozenset((0, 1))),
-    "swizzle_atomicity": (None, frozenset((0,))),
+    "swizzle_atomicity": (_SWIZZLE_ATOM, frozenset(SWIZZLE_ATOMS)),
 }
 
 
@@ -80,12 +85,13 @@ def _pieces(field: str, ordinal: int, value: int) -> list[tuple[tuple[int, int],
         return [(_RANK, value)]
     if field == "elemtype" and value in _TF32_TYPES:
         return [(_ELEMENT_TYPE, _TF32_TYPES[value]), (_TF32, 1)]
+    if field == "elemtype" and value in _PACKED_CONSTANTS:
+        return [(_ELEMENT_TYPE, _PACKED_CONSTANTS[value]), (_TF32, 0)]
     if field in _CODES:
         place, known = _CODES[field]
         if value not in known:
             raise UnsupportedError(f"tensormap.replace.{field} with {value}")
-        pieces = [(place, value)] if place is not None else []
-        return [*pieces, (_TF32, 0)] if field == "elemtype" else pieces
+        return [(place, value), (_TF32, 0)] if field == "elemtype" else [(place, value)]
     dimensions = MAX_RANK - 1 if field == "global_stride" else MAX_RANK
     _demand(f"{field}'s ordinal", ordinal < dimensions, ordinal)
     if field == "global_stride":

@@ -7,6 +7,14 @@ uses three, two, one (CuTe's Swizzle<3,4,3>, <2,4,3>, <1,4,3>; PTX ISA, "Swizzli
 the tensor read as zero and are not written. A load's mbarrier still counts the whole box (PTX ISA, "Out of
 boundary access"; CUTLASS counts the bytes of the full tile too). Where the documents are silent, this module
 does what an sm_90 GPU does; tests/sim/silicon has the measurements.
+
+`.tile::gather4` loads and `.tile::scatter4` stores four boxes of one row each, at one column and four rows,
+as the four rows of one box in shared memory (PTX ISA 5.5.3.4). All rules of a box hold for each of them: rows
+outside the tensor are loaded as zeros and not stored, and a store below zero is illegal (Triton's tutorial of
+native gather and scatter states both of a B200).
+
+Of elements of 4 or 6 bits, what is copied and counted is their bytes in global memory; a load adds padding in
+shared memory, a store of 6 bits removes it (`tensor_elements.py`).
 """
 
 from __future__ import annotations
@@ -36,10 +44,18 @@ from gdnbench.sim.machine.footprint import Chunks, Strided
 from gdnbench.sim.machine.memory import POISON, Bytes, in_cta, rank_of, resolve
 from gdnbench.sim.machine.operands import SHARED_SPACES, scalar_operand, vector_operand
 from gdnbench.sim.machine.reduce import OPERATIONS, reduce
-from gdnbench.sim.machine.tensor_elements import convert_elements, fill_outside
+from gdnbench.sim.machine.tensor_elements import (
+    convert_elements,
+    defined_bytes,
+    fill_outside,
+    pack_elements,
+    spread_elements,
+)
 from gdnbench.sim.machine.tensormap import (
     ENCODED_BYTES,
     MAX_RANK,
+    PADDED_ALIGN,
+    PADDED_BOX,
     TENSORMAP_BYTES,
     TensorMap,
     decode_tensormap,
@@ -51,12 +67,14 @@ SHARED_ALIGN = 128
 DESCRIPTOR_ALIGN = 64
 GLOBAL_ALIGN = 16
 _POISON_UNIT = np.full(UNIT, POISON, np.uint8).view(f"V{UNIT}")[0]
-_SWIZZLE_MASK = {128: 7, 64: 3, 32: 1}
+# (span, atom) -> bits of the line's number that are XORed into the number of the unit, and their shift.
+_SWIZZLES = {(128, 16): (7, 0), (64, 16): (3, 0), (32, 16): (1, 0), (128, 32): (3, 1), (128, 64): (1, 2)}
 
 _RANKS = tuple(f"{rank}d" for rank in range(1, MAX_RANK + 1))
+_FOUR_ROWS = ("tile::gather4", "tile::scatter4")
 _COMMON = frozenset((*_RANKS, "tile", "global", "L2::cache_hint", *SHARED_SPACES))
-_LOAD = _COMMON | {"mbarrier::complete_tx::bytes", "cta_group::1", "multicast::cluster"}
-_STORE = _COMMON | {"bulk_group"}
+_LOAD = _COMMON | {"tile::gather4", "mbarrier::complete_tx::bytes", "cta_group::1", "multicast::cluster"}
+_STORE = _COMMON | {"tile::scatter4", "bulk_group"}
 
 _decode = lru_cache(maxsize=1024)(decode_tensormap)
 
@@ -100,43 +118,54 @@ def place_box(tensor: TensorMap, coordinates: tuple[int, ...]) -> Box:
         inside.append(slice(low, high))
         strides.append(stride * step)
         address += (start_at + low * step) * stride
-    size = tensor.element_bytes
-    inside[0] = slice(inside[0].start * size, inside[0].stop * size)
+    if tensor.packed is not None:
+        address += tensor.bytes_of(coordinates[0] + inside[0].start)
+    inside[0] = slice(tensor.bytes_of(inside[0].start), tensor.bytes_of(inside[0].stop))
     return Box(
-        shape=(*tensor.copied[:0:-1], tensor.box[0] * size),
+        shape=(*tensor.copied[:0:-1], tensor.bytes_of(tensor.box[0])),
         inside=tuple(inside[::-1]),
         address=address,
         strides=(*strides[:0:-1], 1),
     )
 
 
+def _boxes(ins: Instruction, tensor: TensorMap, where: tuple[int, ...]) -> tuple[Box, ...]:
+    """The boxes of a copy, in the order of shared memory: one, or four of one row each."""
+    if not ins.has(*_FOUR_ROWS):
+        return (place_box(tensor, where),)
+    column, *rows = where
+    return tuple(place_box(tensor, (column, row)) for row in rows)
+
+
 @lru_cache(maxsize=256)
-def _swizzled(units: int, row: int, pitch: int, first: int, mask: int) -> npt.NDArray[np.intp]:
+def _swizzled(units: int, row: int, pitch: int, first: int, swizzle: tuple[int, int]) -> npt.NDArray[np.intp]:
     """The position of unit i of a box, relative to its first unit. `first` is that unit's address / 16,
     modulo 64. `row` is the units per row, `pitch` the units from one row to the next."""
+    mask, shift = swizzle
     index = np.arange(units, dtype=np.intp)
     unit = first + index // row * pitch + index % row
-    return (unit ^ (unit >> 3 & mask)) - first
+    return (unit ^ (unit >> 3 & mask) << shift) - first
 
 
-def _units(tensor: TensorMap, address: int) -> npt.NDArray[np.intp]:
-    """The 16-byte units of shared memory of a box, in the order of the box."""
+def _units(tensor: TensorMap, address: int, boxes: int) -> npt.NDArray[np.intp]:
+    """The 16-byte units of shared memory of each box, [boxes, units], in the order of the box."""
     first = address // UNIT
     row, pitch = _row(tensor)
-    mask = _SWIZZLE_MASK.get(tensor.swizzle, 0)
-    return first + _swizzled(tensor.box_bytes // UNIT, row // UNIT, pitch // UNIT, first % 64, mask)
+    swizzle = _SWIZZLES.get((tensor.swizzle, tensor.atom), (0, 0))
+    units = boxes * tensor.rows * row // UNIT
+    return (first + _swizzled(units, row // UNIT, pitch // UNIT, first % 64, swizzle)).reshape(boxes, -1)
 
 
 def _row(tensor: TensorMap) -> tuple[int, int]:
-    """(bytes of a row of the box, bytes to the next row). The second is at least a swizzle span."""
-    row = tensor.box[0] * tensor.element_bytes
+    """(bytes of a row of the box in shared memory, bytes to the next row). The second is at least a swizzle
+    span."""
+    row = tensor.shared_row
     return row, max(row, tensor.swizzle)
 
 
-def _extent(tensor: TensorMap) -> int:
-    """Bytes of shared memory from the first row of a box to the end of its last."""
-    row, pitch = _row(tensor)
-    return tensor.box_bytes // row * pitch
+def _extent(tensor: TensorMap, boxes: int) -> int:
+    """Bytes of shared memory from the first row of the first box to the end of the last box's last."""
+    return boxes * tensor.rows * _row(tensor)[1]
 
 
 def _descriptor(cta: Cta, address: int) -> TensorMap:
@@ -161,9 +190,8 @@ def _check(ins: Instruction, tensor: TensorMap, shared: int, where: tuple[int, .
     coordinate is a multiple of 16 bytes is required by an sm_90 GPU (tests/sim/silicon/tma_limits.py)."""
     if not ins.has(f"{tensor.rank}d"):
         raise KernelFault(FaultKind.DESCRIPTOR, f"{ins.name} with a tensor map of rank {tensor.rank}")
-    if len(where) != tensor.rank:
-        raise UnsupportedError(f"{ins.name} with {len(where)} coordinates")
-    row = tensor.box[0] * tensor.element_bytes
+    _check_coordinates(ins, tensor, where)
+    row = tensor.shared_row
     if row % UNIT:
         raise KernelFault(FaultKind.DESCRIPTOR, f"a box row of {row} bytes, no multiple of {UNIT}")
     if tensor.address % GLOBAL_ALIGN:
@@ -172,7 +200,9 @@ def _check(ins: Instruction, tensor: TensorMap, shared: int, where: tuple[int, .
         raise KernelFault(
             FaultKind.DESCRIPTOR, f"a box row of {row} bytes, with swizzle {tensor.swizzle} at most that many"
         )
-    if where[0] * tensor.element_bytes % UNIT:
+    if tensor.packed is not None:
+        _check_packed(ins, tensor, where[0])
+    elif where[0] * tensor.element_bytes % UNIT:
         raise KernelFault(
             FaultKind.MISALIGNED,
             f"{ins.op} at {where[0]}: its bytes in dimension 0 are no multiple of {UNIT}",
@@ -180,6 +210,46 @@ def _check(ins: Instruction, tensor: TensorMap, shared: int, where: tuple[int, .
     if shared % SHARED_ALIGN:
         raise KernelFault(
             FaultKind.MISALIGNED, f"{ins.op}: shared address {shared:#x} is no multiple of {SHARED_ALIGN}"
+        )
+
+
+def _check_packed(ins: Instruction, tensor: TensorMap, column: int) -> None:
+    """PTX ISA, "Restriction on Tensor Copy instructions", and cuTensorMapEncodeTiled, of the types of less
+    than a byte. `column` is the first coordinate."""
+    packed = tensor.packed
+    assert packed is not None
+    unit = PADDED_BOX if packed.padded else 2 * UNIT  # elements of 16 bytes in shared memory, or a row
+    if column % unit:
+        raise KernelFault(
+            FaultKind.MISALIGNED, f"{ins.op} of {packed.name} at {column}: no multiple of {unit} elements"
+        )
+    wrong = ""
+    if ins.form.reduces:
+        wrong = "a reduction"
+    elif ins.has("bulk_group") and packed.name == "b4x16_p64":
+        wrong = "a store"
+    elif tensor.fill_nan:
+        wrong = "a fill with NaN"
+    elif packed.padded and (tensor.box[0] != PADDED_BOX or tensor.dims[0] % PADDED_BOX):
+        wrong = f"a box of {tensor.box[0]} of {tensor.dims[0]} elements in dimension 0"
+    elif packed.padded and any(n % PADDED_ALIGN for n in (tensor.address, *tensor.strides[1:])):
+        wrong = f"address {tensor.address:#x} and strides {tensor.strides[1:]}"
+    elif packed.padded and tensor.swizzle not in (0, 128):
+        wrong = f"swizzle {tensor.swizzle}"
+    elif tensor.dims[0] % 2:
+        wrong = f"an extent of {tensor.dims[0]}"
+    if wrong:
+        raise KernelFault(FaultKind.DESCRIPTOR, f"{ins.op} of {packed.name} with {wrong}")
+
+
+def _check_coordinates(ins: Instruction, tensor: TensorMap, where: tuple[int, ...]) -> None:
+    """PTX ISA 5.5.3.4.1: gather4 and scatter4 take a column and four rows, and a box of one row."""
+    mode = ins.choice(*_FOUR_ROWS)
+    if len(where) != (5 if mode else tensor.rank):
+        raise UnsupportedError(f"{ins.name} with {len(where)} coordinates")
+    if mode and tensor.box[1] != 1:
+        raise KernelFault(
+            FaultKind.DESCRIPTOR, f"{ins.op}.{mode} with a box of {tensor.box[1]} rows; it must have one"
         )
 
 
@@ -230,24 +300,26 @@ def _load(
     """A box from global to shared memory of one CTA. Returns the bytes that are read from global memory."""
     tensor = _descriptor(cta, address)
     _check(ins, tensor, shared, where)
-    size = tensor.box_bytes
+    boxes = _boxes(ins, tensor, where)
+    size = len(boxes) * tensor.box_bytes
     memory = cta.cluster_shared if ins.has("shared::cluster") else cta.shared
-    memory.check(shared, _extent(tensor))
-    units, order = memory.units, _units(tensor, shared)
-    box = place_box(tensor, where)
-    source = None if box.empty else cta.memory.strided(box.address, box.counts, box.strides)
-    data = np.empty(box.shape, np.uint8)
+    memory.check(shared, _extent(tensor, len(boxes)))
+    units, order = memory.units, _units(tensor, shared, len(boxes))
+    sources = [_in_memory(cta, box) for box in boxes]
+    data = np.empty((len(boxes), *boxes[0].shape), np.uint8)
 
     def read() -> None:
         fill_outside(data, tensor)
-        if source is not None:
-            data[box.inside] = convert_elements(source, tensor)
+        for into, box, source in zip(data, boxes, sources, strict=True):
+            if source is not None:
+                into[box.inside] = convert_elements(source, tensor)
 
     def land() -> None:
         memory.check(shared, size)
-        units[order] = data.reshape(-1).view(units.dtype)
+        units[order] = spread_elements(data, tensor).reshape(len(boxes), -1).view(units.dtype)
         if memory.track:
-            memory.valid.reshape(-1, UNIT)[order] = True
+            defined = defined_bytes(tensor)
+            memory.valid.reshape(-1, UNIT)[order] = True if defined is None else defined
         mbarrier.complete_tx(memory, barrier, size)
 
     operation = AsyncOperation(
@@ -255,11 +327,11 @@ def _load(
         land=with_place(ins, land),
         read=read,
         signals=(barrier,),
-        reads=(_in_tensor(box),),
+        reads=tuple(map(_in_tensor, boxes)),
         writes=(Chunks(order, UNIT),),
     )
     submit_bulk(cta, warp, ins, members, operation, lambda: units.__setitem__(order, _POISON_UNIT))
-    return box.size
+    return sum(box.size for box in boxes)
 
 
 def _store(
@@ -277,41 +349,55 @@ def _store(
     if min(where) < 0:
         # An sm_90 GPU raises an illegal instruction error (tests/sim/silicon/tma_limits.py).
         raise KernelFault(FaultKind.OUT_OF_BOUNDS, f"{ins.op} to global memory at {where}, below zero")
-    cta.shared.check(shared, _extent(tensor))
-    order = _units(tensor, shared)
-    box = place_box(tensor, where)
-    target = None if box.empty else cta.memory.strided(box.address, box.counts, box.strides)
-    beyond = _beyond(cta, ins, box)
-    data = np.empty(box.shape, np.uint8)
+    boxes = _boxes(ins, tensor, where)
+    _note_equal_rows(cta, ins, boxes)
+    cta.shared.check(shared, _extent(tensor, len(boxes)))
+    order = _units(tensor, shared, len(boxes))
+    targets = [_in_memory(cta, box) for box in boxes]
+    beyond = [_beyond(cta, ins, box) for box in boxes]
+    parts = tuple(_in_shared(tensor, box, units) for box, units in zip(boxes, order, strict=True))
+    data = np.empty((len(boxes), *boxes[0].shape), np.uint8)
     reducing = ins.form.reduces
 
     def read() -> None:
-        data.reshape(-1)[:] = cta.shared.units[order].view(np.uint8)
+        whole = pack_elements(cta.shared.units[order].view(np.uint8), tensor)
+        data.reshape(len(boxes), -1)[:] = whole.reshape(len(boxes), -1)
         if cta.shared.track:
-            _check_written(cta, box, order)
+            for part in parts:
+                _check_written(cta, part)
 
     def land() -> None:
-        if target is None:
-            return
-        part = data[box.inside]
-        target[...] = reduce(ins, tensor.dtype, target, part) if reducing else part
-        for where_in_box, memory in beyond:
-            more = data[where_in_box]
-            memory[...] = reduce(ins, tensor.dtype, memory, more) if reducing else more
+        for rows, box, target, past in zip(data, boxes, targets, beyond, strict=True):
+            if target is None:
+                continue
+            part = rows[box.inside]
+            target[...] = reduce(ins, tensor.dtype, target, part) if reducing else part
+            for where_in_box, memory in past:
+                more = rows[where_in_box]
+                memory[...] = reduce(ins, tensor.dtype, memory, more) if reducing else more
 
     def poison() -> None:
-        if target is not None:
-            target[...] = POISON
+        for target in targets:
+            if target is not None:
+                target[...] = POISON
 
     operation = AsyncOperation(
         ins.op,
         land=with_place(ins, land),
         read=with_place(ins, read),
-        reads=(Chunks(order, UNIT, shape=box.shape, inside=box.inside),),
-        writes=(_in_tensor(box),),
+        reads=parts,
+        writes=tuple(map(_in_tensor, boxes)),
     )
     submit_bulk(cta, warp, ins, members, operation, None if reducing else poison)
-    count_traffic(cta, "shared", "global", box.size + sum(memory.size for _, memory in beyond))
+    moved = sum(box.size for box in boxes) + sum(memory.size for past in beyond for _, memory in past)
+    count_traffic(cta, "shared", "global", moved)
+
+
+def _note_equal_rows(cta: Cta, ins: Instruction, boxes: tuple[Box, ...]) -> None:
+    """No document says which of two equal rows of a scatter4 is stored last."""
+    stored = [box.address for box in boxes if not box.empty]
+    if len({*stored}) < len(stored):
+        cta.note(f"{ins.op}.tile::scatter4 stores a row twice: which of the two stays is not defined", ins)
 
 
 def _beyond(cta: Cta, ins: Instruction, box: Box) -> list[tuple[tuple[int | slice, ...], Bytes]]:
@@ -336,12 +422,26 @@ def _beyond(cta: Cta, ins: Instruction, box: Box) -> list[tuple[tuple[int | slic
     return found
 
 
-def _check_written(cta: Cta, box: Box, order: npt.NDArray[np.intp]) -> None:
+def _in_shared(tensor: TensorMap, box: Box, units: npt.NDArray[np.intp]) -> Chunks:
+    """The bytes of shared memory of a box inside the tensor. With padding, dimension 0 is all inside or all
+    outside."""
+    row, inside = tensor.shared_row, box.inside[-1]
+    if tensor.packed is not None and tensor.packed.padded:
+        inside = slice(0, row if inside.stop > inside.start else 0)
+    return Chunks(units, UNIT, shape=(*box.shape[:-1], row), inside=(*box.inside[:-1], inside))
+
+
+def _check_written(cta: Cta, part: Chunks) -> None:
     """Raises KernelFault for a store of bytes inside the tensor that were never written."""
-    valid = cta.shared.valid.reshape(-1, UNIT)[order].reshape(box.shape)
-    if not valid[box.inside].all():
-        message = f"the box at shared address {int(order[0]) * UNIT:#x} was not all written"
+    valid = cta.shared.valid.reshape(-1, UNIT)[part.units].reshape(part.shape)
+    if not valid[part.inside].all():
+        message = f"the box at shared address {int(part.units[0]) * UNIT:#x} was not all written"
         cta.skip(KernelFault(FaultKind.UNINITIALISED, message))
+
+
+def _in_memory(cta: Cta, box: Box) -> Bytes | None:
+    """A view of the global bytes of a box inside the tensor; None if there are none."""
+    return None if box.empty else cta.memory.strided(box.address, box.counts, box.strides)
 
 
 def _in_tensor(box: Box) -> Strided:
@@ -353,10 +453,10 @@ def _prefetch(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
     """A prefetch into L2 changes no value; its tensor map must be valid."""
-    refuse_unknown(ins, _COMMON | {"L2"})
-    descriptor, *_ = vector_operand(sources[0])
-    for _, (address,) in issued_operations(cta, ins, lanes, descriptor):
-        _descriptor(cta, address)
+    refuse_unknown(ins, _COMMON | {"tile::gather4", "L2"})
+    descriptor, *coordinates = vector_operand(sources[0])
+    for _, (address, *where) in issued_operations(cta, ins, lanes, descriptor, *coordinates):
+        _check_coordinates(ins, _descriptor(cta, address), tuple(where))
     return ()
 
 

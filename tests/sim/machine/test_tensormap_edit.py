@@ -77,7 +77,7 @@ class Maps:
 
 def a_map(rng: random.Random) -> Map:
     """Any map that could be: rows of boxes fit their swizzle."""
-    dtype, rank, swizzle = rng.choice(list(CODES)), rng.randint(1, 5), rng.choice(list(SWIZZLES))
+    dtype, rank, swizzle = rng.choice(list(SIZES)), rng.randint(1, 5), rng.choice(list(SWIZZLES))
     row = (swizzle or 16 * rng.randint(1, 4)) // SIZES[dtype]
     return Map(
         address=16 * rng.randrange(1 << 40),
@@ -118,6 +118,25 @@ def test_kinds_of_f32(code: int, tf32: bool, ftz: bool) -> None:
         maps.edit("elemtype", 32, None, before)
     held = decode_tensormap(maps.bytes[:128].tobytes())
     assert (held.dtype, held.tf32, held.ftz) == ("f32", tf32, ftz)
+
+
+@pytest.mark.parametrize(("code", "name"), [(13, "b4x16"), (14, "b4x16_p64"), (15, "b6x16_p32")])
+def test_types_of_less_than_a_byte(code: int, name: str) -> None:
+    """PTX ISA, "tensormap.replace", the values of .elemtype."""
+    maps = Maps(a_map(random.Random(7)))
+    for before in (12, code):
+        maps.edit("elemtype", 32, None, before)
+    held = decode_tensormap(maps.bytes[:128].tobytes())
+    assert (held.dtype, held.tf32) == (name, False)
+
+
+def test_atoms_of_the_swizzle() -> None:
+    """PTX ISA, "tensormap.replace", the values of .swizzle_atomicity."""
+    maps = Maps(a_map(random.Random(7)))
+    maps.edit("swizzle_mode", 32, None, 3)
+    for value, atom in ((1, 32), (3, 64), (0, 16)):
+        maps.edit("swizzle_atomicity", 32, None, value)
+        assert decode_tensormap(maps.bytes[:128].tobytes()).atom == atom
 
 
 def test_fill() -> None:
@@ -211,7 +230,7 @@ def test_faults(text: str, values: dict[str, int], kind: FaultKind) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("elemtype", 13), ("swizzle_mode", 4), ("interleave_layout", 1), ("swizzle_atomicity", 1)],
+    [("elemtype", 16), ("swizzle_mode", 4), ("interleave_layout", 1), ("swizzle_atomicity", 2)],
 )
 def test_what_no_copy_knows_is_refused_by_name(field: str, value: int) -> None:
     maps = Maps(a_map(random.Random(6)))

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-CODES = {"u8": 0, "u32": 2, "f16": 6, "f32": 7, "bf16": 10}
+CODES = {"u8": 0, "u32": 2, "f16": 6, "f32": 7, "bf16": 10, "b4x16": 11, "b4x16_p64": 12, "b6x16_p32": 13}
 SIZES = {"u8": 1, "u32": 4, "f16": 2, "f32": 4, "bf16": 2}
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+ATOMS = {16: 0, 32: 1, 64: 3}
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Map:
     box: tuple[int, ...]
     swizzle: int
     steps: tuple[int, ...] = ()
+    atom: int = 16
 
     @property
     def size(self) -> int:
@@ -47,6 +49,7 @@ class Map:
         """The descriptor, by the table of the fields in machine/tensormap.py; rubbish in the unused half."""
         rank = len(self.dims)
         flags = 2 | (rank - 1) << 4 | CODES[self.dtype] << 7 | SWIZZLES[self.swizzle] << 13 | 1 << 18
+        flags |= ATOMS[self.atom] << 19
         units = [stride // 16 for stride in self.strides] + [0] * (4 - len(self.strides))
         high = sum((unit >> 32 & 15) << 4 * index for index, unit in enumerate(units))
         dims = [extent - 1 & 0xFFFF_FFFF for extent in self.dims] + [0] * (5 - rank)
@@ -73,16 +76,16 @@ class Map:
             index = tuple(start + step for start, step in zip(corner, position[::-1], strict=True))
             inside = all(0 <= i < extent for i, extent in zip(index, limits, strict=True))
             for byte in range(self.size):
-                yield swizzled(at, self.swizzle), self.element(index) + byte if inside else None
+                yield swizzled(at, self.swizzle, self.atom), self.element(index) + byte if inside else None
                 at += 1
 
 
-def swizzled(address: int, span: int) -> int:
-    """Where the byte that would lie at `address` lies under a swizzle."""
+def swizzled(address: int, span: int, atom: int = 16) -> int:
+    """Where the byte that would lie at `address` lies under a swizzle that keeps `atom` bytes together."""
     if span == 0:
         return address
     line = address // 128
     row, inside = divmod(address, span)
-    chunk, byte = divmod(inside, 16)
-    chunks = span // 16
-    return row * span + (chunk ^ line % chunks) * 16 + byte
+    chunk, byte = divmod(inside, atom)
+    chunks = span // atom
+    return row * span + (chunk ^ line % chunks) * atom + byte
