@@ -22,7 +22,8 @@ AFTER_A_FAULT = "keep_going: results after a fault are not those of a correct ru
 @dataclass(frozen=True, slots=True)
 class LaunchReport:
     """One launch. `found` counts the checker's findings by verdict; None if the launch was not checked.
-    `instructions`, `traffic`, `waits` and `timeline` are set only with profile=True."""
+    `instructions`, `traffic`, `waits` and `timeline` are set only with profile=True. `printed` are the texts
+    of the kernel's printf with the block and the thread, by block."""
 
     entry: str
     grid: Dim3
@@ -39,6 +40,7 @@ class LaunchReport:
     waits: Mapping[str, int] | None = None
     timeline: LaunchRecord | None = None
     found: Mapping[str, int] | None = None
+    printed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         shared = f"{self.shared_bytes} bytes of dynamic shared memory"
@@ -49,7 +51,8 @@ class LaunchReport:
             if self.finished
             else "stopped"
         )
-        return f"{self.entry}\n  {size}{registers}\n  {done}"
+        texts = f"\n  printf: {len(self.printed):,} texts" if self.printed else ""
+        return f"{self.entry}\n  {size}{registers}\n  {done}{texts}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -464,6 +464,7 @@ def _launch_report(
         warp_instructions=counters.warp_instructions,
         mma_macs=counters.mma_macs,
         seconds=result.seconds,
+        printed=tuple(text for _, text in sorted(counters.printed, key=lambda one: one[0])),
     )
     if not settings.profile:
         return done

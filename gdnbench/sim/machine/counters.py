@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from gdnbench.sim.ptx.ir import Instruction
 
+MOST_PRINTED = 10_000  # texts of a launch that its report keeps
+
 
 def counted_as(ins: Instruction) -> str:
     """The counter name of an instruction: its opcode, with the type if the engine executes it."""
@@ -24,7 +26,8 @@ class Counters:
     `waits` by (warp, opcode): how often the warp could not continue. `mbarriers` are those that exist when
     their CTA ends, `mbarriers_used` those of them that completed a phase; `most_phases` are the phases of the
     one that completed most. `most_tiles` are the tiles of the CTA that took most, `busy_ctas` the CTAs that
-    took one, as far as `Launch.tile_steps` counts them."""
+    took one, as far as `Launch.tile_steps` counts them. `printed` are (CTA index, text) of the kernel's
+    printf, at most MOST_PRINTED."""
 
     warp_instructions: int = 0
     instructions: Counter[str] = field(default_factory=Counter)
@@ -36,6 +39,7 @@ class Counters:
     most_phases: int = 0
     most_tiles: int = 0
     busy_ctas: int = 0
+    printed: list[tuple[int, str]] = field(default_factory=list)
 
     def count_tiles(self, tiles: int) -> None:
         """Count the tiles of a CTA."""
@@ -61,3 +65,4 @@ class Counters:
         self.most_phases = max(self.most_phases, other.most_phases)
         self.most_tiles = max(self.most_tiles, other.most_tiles)
         self.busy_ctas += other.busy_ctas
+        self.printed += other.printed[: MOST_PRINTED - len(self.printed)]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.counters import MOST_PRINTED
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.memory import Bytes, ParameterMemory, resolve
@@ -160,8 +161,8 @@ def _value(cta: Cta, warp: Warp, lane: int, addresses: Argument, size: int) -> i
 def _vprintf(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    """Prints on stderr, and says which thread did. printf returns the number of arguments, -1 without a
-    format."""
+    """Prints on stderr, and says which thread did; the launch's report keeps the texts too. printf returns
+    the number of arguments, -1 without a format."""
     for lane in active_lanes(lanes):
         address, buffer = (_value(cta, warp, lane, source, 8) for source in sources[:2])
         taken = -1
@@ -172,9 +173,10 @@ def _vprintf(
                 arguments.take,
                 lambda at, lane=lane: read_string(cta, warp, lane, at),  # type: ignore[misc]
             )
-            end = "" if text.endswith("\n") else "\n"
-            head = f"{cta.launch.kernel.name}, {_where(cta, warp, lane)}: "
-            sys.stderr.write(f"{head}{printable(text)}{end}")
+            line = f"{_where(cta, warp, lane)}: {printable(text).removesuffix(chr(10))}"
+            sys.stderr.write(f"{cta.launch.kernel.name}, {line}\n")
+            if len(cta.counters.printed) < MOST_PRINTED:
+                cta.counters.printed.append((cta.index, line))
         if len(sources) > 2:
             _, at = resolve(int(scalar_operand(sources[2])[lane]))
             result = np.frombuffer(struct.pack("<i", taken), np.uint8)

@@ -11,8 +11,9 @@ import numpy.typing as npt
 import pytest
 
 from gdnbench.sim.errors import FaultKind, KernelFault, PtxSyntaxError, UnsupportedError
+from gdnbench.sim.machine import driver_calls
 from gdnbench.sim.machine.driver_calls import format_text
-from gdnbench.sim.run import run_ptx
+from gdnbench.sim.run import RunResult, run_ptx
 from tests.messages import wording
 from tests.sim.instructions.one_instruction import HEADER, check
 
@@ -50,7 +51,7 @@ def triangle(n: int) -> int:
     return total
 
 
-def run(engine: str, functions: str, body: str, out: npt.NDArray[Any], *, checked: bool = False) -> None:
+def run(engine: str, functions: str, body: str, out: npt.NDArray[Any], *, checked: bool = False) -> RunResult:
     """`body` in one warp: %t is the lane, and %r0 goes to `out[lane]`."""
     ptx = f"""{HEADER}{functions}
 .visible .entry k(.param .b64 to)
@@ -63,7 +64,7 @@ mad.wide.u32 %to, %t, 4, %to;
 st.global.b32 [%to], %r0;
 ret;
 }}"""
-    run_ptx(ptx, "k", (1, 1, 1), (LANES, 1, 1), [out], engine=engine, threads=1, check=checked)
+    return run_ptx(ptx, "k", (1, 1, 1), (LANES, 1, 1), [out], engine=engine, threads=1, check=checked)
 
 
 CALL = """{ .param .b32 a; .param .b32 b;
@@ -219,7 +220,7 @@ PRINTF = """.extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 a);
 """
 
 
-def printed(engine: str, text: str, stores: str, out: npt.NDArray[Any], guard: str = "") -> None:
+def printed(engine: str, text: str, stores: str, out: npt.NDArray[Any], guard: str = "") -> RunResult:
     """Every lane prints `text`; `stores` fills the arguments at [args]."""
     data = text.encode() + b"\0"
     functions = PRINTF.format(length=len(data), bytes=", ".join(map(str, data)))
@@ -231,7 +232,7 @@ def printed(engine: str, text: str, stores: str, out: npt.NDArray[Any], guard: s
     st.param.b64 [f], %d0; st.param.b64 [a], %d1;
     {guard} call.uni (r), vprintf, (f, a);
     {guard} ld.param.b32 %r0, [r]; }}"""
-    run(engine, functions, body, out)
+    return run(engine, functions, body, out)
 
 
 def test_printf(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,9 +247,17 @@ def test_printf(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_all_lanes_print_in_order(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
-    printed(engine, "x", "", np.zeros(LANES, np.int32))
+    ran = printed(engine, "x", "", np.zeros(LANES, np.int32))
     lines = capsys.readouterr().err.splitlines()
     assert lines == [f"k, block (0, 0, 0), thread ({lane}, 0, 0): x" for lane in range(LANES)]
+    assert [f"k, {text}" for _, text in ran.counters.printed] == lines
+
+
+def test_the_report_keeps_a_limited_number_of_texts(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_calls, "MOST_PRINTED", 3)
+    ran = printed(engine, "x", "", np.zeros(LANES, np.int32))
+    places = [f"block (0, 0, 0), thread ({lane}, 0, 0): x" for lane in range(3)]
+    assert ran.counters.printed == [(0, place) for place in places]
 
 
 @pytest.mark.parametrize(
