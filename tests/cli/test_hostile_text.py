@@ -172,7 +172,7 @@ KNOWN = {
     "cli/tracing.py: f'{found.recorded:,} events of {launches} in ": "numbers",
     "cli/verify.py: f'{what}, {human_bytes(report.bytes)} checked": "numbers",
     "distributed/replay.py: f'gdnbench: workers died; {records} tried ag": "a number",
-    "sim/machine/driver_calls.py: f'{head}{printable(text)}{end}'": "a kernel's name in PTX, numbers",
+    "sim/machine/driver_calls.py: f'{cta.launch.kernel.name}, {line}\\n'": "a name in PTX, printable text",
     "sim/host/runtime.py: f'CUDA error: {_error(status)}'": "a name of this package and a number",
     "sim/virtual/bootstrap.py: f'gdnbench: {text}\\n'": "an error of this package",
     "sim/virtual/c_functions.py: f'gdnbench: {text}\\n'": "names and values of the program that runs",
