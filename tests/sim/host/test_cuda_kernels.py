@@ -484,7 +484,7 @@ REFUSED = {
     "suld.b.2d": "f(cudaSurfaceObject_t s, float* y) { y[0] = surf2Dread<float>(s, 0, 0); }",
     "malloc": "f(int* y) { int* p = (int*)malloc(64); p[3] = 1; y[0] = p[3]; free(p); }",
     "recursion": "f(int* y) { y[0] = fib(y[0]); }",
-    "mov.b128": "f(P* p) { P zero = {0, 0}; p[1] = atomicCAS(p, zero, p[1]); }",
+    "atom.relaxed.gpu.global.cas.b128": "f(P* p) { P zero = {0, 0}; p[1] = atomicCAS(p, zero, p[1]); }",
 }
 HEAD = """
 struct alignas(16) P { unsigned long long a, b; };
