@@ -50,10 +50,15 @@ STANDS_ON = (
     "tests/messages",
     "tests/seeds.py",
     "tests/subset.py",
+    "tests/sim/clusters",
     "tests/sim/conftest.py",
     "tests/sim/fault_cases.py",
     "tests/sim/kernels",
+    "tests/sim/machine/bench.py",
+    "tests/sim/machine/tma_model.py",
     "tests/sim/silicon",
+    "tests/sim/tcgen05/products.py",
+    "tests/sim/tcgen05/tensor_machine.py",
 )
 
 
