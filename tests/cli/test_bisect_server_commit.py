@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.replay.engines import copy_package, write_vllm_adapter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # about three minutes each
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,8 +61,7 @@ def test_the_commit_is_named_with_their_own_races_left_in(
     variable = f"GDNBENCH_{package.upper()}"
     if not (packages := os.environ.get(variable)):
         pytest.skip(f"{variable} names no folder with {package}")
-    compiled = shutil.ignore_patterns("__pycache__", "*.so")
-    shutil.copytree(Path(packages) / package, history.path / package, ignore=compiled)
+    copy_package(packages, package, history.path)
     made = [history.commit("Begin", {})]
     for number in range(1, COMMITS):
         if number == GUILTY:
@@ -73,19 +72,12 @@ def test_the_commit_is_named_with_their_own_races_left_in(
         text = (history.path / name).read_text()
         moved = text.replace("\n\n\nclass", "\n\n\n# Moves every line below.\nclass", 1)
         made.append(history.commit(f"Note {number}", {name: f"{moved}# {number}\n"}))
-    adapter = re.search(
-        r"```python file=theirs.py\n(.*?)```", (ROOT / "docs" / "adding.md").read_text(), re.DOTALL
-    )
-    assert adapter is not None
-    text = (
-        adapter[1]
-        .replace(VLLM.replace("/", "."), kernels.replace("/", "."))
-        .replace('"vllm"', f'"{package}"')
-    )
-    (tmp_path / "theirs.py").write_text(text)
+    theirs = write_vllm_adapter(tmp_path / "theirs.py")
+    text = theirs.read_text().replace(VLLM.replace("/", "."), kernels.replace("/", "."))
+    theirs.write_text(text.replace('"vllm"', f'"{package}"'))
     result = gdnbench(
         *("bisect", "commit", ROOT / "captures" / "prefill.zarr.zip", "3", "--repo", history.path),
-        *("--good", made[0], "--bad", made[-1], "--kernel", f"{tmp_path / 'theirs.py'}:prefill"),
+        *("--good", made[0], "--bad", made[-1], "--kernel", f"{theirs}:prefill"),
         *("--kernel-env", packages, "--on", "sim", "--symptom", symptom, "--schedule", "late"),
         *("--state", tmp_path / "state", "--json"),
     )

@@ -15,12 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.replay.engines import copy_package, replay
+from tests.replay.engines import replay, vllm_with_three_rounds
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FOLDER = "GDNBENCH_VLLM"
-KERNEL = "model_executor/layers/mamba/ops/gdn_chunk_cutedsl/kernel_kkt_inv_uw.py"
-ROUNDS = "for _ in cutlass.range_constexpr({}):\n                    # First MMA: -AiM = Ai @ (-M)"
 BUDGET = 240
 
 
@@ -29,15 +27,7 @@ def test_the_input_of_an_inverse_of_three_rounds_is_shrunk_within_the_budget(
 ) -> None:
     if not (packages := os.environ.get(FOLDER)):
         pytest.skip(f"{FOLDER} names no folder with vLLM")
-    engine = tmp_path / "engine"
-    engine.mkdir()
-    for entry in Path(packages).iterdir():
-        if entry.name != "vllm":
-            (engine / entry.name).symlink_to(entry.resolve())
-    file = copy_package(packages, "vllm", engine) / KERNEL
-    text = file.read_text()
-    assert text.count(ROUNDS.format(4)) == 1
-    file.write_text(text.replace(ROUNDS.format(4), ROUNDS.format(3)))
+    engine = vllm_with_three_rounds(packages, tmp_path / "engine")
     store, out = tmp_path / "alike.zarr", tmp_path / "small.zarr"
     options = ("--seqlens", "70,200,130,64", "--heads", "2,8", "--key-correlation", "1", "--beta", "1")
     assert gdnbench("synth", store, "--op", "gdn_prefill", *options, "--seed", "5").code == 0

@@ -14,27 +14,17 @@ from typing import Any
 
 import pytest
 
-from tests.replay.engines import copy_package, write_vllm_adapter
+from tests.replay.engines import vllm_with_three_rounds, write_vllm_adapter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 FOLDER = "GDNBENCH_VLLM"
-KERNEL = "model_executor/layers/mamba/ops/gdn_chunk_cutedsl/kernel_kkt_inv_uw.py"
-ROUNDS = "for _ in cutlass.range_constexpr({}):\n                    # First MMA: -AiM = Ai @ (-M)"
 SECONDS = 180
 
 
 def test_the_inverse_of_three_rounds_is_named(gdnbench: Callable[..., Any], tmp_path: Path) -> None:
     if not (packages := os.environ.get(FOLDER)):
         pytest.skip(f"{FOLDER} names no folder with vLLM")
-    engine = tmp_path / "engine"
-    engine.mkdir()
-    for entry in Path(packages).iterdir():
-        if entry.name != "vllm":
-            (engine / entry.name).symlink_to(entry.resolve())
-    file = copy_package(packages, "vllm", engine) / KERNEL
-    text = file.read_text()
-    assert text.count(ROUNDS.format(4)) == 1
-    file.write_text(text.replace(ROUNDS.format(4), ROUNDS.format(3)))
+    engine = vllm_with_three_rounds(packages, tmp_path / "engine")
     options = ("--seqlens", "70,64", "--heads", "4,4", "--key-correlation", "1", "--beta", "1", "--seed", "5")
     store = tmp_path / "alike.zarr"
     assert gdnbench("synth", store, "--op", "gdn_prefill", *options).code == 0

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+INVERSE = "model_executor/layers/mamba/ops/gdn_chunk_cutedsl/kernel_kkt_inv_uw.py"
+ROUNDS = "for _ in cutlass.range_constexpr({}):\n                    # First MMA: -AiM = Ai @ (-M)"
 
 
 def folder(variable: str, engine: str, install: str) -> str:
@@ -27,6 +29,20 @@ def copy_package(packages: str | Path, name: str, to: Path) -> Path:
     """A copy of a package below `to`, to plant faults in, without its compiled extensions."""
     compiled = shutil.ignore_patterns("__pycache__", "*.so")
     return Path(shutil.copytree(Path(packages) / name, to / name, ignore=compiled))
+
+
+def vllm_with_three_rounds(packages: str | Path, engine: Path) -> Path:
+    """A folder of packages, `engine`, with a copy of vLLM whose inverse of prefill has three Newton-Schulz
+    rounds instead of four; the other packages are links."""
+    engine.mkdir()
+    for entry in Path(packages).iterdir():
+        if entry.name != "vllm":
+            (engine / entry.name).symlink_to(entry.resolve())
+    file = copy_package(packages, "vllm", engine) / INVERSE
+    text = file.read_text()
+    assert text.count(ROUNDS.format(4)) == 1
+    file.write_text(text.replace(ROUNDS.format(4), ROUNDS.format(3)))
+    return engine
 
 
 def write_vllm_adapter(path: Path) -> Path:

@@ -17,7 +17,7 @@ The CTAs of earlier launches have negative numbers, from -1 on, those of the lat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from gdnbench.sim.checker.findings import Owner
 from gdnbench.sim.checker.happens_before import Cause, Unordered, Verdict
@@ -80,11 +80,6 @@ class EarlierLaunch:
         x, y, z = self.grid
         return x * y * z
 
-    def ctaid(self, index: int) -> Dim3:
-        """The coordinates of a CTA; x varies fastest."""
-        x, y, _ = self.grid
-        return index % x, index // x % y, index // (x * y)
-
 
 @dataclass(frozen=True, slots=True)
 class EarlierLaunches:
@@ -95,18 +90,14 @@ class EarlierLaunches:
     launches: tuple[EarlierLaunch, ...]
     memory: GlobalShadow
     cell_bytes: int
-    _first: tuple[int, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        sums = [sum(launch.ctas for launch in self.launches[:n]) for n in range(len(self.launches))]
-        object.__setattr__(self, "_first", tuple(sums))
 
     def launch_of(self, cta: int) -> tuple[EarlierLaunch, int]:
         """The launch that a CTA with a negative number is of, and its number there."""
         number = -1 - cta
-        for launch, first in zip(reversed(self.launches), reversed(self._first), strict=True):
-            if number >= first:
-                return launch, number - first
+        for launch in self.launches:
+            if number < launch.ctas:
+                return launch, number
+            number -= launch.ctas
         raise AssertionError(cta)
 
     def unordered(self, cta: int, remote: RemoteClocks) -> Unordered | None:

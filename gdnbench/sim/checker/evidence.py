@@ -14,7 +14,7 @@ from gdnbench.sim.checker.grid import LaunchChecker
 from gdnbench.sim.checker.happens_before import Cause, Verdict
 from gdnbench.sim.checker.named_barriers import BARRIER
 from gdnbench.sim.errors import Place
-from gdnbench.sim.machine.cta import Launch
+from gdnbench.sim.machine.cta import Launch, coordinates
 from gdnbench.sim.machine.engine_interface import CLUSTER_STRIDE, Dim3
 from gdnbench.sim.machine.footprint import TMEM_COLUMNS
 from gdnbench.sim.machine.memory import GlobalMemory, rank_of
@@ -164,7 +164,7 @@ def _to_evidence(found: FindingGroup, checker: LaunchChecker, launch: Launch) ->
         assert checker.earlier is not None
         earlier, cta = checker.earlier.launch_of(side.cta)
         role = earlier.roles[cta][side.warp]
-        return Access(*what, earlier.ctaid(cta), side.warp, role, place, earlier.kernel)
+        return Access(*what, coordinates(cta, earlier.grid), side.warp, role, place, earlier.kernel)
 
     cause = found.cause.value if isinstance(found.cause, Cause) else found.cause
     made = Evidence(

@@ -156,9 +156,14 @@ class Launch:
         return 1 if self.clusters is None else self.clusters.largest
 
     def ctaid(self, index: int) -> Dim3:
-        """The coordinates of the CTA with this index; x varies fastest."""
-        x, y, _ = self.grid
-        return index % x, index // x % y, index // (x * y)
+        """The coordinates of the CTA with this index."""
+        return coordinates(index, self.grid)
+
+
+def coordinates(index: int, grid: Dim3) -> Dim3:
+    """The coordinates of the CTA with this index in a grid; x varies fastest."""
+    x, y, _ = grid
+    return index % x, index // x % y, index // (x * y)
 
 
 class Cta:
@@ -292,6 +297,16 @@ class Cta:
         """Name the instruction whose faults `skip` records from now on."""
         if self.config.keep_going:
             self._executed = ins.place, self.thread(warp, lanes)
+
+    def land(self, warp: Warp, ins: Instruction, lanes: Lanes, operation: Callable[[], None]) -> None:
+        """Run an operation that lands after its instruction, which a fault without a place is then at."""
+        self.execute(warp, ins, lanes)
+        try:
+            operation()
+        except KernelFault as fault:
+            if fault.place is None:
+                fault.place, fault.thread = ins.place, self.thread(warp, lanes)
+            raise
 
     def skip(self, fault: KernelFault, count: int = 1) -> None:
         """Record a fault and return, if the launch can go on after it; else raise it."""

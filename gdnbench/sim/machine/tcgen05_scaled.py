@@ -133,14 +133,7 @@ class _ScaledMma:
     writer: Writer
 
     def land(self) -> None:
-        self.cta.execute(self.warp, self.ins, self.issuers)
-        try:
-            self._multiply()
-        except KernelFault as fault:
-            if fault.place is None:
-                fault.place = self.ins.place
-                fault.thread = self.cta.thread(self.warp, self.issuers)
-            raise
+        self.cta.land(self.warp, self.ins, self.issuers, self._multiply)
 
     def _multiply(self) -> None:
         cta, work = self.cta, self.plan
