@@ -57,14 +57,14 @@ ld.shared::cluster.b32 %r2, [%peer];
         wording("sim.machine.cluster-wait-alone"),
     ),
     "rank": Pair(
-        f"st.shared.b32 [%s], %t;\n{SYNC}@@\nld.shared::cluster.b32 %r2, [%r3];\n{SYNC}",
+        f"st.shared.b32 [%s], %t;\n{SYNC}@@\nld.shared::cluster.b32 %r2, [%r3];\n{STORE}{SYNC}",
         "mapa.shared::cluster.u32 %r3, %s, 2;",
         "mapa.shared::cluster.u32 %r3, %s, 1;",
         FaultKind.OUT_OF_BOUNDS,
         wording("sim.machine.cluster-rank", rank=2, ctas=2),
     ),
     "own window": Pair(
-        f"st.shared.b32 [%s], %t;\n{SYNC}@@\n{SYNC}",
+        f"st.shared.b32 [%s], %t;\n{SYNC}@@\n{STORE}{SYNC}",
         "ld.shared::cta.b32 %r2, [%peer];",
         "ld.shared::cluster.b32 %r2, [%peer];",
         FaultKind.OUT_OF_BOUNDS,
