@@ -18,7 +18,8 @@ from gdnbench.sim.deadline import TimeLimit, check_time
 from gdnbench.sim.errors import FaultKind, KernelFault, PtxSyntaxError, UnsupportedError
 from gdnbench.sim.interpreter.program import prepare
 from gdnbench.sim.ptx.ir import Kernel
-from gdnbench.sim.ptx.parser import MAX_SHOWN, parse
+from gdnbench.sim.ptx.parser import parse
+from gdnbench.sim.ptx.source_lines import MAX_SHOWN
 from gdnbench.sim.run import run_ptx
 from tests.messages import wording
 
