@@ -41,6 +41,7 @@ from gdnbench.sim.checker.launch_memory import CtaAccess
 from gdnbench.sim.checker.mbarriers import USED_AS_DATA, Mbarrier
 from gdnbench.sim.checker.named_barriers import Arrivals
 from gdnbench.sim.checker.shadow import NO_ACCESS, Cells, PriorAccess, ReadSets
+from gdnbench.sim.checker.stored_values import StoredValues
 from gdnbench.sim.checker.sync_variables import SyncVariables
 from gdnbench.sim.checker.synchronisation import BEGINS, ENDS, MBARRIER_BYTES
 from gdnbench.sim.checker.tensor_memory import TmemShadow
@@ -100,6 +101,7 @@ class CtaRaceDetector:
         cells = end // self.cell_bytes["shared"] + 1
         sets = LaneSets(self.supersedes, self._known_to_all_lanes, self._same_warp, self._writes)
         self.shared = LaneShadow(cells, sets)
+        self._stored = StoredValues(cta.shared.bytes, self.cell_bytes["shared"])
         self.mbarrier_cells = np.zeros(cells, np.bool_)  # cells of shared memory that mbarriers occupy
         self.memory = cross_cta.begin_cta(self)
         self.dependency = DependencyUse()
@@ -235,6 +237,8 @@ class CtaRaceDetector:
             )
         for one in prior:
             self.check_pair(one, event, order, space)
+        if space == "shared" and event.ins.op == "st":
+            self._stored.record(cells)
         if event.strong and event.access.writes:
             self._keep_strong_accesses(prior, clocks)
 
@@ -271,9 +275,15 @@ class CtaRaceDetector:
         why = order(
             before, prior if isinstance(prior, PriorLaneAccess) else LanePair.of_events(before, event)
         )
-        if why is not None:
-            size = prior.extent() * self.cell_bytes[space] if isinstance(prior, PriorLaneAccess) else 0
-            self.findings.add_pair(why, before, event, space, self._address(prior, space), size=size)
+        if why is None:
+            return
+        size = 0
+        if isinstance(prior, PriorLaneAccess):
+            size = prior.extent() * self.cell_bytes[space]
+            if why.cause is Cause.RACE and self._stored.are_equal(before, event, prior.overlap()):
+                why = Unordered(Cause.EQUAL_STORES, Verdict.REVIEW, why.missing)
+                self.shared.keep_unordered(prior)  # a later access must be ordered after both
+        self.findings.add_pair(why, before, event, space, self._address(prior, space), size=size)
 
     def _address(self, prior: PriorAccess | PriorLaneAccess, space: str) -> int:
         cell = prior.cell if isinstance(prior, PriorAccess) else prior.cell()

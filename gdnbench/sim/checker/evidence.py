@@ -20,6 +20,7 @@ from gdnbench.sim.machine.footprint import TMEM_COLUMNS
 from gdnbench.sim.machine.memory import GlobalMemory, rank_of
 
 SECTIONS = {
+    Cause.EQUAL_STORES.value: 'PTX ISA, "Limitations on Mixed-size Data-races", "Coherence Order"',
     Cause.CONVERGED.value: 'PTX ISA, "bar.warp.sync", "shfl.sync", "elect.sync"',
     Cause.INIT.value: 'PTX ISA, "membar, fence"',
     Cause.PROXY.value: 'PTX ISA, "Proxies", "Causality Order"',

@@ -22,6 +22,8 @@ generic reads, these are:
 - tcgen05.ld without a wait. Once an instruction uses a register that the load writes, the load has read
   tensor memory. The ISA (9.7.16.6.4.5) orders that use after the load, and does not say that it orders other
   memory accesses. If a later access follows the load only by such a use, the pair is for review.
+- Stores of equal bits. Weak stores of one size to the same shared memory, which left the same bits in this
+  run, race; but a read that is ordered after both returns these bits (`stored_values.py`).
 - No tcgen05 fence. An access contained in base and not in tcgen05_fenced is ordered by the release and
   acquire of an mbarrier or barrier alone. The ISA says that the standard model applies to tcgen05 too
   (9.7.16.6.3), and shows no pattern without the fence.
@@ -48,6 +50,7 @@ class Cause(Enum):
     """Why two accesses are not ordered. The values are stored in JSON and accept files."""
 
     RACE = "race"
+    EQUAL_STORES = "stores of equal bits"
     CONVERGED = "a collective alone"
     PROXY = "no proxy fence"
     INIT = "no fence of an mbarrier's initialisation"

@@ -133,6 +133,15 @@ def test_reductions_have_no_finding(kernel: str, warps: int, cases: Apart) -> No
     assert ((found - exact).abs() <= 1e-5 * exact.abs().amax()).all()
 
 
+def test_a_sum_over_two_axes_is_for_review(cases: Apart) -> None:
+    """Of 8 warps two have each row's sum, and both store it to one shared address: the first store of the
+    kernel has no guard."""
+    x, y = torch.arange(4 * 32, dtype=torch.int32).view(4, 32), torch.zeros(1, dtype=torch.int32)
+    ran = cases.run("reduced", {"machine": "b200", "kernel": "total", "warps": 8, "x": x, "y": y})
+    assert ran.tensors["y"].item() == 127 * 64  # 0 + 1 + ... + 127
+    assert re.fullmatch(r"stores of equal bits: shared memory at .*", ran.report)
+
+
 @pytest.mark.slow  # tests/sim/clusters runs such kernels in PTX
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("engine", ["compiled", "interpreter"])

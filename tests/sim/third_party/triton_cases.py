@@ -101,6 +101,14 @@ def sums_kernel(x, y, n, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(y + tl.program_id(0) * n + i, found, mask=i < n)
 
 
+@triton.jit
+def total_kernel(x, y, n, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """y [0]: the sum of x [n, SIZE], one axis after the other."""
+    i = tl.arange(0, 4)[:, None]
+    tile = tl.load(x + i * SIZE + tl.arange(0, SIZE)[None, :], mask=i < n, other=0)
+    tl.store(y, tl.sum(tl.sum(tile, 1), 0))
+
+
 @triton.autotune(configs=[triton.Config({"SIZE": size}, num_warps=1) for size in (32, 64, 128)], key=["n"])
 @triton.jit
 def tuned_kernel(x, n, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -213,9 +221,15 @@ def reduced(machine: str, kernel: str, warps: int, **tensors: Tensor) -> str:
     with virtual_gpu(machine, settings=Settings(check=True)) as gpu:
         there = _on_gpu(tensors)
         rows, n = there["x"].shape
-        launched = {"softmax": softmax_kernel, "layer_norm": layer_norm_kernel, "sums": sums_kernel}[kernel]
+        launched = {
+            "softmax": softmax_kernel,
+            "layer_norm": layer_norm_kernel,
+            "sums": sums_kernel,
+            "total": total_kernel,
+        }[kernel]
         size = triton.next_power_of_2(n)
-        launched[(rows,)](there["x"], there["y"], n, SIZE=size, num_warps=warps)
+        grid, n = ((1,), rows) if kernel == "total" else ((rows,), n)
+        launched[grid](there["x"], there["y"], n, SIZE=size, num_warps=warps)
         tensors["y"].copy_(there["y"])
         return "\n".join(f"{finding.kind}: {finding.message}" for finding in gpu.reports[-1].findings)
 
