@@ -17,7 +17,8 @@ from gdnbench.sim.errors import InputError
 from gdnbench.sim.finding import Finding, Severity
 from gdnbench.sim.finding_groups import GroupedFinding, group_findings
 from gdnbench.sim.host.machines import machine_named
-from gdnbench.sim.virtual.process import Log, LoggedLaunch, Request, read_log
+from gdnbench.sim.virtual.launch_log import Log, LoggedLaunch, read_log
+from gdnbench.sim.virtual.process import Request
 
 NOTE = "note"  # the kind of findings that say what is legal, which a person asks for by --verbose
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gdnbench.sim.virtual.process import read_log
+from gdnbench.sim.virtual.launch_log import read_log
 from gdnbench.trace.reader import open_trace
 from tests.messages import wording
 from tests.subset import quick
