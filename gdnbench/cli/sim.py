@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -45,6 +46,7 @@ from gdnbench.cli.sim_program import (
     ProgramOptions,
     is_program,
     refuse_for_program,
+    refuse_nested,
     run_command,
 )
 from gdnbench.cli.tracing import LIMIT, SELECT, TRACE, trace_to
@@ -235,6 +237,8 @@ def sim(
     --accept does not accept; 2 bad input; 3 it cannot be simulated. Of a program: its own if that is not 0;
     3 also if it went on after something was refused.
     """
+    refuse_nested(os.environ)
+
     from gdnbench.sim import Settings
     from gdnbench.sim.errors import KernelFault
 

@@ -65,6 +65,18 @@ def is_program(function: str) -> bool:
     return ":" not in function and not function.endswith((".py", ".ptx", ".cu"))
 
 
+def refuse_nested(environment: Mapping[str, str]) -> None:
+    """BadInputError in a process that has the virtual GPU of another `gdnbench sim -- PROGRAM`, whose log
+    would say nothing of what this one launches."""
+    from gdnbench.sim.virtual.process import VARIABLE
+
+    if VARIABLE in environment:
+        raise BadInputError(
+            "gdnbench sim was started by a program under `gdnbench sim --`: simulate the inner program alone,"
+            f" or have the outer one start it without {VARIABLE} in its environment"
+        )
+
+
 def refuse_for_program(**options: object) -> None:
     """BadInputError for an option, by name, that only a function has."""
     for name, value in options.items():

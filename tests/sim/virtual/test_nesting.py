@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,6 +19,7 @@ from gdnbench.sim.virtual import VirtualGpu, virtual_gpu
 from tests.cli.kernel_files import ADD
 from tests.messages import wording
 
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 KERNEL = PtxKernel(parse(ADD), "add", (1, 1, 1), (32, 1, 1), labels=("a", "b", "c", "n"))
 
 
@@ -44,6 +49,15 @@ def test_a_second_gpu_says_what_to_do(gpu: VirtualGpu) -> None:
     with pytest.raises(LaunchError, match=wording("sim.virtual.active-already")), virtual_gpu("h200"):
         pass
     assert torch.cuda.get_device_name() == "NVIDIA B200"
+
+
+@pytest.mark.parametrize("inner", [["--", sys.executable, "-c", "import torch"], ["add.ptx:add"]])
+def test_gdnbench_sim_of_gdnbench_sim(inner: list[str], run_sim: Run) -> None:
+    """One line of the inner command, which ends with exit status 2, "bad input". So the outer one does."""
+    ran = run_sim("--", sys.executable, "-m", "gdnbench", "sim", *inner)
+    assert ran.returncode == 2
+    first, *_ = ran.stderr.splitlines()
+    assert re.search(wording("sim.virtual.nested", variable="GDNBENCH_VIRTUAL"), first)
 
 
 def test_threads_have_current_streams_of_their_own(gpu: VirtualGpu) -> None:
