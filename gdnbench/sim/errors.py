@@ -36,6 +36,7 @@ class FaultKind(StrEnum):
     EXITED = "shared memory of an exited CTA"
     DEADLOCK = "deadlock"
     WGMMA = "wgmma misuse"
+    LAUNCH_CONTROL = "cluster launch control misuse"
     BRANCH = "branch out of its table"
     TRAP = "trap"
     ASSERTION = "device assertion failed"

@@ -27,6 +27,7 @@ from gdnbench.sim.machine.cta import MULTIPROCESSORS, Cta, Engine, Launch, Machi
 from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.machine.grid import run_grid
 from gdnbench.sim.machine.keep_going import Skipped, refuse_to_skip
+from gdnbench.sim.machine.launch_grants import uses_launch_control
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.machine.observer import Checker
 from gdnbench.sim.machine.processes import Progress
@@ -274,7 +275,9 @@ def prepare_launch(
         dynamic_shared=smem,
         shared_size=padded + smem,
         handler=handler,
-        clusters=ClusterGrid.plan(grid, shape, preferred_cluster, config.schedule)
+        clusters=ClusterGrid.plan(
+            grid, shape, preferred_cluster, config.schedule, one_shape=uses_launch_control(kernel)
+        )
         if config.clustered
         else None,
     )

@@ -74,14 +74,22 @@ class ClusterGrid:
     chosen: tuple[bool, ...] = ()  # by preferred cluster
 
     @classmethod
-    def plan(cls, grid: Dim3, shape: Dim3, preferred: Dim3 | None, schedule: Schedule) -> ClusterGrid:
-        """Raises KernelFault for shapes that do not divide the grid."""
+    def plan(
+        cls, grid: Dim3, shape: Dim3, preferred: Dim3 | None, schedule: Schedule, *, one_shape: bool = False
+    ) -> ClusterGrid:
+        """With `one_shape` all clusters get the preferred shape, or none does. Raises KernelFault for shapes
+        that do not divide the grid."""
         _check_divides(shape, grid, "grid")
         if preferred is None or preferred == shape:
             return cls(grid, shape)
         _check_divides(shape, preferred, "preferred cluster")
         _check_divides(preferred, grid, "grid")
         count = prod(_divided(grid, preferred))
+        if one_shape:
+            whole = schedule.kind == "late" or (
+                schedule.kind == "random" and schedule.source(-1).random() < 0.5
+            )
+            return cls(grid, preferred if whole else shape)
         if schedule.kind == "random":
             source = schedule.source(-1)
             return cls(grid, shape, preferred, tuple(source.random() < 0.5 for _ in range(count)))

@@ -30,6 +30,7 @@ from gdnbench.sim.machine.engine_interface import (
     WarpEngine,
 )
 from gdnbench.sim.machine.keep_going import GOES_ON, Skipped, SkippedFaults
+from gdnbench.sim.machine.launch_grants import ClusterGrants, LaunchGrants
 from gdnbench.sim.machine.memory import ClusterMemory, GlobalMemory, LocalMemory, SharedMemory
 from gdnbench.sim.machine.observer import Checker, Parts
 from gdnbench.sim.machine.recorder import Recorder
@@ -114,6 +115,7 @@ class Launch:
     meter: Meter = field(default_factory=Meter)
     tile_steps: tuple[tuple[int, ...], ...] = ()  # pcs of `ring_reuse.tile_steps`, which are counted
     clusters: ClusterGrid | None = None  # None: no CTA shares anything with another
+    grants: LaunchGrants | None = None  # None: no CTA can cancel another
     _wgmma: Forms | None = None
 
     @property
@@ -147,7 +149,13 @@ class Launch:
 
     @property
     def units(self) -> int:
-        """The parts of the grid that run independently: CTAs, or clusters (`ClusterGrid.units`)."""
+        """The parts of the grid that run independently: CTAs, or clusters (`ClusterGrid.units`). Of a kernel
+        with cluster launch control the slots of the GPU (`launch_grants`)."""
+        return self.cancellable if self.grants is None else len(self.grants.queues)
+
+    @property
+    def cancellable(self) -> int:
+        """The CTAs or clusters of the grid, of which cluster launch control can cancel each."""
         return self.ctas if self.clusters is None else self.clusters.units
 
     @property
@@ -169,11 +177,19 @@ def coordinates(index: int, grid: Dim3) -> Dim3:
 class Cta:
     """One CTA as engines and units use it."""
 
-    def __init__(self, launch: Launch, index: int, cluster: Cluster | None = None, rank: int = 0) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        index: int,
+        cluster: Cluster | None = None,
+        rank: int = 0,
+        grants: ClusterGrants | None = None,
+    ) -> None:
         self.launch = launch
         self.index = index
         self.cluster = cluster
         self.rank = rank
+        self.grants = grants
         self.config = launch.config
         self.memory = launch.memory
         self.grid = launch.grid

@@ -1,7 +1,8 @@
 """Runs the CTAs of a grid: in parallel if they are independent, in turns if they synchronise.
 
 In a launch with clusters all that follows is said of whole clusters, whose CTAs have a scheduler of their
-own.
+own. With cluster launch control it is said of slots, each of which runs clusters one after the other
+(`launch_grants`).
 
 CTAs without global atomics and ordered accesses to global memory cannot wait for one another. Each runs to
 its end alone, so the result does not depend on how many run at once. They run in processes, or in threads if
@@ -22,6 +23,7 @@ from gdnbench.sim.machine.cluster import Cluster
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.cta import Cta, Engine, Launch
 from gdnbench.sim.machine.engine_interface import LANES
+from gdnbench.sim.machine.launch_grants import ClusterGrants, LaunchGrants, uses_launch_control
 from gdnbench.sim.machine.processes import Progress, can_fork, run_in_processes
 from gdnbench.sim.machine.scheduler import ClusterScheduler, Scheduler
 from gdnbench.sim.ptx.ir import Instruction, Kernel
@@ -102,8 +104,10 @@ class _CtaRun:
         """Its counters, once it has ended."""
         self.cta.counters.warp_instructions = sum(warp.executed for warp in self.warps)
         self.cta.counters.count_phases(self.cta.shared.own_phase)
-        steps = self.cta.launch.tile_steps
-        if steps:
+        steps, grants = self.cta.launch.tile_steps, self.cta.grants
+        if grants is not None:
+            self.cta.counters.count_tiles(1 + grants.granted)
+        elif steps:
             self.cta.counters.count_tiles(
                 max(sum(map(warp.executions, pcs)) for pcs in steps for warp in self.warps)
             )
@@ -115,25 +119,37 @@ def _clusters_run(
 ) -> Iterator[tuple[list[_CtaRun], Scheduler | ClusterScheduler]]:
     """The CTAs of each cluster of a part of the grid, with their scheduler: one CTA unless the launch has
     clusters. The clusters run one after the other."""
-    if launch.clusters is None:
-        alone = _CtaRun(engine, Cta(launch, unit), quantum)
-        yield [alone], alone.scheduler
+    for index, grants in _started(launch, unit):
+        if launch.clusters is None:
+            alone = _CtaRun(engine, Cta(launch, index, grants=grants), quantum)
+            yield [alone], alone.scheduler
+            continue
+        for place in launch.clusters.clusters(index):
+            cluster = Cluster(place, launch.warps, launch.shared_size)
+            ctas = [Cta(launch, cta, cluster, rank, grants) for rank, cta in enumerate(place.ctas)]
+            runs = [_CtaRun(engine, cta, quantum) for cta in ctas]
+            yield runs, ClusterScheduler([run.scheduler for run in runs])
+
+
+def _started(launch: Launch, unit: int) -> Iterator[tuple[int, ClusterGrants | None]]:
+    """The parts of the grid that the hardware starts: this one itself, or, with cluster launch control, those
+    of this slot that no running cluster cancels."""
+    if launch.grants is None:
+        yield unit, None
         return
-    for place in launch.clusters.clusters(unit):
-        cluster = Cluster(place, launch.warps, launch.shared_size)
-        ctas = [Cta(launch, index, cluster, rank) for rank, index in enumerate(place.ctas)]
-        runs = [_CtaRun(engine, cta, quantum) for cta in ctas]
-        yield runs, ClusterScheduler([run.scheduler for run in runs])
+    slot = launch.grants.slot(unit)
+    while (started := slot.start()) is not None:
+        yield started
 
 
 class _Run:
-    """A part of the grid that runs: a CTA, or clusters one after the other (`cluster.ClusterGrid.units`)."""
+    """A part of the grid that runs: a CTA, or clusters one after the other (`Launch.units`)."""
 
     def __init__(self, launch: Launch, engine: Engine, unit: int, quantum: int) -> None:
         self._next = _clusters_run(launch, engine, unit, quantum)
         self._runs, self._scheduler = next(self._next)
         self.total = Counters()
-        self.ctas = 0  # that have ended
+        self.ctas = 0  # that have ended, or that those have cancelled
 
     def round(self) -> bool:
         """Run one round of its scheduler; False once all CTAs have ended."""
@@ -141,7 +157,8 @@ class _Run:
             return True
         for run in self._runs:
             self.total.merge(run.counters())
-        self.ctas += len(self._runs)
+        grants = self._runs[0].cta.grants
+        self.ctas += len(self._runs) * (1 if grants is None else 1 + grants.granted)
         following = next(self._next, None)
         if following is None:
             return False
@@ -268,6 +285,9 @@ def run_grid(
     progress: Progress | None = None,
 ) -> Counters:
     """Run all CTAs on `threads` cores, None for all. The result does not depend on the number."""
+    if uses_launch_control(launch.kernel):
+        slots = max(resident_ctas(launch) // launch.unit_ctas, 1)
+        launch.grants = LaunchGrants.plan(launch.cancellable, slots, launch.config.schedule)
     if ctas_communicate(launch.kernel):
         check_local_memory(launch, min(max(resident_ctas(launch), launch.unit_ctas), launch.ctas))
         return _run_together(launch, engine, max(1, quantum // SHORTER), progress)

@@ -9,6 +9,7 @@ from gdnbench.sim.machine import (
     copies,
     driver_calls,
     fences,
+    launch_control,
     mbarrier,
     tcgen05,
     tensormap_edit,
@@ -28,6 +29,7 @@ HANDLERS: dict[str, Handler] = {
     **tcgen05.HANDLERS,
     **wgmma.HANDLERS,
     **driver_calls.HANDLERS,
+    **launch_control.HANDLERS,
 }
 
 

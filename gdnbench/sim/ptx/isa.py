@@ -19,7 +19,7 @@ _TARGETS = {
     "tile::scatter4": _TENSOR_CORE,
 }
 _BEFORE_SM100 = frozenset(("sm_90", "sm_90a"))
-_SINCE_SM100 = frozenset(("tile::gather4",))
+_SINCE_SM100 = frozenset(("tile::gather4", "clusterlaunchcontrol"))
 
 
 @cache
@@ -30,7 +30,7 @@ def foreign(op: str, mods: tuple[str, ...], target: str) -> str:
         if target not in _TARGETS.get(name, (target,)):
             return name if name in mods else op
         if name in _SINCE_SM100 and target in _BEFORE_SM100:
-            return name
+            return name if name in mods else op
     return ""
 
 

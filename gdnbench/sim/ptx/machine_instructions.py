@@ -199,7 +199,7 @@ TABLE: dict[Traits, str] = {
     nanosleep  .u32  t
     createpolicy.fractional  .policy{.L2::evict_first,.L2::evict_unchanged}.b64  d{, fraction}
     clusterlaunchcontrol.query_cancel  .is_canceled.pred.b128  p, try_cancel_response
-    clusterlaunchcontrol.query_cancel  .get_first_ctaid{.vec}.b32.b128  d, try_cancel_response
+    clusterlaunchcontrol.query_cancel  .get_first_ctaid{.v4}.b32.b128  d, try_cancel_response
     clusterlaunchcontrol.query_cancel  .first_ctaid.b32.b128  d, try_cancel_response
     """,
     Traits(OTHER, MACHINE, effects=Effect.WRITE_GLOBAL): """
@@ -320,7 +320,7 @@ TABLE: dict[Traits, str] = {
     wgmma.mma_async.sp  .sync.aligned.sparse{.satfinite}.{f16,f32,s32}.factor.factor \
         d, a, b-desc, sp-meta, sp-sel, scale-d{, i}{, j}{, k}{, l}
     """,
-    Traits(OTHER, MACHINE, effects=Effect.FILL | Effect.SIGNAL): """
+    Traits(OTHER, MACHINE, effects=Effect.FILL | Effect.SIGNAL, until=Until.MBARRIER): """
     clusterlaunchcontrol.try_cancel \
         .async{.shared::cta}.completion_mechanism{.multicast::cluster::all}.b128 \
         [a], [mbar]
