@@ -16,6 +16,9 @@ and a loop of the kernel advances by the number of CTAs. That is, the loop
 A warp executes such an instruction once for each tile: if no warp has executed one twice, no CTA took a
 second tile. The additions of a loop that the compiler has unrolled count together.
 
+A kernel with cluster launch control is persistent too: each cluster takes a first tile, and one for each
+cluster that it cancels. Whether the program asked for the number of multiprocessors does not matter then.
+
 There is no note for a kernel that takes its tiles from a counter in memory, nor for one in which a value that
 is computed from the number of CTAs passes through memory.
 """
@@ -28,6 +31,7 @@ from dataclasses import dataclass, field
 
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.engine_interface import Dim3
+from gdnbench.sim.machine.launch_grants import uses_launch_control
 from gdnbench.sim.ptx.flow import registers_of, successors
 from gdnbench.sim.ptx.ir import (
     Address,
@@ -221,6 +225,8 @@ def reuse_note(
     """The note for a launch of `ctas` CTAs in clusters of `cluster`, whose `steps` were counted, on a device
     of `multiprocessors` that run `fitting` CTAs each; None if buffers were used again, if it is not known, or
     if there is one cluster of several CTAs: fewer SMs cannot run it."""
+    if uses_launch_control(kernel):
+        return _grants_note(counters, ctas, fitting, cluster)
     if not steps or not ctas <= multiprocessors * fitting or ctas == cluster > 1:
         return None
     per_multiprocessor = -(-ctas // multiprocessors)
@@ -246,6 +252,28 @@ def reuse_note(
     return (
         f"no pipeline stage was used a second time by any of {ctas} CTAs: ring reuse was not exercised; fewer"
         f" SMs would do it: --sms {fewer}"
+    )
+
+
+def _grants_note(counters: Counters, ctas: int, fitting: int, cluster: int) -> str | None:
+    """The same for a kernel with cluster launch control, which counts tiles without `steps`. The device holds
+    as many clusters as fit at once, and those that do not are cancelled by others."""
+    if counters.most_tiles > 1:
+        return None
+    if ctas == cluster:
+        return (
+            "no CTA took a second tile, as there was one cluster: ring reuse was not exercised; a larger"
+            " input would do it"
+        )
+    fewer = max(ctas // cluster // 2 * cluster // fitting, -(-cluster // fitting))
+    if fewer * fitting // cluster >= ctas // cluster:
+        return (
+            f"no CTA took a second tile, as one SM holds all {ctas}: ring reuse was not exercised; a larger"
+            " input would do it"
+        )
+    return (
+        f"no CTA took a second tile, and {counters.busy_ctas} of {ctas} took one: ring reuse was not"
+        f" exercised; fewer SMs would do it: --sms {fewer}"
     )
 
 

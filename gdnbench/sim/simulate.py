@@ -313,7 +313,8 @@ def run_requests(
         order.add(request, result)
         launches.append(_launch_report(request, result, result.found, settings))
         findings += findings_of(result, number)
-        findings += _ring_reuse(module, request, result, device, number, steps)
+        if settings.check:
+            findings += _ring_reuse(module, request, result, device, number, steps)
     how = (settings.engine, settings.schedule, settings.mma, settings.check)
     return Report(tuple(launches), tuple(findings), *how, origin=origin), ended
 

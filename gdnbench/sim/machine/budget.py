@@ -19,6 +19,11 @@ MAX_REGISTERS = 64 * 1024
 REGISTER_STEP = 8  # per thread: the hardware allocates a warp's registers 256 at a time
 
 
+def allocated_registers(registers: int) -> int:
+    """The registers that each thread of a warp gets, of a kernel with `registers` a thread."""
+    return -(-registers // REGISTER_STEP) * REGISTER_STEP
+
+
 def _over(message: str) -> KernelFault:
     return KernelFault(FaultKind.BUDGET, message)
 
@@ -63,6 +68,6 @@ def check_budget(kernel: Kernel, grid: Dim3, block: Dim3, shared: int, registers
     if shared > MAX_SHARED:
         raise _over(f"{shared} bytes of shared memory; the limit is {MAX_SHARED}")
     if registers is not None:
-        taken = -(-registers // REGISTER_STEP) * REGISTER_STEP * (-(-threads // LANES) * LANES)
+        taken = allocated_registers(registers) * (-(-threads // LANES) * LANES)
         if taken > MAX_REGISTERS:
             raise _over(f"{threads} threads of {registers} registers take {taken}; an SM has {MAX_REGISTERS}")

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 
 from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.budget import MAX_REGISTERS, allocated_registers
 from gdnbench.sim.machine.cluster import Cluster
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.cta import Cta, Engine, Launch
@@ -28,8 +29,8 @@ from gdnbench.sim.machine.processes import Progress, can_fork, run_in_processes
 from gdnbench.sim.machine.scheduler import ClusterScheduler, Scheduler
 from gdnbench.sim.ptx.ir import Instruction, Kernel
 
-# An SM of a B200 has 2,048 threads, 32 CTAs and 228 KB of shared memory; each CTA takes 1 KB more than it
-# requests (CUDA Programming Guide, "Compute Capability 10.x").
+# An SM of a B200 has 2,048 threads, 64 K registers, 32 CTAs and 228 KB of shared memory; each CTA takes 1 KB
+# more than it requests (CUDA Programming Guide, "Compute Capability 10.x").
 SM_THREADS = 2048
 SM_CTAS = 32
 SM_SHARED = 228 * 1024
@@ -70,9 +71,10 @@ def ctas_communicate(kernel: Kernel) -> bool:
 
 def resident_ctas(launch: Launch) -> int:
     """The number of CTAs in flight: what the GPU holds, or fewer if that takes too much memory here."""
-    per_sm = min(
-        SM_THREADS // (launch.warps * LANES), SM_SHARED // (launch.shared_size + CTA_SHARED), SM_CTAS
-    )
+    threads = launch.warps * LANES
+    per_sm = min(SM_THREADS // threads, SM_SHARED // (launch.shared_size + CTA_SHARED), SM_CTAS)
+    if launch.config.registers:
+        per_sm = min(per_sm, MAX_REGISTERS // (allocated_registers(launch.config.registers) * threads))
     # Shared memory with its shadows, and roughly 64 KB of registers and objects.
     size = 4 * launch.shared_size + 64 * 1024
     sms = launch.config.multiprocessors

@@ -435,12 +435,15 @@ OTHER:
 
 
 def test_resident_ctas() -> None:
-    """148 SMs: by threads 2 x 1024, by shared memory 1 of 227 KB or 9 of 24 KB; 256 MB at most."""
+    """148 SMs: by threads 2 x 1024, by shared memory 1 of 227 KB or 9 of 24 KB, by registers 4 x 128 x 128,
+    or 3 if a thread has one more; 256 MB at most."""
     from tests.sim.machine.bench import launch
 
     assert resident_ctas(launch(threads=1024, shared=0)) == 148 * 2
     assert resident_ctas(launch(threads=128, shared=227 * 1024)) == 148
     assert resident_ctas(launch(threads=128, shared=24 * 1024)) == 148 * 9
+    assert resident_ctas(launch(threads=128, shared=0, registers=128)) == 148 * 4
+    assert resident_ctas(launch(threads=128, shared=0, registers=129)) == 148 * 3
     # 32 slots an SM would be 4,736 CTAs of 64 KB; 256 MB hold 4,096.
     assert resident_ctas(launch(threads=32, shared=0)) == 4096
 
