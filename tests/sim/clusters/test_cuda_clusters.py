@@ -80,3 +80,60 @@ def test_cluster_dims_of_the_kernel(engine: str) -> None:
     report = sim.launch(_kernel("swapped", 4, 32), out, values, check=True, engine=engine)
     assert torch.equal(out.reshape(2, 2, 32), values.reshape(2, 2, 32).flip(1))
     assert not report.findings
+
+
+# The example of the CUDA programming guide, "Work Stealing with Cluster Launch Control", is the model: the
+# blocks that fit take the work of those that do not. `by` tells which block did which.
+STEALING = """
+#include <cooperative_groups.h>
+#include <cuda/ptx>
+namespace cg = cooperative_groups;
+namespace ptx = cuda::ptx;
+
+extern "C" __global__ void axpy(float *y, const float *x, int *by, float alpha, int n)
+{
+    __shared__ uint4 response;
+    __shared__ uint64_t arrived;
+    unsigned parity = 0;
+    if (threadIdx.x == 0) ptx::mbarrier_init(&arrived, 1);
+    for (int block = blockIdx.x;;) {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            ptx::fence_proxy_async_generic_sync_restrict(
+                ptx::sem_acquire, ptx::space_cluster, ptx::scope_cluster);
+            cg::invoke_one(
+                cg::coalesced_threads(), ptx::clusterlaunchcontrol_try_cancel<>, &response, &arrived);
+            ptx::mbarrier_arrive_expect_tx(
+                ptx::sem_relaxed, ptx::scope_cta, ptx::space_shared, &arrived, sizeof response);
+            by[block] = blockIdx.x;
+        }
+        int i = block * blockDim.x + threadIdx.x;
+        if (i < n) y[i] += alpha * x[i];
+        while (!ptx::mbarrier_try_wait_parity(&arrived, parity)) {}
+        parity ^= 1;
+        if (!ptx::clusterlaunchcontrol_query_cancel_is_canceled(response)) break;
+        block = ptx::clusterlaunchcontrol_query_cancel_get_first_ctaid_x<int>(response);
+        ptx::fence_proxy_async_generic_sync_restrict(
+            ptx::sem_release, ptx::space_shared, ptx::scope_cluster);
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("schedule", ["late", "early", "random:1"])
+@pytest.mark.parametrize("engine", ["interpreter", "compiled"])
+@pytest.mark.slow
+def test_blocks_that_fit_take_the_work_of_others(engine: str, schedule: str) -> None:
+    """16 blocks of 64 threads; one SM holds four of these by their shared memory."""
+    module = parse(keep_entry(ptx_of(STEALING), "axpy"))
+    kernel = PtxKernel(module, "axpy", (16, 1, 1), (64, 1, 1), 50_000)
+    x, y = torch.arange(1000.0), torch.full((1024,), 2.0)
+    by = torch.full((16,), -1, dtype=torch.int32)
+    with sim.settings_apply(sim.Settings(engine=engine, schedule=schedule), check=True, sms=1):
+        report = sim.launch(kernel, y, x, by, 0.5, 1000)
+    assert torch.equal(y[:1000], 2 + 0.5 * x)
+    assert (y[1000:] == 2).all()
+    assert by.tolist()[:4] == [0, 1, 2, 3]
+    assert (by[by.long()] == by).all()
+    assert report.ok
+    assert not report.findings
