@@ -157,8 +157,8 @@ def capture(
         str | None,
         typer.Option(
             metavar="MACHINE",
-            help="Give the program a virtual GPU, whose kernels are simulated: b200 or sm_100a, h200 or"
-            " sm_90a, or h100.",
+            help="Give the program a virtual GPU, whose kernels are simulated: b200 or sm_100a, b300 or"
+            " sm_103a, h200 or sm_90a, or h100.",
         ),
     ] = None,
     sms: Annotated[

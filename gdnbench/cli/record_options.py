@@ -91,8 +91,8 @@ SimulatedKernelOption = Annotated[
 ]
 KERNEL_ENV = "Folder with the kernel's packages, from pip install --no-deps --target FOLDER."
 MACHINE = (
-    "With --on sim: the GPU that the kernel is compiled for and sees, b200 (148 SMs), h200 or h100 (132 SMs)."
-    " Default: that of the kernel, b200 if it runs on several."
+    "With --on sim: the GPU that the kernel is compiled for and sees, b200 or b300 (148 SMs), h200 or h100"
+    " (132 SMs). Default: that of the kernel, b200 if it runs on several."
 )
 SMS = (
     "With --on sim: number of SMs of the GPU, e.g. 4. Persistent kernels then take more tiles per CTA."

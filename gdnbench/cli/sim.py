@@ -100,7 +100,9 @@ def sim(
     std: Annotated[str | None, STD] = None,
     arch: Annotated[
         str | None,
-        typer.Option(help="Compile for sm_100a or sm_90a. Default: sm_100a.", rich_help_panel=ARGS_PANEL),
+        typer.Option(
+            help="Compile for sm_100a, sm_103a or sm_90a. Default: sm_100a.", rich_help_panel=ARGS_PANEL
+        ),
     ] = None,
     machine: Annotated[str | None, typer.Option(help=MACHINE, rich_help_panel=MACHINE_PANEL)] = None,
     sms: Annotated[str | None, typer.Option(metavar="N,...", help=SMS, rich_help_panel=MACHINE_PANEL)] = None,

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from gdnbench.sim.virtual import ExploredLaunch, KernelRow, Log, LoggedLaunch, ProgramRun, Request
 
 MACHINE = (
-    "GPU: b200 (sm_100a, 148 SMs), h200 or h100 (sm_90a, 132 SMs). Default: b200 for a program; else the one"
-    " that the kernel is compiled for."
+    "GPU: b200 (sm_100a, 148 SMs), b300 (sm_103a, 148 SMs), h200 or h100 (sm_90a, 132 SMs). Default: b200 for"
+    " a program; else the one that the kernel is compiled for."
 )
 SMS = (
     "Number of SMs of the GPU, e.g. 4. A persistent kernel then takes more tiles per CTA. With --explore also"

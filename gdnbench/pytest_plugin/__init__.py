@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--gdnbench-virtual",
         metavar="MACHINE",
-        help="give the tests a virtual GPU, b200, h200 or h100: tensors on cuda live in CPU memory and"
+        help="give the tests a virtual GPU, b200, b300, h200 or h100: tensors on cuda live in CPU memory and"
         " kernels are simulated",
     )
     group.addoption(

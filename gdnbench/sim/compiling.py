@@ -18,7 +18,7 @@ def keep_ptx(arch: str | None = None) -> Iterator[None]:
     """Inside this block every CuTe DSL compilation keeps what the simulator needs; no environment variable is
     needed.
 
-    `arch` is sm_100a or sm_90a; None takes CUTE_DSL_ARCH, or sm_100a if that is not set.
+    `arch` is sm_100a, sm_103a or sm_90a; None takes CUTE_DSL_ARCH, or sm_100a if that is not set.
     """
     with cutlass_dsl.keep_ptx(arch):
         yield

@@ -117,8 +117,8 @@ def launch(
     keep_going: bool | None = None,
     **kwargs: Any,
 ) -> Report:
-    """Call `compiled`, which `cute.compile` returned for sm_100a or sm_90a, on the CPU. It may also be an
-    exported kernel, see `gdnbench.sim.host.exported_kernel`, or a kernel of a PTX text, see
+    """Call `compiled`, which `cute.compile` returned for sm_100a, sm_103a or sm_90a, on the CPU. It may also
+    be an exported kernel, see `gdnbench.sim.host.exported_kernel`, or a kernel of a PTX text, see
     `gdnbench.sim.host.ptx_kernel`; neither needs a compiler.
 
     `args` and `kwargs` are the kernel's arguments without the stream: numbers, and torch CPU tensors, which
@@ -193,10 +193,10 @@ def active(
     called inside the block, or which `from_dlpack` took, if an address inside it is among their parameters or
     in an argument, for as long as the program keeps the tensor.
 
-    `machine` is the GPU, "b200", "h200" or "h100"; without it kernels run on that of their PTX target. `sms`
-    is the number of multiprocessors that compilers, host code and kernels see: a persistent kernel then has
-    that many CTAs at most. `questions` notes what the call asks the device. Raises LaunchError for an
-    unknown machine, and for an `arch` that it does not run.
+    `machine` is the GPU, "b200", "b300", "h200" or "h100"; without it kernels run on that of their PTX
+    target. `sms` is the number of multiprocessors that compilers, host code and kernels see: a persistent
+    kernel then has that many CTAs at most. `questions` notes what the call asks the device. Raises
+    LaunchError for an unknown machine, and for an `arch` that it does not run.
     """
     if machine is not None:
         named = machine_named(machine, sms)

@@ -44,9 +44,12 @@ CALL = ("--grid", "1", "--block", "8", "u32[8]:0", "u32[8]:0")
 
 
 def test_a_kernel_of_a_file_sees_the_gpu(gdnbench: Invoke, tmp_path: Path) -> None:
-    """%nsmid: of a B200 and an H200 by NVIDIA's data sheets, or as many as are asked for."""
+    """%nsmid: of a B200 and an H200 by NVIDIA's data sheets, of a B300 by its cudnn-frontend, or as many as
+    are asked for."""
     for target, options, sms in (
         ("sm_100a", (), 148),
+        ("sm_103a", (), 148),
+        ("sm_100f", ("--machine", "b300", "--sms", "9"), 9),  # one family
         ("sm_90", ("--machine", "h200"), 132),
         ("sm_90", ("--machine", "b200"), 148),  # PTX without a suffix runs on later GPUs
         ("sm_90a", ("--sms", "7"), 7),
@@ -58,7 +61,12 @@ def test_a_kernel_of_a_file_sees_the_gpu(gdnbench: Invoke, tmp_path: Path) -> No
 
 
 def test_a_kernel_for_another_gpu(gdnbench: Invoke, tmp_path: Path) -> None:
-    for target, machine, device in (("sm_100a", "h200", "H200"), ("sm_90a", "b200", "B200")):
+    for target, machine, device in (
+        ("sm_100a", "h200", "H200"),
+        ("sm_90a", "b200", "B200"),
+        ("sm_100a", "b300", "B300"),
+        ("sm_103f", "b200", "B200"),
+    ):
         ran = gdnbench("sim", file(tmp_path, target), "--machine", machine, *CALL)
         assert ran.code == 3
         assert re.search(wording("sim.host.wrong-gpu", target=target, device=device), ran.err)

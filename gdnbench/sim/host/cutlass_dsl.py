@@ -61,7 +61,7 @@ def keep_ptx(arch: str | None = None) -> Iterator[None]:
     """Inside this block compilations keep PTX, source lines and argument types for the simulator, and what
     they ask of the GPU is answered from the simulated device.
 
-    `arch` is sm_100a or sm_90a; None takes CUTE_DSL_ARCH, or sm_100a if that is not set.
+    `arch` is sm_100a, sm_103a or sm_90a; None takes CUTE_DSL_ARCH, or sm_100a if that is not set.
     """
     if arch is not None and arch not in DEVICES:
         raise LaunchError(f"arch {arch!r}; there are {', '.join(DEVICES)}")

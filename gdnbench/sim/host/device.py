@@ -72,7 +72,15 @@ class Device:
 
 
 _H100, _B200 = Device("H100 SXM", (9, 0), 132, 50 << 20), Device("B200", (10, 0), 148, 126 << 20)
-DEVICES = {"sm_90": _H100, "sm_90a": _H100, "sm_100": _B200, "sm_100a": _B200, "sm_100f": _B200}
+# 160 multiprocessors are those of the full chip (NVIDIA, "Inside NVIDIA Blackwell Ultra", 2025); the product
+# has 148 (NVIDIA, cudnn-frontend of 2026, `_B300_FIT` of the tests of `choose_split_kv`). The size of its L2
+# cache is not published; the B200's is taken.
+_B300 = Device("B300", (10, 3), 148, 126 << 20)
+DEVICES = {
+    **dict.fromkeys(("sm_90", "sm_90a"), _H100),
+    **dict.fromkeys(("sm_100", "sm_100a", "sm_100f"), _B200),
+    **dict.fromkeys(("sm_103", "sm_103a", "sm_103f"), _B300),
+}
 
 
 @dataclass(slots=True)

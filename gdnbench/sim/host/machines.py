@@ -25,12 +25,13 @@ class Machine:
 
 MACHINES = {
     "b200": Machine("b200", "sm_100a", DEVICES["sm_100a"], "NVIDIA B200", 192 * 10**9),
+    "b300": Machine("b300", "sm_103a", DEVICES["sm_103a"], "NVIDIA B300 SXM6 AC", 288 * 10**9),
     "h200": Machine("h200", "sm_90a", replace(DEVICES["sm_90a"], name="H200"), "NVIDIA H200", 141 * 10**9),
     "h100": Machine("h100", "sm_90a", DEVICES["sm_90a"], "NVIDIA H100 80GB HBM3", 80 * 10**9),
 }
 
 # Compilation targets that may be given in place of a machine: the machine that each stands for.
-TARGETS = {"sm_100a": "b200", "sm_90a": "h200"}
+TARGETS = {"sm_100a": "b200", "sm_103a": "b300", "sm_90a": "h200"}
 
 
 def machine_named(name: str, sms: int | None = None) -> Machine:

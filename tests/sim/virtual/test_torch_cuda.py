@@ -17,6 +17,7 @@ from tests.messages import wording
     [
         ("b200", None, (10, 0), 148, "NVIDIA B200"),
         ("b200", 5, (10, 0), 5, "NVIDIA B200"),
+        ("b300", None, (10, 3), 148, "NVIDIA B300 SXM6 AC"),
         ("h200", None, (9, 0), 132, "NVIDIA H200"),
         ("h100", None, (9, 0), 132, "NVIDIA H100 80GB HBM3"),
     ],

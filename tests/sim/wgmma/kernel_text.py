@@ -187,7 +187,7 @@ def a_fragment(codes: Codes) -> Codes:
     return words
 
 
-def _d_places(n: int) -> tuple[Places, Places]:
+def d_places(n: int) -> tuple[Places, Places]:
     """Row and column of each thread's element i of D[64, n], int64[n / 2, 128]."""
     thread, i = np.arange(THREADS), np.arange(n // 2)[:, None]
     rows = thread // 32 * 16 + thread % 32 // 4 + 8 * (i // 2 % 2)
@@ -196,7 +196,7 @@ def _d_places(n: int) -> tuple[Places, Places]:
 
 def d_fragment(codes: Codes) -> Codes:
     """D[64, n] as uint32[registers, 128]; two halves share a register."""
-    elements = codes[_d_places(codes.shape[1])].astype(np.uint32)
+    elements = codes[d_places(codes.shape[1])].astype(np.uint32)
     return elements if codes.dtype == np.uint32 else elements[::2] | elements[1::2] << np.uint32(16)
 
 
@@ -206,7 +206,7 @@ def d_matrix(accumulator: Accumulator, words: Codes) -> Codes:
     if accumulator.halves:
         elements = np.stack([words & 0xFFFF, words >> 16], axis=1).reshape(-1, THREADS)
     d = np.zeros((M, accumulator.n), accumulator.d.dtype)
-    d[_d_places(accumulator.n)] = elements
+    d[d_places(accumulator.n)] = elements
     return d
 
 
