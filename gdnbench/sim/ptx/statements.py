@@ -9,7 +9,7 @@ from gdnbench.sim.errors import Place, PtxSyntaxError, UnsupportedError
 from gdnbench.sim.ptx import isa
 from gdnbench.sim.ptx.forms import Flow
 from gdnbench.sim.ptx.functions import RETURN
-from gdnbench.sim.ptx.ir import Guard, Instruction, Target, Variable
+from gdnbench.sim.ptx.ir import Address, Guard, Instruction, Register, Source, Target, Variable
 from gdnbench.sim.ptx.lexer import Token
 from gdnbench.sim.ptx.operands import OperandParser
 from gdnbench.sim.ptx.registers import HALF, WIDE
@@ -59,6 +59,9 @@ def resolve_statement(pc: int, statement: Statement, target: str) -> Instruction
         guard = Guard(register, statement.guard[0])
     shell = Instruction(pc, op, mods, types, vec, (), (), guard, place, forms[0])
     dests, sources = OperandParser(shell, scope).parse(statement.operands)
+    if _row_in_shared_memory(shell, sources):
+        mods = (*mods, "shared")
+        forms = isa.forms(op, mods, types, vec)
     form = isa.fitting(forms, sources)
     if form is None:
         raise UnsupportedError(f"{shell.name} with {len(sources)} sources, or of other kinds", place)
@@ -66,6 +69,20 @@ def resolve_statement(pc: int, statement: Statement, target: str) -> Instruction
     if op == "ret" and behind is not None:
         return replace(shell, sources=(Target(behind, RETURN),), form=replace(form, flow=Flow.BRANCH))
     return Instruction(pc, op, mods, types, vec, dests, sources, guard, place, form)
+
+
+def _row_in_shared_memory(ins: Instruction, sources: tuple[Source, ...]) -> bool:
+    """Whether the address of a matrix row, without a state space, is one of shared memory: no register of 32
+    bits holds a generic address, and ptxas takes the register's bits as a shared address. CuTe DSL 4.5 emits
+    such stores."""
+    return (
+        ins.op in ("ldmatrix", "stmatrix")
+        and not ins.has("shared", "shared::cta")
+        and any(
+            isinstance(source, Address) and isinstance(source.base, Register) and source.base.bits == 32
+            for source in sources
+        )
+    )
 
 
 def _own_memory(op: str, mods: tuple[str, ...], statement: Statement) -> tuple[str, ...]:

@@ -58,9 +58,10 @@ def fragment(tile: Array, transposed: bool) -> Array:
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_ldmatrix(engine: str, count: int, transposed: bool) -> None:
-    """Rows lie scattered; lane 8m + r gives the address of row r of matrix m."""
+@pytest.mark.parametrize(("transposed", "space"), [(False, ".shared"), (True, ".shared::cta"), (False, "")])
+def test_ldmatrix(engine: str, count: int, transposed: bool, space: str) -> None:
+    """Rows lie scattered; lane 8m + r gives the address of row r of matrix m. Without a space the 32 bits of
+    the address are a shared address, as ptxas takes them."""
     rows = 48
     memory = np.arange(rows * 8, dtype=np.uint16)
     where = np.random.default_rng(count).permutation(rows)[:LANES].astype(np.uint32)
@@ -76,7 +77,7 @@ def test_ldmatrix(engine: str, count: int, transposed: bool) -> None:
     bar.warp.sync -1;
     {per_lane(1, 8, 1, "ld")}
     mad.lo.s32 %at, %r8, 16, %base;
-    ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {names(0, count)}, [%at];
+    ldmatrix.sync.aligned.m8n8.x{count}{trans}{space}.b16 {names(0, count)}, [%at];
     {per_lane(2, 0, count, "st")}"""
     warp(engine, body, [memory, where, out], rows * 16)
     table = memory.reshape(rows, 8)
@@ -85,8 +86,9 @@ def test_ldmatrix(engine: str, count: int, transposed: bool) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_stmatrix(engine: str, count: int, transposed: bool) -> None:
+@pytest.mark.parametrize(("transposed", "space"), [(False, ".shared"), (True, ".shared::cta"), (False, "")])
+def test_stmatrix(engine: str, count: int, transposed: bool, space: str) -> None:
+    """Without a space the 32 bits of the address are a shared address, as ptxas takes them."""
     rows = 48
     tiles = np.random.default_rng(count).integers(0, 1 << 16, (count, 8, 8)).astype(np.uint16)
     registers = np.stack([fragment(tile, transposed) for tile in tiles], axis=1)
@@ -103,7 +105,7 @@ def test_stmatrix(engine: str, count: int, transposed: bool) -> None:
     bar.warp.sync -1;
     {per_lane(0, 0, count, "ld")}{per_lane(1, 8, 1, "ld")}
     mad.lo.s32 %at, %r8, 16, %base;
-    stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%at], {names(0, count)};
+    stmatrix.sync.aligned.m8n8.x{count}{trans}{space}.b16 [%at], {names(0, count)};
     bar.warp.sync -1;
     mad.lo.s32 %at, %lane, {4 * words}, %base; mad.wide.u32 %q, %lane, {4 * words}, %p2;
     {back}"""
