@@ -16,7 +16,7 @@ from gdnbench.bisect.verdict_cache import Question
 from gdnbench.bisect.workers import OutOfTimeError, TrialRunner
 from gdnbench.errors import BadInputError, CannotRunError, Exit
 from gdnbench.report.outcome import Outcome
-from gdnbench.sim import baseline
+from gdnbench.sim import extended_baseline
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,8 @@ def check_endpoints(
     trial: Trial, good: EndpointReplays, bad: EndpointReplays, report: Callable[[str], None]
 ) -> CheckedEndpoints:
     """Replays both endpoints. If one depends on the schedule, that is reported, and trials run under all of
-    SCHEDULES, or under those to which the trial is limited. With a symptom they run under those of them under
-    which the good endpoint lacks it; with `race` the good endpoint's findings are known and do not count.
+    SCHEDULES, or under those to which the trial is limited. With a symptom they run under those of them that
+    tell, see `_telling_schedules`; with `race` the good endpoint's findings are known and do not count.
     CannotRunError for an endpoint that cannot be judged, BadInputError for a good one that is bad."""
     trial, known = _with_known_findings(trial, good, report)
     at_bad, at_good = bad.replay_steadily(trial), good.replay_steadily(trial)
@@ -170,15 +170,10 @@ def check_endpoints(
     if found.notes:
         schedules = trial.schedules if trial.only_schedules else SCHEDULES
         if trial.symptom is not None:
-            states = at_good.verdict.facts["schedules"]
-            failing = [one for one in schedules if states.get(one) == State.BAD]
-            if failing and len(failing) < len(schedules):
-                schedules = tuple(one for one in schedules if one not in failing)
-                found.notes.append(
-                    f"the good end {good.label} fails under {', '.join(failing)} too: what follows is under"
-                    f" {', '.join(schedules)}"
-                )
-                report(found.notes[-1])
+            schedules, notes = _telling_schedules(schedules, (good.label, at_good), (bad.label, at_bad))
+            found.notes.extend(notes)
+            for note in notes:
+                report(note)
         trial = replace(trial, schedules=schedules)
         found = replace(found, trial=trial, bad=bad.replay_once(trial), good=good.replay_once(trial))
     found = replace(found, notes=[*known, *found.notes])
@@ -201,6 +196,29 @@ def check_endpoints(
     return found
 
 
+def _telling_schedules(
+    schedules: tuple[str, ...], good: tuple[str, Endpoint], bad: tuple[str, Endpoint]
+) -> tuple[tuple[str, ...], list[str]]:
+    """Those of `schedules` under which the good endpoint lacks the symptom and both endpoints can be judged,
+    or all of them if there is none; notes say which are left out. Endpoints come with their labels."""
+    left, notes = schedules, list[str]()
+    for which, (label, end), state in (
+        ("good", good, State.BAD),
+        ("good", good, State.SKIP),
+        ("bad", bad, State.SKIP),
+    ):
+        out = [one for one in left if end.verdict.facts["schedules"].get(one) == state]
+        if out and len(out) < len(left):
+            left = tuple(one for one in left if one not in out)
+            failing, rest = ", ".join(out), ", ".join(left)
+            end_label = f"{which} end {label}"
+            said = f"the {end_label} cannot be judged under {failing}: what follows is under {rest}"
+            if state is State.BAD:
+                said = f"the {end_label} fails under {failing} too: what follows is under {rest}"
+            notes.append(said)
+    return left, notes
+
+
 def _with_known_findings(
     trial: Trial, good: EndpointReplays, report: Callable[[str], None]
 ) -> tuple[Trial, list[str]]:
@@ -219,7 +237,7 @@ def _with_known_findings(
         f" known and {'does' if one else 'do'} not count"
     )
     report(note)
-    return replace(trial, known=trial.known + baseline(found)), [note]
+    return replace(trial, known=extended_baseline(trial.known, found)), [note]
 
 
 def failure_family(kind: str) -> str:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from gdnbench.bisect.verdict import State
 from gdnbench.errors import BadInputError
@@ -92,8 +93,13 @@ def judge_symptom(observed: Observed, symptom: Symptom, tensor: str | None = Non
 
 def unknown(findings: Iterable[Finding], known: str) -> list[Finding]:
     """The errors among the findings of one call that the baseline of this text does not have."""
-    accepted = Accepted.parse(known, "of this trial", "the baseline")
-    return [finding for finding in accepted.apply(findings) if finding.fails]
+    return [finding for finding in _baseline(known).apply(findings) if finding.fails]
+
+
+@lru_cache(maxsize=2)
+def _baseline(known: str) -> Accepted:
+    """The baseline of this text, which every record of a trial is compared with."""
+    return Accepted.parse(known, "of this trial", "the baseline")
 
 
 def count_known(observed: Iterable[Observed], known: str) -> dict[str, int]:

@@ -177,18 +177,33 @@ def run_trial(trial: Trial, report: Callable[[str], None] = lambda line: None) -
     record that its operation refuses; StoreError for a store that changes meanwhile."""
     import_kernel(trial.kernel, trial.on)
     begin = time.monotonic()
-    first: Verdict | None = None
+    found: list[Verdict] = []
     for schedule in trial.schedules if trial.on == SIM else trial.schedules[:1]:
-        found = replace(_once(trial, schedule, report), seconds=time.monotonic() - begin)
-        if found.state is not State.GOOD:
-            return found
-        if first is None:
-            first = found
-        elif found.digest != first.digest and trial.symptom is None:
-            reason = f"schedule {schedule} leaves other bits than {trial.schedules[0]}"
-            return replace(found, state=State.BAD, kind=BIT_DIFFERENCE, reason=reason)
-    assert first is not None
-    return replace(first, seconds=time.monotonic() - begin)
+        found.append(replace(_once(trial, schedule, report), seconds=time.monotonic() - begin))
+        if (decided := decided_by(found, trial, "bits")) is not None:
+            return decided
+    return verdict_under_all(found, time.monotonic() - begin)
+
+
+def decided_by(found: Sequence[Verdict], trial: Trial, unequal: str) -> Verdict | None:
+    """The verdict of a trial if those under its first schedules are `found` and the last of them decides:
+    bad, or without a symptom of another digest than the first, of what is `unequal`. A schedule under which
+    it cannot be judged decides nothing: it may be bad under the next."""
+    last = found[-1]
+    if last.state is State.BAD:
+        return last
+    good = [one for one in found if one.state is State.GOOD]
+    if trial.symptom is not None or last.state is not State.GOOD or last.digest == good[0].digest:
+        return None
+    under = trial.schedules[found.index(good[0])], trial.schedules[len(found) - 1]
+    reason = f"schedule {under[1]} leaves other {unequal} than {under[0]}"
+    return replace(last, state=State.BAD, kind=BIT_DIFFERENCE, reason=reason)
+
+
+def verdict_under_all(found: Sequence[Verdict], seconds: float) -> Verdict:
+    """The verdict of a trial from those under all its schedules, of which none is bad."""
+    first = next((one for one in found if one.state is State.SKIP), found[0])
+    return replace(first, seconds=seconds)
 
 
 def _once(trial: Trial, schedule: str, report: Callable[[str], None]) -> Verdict:

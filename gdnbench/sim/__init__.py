@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 from gdnbench.sim.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from gdnbench.sim.checker.accept import Accepted, acceptance_template, baseline, known_findings
+    from gdnbench.sim.checker.accept import (
+        Accepted,
+        acceptance_template,
+        baseline,
+        extended_baseline,
+        known_findings,
+    )
     from gdnbench.sim.checker.happens_before import Verdict
     from gdnbench.sim.compiling import Call, call_of, compile, compile_for, keep_ptx
     from gdnbench.sim.errors import (
@@ -69,6 +75,7 @@ __all__ = [
     "compile",
     "compile_for",
     "current_session",
+    "extended_baseline",
     "group_findings",
     "keep_ptx",
     "known_findings",
@@ -81,7 +88,8 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "gdnbench.sim.checker.accept": "Accepted acceptance_template baseline known_findings",
+        "gdnbench.sim.checker.accept": "Accepted acceptance_template baseline extended_baseline "
+        "known_findings",
         "gdnbench.sim.checker.happens_before": "Verdict",
         "gdnbench.sim.compiling": "Call call_of compile compile_for keep_ptx",
         "gdnbench.sim.errors": "ExportError FaultKind KernelFault LaunchError PtxSyntaxError SimError "

@@ -96,13 +96,15 @@ def short_opcode(text: str) -> str:
 
 
 def group_key(finding: Finding) -> Key:
-    """Equal for the findings of one group: those of one severity and cause at one pair of source lines."""
+    """Equal for the findings of one group: those of one severity and cause at one pair of source lines. The
+    kernel counts where there are no source lines: its name has the types and shapes it was compiled for."""
     evidence = finding.evidence
     if evidence is None or evidence.second is None:
         return (finding.severity, finding.kind, finding.of, finding.launch, finding.message, finding.ptx_line)
-    sides = (_line(side.place) for side in (evidence.first, evidence.second) if side is not None)
-    said = (evidence.cause, evidence.kernel, evidence.missing, evidence.memory)
-    return (finding.severity, finding.of, finding.accepted, *said, *sides)
+    sides = [side.place for side in (evidence.first, evidence.second) if side is not None]
+    kernel = "" if all(place.file is not None for place in sides) else evidence.kernel
+    said = (evidence.cause, kernel, evidence.missing, evidence.memory)
+    return (finding.severity, finding.of, finding.accepted, *said, *map(_line, sides))
 
 
 def _line(place: Place) -> Key:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -15,13 +16,15 @@ from gdnbench.bisect import flakiness
 from gdnbench.bisect import trial as trials
 from gdnbench.bisect.commit import probe
 from gdnbench.bisect.commit.revision_cli import verdict_of_output
+from gdnbench.bisect.endpoints import Endpoint, EndpointReplays, check_endpoints
+from gdnbench.bisect.flakiness import Steadiness
 from gdnbench.bisect.symptom import Observed, Symptom, judge_symptom
 from gdnbench.bisect.trial import Trial, of_ended_process
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.bisect.workers import Place
 from gdnbench.errors import BadInputError
 from gdnbench.report.outcome import Outcome
-from gdnbench.sim import Finding, baseline, known_findings
+from gdnbench.sim import Accepted, Finding, baseline, extended_baseline, known_findings
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
 from tests.messages import wording
@@ -29,15 +32,19 @@ from tests.messages import wording
 SOURCE = "s_x[0] = x\ncopy(s_x, z)\ns_x[0] = x\n"
 
 
-def race(file: Path, first: int, second: int) -> Finding:
+def race(file: Path | None, first: int, second: int, kernel: str = "k_0") -> Finding:
     """A race of a store in line `first` of `file` with a copy in line `second`."""
     common = {"asynchronous": False, "cta": [0, 0, 0], "warp": 0, "role": "compute"}
     sides = [
-        {**common, "does": does, "place": {"line": line, "text": does, "file": str(file), "file_line": line}}
+        {
+            **common,
+            "does": does,
+            "place": {"line": line, "text": does, "file": file and str(file), "file_line": line},
+        }
         for does, line in (("st.shared.b32 writes", first), ("cp.async.bulk reads", second))
     ]
     pair = {"first": sides[0], "second": sides[1], "warps": []}
-    evidence = {"verdict": "error", "cause": "race", "kernel": "k_0", "missing": "a barrier", **pair}
+    evidence = {"verdict": "error", "cause": "race", "kernel": kernel, "missing": "a barrier", **pair}
     said = {"severity": "error", "kind": "race", "message": "a race", "launch": 0}
     return Finding.from_json({**said, "evidence": evidence})
 
@@ -103,6 +110,42 @@ def test_known_findings_are_known_where_their_lines_have_moved(source: Path) -> 
     assert judge_symptom(changed, Symptom.RACE, known=known).state is State.BAD
 
 
+def test_known_findings_are_known_in_a_kernel_of_other_parameters(source: Path) -> None:
+    """Whose name the compiler makes of their types and shapes; two such kernels in one call are one pair of
+    lines."""
+    known = baseline(known_findings([race(source, 1, 2, "k_o128_0")]))
+    found = (race(source, 1, 2, "k_o256_i32_0"), race(source, 1, 2, "k_o64_i32_1"))
+    assert judge_symptom(
+        Observed(Outcome.CHECK, "", True, PASSING, found), Symptom.RACE, known=known
+    ).state is (State.GOOD)
+    (entry,) = known_findings([race(None, 1, 2, "k_0")])
+    assert 'kernel = "k_0"' in entry  # nothing else tells its lines of PTX from those of another
+
+
+GIVEN = '[[accept]]\ncause = "x"\ntext = ["a \\u007f", "\u00e9"]\ncount = 2\nreason = "y"'
+
+
+@pytest.mark.parametrize(
+    "given", ["", "# none", "accept = []", GIVEN, "accept = [{cause = 'x', reason = 'y'}]"]
+)
+def test_known_findings_are_added_to_any_baseline(source: Path, given: str) -> None:
+    """Also to one whose last line does not end, or that is written in another way."""
+    known = extended_baseline(given, known_findings([race(source, 1, 2)]))
+    entries = Accepted.parse(known, "of the test").entries
+    assert entries[:-1] == Accepted.parse(given, "of the test").entries
+    seen = Observed(Outcome.CHECK, "", True, PASSING, (race(source, 1, 2),))
+    assert judge_symptom(seen, Symptom.RACE, known=known).state is State.GOOD
+
+
+def test_a_baseline_of_many_thousand_findings_is_quick(source: Path) -> None:
+    tables = {f'[[accept]]\ncause = "race"\ntext = ["line {n}", "other {n}"]': 1 for n in range(20_000)}
+    accepted = Accepted.parse(baseline(tables | known_findings([race(source, 1, 2)])), "of the test")
+    begin = time.process_time()
+    found = accepted.apply([race(source, 1, 2), race(source, 3, 2)] * 20)
+    assert [one.fails for one in found] == [False, True] * 20
+    assert time.process_time() - begin < 1  # to compare each with all takes 10 s
+
+
 @pytest.mark.parametrize(
     ("symptom", "tensor", "counted"),
     [
@@ -150,6 +193,55 @@ def test_what_another_gdnbench_prints_is_judged_by_the_symptom_too(source: Path)
     unreadable = json.dumps({"records": [{**record, "findings": [{"severity": "error"}]}]})
     with pytest.raises(BadInputError, match=wording("bisect.findings-unreadable")):
         verdict_of_output(1, unreadable, "", 0.0, replace(trial, symptom=Symptom.RACE))
+
+
+BY_SCHEDULE = {"late": State.SKIP, "early": State.BAD, "random:0": State.GOOD}
+
+
+@pytest.mark.parametrize(
+    ("schedules", "state", "kind"),
+    [
+        (("late",), State.SKIP, "under late"),
+        (("late", "early"), State.BAD, "under early"),
+        (("late", "random:0"), State.SKIP, "under late"),
+        (("random:0", "late"), State.SKIP, "under late"),
+        (("random:0", "early"), State.BAD, "under early"),
+    ],
+)
+def test_a_schedule_under_which_nothing_can_be_judged_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch, schedules: tuple[str, ...], state: State, kind: str
+) -> None:
+    """Such as one under which the kernel crashes, where its numbers are what is looked for."""
+    monkeypatch.setattr(trials, "import_kernel", lambda kernel, on: None)
+    monkeypatch.setattr(trials, "_once", lambda trial, one, _: Verdict(BY_SCHEDULE[one], f"under {one}"))
+    trial = Trial("a.zarr", "k.py:kernel", "sim", schedules=schedules, symptom=Symptom.NUMBERS)
+    found = trials.run_trial(trial)
+    assert (found.state, found.kind) == (state, kind)
+
+
+def test_a_schedule_under_which_an_end_cannot_be_judged_is_left_out() -> None:
+    trial = Trial("a.zarr", "k.py:kernel", "sim", symptom=Symptom.NUMBERS)
+    states = {
+        "good": {"late": State.GOOD, "early": State.SKIP, "random:0": State.GOOD},
+        "bad": {"late": State.BAD, "early": State.BAD, "random:0": State.SKIP},
+    }
+
+    def asking(end: str) -> EndpointReplays:
+        def once(trial: Trial) -> Verdict:
+            return Verdict(states[end][trial.schedules[0]], end)
+
+        def steadily(trial: Trial) -> Endpoint:
+            facts = {"schedules": {name: str(state) for name, state in states[end].items()}}
+            return Endpoint(replace(once(trial), facts=facts), Steadiness.BY_SCHEDULE, "it does")
+
+        return EndpointReplays(end, steadily, once)
+
+    found = check_endpoints(trial, asking("good"), asking("bad"), lambda line: None)
+    assert found.trial.schedules == ("late",)
+    said = [("good", "early", "late, random:0"), ("bad", "random:0", "late")]
+    for note, (end, failing, left) in zip(found.notes[-2:], said, strict=True):
+        wanted = wording("bisect.schedules-unjudged", end=f"{end} end {end}", failing=failing, schedules=left)
+        assert re.fullmatch(wanted, note)
 
 
 class _Here:

@@ -20,11 +20,12 @@ from blake3 import blake3
 from gdnbench.bisect import cache_key
 from gdnbench.bisect.symptom import Observed
 from gdnbench.bisect.trial import (
-    BIT_DIFFERENCE,
     IMPORT_FAILURE,
     Trial,
     chosen_by,
+    decided_by,
     of_ended_process,
+    verdict_under_all,
     with_symptom,
 )
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
@@ -71,18 +72,14 @@ class RevisionReplay:
         return replace(found, facts={**found.facts, CONTENT: content})
 
     def _run(self, trial: Trial) -> Verdict:
-        first: Verdict | None = None
+        found: list[Verdict] = []
         for schedule in trial.schedules if trial.on == SIM else trial.schedules[:1]:
-            found = self._once(trial, schedule)
-            if found.state is not State.GOOD:
-                return found
-            if first is None:
-                first = found
-            elif found.digest != first.digest and trial.symptom is None:
-                reason = f"schedule {schedule} leaves other errors than {trial.schedules[0]}"
-                return Verdict(State.BAD, BIT_DIFFERENCE, reason, found.digest, found.facts, found.seconds)
-        assert first is not None
-        return first
+            found.append(self._once(trial, schedule))
+            if found[-1].state is State.SKIP and not found[-1].facts:  # it does not even start
+                return found[-1]
+            if (decided := decided_by(found, trial, "errors")) is not None:
+                return decided
+        return verdict_under_all(found, sum(one.seconds for one in found))
 
     def close(self) -> None:
         """Does nothing: every trial has a process of its own."""

@@ -15,7 +15,8 @@ An entry accepts a finding that matches every key it has. It needs a reason and 
 
 A baseline is an accept file that a command has written. Its entries name source lines by their text, so that
 they hold in revisions that move the lines. They count pairs of lines, so that one more such pair is not
-accepted.
+accepted. They name no kernel: compilers put the types and shapes of its arguments into its name, which is
+another one in a call of another shape and after a change of its parameters.
 """
 
 from __future__ import annotations
@@ -77,6 +78,14 @@ class Accepted:
     path: str | Path
     entries: Sequence[Entry]
     _used: set[int] = field(default_factory=set)
+    _by_text: dict[str, list[int]] = field(init=False, default_factory=dict)
+    """Numbers of the entries by the first of their texts; empty text: of those without. A baseline may have
+    many thousands, of which a finding fits one or two."""
+
+    def __post_init__(self) -> None:
+        for number, entry in enumerate(self.entries):
+            first = " ".join(entry.text[0].split()) if entry.text else ""
+            self._by_text.setdefault(first, []).append(number)
 
     @classmethod
     def read(cls, path: Path, option: str = "--accept") -> Accepted:
@@ -113,7 +122,8 @@ class Accepted:
         if finding.evidence is None:
             return finding
         fitting = []
-        for number, entry in enumerate(self.entries):
+        for number in self._candidates(finding.evidence):
+            entry = self.entries[number]
             if entry.fits(finding.evidence):
                 key, counted = group_key(finding), pairs.setdefault(number, set())
                 if entry.count is None or key in counted or len(counted) < entry.count:
@@ -123,6 +133,20 @@ class Accepted:
                         break
         self._used.update(fitting)
         return replace(finding, accepted=self.entries[fitting[0]].reason) if fitting else finding
+
+    def _candidates(self, evidence: Evidence) -> list[int]:
+        """In their order, the numbers of the entries that may fit by their text."""
+        sides = [side for side in (evidence.first, evidence.second) if side is not None]
+        texts = {source_text(side.place) or "" for side in sides}
+        return sorted(number for text in {"", *texts} for number in self._by_text.get(text, ()))
+
+    def as_toml(self) -> str:
+        """An accept file of the same entries, to which more can be appended."""
+        tables = []
+        for entry in self.entries:
+            given = {one.name: getattr(entry, one.name) for one in fields(Entry)}
+            tables.append(_as_table({name: value for name, value in given.items() if value is not None}))
+        return "".join(f"{table}\n\n" for table in tables)
 
     def unused(self) -> list[str]:
         """A line for each entry that has accepted nothing so far."""
@@ -195,6 +219,16 @@ def _text_fits(text: str, side: Access) -> bool:
     return source_text(side.place) == " ".join(text.split())
 
 
+def _as_table(entry: Mapping[str, Any]) -> str:
+    """An entry as a TOML table, in which numbers, strings and lists of them are written as in JSON, but for
+    one character that JSON allows."""
+    lines = [
+        f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
+        for key, value in entry.items()
+    ]
+    return "\n".join([f"[[{KIND}]]", *lines])
+
+
 def acceptance_template(findings: Iterable[Finding]) -> str:
     """An accept file for all findings that are not accepted yet. The reasons are empty and have to be filled
     in."""
@@ -208,10 +242,7 @@ def acceptance_template(findings: Iterable[Finding]) -> str:
             entry["source"] = sorted(f"{place.file}:{place.file_line}" for place in places)
         else:
             entry["ptx"] = sorted(place.text for place in places)
-        # Strings and lists of them are written in TOML as in JSON.
-        lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entry.items()]
-        table = "\n".join([f"[[{KIND}]]", *lines, 'reason = ""'])
-        found.setdefault(table, f"# {evidence.summary}")
+        found.setdefault(_as_table({**entry, "reason": ""}), f"# {evidence.summary}")
     return "".join(f"{says}\n{table}\n\n" for table, says in found.items())
 
 
@@ -225,16 +256,23 @@ def known_findings(findings: Iterable[Finding]) -> Counter[str]:
         if not finding.fails or evidence is None or evidence.second is None:
             continue
         sides = [side for side in (evidence.first, evidence.second) if side is not None]
-        entry: dict[str, str | list[str]] = {"cause": evidence.cause, "kernel": evidence.kernel}
+        entry: dict[str, str | list[str]] = {"cause": evidence.cause}
         texts = [text for side in sides if (text := source_text(side.place)) is not None]
         if len(texts) == len(sides):
             entry["text"] = sorted(texts)
         elif all(side.place.file is not None for side in sides):
             entry["source"] = sorted(f"{side.place.file}:{side.place.file_line}" for side in sides)
+        else:
+            entry["kernel"] = evidence.kernel
         entry["ptx"] = sorted(f"*{short_opcode(side.does)}*" for side in sides)
-        lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entry.items()]
-        pairs.setdefault("\n".join([f"[[{KIND}]]", *lines]), set()).add(group_key(finding))
+        pairs.setdefault(_as_table(entry), set()).add(group_key(finding))
     return Counter({table: len(found) for table, found in pairs.items()})
+
+
+def extended_baseline(text: str, known: Mapping[str, int]) -> str:
+    """The accept file of the entries of another, of this text, and of known findings. InputError if the text
+    is none."""
+    return Accepted.parse(text, "to extend", "the baseline").as_toml() + baseline(known)
 
 
 def baseline(known: Mapping[str, int]) -> str:
