@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,8 +140,17 @@ def digest_code(paths: Iterable[Path]) -> str:
 
 
 def _sources(folder: Path) -> Iterable[Path]:
-    return (
-        file
-        for file in folder.rglob("*")
-        if file.suffix in SOURCE_SUFFIXES and "__pycache__" not in file.parts and file.is_file()
-    )
+    return (file for file in files_below(folder) if file.suffix in SOURCE_SUFFIXES)
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """The files in a folder and below it, also those that symbolic links lead to, without __pycache__."""
+    seen: set[tuple[int, int]] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        status = os.stat(place)
+        if (status.st_dev, status.st_ino) in seen:  # a link to a folder above it, or a second one
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        yield from (Path(place) / name for name in files if (Path(place) / name).is_file())

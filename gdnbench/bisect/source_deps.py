@@ -13,38 +13,54 @@ import site
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from gdnbench.bisect.cache_key import SOURCE_SUFFIXES
+from gdnbench.bisect.cache_key import SOURCE_SUFFIXES, files_below
 from gdnbench.bisect.imports import FilePath, read_imports
 
 OWN = ("gdnbench", "gdnbench_kernels")
 
 
-def with_imported(start: Path, folder: Path) -> list[Path]:
+def with_imported(start: Path, folder: Path, without: Container[str] = ()) -> list[Path]:
     """`start`, a file or the folder of a package, and all that it imports, directly or not: files and
-    folders of packages. Modules are looked for in `folder`, beside a file, then where this process looks.
-    Files beside a file that it names in a string count too."""
+    folders of packages. Modules are looked for in `folder`, in what the files add to `sys.path`, beside a
+    file, then where this process looks. Files beside a file that it names in a string count too. Modules
+    whose names are in `without` do not."""
+    folders = [folder]
+    while True:
+        found, named = _reached(start, folders, without)
+        named = [path for path in named if not _is_installed(path)]
+        new = [path for path in named if path.is_dir() and path not in folders]
+        if not new:
+            return [*found, *(path for path in named if path.is_file() and path not in found)]
+        folders += new
+
+
+def _reached(start: Path, folders: Sequence[Path], without: Container[str]) -> tuple[list[Path], list[Path]]:
+    """What `start` imports with modules in `folders`; the folders and archives that it adds to `sys.path`."""
     found: dict[Path, None] = {}
+    named: dict[Path, None] = {}
     waiting = [start]
     while waiting:
         place = waiting.pop()
         if place in found:
             continue
         found[place] = None
-        files = [place] if place.is_file() else sorted(place.rglob("*.py"))
+        files = [place] if place.is_file() else sorted(files_below(place))
         for file in files:
             if file.suffix != ".py":
                 continue
             text = file.read_bytes()
-            beside = [folder, file.parent] if place.is_file() else [folder]
+            beside = [*folders, file.parent] if place.is_file() else folders
             imports = read_imports(text)
-            waiting += (path for name in sorted(imports.names) for path in _located(name, beside))
-            waiting += _named_files(imports.paths, file, folder)
+            names = sorted(name for name in imports.names if name not in without)
+            waiting += (path for name in names for path in _located(name, beside))
+            waiting += _named_paths(imports.paths, file, folders[0])
+            named |= dict.fromkeys(_named_paths(imports.folders, file, folders[0]))
             if place.is_file():
                 waiting += _files(file.parent, _strings(text))
-    return list(found)
+    return list(found), list(named)
 
 
 def _located(name: str, folders: Sequence[Path]) -> list[Path]:
@@ -63,14 +79,14 @@ def _located(name: str, folders: Sequence[Path]) -> list[Path]:
         return []
     places = spec.submodule_search_locations or ([spec.origin] if spec.has_location and spec.origin else [])
     paths = [Path(place).resolve() for place in places]
-    return [path for path in paths if not any(path.is_relative_to(there) for there in _installed())]
+    return [path for path in paths if not _is_installed(path)]
 
 
-def _named_files(paths: Iterable[FilePath], file: Path, folder: Path) -> Iterator[Path]:
-    """The files that `file` loads by path."""
+def _named_paths(paths: Iterable[FilePath], file: Path, folder: Path) -> Iterator[Path]:
+    """What is there of the files and folders that `file` names."""
     for one in sorted(paths, key=str):
         path = (file.parent if one.beside else folder) / one.path
-        if path.is_file():
+        if path.exists():
             yield path.resolve()
 
 
@@ -91,11 +107,16 @@ def _strings(text: bytes) -> set[str]:
 
 
 def _files(folder: Path, strings: set[str]) -> Iterator[Path]:
-    """Sources that strings name by a path from `folder`, or modules there by their names."""
-    for text in sorted(strings):
+    """Sources that strings name by a path from `folder`, or modules there by their names; of
+    `module:function`, as a kernel's steps are named, the module."""
+    for text in sorted({text.partition(":")[0] for text in strings} - {""}):
         name = text if text.endswith(SOURCE_SUFFIXES) else f"{text.replace('.', '/')}.py"
         if (folder / name).is_file():
             yield folder / name
+
+
+def _is_installed(path: Path) -> bool:
+    return any(path.is_relative_to(there) for there in _installed())
 
 
 def _installed() -> list[Path]:

@@ -53,6 +53,22 @@ def test_a_file_that_is_not_reached_does_not(here: Path) -> None:
     assert digest("mine.py:kernel") == before
 
 
+@pytest.mark.parametrize("changed", ["steps.py", "lib/added.py", "elsewhere/linked.py"])
+def test_what_is_reached_in_another_way_counts(here: Path, changed: str) -> None:
+    """A kernel's step that a text names, a folder that is added to the search path, one behind a link."""
+    for folder in ("lib", "elsewhere"):
+        (here / folder).mkdir()
+    for name in ("steps.py", "lib/added.py", "elsewhere/linked.py"):
+        (here / name).write_text("ROUNDS = 3\n")
+    (here / "engine" / "link").symlink_to(here / "elsewhere")
+    (here / "elsewhere" / "loop").symlink_to(here / "engine")
+    lines = ["import sys, engine", "sys.path.append('lib')", "import added", "STEP = 'steps.py:form'"]
+    (here / "mine.py").write_text("\n".join(lines))
+    before = digest("mine.py:kernel")
+    (here / changed).write_text("ROUNDS = 2\n")
+    assert digest("mine.py:kernel") != before
+
+
 def test_modules_beside_a_file_count_from_another_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(here / "tables")
     before = digest("../mine.py:kernel")

@@ -5,7 +5,6 @@ packages.
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
 
 from gdnbench.bisect import cache_key
 from gdnbench.bisect import trial as trials
@@ -85,13 +84,11 @@ class Revisions:
             trees = {"": self._repository.tree(commit.hash) or commit.hash}
         if trial not in self._asked:
             self._asked[trial] = trials.question_without_code(trial)
-        place = trial.kernel.rpartition(":")[0]
-        outside = Path(place).is_absolute()
         there = interpreter(self._python)
         return {
             **self._asked[trial],
             "axis": "commit",
-            "code": cache_key.digest_code([Path(place)]) if outside else "",
+            "code": cache_key.digest_code(self._relevant.outside(commit.hash)),
             "trees": digest(trees),
             "path": self._path,
             "build": self._build,
