@@ -192,7 +192,8 @@ def sim(
         list[str] | None,
         typer.Option(
             help="With --explore: replace {NAME} in the arguments and the launch by each value of NAME=V1,V2."
-            " Repeatable. Of a program: sms=1,2,4 runs it again with so many SMs each.",
+            " Repeatable. Of a program: sms=1,2,4 runs it again with so many SMs each; engine=interpreter"
+            " runs each launch in that engine too and compares the bits.",
             rich_help_panel=CHECK_PANEL,
         ),
     ] = None,

@@ -13,7 +13,7 @@ import typer
 from gdnbench.cli.checking import print_unused, write_template
 from gdnbench.cli.console import print_json, print_lines, print_note, progress, table
 from gdnbench.cli.exploring import refuse_with, typed
-from gdnbench.cli.sim_sms import SmsRuns, run_with_sms, wanted_sms
+from gdnbench.cli.sim_sms import SmsRuns, run_with_sms, wanted_sms_and_engines
 from gdnbench.cli.tracing import trace_to
 from gdnbench.errors import BadInputError, Exit
 
@@ -98,11 +98,12 @@ def run_command(
     from gdnbench.sim.explore import schedules
     from gdnbench.sim.virtual import LaunchChoice, Request, run_program
 
-    Settings(**options.settings)  # refuses bad values before the program runs
     late = options.settings["schedule"] == "late"
-    counts = wanted_sms(options.vary)
-    if options.explore is None and counts:
-        raise BadInputError("--vary sms=N,N runs a program again: give --explore too")
+    counts, engines = wanted_sms_and_engines(options.vary)
+    for engine in (options.settings["engine"], *engines):
+        Settings(**{**options.settings, "engine": engine})  # refuses bad values before the program runs
+    if options.explore is None and options.vary:
+        raise BadInputError("--vary runs a program or its launches again: give --explore too")
     if options.explore is not None:
         profile = options.settings["profile"]
         given = None if late else options.settings["schedule"]
@@ -120,6 +121,7 @@ def run_command(
         options.settings,
         launches=options.launch,
         explore=() if options.explore is None else schedules(options.explore),
+        engines=engines,
     )
     with ExitStack() as stack:
         tracing = stack.enter_context(
@@ -251,7 +253,7 @@ def _print(done: ProgramRun, *, verbose: bool) -> None:
 
 
 def _print_explored(options: ProgramOptions, request: Request, log: Log, *, verbose: bool) -> None:
-    from gdnbench.sim.virtual import explored_summary, explored_text
+    from gdnbench.sim.virtual import explored_summary, explored_text, run_names
 
     if not request.explore or not log.launches:
         return
@@ -260,11 +262,14 @@ def _print_explored(options: ProgramOptions, request: Request, log: Log, *, verb
         print_lines(f"  repeat: {_repeat(options, first)}")
     for reason in dict.fromkeys(launch.refused for launch in log.explored if launch.refused):
         print_lines(f"not explored: {reason}")
-    print_lines(explored_summary(log.explored, request.explore))
+    runs = run_names(request.explore, options.settings["engine"], request.engines)
+    print_lines(explored_summary(log.explored, runs))
 
 
 def _repeat(options: ProgramOptions, launch: ExploredLaunch) -> str:
-    """The command that runs the launch as the first schedule that made a difference did."""
+    """The command that runs the launch as the first run that made a difference did."""
+    from gdnbench.sim.virtual import schedule_and_engine
+
     other = [one for one in launch.findings if one.is_fault or one.finding.fails]
     under = launch.schedules[0]
     if launch.difference is not None:
@@ -272,12 +277,14 @@ def _repeat(options: ProgramOptions, launch: ExploredLaunch) -> str:
     elif other:
         under = other[0].under[0]
     settings = options.settings
+    schedule, other_engine = schedule_and_engine(under)
+    engine = other_engine or settings["engine"]
     words = ["--machine", options.machine] if options.machine is not None else []
     words += ["--sms", str(options.sms)] if options.sms is not None else []
-    words += ["--engine", settings["engine"]] if settings["engine"] != "compiled" else []
+    words += ["--engine", engine] if engine != "compiled" else []
     words += ["--mma", settings["mma"]] if settings["mma"] != "hardware" else []
     words += ["--check"] * settings["check"] + ["--keep-going"] * settings.get("keep_going", False)
-    return typed("sim", *words, "--schedule", under, "--launch", launch.number, "--", *options.command)
+    return typed("sim", *words, "--schedule", schedule, "--launch", launch.number, "--", *options.command)
 
 
 def _cells(row: KernelRow) -> list[object]:

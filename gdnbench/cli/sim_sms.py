@@ -21,15 +21,23 @@ HEADERS = ("sms", "status", "launches", "warp instructions", "errors", "review",
 LAST_LINES = 10  # of the output of a run whose exit status is another
 
 
-def wanted_sms(texts: Sequence[str]) -> list[int]:
-    """The numbers of `--vary sms=1,2,4`. BadInputError for anything else."""
-    found: list[int] = []
+def wanted_sms_and_engines(texts: Sequence[str]) -> tuple[list[int], list[str]]:
+    """The numbers of `--vary sms=1,2,4` and the names of `--vary engine=interpreter`. BadInputError for
+    anything else."""
+    counts: list[int] = []
+    engines: list[str] = []
     for text in texts:
-        name, _, values = text.partition("=")
-        if name != "sms" or not all(_is_number(value) for value in values.split(",")):
-            raise BadInputError(f"--vary {text!r}: of a program it is sms=N,N with numbers of SMs, sms=1,2,4")
-        found += [int(value) for value in values.split(",")]
-    return list(dict.fromkeys(found))
+        name, _, joined = text.partition("=")
+        values = joined.split(",")
+        if name == "engine":
+            engines += values
+        elif name == "sms" and all(map(_is_number, values)):
+            counts += map(int, values)
+        else:
+            raise BadInputError(
+                f"--vary {text!r}: of a program it is sms=N,N with numbers of SMs, sms=1,2,4, or engine=NAME"
+            )
+    return list(dict.fromkeys(counts)), list(dict.fromkeys(engines))
 
 
 def _is_number(text: str) -> bool:

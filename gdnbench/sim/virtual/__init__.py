@@ -14,7 +14,13 @@ from gdnbench.sim.lazy import lazy_names
 if TYPE_CHECKING:
     from gdnbench.sim.host.machines import MACHINES, Machine, machine_named
     from gdnbench.sim.virtual.device_memory import DeviceMemory
-    from gdnbench.sim.virtual.explored import ExploredLaunch, explored_summary, explored_text
+    from gdnbench.sim.virtual.explored import (
+        ExploredLaunch,
+        explored_summary,
+        explored_text,
+        run_names,
+        schedule_and_engine,
+    )
     from gdnbench.sim.virtual.gpu import VirtualGpu, current_gpu, virtual_gpu
     from gdnbench.sim.virtual.launch_choice import LaunchChoice
     from gdnbench.sim.virtual.launch_explorer import LaunchExplorer
@@ -54,7 +60,9 @@ __all__ = [
     "launches_of",
     "machine_named",
     "program_log",
+    "run_names",
     "run_program",
+    "schedule_and_engine",
     "virtual_gpu",
 ]
 
@@ -62,7 +70,8 @@ __getattr__ = lazy_names(
     __name__,
     {
         "gdnbench.sim.virtual.device_memory": "DeviceMemory",
-        "gdnbench.sim.virtual.explored": "ExploredLaunch explored_summary explored_text",
+        "gdnbench.sim.virtual.explored": "ExploredLaunch explored_summary explored_text"
+        " run_names schedule_and_engine",
         "gdnbench.sim.virtual.launch_choice": "LaunchChoice",
         "gdnbench.sim.virtual.launch_explorer": "LaunchExplorer",
         "gdnbench.sim.virtual.gpu": "VirtualGpu current_gpu virtual_gpu",

@@ -1,4 +1,5 @@
-"""What running a launch under several schedules showed; as JSON, it travels in the log of a process."""
+"""What running a launch under several schedules and in several engines showed; as JSON, it travels in the log
+of a process."""
 
 from __future__ import annotations
 
@@ -10,11 +11,31 @@ from gdnbench.sim.finding import Finding, Severity
 from gdnbench.sim.machine.engine_interface import Dim3
 
 
+def run_names(schedules: Sequence[str], engine: str, engines: Sequence[str]) -> tuple[str, ...]:
+    """The runs of a launch under `schedules`, in `engine` and then in the others of `engines`. A run in
+    `engine` has the name of its schedule, one in another engine both names: "interpreter late"."""
+    others = [f"{other} {one}" for other in engines if other != engine for one in schedules]
+    return (*schedules, *others)
+
+
+def schedule_and_engine(name: str) -> tuple[str, str | None]:
+    """The schedule of a run that `run_names` named, and its engine if the name has one."""
+    engine, _, schedule = name.rpartition(" ")
+    return schedule, engine or None
+
+
+def _varied(names: Iterable[str]) -> str:
+    """What differs between runs of these names."""
+    engines = any(schedule_and_engine(name)[1] for name in names)
+    return "the schedule or the engine" if engines else "the schedule"
+
+
 @dataclass(frozen=True, slots=True)
 class BitDifference:
-    """Other bytes under `schedule` than under `against`. `place` is the first place that differs, with both
-    values, `count` the number of bytes that do, and `lines` the lines of the kernel that write the first.
-    `unsteady`: a second run under `against` left other bytes too, so the schedule need not be the cause."""
+    """Other bytes in the run `schedule` than in the run `against`. `place` is the first place that differs,
+    with both values, `count` the number of bytes that do, and `lines` the lines of the kernel that write the
+    first. `unsteady`: a second run under `against` left other bytes too, so the schedule need not be the
+    cause."""
 
     tensor: str
     place: str
@@ -50,8 +71,8 @@ class ScheduleFinding:
 
 @dataclass(frozen=True, slots=True)
 class ExploredLaunch:
-    """The launch `number` of its process under all `schedules`, of which the program had the result of the
-    first. `refused` is why it was not run under all others."""
+    """The launch `number` of its process in all runs of `schedules`, see `run_names`; the program had the
+    result of the first. `refused` is why it was not run under all others."""
 
     number: int
     entry: str
@@ -127,7 +148,9 @@ def explored_text(
 def _text(launches: Sequence[ExploredLaunch], *, verbose: bool) -> str:
     first = launches[0]
     often = f", the first of {len(launches)} such launches" if len(launches) > 1 else ""
-    what = "depends on the schedule" if first.depends else "has findings under some schedules only"
+    what = f"depends on {_varied(first.schedules)}"
+    if not first.depends:
+        what = "has findings under some schedules only"
     said = [] if first.difference is None else [str(first.difference)]
     said += [str(one) for one in first.findings if verbose or one.finding.accepted is None]
     lines = (f"  {line}" for text in said for line in text.split("\n"))
@@ -136,12 +159,14 @@ def _text(launches: Sequence[ExploredLaunch], *, verbose: bool) -> str:
 
 
 def explored_summary(explored: Sequence[ExploredLaunch], schedules: Iterable[str]) -> str:
-    """One line: how many launches ran under which schedules, and how many depend on them."""
+    """One line: how many launches ran under which schedules, and how many depend on them. A run in another
+    engine is a schedule of its own name, see `run_names`."""
+    schedules = tuple(schedules)
     ran = [launch for launch in explored if not launch.refused]
     depend = sum(launch.depends for launch in ran)
-    result = (
-        f"{depend} of them depend{'s' if depend == 1 else ''} on the schedule" if depend else "equal bits"
-    )
+    result = "equal bits"
+    if depend:
+        result = f"{depend} of them depend{'s' if depend == 1 else ''} on {_varied(schedules)}"
     left = len(explored) - len(ran)
     out = f"; {left} not under all of them" if left else ""
     return (

@@ -24,8 +24,9 @@ class Request:
     and the fields of `Settings` that differ from their defaults. `log` is the folder for the log, or None.
 
     `launches` chooses launches (see `LaunchChoice.parse`); None chooses all. `explore` has the schedules
-    under which each chosen launch runs. `attach` has an argument by the name of a module outside the
-    simulator: the process imports the module and calls its function `attach_to(gpu, argument)`.
+    under which each chosen launch runs, and `engines` further engines in which it runs under each of them.
+    `attach` has an argument by the name of a module outside the simulator: the process imports the module and
+    calls its function `attach_to(gpu, argument)`.
     """
 
     machine: str
@@ -34,6 +35,7 @@ class Request:
     log: str | None = None
     launches: str | None = None
     explore: Sequence[str] = ()
+    engines: Sequence[str] = ()
     attach: Mapping[str, Any] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:
@@ -65,7 +67,9 @@ def start_from_environment(environment: Mapping[str, str]) -> None:
         if request.launches is not None:
             gpu.choice = LaunchChoice.parse(request.launches)
         if request.explore:
-            gpu.explorer = LaunchExplorer(tuple(request.explore), log.explored)
+            gpu.explorer = LaunchExplorer(
+                tuple(request.explore), log.explored, engines=tuple(request.engines)
+            )
         for module, argument in request.attach.items():
             import_module(module).attach_to(gpu, argument)
     except Exception as error:

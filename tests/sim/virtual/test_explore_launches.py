@@ -8,6 +8,7 @@ open.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from gdnbench.sim.virtual import (
     VirtualGpu,
     explored_summary,
     explored_text,
+    schedule_and_engine,
     virtual_gpu,
 )
 from tests.messages import wording
@@ -71,7 +73,7 @@ SCHEDULES = ("late", "early", "random:1")
 class Launches:
     """A GPU whose launches are explored: `x` = [2, 0, ...] and `y` = 7s, of four words each."""
 
-    def __init__(self, gpu: VirtualGpu, **options: int) -> None:
+    def __init__(self, gpu: VirtualGpu, **options: Any) -> None:
         self.gpu = gpu
         self.explored: list[ExploredLaunch] = []
         self.blocks = [gpu.memory.allocate(16) for _ in range(2)]  # live as long as these arrays
@@ -146,6 +148,24 @@ def test_a_right_kernel_leaves_equal_bits(gpu: VirtualGpu) -> None:
         wording("sim.virtual.explored", count=1, schedules=", ".join(SCHEDULES), result="equal bits"),
         explored_summary(launches.explored, SCHEDULES),
     )
+
+
+def test_a_launch_in_both_engines(gpu: VirtualGpu) -> None:
+    """The interpreter stops at a register that was never written; compiled code reads some value."""
+    launches = Launches(gpu, engines=("compiled", "interpreter"))
+    launches.run(wait=WAIT)
+    launches.run(wait=WAIT, index="add.u32 %r2, %r2, %r3;")
+    right, wrong = launches.explored
+    names = (*SCHEDULES, *(f"interpreter {one}" for one in SCHEDULES))
+    assert right.schedules == wrong.schedules == names
+    assert not right.failed
+    (some,) = wrong.findings
+    assert (some.under, some.not_under) == (names[3:], SCHEDULES)
+    assert "depends on the schedule or the engine" in explored_text(launches.explored)[0][1]
+    assert explored_summary(launches.explored, names).endswith(
+        "1 of them depends on the schedule or the engine"
+    )
+    assert [schedule_and_engine(one) for one in names[2:4]] == [("random:1", None), ("late", "interpreter")]
 
 
 def test_every_run_begins_with_the_same_memory(gpu: VirtualGpu) -> None:

@@ -174,6 +174,7 @@ def test_a_program_keeps_its_own_exit_status(run: Run) -> None:
             (("--save", "out"), wording("sim.virtual.function-alone", option="--save")),
             (("--launch", "3"), wording("sim.virtual.launch-alone")),
             (("--vary", "sms=1"), wording("sim.virtual.vary-alone")),
+            (("--explore", "2", "--vary", "engine=never"), "engine 'never'"),
             (("--explore", "2", "--vary", "M=1"), wording("sim.virtual.vary", text="M=1")),
             (("--explore", "2", "--vary", f"sms={10**7}"), wording("sim.virtual.vary", text=f"sms={10**7}")),
             (("--engine", "never"), "engine 'never'"),
@@ -305,11 +306,12 @@ def test_a_choice_that_no_launch_fits_is_bad_input(run: Run) -> None:
 
 @pytest.mark.slow  # a program
 def test_an_exploration_as_json(run: Run) -> None:
-    ran = run(UNWAITED, options=("--explore", "2", "--json"))
+    ran = run(UNWAITED, options=("--explore", "2", "--vary", "engine=interpreter", "--json"))
     assert ran.returncode == 1
     found = json.loads(ran.stdout.partition("\n")[2])
     assert [one["number"] for one in found["launches"]] == [0, 1]
     assert [one["depends"] for one in found["explored"]] == [True, True]
+    assert found["explored"][0]["schedules"] == ["late", "early", "interpreter late", "interpreter early"]
     assert found["explored"][0]["difference"]["lines"][0].startswith("kernel.py:17")
 
 
