@@ -34,6 +34,7 @@ class FaultKind(StrEnum):
     BUDGET = "launch over budget"
     BARRIER = "barrier misuse"
     EXITED = "shared memory of an exited CTA"
+    PAIR = "CTA pair misuse"
     DEADLOCK = "deadlock"
     WGMMA = "wgmma misuse"
     LAUNCH_CONTROL = "cluster launch control misuse"

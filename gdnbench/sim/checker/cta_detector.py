@@ -51,7 +51,7 @@ from gdnbench.sim.machine.barrier_state import Round
 from gdnbench.sim.machine.cluster import ClusterRound
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import CLUSTER_STRIDE, Argument, Lanes, Results, Wait, Warp
-from gdnbench.sim.machine.footprint import Footprint
+from gdnbench.sim.machine.footprint import Footprint, TmemBlock
 from gdnbench.sim.machine.mbarrier import COUNT_MAX
 from gdnbench.sim.machine.memory import rank_of
 from gdnbench.sim.machine.observer import Addresses, Masks, Writer
@@ -124,9 +124,9 @@ class CtaRaceDetector:
         """The CTA of a warp."""
         return self.ctas[warp.rank]
 
-    def tmem_of(self, warp: int) -> TmemShadow:
-        """The shadow of the tensor memory of the CTA of a warp, given by its number."""
-        return self._tmem[warp // (self.warps // len(self._tmem))]
+    def tmem_of(self, rank: int) -> TmemShadow:
+        """The shadow of the tensor memory of the CTA of this rank."""
+        return self._tmem[rank]
 
     def has_shared(self, address: int, size: int) -> bool:
         """Whether these bytes are shared memory of the CTA, or of one of the cluster."""
@@ -292,8 +292,8 @@ class CtaRaceDetector:
     def record_footprint(self, where: Footprint, event: Event, lane: int) -> None:
         """Check and record an asynchronous operation's access to the bytes or cells of `where`."""
         found = where.cells()
-        if where.space == "tmem":
-            self.tmem_of(event.warp).record_access(found, event)
+        if isinstance(where, TmemBlock):
+            self.tmem_of(where.rank).record_access(found, event)
             return
         if found.size:
             self.record_access(

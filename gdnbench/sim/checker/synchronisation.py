@@ -68,7 +68,7 @@ MBARRIER_BYTES = 8
 class CtaStateWithTmem(CtaState, Protocol):
     """`CtaState` and the shadows of tensor memory, which themselves use a `CtaState`."""
 
-    def tmem_of(self, warp: int) -> TmemShadow: ...
+    def tmem_of(self, rank: int) -> TmemShadow: ...
 
 
 Begin = Callable[["CtaStateWithTmem", IssuedInstruction], None]
@@ -376,7 +376,7 @@ def _tmem_access(
         Proxy.TENSOR,
         token,
     )
-    detector.tmem_of(event.warp).record_access(
+    detector.tmem_of(issued.warp.rank).record_access(
         cells_of(issued.warp, issued.ins, issued.lanes, issued.sources), event
     )
     if loads:
@@ -415,7 +415,18 @@ def _tmem_alloc(
     starts = np.array([address], np.int64)
     detector.record_access("shared", cells_of_accesses(starts, 4, detector.cell_bytes["shared"]), event)
     first = int(detector.cta_of(issued.warp).shared.view(address, 4).view(np.uint32)[0])
-    detector.tmem_of(event.warp).record_alloc(first, columns, event)
+    own, peer = _tmem_group(detector, issued)
+    own.record_alloc(first, columns, event, peer)
+    if peer is not None:  # the two execute it together: the peer runs
+        detector.warp_clocks[warp].all_lanes.started |= 1 << (issued.warp.rank ^ 1)
+
+
+def _tmem_group(
+    detector: CtaStateWithTmem, issued: IssuedInstruction
+) -> tuple[TmemShadow, TmemShadow | None]:
+    """The shadow of the CTA's tensor memory, and that of the peer's for an instruction of a pair."""
+    rank = issued.warp.rank
+    return detector.tmem_of(rank), detector.tmem_of(rank ^ 1) if issued.ins.has("cta_group::2") else None
 
 
 def _tmem_dealloc(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
@@ -425,7 +436,8 @@ def _tmem_dealloc(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None
     allocations = detector.cta_of(issued.warp).tmem.allocations
     if allocations.get(first) == columns:  # the machine raises a fault for any other
         event = _record(detector, issued, Access.WRITE)
-        detector.tmem_of(event.warp).record_dealloc(first, columns, event)
+        own, peer = _tmem_group(detector, issued)
+        own.begin_dealloc(first, columns, event, peer)
 
 
 BEGINS: dict[str, Begin] = {

@@ -24,7 +24,11 @@ MEMORY = "tmem"
 
 class TmemShadow:
     """The shadow of one CTA's tensor memory. `_owner` is, by column, the tcgen05.alloc that allocated it;
-    `_freed` the tcgen05.dealloc that freed it."""
+    `_freed` the tcgen05.dealloc that freed it.
+
+    The CTAs of a pair allocate and free together: what follows either's instruction follows both. `_partners`
+    has both events of each such tcgen05.alloc. `_allocating` and `_freeing` have, by first column, the event
+    of the peer where the CTA's own is yet to come."""
 
     def __init__(self, detector: CtaState, sets: ReadSets) -> None:
         self._detector = detector
@@ -32,6 +36,9 @@ class TmemShadow:
         self._sets = sets
         self._owner = np.zeros(TMEM_COLUMNS, np.int32)
         self._freed = np.zeros(TMEM_COLUMNS, np.int32)
+        self._partners: dict[int, int] = {}
+        self._allocating: dict[int, Event] = {}
+        self._freeing: dict[int, Event] = {}
 
     def record_access(self, cells: Cells, event: Event) -> None:
         """Check a tcgen05 operation's access to `cells` (512 lane + column) and record it."""
@@ -50,27 +57,51 @@ class TmemShadow:
                 one, event, lambda before, met: unordered_in_tmem(before, event, clocks, met), MEMORY
             )
 
-    def record_alloc(self, first: int, columns: int, event: Event) -> None:
-        """tcgen05.alloc has allocated these columns: forget what was in them."""
+    def record_alloc(self, first: int, columns: int, event: Event, peer: TmemShadow | None) -> None:
+        """tcgen05.alloc has allocated these columns, in a pair in the `peer` too: forget what was in them."""
+        earlier = self._allocating.pop(first, None)
+        if earlier is None:
+            self._allocate(first, columns, event)
+            if peer is not None:
+                peer._allocate(first, columns, event)
+                peer._allocating[first] = event
+        elif peer is not None:
+            for shadow in (self, peer):
+                shadow._partners[earlier.number] = event.number
+
+    def _allocate(self, first: int, columns: int, event: Event) -> None:
         self._owner[first : first + columns] = event.number
         self._freed[first : first + columns] = NO_ACCESS
         self._allocated_shadow().clear(_block(first, columns))
 
-    def record_dealloc(self, first: int, columns: int, event: Event) -> None:
-        """tcgen05.dealloc frees the columns: all operations that used them must have completed."""
-        detector = self._detector
-        known, over = (
-            detector.warp_clocks[event.warp].all_lanes,
-            detector.warp_clocks[event.warp].completed_tokens(),
-        )
-        self._check_allocated(np.arange(first, first + columns, dtype=np.int64), event)
+    def begin_dealloc(self, first: int, columns: int, event: Event, peer: TmemShadow | None) -> None:
+        """A warp executes tcgen05.dealloc; in a pair the columns are freed once both have."""
+        if peer is None:
+            self._deallocate(first, columns, (event,))
+            return
+        earlier = self._freeing.pop(first, None)
+        if earlier is None:
+            peer._freeing[first] = event
+            return
+        for shadow in (self, peer):
+            shadow._deallocate(first, columns, (earlier, event))
+
+    def _deallocate(self, first: int, columns: int, events: tuple[Event, ...]) -> None:
+        """The columns are freed: all operations that used them must have completed."""
+        detector, event = self._detector, events[-1]
+        over = loads_used = 0
+        for one in events:
+            clocks = detector.warp_clocks[one.warp]
+            over |= clocks.completed_tokens()
+            loads_used |= clocks.all_lanes.loads_used
+            self._check_allocated(np.arange(first, first + columns, dtype=np.int64), one)
         for number, cell in self._allocated_shadow().prior_accesses(_block(first, columns)):
             before = detector.events[number]
             if before.token is not None and not over >> before.token & 1:
                 why = Unordered(
                     Cause.RACE, Verdict.ERROR, "a wait for the first, and a barrier before tcgen05.dealloc"
                 )
-                if known.loads_used >> before.token & 1:
+                if loads_used >> before.token & 1:
                     why = USED_ALONE
                 detector.findings.add_pair(why, before, event, MEMORY, cell)
         self._freed[first : first + columns] = event.number
@@ -83,7 +114,13 @@ class TmemShadow:
             if number == NO_ACCESS:
                 continue  # not allocated: the machine raises the fault
             alloc = detector.events[number]
-            if alloc.warp != event.warp and not clocks.ordered_after(alloc, LanePair(alloc.lane, event.lane)):
+            allocs = [alloc]
+            if number in self._partners:
+                allocs.append(detector.events[self._partners[number]])
+            if not any(
+                one.warp == event.warp or clocks.ordered_after(one, LanePair(one.lane, event.lane))
+                for one in allocs
+            ):
                 why = Unordered(
                     Cause.RACE, Verdict.ERROR, "a barrier between tcgen05.alloc and the first use"
                 )

@@ -100,9 +100,10 @@ def shared_window(cta: Cta, space: str) -> SharedMemory:
 
 
 def check_same_cta(ins: Instruction, target: int, barrier: int) -> None:
-    """Raises KernelFault unless the mbarrier is in the shared memory of the CTA that receives the bytes (PTX
-    ISA, "cp.async.bulk", "cp.async.bulk.tensor", "st.async")."""
-    if rank_of(target) != rank_of(barrier):
+    """Raises KernelFault unless the mbarrier is in the shared memory of the CTA that receives the bytes, or
+    with .cta_group::2 of its pair (PTX ISA, "cp.async.bulk", "cp.async.bulk.tensor", "st.async")."""
+    ctas = 2 if ins.has("cta_group::2") else 1
+    if rank_of(target) // ctas != rank_of(barrier) // ctas:
         raise KernelFault(
             FaultKind.BARRIER,
             f"{ins.op} to the CTA of rank {rank_of(target)} with an mbarrier of the CTA of rank "

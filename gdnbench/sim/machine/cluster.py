@@ -16,6 +16,7 @@ import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.async_queue import AsyncQueue, Schedule
+from gdnbench.sim.machine.cta_pair import CtaPair
 from gdnbench.sim.machine.engine_interface import Dim3, Lanes, Wait, Warp
 from gdnbench.sim.machine.memory import ClusterArrays
 
@@ -226,6 +227,7 @@ class Cluster:
         self.arrays = ClusterArrays(self.size, shared_size)
         self.barrier = ClusterBarrier(self.size * warps, warps)
         self.queues: list[AsyncQueue] = []
+        self.pairs = [CtaPair() for _ in range(self.size // 2)]  # of ranks 2i and 2i + 1
 
     def position(self, rank: int) -> Dim3:
         """%cluster_ctaid of a rank."""

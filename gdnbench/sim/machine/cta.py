@@ -117,6 +117,20 @@ class Launch:
     clusters: ClusterGrid | None = None  # None: no CTA shares anything with another
     grants: LaunchGrants | None = None  # None: no CTA can cancel another
     _wgmma: Forms | None = None
+    _cta_groups: frozenset[str] | None = None
+
+    @property
+    def cta_groups(self) -> frozenset[str]:
+        """The values of .cta_group that the kernel's tcgen05 instructions have."""
+        if self._cta_groups is None:
+            self._cta_groups = frozenset(
+                mod
+                for ins in self.kernel.instructions
+                if ins.op.startswith("tcgen05.")
+                for mod in ins.mods
+                if mod.startswith("cta_group::")
+            )
+        return self._cta_groups
 
     @property
     def wgmma(self) -> Forms:
@@ -190,6 +204,7 @@ class Cta:
         self.cluster = cluster
         self.rank = rank
         self.grants = grants
+        self.members: Sequence[Cta] = (self,)  # the CTAs of its cluster, by rank
         self.config = launch.config
         self.memory = launch.memory
         self.grid = launch.grid
@@ -220,6 +235,7 @@ class Cta:
         self.recorder = launch.recorder(index) if launch.recorder is not None else None
         if self.recorder is not None:
             self.queue.observer = self.recorder.asynchronous
+        self.tensor_issuers: set[int] = set()  # warps that have issued products or copies of tensor memory
         self.checker = launch.checker(self) if launch.checker is not None else None
         self.queue.checker = self.checker
 

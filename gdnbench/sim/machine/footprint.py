@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gdnbench.sim.machine.engine_interface import CLUSTER_STRIDE
+
 Cells = npt.NDArray[np.int64]
 
 TMEM_COLUMNS = 512
@@ -75,22 +77,26 @@ class Chunks:
 
 def moved_to(origin: int, places: tuple[Footprint, ...]) -> tuple[Footprint, ...]:
     """The same footprints in the CTA of a cluster whose shared memory begins at `origin`, where descriptors
-    gave addresses without a rank."""
-    if not origin:
-        return places
-    return tuple(
-        replace(where, origin=where.origin + origin) if isinstance(where, Chunks) else where
-        for where in places
-    )
+    and addresses of TMEM name no rank."""
+    return tuple(_moved(where, origin) for where in places) if origin else places
+
+
+def _moved(where: Footprint, origin: int) -> Footprint:
+    if isinstance(where, Chunks):
+        return replace(where, origin=where.origin + origin)
+    if isinstance(where, TmemBlock):
+        return replace(where, rank=origin // CLUSTER_STRIDE)
+    return where
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TmemBlock:
-    """Columns [first, last) of the TMEM lanes in `lanes`, bool[128]."""
+    """Columns [first, last) of the TMEM lanes in `lanes`, bool[128], of the CTA of `rank` in its cluster."""
 
     lanes: npt.NDArray[np.bool_]
     first: int
     last: int
+    rank: int = 0
     space: str = "tmem"
 
     def cells(self) -> Cells:

@@ -121,14 +121,16 @@ def _clusters_run(
 ) -> Iterator[tuple[list[_CtaRun], Scheduler | ClusterScheduler]]:
     """The CTAs of each cluster of a part of the grid, with their scheduler: one CTA unless the launch has
     clusters. The clusters run one after the other."""
-    for index, grants in _started(launch, unit):
+    for started, grants in _started(launch, unit):
         if launch.clusters is None:
-            alone = _CtaRun(engine, Cta(launch, index, grants=grants), quantum)
+            alone = _CtaRun(engine, Cta(launch, started, grants=grants), quantum)
             yield [alone], alone.scheduler
             continue
-        for place in launch.clusters.clusters(index):
+        for place in launch.clusters.clusters(started):
             cluster = Cluster(place, launch.warps, launch.shared_size)
-            ctas = [Cta(launch, cta, cluster, rank, grants) for rank, cta in enumerate(place.ctas)]
+            ctas = [Cta(launch, index, cluster, rank, grants) for rank, index in enumerate(place.ctas)]
+            for cta in ctas:
+                cta.members = ctas
             runs = [_CtaRun(engine, cta, quantum) for cta in ctas]
             yield runs, ClusterScheduler([run.scheduler for run in runs])
 

@@ -9,6 +9,9 @@ four or eight columns of one or several lanes (CUTLASS `copy_traits_sm100.hpp`, 
     32x128b.warpx4           lanes r, r + 32, r + 64, r + 96
     4x256b                   lane 32 r, counted from the address's lane
 
+With .cta_group::2 each CTA of the pair copies from its own shared memory into its own TMEM (CUTLASS
+`2cta_mma_blockscale_m128.py`, where one instruction copies other scales in each).
+
 With .b8x16.b6x16_p32 or .b4x16_p64, each chunk has 16 elements of six or four bits and padding, and each
 element fills a byte of TMEM (9.7.16.9.1).
 """
@@ -26,10 +29,18 @@ from gdnbench.sim.machine import tcgen05_operand
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
-from gdnbench.sim.machine.footprint import TmemBlock, moved_to
+from gdnbench.sim.machine.footprint import Footprint, TmemBlock, moved_to
 from gdnbench.sim.machine.tcgen05_descriptor import check_majorness, decode_matrix
 from gdnbench.sim.machine.tcgen05_elements import to_containers, unpack_padded
-from gdnbench.sim.machine.tcgen05_issue import STREAM, lane_value, refuse_pairs, single_issuer
+from gdnbench.sim.machine.tcgen05_issue import (
+    STREAM,
+    Group,
+    check_pair_runs,
+    cta_group,
+    lane_value,
+    single_issuer,
+    submit,
+)
 from gdnbench.sim.machine.tcgen05_operand import CHUNK, Gather
 from gdnbench.sim.machine.tmem import LANES, Writer, column_of, lane_of
 from gdnbench.sim.ptx.ir import Instruction
@@ -77,9 +88,10 @@ def shape_of(mods: tuple[str, ...]) -> Shape:
 
 @dataclass(eq=False, slots=True)
 class _Copy:
-    """One copy in flight; `lanes[copy, row]` are absolute."""
+    """One copy in flight, in each CTA of `group`; `lanes[copy, row]` are absolute."""
 
     cta: Cta
+    group: Group
     warp: Warp
     issuers: Lanes
     ins: Instruction
@@ -91,27 +103,26 @@ class _Copy:
     writer: Writer
 
     def land(self) -> None:
-        try:
-            tmem = self.cta.tmem
+        self.cta.land(self.warp, self.ins, self.issuers, self._land)
+
+    def _land(self) -> None:
+        check_pair_runs(self.ins, self.group)
+        for cta in self.group:
+            tmem = cta.tmem
             tmem.end_write(self.writer)
             tmem.require(self.column, self.column + self.columns, self.ins.name)
-            data = tcgen05_operand.read_chunks(self.cta.shared, self.gather, "the source")
+            data = tcgen05_operand.read_chunks(cta.shared, self.gather, "the source")
             if self.bits:
                 data = to_containers(unpack_padded(data, self.bits), self.bits)
             where = slice(self.column, self.column + self.columns)
             tmem.cells[self.lanes, where] = data.view(np.uint32)
             tmem.valid[self.lanes, where] = True
-        except KernelFault as fault:
-            if fault.place is None:
-                fault.place = self.ins.place
-                fault.thread = self.cta.thread(self.warp, self.issuers)
-            raise
 
 
 def _issue(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    refuse_pairs(ins)
+    group = cta_group(cta, ins)
     shape = shape_of(ins.mods)
     lane = single_issuer(cta, ins, lanes, sources)
     address, source = lane_value(sources[0], lane), decode_matrix(lane_value(sources[1], lane))
@@ -120,28 +131,26 @@ def _issue(
     offset = lane_of(address)
     if offset >= (32 if shape.rows == 4 else 1):
         raise KernelFault(FaultKind.MISALIGNED, f"{ins.name} starts at lane {offset} of TMEM")
-    cta.tmem.require(first, first + columns, ins.name)
     used = 2 * shape.bits if shape.bits else CHUNK
     gather = tcgen05_operand.chunks(source, False, shape.rows, shape.chunks, used)
-    tcgen05_operand.check_bounds(cta.shared, gather, "the source")
     written = np.zeros(LANES, bool)
     written[shape.lanes + offset] = True
     writer = Writer(written, first, first + columns)
     copy = _Copy(
-        cta, warp, lanes.copy(), ins, gather, shape.bits, shape.lanes + offset, first, columns, writer
+        cta, group, warp, lanes.copy(), ins, gather, shape.bits, shape.lanes + offset, first, columns, writer
     )
-    cta.tmem.begin_write(writer)
-    cta.queue.submit(
-        AsyncOperation(
-            ins.op,
-            copy.land,
-            stream=STREAM,
-            reads=moved_to(cta.shared.origin, (gather.footprint,)),
-            writes=(TmemBlock(written, first, first + columns),),
-        )
-    )
-    if cta.config.profile:
-        cta.counters.traffic["shared to TMEM"] += 16 * shape.rows * shape.chunks
+    reads: list[Footprint] = []
+    writes: list[Footprint] = []
+    for member in group:
+        member.tmem.require(first, first + columns, ins.name)
+        tcgen05_operand.check_bounds(member.shared, gather, "the source")
+        member.tmem.begin_write(writer)
+        reads += moved_to(member.shared.origin, (gather.footprint,))
+        writes += moved_to(member.shared.origin, (TmemBlock(written, first, first + columns),))
+        if cta.config.profile:
+            member.counters.traffic["shared to TMEM"] += 16 * shape.rows * shape.chunks
+    operation = AsyncOperation(ins.op, copy.land, stream=STREAM, reads=tuple(reads), writes=tuple(writes))
+    submit(cta, warp, group, operation)
     return ()
 
 

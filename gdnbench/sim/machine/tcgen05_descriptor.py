@@ -126,7 +126,9 @@ SUB_BYTE = ("e2m3", "e3m2", "e2m1")
 @dataclass(frozen=True, slots=True)
 class InstructionDescriptor:
     """The element types, shape and negation of one tcgen05.mma; `*_mn_major` are the transpose bits.
-    `stationary`: of tcgen05.mma.ws, which may shift B by `max_shift` columns where it uses it again."""
+    `stationary`: of tcgen05.mma.ws, which may shift B by `max_shift` columns where it uses it again. `ctas`:
+    2 for the product of a pair, of which each CTA has half of the rows of A and D and half of the columns of
+    B."""
 
     a: str
     b: str
@@ -141,6 +143,7 @@ class InstructionDescriptor:
     saturate: bool = False
     stationary: bool = False
     max_shift: int = 0
+    ctas: int = 1
 
     @property
     def element_bytes(self) -> int:
@@ -149,9 +152,11 @@ class InstructionDescriptor:
 
 
 @cache
-def decode_instruction(bits: int, kind: str, stationary: bool = False) -> InstructionDescriptor:
+def decode_instruction(
+    bits: int, kind: str, stationary: bool = False, ctas: int = 1
+) -> InstructionDescriptor:
     """Decode an instruction descriptor (table 42) for `kind::f16`, `kind::tf32`, `kind::f8f6f4` or
-    `kind::i8`, of tcgen05.mma or, if `stationary`, of tcgen05.mma.ws."""
+    `kind::i8`, of a tcgen05.mma that works on `ctas` CTAs or, if `stationary`, of tcgen05.mma.ws."""
     name = f"instruction descriptor 0x{bits:08x}"
     if bit_field(bits, 2, 1):
         raise UnsupportedError(f"sparse matrices ({name}, bit 2)")
@@ -194,6 +199,7 @@ def decode_instruction(bits: int, kind: str, stationary: bool = False) -> Instru
         saturate,
         stationary,
         max_shift,
+        ctas,
     )
     _check_shape(descriptor, name)
     return descriptor
@@ -201,9 +207,9 @@ def decode_instruction(bits: int, kind: str, stationary: bool = False) -> Instru
 
 def _check_shape(descriptor: InstructionDescriptor, name: str) -> None:
     """Check table 39 and, for eight-bit N-major B, table 52. Majorness of sub-byte types follows CUTLASS."""
-    sizes = (32, 64, 128) if descriptor.stationary else (64, 128)
+    sizes = (32, 64, 128) if descriptor.stationary else (64 * descriptor.ctas, 128 * descriptor.ctas)
     if descriptor.m not in sizes:
-        what = ".ws" if descriptor.stationary else "cta_group::1"
+        what = ".ws" if descriptor.stationary else f"cta_group::{descriptor.ctas}"
         raise _illegal(f"{name}: M = {descriptor.m}; {what} has M = {_listed(sizes)}")
     _check_columns(descriptor, name)
     for operand, mn_major, what in (
@@ -220,7 +226,10 @@ def _check_columns(descriptor: InstructionDescriptor, name: str) -> None:
         if n not in (64, 128, 256):
             raise _illegal(f"{name}: N = {n}; .ws has N = 64, 128 and 256")
         return
-    step = 16 if descriptor.b_mn_major and descriptor.element_bytes == 1 else 8
+    # Both CTAs of a pair have half of the columns of B.
+    step = (16 if descriptor.b_mn_major and descriptor.element_bytes == 1 else 8) * descriptor.ctas
+    if descriptor.d == "s32" and descriptor.ctas == 2:
+        step = 32
     if not step <= n <= 256 or n % step:
         raise _illegal(f"{name}: N = {n}; a multiple of {step} from {step} to 256 is needed")
     if descriptor.d == "s32" and n > 32 and n % 16:

@@ -1,23 +1,59 @@
-"""Checks shared by all tcgen05 instructions: the issuing lane, refused forms, addresses in tensor memory."""
+"""Checks shared by all tcgen05 instructions: the CTAs they work on, the issuing lane, addresses in tensor
+memory."""
 
 from __future__ import annotations
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.cta import Cta
-from gdnbench.sim.machine.engine_interface import Argument, Lanes, Values
+from gdnbench.sim.machine.engine_interface import Argument, Lanes, Values, Warp
 from gdnbench.sim.machine.operands import scalar_operand
 from gdnbench.sim.ptx.ir import Instruction
 
-# The tensor core of a CTA works in the order of issue: products, copies into TMEM and commits form one stream
-# (PTX ISA 9.7.16.6.2). The ISA guarantees the order only for operations of one thread, or of threads that
-# fences order; this model also orders all others.
+# The tensor core of a CTA, or of a pair of CTAs, works in the order of issue: products, copies into TMEM and
+# commits form one stream (PTX ISA 9.7.16.6.2). The ISA guarantees the order only for operations of one
+# thread, or of threads that fences order; this model also orders all others.
 STREAM = "tcgen05"
 
+Group = tuple[Cta, ...]
+"""The CTAs that an instruction works on: one, or both of a pair, the even one first."""
 
-def refuse_pairs(ins: Instruction) -> None:
-    """Raises UnsupportedError for cta_group::2: CTA pairs need clusters."""
-    if "cta_group::1" not in ins.mods:
-        raise UnsupportedError(f"{ins.op}.cta_group::2")
+
+def cta_group(cta: Cta, ins: Instruction) -> Group:
+    """The CTAs that an instruction of `cta` works on. Raises KernelFault if the kernel has both kinds of
+    groups (PTX ISA, "tcgen05.mma"; ptxas refuses it), or if the CTA has no peer that runs (table 46)."""
+    if len(cta.launch.cta_groups) > 1:
+        raise KernelFault(
+            FaultKind.PAIR,
+            f"{ins.name} in a kernel with tcgen05 instructions of both .cta_group::1 and .cta_group::2",
+        )
+    if "cta_group::2" not in ins.mods:
+        return (cta,)
+    even = cta.rank & ~1
+    pair = tuple(cta.members[even : even + 2])
+    if len(pair) == 1:
+        raise KernelFault(
+            FaultKind.PAIR,
+            f"{ins.name} in the CTA of rank {cta.rank} of a cluster of {len(cta.members)}: it has no peer",
+        )
+    check_pair_runs(ins, pair)
+    return pair
+
+
+def check_pair_runs(ins: Instruction, group: Group) -> None:
+    """Raises KernelFault if a CTA of a pair has exited."""
+    for cta in group:
+        if cta.cluster is not None and not cta.cluster.arrays.runs(cta.rank):
+            raise KernelFault(
+                FaultKind.EXITED,
+                f"{ins.op}.cta_group::2 accesses the CTA of rank {cta.rank}, which has exited",
+            )
+
+
+def submit(cta: Cta, warp: Warp, group: Group, operation: AsyncOperation) -> None:
+    """Issue a product or copy of a warp of `cta` to the stream of `group`."""
+    cta.tensor_issuers.add(warp.index)
+    group[0].queue.submit(operation)
 
 
 def single_issuer(cta: Cta, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> int:

@@ -1,8 +1,9 @@
 """tcgen05.mma: D[M,N] (+)= A[M,K] B[K,N] with A in shared memory or TMEM, B in shared memory, D in TMEM.
 
 PTX ISA 9.7.16.10. The product is asynchronous: it reads its operands and D when it lands, in the order of
-issue (`STREAM`). Each element of D takes one column, f16 its low half (9.7.16.10.4.1). That the upper half
-becomes zero is not documented.
+issue (`STREAM`). With .cta_group::2 both CTAs of a pair have parts of all matrices (`tcgen05_plan`). Each
+element of D takes one column, f16 its low half (9.7.16.10.4.1). That the upper half becomes zero is not
+documented.
 """
 
 from __future__ import annotations
@@ -18,17 +19,26 @@ from gdnbench.sim.machine import tcgen05_operand, tcgen05_scaled
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
-from gdnbench.sim.machine.footprint import TmemBlock, moved_to
+from gdnbench.sim.machine.footprint import Footprint, TmemBlock, moved_to
 from gdnbench.sim.machine.operands import vector_operand
 from gdnbench.sim.machine.tcgen05_descriptor import SUB_BYTE
 from gdnbench.sim.machine.tcgen05_elements import from_containers, negated, unpack_padded
-from gdnbench.sim.machine.tcgen05_issue import STREAM, lane_value, refuse_pairs, single_issuer
+from gdnbench.sim.machine.tcgen05_issue import (
+    STREAM,
+    Group,
+    check_pair_runs,
+    cta_group,
+    lane_value,
+    single_issuer,
+    submit,
+)
 from gdnbench.sim.machine.tcgen05_plan import A_COLUMNS, Matrix, Plan, plan_mma
 from gdnbench.sim.machine.tcgen05_zero_columns import NO_MASK
-from gdnbench.sim.machine.tmem import TensorMemory, Writer
+from gdnbench.sim.machine.tmem import LANES, TensorMemory, Writer
 from gdnbench.sim.ptx.ir import Address, Immediate, Instruction, Vector
 
 Codes = npt.NDArray[np.unsignedinteger]
+Enabled = npt.NDArray[np.bool_]
 
 _KINDS = ("f16", "tf32", "f8f6f4", "i8")
 _STATIONARY = "tcgen05.mma.ws"
@@ -45,34 +55,45 @@ def _kind(mods: tuple[str, ...]) -> str:
 
 @dataclass(eq=False, slots=True)
 class _Mma:
-    """One product in flight. It writes D where `enabled` (bool[128]) is set, everywhere if that is None."""
+    """One product in flight, of the CTAs of `group`, issued by `cta`. In each it writes D where its `enabled`
+    (bool[128]) is set, everywhere if that is None. `writers` are by CTA too."""
 
     cta: Cta
+    group: Group
     warp: Warp
     issuers: Lanes
     ins: Instruction
     plan: Plan
     accumulate: bool
     scale: int
-    enabled: npt.NDArray[np.bool_] | None
-    writer: Writer
+    enabled: tuple[Enabled | None, ...]
+    writers: tuple[Writer, ...]
 
     def land(self) -> None:
-        self.cta.land(self.warp, self.ins, self.issuers, self._multiply)
+        self.cta.land(self.warp, self.ins, self.issuers, self._land)
 
-    def _multiply(self) -> None:
-        cta, work = self.cta, self.plan
-        tmem = cta.tmem
-        tmem.end_write(self.writer)
-        tmem.require(work.first, work.last, "D")
-        multiply = cta.config.multiply
-        assert multiply is not None
-        b = self._from_shared(work.b)[work.b.shift :][: work.descriptor.n]
+    def _land(self) -> None:
+        work = self.plan
+        check_pair_runs(self.ins, self.group)
+        for cta, writer in zip(self.group, self.writers, strict=True):
+            cta.tmem.end_write(writer)
+            cta.tmem.require(work.first, work.last, "D")
+        parts = [self._from_shared(cta, work.b) for cta in self.group]
+        b = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        b = b[work.b.shift :][: work.descriptor.n]
         if work.zeros is not None:
             b = np.where(work.zeros[:, None], b.dtype.type(0), b)
-        c = self._input(tmem)
+        for cta, enabled in zip(self.group, self.enabled, strict=True):
+            self._multiply(cta, b, enabled)
+
+    def _multiply(self, cta: Cta, b: Codes, enabled: Enabled | None) -> None:
+        """The rows of one CTA."""
+        work, tmem = self.plan, cta.tmem
+        multiply = cta.config.multiply
+        assert multiply is not None
+        c = self._input(tmem, enabled)
         if work.a.gather is not None:
-            self._write(tmem, multiply(work.product, cta.config.mma, self._from_shared(work.a), b, c))
+            result = multiply(work.product, cta.config.mma, self._from_shared(cta, work.a), b, c)
         else:
             # Every bank of the columns of D has an A of its own.
             banks, width = self._from_tmem(tmem), work.last - work.first
@@ -81,38 +102,39 @@ class _Mma:
                 multiply(work.product, cta.config.mma, a, b[span], None if c is None else c[:, span])
                 for a, span in zip(banks, spans, strict=True)
             ]
-            self._write(tmem, parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
-        cta.counters.mma_macs += work.descriptor.m * work.descriptor.n * work.descriptor.k
+            result = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        self._write(tmem, result, enabled)
+        cta.counters.mma_macs += work.rows.m * work.descriptor.n * work.descriptor.k
 
-    def _write(self, tmem: TensorMemory, result: Codes) -> None:
+    def _write(self, tmem: TensorMemory, result: Codes, enabled: Enabled | None) -> None:
         work = self.plan
         cells = work.rows.view(tmem.cells, work.first, work.last)
         result = result.reshape(cells.shape)
-        if self.enabled is None:
+        if enabled is None:
             cells[...] = result
             if tmem.track:
                 work.rows.view(tmem.valid, work.first, work.last)[...] = True
         else:
-            rows = self._enabled_rows(self.enabled)
+            rows = self._enabled_rows(enabled)
             cells[rows] = result[rows]
             work.rows.view(tmem.valid, work.first, work.last)[rows] = True
 
-    def _enabled_rows(self, enabled: npt.NDArray[np.bool_]) -> npt.NDArray[np.generic]:
+    def _enabled_rows(self, enabled: Enabled) -> npt.NDArray[np.generic]:
         return self.plan.rows.view(enabled[:, None], 0, 1)[..., 0]
 
-    def _input(self, tmem: TensorMemory) -> Codes | None:
+    def _input(self, tmem: TensorMemory, enabled: Enabled | None) -> Codes | None:
         """D as the accumulator's input; None if the product does not accumulate."""
         work = self.plan
         if not self.accumulate:
             return None
         if tmem.track:
             valid = work.rows.view(tmem.valid, work.first, work.last)
-            if self.enabled is not None:
-                valid = valid[self._enabled_rows(self.enabled)]
+            if enabled is not None:
+                valid = valid[self._enabled_rows(enabled)]
             if not valid.all():
                 message = f"D in TMEM columns {work.first}..{work.last - 1} was never all written"
                 tmem.skip(KernelFault(FaultKind.UNINITIALISED, message))
-        shape = (work.descriptor.m, work.descriptor.n)
+        shape = (work.rows.m, work.descriptor.n)
         c = work.rows.view(tmem.cells, work.first, work.last).reshape(shape)
         if work.product.d == "f16":
             return c.astype(np.uint16)
@@ -121,9 +143,10 @@ class _Mma:
             return np.ldexp(c.view(np.float32), -self.scale).view(np.uint32)
         return np.ascontiguousarray(c, np.uint32)
 
-    def _from_shared(self, matrix: Matrix) -> Codes:
+    @staticmethod
+    def _from_shared(cta: Cta, matrix: Matrix) -> Codes:
         assert matrix.gather is not None
-        data = tcgen05_operand.read_chunks(self.cta.shared, matrix.gather, matrix.name)
+        data = tcgen05_operand.read_chunks(cta.shared, matrix.gather, matrix.name)
         if matrix.format.name in SUB_BYTE:
             return _flip(unpack_padded(data, matrix.format.bits), matrix)
         codes = data.view(matrix.format.storage)
@@ -138,7 +161,7 @@ class _Mma:
             message = f"A in TMEM columns {first}..{last - 1} was never all written"
             tmem.skip(KernelFault(FaultKind.UNINITIALISED, message))
         words = work.rows.view(tmem.cells, first, last)
-        words = words.reshape(work.descriptor.m, work.rows.banks, A_COLUMNS).swapaxes(0, 1)
+        words = words.reshape(work.rows.m, work.rows.banks, A_COLUMNS).swapaxes(0, 1)
         codes = np.ascontiguousarray(words).view(matrix.format.storage)
         if matrix.format.name in SUB_BYTE:
             codes = from_containers(codes, matrix.format.bits)
@@ -157,16 +180,17 @@ def _issue(
     """Operands: [d], a-desc or [a], b-desc, idesc, {disable-output-lane}?, enable-input-d, scale-input-d?; of
     .ws: [d], a-desc or [a], b-desc, idesc, enable-input-d, zero-column-mask-desc?. Collectors keep B between
     products: they change no value."""
-    refuse_pairs(ins)
+    group = cta_group(cta, ins)
     if ins.has("block_scale"):
-        return tcgen05_scaled.issue(cta, warp, ins, lanes, sources)
+        return tcgen05_scaled.issue(cta, group, warp, ins, lanes, sources)
     kind = _kind(ins.mods)
     lane = single_issuer(cta, ins, lanes, sources)
     d, a, b, idesc = (lane_value(source, lane) for source in sources[:4])
     stationary, a_in_tmem = ins.op == _STATIONARY, isinstance(ins.sources[1], Address)
-    rest, enabled, scale = 4, None, 0
+    rest, scale = 4, 0
+    enabled: tuple[Enabled | None, ...] = (None,) * len(group)
     if isinstance(ins.sources[rest], Vector):
-        enabled = _enabled(sources[rest], lane)
+        enabled = _enabled(sources[rest], lane, len(group))
         rest += 1
     if not 0 < len(sources) - rest <= 2:
         raise UnsupportedError(f"{ins.name} with {len(sources)} sources")
@@ -175,35 +199,47 @@ def _issue(
         mask = lane_value(sources[rest + 1], lane) if len(sources) > rest + 1 else NO_MASK
         work = plan_mma(kind, idesc, d, a, a_in_tmem, b, mask)
     else:
-        work = plan_mma(kind, idesc, d, a, a_in_tmem, b)
+        work = plan_mma(kind, idesc, d, a, a_in_tmem, b, ctas=len(group))
         scale = _scale(ins, sources[rest + 1 :], lane, work)
-    cta.tmem.require(work.first, work.last, "D")
-    for matrix in (work.a, work.b):
-        if matrix.gather is None:
-            cta.tmem.require(matrix.column, matrix.column + A_COLUMNS, "A")
-        else:
-            tcgen05_operand.check_bounds(cta.shared, matrix.gather, matrix.name)
-    writer = Writer(work.lanes if enabled is None else work.lanes & enabled, work.first, work.last)
-    product = _Mma(cta, warp, lanes.copy(), ins, work, accumulate, scale, enabled, writer)
-    cta.tmem.begin_write(writer)
-    writes = work.writes if enabled is None else (TmemBlock(writer.lanes, work.first, work.last),)
-    reads = moved_to(cta.shared.origin, (*work.reads, *writes) if accumulate else work.reads)
-    cta.queue.submit(AsyncOperation(ins.op, product.land, stream=STREAM, reads=reads, writes=writes))
+    writers: list[Writer] = []
+    reads: list[Footprint] = []
+    writes: list[Footprint] = []
+    for member, where in zip(group, enabled, strict=True):
+        tmem = member.tmem
+        tmem.require(work.first, work.last, "D")
+        for matrix in (work.a, work.b):
+            if matrix.gather is None:
+                tmem.require(matrix.column, matrix.column + A_COLUMNS, "A")
+            else:
+                tcgen05_operand.check_bounds(member.shared, matrix.gather, matrix.name)
+        writer = Writer(work.lanes if where is None else work.lanes & where, work.first, work.last)
+        writers.append(writer)
+        tmem.begin_write(writer)
+        written = work.writes if where is None else (TmemBlock(writer.lanes, work.first, work.last),)
+        written = moved_to(member.shared.origin, written)
+        writes += written
+        reads += moved_to(member.shared.origin, work.reads)
+        if accumulate:
+            reads += written
+    product = _Mma(cta, group, warp, lanes.copy(), ins, work, accumulate, scale, enabled, tuple(writers))
+    operation = AsyncOperation(ins.op, product.land, stream=STREAM, reads=tuple(reads), writes=tuple(writes))
+    submit(cta, warp, group, operation)
     return ()
 
 
-def _enabled(mask: Argument, lane: int) -> npt.NDArray[np.bool_] | None:
-    """disable-output-lane as the TMEM lanes to write; None means all."""
+def _enabled(mask: Argument, lane: int, ctas: int) -> tuple[Enabled | None, ...]:
+    """disable-output-lane as the TMEM lanes to write in each CTA; None means all. The ISA gives a pair eight
+    registers and does not say which four are whose: they are taken in the order of the ranks."""
     registers = vector_operand(mask)
-    if len(registers) != 4:
-        raise UnsupportedError(f"disable-output-lane of {len(registers)} registers; cta_group::1 has 4")
+    if len(registers) != 4 * ctas:
+        raise UnsupportedError(
+            f"disable-output-lane of {len(registers)} registers; cta_group::{ctas} has {4 * ctas}"
+        )
     words = [lane_value(word, lane) for word in registers]
     if not any(words):
-        return None
-    enabled: npt.NDArray[np.bool_] = (
-        np.unpackbits(np.array(words, np.uint32).view(np.uint8), bitorder="little") == 0
-    )
-    return enabled
+        return (None,) * ctas
+    bits = np.unpackbits(np.array(words, np.uint32).view(np.uint8), bitorder="little")
+    return tuple(bits.reshape(ctas, LANES) == 0)
 
 
 def _scale(ins: Instruction, sources: tuple[Argument, ...], lane: int, work: Plan) -> int:

@@ -7,6 +7,12 @@ the address has lane 16; A in TMEM has the same layout (9.7.16.10.5 and 9.7.16.1
 tcgen05.mma.ws with M = 64 (layout E) and 32 (layout G) uses all lanes: the columns of D are in two or four
 banks of M lanes, lane = row + M bank. Each bank reads A in TMEM from its own lanes.
 
+Of the product of a pair of CTAs, each CTA has half of the rows of A and D and half of the columns of B, the
+even CTA the first halves (CUTLASS `mma_traits_sm100.hpp`). They are where one descriptor or address says, in
+the CTA's own memory. With M = 256 (layout A) the 128 rows of a CTA are as in layout D. With M = 128 (layout
+B) its 64 rows are in two banks, as in layout E: lanes 64 on have the second half of the columns of D, and A
+in TMEM again (`TmemAllocMode::Duplicated`). A plan is that of one CTA; both have the same.
+
 A kernel issues the same few products repeatedly, so plans are cached; they contain no state of the CTA.
 """
 
@@ -80,8 +86,8 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One product. D has columns [first, last) of `lanes`. `zeros`, bool[N], are columns of B that count as
-    zero."""
+    """One product, or a CTA's part of it. D has columns [first, last) of `lanes`. `zeros`, bool[N], are
+    columns of B that count as zero."""
 
     descriptor: InstructionDescriptor
     product: Product | IntegerProduct
@@ -98,25 +104,33 @@ class Plan:
 
 @lru_cache(maxsize=1 << 16)
 def plan_mma(
-    kind: str, idesc: int, d: int, a: int, a_in_tmem: bool, b: int, column_mask: int | None = None
+    kind: str,
+    idesc: int,
+    d: int,
+    a: int,
+    a_in_tmem: bool,
+    b: int,
+    column_mask: int | None = None,
+    ctas: int = 1,
 ) -> Plan:
-    """The product of these descriptors and addresses; `column_mask` is the zero-column mask descriptor of a
-    tcgen05.mma.ws. Raises KernelFault if one of them is illegal."""
+    """The product of these descriptors and addresses, of one CTA or of a pair; `column_mask` is the
+    zero-column mask descriptor of a tcgen05.mma.ws. Raises KernelFault if one of them is illegal."""
     stationary = column_mask is not None
-    descriptor = decode_instruction(idesc, kind, stationary)
+    descriptor = decode_instruction(idesc, kind, stationary, ctas)
+    m = descriptor.m // ctas
     lane = lane_of(d)
     if lane not in ((0, 16) if descriptor.m == 64 and not stationary else (0,)):
         raise KernelFault(FaultKind.MISALIGNED, f"D of {descriptor.m} rows starts at lane {lane} of TMEM")
     left = _in_tmem(a, lane, descriptor) if a_in_tmem else _in_shared(a, descriptor, "A")
-    banks, zeros, shift = 1, None, 0
+    zeros, shift = None, 0
+    banks = LANES // m if stationary or ctas == 2 else 1
     if column_mask is not None:
-        banks = LANES // descriptor.m
         zeros = zero_columns(column_mask, descriptor.m, descriptor.n)
         shift = column_shift(column_mask, descriptor.m)
     right = _in_shared(b, descriptor, "B", shift)
     first = column_of(d)
     last = first + descriptor.n // banks
-    rows = Rows(descriptor.m, lane, banks)
+    rows = Rows(m, lane, banks)
     lanes = _lanes_of(rows)
     return Plan(
         descriptor,
@@ -137,9 +151,9 @@ def _in_shared(bits: int, d: InstructionDescriptor, name: str, shift: int = 0) -
     """A matrix in shared memory. Of B, the first `shift` columns are left out and as many more read."""
     descriptor = decode_matrix(bits)
     if name == "A":
-        code, negate, mn_major, rows = d.a, d.negate_a, d.a_mn_major, d.m
+        code, negate, mn_major, rows = d.a, d.negate_a, d.a_mn_major, d.m // d.ctas
     else:
-        code, negate, mn_major, rows = d.b, d.negate_b, d.b_mn_major, d.n + shift
+        code, negate, mn_major, rows = d.b, d.negate_b, d.b_mn_major, d.n // d.ctas + shift
     check_majorness(descriptor.swizzle, mn_major, d.element_bytes, name)
     if mn_major:
         gather = tcgen05_operand.chunks(descriptor, True, -(-rows * d.element_bytes // CHUNK), d.k)

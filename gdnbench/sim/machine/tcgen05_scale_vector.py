@@ -4,6 +4,11 @@ PTX ISA 9.0, 9.7.16.10.7: the scales of a row are in one 32-bit cell, from the b
 descriptor names on. Row r is in column r / 32 after the first and in lane r % 32 of each of the four
 partitions of 32 lanes: the scales are duplicated to all partitions (CUTLASS `sm100_blockscaled_layout.hpp`,
 `SfAtom`, and copies 32x128b.warpx4).
+
+Each CTA of a pair has the scales of its own rows of A, and those of all columns of B. Where D is in two banks
+(M = 128), the scales of B are too: of the first half of the columns in lanes 0 to 63, of the second in 64 to
+127, duplicated to the two partitions of the bank (CUTLASS `mma_traits_sm100_frag.hpp`,
+`ScaleFactorDuplicated2by2`).
 """
 
 from __future__ import annotations
@@ -26,13 +31,14 @@ _LANE_MASK = (1 << _ID_SHIFT - 16) - 1
 @dataclass(frozen=True, slots=True)
 class ScaleVector:
     """The scales of `rows` rows of matrix `name`, `count` a row, from `byte` of the cells from column `first`
-    on."""
+    on, in each of `banks` banks of lanes."""
 
     name: str
     rows: int
     count: int
     first: int
     byte: int
+    banks: int = 1
 
     @property
     def last(self) -> int:
@@ -52,8 +58,8 @@ class ScaleVector:
         tmem.require(self.first, self.last, f"the scales of {self.name}")
 
     def read(self, tmem: TensorMemory) -> npt.NDArray[np.uint8]:
-        """The codes, [rows, count]."""
-        cells = _cells(self.rows) + self.first
+        """The codes, [banks x rows, count]."""
+        cells = _cells(self.rows, self.banks) + self.first
         if tmem.track and not tmem.valid.reshape(-1).take(cells).all():
             columns = f"{self.first}..{self.last - 1}"
             message = f"the scales of {self.name} in TMEM columns {columns} were never all written"
@@ -65,16 +71,17 @@ class ScaleVector:
         found: npt.NDArray[np.uint8] = codes[0]
         if (codes != found).any():
             partition, row, _ = np.argwhere(codes != found)[0].tolist()
+            lanes = cells[[0, partition], row] // COLUMNS
             message = (
-                f"the scales of {self.name}, row {row}, differ between TMEM lanes {row % QUARTER} and "
-                f"{QUARTER * partition + row % QUARTER}: each partition of {QUARTER} lanes needs them all"
+                f"the scales of {self.name}, row {row}, differ between TMEM lanes {lanes[0]} and "
+                f"{lanes[1]}: each partition of {QUARTER} lanes needs them all"
             )
             raise KernelFault(FaultKind.DESCRIPTOR, message)
         return found
 
 
-def scale_vector(name: str, address: int, byte: int, rows: int, count: int) -> ScaleVector:
-    """The scales at a TMEM address. Raises KernelFault if it is illegal."""
+def scale_vector(name: str, address: int, byte: int, rows: int, count: int, banks: int = 1) -> ScaleVector:
+    """The scales at a TMEM address, of `rows` rows in each bank. Raises KernelFault if it is illegal."""
     lane, upper = lane_of(address) & _LANE_MASK, address >> _ID_SHIFT
     if lane:
         raise KernelFault(
@@ -86,15 +93,15 @@ def scale_vector(name: str, address: int, byte: int, rows: int, count: int) -> S
             f"the upper bits of the address of the scales of {name} give scale factor id {upper}, the "
             f"instruction descriptor {byte}",
         )
-    return ScaleVector(name, rows, count, column_of(address), byte)
+    return ScaleVector(name, rows, count, column_of(address), byte, banks)
 
 
 @cache
-def _cells(rows: int) -> npt.NDArray[np.intp]:
-    """The cells of every row from column 0 on, [partitions, rows]."""
-    row = np.arange(rows)
-    lanes = np.arange(0, LANES, QUARTER)[:, None] + row % QUARTER
-    cells = lanes * COLUMNS + row // QUARTER
+def _cells(rows: int, banks: int) -> npt.NDArray[np.intp]:
+    """The cells of every row of every bank from column 0 on, [partitions of a bank, banks x rows]."""
+    bank, row = np.divmod(np.arange(banks * rows), rows)
+    lanes = np.arange(0, LANES // banks, QUARTER)[:, None] + LANES // banks * bank + row % QUARTER
+    cells: npt.NDArray[np.intp] = lanes * COLUMNS + row // QUARTER
     cells.setflags(write=False)
     return cells
 

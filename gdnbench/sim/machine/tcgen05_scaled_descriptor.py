@@ -14,8 +14,6 @@ from gdnbench.sim.machine.tcgen05_descriptor import SUB_BYTE, bit_field
 from gdnbench.sim.tensorcore.formats import FORMATS
 from gdnbench.sim.tensorcore.scaled import UE4M3, UE8M0, ScaledProduct
 
-SCALED_M = 128  # the only M of cta_group::1
-
 _EIGHT_BIT = "mxf8f6f4"
 _DEPTH = {_EIGHT_BIT: 32, "mxf4": 64, "mxf4nvf4": 64}
 # Element types by kind: code in bits 7..9 and 10..12.
@@ -39,10 +37,12 @@ _BLOCKS = {
 
 @dataclass(frozen=True, slots=True)
 class ScaledDescriptor:
-    """The types, shape and negation of a block-scaled product; `*_mn_major` are the transpose bits. `*_scale`
-    is the first byte of the scales of A and of B within 32-bit cells of TMEM (SFA_ID and SFB_ID)."""
+    """The types, shape and negation of a block-scaled product of `ctas` CTAs; `*_mn_major` are the transpose
+    bits. `*_scale` is the first byte of the scales of A and of B within 32-bit cells of TMEM (SFA_ID and
+    SFB_ID)."""
 
     product: ScaledProduct
+    m: int
     n: int
     negate_a: bool
     negate_b: bool
@@ -50,6 +50,7 @@ class ScaledDescriptor:
     b_mn_major: bool
     a_scale: int
     b_scale: int
+    ctas: int = 1
 
     @property
     def padded(self) -> bool:
@@ -73,13 +74,13 @@ def block_of(mods: tuple[str, ...]) -> tuple[str, int]:
 
 
 @cache
-def decode_scaled(bits: int, kind: str, block: int) -> ScaledDescriptor:
-    """Decode an instruction descriptor (table 43 or 44). `block`: the elements of a scale."""
+def decode_scaled(bits: int, kind: str, block: int, ctas: int = 1) -> ScaledDescriptor:
+    """Decode an instruction descriptor (table 43 or 44). `block`: the elements of a scale; `ctas`: the CTAs
+    that the product works on."""
     name = f"instruction descriptor 0x{bits:08x}"
     if bit_field(bits, 2, 1):
         raise UnsupportedError(f"sparse matrices ({name}, bit 2)")
-    mixed = kind == _EIGHT_BIT
-    for low, width in ((0, 2), (3, 1), (6, 1), (24, 3), *(() if mixed else ((12, 1),))):
+    for low, width in ((0, 2), (3, 1), (6, 1), (24, 3)):
         if bit_field(bits, low, width):
             raise _illegal(f"{name}: bits {low}..{low + width - 1} must be zero for kind::{kind}")
     if bit_field(bits, 31, 1):
@@ -87,7 +88,9 @@ def decode_scaled(bits: int, kind: str, block: int) -> ScaledDescriptor:
         raise _illegal(f"{name}: K = 96 (bit 31) needs kind::mxf4 or kind::mxf4nvf4 of sm_103a")
     types = []
     for low, what in ((7, "A"), (10, "B")):
-        code = bit_field(bits, low, 3)
+        # CUTLASS's Tcgen05MxOmmaInstrDesc sets bit 12, which table 44 reserves: a sparsity version, it says,
+        # "irrelevant for SM100".
+        code = bit_field(bits, low, 3 if kind == _EIGHT_BIT or what == "A" else 2)
         if code not in _TYPES[kind]:
             raise _illegal(f"{name}: kind::{kind} has no type {code} of {what}")
         types.append(_TYPES[kind][code])
@@ -96,9 +99,11 @@ def decode_scaled(bits: int, kind: str, block: int) -> ScaledDescriptor:
         if mn_major and operand in SUB_BYTE:
             raise _illegal(f"{name}: {operand} operand {what} cannot be MN-major")
     m, n = bit_field(bits, 27, 2) << 7, bit_field(bits, 17, 6) << 3
-    if m != SCALED_M:
-        raise _illegal(f"{name}: M = {m}; kind::{kind} of cta_group::1 has M = {SCALED_M}")
-    step = 16 if b_mn_major else 8
+    sizes = (128,) if ctas == 1 else (128, 256)
+    if m not in sizes:
+        listed = " and ".join(map(str, sizes))
+        raise _illegal(f"{name}: M = {m}; kind::{kind} of cta_group::{ctas} has M = {listed}")
+    step = (16 if b_mn_major else 8) * ctas
     if not step <= n <= 256 or n % step:
         raise _illegal(f"{name}: N = {n}; a multiple of {step} from {step} to 256 is needed")
     scale = _SCALES[bit_field(bits, 23, 1)]
@@ -112,7 +117,7 @@ def decode_scaled(bits: int, kind: str, block: int) -> ScaledDescriptor:
                 f"{name}: scale factor id {first} of {what}; {product.scales} scales of a row start at a "
                 f"multiple of {product.scales} bytes"
             )
-    return ScaledDescriptor(product, n, negate_a, negate_b, a_mn_major, b_mn_major, a_scale, b_scale)
+    return ScaledDescriptor(product, m, n, negate_a, negate_b, a_mn_major, b_mn_major, a_scale, b_scale, ctas)
 
 
 def _illegal(message: str) -> KernelFault:

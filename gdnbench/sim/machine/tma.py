@@ -73,7 +73,10 @@ _SWIZZLES = {(128, 16): (7, 0), (64, 16): (3, 0), (32, 16): (1, 0), (128, 32): (
 _RANKS = tuple(f"{rank}d" for rank in range(1, MAX_RANK + 1))
 _FOUR_ROWS = ("tile::gather4", "tile::scatter4")
 _COMMON = frozenset((*_RANKS, "tile", "global", "L2::cache_hint", *SHARED_SPACES))
-_LOAD = _COMMON | {"tile::gather4", "mbarrier::complete_tx::bytes", "cta_group::1", "multicast::cluster"}
+_LOAD = _COMMON | {
+    *("tile::gather4", "mbarrier::complete_tx::bytes", "multicast::cluster"),
+    *("cta_group::1", "cta_group::2"),
+}
 _STORE = _COMMON | {"tile::scatter4", "bulk_group"}
 
 _decode = lru_cache(maxsize=1024)(decode_tensormap)
@@ -281,10 +284,19 @@ def _tensor_copy(
         # A multicast is an operation for each CTA that receives the box, at the same addresses in each.
         ranks = destinations(cta, ins, given[0]) if multicast else [rank_of(shared)]
         for rank in ranks:
-            to = (in_cta(shared, rank), in_cta(barrier, rank)) if multicast else (shared, barrier)
+            to = (shared, barrier)
+            if multicast:
+                to = in_cta(shared, rank), in_cta(barrier, _signalled(ins, rank, rank_of(barrier)))
             size = _load(cta, warp, ins, members, *to, address, tuple(map(_signed, where)))
         count_traffic(cta, "global", "shared", size)
     return ()
+
+
+def _signalled(ins: Instruction, rank: int, barrier: int) -> int:
+    """The rank of the CTA whose mbarrier counts the bytes that a multicast brings to the CTA of `rank`: that
+    CTA itself. With .cta_group::2 it is that of its pair that is even or odd as the CTA of the mbarrier
+    operand, of rank `barrier` (PTX ISA, "cp.async.bulk.tensor")."""
+    return rank & ~1 | barrier & 1 if ins.has("cta_group::2") else rank
 
 
 def _load(
@@ -320,7 +332,7 @@ def _load(
         if memory.track:
             defined = defined_bytes(tensor)
             memory.valid.reshape(-1, UNIT)[order] = True if defined is None else defined
-        mbarrier.complete_tx(memory, barrier, size)
+        mbarrier.complete_tx(cta.cluster_shared if ins.has("cta_group::2") else memory, barrier, size)
 
     operation = AsyncOperation(
         ins.op,

@@ -67,17 +67,16 @@ class TensorMemory:
         self.permit = True
         self._smallest = COLUMNS
 
-    def find(self, columns: int) -> int | None:
-        """The first column of the lowest free range, or None. Which range hardware takes is not
-        documented."""
+    def find(self, columns: int, *others: TensorMemory) -> int | None:
+        """The first column of the lowest range that is free here and in `others`, or None. Which range
+        hardware takes is not documented."""
         for first in range(0, COLUMNS - columns + 1, GRANULE):
-            if not self.allocated[first : first + columns].any():
+            if not any(one.allocated[first : first + columns].any() for one in (self, *others)):
                 return first
         return None
 
-    def allocate(self, columns: int, place: Place | None = None) -> int | None:
-        """Allocate a range of columns for the instruction at `place` and return its address; None while too
-        few are free."""
+    def check_request(self, columns: int) -> None:
+        """Raises KernelFault if the CTA may not allocate this many columns."""
         check_size(columns)
         if not self.permit:
             message = "tcgen05.alloc after tcgen05.relinquish_alloc_permit of the CTA"
@@ -85,18 +84,26 @@ class TensorMemory:
         if columns > self._smallest:
             message = f"{columns} columns after {self._smallest}: sizes must not increase within a CTA"
             self.skip(KernelFault(FaultKind.TMEM_ALLOCATION, message))
+
+    def allocate(self, columns: int, place: Place | None = None) -> int | None:
+        """Allocate a range of columns for the instruction at `place` and return its address; None while too
+        few are free."""
+        self.check_request(columns)
         first = self.find(columns)
-        if first is None:
-            return None
+        if first is not None:
+            self.allocate_at(first, columns, place)
+        return first
+
+    def allocate_at(self, first: int, columns: int, place: Place | None) -> None:
+        """Allocate these columns, which are free."""
         self._smallest = columns
         self.allocated[first : first + columns] = True
         self.allocations[first] = columns
         self.places[first] = place
-        return first
 
     def check_allocation(self, address: int, columns: int) -> bool:
-        """Raises KernelFault unless the range is exactly one allocation and no operation writes to it. After
-        a skipped fault: whether there is such an allocation."""
+        """Raises KernelFault unless the range is exactly one allocation. After a skipped fault: whether it
+        is."""
         check_size(columns)
         first = column_of(address)
         if lane_of(address) != 0 or self.allocations.get(first) != columns:
@@ -106,16 +113,20 @@ class TensorMemory:
             )
             self.skip(KernelFault(FaultKind.TMEM_ALLOCATION, message))
             return False
+        return True
+
+    def check_idle(self, first: int, columns: int) -> None:
+        """Raises KernelFault if an operation in flight writes to a range."""
         if self.busy[first : first + columns].any():
             message = f"tcgen05.dealloc of columns {first}..{first + columns - 1} that are being written"
             self.skip(KernelFault(FaultKind.TMEM_ALLOCATION, message))
-        return True
 
     def deallocate(self, address: int, columns: int) -> None:
         """Free a range. Its cells lose their contents, unless faults are skipped: hardware keeps them."""
         if not self.check_allocation(address, columns):
             return
         first = column_of(address)
+        self.check_idle(first, columns)
         self.ending.pop(first, None)
         del self.allocations[first]
         self.allocated[first : first + columns] = False

@@ -114,8 +114,8 @@ def test_the_lowest_fault_arrives_whole() -> None:
 
 
 def test_a_refusal_arrives_whole() -> None:
-    with pytest.raises(UnsupportedError, match="cta_group::2"):
-        launch(np.zeros(32 * CTAS, np.int32), "tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;")
+    with pytest.raises(UnsupportedError, match=r"tcgen05\.shift"):
+        launch(np.zeros(32 * CTAS, np.int32), "tcgen05.shift.cta_group::1.down [%r1];")
 
 
 def test_a_process_that_dies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -363,16 +363,10 @@ def test_a_store_of_bytes_nobody_wrote() -> None:
     assert caught.value.place is not None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        load_text(2, ".cta_group::2"),
-        load_text(3).replace(".tile", ".im2col"),
-    ],
-)
-def test_refused_by_name(text: str) -> None:
+def test_refused_by_name() -> None:
     bench = Tensor(random.Random(1), "bf16", (64, 32), (64, 8), 128).bench()
-    with pytest.raises(UnsupportedError, match=r"cta_group::2|im2col"):
+    text = load_text(3).replace(".tile", ".im2col")
+    with pytest.raises(UnsupportedError, match="im2col"):
         bench.issue(text, s=TILE, d1=PARAM_WINDOW, b=BAR, c0=0, c1=0, c2=0, n=1)
 
 

@@ -26,6 +26,7 @@ DTYPES = {
     "e4m3": cutlass.Float8E4M3FN,
     "e5m2": cutlass.Float8E5M2,
 }
+GROUPS = {1: tcgen05.CtaGroup.ONE, 2: tcgen05.CtaGroup.TWO}
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8}
 
 
@@ -75,12 +76,12 @@ def _major(mn: bool) -> OperandMajorMode:
 
 
 @cache
-def accumulator_layout(m: int, n: int, a: str = "bf16") -> np.ndarray:
-    """TMEM address (lane << 16 | column) of D[m, n]."""
+def accumulator_layout(m: int, n: int, a: str = "bf16", ctas: int = 1) -> np.ndarray:
+    """TMEM address (lane << 16 | column) of D[m, n], of a pair of CTAs of the rows of each, [m / 2, n]."""
 
     def build() -> tuple:
         mma = helpers.make_trivial_tiled_mma(
-            DTYPES[a], DTYPES[a], _major(False), _major(False), cutlass.Float32, tcgen05.CtaGroup.ONE, (m, n)
+            DTYPES[a], DTYPES[a], _major(False), _major(False), cutlass.Float32, GROUPS[ctas], (m, n)
         )
         layout = mma.make_fragment_C(mma.partition_shape_C((m, n))).layout
         return layout.shape[0], layout.stride[0]
@@ -152,12 +153,13 @@ def shared_layout(kind: str, name: str, mn_major: bool, rows: int, depth: int) -
 
 
 @cache
-def tmem_operand_layout(m: int, depth: int, name: str) -> np.ndarray:
-    """[m, k]: TMEM lane << 16 times elements a column, plus the element's number along the columns, of A."""
+def tmem_operand_layout(m: int, depth: int, name: str, ctas: int = 1) -> np.ndarray:
+    """[m, k]: TMEM lane << 16 times elements a column, plus the element's number along the columns, of A. For
+    the rows that a CTA of a pair has: [copies x m / 2, k]."""
 
     def build() -> tuple:
         mma = helpers.make_trivial_tiled_mma(
-            DTYPES[name], DTYPES[name], _major(False), _major(False), cutlass.Float32, tcgen05.CtaGroup.ONE,
+            DTYPES[name], DTYPES[name], _major(False), _major(False), cutlass.Float32, GROUPS[ctas],
             (m, 32), tcgen05.OperandSource.TMEM,
         )  # fmt: skip
         layout = mma.make_fragment_A(mma.partition_shape_A((m, depth))).layout
@@ -165,4 +167,5 @@ def tmem_operand_layout(m: int, depth: int, name: str) -> np.ndarray:
 
     offsets = evaluate(*on_host(build))  # [(m, k) of an instruction, 1, k blocks]
     blocks = offsets.shape[-1]
-    return np.concatenate([offsets[:, 0, block].reshape(-1, m).T for block in range(blocks)], axis=1)
+    rows = offsets.shape[0] // (32 * 8 // BITS[name])
+    return np.concatenate([offsets[:, 0, block].reshape(-1, rows).T for block in range(blocks)], axis=1)

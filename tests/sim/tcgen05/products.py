@@ -60,7 +60,7 @@ class Operand:
 
     def put(self, machine: Machine, values: np.ndarray) -> None:
         data = codes(self.type, values)
-        address = self.layout.addresses(self.base)
+        address = machine.cta.shared.origin + self.layout.addresses(self.base)
         machine.cta.shared.bytes[address] = data[..., None].view(np.uint8)
         machine.cta.shared.valid[address] = True
 
@@ -69,11 +69,15 @@ class Operand:
         return matrix_descriptor(start, *self.layout.strides(), LAYOUT_CODE[self.layout.swizzle])
 
 
-def put_tmem(machine: Machine, column: int, name: str, m: int, values: np.ndarray, lane: int = 0) -> None:
-    """A into TMEM with tcgen05.st, where CuTe's A fragment has it."""
+def put_tmem(
+    machine: Machine, column: int, name: str, m: int, values: np.ndarray, lane: int = 0, ctas: int = 1
+) -> None:
+    """A into TMEM with tcgen05.st, where CuTe's A fragment has it: `values` are all its rows, or those of a
+    CTA of a pair."""
     data = codes(name, values)
     per_column = 4 // data.itemsize
-    offset = tmem_operand_layout(m, values.shape[1], "e4m3" if name in ("u8", "s8") else name)
+    offset = tmem_operand_layout(m, values.shape[1], "e4m3" if name in ("u8", "s8") else name, ctas)
+    data = np.tile(data, (len(offset) // len(data), 1))
     lanes, element = np.divmod(offset, per_column << 16)
     columns = values.shape[1] // per_column
     image = np.zeros((128, columns * per_column), data.dtype)
@@ -94,8 +98,9 @@ def image(machine: Machine, column: int, n: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def result(machine: Machine, column: int, m: int, n: int, lane: int = 0) -> np.ndarray:
-    """D[m, n] as words, from where CuTe's accumulator has it."""
-    address = accumulator_layout(m, n)
+def result(machine: Machine, column: int, m: int, n: int, lane: int = 0, ctas: int = 1) -> np.ndarray:
+    """D[m, n] as words, from where CuTe's accumulator has it; of a pair, the rows of the CTA."""
+    address = accumulator_layout(m, n, ctas=ctas)
     machine.cta.tmem.track = False  # the other half of the lanes of an M = 64 product holds nothing
-    return image(machine, column, n)[(address >> 16) + lane, address & 0xFFFF]
+    columns = -(-int((address & 0xFFFF).max() + 1) // 8) * 8
+    return image(machine, column, columns)[(address >> 16) + lane, address & 0xFFFF]

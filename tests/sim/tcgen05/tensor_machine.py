@@ -1,4 +1,4 @@
-"""One CTA without an engine: instructions are written as PTX, operands given by register name."""
+"""One CTA, or a pair, without an engine: instructions are written as PTX, operands given by register name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from gdnbench.sim.machine import mbarrier
 from gdnbench.sim.machine.async_queue import Schedule
+from gdnbench.sim.machine.cluster import Cluster, ClusterGrid
 from gdnbench.sim.machine.cta import Cta, Launch, MachineConfig
 from gdnbench.sim.machine.engine_interface import LANES, SHARED_BASE, Wait
 from gdnbench.sim.machine.memory import GlobalMemory
@@ -50,10 +51,11 @@ class Machine:
         config = MachineConfig(
             Schedule.parse(schedule), mma, reference.multiply, reference.multiply_scaled, track=track
         )
+        grid, clusters = self.shape()
         self.launch = Launch(
             module,
             module.kernels["k"],
-            (1, 1, 1),
+            grid,
             (128, 1, 1),
             b"",
             GlobalMemory(),
@@ -62,10 +64,21 @@ class Machine:
             shared,
             shared,
             handler,
+            clusters=clusters,
         )
-        self.cta = Cta(self.launch, 0)
-        self.warps = [self.cta.warp(index) for index in range(4)]
-        self._commits = 0
+        self.use(self.made())
+
+    def shape(self) -> tuple[tuple[int, int, int], ClusterGrid | None]:
+        """The grid, and its clusters."""
+        return (1, 1, 1), None
+
+    def made(self) -> Cta:
+        return Cta(self.launch, 0)
+
+    def use(self, cta: Cta) -> None:
+        """The instructions that follow are this CTA's."""
+        self.cta = cta
+        self.warps = [cta.warp(index) for index in range(4)]
 
     def issue(
         self, text: str, *, warp: int = 0, lanes: np.ndarray = ALL, previous: Wait | None = None,
@@ -135,24 +148,63 @@ class Machine:
     def mma(
         self, kind: str, d: int, a: int, b: int, idesc: int, *, a_in_tmem: bool = False,
         accumulate: bool = False, disable: tuple[int, ...] = (), scale: int | None = None,
-        lanes: np.ndarray = ONE,
+        lanes: np.ndarray = ONE, ctas: int = 1,
     ) -> None:  # fmt: skip
-        mask = "{%m0,%m1,%m2,%m3}, " if disable else ""
+        mask = f"{{{','.join(f'%m{i}' for i in range(len(disable)))}}}, " if disable else ""
         tail = "" if scale is None else f", {scale}"
         source = "[%a]" if a_in_tmem else "%da"
-        text = f"tcgen05.mma.cta_group::1.kind::{kind} [%r], {source}, %db, %i, {mask}%p{tail};"
+        text = f"tcgen05.mma.cta_group::{ctas}.kind::{kind} [%r], {source}, %db, %i, {mask}%p{tail};"
         masks = {f"m{i}": word for i, word in enumerate(disable)}
         operand = {"a": a} if a_in_tmem else {"da": a}
         self.issue(text, lanes=lanes, r=d, db=b, i=idesc, p=int(accumulate), **operand, **masks)
 
-    def finish(self) -> None:
+    def finish(self, ctas: int = 1) -> None:
         """tcgen05.commit to a fresh mbarrier, and wait for it."""
-        mbarrier.init(self.cta.shared, BARRIER, 1)
+        barrier = self.cta.shared.origin + BARRIER
+        mbarrier.init(self.cta.shared, barrier, 1)
         self.issue(
-            "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r];",
+            f"tcgen05.commit.cta_group::{ctas}.mbarrier::arrive::one.shared::cluster.b64 [%r];",
             lanes=ONE,
-            r=BARRIER,
+            r=barrier,
         )
-        while not mbarrier.is_complete(self.cta.shared, BARRIER, 0):
-            assert self.cta.queue.advance_signal(BARRIER)
-        mbarrier.inval(self.cta.shared, BARRIER)
+        while not mbarrier.is_complete(self.cta.shared, barrier, 0):
+            assert self.cta.advance_signal(barrier)
+        mbarrier.inval(self.cta.shared, barrier)
+
+
+class Pair(Machine):
+    """Two CTAs of a cluster; `of` says which one executes."""
+
+    def shape(self) -> tuple[tuple[int, int, int], ClusterGrid | None]:
+        return (2, 1, 1), ClusterGrid((2, 1, 1), (2, 1, 1))
+
+    def made(self) -> Cta:
+        clusters = self.launch.clusters
+        assert clusters is not None
+        cluster = Cluster(clusters.cluster_of(0), self.launch.warps, self.launch.shared_size)
+        self.ctas = [Cta(self.launch, rank, cluster, rank) for rank in range(2)]
+        for cta in self.ctas:
+            cta.members = self.ctas
+        return self.ctas[0]
+
+    def of(self, rank: int) -> Pair:
+        self.use(self.ctas[rank])
+        return self
+
+    def together(self, text: str, *values: dict[str, int]) -> list[object]:
+        """Both CTAs execute an instruction, CTA 0 first; `values` are their registers."""
+        first = self.of(0).issue(text, **values[0])
+        second = self.of(1).issue(text, **values[-1])
+        if isinstance(first, Wait) and first.over():
+            first = self.of(0).issue(text, previous=first, **values[0])
+        return [first, second]
+
+    def alloc_both(self, columns: int, slot: int = SHARED_BASE + 8) -> list[int]:
+        """The address that each CTA gets."""
+        text = f"tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%r], {columns};"
+        slots = [cta.shared.origin + slot for cta in self.ctas]
+        results = self.together(text, *({"r": at} for at in slots))
+        assert not any(isinstance(result, Wait) for result in results)
+        return [
+            int(cta.shared.view(at, 4).view(np.uint32)[0]) for cta, at in zip(self.ctas, slots, strict=True)
+        ]

@@ -297,7 +297,6 @@ ILLEGAL_BITS = {
     "id 2 of A, four scales": (NVFP4, 2 << 29, wording("sim.machine.scale-id"), 0),
     "K of 96": (NVFP4, 1 << 31, wording("sim.machine.scaled-k96"), 0),
     "M of 64, as other kinds write it": (BYTES, 64 >> 4 << 24, wording("sim.machine.scaled-zero-bits"), 0),
-    "the upper bit of B's type": (NVFP4, 1 << 12, wording("sim.machine.scaled-zero-bits"), 0),
     "a type of f16": (BYTES, 2 << 7, wording("sim.machine.type-unknown"), 1 << 7),
     "ue4m3 for mxf4": (KINDS[8], -(1 << 23), wording("sim.machine.scaled-ue4m3"), 0),
     "ue4m3 for blocks of 32": (KINDS[9], -(1 << 23), wording("sim.machine.scaled-ue4m3"), 0),

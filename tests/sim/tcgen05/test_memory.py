@@ -231,18 +231,6 @@ def test_copy_with_decompression(source: str, bits: int, low: int, shape: str, k
             np.testing.assert_array_equal(cells[at], codes[row].reshape(-1)[:size] << low)
 
 
-@pytest.mark.parametrize(
-    ("suffix", "named"),
-    [
-        ("cta_group::2.128x256b", "cta_group::2"),
-        ("cta_group::2.128x256b.b8x16.b6x16_p32", "cta_group::2"),
-    ],
-)
-def test_copies_refused_by_name(suffix: str, named: str) -> None:
-    with pytest.raises(UnsupportedError, match=named):
-        Machine().issue(f"tcgen05.cp.{suffix} [%r], %d;", lanes=ONE, r=0, d=0)
-
-
 @pytest.mark.parametrize("text", ["tcgen05.shift.cta_group::1.down [%r];"])
 def test_shift_is_refused_by_name(text: str) -> None:
     with pytest.raises(UnsupportedError, match=r"tcgen05\.shift"):

@@ -331,7 +331,7 @@ def test_groups_of_four_columns_in_transposed_tf32() -> None:
 @pytest.mark.parametrize(
     ("opcode", "named"),
     [
-        ("tcgen05.mma.cta_group::2.kind::f16", "cta_group::2"),
+        ("tcgen05.mma.cta_group::2.kind::f16.ashift", "ashift"),
         ("tcgen05.mma.cta_group::1.kind::f16.ashift", "ashift"),
         ("tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale", "block_scale"),
         ("tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16", "block_scale"),
