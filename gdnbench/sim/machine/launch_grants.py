@@ -17,7 +17,8 @@ pending may come after all others.
     late          clusters that do not fit are dealt to the slots in turn, in ascending order
     early         the first slot gets all of them
     random:SEED   each goes to a random slot, in random order, and some requests fail while clusters are
-                  pending, as they do when the GPU prefers a kernel of higher priority
+                  pending: no document promises success, and a kernel of higher priority may go first (4.12,
+                  "Preemption")
 """
 
 from __future__ import annotations
