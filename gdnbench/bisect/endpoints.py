@@ -21,8 +21,8 @@ from gdnbench.sim import extended_baseline
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One end of a bisection. `spread` says in one line how its runs differ; empty if they agree. `left_out`
-    says which runs there was no time for; empty if all ran."""
+    """One of the two. `spread` says in one line how its runs differ; empty if they agree. `left_out` says
+    which runs there was no time for; empty if all ran."""
 
     verdict: Verdict
     steadiness: Steadiness
@@ -160,7 +160,7 @@ def check_endpoints(
     at_bad, at_good = bad.replay_steadily(trial), good.replay_steadily(trial)
     for name, one, end in (("bad", bad, at_bad), ("good", good, at_good)):
         if end.steadiness is Steadiness.FLAKY:
-            said = f"the {name} end {one.label} is flaky: {end.spread}"
+            said = f"the {name} endpoint {one.label} is flaky: {end.spread}"
             return CheckedEndpoints(trial, at_good.verdict, at_bad.verdict, known, said, "flaky")
     found = CheckedEndpoints(trial, at_good.verdict, at_bad.verdict)
     for one, end in ((bad, at_bad), (good, at_good)):
@@ -179,19 +179,20 @@ def check_endpoints(
     found = replace(found, notes=[*known, *found.notes])
     if found.bad.state is State.GOOD and found.good.state is State.BAD:
         raise BadInputError(
-            f"the good end {good.label} is bad, {found.good.kind}, and the bad end {bad.label} passes;"
-            " exchange --good and --bad"
+            f"the good endpoint {good.label} is bad, {found.good.kind}, and the bad endpoint {bad.label}"
+            " passes; exchange --good and --bad"
         )
     if found.bad.state is State.GOOD:
-        raise BadInputError(f"nothing to bisect: the bad end {bad.label} passes; give one that fails")
+        raise BadInputError(f"nothing to bisect: the bad endpoint {bad.label} passes; give one that fails")
     for name, one, verdict in (("bad", bad, found.bad), ("good", good, found.good)):
         if verdict.state is State.SKIP:
             raise CannotRunError(
-                f"the {name} end {one.label} neither passes nor fails: {verdict.kind}, {verdict.reason}"
+                f"the {name} endpoint {one.label} neither passes nor fails: {verdict.kind}, {verdict.reason}"
             )
     if found.good.state is State.BAD:
         raise BadInputError(
-            f"the good end {good.label} is bad too: {found.good.kind}, {found.good.reason}; give an older one"
+            f"the good endpoint {good.label} is bad too: {found.good.kind}, {found.good.reason}; give an"
+            " older one"
         )
     return found
 
@@ -233,8 +234,8 @@ def _with_known_findings(
         return trial, []
     one = found.total() == 1
     note = (
-        f"{found.total()} finding{'' if one else 's'} of the good end {good.label} {'is' if one else 'are'}"
-        f" known and {'does' if one else 'do'} not count"
+        f"{found.total()} finding{'' if one else 's'} of the good endpoint {good.label}"
+        f" {'is' if one else 'are'} known and {'does' if one else 'do'} not count"
     )
     report(note)
     return replace(trial, known=extended_baseline(trial.known, found)), [note]

@@ -76,7 +76,7 @@ def judge_symptom(observed: Observed, symptom: Symptom, tensor: str | None = Non
     if symptom is Symptom.CRASH:
         return Judged(State.BAD, str(outcome), observed.reason) if outcome in ENDED else as_it_is
     if symptom is Symptom.RACE:
-        new = group_findings(unknown(observed.findings, known))
+        new = group_findings(unknown_errors(observed.findings, known))
         if new:
             more = f" and {len(new) - 1} more" if len(new) > 1 else ""
             return Judged(State.BAD, str(Outcome.CHECK), f"{new[0].summary}{more}")
@@ -91,7 +91,7 @@ def judge_symptom(observed: Observed, symptom: Symptom, tensor: str | None = Non
     return Judged(State.BAD, str(Outcome.MISMATCH), reasons[0]) if reasons else as_it_is
 
 
-def unknown(findings: Iterable[Finding], known: str) -> list[Finding]:
+def unknown_errors(findings: Iterable[Finding], known: str) -> list[Finding]:
     """The errors among the findings of one call that the baseline of this text does not have."""
     return [finding for finding in _baseline(known).apply(findings) if finding.fails]
 
@@ -106,5 +106,5 @@ def count_known(observed: Iterable[Observed], known: str) -> dict[str, int]:
     """What a baseline of the findings of these calls would hold, beyond `known`: see `known_findings`."""
     found: Counter[str] = Counter()
     for one in observed:
-        found |= known_findings(unknown(one.findings, known))
+        found |= known_findings(unknown_errors(one.findings, known))
     return dict(found)

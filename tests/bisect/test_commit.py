@@ -268,7 +268,7 @@ def test_a_fault_that_one_schedule_shows_is_said_to_be_and_found(
     bisecting: Any, history: Any, word: str, said: str, good: str
 ) -> None:
     trial = Trial(str(bisecting.store), "pack.kernel:kernel", "sim")
-    if good == "always":  # a good end that depends on the schedule is a bad one
+    if good == "always":  # a good endpoint that depends on the schedule is a bad one
         made = bisecting.commits(history, word, word, "wrong")
         with pytest.raises(BadInputError, match=wording("bisect.good-fails")):
             bisecting(made[0], made[-1], trial)

@@ -346,8 +346,8 @@ def test_slots_and_pages_keep_the_numbers_that_a_failure_needs(
     found = shrunk("gdn_decode", "far", call)
     assert extent(found)["sequence"] == extent(found)["value head"] == 1
     assert found.shrinker is not None
-    assert found.asker is not None
-    stored = found.asker.draft(found.shrinker.best)
+    assert found.prober is not None
+    stored = found.prober.draft(found.shrinker.best)
     assert stored.info.pools["state"].slots == 60
     assert stored.before["state_indices"].data.item() >= 50
     assert stored.info.pools["state"].rows == (stored.before["state_indices"].data.item(),)
@@ -362,8 +362,8 @@ def test_a_page_keeps_its_number(shrunk: Shrink, monkeypatch: pytest.MonkeyPatch
     found = shrunk("swa_decode", "far_page", call)
     assert extent(found)["entry"] == extent(found)["request"] == 1
     assert found.shrinker is not None
-    assert found.asker is not None
-    stored = found.asker.draft(found.shrinker.best)
+    assert found.prober is not None
+    stored = found.prober.draft(found.shrinker.best)
     assert stored.before["swa_indices"].data.flatten()[0].item() == 7 * 16 + 5
     assert stored.info.pools["cache"].rows == (7,)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from gdnbench.bisect import cache_key
 from gdnbench.bisect.ddmin import fewest
 from gdnbench.bisect.input.failure import Signature
-from gdnbench.bisect.input.layout import is_plain, laid_out
+from gdnbench.bisect.input.layout import in_layout_of, is_plain
 from gdnbench.bisect.input.script import text_of
 from gdnbench.bisect.input.shrinker import spans
 from gdnbench.bisect.input.values import FILLINGS, with_rows_kept
@@ -160,11 +160,11 @@ def test_the_same_tensor_and_the_same_error() -> None:
     ],
 )
 def test_a_tensor_lies_as_another_did(like: Tensor) -> None:
-    same = laid_out(torch.arange(72.0).view(6, 3, 4), like)
+    same = in_layout_of(torch.arange(72.0).view(6, 3, 4), like)
     assert same.stride() == like.stride()
     assert same.storage_offset() == like.storage_offset()
     small = torch.arange(12.0).view(2, 3, 2)
-    found = laid_out(small, like)
+    found = in_layout_of(small, like)
     assert torch.equal(found, small)
     assert is_plain(found) is is_plain(like)
     order = sorted(range(3), key=like.stride)
@@ -174,10 +174,10 @@ def test_a_tensor_lies_as_another_did(like: Tensor) -> None:
 def test_expanded_axes_stay_so_while_their_elements_agree() -> None:
     like = torch.zeros(4, 1).expand(4, 5)
     alike = torch.tensor([[1.0, 1.0], [2.0, 2.0]])
-    assert laid_out(alike, like).stride() == (1, 0)
-    assert torch.equal(laid_out(alike, like), alike)
+    assert in_layout_of(alike, like).stride() == (1, 0)
+    assert torch.equal(in_layout_of(alike, like), alike)
     other = torch.tensor([[1.0, 3.0], [2.0, 2.0]])
-    assert laid_out(other, like) is other
+    assert in_layout_of(other, like) is other
 
 
 def test_values() -> None:

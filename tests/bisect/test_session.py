@@ -84,11 +84,11 @@ def test_a_damaged_state_is_one_line(tmp_path: Path, text: str) -> None:
 def test_what_failed_is_told_and_what_was_interrupted_goes_on(tmp_path: Path) -> None:
     interrupted = begin(tmp_path, [])
     failed = Session.begin(tmp_path, "record", {"store": "x"}, lambda line: None)
-    failed.fail(BadInputError("the good end is bad too"))
+    failed.fail(BadInputError("the good endpoint is bad too"))
     assert load_unfinished(tmp_path) == ("stage", ARGUMENTS)
     interrupted.finish({})
     with pytest.raises(
-        BadInputError, match=wording("bisect.resume-would-fail", error="the good end is bad too")
+        BadInputError, match=wording("bisect.resume-would-fail", error="the good endpoint is bad too")
     ):
         load_unfinished(tmp_path)
     again = Session.begin(tmp_path, "record", {"store": "x"}, lambda line: None)

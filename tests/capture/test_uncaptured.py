@@ -71,7 +71,7 @@ def test_a_layer_of_vllm(tmp_path: Path) -> None:
         call = mega_layer()
         outs = [call() for _ in range(3)]
     assert calls(counts) == {MEGA_CALL: (3, 0)}
-    assert counts.uncaptured[MEGA_CALL]["reason"] == known.MEGA
+    assert counts.uncaptured[MEGA_CALL]["reason"] == known.QUERIES_BEFORE_ROPE
     assert counts.records == 0
     assert all(torch.equal(out, -torch.ones(2, 4)) for out in outs)
     call()
@@ -170,10 +170,10 @@ def test_the_store_and_show_say_it(tmp_path: Path, capsys: pytest.CaptureFixture
         call()
         call()
     show(str(tmp_path / "run.zarr"), 0)
-    assert f"not captured\n  {MEGA_CALL}: 2 calls ({known.MEGA})\n" in capsys.readouterr().out
+    assert f"not captured\n  {MEGA_CALL}: 2 calls ({known.QUERIES_BEFORE_ROPE})\n" in capsys.readouterr().out
     show(str(tmp_path / "run.zarr"), 0, json=True)
     document = json.loads(capsys.readouterr().out)
-    assert document["uncaptured"] == {MEGA_CALL: {"calls": 2, "once": 0, "reason": known.MEGA}}
+    assert document["uncaptured"] == {MEGA_CALL: {"calls": 2, "once": 0, "reason": known.QUERIES_BEFORE_ROPE}}
 
 
 def test_what_the_command_says(tmp_path: Path) -> None:
@@ -208,9 +208,8 @@ def test_a_program(toy: ToyFramework, tmp_path: Path) -> None:
         tmp_path / "run.zarr", program, PYTHONPATH=os.pathsep.join([str(toy.folder), str(FOLDER)])
     )
     assert ran.status == 1
-    line = (
-        f"gdnbench: not captured: 4 calls of {FOLD}.commit_gdn_replayssm_fold_after_verify ({known.COMMIT})"
-    )
+    calls = f"4 calls of {FOLD}.commit_gdn_replayssm_fold_after_verify"
+    line = f"gdnbench: not captured: {calls} ({known.COMMIT_OF_DRAFTS})"
     assert line in ran.err.splitlines()
 
 

@@ -55,7 +55,7 @@ class _Seen:
     """Verdicts by commit, of this bisection."""
 
     verdicts: dict[str, Verdict] = field(default_factory=dict)
-    other: dict[str, list[str]] = field(default_factory=dict)  # commits by a kind that is not the bad end's
+    other: dict[str, list[str]] = field(default_factory=dict)  # commits by a kind not the bad endpoint's
 
 
 def bisect_commits(arguments: CommitBisection, session: Session) -> Answer:

@@ -14,7 +14,7 @@ def is_plain(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and tensor.storage_offset() == 0
 
 
-def laid_out(tensor: Tensor, like: Tensor) -> Tensor:
+def in_layout_of(tensor: Tensor, like: Tensor) -> Tensor:
     """`tensor` with the axes of `like` in memory, as many elements of poison between its rows, and as many
     ahead. An axis that was expanded is one again if the elements still agree, else `tensor` comes back."""
     strides = [0] * tensor.ndim

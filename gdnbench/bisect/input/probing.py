@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from gdnbench.bisect import cache_key
-from gdnbench.bisect.input.layout import laid_out
+from gdnbench.bisect.input.layout import in_layout_of
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial, trial_question
 from gdnbench.bisect.verdict import CONTENT, Verdict
@@ -61,7 +61,7 @@ class CandidateProber:
         timeout: float = TIMEOUT,
     ) -> None:
         self.operation = operation
-        self.asked = 0
+        self.candidates_probed = 0
         self._session = session
         self._info = info
         self._layouts = layouts
@@ -75,7 +75,7 @@ class CandidateProber:
         record."""
         if self._deadline is not None and time.monotonic() > self._deadline:
             raise OutOfTimeError
-        self.asked += 1
+        self.candidates_probed += 1
         draft = self.draft(candidate)
         question = self._question_of(draft)
 
@@ -104,7 +104,7 @@ class CandidateProber:
         call = candidate.call
         info = replace(self._info, scalars=dict(call.scalars))
         tensors = {
-            name: laid_out(tensor, self._layouts[name]) if name in candidate.laid else tensor
+            name: in_layout_of(tensor, self._layouts[name]) if name in candidate.laid else tensor
             for name, tensor in call.tensors.items()
         }
         found = drafted(self.operation, replace(call, tensors=tensors), info, outputs or {})

@@ -22,7 +22,7 @@ from torch import Tensor
 BAD_INPUT, CANNOT_RUN = 2, 3
 
 
-class UntoldError(Exception):
+class NotJudgedError(Exception):
     """The kernel could not be judged. `status`: BAD_INPUT if the input is wrong, CANNOT_RUN if hardware or a
     package is missing."""
 
@@ -35,7 +35,7 @@ def exit_status(reproduced: Callable[[], int]) -> int:
     """The exit status: that of `reproduced`, or of why it cannot be told."""
     try:
         return reproduced()
-    except UntoldError as error:
+    except NotJudgedError as error:
         print(shown(error), file=sys.stderr)
         return error.status
 
@@ -46,7 +46,7 @@ def shown(text: object) -> str:
 
 
 def record_of(store: Path) -> dict[str, Any]:
-    """The one record of a store: a line of JSON that describes every tensor. UntoldError if there is none."""
+    """The one record of a store: JSON that describes every tensor. NotJudgedError if there is none."""
     try:
         segments: Any = zarr.open_group(store, mode="r")["segments"]
         lines = [
@@ -57,7 +57,7 @@ def record_of(store: Path) -> dict[str, Any]:
         ]
         record: dict[str, Any] = json.loads(lines[0])
     except Exception as error:
-        raise UntoldError(
+        raise NotJudgedError(
             BAD_INPUT, f"{store} holds no record ({type(error).__name__}); put the store beside this file"
         ) from None
     return record
@@ -109,19 +109,21 @@ def unplain(value: Any) -> Any:
 
 
 def function_of(name: str) -> Callable[..., Any]:
-    """ "module:function" or "file.py:function", looked for here and beside this file. UntoldError if it is
+    """ "module:function" or "file.py:function", looked for here and beside this file. NotJudgedError if it is
     not there, or what it imports is not."""
     place, _, function = name.rpartition(":")
     if not place:
-        raise UntoldError(BAD_INPUT, f"{name!r} names no kernel; write module:function or FILE.py:function")
+        raise NotJudgedError(
+            BAD_INPUT, f"{name!r} names no kernel; write module:function or FILE.py:function"
+        )
     sys.path[:0] = ["", str(Path(__file__).parent)]
     try:
         found: Any = module_of(place)
-    except UntoldError:
+    except NotJudgedError:
         raise
     except (Exception, SystemExit) as error:
         absent = isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}.")
-        raise UntoldError(
+        raise NotJudgedError(
             BAD_INPUT if absent else CANNOT_RUN,
             f"{place} cannot be imported: {type(error).__name__}: {error}",
         ) from None
@@ -129,7 +131,7 @@ def function_of(name: str) -> Callable[..., Any]:
         for part in function.split("."):
             found = getattr(found, part)
     except AttributeError:
-        raise UntoldError(BAD_INPUT, f"{place} has no {function!r}; name the kernel as it does") from None
+        raise NotJudgedError(BAD_INPUT, f"{place} has no {function!r}; name the kernel as it does") from None
     kernel: Callable[..., Any] = found
     return kernel
 
@@ -140,7 +142,7 @@ def module_of(place: str) -> Any:
         return importlib.import_module(place)
     here = [path for path in (Path(place), Path(__file__).parent / Path(place).name) if path.is_file()]
     if not here:
-        raise UntoldError(
+        raise NotJudgedError(
             BAD_INPUT, f"{place} is not here; put it beside this file, or name the kernel: FILE.py:NAME"
         )
     spec = importlib.util.spec_from_file_location("kernel_under_test", here[0])
@@ -230,13 +232,13 @@ def reproduce(
     device: str,
 ) -> int:
     """Exit status: 1 where the failure is there, 0 where it is not, 2 where the kernel takes something else.
-    UntoldError if that cannot be told.
+    NotJudgedError if that cannot be told.
 
     `outputs`: shapes and dtypes of the buffers. `takes`: values of conventions that the kernel takes.
     """
     record = record_of(store)
     if device == "cuda" and not torch.cuda.is_available():
-        raise UntoldError(CANNOT_RUN, "torch finds no GPU here, which the kernel needs")
+        raise NotJudgedError(CANNOT_RUN, "torch finds no GPU here, which the kernel needs")
     conventions = record["info"]["conventions"]
     scalars = {name: unplain(value) for name, value in record["info"]["scalars"].items()}
     call = {name: as_called(store, record, name, device) for name in record["before"]}

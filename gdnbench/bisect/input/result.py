@@ -55,13 +55,13 @@ def check_out(out: Path) -> None:
 
 def write_store(found: Shrunk, out: Path) -> None:
     """The smallest record so far, with the outputs that torch's kernel has for it."""
-    shrinker, asker = _there(found)
+    shrinker, prober = _there(found)
     call = shrinker.best.call
     outputs = run_kernel(found.operation, RECORDED_KERNEL, call)
     check_out(out)
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        draft = asker.draft(shrinker.best, outputs)
+        draft = prober.draft(shrinker.best, outputs)
         write_record(unfinished, draft, provenance=_provenance(found), durable=True)
         shutil.rmtree(out, ignore_errors=True)
         os.rename(unfinished, out)
@@ -121,7 +121,7 @@ def to_json(found: Shrunk) -> dict[str, Any]:
         "steps": found.shrinker.steps,
         "values": found.shrinker.simplified,
         "failure": found.shrinker.verdict.reason or found.shrinker.verdict.kind,
-        "asked": 0 if found.asker is None else found.asker.asked,
+        "asked": 0 if found.prober is None else found.prober.candidates_probed,
     }
 
 
@@ -172,5 +172,5 @@ def _bytes(call: Call) -> int:
 
 def _there(found: Shrunk) -> tuple[Shrinker, CandidateProber]:
     assert found.shrinker is not None
-    assert found.asker is not None
-    return found.shrinker, found.asker
+    assert found.prober is not None
+    return found.shrinker, found.prober

@@ -73,7 +73,7 @@ class Shrunk:
     first: Verdict
     reason: str = ""
     notes: tuple[str, ...] = ()
-    asker: CandidateProber | None = None
+    prober: CandidateProber | None = None
     begun: Call | None = None
     shrinker: Shrinker | None = None
     complete: bool = False
@@ -125,16 +125,16 @@ def _shrink(
     keep: Keep,
 ) -> None:
     call, layouts = _plain(_begin(record, found.operation))
-    found.asker = CandidateProber(
+    found.prober = CandidateProber(
         session, found.operation, record.info, layouts, found.trial, probing, deadline, options.timeout
     )
     found.begun = call
     candidate = Candidate(call, frozenset(layouts))
-    found.asker.reuse_verdict(candidate, record, found.first)
+    found.prober.reuse_verdict(candidate, record, found.first)
     failure, takes = Signature.of_verdict(found.first), _takes(found.trial, found.operation)
     try:
         for first in (candidate, *_placed(candidate, record)):
-            shrinker = Shrinker(found.asker, first, failure, options.same_tensor, takes)
+            shrinker = Shrinker(found.prober, first, failure, options.same_tensor, takes)
             if shrinker.check_failure():
                 found.shrinker = shrinker
                 shrinker.shrink()

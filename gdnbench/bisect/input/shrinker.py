@@ -25,7 +25,7 @@ class Shrinker:
 
     def __init__(
         self,
-        asker: CandidateProber,
+        prober: CandidateProber,
         candidate: Candidate,
         failure: Signature,
         same_tensor: bool = False,
@@ -35,8 +35,8 @@ class Shrinker:
         self.verdict: Verdict | None = None
         self.steps: list[str] = []
         self.simplified: dict[str, str] = {}
-        self._asker = asker
-        self._operation = asker.operation
+        self._prober = prober
+        self._operation = prober.operation
         self._failure = failure
         self._same_tensor = same_tensor
         self._takes = takes or {}
@@ -61,7 +61,7 @@ class Shrinker:
         kernel refuses does not."""
         try:
             self._operation.validate(candidate.call)
-            verdict = self._asker.verdict(label, candidate)
+            verdict = self._prober.verdict(label, candidate)
         except (ContractError, *BAD_INPUT_ERRORS):
             return False
         if not self._failure.is_shown_by(verdict, self._same_tensor):

@@ -16,21 +16,27 @@ from functools import cached_property
 GDN = ("gdn_prefill", "gdn_decode")
 SWA = ("swa_decode",)
 
-MEGA = (
+QUERIES_BEFORE_ROPE = (
     "takes queries before rope, in an order of its own, and returns FP8 outputs rotated back;"
     " swa_decode has neither"
 )
-GATHERED = "takes rows gathered from their pages; swa_decode has the pages"
-LATENT_OF_V3 = "reads latent rows of 576 features, as DeepSeek-V3 has them; swa_decode has 512"
-OTHER_KERNEL = "a kernel of another platform than CUDA, which no adapter reads"
-OBJECT = "the format of its pages is in the object and not in the call, which no adapter reads"
-RING = "computes its state from a checkpoint and a ring of earlier inputs; gdn_decode has the state in a pool"
-COMMIT = "moves accepted drafts from a ring of inputs into the states; no operation here does that alone"
-KDA = "gates of every key channel (KDA), which no operation here has"
-DELTA = "another delta rule than the gated one with one gate of a head, which no operation here has"
-LINEAR = "linear attention without a delta rule, which no operation here has"
-MAMBA = "the state of a Mamba layer, which no operation here has"
-CONVOLUTION = "the state of a causal convolution, which no operation here has"
+GATHERED_ROWS = "takes rows gathered from their pages; swa_decode has the pages"
+LATENT_OF_DEEPSEEK_V3 = "reads latent rows of 576 features, as DeepSeek-V3 has them; swa_decode has 512"
+OTHER_PLATFORM = "a kernel of another platform than CUDA, which no adapter reads"
+PAGE_FORMAT_IN_OBJECT = "the format of its pages is in the object and not in the call, which no adapter reads"
+RING_OF_INPUTS = (
+    "computes its state from a checkpoint and a ring of earlier inputs; gdn_decode has the state in a pool"
+)
+COMMIT_OF_DRAFTS = (
+    "moves accepted drafts from a ring of inputs into the states; no operation here does that alone"
+)
+GATES_OF_KEY_CHANNELS = "gates of every key channel (KDA), which no operation here has"
+OTHER_DELTA_RULE = (
+    "another delta rule than the gated one with one gate of a head, which no operation here has"
+)
+LINEAR_ATTENTION = "linear attention without a delta rule, which no operation here has"
+MAMBA_STATE = "the state of a Mamba layer, which no operation here has"
+CONVOLUTION_STATE = "the state of a causal convolution, which no operation here has"
 
 
 @dataclass(frozen=True)
@@ -72,71 +78,71 @@ UNCAPTURED = (
     *_functions_of_framework(
         "vllm",
         SWA,
-        ("vllm.models.deepseek_v4*mega_attn*", "*MegaAttn*.forward_mqa", MEGA),
-        ("vllm.*flash_mla_interface", "flash_mla_sparse_fwd", GATHERED),
-        ("vllm.models.deepseek_v4*.amd.*", "Deepseek*Attention.forward_mqa", OTHER_KERNEL),
-        ("vllm.models.deepseek_v4*.xpu.*", "Deepseek*Attention.forward_mqa", OTHER_KERNEL),
-        ("vllm.models.deepseek_v4*.cpu.*", "Deepseek*Attention.forward_mqa", OTHER_KERNEL),
+        ("vllm.models.deepseek_v4*mega_attn*", "*MegaAttn*.forward_mqa", QUERIES_BEFORE_ROPE),
+        ("vllm.*flash_mla_interface", "flash_mla_sparse_fwd", GATHERED_ROWS),
+        ("vllm.models.deepseek_v4*.amd.*", "Deepseek*Attention.forward_mqa", OTHER_PLATFORM),
+        ("vllm.models.deepseek_v4*.xpu.*", "Deepseek*Attention.forward_mqa", OTHER_PLATFORM),
+        ("vllm.models.deepseek_v4*.cpu.*", "Deepseek*Attention.forward_mqa", OTHER_PLATFORM),
     ),
     *_functions_of_framework(
         "vllm",
         GDN,
-        ("vllm.model_executor.layers.mamba.gdn.*", "*._forward_core_decode_aiter", OTHER_KERNEL),
-        ("vllm.*.cpu.gdn_attention", "cpu_gdn_attention_core", OTHER_KERNEL),
+        ("vllm.model_executor.layers.mamba.gdn.*", "*._forward_core_decode_aiter", OTHER_PLATFORM),
+        ("vllm.*.cpu.gdn_attention", "cpu_gdn_attention_core", OTHER_PLATFORM),
         (
             "vllm.*kda*",
             "chunk_kda chunk_kda_with_fused_gate chunk_kda_prefill fused_kda_chunk fused_recurrent_kda"
             " fused_recurrent_kda_packed_decode",
-            KDA,
+            GATES_OF_KEY_CHANNELS,
         ),
-        ("vllm.models.*.kda", "_flashinfer_kda_prefill _flashkda_prefill", KDA),
-        ("vllm.models.*.kda.fused_recurrent", "fused_recurrent_gated_delta_rule*", KDA),
-        ("vllm.models.*recoverssm", "kda_recoverssm_verify", KDA),
-        ("vllm._custom_ops", "fused_kda_decode", KDA),
-        ("vllm.*lightning_attn", "lightning_attention linear_decode_forward_triton", LINEAR),
+        ("vllm.models.*.kda", "_flashinfer_kda_prefill _flashkda_prefill", GATES_OF_KEY_CHANNELS),
+        ("vllm.models.*.kda.fused_recurrent", "fused_recurrent_gated_delta_rule*", GATES_OF_KEY_CHANNELS),
+        ("vllm.models.*recoverssm", "kda_recoverssm_verify", GATES_OF_KEY_CHANNELS),
+        ("vllm._custom_ops", "fused_kda_decode", GATES_OF_KEY_CHANNELS),
+        ("vllm.*lightning_attn", "lightning_attention linear_decode_forward_triton", LINEAR_ATTENTION),
         (
             "vllm.model_executor.layers.mamba.ops.*",
             "mamba_chunk_scan_combined_varlen selective_scan_fn selective_state_update"
             " selective_state_update_replayssm*",
-            MAMBA,
+            MAMBA_STATE,
         ),
         (
             "vllm.model_executor.layers.mamba.ops.causal_conv1d",
             "causal_conv1d_fn causal_conv1d_update",
-            CONVOLUTION,
+            CONVOLUTION_STATE,
         ),
     ),
     *_functions_of_framework(
         "sglang",
         SWA,
-        ("sglang.*flash_mla_interface", "flash_mla_mega_decode flash_mla_mega_prefill", MEGA),
-        ("sglang.*flash_mla_interface", "flash_mla_sparse_fwd", GATHERED),
-        ("sgl_kernel.flash_mla", "flash_mla_sparse_fwd", GATHERED),
-        ("sglang.*hip_flash_mla", "flash_mla_with_kvcache_entrypoint", OTHER_KERNEL),
+        ("sglang.*flash_mla_interface", "flash_mla_mega_decode flash_mla_mega_prefill", QUERIES_BEFORE_ROPE),
+        ("sglang.*flash_mla_interface", "flash_mla_sparse_fwd", GATHERED_ROWS),
+        ("sgl_kernel.flash_mla", "flash_mla_sparse_fwd", GATHERED_ROWS),
+        ("sglang.*hip_flash_mla", "flash_mla_with_kvcache_entrypoint", OTHER_PLATFORM),
     ),
     *_functions_of_framework(
         "sglang",
         GDN,
-        ("sglang.*gdn_replayssm_spec_decode", "gdn_replayssm_spec_decode", RING),
-        ("sglang.*linear_replayssm", "fused_recurrent_linear_replayssm_decode", RING),
-        ("sglang.*gdn_replayssm_spec_*", "commit_gdn_replayssm_*", COMMIT),
+        ("sglang.*gdn_replayssm_spec_decode", "gdn_replayssm_spec_decode", RING_OF_INPUTS),
+        ("sglang.*linear_replayssm", "fused_recurrent_linear_replayssm_decode", RING_OF_INPUTS),
+        ("sglang.*gdn_replayssm_spec_*", "commit_gdn_replayssm_*", COMMIT_OF_DRAFTS),
         (
             "sglang.*attention.*",
             "chunk_kda chunk_kda_cutedsl cutedsl_fused_sigmoid_gating_kda_update fused_kda_conv_gating_verify"
             " fused_kda_decode_mtp_dspark fused_recurrent_kda fused_recurrent_kda_packed_decode"
             " helion_fused_recurrent_kda_* helion_kda_verify kda_fused_decode kda_packed_decode",
-            KDA,
+            GATES_OF_KEY_CHANNELS,
         ),
-        ("sglang.*kda_replayssm_spec_decode", "commit_kda_replayssm_*", KDA),
-        ("sglang.*lightning_attn", "lightning_attention", LINEAR),
-        ("sglang.*seg_la", "seg_la_fwd", LINEAR),
-        ("sglang.*mamba.triton_ops.*", "mamba_chunk_scan_combined selective_state_update", MAMBA),
+        ("sglang.*kda_replayssm_spec_decode", "commit_kda_replayssm_*", GATES_OF_KEY_CHANNELS),
+        ("sglang.*lightning_attn", "lightning_attention", LINEAR_ATTENTION),
+        ("sglang.*seg_la", "seg_la_fwd", LINEAR_ATTENTION),
+        ("sglang.*mamba.triton_ops.*", "mamba_chunk_scan_combined selective_state_update", MAMBA_STATE),
         (
             "sglang.*mamba.causal_conv1d*",
             "causal_conv1d_fn causal_conv1d_fwd causal_conv1d_update",
-            CONVOLUTION,
+            CONVOLUTION_STATE,
         ),
-        ("sglang.*triton_gdn_fused_proj", "fused_qkvzba_causal_conv1d_update_contiguous", CONVOLUTION),
+        ("sglang.*triton_gdn_fused_proj", "fused_qkvzba_causal_conv1d_update_contiguous", CONVOLUTION_STATE),
     ),
     *_functions_of_framework(
         "flashinfer",
@@ -145,31 +151,35 @@ UNCAPTURED = (
             "flashinfer.mla*",
             "trtllm_batch_decode_with_kv_cache_mla xqa_batch_decode_with_kv_cache_mla"
             " nvfp4_sparse_mla_decode",
-            LATENT_OF_V3,
+            LATENT_OF_DEEPSEEK_V3,
         ),
-        ("flashinfer.mla._sparse_mla_sm120*", "*SparseMLA*.run", OBJECT),
+        ("flashinfer.mla._sparse_mla_sm120*", "*SparseMLA*.run", PAGE_FORMAT_IN_OBJECT),
     ),
     *_functions_of_framework(
         "flashinfer",
         GDN,
-        ("flashinfer.gdn_decode", "gated_delta_rule_replayssm_commit", COMMIT),
+        ("flashinfer.gdn_decode", "gated_delta_rule_replayssm_commit", COMMIT_OF_DRAFTS),
         (
             "flashinfer.kda*",
             "recurrent_kda packed_kda_decode fused_kda_decode packed_fused_kda_decode",
-            KDA,
+            GATES_OF_KEY_CHANNELS,
         ),
         (
             "flashinfer.mamba.*",
             "selective_state_update checkpointing_ssu replayssm_materialize",
-            MAMBA,
+            MAMBA_STATE,
         ),
     ),
     *_functions_of_framework(
         "fla",
         GDN,
-        ("fla.ops.kda.*", "chunk_kda fused_recurrent_kda", KDA),
+        ("fla.ops.kda.*", "chunk_kda fused_recurrent_kda", GATES_OF_KEY_CHANNELS),
         *(
-            (f"fla.ops.{package}.*", f"chunk_{name} fused_chunk_{name} fused_recurrent_{name}", DELTA)
+            (
+                f"fla.ops.{package}.*",
+                f"chunk_{name} fused_chunk_{name} fused_recurrent_{name}",
+                OTHER_DELTA_RULE,
+            )
             for package, name in (
                 ("comba", "comba"),
                 ("delta_rule", "delta_rule"),
@@ -184,7 +194,7 @@ UNCAPTURED = (
             )
         ),
         *(
-            (f"fla.ops.{name}.*", f"chunk_{name} fused_chunk_{name} fused_recurrent_{name}", LINEAR)
+            (f"fla.ops.{name}.*", f"chunk_{name} fused_chunk_{name} fused_recurrent_{name}", LINEAR_ATTENTION)
             for name in (
                 *("gla", "gsa", "hgrn", "lightning_attn", "linear_attn", "log_linear_attn", "mesa_net"),
                 *("retention", "rwkv6", "simple_gla"),

@@ -26,13 +26,12 @@ from gdnbench.cli.bisect.symptom import (
     BaselineOption,
     ScheduleOption,
     SymptomOption,
+    SymptomOptions,
     TensorOption,
-    symptom_arguments,
+    make_trial,
 )
 from gdnbench.cli.judging import tolerance
 from gdnbench.cli.record_options import RecordsArgument, StoreArgument
-from gdnbench.record_numbers import record_numbers
-from gdnbench.store.address import absolute_address
 
 
 def commit(
@@ -94,30 +93,17 @@ def commit(
     """Find the commit of a git repository that made a kernel wrong."""
     arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh")}
     from gdnbench.bisect.commit.axis import CommitBisection, bisect_commits
-    from gdnbench.bisect.trial import Trial
     from gdnbench.errors import BadInputError
     from gdnbench.judge.rule import make_rule
     from gdnbench.replay.simulated import SIM
-    from gdnbench.store.recover import open_store
 
     limits = tolerance(tol)
-    make_rule(k, None, limits, bitwise)  # refuses what contradicts itself before anything is asked
-    with open_store(store) as opened:
-        numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
-        more = symptom_arguments(
-            opened,
-            numbers,
-            on,
-            check=check,
-            symptom=symptom,
-            tensor=tensor,
-            schedule=schedule,
-            baseline=baseline,
-        )
+    make_rule(k, None, limits, bitwise)  # refuses what contradicts itself before anything runs
     if check and on != SIM:
         raise BadInputError(f"--check is done by the simulator: --on {SIM}, not {on}")
-    trial = Trial(absolute_address(store), kernel, on, numbers, None, k, limits, bitwise, **more)
-    asked = CommitBisection(
+    failure = SymptomOptions(symptom, tensor, schedule, baseline, check)
+    trial = make_trial(store, kernel, on, records, failure, k=k, tol=limits, bitwise=bitwise)
+    bisection = CommitBisection(
         trial,
         Path(repo),
         good,
@@ -131,5 +117,5 @@ def commit(
         same_kind,
     )
     with begun("commit", arguments, state, fresh) as session:
-        answer = bisect_commits(asked, session)
+        answer = bisect_commits(bisection, session)
         finish(session, answer.found, answer.lines, answer.exit_code, json)

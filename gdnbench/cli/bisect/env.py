@@ -23,14 +23,13 @@ from gdnbench.cli.bisect.symptom import (
     BaselineOption,
     ScheduleOption,
     SymptomOption,
+    SymptomOptions,
     TensorOption,
-    symptom_arguments,
+    make_trial,
 )
 from gdnbench.cli.judging import tolerance
 from gdnbench.cli.record_options import RecordsArgument, StoreArgument
 from gdnbench.errors import BadInputError
-from gdnbench.record_numbers import record_numbers
-from gdnbench.store.address import absolute_address
 
 
 def env(
@@ -72,32 +71,19 @@ def env(
     arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh")}
     from gdnbench.bisect.env.axis import EnvBisection, bisect_packages
     from gdnbench.bisect.env.requirements import pins
-    from gdnbench.bisect.trial import Trial
     from gdnbench.judge.rule import make_rule
-    from gdnbench.store.recover import open_store
 
     limits = tolerance(tol)
-    make_rule(k, None, limits, bitwise)  # refuses what contradicts itself before anything is asked
-    with open_store(store) as opened:
-        numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
-        more = symptom_arguments(
-            opened,
-            numbers,
-            on,
-            check=False,
-            symptom=symptom,
-            tensor=tensor,
-            schedule=schedule,
-            baseline=baseline,
-        )
-    trial = Trial(absolute_address(store), kernel, on, numbers, None, k, limits, bitwise, **more)
+    make_rule(k, None, limits, bitwise)  # refuses what contradicts itself before anything runs
+    failure = SymptomOptions(symptom, tensor, schedule, baseline)
+    trial = make_trial(store, kernel, on, records, failure, k=k, tol=limits, bitwise=bitwise)
     options = [] if index_url is None else ["--index-url", index_url]
     options += [word for place in find_links or () for word in ("--find-links", place)]
     options += ["--no-index"] * no_index
     for word in beside.split():
         if word.startswith("-"):
             raise BadInputError(f"--with {word!r} is an option of pip; give requirements like 'c==3 d'")
-    asked = EnvBisection(
+    bisection = EnvBisection(
         trial,
         pins(good, "--good"),
         pins(bad, "--bad"),
@@ -107,5 +93,5 @@ def env(
         tuple(options),
     )
     with begun("env", arguments, state, fresh) as session:
-        answer = bisect_packages(asked, session)
+        answer = bisect_packages(bisection, session)
         finish(session, answer.found, answer.lines, answer.exit_code, json)

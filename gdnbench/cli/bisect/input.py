@@ -28,8 +28,8 @@ from gdnbench.cli.bisect.symptom import (
     BaselineOption,
     FailureOption,
     ScheduleOption,
+    SymptomOptions,
     TensorOption,
-    symptom_arguments,
 )
 from gdnbench.cli.console import table
 from gdnbench.cli.judging import tolerance
@@ -109,21 +109,13 @@ def input(
     from gdnbench.store.recover import open_store
 
     limits = tolerance(tol)
-    make_rule(k, None, limits, bitwise)  # refuses what contradicts itself before anything is asked
+    make_rule(k, None, limits, bitwise)  # refuses what contradicts itself before anything runs
     with open_store(store) as opened:
         numbers = record_numbers(record, len(opened.records))
         if len(numbers) != 1:
             raise BadInputError(f"record {record!r} is not one record; give its number")
-        more = symptom_arguments(
-            opened,
-            numbers,
-            on,
-            check=False,
-            symptom=symptom,
-            tensor=tensor,
-            schedule=schedule,
-            baseline=baseline,
-        )
+        failure = SymptomOptions(symptom, tensor, schedule, baseline)
+        more = failure.trial_arguments(opened, numbers, on)
         more["stages"] |= stages
         written = folder_to_write(out) if out is not None else default_out(store, numbers[0])
         check_out(written)

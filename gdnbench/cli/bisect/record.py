@@ -25,14 +25,13 @@ from gdnbench.cli.bisect.symptom import (
     BaselineOption,
     FailureOption,
     ScheduleOption,
+    SymptomOptions,
     TensorOption,
-    symptom_arguments,
+    make_trial,
 )
 from gdnbench.cli.judging import tolerance
 from gdnbench.cli.record_options import RecordsArgument, StoreArgument
 from gdnbench.errors import BadInputError, Exit
-from gdnbench.record_numbers import record_numbers
-from gdnbench.store.address import absolute_address
 
 
 def record(
@@ -70,27 +69,14 @@ def record(
     arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh")}
     from gdnbench.bisect.record import text
     from gdnbench.bisect.record.find import RecordBisection, as_json, find_bad_call
-    from gdnbench.bisect.trial import Trial
     from gdnbench.judge.rule import make_rule
-    from gdnbench.store.recover import open_store
 
     limits = tolerance(tol)
     make_rule(k, None, limits)
     if carry and symptom not in (None, NUMBERS):
         raise BadInputError(f"--carry follows numbers: leave it or --symptom {symptom} out")
-    with open_store(store) as opened:
-        numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
-        more = symptom_arguments(
-            opened,
-            numbers,
-            on,
-            check=False,
-            symptom=symptom,
-            tensor=tensor,
-            schedule=schedule,
-            baseline=baseline,
-        )
-    trial = Trial(absolute_address(store), kernel, on, numbers, k=k, tol=limits, **more)
+    failure = SymptomOptions(symptom, tensor, schedule, baseline)
+    trial = make_trial(store, kernel, on, records, failure, k=k, tol=limits)
     with begun("record", arguments, state, fresh) as session:
         found = find_bad_call(RecordBisection(trial, layer, any, carry), session)
         answer = text.answer(found)

@@ -22,14 +22,13 @@ from gdnbench.cli.bisect.common import (
 from gdnbench.cli.bisect.symptom import (
     NUMBERS,
     ScheduleOption,
-    symptom_arguments,
+    SymptomOptions,
+    make_trial,
 )
 from gdnbench.cli.console import table
 from gdnbench.cli.judging import tolerance
 from gdnbench.cli.record_options import RecordsArgument, StoreArgument
 from gdnbench.errors import BadInputError, Exit
-from gdnbench.record_numbers import record_numbers
-from gdnbench.store.address import absolute_address
 
 
 def stage(
@@ -68,28 +67,15 @@ def stage(
     arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh")}
     from gdnbench.bisect.stage import text
     from gdnbench.bisect.stage.find import find_bad_stage
-    from gdnbench.bisect.trial import Trial
     from gdnbench.judge.rule import make_rule
-    from gdnbench.store.recover import open_store
 
     limits = tolerance(tol)
     if symptom not in (None, NUMBERS):
         raise BadInputError(f"--symptom {symptom}: a stage is judged by its numbers; use `bisect record`")
     make_rule(k)
     make_rule(tol=limits)
-    with open_store(store) as opened:
-        numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
-        more = symptom_arguments(
-            opened,
-            numbers,
-            on,
-            check=False,
-            symptom=symptom,
-            tensor=None,
-            schedule=schedule,
-            baseline=None,
-        )
-    trial = Trial(absolute_address(store), kernel, on, numbers, k=k, tol=limits, **more)
+    failure = SymptomOptions(symptom, schedule=schedule)
+    trial = make_trial(store, kernel, on, records, failure, k=k, tol=limits)
     with begun("stage", arguments, state, fresh) as session:
         found = find_bad_stage(trial, session, carry)
         lines = []

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gdnbench.errors import BadInputError
+from gdnbench.record_numbers import record_numbers
+from gdnbench.store.address import absolute_address
 
 if TYPE_CHECKING:
+    from gdnbench.bisect.trial import Trial
     from gdnbench.store.reader import Store
 
+_KINDS = "Look for one kind of failure only. numbers: an output is wrong; race: the simulator's race checker"
 SymptomOption = Annotated[
     str | None,
     typer.Option(
         metavar="numbers|race|crash",
-        help="Which kind of failure counts as bad: wrong numbers, findings of the race checker that the good"
-        " end does not have, or a crash or hang. Default: any.",
+        help=f"{_KINDS} finds an error that the good endpoint does not have; crash: a crash or a hang."
+        " Default: any failure, without findings of the checker.",
     ),
 ]
 TensorOption = Annotated[
@@ -28,7 +33,10 @@ TensorOption = Annotated[
 ScheduleOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="With --on sim: simulate under this schedule alone: late, early or random:SEED. Repeatable."
+        metavar="late|early|random:SEED",
+        help="With --on sim: simulate under this schedule only: late or early, which say when asynchronous"
+        " operations complete, or random:SEED, e.g. random:3. Repeatable. Default: late; also early and"
+        " random:0 where the result may depend on the schedule.",
     ),
 ]
 BaselineOption = Annotated[
@@ -39,54 +47,78 @@ FailureOption = Annotated[
     str | None,
     typer.Option(
         metavar="numbers|race|crash",
-        help="Which kind of failure counts as bad: wrong numbers, findings of the race checker that are not"
-        " in --baseline, or a crash or hang. Default: any but findings.",
+        help=f"{_KINDS} finds an error that is not in --baseline; crash: a crash or a hang. Default: any"
+        " failure, without findings of the checker.",
     ),
 ]
-"""`--symptom` of an axis without a good end."""
+"""`--symptom` of an axis without a good endpoint."""
 NUMBERS, RACE, CRASH = "numbers", "race", "crash"
 
 
-def symptom_arguments(
-    store: Store,
-    records: Sequence[int] | None,
-    on: str,
-    *,
-    check: bool,
-    symptom: str | None,
-    tensor: str | None,
-    schedule: Sequence[str] | None,
-    baseline: str | Path | None,
-) -> dict[str, Any]:
-    """The arguments of a `Trial` for these options; a path may be text, as a session keeps it. BadInputError
-    or InputError for options that contradict each other or the records."""
-    from gdnbench.bisect.symptom import Symptom
-    from gdnbench.replay.simulated import SIM
-    from gdnbench.sim import Schedule
+@dataclass(frozen=True, slots=True)
+class SymptomOptions:
+    """`--symptom` and the options that go with it, as typed. `check` is `--check`, which `commit` has."""
 
-    if symptom not in (None, NUMBERS, RACE, CRASH):
-        raise BadInputError(f"--symptom {symptom!r} is none of {NUMBERS}, {RACE}, {CRASH}")
-    if tensor is not None and symptom != NUMBERS:
-        raise BadInputError(f"--tensor is about wrong numbers: give --symptom {NUMBERS} too")
-    if baseline is not None and symptom != RACE:
-        raise BadInputError(f"--baseline is about findings of the checker: give --symptom {RACE} too")
-    if check and symptom in (NUMBERS, CRASH):
-        raise BadInputError(f"--check does not count with --symptom {symptom}: leave one of them out")
-    if on != SIM and (schedule or symptom == RACE):
-        option = "--schedule" if schedule else f"--symptom {RACE}"
-        raise BadInputError(f"{option} is for the simulator: --on {SIM}, not {on}")
-    schedules = tuple(dict.fromkeys(schedule or ()))
-    for one in schedules:
-        Schedule.parse(one)
-    found: dict[str, Any] = {
-        "check": check or symptom == RACE,
-        "symptom": None if symptom is None else Symptom(symptom),
-        "tensor": tensor,
-        "stages": tensor is not None and _is_stage(store, records, tensor),
-    }
-    if baseline is not None:
-        found["known"] = _text(Path(baseline))
-    return found | ({"schedules": schedules, "only_schedules": True} if schedules else {})
+    symptom: str | None = None
+    tensor: str | None = None
+    schedule: Sequence[str] | None = None
+    baseline: str | Path | None = None
+    check: bool = False
+
+    def trial_arguments(self, store: Store, records: Sequence[int] | None, on: str) -> dict[str, Any]:
+        """The arguments of a `Trial` for these options. BadInputError or InputError for options that
+        contradict each other or the records."""
+        from gdnbench.bisect.symptom import Symptom
+        from gdnbench.replay.simulated import SIM
+        from gdnbench.sim import Schedule
+
+        symptom, tensor = self.symptom, self.tensor
+        if symptom not in (None, NUMBERS, RACE, CRASH):
+            raise BadInputError(f"--symptom {symptom!r} is none of {NUMBERS}, {RACE}, {CRASH}")
+        if tensor is not None and symptom != NUMBERS:
+            raise BadInputError(f"--tensor is about wrong numbers: give --symptom {NUMBERS} too")
+        if self.baseline is not None and symptom != RACE:
+            raise BadInputError(f"--baseline is about findings of the checker: give --symptom {RACE} too")
+        if self.check and symptom in (NUMBERS, CRASH):
+            raise BadInputError(f"--check does not count with --symptom {symptom}: leave one of them out")
+        if on != SIM and (self.schedule or symptom == RACE):
+            option = "--schedule" if self.schedule else f"--symptom {RACE}"
+            raise BadInputError(f"{option} is for the simulator: --on {SIM}, not {on}")
+        schedules = tuple(dict.fromkeys(self.schedule or ()))
+        for one in schedules:
+            Schedule.parse(one)
+        found: dict[str, Any] = {
+            "check": self.check or symptom == RACE,
+            "symptom": None if symptom is None else Symptom(symptom),
+            "tensor": tensor,
+            "stages": tensor is not None and _is_stage(store, records, tensor),
+        }
+        if self.baseline is not None:
+            found["known"] = _text(Path(self.baseline))
+        return found | ({"schedules": schedules, "only_schedules": True} if schedules else {})
+
+
+def make_trial(
+    store: str,
+    kernel: str,
+    on: str,
+    records: str | None,
+    symptom: SymptomOptions,
+    *,
+    k: float | None,
+    tol: tuple[float, float] | None,
+    bitwise: bool = False,
+) -> Trial:
+    """The trial of an axis that replays the chosen records of a store, all of them for None. Raises what
+    `SymptomOptions.trial_arguments` raises, and BadInputError for records that are not there."""
+    from gdnbench.bisect.trial import Trial
+    from gdnbench.store.recover import open_store
+
+    with open_store(store) as opened:
+        numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
+        more = symptom.trial_arguments(opened, numbers, on)
+    address = absolute_address(store)
+    return Trial(address, kernel, on, numbers, k=k, tol=tol, bitwise=bitwise, **more)
 
 
 def _is_stage(store: Store, records: Sequence[int] | None, tensor: str) -> bool:
