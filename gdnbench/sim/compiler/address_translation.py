@@ -43,41 +43,11 @@ def _locate_window(name: str, low: int, end_field: str, pointer_field: str, per_
         + _splat("ends", "%end")
         + f"  %from = add <32 x i64> %address, splat (i64 {-low})\n"
         "  %outside = icmp uge <32 x i64> %from, %room\n"
-        "  %low.bits = add i64 %width, -1\n"
-        + _splat("lows", "%low.bits")
-        + "  %rest = and <32 x i64> %address, %lows\n"
-        "  %crooked = icmp ne <32 x i64> %rest, zeroinitializer\n"
-        "  %bad.lanes = or <32 x i1> %outside, %crooked\n"
-        "  %bad.all = bitcast <32 x i1> %bad.lanes to i32\n"
-        "  %bad = and i32 %bad.all, %mask\n"
+        + _check_alignment()
         + _splat("base", "%pointer")
         + "  %near = add <32 x i64> %address, %base\n"
         + stride
         + "  store <32 x i64> %host, ptr %out, align 64\n"
-        "  ret i32 %bad\n}\n"
-    )
-
-
-def _locate_own() -> str:
-    """The CTA's own shared memory in a cluster: bounds [shared_first, shared_end), host address = pointer +
-    address, since the CTAs of a cluster have one array."""
-    return (
-        "define internal i32 @locate_shared(ptr %state, i32 %mask, <32 x i64> %address, i64 %width, "
-        "ptr %out) #0 {\n"
-        + load_field("end", "shared_end", "i64", 8)
-        + load_field("first", "shared_first", "i64", 8)
-        + load_field("pointer", "shared", "i64", 8)
-        + "  %size = sub i64 %end, %first\n"
-        "  %room.0 = add i64 %size, 1\n"
-        "  %room.1 = call i64 @llvm.usub.sat.i64(i64 %room.0, i64 %width)\n"
-        + _splat("room", "%room.1")
-        + _splat("firsts", "%first")
-        + "  %from = sub <32 x i64> %address, %firsts\n"
-        "  %outside = icmp uge <32 x i64> %from, %room\n"
-        + _check_alignment()
-        + _splat("base", "%pointer")
-        + "  %host = add <32 x i64> %address, %base\n"
-        "  store <32 x i64> %host, ptr %out, align 64\n"
         "  ret i32 %bad\n}\n"
     )
 
@@ -95,22 +65,45 @@ def _check_alignment() -> str:
     )
 
 
-def _locate_cluster() -> str:
-    """The shared memory of any CTA of the cluster that has not exited. All CTAs have equally much."""
-    shift = CLUSTER_STRIDE.bit_length() - 1
+def _locate_in_cluster(name: str, outside: str) -> str:
+    """Shared memory in a cluster, whose CTAs have one array: host address = pointer + address. The text
+    `outside` computes the lanes `%outside` from `%address`, from `%first`, where the CTA's own memory begins,
+    and from `%room`, how far from the start of a CTA's memory an access may begin, plus 1."""
     return (
-        "define internal i32 @locate_cluster(ptr %state, i32 %mask, <32 x i64> %address, i64 %width, "
+        f"define internal i32 @locate_{name}(ptr %state, i32 %mask, <32 x i64> %address, i64 %width, "
         "ptr %out) #0 {\n"
         + load_field("end", "shared_end", "i64", 8)
         + load_field("first", "shared_first", "i64", 8)
         + load_field("pointer", "shared", "i64", 8)
-        + load_field("alive", "alive", "ptr", 8)
-        + "  %bits = load i64, ptr %alive, align 8\n"
-        "  %size = sub i64 %end, %first\n"
+        + "  %size = sub i64 %end, %first\n"
         "  %room.0 = add i64 %size, 1\n"
         "  %room.1 = call i64 @llvm.usub.sat.i64(i64 %room.0, i64 %width)\n"
         + _splat("room", "%room.1")
-        + f"  %offset = and <32 x i64> %address, splat (i64 {CLUSTER_STRIDE - 1})\n"
+        + outside
+        + _check_alignment()
+        + _splat("base", "%pointer")
+        + "  %host = add <32 x i64> %address, %base\n"
+        "  store <32 x i64> %host, ptr %out, align 64\n"
+        "  ret i32 %bad\n}\n"
+    )
+
+
+def _locate_own() -> str:
+    """The CTA's own shared memory in a cluster: bounds [shared_first, shared_end)."""
+    return _locate_in_cluster(
+        "shared",
+        _splat("firsts", "%first") + "  %from = sub <32 x i64> %address, %firsts\n"
+        "  %outside = icmp uge <32 x i64> %from, %room\n",
+    )
+
+
+def _locate_cluster() -> str:
+    """The shared memory of any CTA of the cluster that has not exited. All CTAs have equally much."""
+    shift = CLUSTER_STRIDE.bit_length() - 1
+    return _locate_in_cluster(
+        "cluster",
+        load_field("alive", "alive", "ptr", 8) + "  %bits = load i64, ptr %alive, align 8\n"
+        f"  %offset = and <32 x i64> %address, splat (i64 {CLUSTER_STRIDE - 1})\n"
         f"  %from = add <32 x i64> %offset, splat (i64 {-SHARED_BASE})\n"
         "  %far = icmp uge <32 x i64> %from, %room\n"
         f"  %rank = lshr <32 x i64> %address, splat (i64 {shift})\n"
@@ -121,12 +114,7 @@ def _locate_cluster() -> str:
         "  %there = trunc <32 x i64> %moved to <32 x i1>\n"
         "  %gone = xor <32 x i1> %there, splat (i1 true)\n"
         "  %outside.1 = or <32 x i1> %far, %beyond\n"
-        "  %outside = or <32 x i1> %outside.1, %gone\n"
-        + _check_alignment()
-        + _splat("base", "%pointer")
-        + "  %host = add <32 x i64> %address, %base\n"
-        "  store <32 x i64> %host, ptr %out, align 64\n"
-        "  ret i32 %bad\n}\n"
+        "  %outside = or <32 x i1> %outside.1, %gone\n",
     )
 
 
