@@ -14,8 +14,8 @@ import torch
 from gdnbench.bisect import cache_key
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.stage import find as finding
-from gdnbench.bisect.stage import probe
-from gdnbench.bisect.stage.find import Found
+from gdnbench.bisect.stage import probe, record_probes
+from gdnbench.bisect.stage.result import StageResult
 from gdnbench.bisect.stage.text import answer, notes, says
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State
@@ -89,15 +89,15 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes run in this process."""
     stand_in = beside("here").Here
     monkeypatch.setattr(finding, "ProbeWorker", stand_in)
-    monkeypatch.setattr(finding, "TrialWorker", stand_in)
+    monkeypatch.setattr(record_probes, "TrialWorker", stand_in)
 
 
-def found(store: Path, kernel: str, session: Session, record: int = 0) -> Found:
+def found(store: Path, kernel: str, session: Session, record: int = 0) -> StageResult:
     name = kernel if ":" in kernel or kernel == "torch" else f"{STAGED}:{kernel}"
     return finding.find_bad_stage(Trial(str(store), name, records=(record,)), session)
 
 
-def said(result: Found) -> dict[str, str]:
+def said(result: StageResult) -> dict[str, str]:
     return {row.name: says(row) for row in result.rows if says(row)}
 
 

@@ -14,8 +14,9 @@ import torch
 
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.stage import find as finding
+from gdnbench.bisect.stage import record_probes
 from gdnbench.bisect.stage.chain import chain as chain_steps
-from gdnbench.bisect.stage.find import Found
+from gdnbench.bisect.stage.result import StageResult
 from gdnbench.bisect.stage.text import answer, as_json, says
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State
@@ -52,7 +53,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes run in this process."""
     stand_in = beside("here").Here
     monkeypatch.setattr(finding, "ProbeWorker", stand_in)
-    monkeypatch.setattr(finding, "TrialWorker", stand_in)
+    monkeypatch.setattr(record_probes, "TrialWorker", stand_in)
 
 
 @pytest.fixture
@@ -93,13 +94,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def found(
     store: Path, kernel: str, session: Session, record: int = 0, carry: bool = False, **more: Any
-) -> Found:
+) -> StageResult:
     return finding.find_bad_stage(
         Trial(str(store), f"{KERNELS}:{kernel}", records=(record,), **more), session, carry
     )
 
 
-def said(result: Found) -> dict[str, str]:
+def said(result: StageResult) -> dict[str, str]:
     return {row.name: says(row) for row in result.rows if says(row)}
 
 

@@ -11,8 +11,12 @@ from gdnbench.report.outcome import Outcome
 LEAST_SHARE = 0.25
 """A relative error is of the same fault if it is at least this share of what it was. Leaving out what is
 right makes it larger; where a candidate's is much smaller, its limit became small by chance (a result of
-zeros, one on which torch is exact), and what exceeds it is rounding. A quarter leaves room for what simpler
-values do."""
+zeros, one on which torch is exact), and what exceeds it is rounding.
+
+A quarter is what simpler values may cost. To the nearest power of two in the logarithm (`values`) an element
+changes by a factor from 1/sqrt 2 to sqrt 2. So do the RMS of the error and that of the result, where they are
+linear in the tensor and nothing cancels, and their quotient changes by a factor from 1/2 to 2. Outputs and
+states are linear in products of two tensors, such as values and keys, which may both be simplified."""
 ALL_WRONG = 1.0
 """From this relative error on nothing of a result is right, and how much larger an error is says nothing of
 the fault: one that grows from token to token is smaller by orders of magnitude in a shorter record, and

@@ -9,7 +9,7 @@ kernel's later steps after them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -100,27 +100,21 @@ def chained(
     def once(one: RecordUnderKernel) -> Verdict:
         shows = takes_stages(one.kernel)
         execution = execute(one.record, one.operation, one.kernel, one.on, shows, keep_going=one.on == SIM)
-        outputs, stages, digest = execution.outputs, dict(execution.stages), ResultDigest()
+        digest = ResultDigest()
         digest.add_result(one.record, one.operation, execution)
-        facts, given = one.judged_outputs(outputs), one.given()
-        made: dict[str, Tensor] = {}
+        outputs, stages = execution.outputs, dict(execution.stages)
+        by_steps: dict[str, Tensor] = {}
         if one.kernel.steps and (not stages or compare_steps):
-            made = _by_steps(one)
-            stages = stages or {name: made[name] for name in one.stages() if name in made}
+            by_steps = _by_steps(one)
+            stages = stages or {name: by_steps[name] for name in one.stages() if name in by_steps}
+        given = one.given()
         oracle = one.exact(given, {}, [*one.stages(), *outputs])
-        facts = [*_judged_stages(one, given, stages, oracle), *facts]
-        more: dict[str, Any] = {"same_bits": None, "added": [], "carried": {}, "hidden": {}}
+        facts = [*_judged_stages(one, given, stages, oracle), *one.judged_outputs(outputs)]
         failing = {entry["tensor"] for entry in facts if not entry["passed"]}
+        same = None
         if one.kernel.steps and (failing or compare_steps):
-            more["same_bits"] = _same_outputs(one, made or _by_steps(one), outputs)
-        if failing and exact_steps(one.operation):
-            own = own_stages(one, given, stages, oracle)
-            recorded = calls.conventions_of(one.record, one.operation)
-            in_kernels = one.operation.convert_outputs(outputs, recorded, given.conventions)
-            if not one.kernel.steps:
-                more["added"] = added_errors(one, given, own, in_kernels)
-                more["hidden"] = {name: hidden_stages(one.operation, name, own) for name in own}
-            more["carried"] = carried_errors(one, given, own, in_kernels, failing & set(outputs))
+            same = _same_outputs(one, by_steps or _by_steps(one), outputs)
+        more = {"same_bits": same, **_explained(one, given, stages, oracle, outputs, failing)}
         return replace(_verdict(facts, list(execution.faults), more), digest=digest.hexdigest())
 
     return _probe(store, kernel, on, record, content, k, tol, schedules, once)
@@ -129,6 +123,29 @@ def chained(
 def replayed(*, kernel: str, on: str, trial: Mapping[str, Any]) -> Verdict:
     """Judges a trial of the kernel as any worker does, in a process that has compiled the kernel already."""
     return run_trial(Trial.from_json(trial))
+
+
+def _explained(
+    one: RecordUnderKernel,
+    given: Call,
+    stages: Mapping[str, Tensor],
+    oracle: Mapping[str, Tensor],
+    outputs: Mapping[str, Tensor],
+    failing: Set[str],
+) -> dict[str, Any]:
+    """Facts on how far the errors of the kernel's own stages carry, if any of its tensors is `failing`: see
+    `explain`. For a kernel without steps also what each stage adds, and which hidden stages it stands for."""
+    found: dict[str, Any] = {"added": [], "carried": {}, "hidden": {}}
+    if not failing or not exact_steps(one.operation):
+        return found
+    own = own_stages(one, given, stages, oracle)
+    recorded = calls.conventions_of(one.record, one.operation)
+    in_kernels = one.operation.convert_outputs(outputs, recorded, given.conventions)
+    if not one.kernel.steps:
+        found["added"] = added_errors(one, given, own, in_kernels)
+        found["hidden"] = {name: hidden_stages(one.operation, name, own) for name in own}
+    found["carried"] = carried_errors(one, given, own, in_kernels, failing & set(outputs))
+    return found
 
 
 def _by_steps(one: RecordUnderKernel) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gdnbench.bisect.stage.find import Found, Row
+from gdnbench.bisect.stage.result import Row, StageResult
 from gdnbench.bisect.verdict import State, Verdict
 
 HEADS = ("stage", "step", "chained", "bound", "of exact stages", "its bound", "says")
@@ -16,16 +16,16 @@ FAULTS = 3
 """How many faults are in notes."""
 
 
-def heads(found: Found) -> tuple[str, ...]:
+def heads(found: StageResult) -> tuple[str, ...]:
     return HEADS if found.steps or not found.rows else WITHOUT_STEPS
 
 
-def cells(found: Found) -> list[tuple[str, ...]]:
+def cells(found: StageResult) -> list[tuple[str, ...]]:
     """Rows under `heads`."""
     return [_cells(row) for row in found.rows]
 
 
-def notes(found: Found) -> list[str]:
+def notes(found: StageResult) -> list[str]:
     out = []
     if found.by_schedule:
         out.append(f"depends on the schedule: {found.by_schedule}")
@@ -73,7 +73,7 @@ def says(row: Row) -> str:
     return ""
 
 
-def answer(found: Found) -> str:
+def answer(found: StageResult) -> str:
     """One line: which stage, where, by how much, and whether the exact value there mends the outputs."""
     if found.label is None:
         count = f"{found.passing} record{'s' if found.passing != 1 else ''}"
@@ -93,7 +93,7 @@ def _either(names: Sequence[str]) -> str:
     return " or ".join(names)
 
 
-def _none_adds(found: Found) -> str:
+def _none_adds(found: StageResult) -> str:
     first = next((row for row in found.rows if row.wrong), None)
     if first is None:
         what = found.faults[0] if found.faults else (found.outputs.reason if found.outputs else "")
@@ -130,7 +130,7 @@ def place(at: Mapping[str, Any]) -> str:
     return f"{', '.join(words)} [{', '.join(map(str, at['index']))}]"
 
 
-def _mended(found: Found, first: Row) -> str:
+def _mended(found: StageResult, first: Row) -> str:
     if not first.stage:
         return "it is an output"
     if not any(row.wrong for row in found.rows if not row.stage):
@@ -160,7 +160,7 @@ def _carried(first: Row) -> str:
     return f"exact arithmetic from there on leaves {first.carried['reason']}"
 
 
-def _added_up(found: Found) -> str:
+def _added_up(found: StageResult) -> str:
     """What the calls before make of it."""
     chain = found.chain
     if chain is None:
@@ -176,7 +176,7 @@ def _kept(verdict: Verdict) -> str:
     return f"it is over its bound ({verdict.reason})"
 
 
-def as_json(found: Found) -> dict[str, Any]:
+def as_json(found: StageResult) -> dict[str, Any]:
     first = found.first
     return {
         "axis": "stage",
