@@ -212,7 +212,7 @@ def _telling_schedules(
         if out and len(out) < len(left):
             left = tuple(one for one in left if one not in out)
             failing, rest = ", ".join(out), ", ".join(left)
-            end_label = f"{which} end {label}"
+            end_label = f"{which} endpoint {label}"
             said = f"the {end_label} cannot be judged under {failing}: what follows is under {rest}"
             if state is State.BAD:
                 said = f"the {end_label} fails under {failing} too: what follows is under {rest}"
