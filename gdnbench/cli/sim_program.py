@@ -68,12 +68,12 @@ def is_program(function: str) -> bool:
 def refuse_nested(environment: Mapping[str, str]) -> None:
     """BadInputError in a process that has the virtual GPU of another `gdnbench sim -- PROGRAM`, whose log
     would say nothing of what this one launches."""
-    from gdnbench.sim.virtual.process import VARIABLE
+    from gdnbench.sim.virtual import REQUEST_VARIABLE
 
-    if VARIABLE in environment:
+    if REQUEST_VARIABLE in environment:
         raise BadInputError(
             "gdnbench sim was started by a program under `gdnbench sim --`: simulate the inner program alone,"
-            f" or have the outer one start it without {VARIABLE} in its environment"
+            f" or have the outer one start it without {REQUEST_VARIABLE} in its environment"
         )
 
 

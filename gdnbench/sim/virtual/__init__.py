@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gdnbench.sim.virtual.launch_choice import LaunchChoice
     from gdnbench.sim.virtual.launch_explorer import LaunchExplorer
     from gdnbench.sim.virtual.launch_log import Log, LoggedLaunch, launches_of
-    from gdnbench.sim.virtual.process import Request
+    from gdnbench.sim.virtual.process import REQUEST_VARIABLE, Request
     from gdnbench.sim.virtual.program import (
         KernelRow,
         ProgramLog,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MACHINES",
+    "REQUEST_VARIABLE",
     "DeviceMemory",
     "ExploredLaunch",
     "KernelRow",
@@ -77,7 +78,7 @@ __getattr__ = lazy_names(
         "gdnbench.sim.virtual.gpu": "VirtualGpu current_gpu virtual_gpu",
         "gdnbench.sim.host.machines": "MACHINES Machine machine_named",
         "gdnbench.sim.virtual.launch_log": "Log LoggedLaunch launches_of",
-        "gdnbench.sim.virtual.process": "Request",
+        "gdnbench.sim.virtual.process": "REQUEST_VARIABLE Request",
         "gdnbench.sim.virtual.program": "KernelRow ProgramLog ProgramRun findings_text kernel_rows"
         " program_log run_program",
         "gdnbench.sim.virtual.torch_backend": "cuda_alias",

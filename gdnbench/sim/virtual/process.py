@@ -15,7 +15,7 @@ from typing import Any
 from gdnbench.sim.errors import InputError
 from gdnbench.sim.virtual.launch_log import LogWriter
 
-VARIABLE = "GDNBENCH_VIRTUAL"
+REQUEST_VARIABLE = "GDNBENCH_VIRTUAL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,15 @@ class Request:
 
     def environment(self) -> dict[str, str]:
         """The variable that makes a Python process follow this request."""
-        return {VARIABLE: json.dumps(asdict(self))}
+        return {REQUEST_VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Request:
         """Read what `environment` wrote. Raises InputError for anything else."""
         try:
-            return cls(**json.loads(environment[VARIABLE]))
+            return cls(**json.loads(environment[REQUEST_VARIABLE]))
         except (TypeError, ValueError) as error:
-            raise InputError(f"{VARIABLE} is no request of gdnbench sim: {error}") from None
+            raise InputError(f"{REQUEST_VARIABLE} is no request of gdnbench sim: {error}") from None
 
 
 def start_from_environment(environment: Mapping[str, str]) -> None:
