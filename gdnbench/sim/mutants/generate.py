@@ -2,10 +2,12 @@
 
     removed        the instruction; for a wait by predicate, the predicate is set to true
     count more     mbarrier.init, arrive: one; expect_tx: a byte; bar: a warp; wait_group: a group
-    count less     the same; left out for wait_group, where fewer groups only wait longer
+    count less     the same; left out for wait_group, where fewer groups only wait longer. In a kernel for
+                   pairs of CTAs also half of an expect_tx, the bytes of one of the two
     parity flipped of a wait
     weakened       fence.proxy.async of one memory instead of both, or of the other; scope .cta; release and
-                   acquire relaxed; .read of a wait for bulk groups
+                   acquire relaxed; .read of a wait for bulk groups; a tcgen05.commit that arrives in its own
+                   CTA alone instead of all that its mask names
     one later      a wait, fence or barrier, moved behind the next access, see `reorder.py`
 
 `griddepcontrol`, which orders launches, and `tcgen05.relinquish_alloc_permit`, which orders allocations of an
@@ -16,7 +18,8 @@ a result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 
 from gdnbench.sim.mutants.mutant import Kind, Mutant
 from gdnbench.sim.mutants.reorder import MoveTargets
@@ -30,6 +33,12 @@ _ARRIVALS = {Sync.ARRIVE, Sync.ARRIVE_EXPECT}
 _KEPT = {Sync.NONE, Sync.INIT, Sync.POLL, Sync.BARRIER_REDUCE}  # without them the kernel is no program
 _BARRIERS = {Sync.BARRIER_WAIT, Sync.BARRIER_ARRIVE, Sync.BARRIER_REDUCE}
 _ORDERED = ("acquire", "release", "acq_rel")
+_COMPUTED: dict[str, Callable[[int, int], int]] = {
+    "add.s32": operator.add,
+    "xor.b32": operator.xor,
+    "shr.u32": operator.rshift,
+}
+_SIGNS = {"xor.b32": "^", "shr.u32": ">>"}
 WARP = 32
 REGISTER = "%mutant"
 
@@ -51,6 +60,7 @@ class _Generator:
         self.kernel = kernel
         self.statements = statements(text, kernel)
         self.targets = MoveTargets(kernel)
+        self.pairs = any(ins.has("cta_group::2") for ins in kernel.instructions)
 
     def all(self) -> Iterator[Mutant]:
         for ins in self.kernel.instructions:
@@ -94,6 +104,8 @@ class _Generator:
             yield self._changed(Kind.MORE, ins, at, "add.s32", step)
             if ins.form.sync is not Sync.WAIT_GROUP:
                 yield self._changed(Kind.LESS, ins, at, "add.s32", -step)
+            if self.pairs and ins.form.sync in (Sync.EXPECT, Sync.ARRIVE_EXPECT):
+                yield self._changed(Kind.LESS, ins, at, "shr.u32", 1)
         elif step == 1:  # one arrival if nothing is said; a bar without a count is for all threads
             more = Edit(statement.stop, statement.stop, ", 2")
             yield self._mutant(Kind.MORE, ins, "2 instead of 1", more)
@@ -103,14 +115,16 @@ class _Generator:
             yield self._changed(Kind.PARITY, ins, 2, "xor.b32", 1)
 
     def _changed(self, kind: Kind, ins: Instruction, at: int, operation: str, amount: int) -> Mutant:
-        """Operand `at` with `amount` added, or its bits turned."""
+        """Operand `at` with `amount` added, or its bits turned or shifted."""
         statement = self.statements[ins.pc]
         start, stop = statement.operands[at]
         operand = self._part((start, stop))
         if operand.isdigit():
-            value = int(operand) ^ amount if kind is Kind.PARITY else int(operand) + amount
+            value = _COMPUTED[operation](int(operand), amount)
             return self._mutant(kind, ins, f"{value} instead of {operand}", Edit(start, stop, str(value)))
-        change = f"{operand} ^ {amount}" if kind is Kind.PARITY else f"{operand} {amount:+}"
+        change = (
+            f"{operand} {amount:+}" if operation == "add.s32" else f"{operand} {_SIGNS[operation]} {amount}"
+        )
         before = f"{{ .reg .b32 {REGISTER}; {operation} {REGISTER}, {operand}, {amount}; "
         return self._mutant(
             kind,
@@ -126,6 +140,12 @@ class _Generator:
         spelled = self._part((start, stop))
         for weaker in _weaker(ins, spelled):
             yield self._mutant(Kind.WEAKENED, ins, weaker, Edit(start, stop, weaker))
+        if ins.op == "tcgen05.commit" and ins.has("multicast::cluster"):
+            (_, after), (_, end) = self.statements[ins.pc].operands[:2]
+            alone = spelled.replace(".multicast::cluster", "")
+            yield self._mutant(
+                Kind.WEAKENED, ins, "in its own CTA alone", Edit(start, stop, alone), Edit(after, end, "")
+            )
 
     def _one_later(self, ins: Instruction) -> Iterator[Mutant]:
         where = self.targets.find(ins) if ins.form.sync in _MOVED else None

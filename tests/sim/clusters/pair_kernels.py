@@ -114,21 +114,16 @@ mov.b64 %bmap, bmap;
 cvta.param.u64 %bmap, %bmap;
 mov.u16 %both, 3;
 mov.u32 %done, done;
-@!%one bra made;
-mbarrier.init.shared.b64 [full], 1;
-mbarrier.init.shared.b64 [full+8], 1;
-mbarrier.init.shared.b64 [empty], 1;
-mbarrier.init.shared.b64 [empty+8], 1;
-mbarrier.init.shared.b64 [done], 1;
-fence.mbarrier_init.release.cluster;
-made:
-bar.warp.sync -1;
+@%one mbarrier.init.shared.b64 [full], 1;
+@%one mbarrier.init.shared.b64 [full+8], 1;
+@%one mbarrier.init.shared.b64 [empty], 1;
+@%one mbarrier.init.shared.b64 [empty+8], 1;
+@%one mbarrier.init.shared.b64 [done], 1;
+@%one fence.mbarrier_init.release.cluster;
 barrier.cluster.arrive.relaxed.aligned;
 barrier.cluster.wait.aligned;
 {ALLOC}
-tcgen05.fence::before_thread_sync;
 bar.sync 0;
-tcgen05.fence::after_thread_sync;
 ld.shared.b32 %taddr, [slot];
 mov.u32 %tile, 0;
 @%epilogue bra store;
@@ -138,7 +133,6 @@ mov.u32 %tile, 0;
 mov.u32 %more, 0;
 multiply:
 {_NEXT}{WAIT_FULL}
-tcgen05.fence::after_thread_sync;
 {"".join(_product(k) for k in range(4))}{EMPTY}
 add.u32 %tile, %tile, 1;
 setp.lt.u32 %p, %tile, {TILES};
@@ -161,7 +155,6 @@ setp.lt.u32 %p, %tile, {TILES};
 {TAIL}bra over;
 store:
 {WAIT_DONE}
-bar.warp.sync -1;
 tcgen05.fence::after_thread_sync;
 and.b32 %r0, %t, 0x60;
 shl.b32 %r0, %r0, 16;
@@ -172,10 +165,7 @@ mad.lo.u32 %r1, %rank, 128, %t;
 mad.wide.u32 %to, %r1, {4 * N}, %y;
 {"".join(f"st.global.b32 [%to+{4 * i}], %o{i};" for i in range(32))}
 over:
-bar.warp.sync -1;
-tcgen05.fence::before_thread_sync;
 bar.sync 0;
-tcgen05.fence::after_thread_sync;
 @%mma tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;
 {DEALLOC}
 ret;
@@ -190,22 +180,26 @@ def operands() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return a, b, a.astype(np.float32) @ b.astype(np.float32).T
 
 
+def maps(a: np.ndarray, b: np.ndarray) -> list[bytes]:
+    """The tensor maps."""
+    return [
+        Map(matrix.ctypes.data, "bf16", (K, len(matrix)), (2 * K,), (64, rows), 128).encode()
+        for matrix, rows in ((a, 128), (b, 16))
+    ]
+
+
 def run(
     text: str, *, engine: str = "interpreter", schedule: str = "late", **options: Any
 ) -> tuple[np.ndarray, np.ndarray, RunResult]:
     """(C, the exact C, what the launch says)."""
     a, b, expected = operands()
-    maps = [
-        Map(matrix.ctypes.data, "bf16", (K, len(matrix)), (2 * K,), (64, rows), 128).encode()
-        for matrix, rows in ((a, 128), (b, 16))
-    ]
     memory = GlobalMemory()
     for name, matrix in (("A", a), ("B", b)):
         memory.add_array(matrix, name)
     c = np.full((M, N), np.nan, np.float32)
     shape = (2, 1, 1)
     result = run_ptx(
-        text, "k", shape, (192, 1, 1), [c, *maps], cluster=shape, engine=engine, schedule=schedule,
+        text, "k", shape, (192, 1, 1), [c, *maps(a, b)], cluster=shape, engine=engine, schedule=schedule,
         memory=memory, **options,
     )  # fmt: skip
     return c, expected, result

@@ -166,6 +166,20 @@ def cluster_stream() -> None:
     _Cluster(STREAM, 2)()
 
 
+def pair_gemm() -> None:
+    from gdnbench import sim
+    from gdnbench.sim.host import PtxKernel
+    from gdnbench.sim.ptx import parse
+    from tests.sim.clusters import pair_kernels
+
+    shape = (2, 1, 1)
+    ready = PtxKernel(parse(pair_kernels.PAIR_GEMM), "k", shape, (192, 1, 1), cluster=shape)
+    a, b, _ = pair_kernels.operands()
+    out = torch.zeros(pair_kernels.M, pair_kernels.N)
+    reachable = [torch.from_numpy(matrix.view(np.int16)) for matrix in (a, b)]
+    sim.launch(ready, out, *pair_kernels.maps(a, b), reachable=reachable)
+
+
 @dataclass(frozen=True, slots=True)
 class _Operation:
     """A kernel of an operation of this project, on made calls; `sms` are so few that the CTAs of a persistent
@@ -276,6 +290,7 @@ SUBJECTS: dict[str, Subject] = {
     "wgmma": Subject(wgmma),
     "cluster_ring": Subject(cluster_ring),
     "cluster_stream": Subject(cluster_stream),
+    "pair_gemm": Subject(pair_gemm),
     "gdn_prefill": Subject(_Operation("gdn_prefill", "sm100", _PREFILL)),
     "gdn_prefill_fused": Subject(_Operation("gdn_prefill", "sm100_fused", _PREFILL)),
     "gdn_decode": Subject(_Decode("registers")),
