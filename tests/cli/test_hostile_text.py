@@ -176,7 +176,7 @@ KNOWN = {
     "sim/host/runtime.py: f'CUDA error: {_error(status)}'": "a name of this package and a number",
     "sim/virtual/bootstrap.py: f'gdnbench: {text}\\n'": "an error of this package",
     "sim/virtual/c_functions.py: f'gdnbench: {text}\\n'": "names and values of the program that runs",
-    "sim/virtual/triton_driver.py: note": "names and values of the program that runs",
+    "sim/virtual/triton_autotune.py: note": "names and values of the program that runs",
 }
 """What is printed and not made safe in the same place: file and the beginning of the expression, and why it
 may."""

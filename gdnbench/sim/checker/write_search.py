@@ -10,9 +10,9 @@ from gdnbench.sim.checker.load_store import KernelAccesses, split_by_space
 from gdnbench.sim.errors import Place
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.cta import Cta
-from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
-from gdnbench.sim.machine.observer import Addresses, Masks, Writer
-from gdnbench.sim.ptx.ir import Instruction, Kernel, Register
+from gdnbench.sim.machine.engine_interface import Argument, Lanes, Wait, Warp
+from gdnbench.sim.machine.observer import Addresses, Checker, Masks
+from gdnbench.sim.ptx.ir import Instruction, Kernel
 
 
 @dataclass(slots=True)
@@ -52,8 +52,8 @@ class WriteSearch:
                 self.note(ins)
 
 
-class _CtaWrites:
-    """The observer of one CTA; implements `machine.observer.Checker`."""
+class _CtaWrites(Checker):
+    """The observer of one CTA. Of what a checker is told it ignores all but stores and operations."""
 
     def __init__(self, search: WriteSearch) -> None:
         self._search = search
@@ -80,40 +80,3 @@ class _CtaWrites:
             if where.space == "global" and bool((where.cells() == np.int64(self._search.address)).any()):
                 assert self._issuing is not None
                 self._search.note(self._issuing)
-
-    def on_warp_collective(self, warp: Warp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
-        """See `Checker`."""
-
-    def after_instruction(
-        self,
-        warp: Warp,
-        ins: Instruction,
-        lanes: Lanes,
-        sources: tuple[Argument, ...],
-        previous: Wait | None,
-        results: Results | Wait,
-    ) -> None:
-        """See `Checker`."""
-
-    def on_register_use(
-        self,
-        warp: Warp,
-        ins: Instruction,
-        register: Register,
-        writer: Writer | None,
-        *,
-        computed: bool = False,
-    ) -> None:
-        """See `Checker`."""
-
-    def before_landing(self, operation: AsyncOperation) -> None:
-        """See `Checker`."""
-
-    def on_warp_exit(self, warp: int) -> None:
-        """See `Checker`."""
-
-    def on_hang(self) -> None:
-        """See `Checker`."""
-
-    def on_cta_end(self) -> None:
-        """See `Checker`."""

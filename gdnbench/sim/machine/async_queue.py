@@ -75,11 +75,11 @@ class QueueChecker(Protocol):
 
     def on_submit(self, operation: AsyncOperation) -> None:
         """The instruction that began last has issued `operation`."""
-        ...
+        return
 
     def before_landing(self, operation: AsyncOperation) -> None:
         """`operation` is about to land."""
-        ...
+        return
 
 
 class AsyncQueue:

@@ -32,18 +32,18 @@ class Writer:
 
 
 class Checker(QueueChecker, Protocol):
-    """The checker of one CTA."""
+    """The checker of one CTA. A class that derives from it ignores what it does not override."""
 
     def on_accesses(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
         """Executions of a load, store, atomic or matrix load, in order: the lanes, and the addresses that
         `ins` computed for them, before generic ones are resolved. Only instructions that may access shared or
         global memory, and only legal accesses. The arrays do not change afterwards."""
-        ...
+        return
 
     def on_warp_collective(self, warp: Warp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
         """Lanes of a warp execute shfl, vote, match, redux, elect or bar.warp.sync together: the lanes of one
         member mask. `live` are the lanes that have not exited."""
-        ...
+        return
 
     def before_instruction(
         self,
@@ -54,7 +54,7 @@ class Checker(QueueChecker, Protocol):
         previous: Wait | None,
     ) -> None:
         """`warp` hands `ins` to the machine; `previous` as for `Cta.issue`."""
-        ...
+        return
 
     def after_instruction(
         self,
@@ -66,7 +66,7 @@ class Checker(QueueChecker, Protocol):
         results: Results | Wait,
     ) -> None:
         """The machine has executed `ins`, or makes the warp wait."""
-        ...
+        return
 
     def on_register_use(
         self,
@@ -81,19 +81,19 @@ class Checker(QueueChecker, Protocol):
         or that was `computed` from a register that nothing has written. Moves are not uses, nor is arithmetic
         a use of the latter two. Later uses may be reported again, until the warp hands the next instruction
         to the machine."""
-        ...
+        return
 
     def on_warp_exit(self, warp: int) -> None:
         """All lanes of a warp have exited."""
-        ...
+        return
 
     def on_hang(self) -> None:
         """No warp of the CTA can continue, and nothing is in flight."""
-        ...
+        return
 
     def on_cta_end(self) -> None:
         """The CTA has ended. Operations in flight will still land."""
-        ...
+        return
 
 
 class Parts(Protocol):

@@ -196,7 +196,7 @@ _SET_EXCEPTION = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_objec
 
 def _null() -> Exception:
     """The error of a null pointer where the function needs another."""
-    from gdnbench.sim.virtual.driver_api import INVALID_VALUE, DriverError
+    from gdnbench.sim.virtual.driver_errors import INVALID_VALUE, DriverError
 
     return DriverError(INVALID_VALUE)
 
@@ -207,7 +207,7 @@ def _type_of(parameter: Parameter) -> Any:
 
 def _is_documented(error: BaseException) -> bool:
     """Whether it is a result that CUDA documents, which needs no message."""
-    from gdnbench.sim.virtual.driver_api import DriverError
+    from gdnbench.sim.virtual.driver_errors import DriverError
 
     return isinstance(error, DriverError)
 
@@ -215,7 +215,7 @@ def _is_documented(error: BaseException) -> bool:
 def _code_of(error: BaseException) -> int:
     """The CUresult that is nearest to an error."""
     from gdnbench.sim.errors import FaultKind, KernelFault, LaunchError, PtxSyntaxError, UnsupportedError
-    from gdnbench.sim.virtual.driver_api import DriverError
+    from gdnbench.sim.virtual.driver_errors import DriverError
 
     faults = {
         FaultKind.OUT_OF_BOUNDS: 700,

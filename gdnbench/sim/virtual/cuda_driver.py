@@ -14,7 +14,8 @@ from typing import Any
 
 from gdnbench.sim.host.encode_tiled import encode_tiled
 from gdnbench.sim.virtual.cuda_objects import address_of
-from gdnbench.sim.virtual.driver_api import SUCCESS, DriverError, driver_functions
+from gdnbench.sim.virtual.driver_api import driver_functions
+from gdnbench.sim.virtual.driver_errors import SUCCESS, DriverError
 from gdnbench.sim.virtual.driver_signatures import SYMBOLS, Symbol, symbol_of
 from gdnbench.sim.virtual.gpu import VirtualGpu
 from gdnbench.sim.virtual.patches import Patches

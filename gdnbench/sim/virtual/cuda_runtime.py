@@ -9,7 +9,8 @@ from typing import Any
 
 from gdnbench.sim.virtual.cuda_driver import replace_functions
 from gdnbench.sim.virtual.cuda_objects import CudaObjects, address_of
-from gdnbench.sim.virtual.driver_api import VERSION, device_attribute, objects_of
+from gdnbench.sim.virtual.device_attributes import device_attribute
+from gdnbench.sim.virtual.driver_api import VERSION, objects_of
 from gdnbench.sim.virtual.gpu import VirtualGpu
 from gdnbench.sim.virtual.patches import Patches
 

@@ -112,7 +112,7 @@ class _Library:
 
     def _get_address(self, name: bytes, version: int) -> int:
         """cuGetProcAddress of CUDA 11."""
-        from gdnbench.sim.virtual.driver_api import NOT_FOUND, DriverError
+        from gdnbench.sim.virtual.driver_errors import NOT_FOUND, DriverError
 
         address, missing = self._find_address(name, version)
         if missing:
@@ -129,6 +129,6 @@ def _at_exit(name: str) -> int:
 
 
 def _error_name(code: int) -> bytes:
-    from gdnbench.sim.virtual.driver_api import error_name
+    from gdnbench.sim.virtual.driver_errors import error_name
 
     return error_name(code)

@@ -25,12 +25,8 @@ from typing import Any
 from gdnbench.sim.host.runtime import ERROR_NAMES
 from gdnbench.sim.virtual.c_functions import CFunctions, NoGpuError
 from gdnbench.sim.virtual.cuda_runtime import device_properties
-from gdnbench.sim.virtual.driver_api import (
-    INVALID_DEVICE,
-    INVALID_VALUE,
-    VERSION,
-    DriverError,
-)
+from gdnbench.sim.virtual.driver_api import VERSION
+from gdnbench.sim.virtual.driver_errors import INVALID_DEVICE, INVALID_VALUE, DriverError
 from gdnbench.sim.virtual.driver_signatures import parameters_of
 from gdnbench.sim.virtual.gpu import VirtualGpu, current_gpu
 from gdnbench.sim.virtual.install import CUPY
