@@ -148,7 +148,7 @@ class CaptureOptions:
             )
         if self.sync and self.triggered:
             raise BadInputError(
-                "capture option 'sync' has every call's inputs on disk; a trigger keeps some: leave one out"
+                "capture option 'sync' has every call's inputs on disk; a trigger keeps some: give only one"
             )
 
     @property

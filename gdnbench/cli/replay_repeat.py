@@ -22,7 +22,7 @@ def check_repeated(on: str, schedule: str | None, shape: int | None, isolate: bo
     if on != "sim":
         raise BadInputError(f"--schedule and --shape repeat a run of the simulator: --on sim, not {on}")
     if isolate:
-        raise BadInputError("--schedule and --shape run in this process: leave --isolate out")
+        raise BadInputError("--schedule and --shape run in this process: omit --isolate")
 
 
 @contextmanager

@@ -146,11 +146,11 @@ def timing_options(
     if form not in [*Form]:
         raise BadInputError(f"--form {form!r} is neither graph nor plain")
     if form == Form.GRAPH and on != "cuda":
-        raise BadInputError(f"--form graph is a CUDA graph, which --on {on} has not; leave it out")
+        raise BadInputError(f"--form graph is a CUDA graph, which --on {on} has not; omit it")
     if clock not in CLOCKS:
         raise BadInputError(f"--clock {clock!r} is none of {', '.join(CLOCKS)}")
     if clock != "auto" and on != "cuda":
-        raise BadInputError(f"--clock {clock} is a GPU's, which --on {on} is not; leave it out")
+        raise BadInputError(f"--clock {clock} is a GPU's, which --on {on} is not; omit it")
     mode = Mode(Cache(cache), Form(form))
     return TimingOptions(mode, seconds, part(precision), timeout, busy, clock=clock)
 

@@ -62,7 +62,7 @@ def replay_distributed(
     """
     for name, given in (("--time", time), ("--trace", trace)):
         if given is not None:
-            raise BadInputError(f"{name} is done in one process: leave --workers and --scheduler out")
+            raise BadInputError(f"{name} is done in one process: omit --workers and --scheduler")
     options["grids"] = bool(options.get("grids")) or save is not None
     replay_request = replay_options(**options)
     results: list[RecordResult] = []

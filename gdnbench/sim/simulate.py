@@ -201,7 +201,7 @@ def active(
     if machine is not None:
         named = machine_named(machine, sms)
         if arch not in (None, named.arch):
-            raise LaunchError(f"arch {arch} and machine {machine}, which runs {named.arch}: leave one out")
+            raise LaunchError(f"arch {arch} and machine {machine}, which runs {named.arch}: give only one")
         arch = named.arch
     with ExitStack() as stack:
         session = stack.enter_context(

@@ -58,7 +58,7 @@ def find_bad_stage(trial: Trial, session: Session, carry: bool = False) -> Stage
                 shown[ops[number]] = _can_show(trial.kernel, ops[number], verdict)
             facts = shown[ops[number]]
             if carry and not facts["steps"]:
-                raise BadInputError(f"--carry: {trial.kernel} lists no steps; leave it out")
+                raise BadInputError(f"--carry: {trial.kernel} lists no steps; omit --carry")
             every = trial.on == SIM and not trial.only_schedules
             schedules = SCHEDULES if every else trial.schedules
             one = replace(trial, records=(number,), stages=bool(facts["shows"]), schedules=schedules)

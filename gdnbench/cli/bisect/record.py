@@ -74,7 +74,7 @@ def record(
     limits = tolerance(tol)
     make_rule(k, None, limits)
     if carry and symptom not in (None, NUMBERS):
-        raise BadInputError(f"--carry follows numbers: leave it or --symptom {symptom} out")
+        raise BadInputError(f"--carry follows numbers: give it without --symptom {symptom}")
     failure = SymptomOptions(symptom, tensor, schedule, baseline)
     trial = make_trial(store, kernel, on, records, failure, k=k, tol=limits)
     with begun("record", arguments, state, fresh) as session:

@@ -80,7 +80,7 @@ class SymptomOptions:
         if self.baseline is not None and symptom != RACE:
             raise BadInputError(f"--baseline is about findings of the checker: give --symptom {RACE} too")
         if self.check and symptom in (NUMBERS, CRASH):
-            raise BadInputError(f"--check does not count with --symptom {symptom}: leave one of them out")
+            raise BadInputError(f"--check does not count with --symptom {symptom}: give only one of them")
         if on != SIM and (self.schedule or symptom == RACE):
             option = "--schedule" if self.schedule else f"--symptom {RACE}"
             raise BadInputError(f"{option} is for the simulator: --on {SIM}, not {on}")

@@ -104,8 +104,8 @@ def _formals(cursor: Cursor) -> tuple[Formal, ...]:
 
 
 def read_call(tokens: list[Token], place: Place) -> Call:
-    """`(results), name, (arguments)`, of which only the name must be there. What an indirect call has behind
-    that is left out: the name is then that of a register."""
+    """`(results), name, (arguments)`; only the name must be there. The name in an indirect call is that of a
+    register, and what follows the arguments there, a prototype or targets, is ignored."""
     parts = split_operands(tokens)
     results = _group(parts.pop(0)) if parts and parts[0][0].text == "(" else ()
     if not parts or len(parts[0]) != 1:

@@ -273,7 +273,7 @@ def virtual_gpu(
     if _current:
         raise LaunchError(
             "a virtual GPU is active already, of an enclosing virtual_gpu() or of gdnbench sim -- PROGRAM:"
-            " leave this virtual_gpu() out"
+            " remove this virtual_gpu()"
         )
     gpu = VirtualGpu(machine_named(machine, sms), settings or Settings(), memory=memory or DeviceMemory())
     gpu.memory.capacity = gpu.machine.memory
