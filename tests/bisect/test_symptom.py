@@ -240,7 +240,9 @@ def test_a_schedule_under_which_an_end_cannot_be_judged_is_left_out() -> None:
     assert found.trial.schedules == ("late",)
     said = [("good", "early", "late, random:0"), ("bad", "random:0", "late")]
     for note, (end, failing, left) in zip(found.notes[-2:], said, strict=True):
-        wanted = wording("bisect.schedules-unjudged", end=f"{end} endpoint {end}", failing=failing, schedules=left)
+        wanted = wording(
+            "bisect.schedules-unjudged", end=f"{end} endpoint {end}", failing=failing, schedules=left
+        )
         assert re.fullmatch(wanted, note)
 
 

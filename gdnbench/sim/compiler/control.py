@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from gdnbench.sim.compiler.emit import I32, Value, const
+from gdnbench.sim.compiler.exits import Exit, FaultCode
 from gdnbench.sim.compiler.layout import HEADER
-from gdnbench.sim.compiler.translator import Exit, FaultCode, Translate, Translator
+from gdnbench.sim.compiler.translator import Translate, Translator
 from gdnbench.sim.ptx.flow import targets_of
 from gdnbench.sim.ptx.forms import Flow
 from gdnbench.sim.ptx.ir import Instruction

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from gdnbench.sim.compiler.blocks import Blocks
+from gdnbench.sim.compiler.exits import END, Exit
 from gdnbench.sim.compiler.layout import HEADER, load_field
-from gdnbench.sim.compiler.translator import END, Exit
 
 
 class Status(IntEnum):

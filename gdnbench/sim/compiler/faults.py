@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from gdnbench.sim.compiler.compiled_warp import CompiledWarp
+from gdnbench.sim.compiler.exits import FaultCode
 from gdnbench.sim.compiler.layout import HEADER, SKIP_COUNT, SKIP_LANES
 from gdnbench.sim.compiler.memory import space_of
 from gdnbench.sim.compiler.runtime_calls import mask_lanes
-from gdnbench.sim.compiler.translator import FaultCode
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.engine_interface import LANES, Lanes, Values
 from gdnbench.sim.machine.memory import ParameterMemory, resolve_lanes

@@ -11,11 +11,12 @@ from __future__ import annotations
 from gdnbench.sim.compiler import lanes
 from gdnbench.sim.compiler.access_log import log_access
 from gdnbench.sim.compiler.emit import F64, I32, Value, const, lane_constants
+from gdnbench.sim.compiler.exits import FaultCode
 from gdnbench.sim.compiler.floating import mode_of, operate
 from gdnbench.sim.compiler.formats import finish_result
 from gdnbench.sim.compiler.memory import locate, space_of
 from gdnbench.sim.compiler.runtime_calls import enter_service
-from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator
+from gdnbench.sim.compiler.translator import Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.engine_interface import WINDOW_SIZE, WINDOWS
 from gdnbench.sim.ptx.ir import Instruction, Vector

@@ -5,7 +5,8 @@ from __future__ import annotations
 from gdnbench.sim.compiler import lanes
 from gdnbench.sim.compiler.access_log import log_access
 from gdnbench.sim.compiler.emit import I1, I32, I64, Code, Library, Value, const, lanes_of
-from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator
+from gdnbench.sim.compiler.exits import FaultCode
+from gdnbench.sim.compiler.translator import Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.engine_interface import CLUSTER_STRIDE, SHARED_BASE, WINDOW_SIZE, WINDOWS
 from gdnbench.sim.ptx.forms import Access

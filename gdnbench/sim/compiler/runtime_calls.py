@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.compiler.emit import const
+from gdnbench.sim.compiler.exits import Exit
 from gdnbench.sim.compiler.layout import HEADER, SCALARS, Layout
 from gdnbench.sim.compiler.native_machine_ops import try_native
-from gdnbench.sim.compiler.translator import Exit, Translator
+from gdnbench.sim.compiler.translator import Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.engine_interface import LANES, SHARED_BASE, Argument, Values, window_of_variable
 from gdnbench.sim.ptx.ir import (

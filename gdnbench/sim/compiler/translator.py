@@ -3,14 +3,13 @@
 The function is `i32 block(ptr state, i32 active)`. Registers are SSA values inside it: it loads them from the
 state at their first use, and at the end stores those that a later block may read. It stores all lanes, which
 takes half as much code as storing the active ones; if not all lanes are active, the dispatcher restores the
-others. It returns the index of the next block, or one of the codes in `Exit`.
+others. It returns the index of the next block, or one of the codes in `exits.Exit`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Protocol
 
 from gdnbench.sim.compiler.access_log_entry import ENTRY_BYTES
@@ -21,16 +20,16 @@ from gdnbench.sim.compiler.emit import (
     I1,
     I32,
     I64,
-    LANE_IDS,
     Code,
     Library,
     Value,
     bits_of,
     const,
-    lane_constants,
     lanes_of,
 )
+from gdnbench.sim.compiler.exits import END, Exit, FaultCode
 from gdnbench.sim.compiler.layout import HEADER, SITE_BYTES, SKIP_BYTES, Layout
+from gdnbench.sim.compiler.special_registers import special_register
 from gdnbench.sim.deadline import check_time
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.engine_interface import SHARED_BASE, window_of_variable
@@ -51,38 +50,7 @@ from gdnbench.sim.ptx.ir import (
     Vector,
 )
 
-
-class Exit(IntEnum):
-    """A block's return values besides the next block's index."""
-
-    SPLIT = -1  # lanes branched to different blocks, which are in the state
-    GONE = -2  # the active lanes, or those marked, have exited
-    SERVICE = -3  # Python executes the instruction
-    FAULT = -4
-    JOIN = -5  # a collective waits for lanes at other blocks
-    PART = -6  # lanes whose guard is false skipped a collective; nothing was executed
-    FULL = -7  # the log may be too short for the block's accesses; nothing was executed
-
-
-class FaultCode(IntEnum):
-    """The kind of a fault; Python repeats the access for the message."""
-
-    GLOBAL = 1
-    SHARED = 2
-    LOCAL = 3
-    PARAM = 4
-    TRAP = 5
-    COLLECTIVE = 6
-    MATRIX = 7  # a matrix row outside of shared memory
-    BRANCH = 8  # an index beyond a table of branch targets
-    CLUSTER = 9  # an access by shared::cluster
-
-
-END = 0x7FFFFFFF  # the block of an exited lane; larger than any index
-
 Translate = Callable[["Translator", Instruction], None]
-
-_LANEMASKS = ("lanemask_eq", "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt")
 
 
 def register_type(register: Register) -> str:
@@ -374,7 +342,8 @@ class Translator:
         if isinstance(operand, Negated) and bits == 1:
             return code.not_(self.register(operand.register))
         if isinstance(operand, Special):
-            return code.resize(self.special(operand.name), kind)
+            value = special_register(code, self.state, operand.name, clustered=self.program.clustered)
+            return code.resize(value, kind)
         if isinstance(operand, Symbol):
             return code.resize(self.symbol(operand), kind)
         if isinstance(operand, Vector):
@@ -439,49 +408,7 @@ class Translator:
         self.values[destination.index] = value
         self.dirty[destination.index] = destination
 
-    # Special registers and addresses
-
-    def special(self, name: str) -> Value:
-        """A special register in all lanes (PTX ISA, "Special Registers")."""
-        code = self.code
-        if name in ("tid.x", "tid.y", "tid.z"):
-            return code.load(I32, self.header(name), 64)
-        if name == "laneid":
-            return LANE_IDS
-        if name in _LANEMASKS:
-            return _lanemask(code, name)
-        if name == "gridid":
-            return const(I32, 0)
-        if not self.program.clustered and (alone := self._of_one_cta(name)) is not None:
-            return alone
-        if name in ("clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo", "globaltimer_hi"):
-            return self._clock(name)
-        if name == "aggr_smem_size":
-            name = "total_smem_size"
-        if name not in HEADER:
-            raise UnsupportedError(f"special register %{name}")
-        return code.splat(code.load("i32", self.header(name), 4))
-
-    def _of_one_cta(self, name: str) -> Value | None:
-        """A special register of clusters where every CTA is a cluster of its own; None for any other."""
-        if name in ("clusterid.x", "clusterid.y", "clusterid.z"):
-            return self.special("ctaid" + name[-2:])
-        if name in ("nclusterid.x", "nclusterid.y", "nclusterid.z"):
-            return self.special("nctaid" + name[-2:])
-        if name.startswith("cluster_ctaid.") or name in ("cluster_ctarank", "is_explicit_cluster"):
-            return const(I32, 0)
-        if name.startswith("cluster_nctaid.") or name == "cluster_nctarank":
-            return const(I32, 1)
-        return None
-
-    def _clock(self, name: str) -> Value:
-        """The clock is the number of instructions that the warp has executed."""
-        code = self.code
-        now = code.load("i64", self.header("executed"), 8)
-        if name.endswith("_hi"):
-            now = code.opi("lshr", now, 32)
-        wide = name in ("clock64", "globaltimer")
-        return code.splat(now if wide else code.cast("trunc", now, "i32"))
+    # Addresses
 
     def symbol(self, symbol: Symbol) -> Value:
         """A variable's address in its own state space."""
@@ -639,15 +566,3 @@ class Translator:
 def _log_entries(ins: Instruction) -> int:
     """The most entries that an instruction writes to the log."""
     return wmma.accesses(ins) if ins.form.fragment else int(ins.form.in_engine or ins.form.lanes_meet)
-
-
-def _lanemask(code: Code, name: str) -> Value:
-    """Bits of the lanes equal to, below or above a lane."""
-    masks = {
-        "lanemask_eq": [1 << i for i in range(32)],
-        "lanemask_le": [(2 << i) - 1 for i in range(32)],
-        "lanemask_lt": [(1 << i) - 1 for i in range(32)],
-        "lanemask_ge": [-(1 << i) & 0xFFFFFFFF for i in range(32)],
-        "lanemask_gt": [-(2 << i) & 0xFFFFFFFF for i in range(32)],
-    }
-    return lane_constants("i32", [m - (1 << 32) if m >> 31 else m for m in masks[name]])

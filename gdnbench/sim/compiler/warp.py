@@ -22,9 +22,10 @@ from gdnbench.sim.compiler.emit import (
     lane_constants,
     lanes_of,
 )
+from gdnbench.sim.compiler.exits import FaultCode
 from gdnbench.sim.compiler.floating import extremum
 from gdnbench.sim.compiler.formats import encode
-from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator
+from gdnbench.sim.compiler.translator import Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.ptx.ir import Immediate, Instruction, Operand, Pair
 
