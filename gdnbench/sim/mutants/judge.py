@@ -205,6 +205,7 @@ def run_launch(
             memory=memory,
             threads=1,
             registers=request.registers,
+            multiprocessors=launch.multiprocessors,
             cluster=request.cluster,
             preferred_cluster=request.preferred_cluster,
             checker=lambda cta: _Watched(checker.begin(cta), executed, known),

@@ -21,11 +21,13 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class KeptLaunch:
-    """One launch. Its parameters contain addresses of this process."""
+    """One launch, on a device of `multiprocessors` if it is not the usual one. Its parameters contain
+    addresses of this process."""
 
     module: Module
     request: LaunchRequest
     tensors: tuple[Tensor, ...]
+    multiprocessors: int | None = None
 
     def memory(self) -> GlobalMemory:
         """The memory as it was before the launch."""
@@ -43,8 +45,10 @@ class KeptLaunch:
 
 @dataclass(slots=True)
 class Keeper:
-    """Stores every launch that it is called with, in order; for `Settings(before=...)`."""
+    """Stores every launch that it is called with, in order; for `Settings(before=...)`. They run again on a
+    device of `multiprocessors`, if that is given."""
 
+    multiprocessors: int | None = None
     launches: list[KeptLaunch] = field(default_factory=list)
 
     def __call__(self, module: Module, request: LaunchRequest, memory: GlobalMemory) -> None:
@@ -52,4 +56,4 @@ class Keeper:
             Tensor(item.base, item.name, bytes(memory.view(item.base, item.size).data), item.keeper)
             for item in memory.allocations
         )
-        self.launches.append(KeptLaunch(module, request, tensors))
+        self.launches.append(KeptLaunch(module, request, tensors, self.multiprocessors))

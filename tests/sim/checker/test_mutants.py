@@ -316,7 +316,10 @@ END: ret;"""
 
 
 # Kernels whose mutants are judged in a second or less each; those of all kernels take hours.
-QUICK = ("gemm", "persistent", "tma_stream", "tmem_operand", "ldmatrix", "wgmma")
+QUICK = (
+    *("gemm", "persistent", "tma_stream", "tmem_operand", "ldmatrix", "wgmma"),
+    *("cluster_stream", "cluster_reduction", "launch_control"),
+)
 SAMPLE = 2
 
 
@@ -330,6 +333,15 @@ def test_a_sample(seed: int) -> None:
     done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True)
     assert done.returncode == 0, f"{SCRIPT.name} {' '.join(options)}\n{done.stdout}{done.stderr}"
     assert f"{SAMPLE} mutants, 0 neither found nor explained" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_mutant_of_clusters(engine: str) -> None:
+    options = ["cluster_*", "launch_control", "--engine", engine]
+    done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "106 mutants, 0 neither found nor explained" in done.stdout
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -61,7 +61,7 @@ LOAD = "ld.global.b32 %r1, [%in];\n"
 STORE = "st.global.b32 [%out], %r2;\n"
 
 
-def wait(parity: int = 0, label: str = "again", barrier: str = "full") -> str:
+def wait(parity: int | str = 0, label: str = "again", barrier: str = "full") -> str:
     return (
         f"{label}: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p, [{barrier}], {parity};\n"
         f"@!%p bra {label};\n"
@@ -127,6 +127,59 @@ add.u32 %r1, %r1, 1;
 setp.lt.u32 %p, %r1, {TILES};
 @%p bra tile;
 {STORE}{SYNC}"""
+
+
+ROUNDS = 3
+# Sums over a cluster, of 64 words of each CTA in each round. Every warp sends its sum to all other CTAs, into
+# a place of its own, and completes its bytes at the mbarrier there. y[round] of a CTA is the sum of all.
+REDUCTION = f"""
+@!%one bra made;
+mbarrier.init.shared.b64 [full], 1;
+fence.mbarrier_init.release.cluster;
+made:
+mov.u32 %r1, 0;
+and.b32 %r3, %t, 31;
+shr.u32 %r4, %t, 5;
+mad.lo.u32 %r4, %rank, 2, %r4;
+mov.u32 %r5, buffer;
+mad.lo.u32 %r4, %r4, 4, %r5;
+mapa.shared::cluster.u32 %r6, %r4, %r3;
+mapa.shared::cluster.u32 %r7, %bar, %r3;
+sub.u32 %r8, %size, 1;
+mul.lo.u32 %r8, %r8, 8;
+barrier.cluster.arrive.relaxed.aligned;
+barrier.cluster.wait.aligned;
+round:
+and.b32 %r9, %r1, 1;
+@%one mbarrier.arrive.expect_tx.relaxed.cta.shared::cta.b64 _, [full], %r8;
+mad.lo.u32 %r10, %r1, %size, %cta;
+mad.lo.u32 %r10, %r10, 64, %t;
+mad.wide.u32 %d0, %r10, 4, %x;
+ld.global.b32 %r11, [%d0];
+redux.sync.add.s32 %r11, %r11, -1;
+setp.eq.u32 %p, %r3, %rank;
+@%p st.shared.b32 [%r4], %r11;
+setp.lt.and.u32 %q, %r3, %size, !%p;
+@%q st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r6], %r11, [%r7];
+bar.sync 0;
+{wait("%r9")}mov.u32 %r12, 0;
+mul.lo.u32 %r13, %size, 8;
+add.u32 %r13, %r13, %r5;
+mov.u32 %r14, %r5;
+add: ld.shared.b32 %r15, [%r14];
+add.u32 %r12, %r12, %r15;
+add.u32 %r14, %r14, 4;
+setp.lt.u32 %p, %r14, %r13;
+@%p bra add;
+mad.lo.u32 %r10, %cta, 32, %r1;
+mad.wide.u32 %d0, %r10, 4, %y;
+@%one st.global.b32 [%d0], %r12;
+{SYNC}
+add.u32 %r1, %r1, 1;
+setp.lt.u32 %p, %r1, {ROUNDS};
+@%p bra round;
+"""
+"""For CTAs of 64 threads."""
 
 
 def run(

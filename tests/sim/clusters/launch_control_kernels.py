@@ -79,6 +79,72 @@ MULTICAST = (
 )
 """For clusters along x: the leader's response goes to all of its CTAs."""
 
+# The first warp of a CTA fetches responses ahead through two stages, and does no tile. The leader's first
+# thread asks for the whole cluster once every warp of the cluster has read what was in the stage. Warps 1
+# and 2 do the tiles.
+_STAGE = """mov.u32 %r2, bar;
+mad.lo.u32 %r2, %stage, 8, %r2;
+mov.u32 %r3, answer;
+mad.lo.u32 %r3, %stage, 16, %r3;
+add.u32 %r4, %r2, 16;
+mapa.shared::cluster.u32 %r4, %r4, 0;
+"""
+_RELEASE = f"""ld.shared.b128 %response, [%r3];
+clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %ok, %response;
+@%ok clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %tile, %response;
+{FENCE}bar.warp.sync -1;
+@%lane mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r4];
+add.u32 %tile, %tile, %rank;
+xor.b32 %stage, %stage, 1;
+setp.eq.u32 %p, %stage, 0;
+@%p xor.b32 %phase, %phase, 1;
+"""
+
+
+def _wait(label: str, barrier: str, phase: str) -> str:
+    return (
+        f"{label}: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p, [{barrier}], {phase};\n"
+        f"@!%p bra {label};\n"
+    )
+
+
+PIPELINE = (
+    HEADER.replace(".b32 %t,", ".b32 %stage, %free, %t,")
+    .replace("%one, %leader;", "%one, %leader, %lane;")
+    .replace("bar[2]", "bar[4]")
+    .replace(
+        "@%one fence.mbarrier_init",
+        "mov.u32 %r1, %cluster_nctarank;\nmul.lo.u32 %r1, %r1, 3;\n"
+        "@%one mbarrier.init.shared.b64 [bar+16], %r1;\n@%one mbarrier.init.shared.b64 [bar+24], %r1;\n"
+        "@%one fence.mbarrier_init",
+    )
+    .replace("mov.u32 %n, %ntid.x;", "mov.u32 %n, 64;\nmov.u32 %stage, 0;")
+    + f"""and.b32 %r1, %t, 31;
+setp.eq.u32 %lane, %r1, 0;
+barrier.cluster.arrive.relaxed.aligned;
+barrier.cluster.wait.aligned;
+setp.ge.u32 %p, %t, 32;
+@%p bra work;
+fetch: {_STAGE}@%one mbarrier.arrive.expect_tx.relaxed.cta.shared::cta.b64 _, [%r2], 16;
+@!%leader bra asked;
+xor.b32 %free, %phase, 1;
+{_wait("free", "%r2+16", "%free")}{ASK}.multicast::cluster::all.b128 [%r3], [%r2];
+asked: {_wait("fetched", "%r2", "%phase")}{_RELEASE}@%ok bra fetch;
+bra done;
+work: {_STAGE}sub.u32 %r5, %t, 32;
+mad.lo.u32 %r0, %tile, %n, %r5;
+mad.wide.u32 %in, %r0, 4, %x;
+mad.wide.u32 %out, %r0, 4, %y;
+ld.global.b32 %r1, [%in];
+mul.lo.s32 %r1, %r1, 3;
+st.global.b32 [%out], %r1;
+{_wait("next", "%r2", "%phase")}{_RELEASE}@%ok bra work;
+done:
+{SYNC}{END}"""
+)
+"""For clusters along x. `who` stays as it is."""
+PIPELINE_BLOCK, PIPELINE_WORDS = 96, 64
+
 
 def run(
     text: str,
@@ -87,15 +153,17 @@ def run(
     sms: int = 1,
     cluster: int = 1,
     block: int = 32,
+    words: int = 0,
     smem: int = 100_000,
     engine: str = "interpreter",
     schedule: str = "late",
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray, RunResult]:
-    """Launch `ctas` CTAs, two to an SM unless `smem` says otherwise. Returns y and who, int32[ctas,
-    block]."""
-    x = np.arange(ctas * block, dtype=np.int32)
-    y, who = (np.full((ctas, block), -1, np.int32) for _ in range(2))
+    """Launch `ctas` CTAs, two to an SM unless `smem` says otherwise. Returns y and who, int32[ctas, words];
+    the words of a tile are as many as threads unless given."""
+    words = words or block
+    x = np.arange(ctas * words, dtype=np.int32)
+    y, who = (np.full((ctas, words), -1, np.int32) for _ in range(2))
     result = run_ptx(
         text,
         "k",

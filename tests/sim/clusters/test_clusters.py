@@ -15,7 +15,9 @@ from tests.sim.clusters.cluster_kernels import (
     ENGINES,
     INIT,
     LOAD,
+    REDUCTION,
     RING,
+    ROUNDS,
     SCHEDULES,
     STORE,
     STREAM,
@@ -353,3 +355,13 @@ def test_preferred_clusters() -> None:
     assert (4,) * 16 in seen
     assert (2,) * 16 in seen
     assert len(seen) > 2
+
+
+@pytest.mark.parametrize(("size", "engine", "schedule"), quick(product((2, 4, 8), ENGINES, SCHEDULES), 2, 12))
+def test_a_reduction_over_the_cluster(size: int, engine: str, schedule: str) -> None:
+    """Sums of squares, with one buffer that every round uses again."""
+    x = np.arange(ROUNDS * size * 64, dtype=np.int32) ** 2
+    options = {"x": x, "engine": engine, "schedule": schedule, "threads": 64}
+    y, _ = run(kernel(REDUCTION), size, **options)
+    np.testing.assert_array_equal(y[:, :ROUNDS], np.tile(x.reshape(ROUNDS, -1).sum(axis=1), (size, 1)))
+    assert findings(kernel(REDUCTION), size, **options) == []

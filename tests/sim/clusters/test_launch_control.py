@@ -31,6 +31,9 @@ from tests.sim.clusters.launch_control_kernels import (
     ENGINES,
     FENCE,
     MULTICAST,
+    PIPELINE,
+    PIPELINE_BLOCK,
+    PIPELINE_WORDS,
     SYNC,
     WAIT,
     WORDS,
@@ -288,6 +291,28 @@ def test_races(name: str, engine: str) -> None:
 def test_right_kernels_have_no_finding(schedule: str, engine: str) -> None:
     assert not findings(ALONE, engine=engine, schedule=schedule)
     assert not findings(MULTICAST, ctas=12, cluster=2, sms=2, engine=engine, schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    ("size", "schedule", "engine"), quick(product((1, 2, 4), SCHEDULES, ENGINES), 13, 16)
+)
+def test_a_pipeline_of_responses(size: int, schedule: str, engine: str) -> None:
+    """One cluster does all tiles but where a request fails."""
+    options = {
+        "ctas": 16,
+        "cluster": size,
+        "sms": size,
+        "smem": 200_000,
+        "block": PIPELINE_BLOCK,
+        "words": PIPELINE_WORDS,
+        "engine": engine,
+        "schedule": schedule,
+    }
+    y, _, result = run(PIPELINE, **options)
+    np.testing.assert_array_equal(y.reshape(-1), 3 * np.arange(y.size))
+    if schedule[0] != "r":
+        assert result.counters.most_tiles == 16 // size
+    assert not findings(PIPELINE, **options)
 
 
 def test_a_multicast_needs_that_all_have_started() -> None:

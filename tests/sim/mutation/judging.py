@@ -76,7 +76,7 @@ def launches(name: str, call: Callable[[], None] | None = None) -> dict[str, Kep
 
 def all_launches(name: str, call: Callable[[], None] | None = None) -> dict[str, list[KeptLaunch]]:
     """The same, but for all launches of a kernel that differ in their sizes."""
-    keeper = Keeper()
+    keeper = Keeper(SUBJECTS[name].sms)
     with sim.active(sim.Settings(before=keeper)):
         (call or SUBJECTS[name].call)()
     kernels: dict[tuple[str, str], dict[str, KeptLaunch]] = {}

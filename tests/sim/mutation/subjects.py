@@ -18,10 +18,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """`call` compiles the kernels and calls them; `architecture` is what the packages are told."""
+    """`call` compiles the kernels and calls them; `architecture` is what the packages are told, `sms` how
+    many SMs the launches run on, if not all."""
 
     call: Callable[[], None]
     architecture: str = ""
+    sms: int | None = None
 
 
 def whole_numbers(*shape: int) -> Tensor:
@@ -137,20 +139,21 @@ def wgmma() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Cluster:
-    """A kernel of PTX, launched in one cluster of `ctas` CTAs."""
+    """A kernel of PTX, launched in one cluster of `ctas` CTAs of `threads`."""
 
     body: str
     ctas: int
+    threads: int = 32
 
     def __call__(self) -> None:
         from gdnbench import sim
         from gdnbench.sim.host import PtxKernel
         from gdnbench.sim.ptx import parse
-        from tests.sim.clusters.cluster_kernels import TILES, WORDS, kernel
+        from tests.sim.clusters.cluster_kernels import ROUNDS, TILES, WORDS, kernel
 
-        one, shape = (1, 1, 1), (self.ctas, 1, 1)
-        ready = PtxKernel(parse(kernel(self.body)), "k", shape, (32, *one[1:]), cluster=shape)
-        x = torch.arange(max(self.ctas, TILES) * WORDS, dtype=torch.int32)
+        shape = (self.ctas, 1, 1)
+        ready = PtxKernel(parse(kernel(self.body)), "k", shape, (self.threads, 1, 1), cluster=shape)
+        x = torch.arange(max(ROUNDS * self.ctas * self.threads, TILES * WORDS), dtype=torch.int32)
         sim.launch(ready, x, torch.zeros(self.ctas, WORDS, dtype=torch.int32), bytes(128))
 
 
@@ -178,6 +181,25 @@ def pair_gemm() -> None:
     out = torch.zeros(pair_kernels.M, pair_kernels.N)
     reachable = [torch.from_numpy(matrix.view(np.int16)) for matrix in (a, b)]
     sim.launch(ready, out, *pair_kernels.maps(a, b), reachable=reachable)
+
+
+def cluster_reduction() -> None:
+    from tests.sim.clusters.cluster_kernels import REDUCTION
+
+    _Cluster(REDUCTION, 4, threads=64)()
+
+
+def launch_control() -> None:
+    """One cluster of two, which does the work of seven others."""
+    from gdnbench import sim
+    from gdnbench.sim.host import PtxKernel
+    from gdnbench.sim.ptx import parse
+    from tests.sim.clusters.launch_control_kernels import PIPELINE, PIPELINE_BLOCK, PIPELINE_WORDS
+
+    block = (PIPELINE_BLOCK, 1, 1)
+    ready = PtxKernel(parse(PIPELINE), "k", (16, 1, 1), block, 200_000, (2, 1, 1))
+    x = torch.arange(16 * PIPELINE_WORDS, dtype=torch.int32)
+    sim.launch(ready, x, torch.zeros_like(x), torch.zeros_like(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +313,8 @@ SUBJECTS: dict[str, Subject] = {
     "cluster_ring": Subject(cluster_ring),
     "cluster_stream": Subject(cluster_stream),
     "pair_gemm": Subject(pair_gemm),
+    "cluster_reduction": Subject(cluster_reduction),
+    "launch_control": Subject(launch_control, sms=2),
     "gdn_prefill": Subject(_Operation("gdn_prefill", "sm100", _PREFILL)),
     "gdn_prefill_fused": Subject(_Operation("gdn_prefill", "sm100_fused", _PREFILL)),
     "gdn_decode": Subject(_Decode("registers")),
