@@ -152,23 +152,35 @@ class ProbeWorker(_VerdictWorker):
 
 class ReusedWorker:
     """Starts workers one after another, of which the last one goes on: it has imported and compiled what the
-    next trial needs."""
+    next trial needs. `cold`: seconds of the longest first trial of a worker."""
 
     def __init__(self, start: Callable[[], TrialRunner]) -> None:
         self._start = start
         self._worker: TrialRunner | None = None
+        self._used = False
+        self.cold = 0.0
 
     def restart(self) -> TrialRunner:
         """A new worker in place of the last one; closing what is returned leaves it running."""
         self.close()
-        self._worker = self._start()
-        return _LeftRunning(self._worker)
+        self._worker, self._used = self._start(), False
+        return _LeftRunning(self)
 
     def run_trial(self, trial: Trial) -> Verdict:
         """In the last worker, which is started if there is none."""
         if self._worker is None:
-            self._worker = self._start()
-        return self._worker.run_trial(trial)
+            self._worker, self._used = self._start(), False
+        begin, first, self._used = time.monotonic(), not self._used, True
+        found = self._worker.run_trial(trial)
+        if first:
+            self.cold = max(self.cold, time.monotonic() - begin)
+        return found
+
+    def run_trial_apart(self, trial: Trial) -> Verdict:
+        """In a new worker, whatever earlier trials left in the last one."""
+        if self._used:
+            self.close()
+        return self.run_trial(trial)
 
     def close(self) -> None:
         if self._worker is not None:
@@ -178,7 +190,7 @@ class ReusedWorker:
 
 @dataclass(frozen=True, slots=True)
 class _LeftRunning:
-    worker: TrialRunner
+    worker: ReusedWorker
 
     def run_trial(self, trial: Trial) -> Verdict:
         return self.worker.run_trial(trial)

@@ -17,7 +17,7 @@ from gdnbench.bisect.input.shrink import Options, Shrunk, shrink
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import SCHEDULES, Trial
 from gdnbench.bisect.verdict import State, Verdict
-from gdnbench.bisect.workers import OutOfTimeError, TrialWorker
+from gdnbench.bisect.workers import OutOfTimeError, TrialRunner, TrialWorker
 from gdnbench.ops import operation
 from gdnbench.store.reader import Store
 from gdnbench.store.writer import StoreWriter
@@ -149,7 +149,7 @@ def store(tmp_path: Path) -> Path:
 
 def shrink_three_rounds(
     store: Path,
-    workers: Workers,
+    workers: Callable[[], TrialRunner],
     options: Options,
     keep: Callable[[Shrunk], None] = lambda found: None,
     on: str = "cpu",
@@ -180,12 +180,41 @@ def test_the_inverse_of_three_rounds_has_its_input_shrunk_within_the_budget(
     looked = [trial for trial in workers.asked if trial.store == str(store)]
     assert len(looked) == RUNS  # 6 + 3 + 3 s; a second process would end after 18 s, which is over 50 / 3
     assert workers.started == 1
-    (note,) = found.notes
+    note, other = found.notes
     assert re.match(wording("bisect.look-cut", times=RUNS, processes=1), note)
+    assert re.fullmatch(wording("bisect.smallest-not-alone"), other)
     smaller = [trial for trial in workers.asked if trial.store != str(store)]
     assert len(smaller) == (48 - 12) // 3
     assert extent(found)["token"] <= 32  # two blocks of the inverse, of 239 tokens
     assert {extent(found)[one] for one in ("sequence", "chunk", "key head", "value head")} == {1}
+
+
+class Remembering:
+    """A process in which every call fails after one of more than 2 tokens, as where a kernel keeps a buffer
+    from call to call."""
+
+    def __init__(self) -> None:
+        self._spoilt = False
+
+    def run_trial(self, trial: Trial) -> Verdict:
+        with Store.open(trial.store) as store:
+            self._spoilt |= store.records[0].before["q"].meta.shape[0] > 2
+        return BAD if self._spoilt else GOOD
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_record_that_fails_after_others_alone_is_not_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "toolchain", lambda on: {})
+    call = synthesise("gdn_prefill", seqlens=(4,), heads=(1, 1), head_dim=(8, 8), seed=5)
+    with StoreWriter(tmp_path / "small.zarr", kind="synth", durable=False) as writer:
+        writer.write("0", [draft("gdn_prefill", call)])
+    found = shrink_three_rounds(tmp_path / "small.zarr", Remembering, Options())
+    assert (extent(found)["token"], found.complete) == (3, True)
+    assert re.fullmatch(wording("bisect.smallest-after-others"), found.notes[-1])
 
 
 def test_a_record_that_fails_under_one_schedule_is_shrunk_under_it(

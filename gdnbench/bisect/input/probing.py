@@ -16,7 +16,7 @@ from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial, trial_question
 from gdnbench.bisect.verdict import CONTENT, Verdict
 from gdnbench.bisect.verdict_cache import Question
-from gdnbench.bisect.workers import TIMEOUT, OutOfTimeError, TrialRunner
+from gdnbench.bisect.workers import TIMEOUT, OutOfTimeError, ReusedWorker
 from gdnbench.record import Pool, RecordDraft, RecordInfo
 from gdnbench.store.compression import Compression
 from gdnbench.store.reader import StoredRecord
@@ -47,7 +47,7 @@ def question_with_timeout(trial: Trial, timeout: float) -> Question:
 
 class CandidateProber:
     """Probes candidates. `info` is the record that they come from, `layouts` its tensors in the caller's
-    layout, `deadline` on the monotonic clock."""
+    layout, `deadline` on the monotonic clock. With `apart` each has a process of its own."""
 
     def __init__(
         self,
@@ -56,9 +56,11 @@ class CandidateProber:
         info: RecordInfo,
         layouts: Mapping[str, Tensor],
         trial: Trial,
-        prober: TrialRunner,
+        worker: ReusedWorker,
         deadline: float | None,
         timeout: float = TIMEOUT,
+        *,
+        apart: bool = False,
     ) -> None:
         self.operation = operation
         self.candidates_probed = 0
@@ -66,14 +68,14 @@ class CandidateProber:
         self._info = info
         self._layouts = layouts
         self._trial = trial
-        self._prober = prober
+        self._run_trial = worker.run_trial_apart if apart else worker.run_trial
         self._deadline = deadline
-        self._question = question_with_timeout(trial, timeout)
+        self._question = {**question_with_timeout(trial, timeout), **({"apart": True} if apart else {})}
 
     def verdict(self, label: str, candidate: Candidate) -> Verdict:
         """The verdict on `candidate`. OutOfTimeError after the deadline; BadInputError if it makes no
         record."""
-        if self._deadline is not None and time.monotonic() > self._deadline:
+        if self._deadline is not None and time.monotonic() >= self._deadline:
             raise OutOfTimeError
         self.candidates_probed += 1
         draft = self.draft(candidate)
@@ -83,7 +85,7 @@ class CandidateProber:
             path = self._session.folder / "candidate.zarr"
             shutil.rmtree(path, ignore_errors=True)
             write_record(path, draft)
-            return self._prober.run_trial(replace(self._trial, store=str(path), records=(0,), op=None))
+            return self._run_trial(replace(self._trial, store=str(path), records=(0,), op=None))
 
         return self._session.find_or_probe(label, question, probe)
 

@@ -38,6 +38,8 @@ one. Of larger ones there are those that were stored, with new numbers, or the c
 OUT_OF_TIME = "out of time"
 """The kind of a verdict on a record whose first replay the budget was too short for."""
 PAST_CRASH = "it crashes on the simulator: --symptom numbers goes on after a fault that can be skipped"
+AFTER_OTHERS = "the smallest record failed after others in its process only: each needs a process of its own"
+NOT_ALONE = "the smallest record was not replayed in a process of its own, for lack of time"
 WRITING_SHARE = 0.04
 """Part of the budget that is left for writing the result, see `Options`."""
 CPU = torch.device("cpu")
@@ -120,31 +122,58 @@ def _shrink(
     record: StoredRecord,
     options: Options,
     session: Session,
-    probing: TrialRunner,
+    worker: ReusedWorker,
     deadline: float | None,
     keep: Keep,
 ) -> None:
+    """Candidates share a process. If what is left of the record does not fail in a process of its own, what a
+    call left in the process was its fault: then each candidate gets its own."""
     call, layouts = _plain(_begin(record, found.operation))
-    found.prober = CandidateProber(
-        session, found.operation, record.info, layouts, found.trial, probing, deadline, options.timeout
-    )
     found.begun = call
-    candidate = Candidate(call, frozenset(layouts))
-    found.prober.reuse_verdict(candidate, record, found.first)
     failure, takes = Signature.of_verdict(found.first), _takes(found.trial, found.operation)
+
+    def new_prober(apart: bool, until: float | None) -> CandidateProber:
+        what = (session, found.operation, record.info, layouts, found.trial, worker)
+        return CandidateProber(*what, until, options.timeout, apart=apart)
+
+    def search(apart: bool, until: float | None) -> bool:
+        """Whether the search went through; else there was no time."""
+        candidate = Candidate(call, frozenset(layouts))
+        found.prober, found.shrinker, found.complete = new_prober(apart, until), None, False
+        found.prober.reuse_verdict(candidate, record, found.first)
+        try:
+            for first in (candidate, *_placed(candidate, record)):
+                shrinker = Shrinker(found.prober, first, failure, options.same_tensor, takes)
+                if shrinker.check_failure():
+                    found.shrinker = shrinker
+                    shrinker.shrink()
+                    found.complete = True
+                    return True
+            found.reason = "it does not fail in the same way once it is written anew"
+        except OutOfTimeError:
+            spent = f"the budget of {options.budget:g} s is spent"
+            session.report(spent)
+            found.reason = "" if found.shrinker is not None else spent
+            return False
+        return True
+
     try:
-        for first in (candidate, *_placed(candidate, record)):
-            shrinker = Shrinker(found.prober, first, failure, options.same_tensor, takes)
-            if shrinker.check_failure():
-                found.shrinker = shrinker
-                shrinker.shrink()
-                found.complete = True
-                return
-        found.reason = "it does not fail in the same way once it is written anew"
-    except OutOfTimeError:
-        spent = f"the budget of {options.budget:g} s is spent"
-        session.report(spent)
-        found.reason = "" if found.shrinker is not None else spent
+        in_time = search(False, None if deadline is None else deadline - worker.cold)
+        if found.shrinker is None or not found.shrinker.steps:
+            return
+        try:
+            alone = new_prober(True, deadline).verdict("the smallest record by itself", found.shrinker.best)
+        except OutOfTimeError:
+            found.notes += (NOT_ALONE,)
+            return
+        if failure.is_shown_by(alone, options.same_tensor):
+            return
+        session.report(AFTER_OTHERS)
+        if in_time:
+            found.notes += (AFTER_OTHERS,)
+            search(True, deadline)
+        else:
+            found.shrinker, found.reason = None, f"{AFTER_OTHERS}, for which there was no time"
     finally:
         if found.shrinker is not None:
             keep(found)
