@@ -83,6 +83,7 @@ class PackedType(NamedTuple):
         return self.spread != self.packed
 
 
+# As CuTe DSL's encoder writes them.
 PACKED_TYPES = {
     11: PackedType("b4x16", 8, 8),
     12: PackedType("b4x16_p64", 8, 16),

@@ -4,8 +4,9 @@ A kernel for sequences of any length copies a tensor map to global memory and re
 for each sequence. The units of `new_val` are those of the CUDA Programming Guide ("Encoding a Tensor Map on
 Device"): extents of box and tensor unchanged, strides in bytes, the rank less one. Assemblers before CUDA
 12.5 took strides in units of 16 bytes (CUTLASS, `copy_sm90_desc.hpp`); this module takes bytes. The constants
-for element type, swizzle and fill are those of the PTX ISA's table ("tensormap.replace") and of the hardware
-(`tensormap.py`); a value that the decoder does not know raises UnsupportedError.
+for element type, swizzle and fill are those of PTX ISA 9.1, 9.7.9.28, table 33, which are not those of
+CUtensorMapDataType, and of the hardware (`tensormap.py`); a value that the decoder does not know raises
+UnsupportedError.
 
 A copy reads its tensor map when it is issued. Every access is visible at once, so fences are only checked for
 their form.
@@ -53,7 +54,7 @@ _MAX_ELEMENT_STRIDE = 8
 
 # Element types that the hardware encodes as f32, plain or flushed, with a bit for rounding to tf32.
 _TF32_TYPES = {11: 7, 12: 8}
-# The constants of types of less than a byte follow those of tf32.
+# The constants of types of less than a byte follow those of tf32: 13 .b4x16, 14 .b4x16_p64, 15 .b6x16_p32.
 _PACKED_CONSTANTS = {code + len(_TF32_TYPES): code for code in PACKED_TYPES}
 
 # Fields with constant values: their position and the modelled values.

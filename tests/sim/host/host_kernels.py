@@ -96,12 +96,18 @@ def touch(atom: cute.CopyAtom, coordinates: cute.Tensor):
 
 
 @cute.jit
-def describe(x: cute.Tensor, box: cutlass.Constexpr, swizzle_bits: cutlass.Constexpr, stream: cuda.CUstream):
-    """Its one kernel parameter that counts is the TMA descriptor of `x` for boxes of shape `box`."""
+def describe(
+    x: cute.Tensor, box: cutlass.Constexpr, swizzle_bits: cutlass.Constexpr, stream: cuda.CUstream,
+    internal: cutlass.Constexpr = None,
+):  # fmt: skip
+    """Its one kernel parameter that counts is the TMA descriptor of `x` for boxes of shape `box`; elements
+    have the type `internal` in shared memory."""
     layout = cute.make_layout(box)
     if cutlass.const_expr(swizzle_bits):
         layout = cute.make_composed_layout(cute.make_swizzle(swizzle_bits, 4, 3), 0, layout)
-    atom, coordinates = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), x, layout, box)
+    atom, coordinates = cpasync.make_tiled_tma_atom(
+        cpasync.CopyBulkTensorTileG2SOp(), x, layout, box, internal_type=internal
+    )
     touch(atom, coordinates).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
 
 

@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 import pytest
 import torch
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from cutlass.cute.runtime import from_dlpack, make_fake_stream, make_fake_tensor
 
 from gdnbench.sim.errors import LaunchError, UnsupportedError
 from gdnbench.sim.host import cutlass_dsl
@@ -21,6 +21,7 @@ from gdnbench.sim.host.encode_tiled import encode_tiled
 from gdnbench.sim.machine.tensormap import BIT_LARGE, ENCODED_BYTES, TensorMap, decode_tensormap
 from tests.messages import wording
 from tests.sim.host import host_kernels
+from tests.subset import quick
 
 BF16, F16, F32, U8 = (
     (cutlass.BFloat16, torch.bfloat16, "bf16"),
@@ -176,6 +177,35 @@ def test_the_driver_call_encodes_what_compiled_host_code_does(
     for _ in range(5):
         data = descriptor(dtype, box, bits, random_tensor(torch_dtype, len(box), rng))[:ENCODED_BYTES]
         assert driver_call(decode_tensormap(data), CUDA_DATA_TYPES[name], bits)[:ENCODED_BYTES] == data
+
+
+@pytest.mark.parametrize(
+    ("dtype", "internal", "name", "data_type"),
+    quick(
+        (
+            (cutlass.Float4E2M1FN, None, "b4x16", 13),
+            (cutlass.Float4E2M1FN, cutlass.Uint8, "b4x16_p64", 14),
+            (cutlass.Float6E3M2FN, None, "b6x16_p32", 15),
+        ),
+        1,
+    ),
+)
+def test_elements_of_less_than_a_byte(dtype: Any, internal: Any, name: str, data_type: int) -> None:
+    """The element types that CuTe DSL's encoder writes. CUtensorMapDataType 13 to 15 (cuda.h of CUDA 13) are
+    16U4_ALIGN8B, 16U4_ALIGN16B and 16U6_ALIGN16B."""
+    offset = -POOL.data_ptr() % 32
+    tensor = from_dlpack(
+        torch.as_strided(POOL.view(torch.uint8), (256, 8), (1, 256), offset), assumed_align=32
+    )
+    tensor.element_type = dtype
+    compiled = cutlass_dsl.compile_kept(
+        host_kernels.describe, tensor, (128, 8), 3, make_fake_stream(), internal, arch="sm_100a"
+    )
+    (request,) = capture_launches(compiled, (tensor,)).requests
+    data = request.params[0][:ENCODED_BYTES]
+    read = decode_tensormap(data)
+    assert (read.dtype, read.dims, read.box) == (name, (256, 8), (128, 8))
+    assert driver_call(read, data_type, 3)[:ENCODED_BYTES] == data
 
 
 def test_what_only_the_driver_call_can_say() -> None:

@@ -122,7 +122,7 @@ def test_kinds_of_f32(code: int, tf32: bool, ftz: bool) -> None:
 
 @pytest.mark.parametrize(("code", "name"), [(13, "b4x16"), (14, "b4x16_p64"), (15, "b6x16_p32")])
 def test_types_of_less_than_a_byte(code: int, name: str) -> None:
-    """PTX ISA, "tensormap.replace", the values of .elemtype."""
+    """PTX ISA 9.1, 9.7.9.28, table 33, the values of .elemtype."""
     maps = Maps(a_map(random.Random(7)))
     for before in (12, code):
         maps.edit("elemtype", 32, None, before)
