@@ -44,6 +44,35 @@ SMALL = """.version 8.8
 """
 
 
+# Thread 1 of each block prints "block " and its block's number.
+PRINTS = """.version 8.8
+.target sm_100a
+.address_size 64
+.extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 a);
+.global .align 1 .b8 text[9] = {98, 108, 111, 99, 107, 32, 37, 100, 0};
+.visible .entry prints()
+{
+    .local .align 8 .b8 args[8];
+    .reg .pred %p;
+    .reg .b32 %r<3>;
+    .reg .b64 %rd<3>;
+    mov.u32 %r1, %tid.x;
+    setp.ne.u32 %p, %r1, 1;
+    @%p ret;
+    mov.u32 %r2, %ctaid.x;
+    st.local.u32 [args], %r2;
+    mov.b64 %rd1, text;
+    cvta.global.u64 %rd1, %rd1;
+    mov.b64 %rd2, args;
+    cvta.local.u64 %rd2, %rd2;
+    { .param .b64 f; .param .b64 a; .param .b32 r;
+    st.param.b64 [f], %rd1; st.param.b64 [a], %rd2;
+    call.uni (r), vprintf, (f, a); }
+    ret;
+}
+"""
+
+
 def test_names_of_cpp() -> None:
     assert {name: demangled(name) for name in DECLARATIONS} == DECLARATIONS
     assert [*map(short_name, DECLARATIONS)] == ["gemm<float, 64>", "a::over", "a::over", "plain"]
@@ -174,3 +203,17 @@ def test_active_inside_other_blocks() -> None:
                 assert innermost.patched
                 assert (innermost.settings.schedule, innermost.settings.check) == ("late", True)
         assert not outer.patched
+
+
+def test_the_report_has_what_a_kernel_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the order of the blocks, whatever the schedule; also as `gdnbench sim` prints the launch."""
+    kernel = PtxKernel(parse(PRINTS), "prints", grid=(3, 1, 1), block=(2, 1, 1))
+    for schedule in ("late", "random:3"):
+        (launched,) = sim.launch(kernel, schedule=schedule).launches
+        assert launched.printed == tuple(
+            f"block ({block}, 0, 0), thread (1, 0, 0): block {block}" for block in range(3)
+        )
+        assert str(launched).endswith("\n  printf: 3 texts")
+        assert sorted(capsys.readouterr().err.splitlines()) == [
+            f"prints, {line}" for line in launched.printed
+        ]
