@@ -143,8 +143,7 @@ def _define_over(name: str, library: Library) -> str:
     parities = Value(I32, "%parity")
     _, _, phase = _barrier(code, parities)
     first = code.opi("and", code.intrinsic("cttz", "i32", _MASK, const("i1", 0)), 31)
-    parity = code.cast("zext", code.extract(parities, first), "i64")
-    _give_up_unless(code, code.comparei("icmp ule", parity, 1))
+    parity = code.opi("and", code.cast("zext", code.extract(parities, first), "i64"), 1)
     _give_up_unless(code, code.compare("icmp ne", code.opi("and", phase, 1), parity))
     return _finish(code, f"define internal i1 @{name}(ptr %state, i32 %mask, {I64} %address, {I32} %parity)")
 

@@ -263,7 +263,8 @@ def _transaction(
 def _wait(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results | Wait:
-    """test_wait and try_wait. Lanes that wait at several mbarriers continue together."""
+    """test_wait and try_wait. Lanes that wait at several mbarriers continue together. Of a parity only bit 0
+    counts: ptxas shifts the others out, and QuACK's GEMM for sm_90 counts phases on instead of flipping."""
     shared = cta.shared
     by_parity = ins.has("parity")
     operands = (scalar_operand(sources[0]), scalar_operand(sources[1]))
@@ -271,9 +272,9 @@ def _wait(
     groups = distinct_operands(lanes, *operands) if same is None else [(lanes, same)]
     awaited: list[tuple[list[int] | Lanes, int, int]] = []
     for members, (address, operand) in groups:
-        parity = operand & 0xFFFF_FFFF if by_parity else operand >> PARITY_SHIFT
+        parity = operand & 1 if by_parity else operand >> PARITY_SHIFT
         if parity > 1:
-            raise _fault(f"{ins.name} for parity {parity}; it is 0 or 1")
+            raise _fault(f"{ins.name} for the state {operand:#x}, which no arrival returned")
         at = shared_address(address, ins)
         if rank_of(at) != cta.rank:
             raise _fault(
