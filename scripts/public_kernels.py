@@ -1,0 +1,265 @@
+#!/usr/bin/env python
+"""Runs kernels that other projects publish, with their own host code and references, on the simulator.
+
+    git clone https://github.com/NVIDIA/cutlass
+    python scripts/public_kernels.py --cutlass cutlass
+    python scripts/public_kernels.py --cutlass cutlass --quack quack --only 'dense_gemm*'
+
+public_kernels.toml has one row for each program: its folder, command line and number of SMs. Each runs twice:
+
+- Its launches run under the schedules late, early and random in the compiled engine, then in the interpreter,
+  each from the same memory. All must leave equal bits. The program compares them with its own reference.
+- `--check`: the race checker observes the same launches.
+
+A row passes if both runs end with status 0, or if one does not and the row states, as `wrong`, a known fault
+of the kernel. Exit status: 0 every row passed, 1 one did not, 2 bad arguments, 3 none failed, but a package
+was not given or the simulator refused something. After Ctrl-C the table has the rows that were finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from gdnbench.cli.console import INTERRUPTED, table
+from gdnbench.errors import Exit
+
+ROOT = Path(__file__).resolve().parents[1]
+ROWS = Path(__file__).with_suffix(".toml")
+HEADERS = ("program", "reference", "bits", "checker", "seconds")
+PACKAGES = ("cutlass", "quack", "flash_attention", "flashinfer")
+EVERY_RUN = ("--explore", "3", "--vary", "engine=interpreter")
+LINES = 12  # of the end of a failed program's output
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A program of `package`: Python runs `command` in the `folder` of its checkout. `launches` chooses the
+    launches that are explored and checked, as --launch does; "" is all of them. `wrong` is a known fault of
+    the kernel, for which the row fails; "" if there is none."""
+
+    name: str
+    package: str
+    command: tuple[str, ...]
+    folder: str = "."
+    sms: int = 4
+    machine: str = "b200"
+    launches: str = ""
+    wrong: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one run of a program ended: a word for the table, gdnbench's exit status and the end of what was
+    printed. `launches` and `explored` are those of its JSON."""
+
+    status: int
+    output: str
+    launches: Sequence[Mapping[str, Any]] = ()
+    explored: Sequence[Mapping[str, Any]] = ()
+    refused: Sequence[str] = ()
+    program_status: int = 0
+
+    @property
+    def reference(self) -> str:
+        """Whether the program ended well, and so its own comparison."""
+        if self.refused:
+            return "refused"
+        stopped = any(not launch["finished"] for launch in self.launches)
+        if self.program_status or stopped:
+            return "fault" if stopped else f"status {self.program_status}"
+        return "pass" if self.launches else "no launch"
+
+    @property
+    def bits(self) -> str:
+        """Whether all runs of each launch left equal bits."""
+        ran = [launch for launch in self.explored if not launch["refused"]]
+        differ = sum(launch["depends"] for launch in ran)
+        if differ:
+            return f"{differ} of {len(ran)} differ"
+        left = len(self.explored) - len(ran)
+        return (f"{len(ran)} equal" if ran else "-") + (f", {left} not explored" if left else "")
+
+    @property
+    def checker(self) -> str:
+        """How many findings the checker has."""
+        found = [one["severity"] for launch in self.launches for one in launch["findings"]]
+        if self.refused:
+            return "refused"
+        counts = {"error": found.count("error"), "to review": found.count("review")}
+        told = [f"{count} {what}" for what, count in counts.items() if count]
+        return ", ".join(told) or ("clean" if self.launches and not self.program_status else "-")
+
+
+def read_rows(path: Path = ROWS) -> list[Row]:
+    """The rows of a TOML file: a table for each package with what its rows have in common."""
+    found = []
+    for package, common in tomllib.loads(path.read_text(encoding="utf-8")).items():
+        for row in common.pop("row"):
+            fields = {"package": package, **common, **row}
+            command = fields.pop("command").replace("{scripts}", str(path.resolve().parent))
+            found.append(Row(command=tuple(shlex.split(command)), **fields))
+    return found
+
+
+def command_of(row: Row, options: Sequence[str]) -> list[str]:
+    """The command that runs a row; `options` are those of `gdnbench sim`."""
+    launches = ["--launch", row.launches] if row.launches else []
+    gpu = ["--machine", row.machine, "--sms", str(row.sms)]
+    program = [sys.executable, *row.command]
+    return [sys.executable, "-m", "gdnbench", "sim", "--json", *gpu, *options, *launches, "--", *program]
+
+
+def run_row(row: Row, folder: Path, path: Sequence[str], options: Sequence[str]) -> Outcome:
+    """Run a row in its package's checkout with `path` before Python's own. Ends the program on Ctrl-C."""
+    python_path = os.pathsep.join([*path, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": python_path}
+    with tempfile.TemporaryFile() as output:
+        ran = subprocess.Popen(
+            command_of(row, options),
+            cwd=folder / row.folder,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = ran.wait()
+        except BaseException:
+            os.killpg(ran.pid, signal.SIGKILL)
+            ran.wait()
+            raise
+        output.seek(0)
+        return outcome_of(status, output.read().decode(errors="replace"))
+
+
+def outcome_of(status: int, text: str) -> Outcome:
+    """What a run of `gdnbench sim --json` printed, whose JSON follows the program's own output."""
+    printed, brace, rest = f"\n{text}".rpartition("\n{\n")
+    try:
+        document, _ = json.JSONDecoder().raw_decode("{\n" + rest) if brace else (None, 0)
+    except ValueError:
+        document = None
+    if document is None:
+        return Outcome(status, text, program_status=status)
+    refused = [*document["refused"], *document["problems"]]
+    return Outcome(
+        status,
+        printed,
+        document["launches"],
+        document["explored"],
+        refused,
+        document["program_status"],
+    )
+
+
+def told(row: Row, outcome: Outcome) -> str:
+    """Why a run failed: what was refused, what was found, and the end of what the program printed."""
+    lines = [f"refused: {text}" for text in outcome.refused]
+    for launch in outcome.explored:
+        if launch["depends"]:
+            difference = launch["difference"]
+            lines.append(
+                f"launch {launch['number']}, {launch['entry']}, depends on the schedule or the engine"
+            )
+            lines += [f"{difference['tensor']}: {difference['place']}"] if difference else []
+            lines += [f"{one['finding']['message']}; under {one['under']}" for one in launch["findings"]]
+    for launch in outcome.launches:
+        errors = [one for one in launch["findings"] if one["severity"] == "error"]
+        lines += [f"launch {launch['number']}, {launch['entry']}: {one['message']}" for one in errors]
+    if outcome.program_status or not lines:
+        lines += outcome.output.splitlines()[-LINES:]
+    return "\n".join([f"{row.name}: exit status {outcome.status}", *(f"  {line}" for line in lines)])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for package in PACKAGES:
+        parser.add_argument(f"--{package.replace('_', '-')}", type=Path, metavar="DIR", help="its checkout")
+    parser.add_argument(
+        "--site",
+        type=Path,
+        action="append",
+        default=[],
+        help="a folder of packages that they need; may repeat",
+    )
+    parser.add_argument("--only", action="append", default=[], help="a pattern of names; may repeat")
+    parser.add_argument("--list", action="store_true", help="print the names")
+    parser.add_argument("--no-interpreter", action="store_true", help="explore the compiled engine alone")
+    parser.add_argument("--no-check", action="store_true", help="leave the checker's run out")
+    options = parser.parse_args()
+    rows = [
+        row
+        for row in read_rows()
+        if not options.only or any(fnmatchcase(row.name, pattern) for pattern in options.only)
+    ]
+    if not rows:
+        print(
+            f"error: no row is called {' or '.join(options.only)}; --list prints the names", file=sys.stderr
+        )
+        return Exit.BAD_INPUT
+    if options.list:
+        print("\n".join(row.name for row in rows))
+        return Exit.PASS
+    return run_rows(rows, options)
+
+
+def run_rows(rows: Sequence[Row], options: argparse.Namespace) -> int:
+    """Run and print the rows. The exit status."""
+    every_run = EVERY_RUN[:2] if options.no_interpreter else EVERY_RUN
+    finished: list[tuple[object, ...]] = []
+    statuses: set[int] = set()
+    try:
+        for row in rows:
+            folder = getattr(options, row.package)
+            if folder is None:
+                finished.append((row.name, f"--{row.package.replace('_', '-')} is not given", "", "", ""))
+                statuses.add(Exit.CANNOT_RUN)
+                continue
+            began = time.monotonic()
+            path = [str(one.resolve()) for one in (folder, *options.site)]
+            runs = [run_row(row, folder.resolve(), path, every_run)]
+            if not options.no_check:
+                runs.append(run_row(row, folder.resolve(), path, ["--check"]))
+            failed = [run for run in runs if run.status or not run.launches]
+            for run in failed:
+                print(told(row, run), file=sys.stderr, flush=True)
+            status = failed[0].status or Exit.MISMATCH if failed else Exit.PASS
+            if row.wrong and status != Exit.CANNOT_RUN:
+                print(f"{row.name}: known: {row.wrong}", file=sys.stderr)
+                status = Exit.PASS if status else Exit.MISMATCH
+            statuses.add(status)
+            seconds = f"{time.monotonic() - began:.0f}"
+            checker = runs[1].checker if len(runs) > 1 else "-"
+            finished.append((row.name, runs[0].reference, runs[0].bits, checker, seconds))
+            print(*finished[-1], sep="; ", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        statuses = {INTERRUPTED}
+    print(table(HEADERS, finished, right=HEADERS[-1:]))
+    if INTERRUPTED in statuses:
+        return INTERRUPTED
+    if statuses - {Exit.PASS, Exit.CANNOT_RUN}:
+        return Exit.MISMATCH
+    return Exit.CANNOT_RUN if Exit.CANNOT_RUN in statuses else Exit.PASS
+
+
+if __name__ == "__main__":
+    sys.exit(main())
