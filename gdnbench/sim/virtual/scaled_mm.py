@@ -1,6 +1,7 @@
-"""torch's `_scaled_mm` with scales of blocks, which only torch's CUDA build has: MXFP8 and NVFP4.
+"""Products that only torch's CUDA build has: `_scaled_mm` with scales of blocks, MXFP8 and NVFP4; `mm` and
+others with a result of another dtype.
 
-The product is computed in fp64 and rounded once. On a GPU it is cuBLAS's, whose sums are not documented.
+A scaled product is computed in fp64 and rounded once. On a GPU it is cuBLAS's, whose sums are not documented.
 """
 
 from __future__ import annotations
@@ -68,3 +69,18 @@ def _numbers(matrix: Tensor) -> Tensor:
     nibbles = torch.stack((codes & 15, codes >> 4), dim=-1).reshape(codes.shape[0], -1).long()
     table = torch.tensor((*_E2M1, *(-number for number in _E2M1)), dtype=torch.float64)
     return table[nibbles]
+
+
+def product_in(dtype: torch.dtype, name: str, arguments: dict[str, Any]) -> Tensor:
+    """`mm` and others with `out_dtype`, of CPU tensors: torch takes float32 for halves, whose sums these
+    are."""
+    operands = {key: one.to(dtype) if isinstance(one, Tensor) else one for key, one in arguments.items()}
+    result: Tensor = getattr(torch.ops.aten, name).default(**operands)
+    return result
+
+
+RESULTS_OF_OTHER_DTYPES = frozenset(
+    getattr(torch.ops.aten, name).dtype
+    for name in ("mm", "bmm", "addmm", "baddbmm")
+    if "dtype" in getattr(torch.ops.aten, name).overloads()
+)

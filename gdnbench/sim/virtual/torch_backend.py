@@ -28,7 +28,7 @@ from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.virtual.device_memory import DeviceMemory
 from gdnbench.sim.virtual.graph_recorder import GraphRecorder
 from gdnbench.sim.virtual.refusals import refusal
-from gdnbench.sim.virtual.scaled_mm import has_block_scales, scaled_mm
+from gdnbench.sim.virtual.scaled_mm import RESULTS_OF_OTHER_DTYPES, has_block_scales, product_in, scaled_mm
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 DL_CUDA = 2  # kDLCUDA of dlpack.h
@@ -402,6 +402,8 @@ def _call(op: Any, form: _Schema, cpu: dict[str, Any]) -> Any:
     _backend.on_work()
     if form.name == "_scaled_mm" and has_block_scales(cpu):
         return scaled_mm(cpu)
+    if op in RESULTS_OF_OTHER_DTYPES:
+        return product_in(cpu.pop("out_dtype"), form.name, cpu)
     try:
         return op(**cpu)
     except NotImplementedError as error:

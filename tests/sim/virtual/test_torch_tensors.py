@@ -178,3 +178,14 @@ def test_what_has_no_kernel_on_the_cpu_is_refused(gpu: VirtualGpu) -> None:
     with pytest.raises(UnsupportedError, match=wording("sim.virtual.layout", layout=torch.sparse_coo)):
         torch.eye(3, device="cuda").to_sparse()
     assert len(gpu.refusals) == 2
+
+
+def test_products_with_a_result_of_another_dtype(gpu: VirtualGpu) -> None:
+    """torch documents `out_dtype` for CUDA alone; the sums are those of float32."""
+    a, b, c = (torch.arange(12.0).reshape(shape).bfloat16() for shape in ((3, 4), (4, 3), (3, 4)))
+    wide = a.float() @ b.float()
+    found = torch.mm(a.cuda(), b.cuda(), out_dtype=torch.float32)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.cpu(), wide, rtol=0, atol=0)
+    found = torch.addmm(c.cuda(), wide.bfloat16().cuda(), a.cuda(), out_dtype=torch.float32)
+    torch.testing.assert_close(found.cpu(), c.float() + wide.bfloat16().float() @ a.float(), rtol=0, atol=0)
