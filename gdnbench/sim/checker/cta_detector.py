@@ -41,7 +41,7 @@ from gdnbench.sim.checker.launch_memory import CtaAccess
 from gdnbench.sim.checker.mbarriers import USED_AS_DATA, Mbarrier
 from gdnbench.sim.checker.named_barriers import Arrivals
 from gdnbench.sim.checker.shadow import NO_ACCESS, Cells, PriorAccess, ReadSets
-from gdnbench.sim.checker.stored_values import StoredValues
+from gdnbench.sim.checker.stored_values import STORES, StoredValues
 from gdnbench.sim.checker.sync_variables import SyncVariables
 from gdnbench.sim.checker.synchronisation import BEGINS, ENDS, MBARRIER_BYTES
 from gdnbench.sim.checker.tensor_memory import TmemShadow
@@ -237,7 +237,7 @@ class CtaRaceDetector:
             )
         for one in prior:
             self.check_pair(one, event, order, space)
-        if space == "shared" and event.ins.op == "st":
+        if space == "shared" and event.ins.op in STORES:
             self._stored.record(cells)
         if event.strong and event.access.writes:
             self._keep_strong_accesses(prior, clocks)

@@ -1,10 +1,11 @@
 """What stores left in shared memory, to tell whether two stores that nothing orders wrote the same bits.
 
-A reduction of Triton stores each partial result by all lanes and warps that have it. The stores are a data
-race, since they are weak and no barrier orders them. But the PTX ISA defines what such a race leaves if both
-stores have the same size ("Limitations on Mixed-size Data-races": the axioms describe it), and a read that is
-ordered after both returns what one of them wrote ("Coherence Order", "Causality"). If both wrote the same
-bits, the read returns these.
+A reduction of Triton stores each partial result by all lanes and warps that have it, and its conversion of a
+small tensor's layout stores each matrix by all warps that have it. The stores are a data race, since they are
+weak and no barrier orders them. But the PTX ISA defines what such a race leaves if both stores have the same
+size ("Limitations on Mixed-size Data-races": the axioms describe it), and a read that is ordered after both
+returns what one of them wrote ("Coherence Order", "Causality"). If both wrote the same bits, the read returns
+these.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import numpy.typing as npt
 from gdnbench.sim.checker.events import Event
 from gdnbench.sim.checker.shadow import Cells
 from gdnbench.sim.ptx.literals import width_of
+
+STORES = ("st", "stmatrix")
 
 
 class StoredValues:
@@ -40,10 +43,11 @@ class StoredValues:
         elements that overlap the same then."""
         if before.warp == now.warp or not (_is_weak_store(before) and _is_weak_store(now)):
             return False
-        if width_of(before.ins.types[-1]) != width_of(now.ins.types[-1]):
+        one, other = before.ins, now.ins
+        if one.op != other.op or width_of(one.types[-1]) != width_of(other.types[-1]):
             return False
         return bool((self._last[cells] == self._memory[cells]).all())
 
 
 def _is_weak_store(event: Event) -> bool:
-    return event.ins.op == "st" and not event.strong
+    return event.ins.op in STORES and not event.strong

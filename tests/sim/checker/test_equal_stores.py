@@ -31,6 +31,17 @@ def test_equal_bits_are_for_review(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("value", "want"), [("7", EQUAL), ("%w", RACE)])
+def test_matrices(value: str, want: set[tuple[Cause, Verdict]], engine: str) -> None:
+    """stmatrix is a weak store ("stmatrix"); Triton stores small tensors by all warps that have them."""
+    body = f"""and.b32 %r3, %t, 7;
+mad.lo.u32 %r3, %r3, 16, %s;
+mov.b32 %r2, {value};
+stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r3], {{%r2}};"""
+    assert found(f"{body}\n{READ}", engine) == want
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_other_bits_are_an_error(engine: str) -> None:
     """Each warp stores its number."""
     assert found(f"st.shared.b32 [%s], %w;\n{READ}", engine) == RACE
