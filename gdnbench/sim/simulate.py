@@ -23,7 +23,7 @@ from gdnbench.sim.host import cutlass_dsl
 from gdnbench.sim.host.arguments import NamedTensor, Region, region_of
 from gdnbench.sim.host.asked_memory import AskedMemory, addresses_noted
 from gdnbench.sim.host.capture import capture_launches
-from gdnbench.sim.host.device import Device, Questions, described_device, device_for
+from gdnbench.sim.host.device import Device, Questions, described_device, device_for, device_of_host_code
 from gdnbench.sim.host.dsl_calls import calls_go_to
 from gdnbench.sim.host.machines import Machine, machine_named
 from gdnbench.sim.host.request import LaunchRequest
@@ -289,7 +289,7 @@ def run_requests(
     memory.extend(map(_allocation, regions))
     memory.symbols.update(variables or {})
     memory.freed += map(_allocation, session.asked.freed())
-    device = device_for(module.target)
+    device = device_for(module.target) if requests else device_of_host_code()
     launches: list[LaunchReport] = []
     findings: list[Finding] = []
     order = session.order or LaunchOrder()  # between two calls the program may use the tensors itself

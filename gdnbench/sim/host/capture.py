@@ -12,7 +12,7 @@ from gdnbench.sim.errors import ExportError, LaunchError
 from gdnbench.sim.host import cutlass_dsl, exported_kernel, tvm_ffi
 from gdnbench.sim.host.arguments import Region, map_leaves, pack_arguments, regions_in, tensors_in
 from gdnbench.sim.host.cutlass_dsl import Exported
-from gdnbench.sim.host.device import device_for
+from gdnbench.sim.host.device import Device, device_for, device_of_host_code
 from gdnbench.sim.host.elf import Elf
 from gdnbench.sim.host.exported_kernel import NO_STREAM, ExportedKernel
 from gdnbench.sim.host.layouts import parameter_types
@@ -67,7 +67,7 @@ def capture_launches(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, An
         call = _tvm_ffi_call if host.exported.tvm_ffi else _plain_call
     regions = regions_in(arguments)
     with host.code.running() as runtime:
-        runtime.device = device_for(host.module.target)
+        runtime.device = _device(host.exported, host.module)
         status = call(compiled, host, arguments)
         if runtime.error is not None:
             raise runtime.error
@@ -99,12 +99,16 @@ def _load(exported: Exported) -> Host:
             raise ExportError(f"the PTX kept has no kernel {entry}")
         return [param.size for param in module.kernels[entry].params]
 
-    runtime = Runtime(exported.ptx, device_for(module.target), param_sizes)
+    runtime = Runtime(exported.ptx, _device(exported, module), param_sizes)
     extra = tvm_ffi.tvm_ffi_symbols(Elf.parse(exported.data).undefined()) if exported.tvm_ffi else {}
     code = load_host_object(exported.data, runtime, extra)
     if not exported.tvm_ffi and exported.ptx:
         _initialise(code, exported.prefix)
     return Host(exported, module, code)
+
+
+def _device(exported: Exported, module: Module) -> Device:
+    return device_for(module.target) if exported.ptx else device_of_host_code()
 
 
 def _initialise(code: HostObject, prefix: str) -> None:

@@ -127,6 +127,17 @@ def multiprocessors_asked() -> None:
         setting.questions.multiprocessors = True
 
 
+def device_of_host_code() -> Device:
+    """The device of a function without kernels: what `described_device` names, or a B200."""
+    setting = _setting.get()
+    if setting is None:
+        return _B200
+    device = setting.device or _B200
+    if setting.multiprocessors is None:
+        return device
+    return replace(device, multiprocessors=setting.multiprocessors)
+
+
 def device_for(target: str) -> Device:
     """The device that a kernel of a PTX `.target` runs on. Raises UnsupportedError for a target that is not
     simulated, and for one that does not run on the device that `described_device` names."""
