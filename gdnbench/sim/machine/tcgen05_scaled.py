@@ -242,6 +242,8 @@ def issue(
         raise UnsupportedError(f"{ins.name} with {len(sources)} sources")
     lane = single_issuer(cta, ins, lanes, sources)
     d, a, b, idesc, scale_a, scale_b, accumulate = (lane_value(source, lane) for source in sources)
+    if idesc >> 31 & 1 and cta.launch.module.target == "sm_103a":
+        raise UnsupportedError(f"{ins.name} with K = 96 (instruction descriptor {idesc:#010x}, bit 31)")
     in_tmem = isinstance(ins.sources[1], Address)
     work = plan_scaled(ins.mods, idesc, d, a, in_tmem, b, scale_a, scale_b, len(group))
     writer = Writer(_ALL_LANES, work.first, work.last)

@@ -6,7 +6,7 @@ Layouts of scales in shared memory are CuTe's (`BlockScaledBasicChunk`), and tcg
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import ml_dtypes
@@ -315,6 +315,14 @@ def test_illegal_descriptors(kind: Kind, change: int, message: str, twin: int) -
     assert caught.value.kind is FaultKind.DESCRIPTOR
     setup.mma(a, b, right + twin)
     setup.machine.finish()
+
+
+def test_a_depth_of_96_is_refused() -> None:
+    """Table 44, bit 31: sm_103a has it; for sm_100a it is illegal (`ILLEGAL_BITS`)."""
+    setup, a, b = ready(NVFP4)
+    setup.machine.launch.module = replace(setup.machine.launch.module, target="sm_103a")
+    with pytest.raises(UnsupportedError, match="K = 96"):
+        setup.mma(a, b, descriptor(NVFP4, 16) | 1 << 31)
 
 
 def test_sparse_products_are_refused() -> None:
