@@ -31,6 +31,7 @@ class Scheduler:
         self.warps = list(warps)
         self.quantum = quantum
         self._states = [WarpState.RUNNING] * len(self.warps)
+        self._stuck: list[tuple[Blocked, ...]] = [()] * len(self.warps)  # of blocked warps, since their turn
         self._hopes = _Hopes()
         self._spent = 0
         self.finished = False
@@ -125,8 +126,8 @@ class Scheduler:
         before = warp.executed
         self._states[index] = state = warp.run_turn(self._quantum())
         self._spent += warp.executed - before
+        self._stuck[index] = blocked = warp.blocked() if state is WarpState.BLOCKED else ()
         if recorder is not None:
-            blocked = warp.blocked() if state is WarpState.BLOCKED else ()
             recorder.turn(warp.warp.index, warp.executed - before, blocked)
         return state
 
@@ -144,14 +145,14 @@ class Scheduler:
     def _can_run(self, index: int) -> bool:
         if self._states[index] is WarpState.RUNNING:
             return True
-        return any(blocked.wait.over() for blocked in self.warps[index].blocked())
+        return any(blocked.wait.over() for blocked in self._stuck[index])
 
     def _blocked(self) -> list[tuple[int, Blocked]]:
         return [
             (index, blocked)
-            for index, warp in enumerate(self.warps)
+            for index, waits in enumerate(self._stuck)
             if self._states[index] is WarpState.BLOCKED
-            for blocked in warp.blocked()
+            for blocked in waits
         ]
 
     def _land(self) -> bool:
