@@ -9,12 +9,21 @@ from gdnbench.sim.checker.events import Event
 from gdnbench.sim.machine.engine_interface import Lanes
 
 
+@dataclass(slots=True)
+class ProductTokens:
+    """The bits of those parts of a wgmma that its warps have issued."""
+
+    parts: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class OperationTokens:
-    """The two bits of one operation: `read`, its sources have been read; `write`, it is complete."""
+    """The two bits of one operation: `read`, its sources have been read; `write`, it is complete. `product`
+    is the wgmma of which it is the part of a warp."""
 
     read: int
     write: int
+    product: ProductTokens | None = None
 
     @property
     def both(self) -> int:
@@ -50,6 +59,16 @@ class AsyncGroups:
             if not only_read:
                 del groups[: len(done)]
         return known
+
+    def products(self, lanes: Lanes, allowed: int) -> int:
+        """The tokens of all warps' parts of the wgmma that a wait_group of these lanes completes."""
+        groups = self.closed[int(lanes.argmax())]
+        parts = 0
+        for group in groups[: max(len(groups) - allowed, 0)]:
+            for tokens in group:
+                assert tokens.product is not None
+                parts |= tokens.product.parts
+        return parts
 
     def wait_all(self, lanes: Lanes) -> int:
         """The tokens of every operation of these lanes, committed or not (cp.async.wait_all)."""

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from gdnbench.sim.checker import cta_exit, load_store
-from gdnbench.sim.checker.async_tokens import OperationTokens, WarpAsyncState
+from gdnbench.sim.checker.async_tokens import OperationTokens, ProductTokens, WarpAsyncState
 from gdnbench.sim.checker.cluster_uses import ClusterMember, ClusterUses
 from gdnbench.sim.checker.cross_cta import CrossCtaDetector
 from gdnbench.sim.checker.cta_state import PendingSignal
@@ -55,6 +55,7 @@ from gdnbench.sim.machine.footprint import Footprint, TmemBlock
 from gdnbench.sim.machine.mbarrier import COUNT_MAX
 from gdnbench.sim.machine.memory import rank_of
 from gdnbench.sim.machine.observer import Addresses, Masks, Writer
+from gdnbench.sim.machine.wgmma_state import GroupProduct
 from gdnbench.sim.ptx.forms import Sync, Until
 from gdnbench.sim.ptx.ir import Instruction, Register
 
@@ -90,6 +91,7 @@ class CtaRaceDetector:
             clocks.all_lanes.started = 1 << clocks.warp // of_cta
         self.cluster_uses = ClusterUses(self, cta.cluster) if cta.cluster is not None else None
         self.async_states = [WarpAsyncState() for _ in range(self.warps)]
+        self.products: dict[GroupProduct, ProductTokens] = {}
         self.mbarriers: dict[int, Mbarrier] = {}
         self.barrier_clocks: WeakKeyDictionary[Round | ClusterRound, ClockSet] = WeakKeyDictionary()
         self.barrier_arrivals: dict[tuple[int, int], Arrivals] = {}  # by rank and barrier number

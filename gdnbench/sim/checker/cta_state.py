@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.checker.async_tokens import OperationTokens, WarpAsyncState
+from gdnbench.sim.checker.async_tokens import OperationTokens, ProductTokens, WarpAsyncState
 from gdnbench.sim.checker.earlier_launches import DependencyUse
 from gdnbench.sim.checker.events import Event, Proxy
 from gdnbench.sim.checker.findings import Findings
@@ -29,6 +29,7 @@ from gdnbench.sim.machine.cluster import ClusterRound
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import Lanes, Warp
 from gdnbench.sim.machine.footprint import Footprint
+from gdnbench.sim.machine.wgmma_state import GroupProduct
 from gdnbench.sim.ptx.ir import Instruction
 
 
@@ -49,12 +50,14 @@ class PendingSignal:
 class CtaState(CtaOrder, Protocol):
     """The state of one CTA's race detector, `cta_detector.CtaRaceDetector`, which documents its methods.
     `index` is that of the CTA, in a cluster of the first. `async_states` and `warp_clocks` are indexed by
-    warp. `shared_reads` are the asynchronous accesses to shared memory, reads and writes, by token."""
+    warp. `products` are the wgmma that not all warps of their warpgroup have issued. `shared_reads` are the
+    asynchronous accesses to shared memory, reads and writes, by token."""
 
     findings: Findings
     warps: int
     warp_clocks: list[WarpClocks]
     async_states: list[WarpAsyncState]
+    products: dict[GroupProduct, ProductTokens]
     mbarriers: dict[int, Mbarrier]
     mbarrier_cells: npt.NDArray[np.bool_]
     barrier_clocks: WeakKeyDictionary[Round | ClusterRound, ClockSet]

@@ -24,6 +24,9 @@ generic reads, these are:
   memory accesses. If a later access follows the load only by such a use, the pair is for review.
 - Stores of equal bits. Weak stores of one size to the same shared memory, which left the same bits in this
   run, race; but a read that is ordered after both returns these bits (`stored_values.py`).
+- A wgmma for which another of its four warps has waited. The ISA speaks of a warpgroup's operation, and of
+  the groups that "the executing threads" have committed. In clusters CUTLASS's PipelineTmaAsync frees a stage
+  by one thread of a warpgroup, without a barrier of its four warps.
 - No tcgen05 fence. An access contained in base and not in tcgen05_fenced is ordered by the release and
   acquire of an mbarrier or barrier alone. The ISA says that the standard model applies to tcgen05 too
   (9.7.16.6.3), and shows no pattern without the fence.
@@ -192,6 +195,9 @@ def _not_known(before: Event, now: Event, clocks: WarpClocks, met: LanePairs) ->
             return Unordered(Cause.CONVERGED, Verdict.REVIEW, missing)
         return Unordered(Cause.RACE, Verdict.ERROR, missing)
     wait = completion_wait(before)
+    if clocks.all_lanes.parts_waited >> before.token & 1:
+        wait += " of the warp itself: another one of its warpgroup has waited"
+        return Unordered(Cause.IN_FLIGHT, Verdict.REVIEW, wait)
     if before.warp != now.warp:
         wait += ", and a barrier from the waiting warp to the second's warp"
     return Unordered(Cause.IN_FLIGHT, Verdict.ERROR, wait)

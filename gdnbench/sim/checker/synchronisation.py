@@ -29,10 +29,12 @@ that run when the machine has executed it or makes the warp wait.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
+from gdnbench.sim.checker.async_tokens import ProductTokens
 from gdnbench.sim.checker.cta_exit import check_unused
 from gdnbench.sim.checker.cta_state import CtaState
 from gdnbench.sim.checker.earlier_launches import ENDED, LATEST
@@ -339,6 +341,9 @@ def _wait_group(name: str) -> End:
                 if isinstance(operand, Immediate)
                 else uniform_value(issued.sources[0], issued.lanes, "the number of groups")
             )
+            if name == "wgmma":
+                parts = groups.products(issued.lanes, allowed)
+                detector.warp_clocks[issued.warp.number].all_lanes.parts_waited |= parts
             known = groups.wait_group(issued.lanes, allowed, only_read=issued.ins.has("read"))
         clocks = detector.warp_clocks[issued.warp.number]
         if name == "wgmma":
@@ -354,8 +359,14 @@ def _wgmma_reads(
 ) -> None:
     """Each of the four warps of a wgmma reads the matrices in shared memory, ordered by its own clocks."""
     cta = detector.cta_of(issued.warp)
-    reads = matrix_reads(cta, cta.warpgroups.state(issued.warp).open[-1])
+    product = cta.warpgroups.state(issued.warp).open[-1]
+    reads = matrix_reads(cta, product)
     tokens = detector.start_async(issued.warp, issued.ins, issued.lanes, reads, (), Proxy.ASYNC)
+    shared = detector.products.setdefault(product, ProductTokens())
+    shared.parts |= tokens.both
+    if product.operation is not None:  # the last of its warps
+        del detector.products[product]
+    tokens = replace(tokens, product=shared)
     detector.async_states[issued.warp.number].wgmma.add(issued.lanes, tokens)
 
 

@@ -24,6 +24,7 @@ Three things differ from a CPU's threads:
     tcgen05_fenced tokens of tensor-memory operations that tcgen05.fence, .commit or .wait orders
     tensor_pipe    tokens of products and copies that later products and copies run after
     loads_used     tokens of each tcgen05.ld of which an instruction has used a register
+    parts_waited   tokens of the parts of a wgmma, of all its warps, for which one of them has waited
     remote         clocks of other CTAs, a `RemoteClocks`; the CTAs of a cluster share their clocks
     fence_sc       clocks at earlier fence.sc, which a later fence.sc acquires, a `RemoteClocks`
 """
@@ -201,7 +202,8 @@ class ClockSet:
     `tcgen05_fenced`: tokens that a tcgen05.fence::before_thread_sync or a tcgen05.commit released.
     `tensor_pipe`: tokens of products and copies issued before such a fence. They need not be complete:
     products and copies that are issued later run after them. `loads_used`: tokens of each tcgen05.ld of which
-    an instruction used a register, with or without a tcgen05.wait::ld. `remote`: clocks of other CTAs.
+    an instruction used a register, with or without a tcgen05.wait::ld. `parts_waited`: tokens of the parts of
+    a wgmma for which one of its warps has waited. `remote`: clocks of other CTAs.
     `fence_sc`: the clocks at earlier fence.sc; a later fence.sc acquires them. `started`: a bit for each CTA
     of the cluster that has started."""
 
@@ -213,6 +215,7 @@ class ClockSet:
     tcgen05_fenced: int = 0
     tensor_pipe: int = 0
     loads_used: int = 0
+    parts_waited: int = 0
     remote: RemoteClocks = field(default_factory=RemoteClocks)
     fence_sc: RemoteClocks = field(default_factory=RemoteClocks)
     started: int = 0
@@ -237,6 +240,7 @@ class ClockSet:
     def join_warp_wide(self, other: ClockSet) -> None:
         """Join the part that is kept for a whole warp and never for single lanes."""
         self.loads_used |= other.loads_used
+        self.parts_waited |= other.parts_waited
         self.remote.join(other.remote)
         self.fence_sc.join(other.fence_sc)
         self.started |= other.started

@@ -14,7 +14,7 @@ import pytest
 
 from gdnbench.sim.checker.findings import FindingGroup
 from gdnbench.sim.checker.grid import LaunchChecker
-from gdnbench.sim.checker.happens_before import Verdict
+from gdnbench.sim.checker.happens_before import Cause, Verdict
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.ptx.parser import parse
@@ -179,6 +179,20 @@ def test_products(engine: str, schedule: str) -> None:
 @pytest.mark.parametrize("schedule", quick(SCHEDULES, 2))
 def test_it_is_ordered(schedule: str) -> None:
     assert errors(KERNEL, schedule) == []
+
+
+def test_one_thread_of_a_warpgroup_frees_a_stage() -> None:
+    """As CUTLASS's PipelineTmaAsync does in clusters: for review, since the other warps have not waited."""
+    text = KERNEL.replace("@%lead mbarrier", "@%one mbarrier")
+    for stage in range(STAGES):
+        text = text.replace(f"[empties+{8 * stage}], 8;", f"[empties+{8 * stage}], 2;")
+    checker = LaunchChecker(parse(text).kernels["k"])
+    found, want = run(text, checker=checker)
+    np.testing.assert_array_equal(found, want)
+    pairs = [one for one in checker.found() if one.cause is Cause.IN_FLIGHT]
+    assert pairs
+    assert {one.verdict for one in pairs} == {Verdict.REVIEW}
+    assert {first % 5 for one in pairs for first, _ in one.warps} == {1, 2, 3}
 
 
 def test_a_stage_that_the_other_cta_still_reads() -> None:
