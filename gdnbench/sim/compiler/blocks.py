@@ -10,6 +10,7 @@ cut, which keeps compile time linear.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import ref
 
 from gdnbench.sim.deadline import check_time
 from gdnbench.sim.errors import UnsupportedError
@@ -94,6 +95,19 @@ def _leaders(kernel: Kernel) -> list[int]:
         if pc in leaders or pc - ordered[-1] >= MAX_BLOCK:
             ordered.append(pc)
     return ordered
+
+
+_kept: dict[int, tuple[ref[Kernel], Blocks]] = {}  # by the kernel's id
+
+
+def blocks_of(kernel: Kernel) -> Blocks:
+    """`find_blocks`, kept as long as the kernel: a program launches it many times."""
+    number = id(kernel)
+    kept = _kept.get(number)
+    if kept is None:
+        kept = ref(kernel, lambda _: _kept.pop(number, None)), find_blocks(kernel)
+        _kept[number] = kept
+    return kept[1]
 
 
 def find_blocks(kernel: Kernel) -> Blocks:

@@ -24,7 +24,7 @@ from gdnbench.sim.compiler import (
     warp,
     wmma,
 )
-from gdnbench.sim.compiler.blocks import Block, Blocks, find_blocks, is_service
+from gdnbench.sim.compiler.blocks import Block, Blocks, blocks_of, is_service
 from gdnbench.sim.compiler.dispatch import TABLES, tables
 from gdnbench.sim.compiler.emit import Helper, Library
 from gdnbench.sim.compiler.layout import ALIGN, Layout, plan_layout
@@ -203,7 +203,7 @@ def _complete(record: dict[str, Any]) -> bool:
 
 def _plan(kernel: Kernel, logged: bool, keep_going: bool, clustered: bool) -> tuple[Program, Shadows | None]:
     """What is decided of a kernel before it is translated."""
-    blocks = find_blocks(kernel)
+    blocks = blocks_of(kernel)
     layout = plan_layout(kernel, blocks, logged=logged)
     planned = plan_shadows(kernel, blocks, layout) if logged else None
     shadows = None

@@ -207,7 +207,7 @@ class Variable:
     pointer: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Kernel:
     """An `.entry`: registers by index, instructions by pc. `shared_size` is static shared memory in bytes."""
 

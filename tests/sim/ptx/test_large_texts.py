@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from gdnbench.sim.compiler import blocks as block_module
-from gdnbench.sim.compiler.blocks import Blocks, find_blocks
+from gdnbench.sim.compiler.blocks import Blocks, _kept, blocks_of, find_blocks
 from gdnbench.sim.compiler.kernel import translate
 from gdnbench.sim.compiler.layout import plan_layout
 from gdnbench.sim.compiler.uninitialized_analysis import find_unready_registers
@@ -132,3 +132,13 @@ def test_a_launch_of_a_large_text_is_stopped_in_time(engine: str) -> None:
     with pytest.raises(KernelFault, match=wording("sim.machine.seconds-over", most="0.1")):
         run_ptx(text, "k", (1, 1, 1), (32, 1, 1), [], engine=engine, timeout=0.1)
     assert time.monotonic() - start < SECONDS
+
+
+def test_blocks_are_kept_as_long_as_their_kernel() -> None:
+    kernel = parse(backward_chain(3)).kernels["k"]
+    before = len(_kept)
+    assert blocks_of(kernel) is blocks_of(kernel)
+    assert blocks_of(kernel) == find_blocks(kernel)
+    assert len(_kept) == before + 1
+    del kernel
+    assert len(_kept) == before
