@@ -1,16 +1,16 @@
 """clusterlaunchcontrol: requests that cancel pending clusters, and their responses.
 
 PTX ISA 9.0, "clusterlaunchcontrol.try_cancel" and "clusterlaunchcontrol.query_cancel"; CUDA Programming Guide
-13, 4.12. try_cancel is an asynchronous operation of each thread that executes it. It writes 16 bytes to the
-shared memory of its own CTA, or with .multicast::cluster::all of every CTA of the cluster, and completes 16
-bytes at the mbarrier of that CTA. `launch_grants` decides what it cancels.
+13, 4.12. try_cancel is an asynchronous operation of each thread that executes it: ptxas (CUDA 13.0) loops over
+the active lanes, also where their operands are equal. It writes 16 bytes to the shared memory of its own CTA,
+or with .multicast::cluster::all of every CTA of the cluster, and completes 16 bytes at the mbarrier of that
+CTA. `launch_grants` decides what it cancels.
 
-The response is opaque. Here it is
+The response is opaque. Its bits are those that ptxas reads for query_cancel, and a mark:
 
-    [0, 32), [32, 64)   x and y of the first CTA of the cancelled cluster
-    [64, 80)            its z
-    80                  the request succeeded
-    [96, 128)           `_MARK`, so that other bytes, poison among them, are no response
+    [0, 32), [32, 48), [48, 64)   x, y and z of the first CTA of the cancelled cluster
+    64                            the request succeeded
+    [96, 128)                     `_MARK`, so that other bytes, poison among them, are no response
 
 The first CTA of a request that failed is undefined, so all bits of it are ones. CuTe DSL asks for it and does
 not use it: this is a note, not a fault. A request by a CTA that has seen one fail is undefined too, and a
@@ -37,7 +37,6 @@ from gdnbench.sim.ptx.ir import Instruction
 
 RESPONSE_BYTES = 16
 _MARK = 0x434C_4352
-_SUCCESS_BIT = 16  # of the upper 64 bits
 _NO_COORDINATE = 0xFFFF_FFFF
 _AXES = ("get_first_ctaid::x", "get_first_ctaid::y", "get_first_ctaid::z")
 
@@ -49,10 +48,8 @@ def _fault(message: str) -> KernelFault:
 def encode_response(first_cta: tuple[int, int, int] | None) -> bytes:
     """The response to a request that cancelled the cluster whose first CTA has these coordinates; None: it
     failed."""
-    x, y, z = (_NO_COORDINATE,) * 3 if first_cta is None else first_cta
-    low = x | y << 32
-    high = z & 0xFFFF | (first_cta is not None) << _SUCCESS_BIT | _MARK << 32
-    return np.array([low, high], np.uint64).tobytes()
+    x, y, z = (_NO_COORDINATE, 0xFFFF, 0xFFFF) if first_cta is None else first_cta
+    return np.array([x | y << 32 | z << 48, (first_cta is not None) | _MARK << 32], np.uint64).tobytes()
 
 
 def _grants(cta: Cta) -> ClusterGrants:
@@ -130,7 +127,7 @@ def _query_cancel(
             f"{ins.name} of bytes that are no response of {TRY_CANCEL}: none was written there, or it is on"
             " its way"
         )
-    succeeded: Values = high >> np.uint64(_SUCCESS_BIT) & np.uint64(1)
+    succeeded: Values = high & np.uint64(1)
     failed = lanes & (succeeded == 0)
     if ins.has("is_canceled"):
         if failed.any():
@@ -138,8 +135,9 @@ def _query_cancel(
         return (succeeded,)
     if failed.any():
         cta.note(f"{ins.name} of a request that failed: its CTA is undefined, here {_NO_COORDINATE:#x}", ins)
-    z = np.where(succeeded != 0, high & np.uint64(0xFFFF), np.uint64(_NO_COORDINATE))
-    found = (low & np.uint64(0xFFFF_FFFF), low >> np.uint64(32), z)
+    half = np.uint64(0xFFFF)
+    parts = low & np.uint64(_NO_COORDINATE), low >> np.uint64(32) & half, low >> np.uint64(48)
+    found = [np.where(succeeded != 0, part, np.uint64(_NO_COORDINATE)) for part in parts]
     for axis, name in enumerate(_AXES):
         if ins.has(name):
             return (found[axis],)

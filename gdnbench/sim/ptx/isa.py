@@ -17,6 +17,7 @@ _TARGETS = {
     "tcgen05.ld.red": frozenset(f"sm_{chip}{kind}" for chip in (101, 103, 110) for kind in "af"),
     "kind::i8": frozenset(("sm_100a", "sm_101a", "sm_110a")),
     "tile::scatter4": _TENSOR_CORE,
+    "multicast::cluster::all": _TENSOR_CORE | {f"sm_{chip}{kind}" for chip in (120, 121) for kind in "af"},
 }
 _BEFORE_SM100 = frozenset(("sm_90", "sm_90a"))
 _SINCE_SM100 = frozenset(("tile::gather4", "clusterlaunchcontrol"))

@@ -21,6 +21,7 @@ from gdnbench.sim.checker.happens_before import Cause
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.host.ptx_kernel import PtxKernel
 from gdnbench.sim.machine.async_queue import Schedule
+from gdnbench.sim.machine.launch_control import encode_response
 from gdnbench.sim.machine.launch_grants import LaunchGrants
 from gdnbench.sim.ptx.parser import parse
 from gdnbench.sim.ring_reuse import RING_REUSE
@@ -135,6 +136,15 @@ def test_coordinates_of_three_dimensions(engine: str) -> None:
         COORDINATES, "k", (2, 3, 4), (32, 1, 1), [x, y, who], 200_000, engine=engine, multiprocessors=3
     )
     check_done(y, who)
+
+
+def test_the_bits_of_a_response() -> None:
+    """ptxas (CUDA 13.0, sm_100a) takes the first word for x, the halves of the second for y and z, and bit 0
+    of the third for is_canceled."""
+    words = np.frombuffer(encode_response((70_000, 0x8001, 0x9002)), np.uint32)
+    assert words[:2].tolist() == [70_000, 0x9002_8001]
+    assert words[2] & 1
+    assert not np.frombuffer(encode_response(None), np.uint32)[2] & 1
 
 
 TWO = f"""@%one mbarrier.arrive.expect_tx.relaxed.cta.shared::cta.b64 _, [bar+8], 16;
@@ -340,10 +350,24 @@ def test_the_note_on_ring_reuse() -> None:
     assert re.fullmatch(wording("sim.one-cluster"), note)
 
 
-def test_not_before_sm_100() -> None:
+@pytest.mark.parametrize(
+    ("text", "target", "refused"),
+    [
+        (ALONE, "sm_90a", ""),
+        (ALONE, "sm_100", None),
+        (MULTICAST, "sm_100", ".multicast::cluster::all"),
+        (MULTICAST, "sm_103a", None),
+    ],
+)
+def test_targets(text: str, target: str, refused: str | None) -> None:
+    """What ptxas of CUDA 13.0 takes."""
+    text = text.replace("sm_100a", target)
+    if refused is None:
+        parse(text)
+        return
     with pytest.raises(UnsupportedError) as caught:
-        parse(ALONE.replace("sm_100a", "sm_90a"))
-    assert caught.value.what == "clusterlaunchcontrol.try_cancel for .target sm_90a"
+        parse(text)
+    assert caught.value.what == f"clusterlaunchcontrol.try_cancel{refused} for .target {target}"
 
 
 @pytest.mark.parametrize("schedule", ["late", "early", "random:1", "random:2", "random:3"])
