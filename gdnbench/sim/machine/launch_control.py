@@ -1,10 +1,10 @@
 """clusterlaunchcontrol: requests that cancel pending clusters, and their responses.
 
 PTX ISA 9.0, "clusterlaunchcontrol.try_cancel" and "clusterlaunchcontrol.query_cancel"; CUDA Programming Guide
-13, 4.12. try_cancel is an asynchronous operation of each thread that executes it: ptxas (CUDA 13.0) loops over
-the active lanes, also where their operands are equal. It writes 16 bytes to the shared memory of its own CTA,
-or with .multicast::cluster::all of every CTA of the cluster, and completes 16 bytes at the mbarrier of that
-CTA. `launch_grants` decides what it cancels.
+13, 4.12. try_cancel is an asynchronous operation of each thread that executes it: ptxas (CUDA 13.0) loops
+over the active lanes, also where their operands are equal. It writes 16 bytes to the shared memory of its own
+CTA, or with .multicast::cluster::all of every CTA of the cluster, and completes 16 bytes at the mbarrier of
+that CTA. `launch_grants` decides what it cancels.
 
 The response is opaque. Its bits are those that ptxas reads for query_cancel, and a mark:
 
