@@ -88,6 +88,15 @@ def test_grants_are_of_the_schedule_alone(schedule: str) -> None:
         )
 
 
+@pytest.mark.parametrize(("schedule", "engine"), quick(product(SCHEDULES, ENGINES), 4))
+def test_ctas_that_run_in_turns(schedule: str, engine: str) -> None:
+    """Atomics of global memory: CTAs could wait for each other, so that all run in one thread."""
+    counts = ALONE.replace("st.global.b32 [%by], %own;", "atom.global.add.u32 %r2, [%by], 1;")
+    _, count, _ = run(counts, 40, sms=2, schedule=schedule, engine=engine)
+    assert (count == 0).all()  # from -1, once
+    assert not findings(counts, ctas=40, sms=2, schedule=schedule, engine=engine)
+
+
 def test_seeds_differ() -> None:
     assert len({run(ALONE, schedule=f"random:{seed}")[1].tobytes() for seed in range(4)}) == 4
 
