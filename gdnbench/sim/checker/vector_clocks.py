@@ -360,11 +360,14 @@ class WarpClocks:
 
     def release(self, into: ClockSet, subset: LaneSubset = None, *, relaxed: bool = False) -> None:
         """Join the clocks of these lanes into a synchronisation object's, then raise the warp's own clock. A
-        `relaxed` release orders no memory. It still passes on `waits`, since the warp's own waits precede its
-        arrival in program order, which CTAs have started, and what a fence.mbarrier_init has released (PTX
-        ISA, "membar, fence")."""
+        `relaxed` release orders no memory. It still passes on `waits`, since waits that precede the arrival
+        in causality order cannot see it (PTX ISA, "Causality Order"), which CTAs have started, and what a
+        fence.mbarrier_init has released (PTX ISA, "membar, fence")."""
         if relaxed:
-            into.waits.advance(self.warp, None, self.all_lanes.waits.by_warp[self.warp])
+            into.waits.join(self.all_lanes.waits)
+            for lane, of_lane in self.per_lane.items():
+                if subset is None or lane in subset:
+                    into.waits.join(of_lane.waits)
             into.started |= self.all_lanes.started
             self._release_inits(into, subset)
         else:

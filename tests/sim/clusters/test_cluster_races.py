@@ -100,6 +100,19 @@ def test_a_finding_names_the_ctas() -> None:
     assert found.ctas == {0, 1}
 
 
+# Thread 0 arrives for both phases of the mbarrier; the other warp waits for them too.
+TWO_PHASES = f"""{INIT}
+@%one mbarrier.arrive.relaxed.cluster.shared::cta.b64 _, [full];
+{wait(0)}{SYNC}
+@%one mbarrier.arrive.relaxed.cluster.shared::cta.b64 _, [full];
+{wait(1, "later")}{SYNC}"""
+
+
+def test_a_relaxed_arrival_follows_the_waits_of_other_warps_before_it() -> None:
+    """The wait precedes the barrier, the barrier the arrival: "Causality Order" is transitive."""
+    assert findings(kernel(TWO_PHASES), threads=64) == []
+
+
 # As CUTLASS's consumers do: lane r of a warp arrives at the mbarrier of the CTA of rank r, which waits for
 # all CTAs before it exits.
 BY_LANES = """
