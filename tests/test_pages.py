@@ -39,7 +39,14 @@ print("hello")
 """
 
 
-PAGES = ("docs/adding.md", "docs/tutorial.md", "docs/trust.md", "README.md", "docs/sim_files.md")
+PAGES = (
+    "docs/adding.md",
+    "docs/tutorial.md",
+    "docs/trust.md",
+    "README.md",
+    "docs/sim_files.md",
+    "docs/clusters.md",
+)
 
 
 def test_a_page_is_run_as_it_is_read(tmp_path: Path) -> None:
@@ -102,7 +109,7 @@ def test_the_script_ends_with_1_where_something_else_is_printed(tmp_path: Path) 
     assert f"{page}:2: " in done.stdout
 
 
-@pytest.mark.parametrize("page", quick(PAGES, 1, 2, 3, 4))
+@pytest.mark.parametrize("page", quick(PAGES, 1, 2, 3, 4, 5))
 def test_the_quick_part_of_a_page(page: str) -> None:
     _holds(page, "--quick")
 
