@@ -6,6 +6,7 @@ precise dynamic race detection", PLDI 2009) and of ThreadSanitizer's runtime v2 
 and Iskhodzhanov, WBIA 2009, describes the older v1), for a GPU's memory model:
 
     vector_clocks.py    the vector clocks of each warp, and how a release and an acquire join them
+    remote_clocks.py    the same for other CTAs and for earlier launches
     async_tokens.py     the asynchronous operations in flight, and which wait completes them
     events.py           accesses, each stamped with its epoch
     load_store.py, lanes.py    the cells and the lanes of a load, store or atomic
@@ -19,6 +20,8 @@ and Iskhodzhanov, WBIA 2009, describes the older v1), for a GPU's memory model:
     happens_before.py   the rule: is this access ordered after that one, and what is missing if not
     cross_cta.py        the same rule between CTAs
     cluster_uses.py     uses of another CTA's shared memory before its start or after its exit
+    earlier_launches.py the launches in front that may still run, and what orders accesses after theirs
+    stored_values.py    the bits that stores left, for stores of equal bits by two warps
     cta_detector.py     the detector of one CTA, which drives all of the above; cta_state.py is its interface
     cta_exit.py         what a CTA leaves in flight or unfinished
     findings.py, evidence.py, accept.py    findings, as users see them, and as a file accepts them

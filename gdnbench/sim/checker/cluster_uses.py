@@ -20,8 +20,8 @@ from gdnbench.sim.checker.lanes import MANY
 from gdnbench.sim.checker.shadow import Cells
 from gdnbench.sim.machine.cluster import Cluster
 from gdnbench.sim.machine.engine_interface import CLUSTER_STRIDE
-from gdnbench.sim.machine.memory import rank_of
 from gdnbench.sim.machine.observer import Checker
+from gdnbench.sim.machine.shared_memory import rank_of
 
 START = "a CTA's start"
 EXIT = "a CTA's exit"

@@ -28,8 +28,8 @@ from gdnbench.sim.checker.happens_before import Cause, Unordered, Verdict, compl
 from gdnbench.sim.checker.launch_memory import READERS, CtaAccess, CtaShadow, GlobalShadow, ProcessShadow
 from gdnbench.sim.checker.load_store import has_gpu_scope
 from gdnbench.sim.checker.paged_cells import PAGE
+from gdnbench.sim.checker.remote_clocks import RemoteClocks
 from gdnbench.sim.checker.sync_variables import NearMisses, SyncWords
-from gdnbench.sim.checker.vector_clocks import RemoteClocks
 from gdnbench.sim.machine.memory import GlobalMemory
 
 NO_CTA_ORDER = Unordered(

@@ -53,8 +53,8 @@ from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import CLUSTER_STRIDE, Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.footprint import Footprint, TmemBlock
 from gdnbench.sim.machine.mbarrier import COUNT_MAX
-from gdnbench.sim.machine.memory import rank_of
 from gdnbench.sim.machine.observer import Addresses, Masks, Writer
+from gdnbench.sim.machine.shared_memory import rank_of
 from gdnbench.sim.machine.wgmma_state import GroupProduct
 from gdnbench.sim.ptx.forms import Sync, Until
 from gdnbench.sim.ptx.ir import Instruction, Register

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from gdnbench.sim.checker.findings import Owner
 from gdnbench.sim.checker.happens_before import Cause, Unordered, Verdict
 from gdnbench.sim.checker.launch_memory import CtaAccess, GlobalShadow
-from gdnbench.sim.checker.vector_clocks import RemoteClock, RemoteClocks
+from gdnbench.sim.checker.remote_clocks import RemoteClock, RemoteClocks
 from gdnbench.sim.machine.engine_interface import Dim3
 
 LATEST = -1

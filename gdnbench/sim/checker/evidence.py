@@ -17,7 +17,8 @@ from gdnbench.sim.errors import Place
 from gdnbench.sim.machine.cta import Launch, coordinates
 from gdnbench.sim.machine.engine_interface import CLUSTER_STRIDE, Dim3
 from gdnbench.sim.machine.footprint import TMEM_COLUMNS
-from gdnbench.sim.machine.memory import GlobalMemory, rank_of
+from gdnbench.sim.machine.memory import GlobalMemory
+from gdnbench.sim.machine.shared_memory import rank_of
 
 SECTIONS = {
     Cause.EQUAL_STORES.value: 'PTX ISA, "Limitations on Mixed-size Data-races", "Coherence Order"',

@@ -21,14 +21,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gdnbench.sim.checker.load_store import AccessForm
+from gdnbench.sim.checker.remote_clocks import RemoteClock, RemoteClocks
 from gdnbench.sim.checker.shadow import Cells
-from gdnbench.sim.checker.vector_clocks import (
-    ClockSet,
-    RemoteClock,
-    RemoteClocks,
-    VectorClock,
-    WarpClocks,
-)
+from gdnbench.sim.checker.vector_clocks import ClockSet, VectorClock, WarpClocks
 
 
 @dataclass(frozen=True, slots=True, eq=False)

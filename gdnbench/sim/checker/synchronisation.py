@@ -49,7 +49,6 @@ from gdnbench.sim.checker.tensor_memory import TmemShadow
 from gdnbench.sim.checker.vector_clocks import SPACES, ClockSet
 from gdnbench.sim.machine.barrier_state import BarrierWait, Round
 from gdnbench.sim.machine.engine_interface import Lanes, Results, Wait
-from gdnbench.sim.machine.memory import rank_of
 from gdnbench.sim.machine.operands import (
     distinct_operands,
     same_in_all_lanes,
@@ -57,6 +56,7 @@ from gdnbench.sim.machine.operands import (
     shared_address,
     uniform_value,
 )
+from gdnbench.sim.machine.shared_memory import rank_of
 from gdnbench.sim.machine.tcgen05_access import cells_of
 from gdnbench.sim.machine.tmem import column_of
 from gdnbench.sim.machine.wgmma import matrix_reads

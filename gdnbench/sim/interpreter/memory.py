@@ -24,7 +24,8 @@ from gdnbench.sim.interpreter.operation import (
 )
 from gdnbench.sim.interpreter.registers import Array
 from gdnbench.sim.machine.engine_interface import LANES, Lanes, Values
-from gdnbench.sim.machine.memory import ParameterMemory, SharedMemory, legal_lanes, resolve_lanes
+from gdnbench.sim.machine.memory import ParameterMemory, legal_lanes, resolve_lanes
+from gdnbench.sim.machine.shared_memory import SharedMemory
 from gdnbench.sim.ptx.forms import Access
 from gdnbench.sim.ptx.ir import Address, Instruction, Register, Vector
 

@@ -19,7 +19,7 @@ from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Values, Wait, Warp
 from gdnbench.sim.machine.footprint import Span
-from gdnbench.sim.machine.memory import POISON, Bytes, SharedMemory, in_cta, rank_of
+from gdnbench.sim.machine.memory import POISON, Bytes
 from gdnbench.sim.machine.operands import (
     SHARED_SPACES,
     active_lanes,
@@ -29,6 +29,7 @@ from gdnbench.sim.machine.operands import (
     uniform_value,
 )
 from gdnbench.sim.machine.reduce import OPERATIONS, reduce
+from gdnbench.sim.machine.shared_memory import SharedMemory, in_cta, rank_of
 from gdnbench.sim.ptx.ir import Instruction
 
 BULK_ALIGN = 16

@@ -18,7 +18,7 @@ from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.async_queue import AsyncQueue, Schedule
 from gdnbench.sim.machine.cta_pair import CtaPair
 from gdnbench.sim.machine.engine_interface import Dim3, Lanes, Wait, Warp
-from gdnbench.sim.machine.memory import ClusterArrays
+from gdnbench.sim.machine.shared_memory import ClusterArrays
 
 ONE_CTA: Dim3 = (1, 1, 1)
 

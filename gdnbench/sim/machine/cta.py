@@ -31,9 +31,10 @@ from gdnbench.sim.machine.engine_interface import (
 )
 from gdnbench.sim.machine.keep_going import GOES_ON, Skipped, SkippedFaults
 from gdnbench.sim.machine.launch_grants import ClusterGrants, LaunchGrants
-from gdnbench.sim.machine.memory import ClusterMemory, GlobalMemory, LocalMemory, SharedMemory
+from gdnbench.sim.machine.memory import GlobalMemory, LocalMemory
 from gdnbench.sim.machine.observer import Checker, Parts
 from gdnbench.sim.machine.recorder import Recorder
+from gdnbench.sim.machine.shared_memory import ClusterMemory, SharedMemory
 from gdnbench.sim.machine.tmem import TensorMemory
 from gdnbench.sim.machine.wgmma_form import Forms
 from gdnbench.sim.machine.wgmma_state import Warpgroups

@@ -31,8 +31,9 @@ from gdnbench.sim.machine.cta import Cta, Handler, coordinates
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Values, Wait, Warp
 from gdnbench.sim.machine.footprint import Span
 from gdnbench.sim.machine.launch_grants import TRY_CANCEL, ClusterGrants
-from gdnbench.sim.machine.memory import POISON, in_cta
+from gdnbench.sim.machine.memory import POISON
 from gdnbench.sim.machine.operands import active_lanes, scalar_operand, shared_address, vector_operand
+from gdnbench.sim.machine.shared_memory import in_cta
 from gdnbench.sim.ptx.ir import Instruction
 
 RESPONSE_BYTES = 16

@@ -26,7 +26,6 @@ import numpy as np
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import LANES, Argument, Lanes, Results, Values, Wait, Warp
-from gdnbench.sim.machine.memory import SharedMemory, rank_of
 from gdnbench.sim.machine.operands import (
     active_lanes,
     distinct_operands,
@@ -36,6 +35,7 @@ from gdnbench.sim.machine.operands import (
     shared_address,
     wants_result,
 )
+from gdnbench.sim.machine.shared_memory import SharedMemory, rank_of
 from gdnbench.sim.ptx.forms import Sync
 from gdnbench.sim.ptx.ir import Instruction
 

@@ -13,8 +13,8 @@ from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.bulk import destinations
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
-from gdnbench.sim.machine.memory import in_cta, rank_of
 from gdnbench.sim.machine.operands import SHARED_BITS, SHARED_SPACES, shared_address
+from gdnbench.sim.machine.shared_memory import in_cta, rank_of
 from gdnbench.sim.machine.tcgen05_issue import STREAM, cta_group, lane_value, single_issuer
 from gdnbench.sim.ptx.ir import Instruction
 

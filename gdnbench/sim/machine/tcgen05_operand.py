@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.footprint import Chunks
-from gdnbench.sim.machine.memory import SharedMemory
+from gdnbench.sim.machine.shared_memory import SharedMemory
 from gdnbench.sim.machine.tcgen05_descriptor import PATTERNS, MatrixDescriptor, Pattern, Swizzle
 
 CHUNK = 16

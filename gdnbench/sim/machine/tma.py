@@ -41,9 +41,10 @@ from gdnbench.sim.machine.bulk import (
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.footprint import Chunks, Strided
-from gdnbench.sim.machine.memory import POISON, Bytes, in_cta, rank_of, resolve
+from gdnbench.sim.machine.memory import POISON, Bytes, resolve
 from gdnbench.sim.machine.operands import SHARED_SPACES, scalar_operand, vector_operand
 from gdnbench.sim.machine.reduce import OPERATIONS, reduce
+from gdnbench.sim.machine.shared_memory import in_cta, rank_of
 from gdnbench.sim.machine.tensor_elements import (
     convert_elements,
     defined_bytes,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import tcgen05_operand
 from gdnbench.sim.machine.engine_interface import LANES, Words
-from gdnbench.sim.machine.memory import SharedMemory
+from gdnbench.sim.machine.shared_memory import SharedMemory
 from gdnbench.sim.machine.tcgen05_descriptor import MatrixDescriptor, Swizzle, bit_field
 from gdnbench.sim.machine.tcgen05_operand import CHUNK, Gather
 from gdnbench.sim.tensorcore.formats import Format

@@ -13,14 +13,8 @@ from gdnbench.sim.machine.engine_interface import (
     SHARED_BASE,
     SHARED_WINDOW,
 )
-from gdnbench.sim.machine.memory import (
-    GlobalMemory,
-    LocalMemory,
-    ParameterMemory,
-    SharedMemory,
-    resolve,
-    resolve_lanes,
-)
+from gdnbench.sim.machine.memory import GlobalMemory, LocalMemory, ParameterMemory, resolve, resolve_lanes
+from gdnbench.sim.machine.shared_memory import SharedMemory
 from tests.sim.machine.bench import ALL, NONE, ONE
 
 LANE = np.arange(LANES, dtype=np.uint64)
