@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gdnbench.errors import BAD_INPUT_ERRORS
@@ -64,7 +67,7 @@ class InProcess:
         imported = False
         checked: list[Finding] | None = [] if self._check else None
         try:
-            with contextlib.redirect_stdout(sys.stderr):
+            with contextlib.redirect_stdout(sys.stderr), folder_kept():
                 kernel = self._load(operation)
                 imported = True
                 with traced(self._trace, record):
@@ -95,12 +98,23 @@ class InProcess:
         self._loaded.clear()
 
 
+@contextlib.contextmanager
+def folder_kept() -> Iterator[None]:
+    """Goes back to the current folder at the end: a kernel may leave it, and paths are relative to it."""
+    before = Path.cwd()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the kernel may have removed it
+            os.chdir(before)
+
+
 def why_not_found(kernel: str, on: str) -> str | None:
     """Why there is no function of the name `kernel`, in one line; None if there is one. Any other failure to
     load it becomes the outcome of each record."""
     if is_user_kernel(kernel):
         try:
-            with simulated(on):
+            with simulated(on), folder_kept():
                 load_function(kernel)
         except BAD_INPUT_ERRORS as error:
             return str(error)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +24,7 @@ from gdnbench.bisect.symptom import Observed, Symptom, judge_symptom
 from gdnbench.bisect.trial import Trial, of_ended_process
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.bisect.workers import Place
+from gdnbench.cli.bisect.symptom import SymptomOptions
 from gdnbench.errors import BadInputError
 from gdnbench.report.outcome import Outcome
 from gdnbench.sim import Accepted, Finding, baseline, extended_baseline, known_findings
@@ -56,6 +59,7 @@ def source(tmp_path: Path) -> Path:
     return file
 
 
+STORE: Any = None  # of a call that asks nothing of it
 PASSING, FAILING = {"U": "", "o": ""}, {"U": "U: too far off", "o": ""}
 
 
@@ -135,6 +139,18 @@ def test_known_findings_are_added_to_any_baseline(source: Path, given: str) -> N
     assert entries[:-1] == Accepted.parse(given, "of the test").entries
     seen = Observed(Outcome.CHECK, "", True, PASSING, (race(source, 1, 2),))
     assert judge_symptom(seen, Symptom.RACE, known=known).state is State.GOOD
+
+
+def test_a_baseline_may_come_through_a_pipe(source: Path, tmp_path: Path) -> None:
+    """As from `--baseline <(command)` of a shell: it can be read once."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    text = baseline(known_findings([race(source, 1, 2)]))
+    writer = Thread(target=pipe.write_text, args=(text,), daemon=True)
+    writer.start()
+    found = SymptomOptions("race", baseline=pipe).trial_arguments(STORE, None, "sim")
+    writer.join(10)
+    assert Accepted.parse(found["known"], "of the test").entries == Accepted.parse(text, "given").entries
 
 
 def test_a_baseline_of_many_thousand_findings_is_quick(source: Path) -> None:

@@ -83,6 +83,19 @@ def of(trial: Trial, function: str) -> Trial:
     return replace(trial, kernel=trial.kernel.replace("right", function))
 
 
+def test_a_kernel_that_leaves_the_folder_is_judged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decode: Path
+) -> None:
+    """Its file is named from the folder that the process is in, and so is the next record's."""
+    (tmp_path / "leaves.py").write_text(
+        f"{KERNELS}\n\ndef leaves(**call):\n    os.chdir('/')\n    return answer(call)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    found = [run_trial(Trial(str(decode), "leaves.py:leaves")).state for _ in range(2)]
+    assert found == [State.GOOD, State.GOOD]
+    assert Path.cwd() == tmp_path
+
+
 def test_verdicts_of_replays(trial: Trial) -> None:
     good, bad = trials.run_trial(trial), trials.run_trial(of(trial, "wrong"))
     assert (good.state, good.kind) == (State.GOOD, "pass")

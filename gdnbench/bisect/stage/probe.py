@@ -40,7 +40,7 @@ from gdnbench.replay.call import takes_stages
 from gdnbench.replay.execute import device_of, execute
 from gdnbench.replay.failure import classify, describe
 from gdnbench.replay.kernels import load
-from gdnbench.replay.run import ENDINGS
+from gdnbench.replay.run import ENDINGS, folder_kept
 from gdnbench.replay.simulated import SIM, simulated
 from gdnbench.replay.taps import Replacement, replacing
 from gdnbench.report.outcome import Outcome
@@ -334,9 +334,9 @@ def _probe(
         for schedule in schedules if on == SIM else schedules[:1]:
             try:
                 calls.check_record(chosen, op)
-                with simulated(on):
+                with simulated(on), folder_kept():
                     loaded = load(kernel, op)
-                with with_schedule(on, schedule):
+                with with_schedule(on, schedule), folder_kept():
                     verdict = once(RecordUnderKernel(chosen, op, loaded, on, bound, rule, judge))
             except BAD_INPUT_ERRORS:
                 raise

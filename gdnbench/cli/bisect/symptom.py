@@ -137,8 +137,7 @@ def _is_stage(store: Store, records: Sequence[int] | None, tensor: str) -> bool:
 
 
 def _text(baseline: Path) -> str:
-    """The text of an accept file. InputError if it is none."""
+    """The text of an accept file, which is read once: it may be a pipe. InputError if it is none."""
     from gdnbench.sim import Accepted
 
-    Accepted.read(baseline, "--baseline")
-    return baseline.read_text(encoding="utf-8")
+    return Accepted.read(baseline, "--baseline").as_toml()
