@@ -7,6 +7,7 @@ and Iskhodzhanov, WBIA 2009, describes the older v1), for a GPU's memory model:
 
     vector_clocks.py    the vector clocks of each warp, and how a release and an acquire join them
     remote_clocks.py    the same for other CTAs and for earlier launches
+    async_operations.py an asynchronous operation from its issue to the signal of its mbarriers
     async_tokens.py     the asynchronous operations in flight, and which wait completes them
     events.py           accesses, each stamped with its epoch
     load_store.py, lanes.py    the cells and the lanes of a load, store or atomic

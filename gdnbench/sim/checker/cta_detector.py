@@ -1,15 +1,15 @@
 """The race detector of one CTA: it keeps the warps' vector clocks and the shadow memories up to date.
 
-The CTAs of a cluster have one detector: it numbers their warps through, and a shared address says which CTA
-it belongs to (`engine_interface.CLUSTER_STRIDE`). So all that follows is said of a cluster too.
+The CTAs of a cluster have one detector, which numbers their warps consecutively. A shared address says which
+CTA it belongs to (`engine_interface.CLUSTER_STRIDE`). All that follows also holds for a cluster.
 
-Every load and store is checked against the shadow of its memory and then recorded there. Every instruction
-that synchronises changes vector clocks (`synchronisation.py`).
+The detector checks every load and store against the shadow of its memory and then records it there. Every
+instruction that synchronises changes vector clocks (`synchronisation.py`).
 
 An asynchronous operation accesses its memory at some time between its issue and its completion. The detector
 checks those accesses at the issue and gives them a token; a wait for the operation puts the token into the
-waiting warp's clock. The time at which the simulator lets an operation land changes the findings in one way
-only: its mbarrier may be in another phase by then.
+waiting warp's clock (`async_operations.py`). The time at which the simulator lets an operation land changes
+the findings in one way only: its mbarrier may be in another phase by then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from gdnbench.sim.checker import cta_exit, load_store
-from gdnbench.sim.checker.async_tokens import OperationTokens, ProductTokens, WarpAsyncState
+from gdnbench.sim.checker.async_operations import record_submitted, release_landed
+from gdnbench.sim.checker.async_tokens import ProductTokens, WarpAsyncState
 from gdnbench.sim.checker.cluster_uses import ClusterMember, ClusterUses
 from gdnbench.sim.checker.cross_cta import CrossCtaDetector
 from gdnbench.sim.checker.cta_state import PendingSignal
@@ -31,12 +32,11 @@ from gdnbench.sim.checker.events import (
     EventLog,
     IssuedInstruction,
     Proxy,
-    is_async_store,
 )
 from gdnbench.sim.checker.findings import Findings, Members
 from gdnbench.sim.checker.happens_before import USED_ALONE, Cause, LanePair, Unordered, Verdict, unordered
 from gdnbench.sim.checker.lane_shadow import LaneNumbers, LaneSets, LaneShadow, PriorLaneAccess
-from gdnbench.sim.checker.lanes import MANY, lane_of, subset_of
+from gdnbench.sim.checker.lanes import subset_of
 from gdnbench.sim.checker.launch_memory import CtaAccess
 from gdnbench.sim.checker.mbarriers import USED_AS_DATA, Mbarrier
 from gdnbench.sim.checker.named_barriers import Arrivals
@@ -366,79 +366,7 @@ class CtaRaceDetector:
     def on_submit(self, operation: AsyncOperation) -> None:
         """See `Checker`."""
         assert self.issued is not None
-        warp, ins, lanes, _ = self.issued
-        if ins.form.until is Until.WGMMA_GROUP:
-            return  # each of the four warps issues its own part: `synchronisation._wgmma_reads`
-        async_state, arrivals = self.async_states[warp.number], 0
-        if ins.form.commits is Until.TENSOR_COMMIT:
-            completes = async_state.tensor
-        elif ins.form.commits is Until.COPY_GROUP:
-            completes, arrivals = async_state.copies.pending(lanes), int(lanes.sum())
-        else:
-            completes = self._record_async_operation(warp, ins, lanes, operation).both
-        if operation.signals:
-            clocks = self.warp_clocks[warp.number].clocks_at_issue(self.issued.subset)
-            address = operation.signals[0]
-            phase = self.mbarrier_phase(address) if address in self.mbarriers else -1
-            event = self._check_signals(operation, warp, ins)
-            self.pending_signals[operation] = PendingSignal(event, phase, completes, clocks, arrivals)
-
-    def _record_async_operation(
-        self, warp: Warp, ins: Instruction, lanes: Lanes, operation: AsyncOperation
-    ) -> OperationTokens:
-        """A copy or product: check and record its accesses, and note which wait completes it."""
-        async_state = self.async_states[warp.number]
-        if ins.form.until is Until.COPY_GROUP:
-            tokens = self.start_async(warp, ins, lanes, operation.reads, operation.writes, Proxy.GENERIC)
-            async_state.copies.add(lanes, tokens)
-        elif ins.form.until is Until.TENSOR_COMMIT:
-            tokens = self.start_async(warp, ins, lanes, operation.reads, operation.writes, Proxy.TENSOR)
-            async_state.tensor |= tokens.both
-            self.warp_clocks[warp.number].all_lanes.tensor_pipe |= tokens.both
-        else:
-            proxy = Proxy.GENERIC if is_async_store(ins) else Proxy.ASYNC
-            tokens = self.start_async(warp, ins, lanes, operation.reads, operation.writes, proxy)
-            if ins.has("bulk_group"):
-                async_state.bulk.add(lanes, tokens)
-        return tokens
-
-    def start_async(
-        self,
-        warp: Warp,
-        ins: Instruction,
-        lanes: Lanes,
-        reads: tuple[Footprint, ...],
-        writes: tuple[Footprint, ...],
-        proxy: Proxy,
-    ) -> OperationTokens:
-        """`warp` issues an operation: check and record its reads and writes. Returns its tokens."""
-        read, write = self.events.new_token(), self.events.new_token()
-        clock, lane, each = self.warp_clocks[warp.number].own_clock, lane_of(lanes), lanes.nonzero()[0]
-        # Bulk reductions are relaxed atomics, one for each element (PTX ISA, "cp.reduce.async.bulk").
-        written = Access.ATOMIC if ins.form.reduces or ins.op == "red.async" else Access.WRITE
-        for access, token, places in ((Access.READ, read, reads), (written, write, writes)):
-            if not places:
-                continue
-            event = self.events.record_async(warp.number, clock, ins, access, proxy, token, read, lane)
-            for number, where in enumerate(places):
-                self.record_footprint(
-                    where, event, int(each[number]) if ins.form.until is Until.COPY_GROUP else lane
-                )
-            if any(where.space == "shared" for where in places):
-                self.shared_reads[token] = event
-        return OperationTokens(1 << read, 1 << write)
-
-    def _check_signals(self, operation: AsyncOperation, warp: Warp, ins: Instruction) -> Event:
-        """Check that the mbarriers that an operation will signal are initialised for it."""
-        clock = self.warp_clocks[warp.number].own_clock
-        token = self.events.new_token()
-        # cp.async is not a bulk copy: it and its arrival use the generic proxy.
-        proxy = Proxy.GENERIC if ins.form.commits is Until.COPY_GROUP or is_async_store(ins) else Proxy.ASYNC
-        lane = MANY if self.issued is None else self.issued.lane
-        event = self.events.record_async(warp.number, clock, ins, Access.ATOMIC, proxy, token, lane=lane)
-        for address in operation.signals:
-            self.use_mbarrier(address, event)
-        return event
+        record_submitted(self, self.issued, operation)
 
     def use_mbarrier(self, address: int, event: Event) -> Mbarrier | None:
         """`event` uses the mbarrier at `address`. None if there is none there: the machine faults then."""
@@ -472,22 +400,7 @@ class CtaRaceDetector:
 
     def before_landing(self, operation: AsyncOperation) -> None:
         """See `Checker`."""
-        pending = self.pending_signals.pop(operation, None)
-        if pending is None:
-            return
-        for address in operation.signals:
-            barrier = self.mbarriers.get(address)
-            if barrier is not None:
-                cta_exit.check_in_phase(self, pending, address)
-                barrier.signal, barrier.signalled = (
-                    pending.event,
-                    self.arrival_phase(address, pending.arrivals),
-                )
-                released = barrier.phase_clocks(barrier.signalled)
-                released.join_memory(pending.clocks)
-                assert pending.event.token is not None
-                released.base.tokens |= pending.completes | 1 << pending.event.token
-                released.tcgen05_fenced |= pending.completes
+        release_landed(self, operation)
 
     def on_warp_exit(self, warp: int) -> None:
         """See `Checker`."""

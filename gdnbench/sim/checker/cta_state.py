@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.checker.async_tokens import OperationTokens, ProductTokens, WarpAsyncState
+from gdnbench.sim.checker.async_tokens import ProductTokens, WarpAsyncState
 from gdnbench.sim.checker.earlier_launches import DependencyUse
-from gdnbench.sim.checker.events import Event, Proxy
+from gdnbench.sim.checker.events import Event
 from gdnbench.sim.checker.findings import Findings
 from gdnbench.sim.checker.happens_before import Unordered
 from gdnbench.sim.checker.lane_shadow import LaneNumbers, PriorLaneAccess
@@ -27,10 +27,9 @@ from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.barrier_state import Round
 from gdnbench.sim.machine.cluster import ClusterRound
 from gdnbench.sim.machine.cta import Cta
-from gdnbench.sim.machine.engine_interface import Lanes, Warp
+from gdnbench.sim.machine.engine_interface import Warp
 from gdnbench.sim.machine.footprint import Footprint
 from gdnbench.sim.machine.wgmma_state import GroupProduct
-from gdnbench.sim.ptx.ir import Instruction
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +90,7 @@ class CtaState(CtaOrder, Protocol):
         space: str,
     ) -> None: ...
 
-    def start_async(
-        self,
-        warp: Warp,
-        ins: Instruction,
-        lanes: Lanes,
-        reads: tuple[Footprint, ...],
-        writes: tuple[Footprint, ...],
-        proxy: Proxy,
-    ) -> OperationTokens: ...
+    def record_footprint(self, where: Footprint, event: Event, lane: int) -> None: ...
 
     def use_mbarrier(self, address: int, event: Event) -> Mbarrier | None: ...
 

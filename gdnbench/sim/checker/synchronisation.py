@@ -34,6 +34,7 @@ from typing import Protocol
 
 import numpy as np
 
+from gdnbench.sim.checker.async_operations import start_async
 from gdnbench.sim.checker.async_tokens import ProductTokens
 from gdnbench.sim.checker.cta_exit import check_unused
 from gdnbench.sim.checker.cta_state import CtaState
@@ -361,7 +362,7 @@ def _wgmma_reads(
     cta = detector.cta_of(issued.warp)
     product = cta.warpgroups.state(issued.warp).open[-1]
     reads = matrix_reads(cta, product)
-    tokens = detector.start_async(issued.warp, issued.ins, issued.lanes, reads, (), Proxy.ASYNC)
+    tokens = start_async(detector, issued.warp, issued.ins, issued.lanes, reads, (), Proxy.ASYNC)
     shared = detector.products.setdefault(product, ProductTokens())
     shared.parts |= tokens.both
     if product.operation is not None:  # the last of its warps

@@ -1,8 +1,6 @@
 """The table of tcgen05 instructions; commit and fences.
 
-PTX ISA 9.7.16. By file: `tmem` the memory, `tcgen05_allocation` its allocation, `tcgen05_descriptor`
-descriptors, `tcgen05_operand` matrices in shared memory, `tcgen05_fragment` and `tcgen05_access` loads and
-stores, `tcgen05_mma` products, `tcgen05_copy` copies.
+PTX ISA 9.7.16. The docstring of the package lists the modules of the other instructions.
 """
 
 from __future__ import annotations
