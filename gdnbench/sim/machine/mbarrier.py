@@ -264,7 +264,8 @@ def _wait(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results | Wait:
     """test_wait and try_wait. Lanes that wait at several mbarriers continue together. Of a parity only bit 0
-    counts: ptxas shifts the others out, and QuACK's GEMM for sm_90 counts phases on instead of flipping."""
+    counts: ptxas shifts the others out, an H100 answers 0 to 3 so, and QuACK's GEMM for sm_90 counts phases
+    on instead of flipping."""
     shared = cta.shared
     by_parity = ins.has("parity")
     operands = (scalar_operand(sources[0]), scalar_operand(sources[1]))

@@ -73,8 +73,8 @@ def resolve_statement(pc: int, statement: Statement, target: str) -> Instruction
 
 def _row_in_shared_memory(ins: Instruction, sources: tuple[Source, ...]) -> bool:
     """Whether the address of a matrix row, without a state space, is one of shared memory: no register of 32
-    bits holds a generic address, and ptxas takes the register's bits as a shared address. CuTe DSL 4.5 emits
-    such stores."""
+    bits holds a generic address, and ptxas takes the register's bits as a shared address, which an H100
+    confirms. CuTe DSL 4.5 emits such stores."""
     return (
         ins.op in ("ldmatrix", "stmatrix")
         and not ins.has("shared", "shared::cta")

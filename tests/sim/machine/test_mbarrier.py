@@ -53,7 +53,8 @@ def test_a_fresh_barrier_passes_parity_one(bench: Bench) -> None:
 
 @pytest.mark.parametrize("engine", ["interpreter", "compiled"])
 def test_only_bit_0_of_a_parity_counts(engine: str) -> None:
-    """ptxas of CUDA 13.0 shifts the operand of try_wait left by 31, for sm_90a and sm_100a."""
+    """ptxas of CUDA 13.0 shifts the operand of try_wait left by 31, for sm_90a and sm_100a. An H100 answers
+    0, 1, 0, 1, 0, 1 to the parities 0, 1, 2, 3, 2^31 and 2^31 + 1 of a fresh mbarrier."""
     body = """mbarrier.init.shared.b64 [bar], 1;
     other: mbarrier.try_wait.parity.shared.b64 %p, [bar], 3;
     @!%p bra other;
