@@ -15,6 +15,7 @@ from gdnbench.replay.failure import Failure, classify, describe
 from gdnbench.replay.kernels import LoadedKernel, is_user_kernel, load, load_function
 from gdnbench.replay.simulated import SIM, simulated, traced
 from gdnbench.store.reader import StoredRecord
+from gdnbench.workers.process import is_worker_process
 from gdnbench_kernels.contract import Operation
 
 if TYPE_CHECKING:
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from gdnbench.trace.request import TraceRequest
 
 
-ENDINGS = (Exception, SystemExit, GeneratorExit)
-"""What a kernel may raise. SystemExit would end the whole command, by sys.exit(0) as if all had passed."""
+def kernel_errors() -> tuple[type[BaseException], ...]:
+    """The exceptions that count as a kernel's. SystemExit would end the whole command, by sys.exit(0) as if
+    all had passed. In a worker process every exception is the kernel's, KeyboardInterrupt too."""
+    return (BaseException,) if is_worker_process() else (Exception, SystemExit, GeneratorExit)
 
 
 class Runner(Protocol):
@@ -80,7 +83,7 @@ class InProcess:
                         keep_going=self._keep_going,
                         questions=self._questions,
                     )
-        except ENDINGS as error:
+        except kernel_errors() as error:
             found = None if checked is None else tuple(checked)
             return Failure(classify(error), describe(error), imported, found)
 
@@ -118,6 +121,6 @@ def why_not_found(kernel: str, on: str) -> str | None:
                 load_function(kernel)
         except BAD_INPUT_ERRORS as error:
             return str(error)
-        except ENDINGS:
+        except kernel_errors():
             return None
     return None

@@ -32,6 +32,10 @@ EXIT_SECONDS = 5.0
 """Time limit for a worker that closed its pipe to exit."""
 
 
+_serves_requests = False
+"""Whether this process is a worker: whether it called `serve_requests`."""
+
+
 class WorkerGone(Exception):
     """The worker exited, closed its end of the pipe, or sent what is no JSON object."""
 
@@ -136,6 +140,8 @@ def serve_requests(
     messages ahead of a reply, and returns the function that computes the reply to a request. What is printed
     on stdout goes to stderr.
     """
+    global _serves_requests
+    _serves_requests = True
     os.dup2(2, 1)
     kill_with_parent(requests)
     faulthandler.enable()
@@ -152,6 +158,12 @@ def serve_requests(
         reply_to = start(send)
         for line in source:
             send(reply_to(json.loads(line)))
+
+
+def is_worker_process() -> bool:
+    """Whether this process answers requests of a parent. It is in a session of its own, so that no Ctrl-C
+    reaches it: a KeyboardInterrupt in it was raised by what it runs."""
+    return _serves_requests
 
 
 def describe_exit(status: int | None) -> str:

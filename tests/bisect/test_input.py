@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from gdnbench.bisect import trial as trials
+from gdnbench.bisect.flakiness import RUNS
 from gdnbench.bisect.input.reproduction import HERE, OWN, apart
 from gdnbench.bisect.input.result import MADE, answer, check_out, rows, write_script, write_store
-from gdnbench.bisect.input.shrink import Options, Shrunk, shrink
+from gdnbench.bisect.input.shrink import INTERRUPTED, Options, Shrunk, shrink
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
@@ -419,6 +420,20 @@ class Clock:
 
 
 CLOCK = Clock()
+
+
+def test_an_interrupt_says_that_the_smallest_was_not_replayed_alone(shrunk: Shrink) -> None:
+    kept: list[Shrunk] = []
+    call = synthesise("gdn_prefill", seqlens=(5, 3), heads=(1, 1), head_dim=(4, 4))
+
+    class Soon(Here):
+        interrupt_after = RUNS  # one of its processes: the last looks once, then has two candidates
+
+    with pytest.raises(KeyboardInterrupt):
+        shrunk("gdn_prefill", "wide", call, keep=kept.append, prober=Soon)
+    (found,) = kept
+    assert found.notes == (INTERRUPTED,)
+    assert not found.complete
 
 
 @pytest.mark.parametrize("prober", quick([Slow, Interrupted], 0))

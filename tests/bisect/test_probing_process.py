@@ -15,6 +15,7 @@ from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.bisect.workers import ProbeWorker, TrialWorker, raise_error_in, reply_or_error
 from gdnbench.errors import BadInputError, CannotRunError, GdnbenchError, StoreError
+from gdnbench.workers import process
 from gdnbench.workers.process import WorkerGone
 from tests.messages import wording
 
@@ -113,6 +114,23 @@ def test_a_trial_tells_of_each_record(decode: Path, monkeypatch: pytest.MonkeyPa
     assert len(told) == 1 + 3
     monkeypatch.setattr(trials, "verdict_of", lambda *args: 1 / 0)
     assert "ZeroDivisionError" in worker.reply_to(told.append, {"trial": trial.to_json()})["internal"]
+
+
+@pytest.mark.parametrize("raises", ["KeyboardInterrupt", "type('Stop', (BaseException,), {})"])
+def test_whatever_a_kernel_raises_in_a_worker_is_its_crash(
+    decode: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: str
+) -> None:
+    """Ctrl-C does not reach a worker, which has a session of its own."""
+    file = tmp_path / "raising.py"
+    file.write_text(f"def kernel(**call):\n    raise {raises}\n")
+    trial = Trial(str(decode), f"{file}:kernel", records=(0,))
+    request = {"trial": trial.to_json()}
+    with pytest.raises(BaseException, match=r"^$"):
+        worker.reply_to(lambda message: None, request)
+    monkeypatch.setattr(process, "_serves_requests", True)
+    answer = worker.reply_to(lambda message: None, request)
+    assert (answer["verdict"]["state"], answer["verdict"]["kind"]) == ("bad", "crash")
+    assert answer["verdict"]["reason"].endswith(f" ({file}:2)")
 
 
 def test_a_probe_is_told_to_begin_when_its_kernel_is_there(decode: Path) -> None:

@@ -40,6 +40,10 @@ OUT_OF_TIME = "out of time"
 PAST_CRASH = "it crashes on the simulator: --symptom numbers goes on after a fault that can be skipped"
 AFTER_OTHERS = "the smallest record failed after others in its process only: each needs a process of its own"
 NOT_ALONE = "the smallest record was not replayed in a process of its own, for lack of time"
+INTERRUPTED = (
+    "interrupted before the smallest record so far was replayed in a process of its own: it may fail after"
+    " others only; the same command goes on"
+)
 WRITING_SHARE = 0.04
 """Part of the budget that is left for writing the result, see `Options`."""
 CPU = torch.device("cpu")
@@ -157,6 +161,7 @@ def _shrink(
             return False
         return True
 
+    checked = False
     try:
         in_time = search(False, None if deadline is None else deadline - worker.cold)
         if found.shrinker is None or not found.shrinker.steps:
@@ -166,6 +171,7 @@ def _shrink(
         except OutOfTimeError:
             found.notes += (NOT_ALONE,)
             return
+        checked = True
         if failure.is_shown_by(alone, options.same_tensor):
             return
         session.report(AFTER_OTHERS)
@@ -174,6 +180,11 @@ def _shrink(
             search(True, deadline)
         else:
             found.shrinker, found.reason = None, f"{AFTER_OTHERS}, for which there was no time"
+    except KeyboardInterrupt:
+        if found.shrinker is not None and found.shrinker.steps and not checked:
+            found.notes += (INTERRUPTED,)
+            session.report(INTERRUPTED)
+        raise
     finally:
         if found.shrinker is not None:
             keep(found)

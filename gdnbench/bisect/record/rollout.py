@@ -33,6 +33,7 @@ from gdnbench.replay.call import call_kernel, conversion
 from gdnbench.replay.execute import device_of
 from gdnbench.replay.failure import classify, describe
 from gdnbench.replay.kernels import LoadedKernel, load
+from gdnbench.replay.run import kernel_errors
 from gdnbench.replay.simulated import SIM, simulated
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import StoredRecord
@@ -129,7 +130,7 @@ def block(
                 found += advance(opened.records[number], linked, carried, runs, tol)
             except (*BAD_INPUT_ERRORS, StoreError):
                 raise
-            except Exception as error:
+            except kernel_errors() as error:
                 verdict = failure(error, f"record {opened.records[number].key}")
                 return replace(verdict, facts={"entries": found, "failed": number})
         _save(save_to, {(number, row): carried[number, row] for number, row in keep})
@@ -215,7 +216,7 @@ def _alone(
         _agree(left)
     except (*BAD_INPUT_ERRORS, StoreError):
         raise
-    except Exception as error:
+    except kernel_errors() as error:
         return failure(error, "").reason
     return ""
 
@@ -304,7 +305,7 @@ def _beyond(state: Tensor, exact: Tensor, rule: Tolerance) -> float:
     return found if math.isfinite(found) else ENDLESS
 
 
-def failure(error: Exception, where: str) -> Verdict:
+def failure(error: BaseException, where: str) -> Verdict:
     if isinstance(error, _ScheduleShowsError):
         return Verdict(State.BAD, BIT_DIFFERENCE, f"{where}: {error}" if where else str(error))
     outcome = classify(error)

@@ -40,7 +40,7 @@ from gdnbench.replay.call import takes_stages
 from gdnbench.replay.execute import device_of, execute
 from gdnbench.replay.failure import classify, describe
 from gdnbench.replay.kernels import load
-from gdnbench.replay.run import ENDINGS, folder_kept
+from gdnbench.replay.run import folder_kept, kernel_errors
 from gdnbench.replay.simulated import SIM, simulated
 from gdnbench.replay.taps import Replacement, replacing
 from gdnbench.report.outcome import Outcome
@@ -62,7 +62,7 @@ def inspect_kernel(*, store: str, kernel: str, on: str, record: int) -> Verdict:
             check_steps(loaded, op)
         except BAD_INPUT_ERRORS:
             raise
-        except Exception as error:
+        except kernel_errors() as error:
             return _failure(error)
         facts = {
             "op": op.name,
@@ -342,7 +342,7 @@ def _probe(
                 raise
             except ContractError as error:
                 raise BadInputError(str(error)) from None
-            except ENDINGS as error:
+            except kernel_errors() as error:
                 verdict = _failure(error)
             if found is None or verdict.state is not State.GOOD:
                 found = verdict

@@ -21,6 +21,7 @@ from gdnbench.judge.record import compared_tensors
 from gdnbench.judge.stages import STAGED_ORACLE
 from gdnbench.replay.call import conversion
 from gdnbench.replay.execute import device_of
+from gdnbench.replay.run import kernel_errors
 from gdnbench.replay.simulated import simulated
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.recover import open_store
@@ -84,7 +85,7 @@ def carried(
                 entries += advance(opened.records[number], linked, states, runs, tol)
             except EXPECTED_ERRORS:
                 raise
-            except Exception as error:
+            except kernel_errors() as error:
                 return failure(error, f"record {opened.records[number].key}")
     read = {CONTENT: content}
     over: Over | None = first_over(entries, k, tol is not None, calls)
