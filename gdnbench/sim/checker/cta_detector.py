@@ -183,13 +183,18 @@ class CtaRaceDetector:
         *,
         computed: bool = False,
     ) -> None:
-        """See `Checker`. Only the first use of each load counts."""
+        """See `Checker`. Only the first use of each load counts. A choice is no finding, for compilers place
+        moves before the wait. What follows it follows the load as after a use, whichever register it chose:
+        the dependency is the same, and a mask may drop all that was loaded."""
         clocks, async_state = self.warp_clocks[warp.number], self.async_states[warp.number]
         now = Event(NO_ACCESS, warp.number, clocks.own_clock, ins, Access.READ, Proxy.GENERIC)
         if writer is not None and writer.ins.form.until is Until.TENSOR_LOAD:
-            load = async_state.unused.pop(writer.number, None)
-            if load is not None and load.token is not None:
-                clocks.all_lanes.loads_used |= 1 << load.token
+            load = async_state.unused.get(writer.number)
+            if load is None or load.token is None:
+                return
+            clocks.all_lanes.loads_used |= 1 << load.token
+            if not ins.form.chooses:
+                del async_state.unused[writer.number]
                 self.findings.add_pair(USED_ALONE, load, now, REGISTER, register.index)
             return
         key = (warp.number, ins.pc, register.index, -1 - computed if writer is None else writer.ins.pc)

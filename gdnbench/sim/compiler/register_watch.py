@@ -68,10 +68,13 @@ class RegisterWatch:
             return
         number = max(flight.to_bytes(8, "little"))
         writer = self._flights.get(number)
-        if writer is not None:  # no earlier use has ended it
+        if writer is None:  # an earlier use has ended it
+            return
+        loads = writer.ins.form.until is Until.TENSOR_LOAD
+        if loads or not ins.form.chooses:
             self._checker.on_register_use(self._warp, ins, register, writer)
-            if writer.ins.form.until is Until.TENSOR_LOAD:
-                self._deliver(number)
+        if loads and not ins.form.chooses:
+            self._deliver(number)
 
     # Instructions that Python executes
 

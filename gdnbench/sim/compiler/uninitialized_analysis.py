@@ -52,8 +52,9 @@ def computed_sources(ins: Instruction) -> tuple[int, ...]:
 
 
 def used_registers(ins: Instruction, lack: Lack) -> Iterator[Register]:
-    """The registers that have to be there when `ins` executes, its guard apart."""
-    spared = moved_sources(ins, lack)
+    """The registers that have to be there when `ins` executes, its guard apart; for FLYING also those among
+    which it chooses."""
+    spared = () if lack is Lack.FLYING and ins.form.chooses else moved_sources(ins, lack)
     if lack is not Lack.FLYING:
         spared += computed_sources(ins)
     if lack is Lack.UNWRITTEN and ins.op == "st" and ins.has(*_SHARED):

@@ -140,6 +140,8 @@ def selp(ins: Instruction) -> Step:
         registers = thread.registers
         if isinstance(dest, Register) and not all(registers.clean[i] for i in moved):
             marks = np.where(chosen, registers.moved(ins.sources[0]), registers.moved(ins.sources[1]))
+            for index in moved:
+                registers.note_choice(index, lanes)
             put(thread, lanes, result)
             registers.mark_moved(dest.index, lanes, marks, ins.sources[:2])
         else:

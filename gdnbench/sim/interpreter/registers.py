@@ -133,6 +133,15 @@ class RegisterFile:
             if flight.owner is None:
                 self._deliver([i for i, other in self.loads.items() if other is flight])
 
+    def note_choice(self, index: int, lanes: Lanes) -> None:
+        """Report if one of `lanes` chooses between this register, which a tcgen05.ld loads, and another. The
+        load is not over: a compiler may have placed the choice before the wait."""
+        flight = self.loads.get(index)
+        if flight is not None and flight.owner is None:
+            flying = lanes & (self.marks[index] & np.uint32(0xFF00) != 0)
+            if flying.any():
+                self._unready(self.registers[index], flying, flight, False)
+
     def mark(self, index: int, lanes: Lanes) -> None:
         """Note a complete write of `lanes`."""
         need = whole(self.registers[index])

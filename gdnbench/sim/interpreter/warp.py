@@ -412,13 +412,13 @@ class InterpretedWarp:
             if computed:
                 message = f"register {register.name} was computed in lane {lane} from one never written"
             self.skip(KernelFault(FaultKind.UNINITIALISED, message))
-        elif flight.owner is None:
+        elif flight.owner is None and not ins.form.chooses:
             cta.note(
                 f"{ins.name} uses a register that tcgen05.ld loads, before tcgen05.wait::ld: its value is"
                 " there, and no access to memory is ordered (PTX ISA 9.7.16.6.4.5)",
                 ins,
             )
-        else:
+        elif flight.owner is not None:
             message = (
                 f"register {register.name} is used before wgmma.wait_group; a product in flight writes it, "
                 f"at {flight.ins.place}"

@@ -78,9 +78,9 @@ class Checker(QueueChecker, Protocol):
         computed: bool = False,
     ) -> None:
         """`ins` uses a register that `writer` may not have written yet, or that nothing has written (None),
-        or that was `computed` from a register that nothing has written. Moves are not uses, nor is arithmetic
-        a use of the latter two. Later uses may be reported again, until the warp hands the next instruction
-        to the machine."""
+        or that was `computed` from a register that nothing has written. Moves are not uses, but `selp` is one
+        of what a tcgen05.ld writes, nor is arithmetic a use of the latter two. Later uses may be reported
+        again, until the warp hands the next instruction to the machine."""
         return
 
     def on_warp_exit(self, warp: int) -> None:

@@ -215,6 +215,11 @@ class Form(Traits):
         return self.whole and self.moves == (0,) and not self.lanes_meet
 
     @property
+    def chooses(self) -> bool:
+        """Whether it copies one of two registers, as `selp` does, and drops the other."""
+        return self.whole and len(self.moves) > 1
+
+    @property
     def ends_thread(self) -> bool:
         """Whether no instruction follows."""
         return self.flow in (Flow.EXIT, Flow.TRAP)

@@ -239,9 +239,12 @@ def test_a_load_from_tensor_memory_that_is_not_waited_for(name: str, engine: str
 
 FILL = "tcgen05.st.sync.aligned.32x32b.x2.b32 [%r2], {%r0, %r0};\ntcgen05.wait::st.sync.aligned;\n"
 USE = "neg.s32 %r6, %r5;\n"
+MASK = "setp.eq.u32 %p4, %r0, 40;\nselp.b32 %r6, %r5, 0, %p4;\nneg.s32 %r7, %r6;\n"  # no lane is 40
+MOVE = "mov.b32 %r6, %r5;\n"
 REUSE = FILL + WAIT_LOAD + "\n" + FREE
 IN_FLIGHT, RACE = Cause.IN_FLIGHT.value, Cause.RACE.value
 # What follows a tcgen05.ld, and what is found in tensor memory, after a use of what it loads and without one.
+# `selp` depends on both registers, whichever it chooses: "Register dependency" does not go by values.
 AFTERWARDS = {
     "another store": (REUSE, NO_WAIT, IN_FLIGHT),
     "a store after the wait": (WAIT_LOAD + "\n" + REUSE, None, None),
@@ -251,15 +254,17 @@ AFTERWARDS = {
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("use", [USE, ""])
+@pytest.mark.parametrize("use", [USE, MASK, MOVE, ""])
 @pytest.mark.parametrize("name", AFTERWARDS)
 def test_what_follows_a_use_follows_the_load_by_reason_alone(name: str, use: str, engine: str) -> None:
     after, with_use, without = AFTERWARDS[name]
     evidence = found(ptx(ALLOCATE + FILL + LOAD_TMEM + use + after), engine)
-    expected = with_use if use else without
-    verdict = Verdict.REVIEW if use else Verdict.ERROR
+    used = use in (USE, MASK)
+    expected = with_use if used else without
+    verdict = Verdict.REVIEW if used else Verdict.ERROR
     told = {(one.cause, one.verdict) for one in evidence if one.memory == "tmem"}
     assert told == ({(expected, verdict)} if expected else set())
+    assert [one.memory for one in evidence].count("register") == (use == USE)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
