@@ -1,11 +1,13 @@
-"""The launches that may still run when a launch starts, and what orders accesses after theirs.
+"""The launches that may still run when a dependent launch starts, and what orders accesses after theirs.
 
-A launch with programmatic stream serialisation may start before the launch in front of it in its stream has
-ended: as soon as each CTA of that launch has executed `griddepcontrol.launch_dependents` or exited. Only
-`griddepcontrol.wait` waits for that launch's end, and makes its writes visible, to the thread that executes
-it (PTX ISA, "griddepcontrol"); barriers hand the order on to other threads. Here the launches run one after
-the other, and the shadow of the earlier one is kept: an access that no wait is ordered before is checked
-against all accesses of that launch.
+CUDA calls the launch in front the primary kernel and the dependent one the secondary kernel ("Programmatic
+Dependent Launch"); PTX calls the one in front a prerequisite grid. A launch with programmatic stream
+serialisation may start before the launch in front of it in its stream has ended: as soon as each CTA of that
+launch has executed `griddepcontrol.launch_dependents` or exited. Only `griddepcontrol.wait` waits for that
+launch's end, and makes its writes visible, to the thread that executes it (PTX ISA, "griddepcontrol");
+barriers hand the order on to other threads. Here the launches run one after the other. The checker keeps the
+shadow of the earlier launch, and checks an access that no wait is ordered before against all accesses of that
+launch.
 
 That launch may itself have started early. Its end is also the end of the launch in front of it only if one of
 its threads waited. Unless some CTA of it waits before it lets dependents start, three launches may run at
@@ -36,11 +38,11 @@ _WAIT = "griddepcontrol.wait before the second, in its thread or before a barrie
 @dataclass(slots=True)
 class DependencyUse:
     """How a launch, or one of its CTAs, uses griddepcontrol. `waits`: a thread waits. `triggers`: a thread
-    executes launch_dependents. `free`: no CTA keeps dependents from starting before it has waited."""
+    executes launch_dependents. `starts_before_wait`: dependents may start before any thread has waited."""
 
     waits: bool = False
     triggers: bool = False
-    free: bool = True
+    starts_before_wait: bool = True
 
     def wait(self) -> None:
         """A thread of the CTA waits."""
@@ -48,18 +50,18 @@ class DependencyUse:
 
     def trigger(self, waited: bool) -> None:
         """A thread of the CTA lets dependents start; `waited`: it is ordered after a wait."""
-        self.free = self.free if self.triggers else not waited
+        self.starts_before_wait = self.starts_before_wait if self.triggers else not waited
         self.triggers = True
 
     def end_cta(self) -> DependencyUse:
         """The use of a CTA that has ended: an exit lets dependents start, as launch_dependents does."""
-        return self if self.triggers else replace(self, free=not self.waits)
+        return self if self.triggers else replace(self, starts_before_wait=not self.waits)
 
     def join(self, other: DependencyUse) -> None:
         """Add the use of another CTA, or process."""
         self.waits |= other.waits
         self.triggers |= other.triggers
-        self.free &= other.free
+        self.starts_before_wait &= other.starts_before_wait
 
 
 @dataclass(frozen=True, slots=True)

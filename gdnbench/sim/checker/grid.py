@@ -143,7 +143,7 @@ class LaunchChecker:
         if self.cross_cta is None:
             return None
         use, name = self._dependency, self.kernel.name
-        older = () if self.earlier is None or not use.free else self.earlier.launches
+        older = () if self.earlier is None or not use.starts_before_wait else self.earlier.launches
         return EarlierLaunches(
             (
                 EarlierLaunch(name, grid, self._roles, self._owner_of, early=use.triggers),

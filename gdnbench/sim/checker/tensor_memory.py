@@ -26,9 +26,10 @@ class TmemShadow:
     """The shadow of one CTA's tensor memory. `_owner` is, by column, the tcgen05.alloc that allocated it;
     `_freed` the tcgen05.dealloc that freed it.
 
-    The CTAs of a pair allocate and free together: what follows either's instruction follows both. `_partners`
-    has both events of each such tcgen05.alloc. `_allocating` and `_freeing` have, by first column, the event
-    of the peer where the CTA's own is yet to come."""
+    The CTAs of a pair allocate and free together: an access that is ordered after the tcgen05.alloc of either
+    CTA is ordered after both. `_partners` maps the event number of the first tcgen05.alloc to that of the
+    second. `_allocating` and `_freeing` have, by first column, the event of the peer where the CTA's own is
+    yet to come."""
 
     def __init__(self, detector: CtaState, sets: ReadSets) -> None:
         self._detector = detector

@@ -1,14 +1,14 @@
 """Runs the CTAs of a grid: in parallel if they are independent, in turns if they synchronise.
 
-In a launch with clusters all that follows is said of whole clusters, whose CTAs have a scheduler of their
-own. With cluster launch control it is said of slots, each of which runs clusters one after the other
-(`launch_grants`).
-
 CTAs without global atomics and ordered accesses to global memory cannot wait for one another. Each runs to
 its end alone, so the result does not depend on how many run at once. They run in processes, or in threads if
 memory is too large to copy for each process. Other CTAs run in one thread, in ascending order. A new CTA
 begins when all running ones have had their turn and none has ended, up to as many as the GPU would hold. So
 grid barriers and semaphores work, and atomic updates come in one fixed order.
+
+A *part* of the grid is what runs independently of the rest: a CTA; in a launch with clusters, a cluster,
+whose CTAs share a `ClusterScheduler`; with cluster launch control, a slot, which runs clusters one after the
+other (`launch_grants`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _ORDERED = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio")
 _SHARED = ("shared", "shared::cta", "shared::cluster")
 
 
-def _talks(ins: Instruction) -> bool:
+def _may_synchronise(ins: Instruction) -> bool:
     """True if `ins` can synchronise CTAs: an atomic or ordered access, except to shared memory."""
     if ins.form.atomic:
         return not ins.has(*_SHARED)
@@ -66,7 +66,7 @@ def _talks(ins: Instruction) -> bool:
 
 def ctas_communicate(kernel: Kernel) -> bool:
     """True if CTAs of `kernel` may depend on one another."""
-    return any(_talks(ins) for ins in kernel.instructions)
+    return any(_may_synchronise(ins) for ins in kernel.instructions)
 
 
 def resident_ctas(launch: Launch) -> int:

@@ -1,10 +1,9 @@
-"""Cluster launch control, the grid's side: which running cluster takes the place of which pending one.
+"""Cluster launch control (work stealing), the grid's side: which running cluster cancels which pending one.
 
 A cluster whose CTAs execute clusterlaunchcontrol.try_cancel may cancel a cluster of its own grid that has not
-started, and do that one's work itself (PTX ISA 9.0, "clusterlaunchcontrol.try_cancel"; CUDA
-Programming Guide 13, 4.12). The hardware
-starts as many clusters as the GPU holds. Which request gets which pending cluster, and in what order, is not
-specified.
+started, and do the work of that cluster itself (PTX ISA 9.0, "clusterlaunchcontrol.try_cancel"; CUDA
+Programming Guide 13, 4.12). The hardware starts as many clusters as the GPU holds. No document specifies
+which request gets which pending cluster, or in what order.
 
 Here the schedule decides that before the launch. The GPU has one slot for each cluster that it holds, and
 each slot a queue of clusters. The first one of a queue starts. Requests of the cluster that runs in a slot

@@ -18,9 +18,9 @@ from gdnbench.sim.machine.engine_interface import Blocked, WarpEngine, WarpState
 QUANTUM = 4096
 # How often all waits may time out without progress: a kernel may poll a few times before it waits.
 EXPIRIES = 64
-# Under `random`: how often a CTA of a cluster stands still, and for how many rounds.
-STILL_CHANCE = 1 / 8
-STILL_ROUNDS = (1, 4, 16, 64)
+# Under `random`: how often a CTA of a cluster stalls, and for how many rounds.
+STALL_CHANCE = 1 / 8
+STALL_ROUNDS = (1, 4, 16, 64)
 
 
 class Scheduler:
@@ -32,7 +32,7 @@ class Scheduler:
         self.quantum = quantum
         self._states = [WarpState.RUNNING] * len(self.warps)
         self._stuck: list[tuple[Blocked, ...]] = [()] * len(self.warps)  # of blocked warps, since their turn
-        self._hopes = _Hopes()
+        self._timeouts = _Timeouts()
         self._spent = 0
         self.finished = False
 
@@ -169,7 +169,7 @@ class Scheduler:
     def _expire(self) -> None:
         """Let waits that may time out do so, or raise the deadlock."""
         blocked = self._blocked()
-        if not self._hopes.expire(self._progress(), [entry for _, entry in blocked]):
+        if not self._timeouts.expire(self._progress(), [entry for _, entry in blocked]):
             if self.cta.checker is not None:
                 self.cta.checker.on_hang()
             raise _deadlock("the CTA", self._waits(blocked), blocked[0][1] if blocked else None)
@@ -192,8 +192,8 @@ class Scheduler:
         ]
 
 
-class _Hopes:
-    """How often all waits timed out without progress."""
+class _Timeouts:
+    """Counts how often in a row all waits timed out without progress; tells a deadlock."""
 
     def __init__(self) -> None:
         self._expiries = 0
@@ -219,8 +219,8 @@ def _deadlock(where: str, lines: list[str], first: Blocked | None) -> KernelFaul
 
 class ClusterScheduler:
     """Runs the CTAs of a cluster to their end. In a round each CTA has one round of its warps: in the order
-    of the ranks under `late`, in reverse under `early`. Under `random` the order is shuffled, and for some
-    rounds a CTA stands still, so that CTAs fall far behind others. When no warp of the cluster can run,
+    of the ranks under `late`, in reverse under `early`. Under `random` the order is shuffled, and a CTA
+    stalls for some rounds, so that it falls far behind the others. When no warp of the cluster can run,
     operations land as in a single CTA."""
 
     def __init__(self, schedulers: Sequence[Scheduler]) -> None:
@@ -229,8 +229,8 @@ class ClusterScheduler:
         self._schedule, self._random = first.config.schedule, first.queue.random
         if self._schedule.kind == "early":
             self.left.reverse()
-        self._hopes = _Hopes()
-        self._still: dict[Scheduler, int] = {}  # rounds for which a CTA stands still
+        self._timeouts = _Timeouts()
+        self._stalled: dict[Scheduler, int] = {}  # rounds for which a CTA stalls
 
     def round(self) -> bool:
         """One round; False once all CTAs have exited."""
@@ -246,7 +246,7 @@ class ClusterScheduler:
             for scheduler in self.left:
                 scheduler.end_round_of_cluster()
         elif not all_had_turns:
-            self._still.clear()
+            self._stalled.clear()
         elif not self._land():
             self._expire()
         return True
@@ -255,10 +255,10 @@ class ClusterScheduler:
         if self._schedule.kind != "random":
             return list(self.left)
         for scheduler in self.left:
-            if scheduler not in self._still and self._random.random() < STILL_CHANCE:
-                self._still[scheduler] = self._random.choice(STILL_ROUNDS)
-        going = [scheduler for scheduler in self.left if scheduler not in self._still]
-        self._still = {scheduler: left - 1 for scheduler, left in self._still.items() if left > 1}
+            if scheduler not in self._stalled and self._random.random() < STALL_CHANCE:
+                self._stalled[scheduler] = self._random.choice(STALL_ROUNDS)
+        going = [scheduler for scheduler in self.left if scheduler not in self._stalled]
+        self._stalled = {scheduler: left - 1 for scheduler, left in self._stalled.items() if left > 1}
         self._random.shuffle(going)
         return going
 
@@ -278,7 +278,7 @@ class ClusterScheduler:
         cluster = self.left[0].cta.cluster
         assert cluster is not None
         arrived = cluster.barrier.completed, len(cluster.barrier.round.arrived)
-        if self._hopes.expire((*progress, arrived), waiting):
+        if self._timeouts.expire((*progress, arrived), waiting):
             return
         for scheduler in self.left:
             if scheduler.cta.checker is not None:
