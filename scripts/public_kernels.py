@@ -102,8 +102,8 @@ class Outcome:
         if self.refused:
             return "refused"
         counts = {"error": found.count("error"), "to review": found.count("review")}
-        told = [f"{count} {what}" for what, count in counts.items() if count]
-        return ", ".join(told) or ("clean" if self.launches and not self.program_status else "-")
+        nonzero = [f"{count} {what}" for what, count in counts.items() if count]
+        return ", ".join(nonzero) or ("clean" if self.launches and not self.program_status else "-")
 
 
 def read_rows(path: Path = ROWS) -> list[Row]:
@@ -168,7 +168,7 @@ def outcome_of(status: int, text: str) -> Outcome:
     )
 
 
-def told(row: Row, outcome: Outcome) -> str:
+def describe_failure(row: Row, outcome: Outcome) -> str:
     """Why a run failed: what was refused, what was found, and the end of what the program printed."""
     lines = [f"refused: {text}" for text in outcome.refused]
     for launch in outcome.explored:
@@ -246,7 +246,7 @@ def run_rows(rows: Sequence[Row], options: argparse.Namespace) -> int:
                 runs.append(run_row(row, folder.resolve(), path, ["--check"]))
             failed = [run for run in runs if run.status or not run.launches]
             for run in failed:
-                print(told(row, run), file=sys.stderr, flush=True)
+                print(describe_failure(row, run), file=sys.stderr, flush=True)
             status = failed[0].status or Exit.MISMATCH if failed else Exit.PASS
             if row.wrong and status != Exit.CANNOT_RUN:
                 print(f"{row.name}: known: {row.wrong}", file=sys.stderr)

@@ -11,7 +11,7 @@ import pytest
 
 from gdnbench.errors import Exit
 from scripts import public_kernels
-from scripts.public_kernels import PACKAGES, Row, outcome_of, read_rows, told
+from scripts.public_kernels import PACKAGES, Row, describe_failure, outcome_of, read_rows
 from tests.sim.virtual.test_explore_launches import PTX, WAIT
 
 # Launches `copy` of PTX once and compares what it copied.
@@ -66,14 +66,14 @@ def test_a_run_is_read_from_the_json_behind_the_output() -> None:
     explored = {"refused": "", "depends": True, "number": 0, "entry": "k", "difference": None, "findings": []}
     wrong = outcome_of(1, printed([launch], [explored], []))
     assert (wrong.reference, wrong.bits, wrong.checker) == ("pass", "1 of 1 differ", "1 error, 1 to review")
-    assert "a race" in told(Row("r", "cutlass", ()), wrong)
+    assert "a race" in describe_failure(Row("r", "cutlass", ()), wrong)
     right = outcome_of(0, printed([{**launch, "findings": []}], [{**explored, "depends": False}], []))
     assert (right.reference, right.bits, right.checker) == ("pass", "1 equal", "clean")
     refused = outcome_of(1, printed([], [], ["tcgen05.mma"], 1))
     assert (refused.reference, refused.bits, refused.checker) == ("refused", "-", "refused")
     killed = outcome_of(9, "its own output\n")
     assert (killed.reference, killed.checker) == ("status 9", "-")
-    assert "its own output" in told(Row("r", "cutlass", ()), killed)
+    assert "its own output" in describe_failure(Row("r", "cutlass", ()), killed)
 
 
 @pytest.mark.slow  # programs
