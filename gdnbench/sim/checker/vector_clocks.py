@@ -21,12 +21,15 @@ Three things differ from a CPU's threads:
     waits          how many mbarrier waits of each warp have returned, for the cause "two phases behind"
     converged      what base would be if lanes also released and acquired wherever they execute a .sync or
                    .aligned instruction together
-    tcgen05_fenced tokens of tensor-memory operations that tcgen05.fence, .commit or .wait orders
-    tensor_pipe    tokens of products and copies that later products and copies run after
-    loads_used     tokens of each tcgen05.ld of which an instruction has used a register
+    tcgen05_fenced tokens of tensor-memory operations that tcgen05.fence::before_thread_sync, .commit or .wait
+                   orders
+    tensor_pipe    tokens of products and copies that later ones run after; they need not be complete
+    loads_used     tokens of each tcgen05.ld of which an instruction has used a register, with or without a
+                   tcgen05.wait::ld
     parts_waited   tokens of the parts of a wgmma, of all its warps, for which one of them has waited
     remote         clocks of other CTAs, a `RemoteClocks`; the CTAs of a cluster share their clocks
     fence_sc       clocks at earlier fence.sc, which a later fence.sc acquires, a `RemoteClocks`
+    started        a bit for each CTA of the cluster that has started
 """
 
 from __future__ import annotations
@@ -129,15 +132,7 @@ class VectorClock:
 @dataclass(slots=True)
 class ClockSet:
     """A vector clock for each kind of order (see the module's docstring). A warp has such a set, and so has
-    each barrier round, mbarrier phase and synchronisation variable to which a warp has released.
-
-    `tcgen05_fenced`: tokens that a tcgen05.fence::before_thread_sync or a tcgen05.commit released.
-    `tensor_pipe`: tokens of products and copies issued before such a fence. They need not be complete:
-    products and copies that are issued later run after them. `loads_used`: tokens of each tcgen05.ld of which
-    an instruction used a register, with or without a tcgen05.wait::ld. `parts_waited`: tokens of the parts of
-    a wgmma for which one of its warps has waited. `remote`: clocks of other CTAs.
-    `fence_sc`: the clocks at earlier fence.sc; a later fence.sc acquires them. `started`: a bit for each CTA
-    of the cluster that has started."""
+    each barrier round, mbarrier phase and synchronisation variable to which a warp has released."""
 
     base: VectorClock
     async_proxy: dict[str, VectorClock]
