@@ -134,9 +134,10 @@ def run_row(row: Row, folder: Path, path: Sequence[str], options: Sequence[str])
             command_of(row, options),
             cwd=folder / row.folder,
             env=environment,
+            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            process_group=0,
         )
         try:
             status = ran.wait()
