@@ -51,7 +51,7 @@ LINES = 12  # of the end of a failed program's output
 class Row:
     """A program of `package`: Python runs `command` in the `folder` of its checkout. `launches` chooses the
     launches that are explored and checked, as --launch does; "" is all of them. `wrong` is a known fault of
-    the kernel, for which the row fails; "" if there is none."""
+    the kernel, for which the row fails; "" if there is none. `keep_going` is the option --keep-going."""
 
     name: str
     package: str
@@ -61,6 +61,7 @@ class Row:
     machine: str = "b200"
     launches: str = ""
     wrong: str = ""
+    keep_going: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ def read_rows(path: Path = ROWS) -> list[Row]:
 def command_of(row: Row, options: Sequence[str]) -> list[str]:
     """The command that runs a row; `options` are those of `gdnbench sim`."""
     launches = ["--launch", row.launches] if row.launches else []
+    launches += ["--keep-going"] * row.keep_going
     gpu = ["--machine", row.machine, "--sms", str(row.sms)]
     program = [sys.executable, *row.command]
     return [sys.executable, "-m", "gdnbench", "sim", "--json", *gpu, *options, *launches, "--", *program]
