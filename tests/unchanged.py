@@ -50,6 +50,7 @@ STANDS_ON = (
     "tests/messages",
     "tests/seeds.py",
     "tests/subset.py",
+    "tests/sim/blackwell",
     "tests/sim/clusters",
     "tests/sim/conftest.py",
     "tests/sim/fault_cases.py",
