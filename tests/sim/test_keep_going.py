@@ -26,6 +26,7 @@ Array = npt.NDArray[Any]
 SKIPPED = {
     *("global load", "global store of a vector", "one lane of a warp", "shared store", "atomic"),
     *("used before it is allocated", "used after it is freed", "beyond what is allocated", "never freed"),
+    "the lanes of another warp",
     *("freed with another size", "freed twice", "allocated after the permit is given up"),
     *("shared memory", "a register", "a register computed from another", "TMEM"),
 }

@@ -14,7 +14,7 @@ from gdnbench.sim.errors import FaultKind, KernelFault, Place
 GOES_ON = {
     FaultKind.OUT_OF_BOUNDS: "the lanes outside load 0 and store nothing",
     FaultKind.UNINITIALISED: "the bits that are there are used",
-    FaultKind.TMEM_ACCESS: "the columns are accessed with what they contain",
+    FaultKind.TMEM_ACCESS: "the columns are accessed with what they contain, in lanes of the warp",
     FaultKind.TMEM_ALLOCATION: "the allocation is changed as far as it exists",
     FaultKind.TMEM_LEAK: "the CTA ends",
 }

@@ -27,7 +27,7 @@ from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.operands import uniform_value
 from gdnbench.sim.machine.tcgen05_fragment import REGISTERS, Fragment, fragment
-from gdnbench.sim.machine.tcgen05_issue import as_values, quarter_base
+from gdnbench.sim.machine.tcgen05_issue import as_values, foreign_quarter, quarter_base
 from gdnbench.sim.machine.tmem import COLUMNS, POISON, TensorMemory, column_of
 from gdnbench.sim.ptx.ir import Immediate, Instruction
 
@@ -136,6 +136,9 @@ def _locate(cta: Cta, warp: Warp, ins: Instruction, address: int, split: int) ->
     cells = access_cells(ins.mods, split)
     first = column_of(address)
     cta.tmem.require(first, first + cells.columns, ins.name)
+    foreign = foreign_quarter(warp.index, address, ins)
+    if foreign is not None:
+        cta.skip(foreign)
     base = quarter_base(warp.index, address, cells.lanes, ins) * COLUMNS + first
     return cells, cells.flat + base, first
 

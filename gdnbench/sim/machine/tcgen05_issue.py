@@ -79,25 +79,28 @@ def lane_value(source: Argument, lane: int) -> int:
 
 
 def quarter_base(warp_index: int, address: int, lanes: int, ins: Instruction) -> int:
-    """The first TMEM lane of a warp's access to `lanes` lanes.
-
-    A warp reaches lanes 32 (warp % 4) .. +31 (PTX ISA 9.7.16.8.1). The hardware uses the warp's own quarter
-    and the low five bits of the lane field. So an address with lane 0..31 works in every warp, and kernels
-    rely on it; a lane in another warp's quarter is a fault.
-    """
+    """The first TMEM lane of a warp's access to `lanes` lanes: the hardware uses the warp's own quarter and
+    the low five bits of the lane field."""
     quarter = 32 * (warp_index % 4)
-    lane = address >> 16
-    if lane >= 32 and not quarter <= lane < quarter + 32:
-        raise KernelFault(
-            FaultKind.TMEM_ACCESS,
-            f"{ins.name} at lane {lane} of TMEM; this warp reaches lanes {quarter}..{quarter + 31}",
-        )
-    within = lane % 32
+    within = (address >> 16) % 32
     if within % 16 or within + lanes > 32:
         raise KernelFault(
             FaultKind.TMEM_ACCESS, f"{ins.name} accesses {lanes} lanes from lane {within} of its quarter"
         )
     return quarter + within
+
+
+def foreign_quarter(warp_index: int, address: int, ins: Instruction) -> KernelFault | None:
+    """The fault of an access to a lane in another warp's quarter. A warp reaches lanes 32 (warp % 4) .. +31
+    (PTX ISA 9.7.16.8.1). An address with lane 0..31 works in every warp, and kernels rely on it."""
+    quarter = 32 * (warp_index % 4)
+    lane = address >> 16
+    if lane < 32 or quarter <= lane < quarter + 32:
+        return None
+    return KernelFault(
+        FaultKind.TMEM_ACCESS,
+        f"{ins.name} at lane {lane} of TMEM; this warp reaches lanes {quarter}..{quarter + 31}",
+    )
 
 
 def as_values(source: Argument) -> tuple[Values, ...]:
