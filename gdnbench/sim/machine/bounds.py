@@ -9,6 +9,7 @@ number of threads.
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -77,8 +78,9 @@ def check_grid(grid: Dim3, max_instructions: int) -> None:
 
 class Meter:
     """Counts what a launch has executed since it began, and compares it with the bounds. After `share`,
-    forked processes count together, each in the slot that it chooses with `use_slot`. `end` is when the
-    seconds are over, by the monotonic clock; None: `timeout` from now on."""
+    forked processes count together, each in the slot that it chooses with `use_slot`; they end when the
+    process that forked them has. `end` is when the seconds are over, by the monotonic clock; None: `timeout`
+    from now on."""
 
     def __init__(
         self, max_instructions: int = MAX_INSTRUCTIONS, timeout: float = TIMEOUT, end: float | None = None
@@ -88,6 +90,7 @@ class Meter:
         self._end = time.monotonic() + timeout if end is None else end
         self._counts = memoryview(bytearray(8)).cast("q")
         self._slot = 0
+        self._parent: int | None = None
         self._lock = threading.Lock()
 
     def share(self, processes: int) -> None:
@@ -97,12 +100,15 @@ class Meter:
         counts[0] = sum(self._counts)
         self._counts = counts
 
-    def use_slot(self, slot: int) -> None:
-        """Count in this slot from now on."""
-        self._slot = slot
+    def use_slot(self, slot: int, parent: int) -> None:
+        """Count in this slot from now on, in a process that `parent` forked."""
+        self._slot, self._parent = slot, parent
 
     def spend(self, instructions: int) -> None:
-        """Count warp instructions that were executed. Raises KernelFault if the launch is beyond a bound."""
+        """Count warp instructions that were executed. Raises KernelFault if the launch is beyond a bound.
+        Ends a process whose parent was killed: nobody would read its results."""
+        if self._parent is not None and os.getppid() != self._parent:
+            os._exit(1)
         with self._lock:
             self._counts[self._slot] += instructions
         if sum(self._counts) > self.max_instructions:

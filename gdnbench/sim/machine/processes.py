@@ -112,13 +112,14 @@ def run_in_processes(
     board = _Board(first)
     children: dict[int, int] = {}  # process id by the read end of its pipe
     launch.meter.share(workers)
+    parent = os.getpid()
     try:
         for number in range(1, workers + 1):
             # One by one: a child that inherited another's write end would keep that pipe open.
             read, write = os.pipe()
             child = os.fork()
             if child == 0:
-                launch.meter.use_slot(number)
+                launch.meter.use_slot(number, parent)
                 _work(launch, run_unit, board, write)
             children[read] = child
             os.close(write)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 
@@ -108,9 +109,9 @@ def test_the_slots_of_processes_are_summed() -> None:
     meter = Meter(10)
     meter.spend(4)
     meter.share(2)
-    meter.use_slot(1)
+    meter.use_slot(1, os.getppid())
     meter.spend(3)
-    meter.use_slot(2)
+    meter.use_slot(2, os.getppid())
     meter.spend(3)
     with pytest.raises(KernelFault):
         meter.spend(1)

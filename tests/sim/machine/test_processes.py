@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 
@@ -144,6 +145,33 @@ def test_an_interrupt_ends_every_process() -> None:
         launch(np.zeros(32 * CTAS, np.int32), "bra LOOP;", progress=interrupt)
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+def test_no_process_outlives_one_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers hold the write end of a pipe until they end."""
+    read, write = os.pipe()
+    real = processes._run_share
+
+    def tells(*args: object) -> object:
+        os.write(write, b".")
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(processes, "_run_share", tells)
+    child = os.fork()
+    if child == 0:
+        try:
+            launch(np.zeros(32 * CTAS, np.int32), "bra LOOP;", threads=2)
+        finally:
+            os._exit(0)
+    os.close(write)
+    assert os.read(read, 1) == b"."
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    left = b"."
+    while left and select.select([read], [], [], 20)[0]:
+        left = os.read(read, 1)
+    os.close(read)
+    assert left == b""
 
 
 def test_memory_that_is_too_large_to_copy_goes_to_threads(monkeypatch: pytest.MonkeyPatch) -> None:
