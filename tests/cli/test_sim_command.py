@@ -343,7 +343,7 @@ def test_random_arguments_come_from_the_seed(gdnbench: Invoke, kernels: Path) ->
         (
             ["{}:stuck"],
             1,
-            r"can go on: 2 waits in CTA \(0, 0, 0\) at PTX line 5 `bar\.sync 1, 96;`; warp 0 \(32",
+            r"can go on: 2 waits in CTA \(0, 0, 0\) at PTX line 5 `bar\.sync 1, 96;`; warps \[0, 1\] \(64",
         ),
         (["{}:nothing"], 2, wording("cli.nothing-launched")),
         (["{}:something_else"], 2, wording("sim.function-result", function="something_else", type="int")),

@@ -172,7 +172,8 @@ class Scheduler:
         if not self._timeouts.expire(self._progress(), [entry for _, entry in blocked]):
             if self.cta.checker is not None:
                 self.cta.checker.on_hang()
-            raise _deadlock("the CTA", self._waits(blocked), blocked[0][1] if blocked else None)
+            lines = [f"{who} {what}" for who, what in self._waits(blocked)]
+            raise _deadlock("the CTA", len(blocked), lines, blocked[0][1] if blocked else None)
 
     def _progress(self) -> tuple[object, ...]:
         """A value that changes whenever anything happens that a warp could wait for."""
@@ -183,13 +184,20 @@ class Scheduler:
         words = shared.own_words[present].tobytes()
         return shared.own_phase[present].tobytes(), words, barriers, self.cta.queue.landed, live
 
-    def _waits(self, blocked: list[tuple[int, Blocked]]) -> list[str]:
-        """The waits of the CTA, a line each."""
-        return [
-            f"warp {self.warps[index].warp.index} ({int(entry.lanes.sum())} lanes) "
-            f"waits for {entry.wait.text()} at {entry.instruction.place}"
-            for index, entry in blocked
-        ]
+    def _waits(self, blocked: list[tuple[int, Blocked]]) -> list[tuple[str, str]]:
+        """Who waits in the CTA, and for what: warps that wait for the same together."""
+        together: dict[str, list[tuple[int, int]]] = {}
+        for index, entry in blocked:
+            what = f"for {entry.wait.text()} at {entry.instruction.place}"
+            warp = self.warps[index].warp.index, int(entry.lanes.sum())
+            together.setdefault(what, []).append(warp)
+        found = []
+        for what, warps in together.items():
+            numbers = sorted({warp for warp, _ in warps})
+            who = f"warp {numbers[0]}" if len(numbers) == 1 else f"warps {numbers}"
+            lanes = sum(count for _, count in warps)
+            found.append((f"{who} ({lanes} lanes) {'waits' if len(numbers) == 1 else 'wait'}", what))
+        return found
 
 
 class _Timeouts:
@@ -211,8 +219,8 @@ class _Timeouts:
         return True
 
 
-def _deadlock(where: str, lines: list[str], first: Blocked | None) -> KernelFault:
-    waits = f"{len(lines)} wait{'' if len(lines) == 1 else 's'}"
+def _deadlock(where: str, count: int, lines: list[str], first: Blocked | None) -> KernelFault:
+    waits = f"{count} wait{'' if count == 1 else 's'}"
     message = "\n  ".join([f"nothing in {where} can go on: {waits}", *lines])
     return KernelFault(FaultKind.DEADLOCK, message, None if first is None else first.instruction.place)
 
@@ -283,9 +291,14 @@ class ClusterScheduler:
         for scheduler in self.left:
             if scheduler.cta.checker is not None:
                 scheduler.cta.checker.on_hang()
+        together: dict[tuple[str, str], list[str]] = {}  # CTAs that wait for the same
+        for scheduler, waits in blocked:
+            for line in scheduler._waits(waits):
+                together.setdefault(line, []).append(str(scheduler.cta.ctaid))
         lines = [
-            f"CTA {scheduler.cta.ctaid}, {line}"
-            for scheduler, waits in blocked
-            for line in scheduler._waits(waits)
+            f"CTA {ctas[0]}, {who} {what}"
+            if len(ctas) == 1
+            else f"CTAs {', '.join(ctas)}, in each {who} {what}"
+            for (who, what), ctas in together.items()
         ]
-        raise _deadlock("the cluster", lines, waiting[0] if waiting else None)
+        raise _deadlock("the cluster", len(waiting), lines, waiting[0] if waiting else None)

@@ -133,3 +133,19 @@ def test_a_deadlock_names_the_ctas() -> None:
         "CTA (1, 0, 0), warp 0 (32 lanes) waits for barrier.cluster: warps [0] of the CTA of rank 0"
         in lines[2]
     )
+
+
+def test_a_deadlock_names_waits_for_the_same_once() -> None:
+    """Thread 0 of the CTA of rank 3 waits at its mbarrier, all others for it."""
+    alone = f"setp.eq.and.u32 %p, %rank, 3, %one;\n@!%p bra over;\n{wait()}over:\n{SYNC}"
+    with pytest.raises(KernelFault) as caught:
+        run(kernel(f"{INIT}{alone.replace('.aligned', '')}"), 16, engine="compiled", threads=128)
+    first, *lines = caught.value.message.splitlines()
+    assert re.fullmatch(wording("sim.machine.deadlock", where="the cluster", waits="65 waits"), first)
+    all_wait = (
+        r"warps \[0, 1, 2, 3\] \(12[78] lanes\) wait for barrier.cluster: warps \[0\] of the CTA of rank 3 "
+    )
+    assert re.search(rf"CTAs .*\(2, 0, 0\), \(4, 0, 0\).*, in each {all_wait}", lines[0])
+    assert re.search(rf"CTA \(3, 0, 0\), {all_wait}", lines[1])
+    assert "CTA (3, 0, 0), warp 0 (1 lanes) waits for mbarrier" in lines[2]
+    assert len(lines) == 3

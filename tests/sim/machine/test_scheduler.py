@@ -43,7 +43,7 @@ def test_deadlock_names_who_waits_for_what() -> None:
     )
     assert re.search(r"warp 0 \(1 lanes\) waits for " + mbarrier, message)
     barrier = wording("sim.machine.threads-missing", barrier=3, arrived=64, threads=96)
-    assert re.search(r"warp 1 \(32 lanes\) waits for " + barrier, message)
+    assert re.search(r"warps \[1, 2\] \(64 lanes\) wait for " + barrier, message)
     assert "PTX line" in message
     assert "CTA (0, 0, 0)" in message
 
