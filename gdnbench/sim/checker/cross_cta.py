@@ -44,7 +44,7 @@ def unordered_across_ctas(
 ) -> Unordered | None:
     """None if `now`, of a warp with the clocks `remote`, is ordered after `before` of the CTA `cta`; else
     what is missing."""
-    if _strong_at_gpu_scope(before) and _strong_at_gpu_scope(now) and before.proxy is now.proxy:
+    if _morally_strong(before, now):
         return None
     clock = remote.by_cta.get(cta)
     if clock is not None and clock.contains(before):
@@ -71,6 +71,11 @@ def _missing(before: Event, cta: int, near_misses: NearMisses) -> str:
             " before it if it is another warp's"
         )
     return f"{_RELEASE}, and an acquire of it before the second"
+
+
+def _morally_strong(before: Event, now: Event) -> bool:
+    """Whether two accesses of different CTAs, of one launch or of two, do not race whatever their order."""
+    return _strong_at_gpu_scope(before) and _strong_at_gpu_scope(now) and before.proxy is now.proxy
 
 
 def _strong_at_gpu_scope(event: Event) -> bool:
@@ -120,7 +125,7 @@ class CrossCtaDetector:
         if before.cta < 0:
             assert self.earlier is not None
             missing = self.earlier.unordered(before.cta, clocks.remote)
-            if missing is not None:
+            if missing is not None and not _morally_strong(before.event, now.event):
                 self._add(missing, before, now, cell)
             return
         if not self._synchronized:

@@ -47,6 +47,7 @@ ret;
 WAIT, DEPENDENTS = "griddepcontrol.wait;", "griddepcontrol.launch_dependents;"
 FILL = "st.global.b32 [%x], %t;"
 COPY = "ld.global.b32 %r1, [%x];\nst.global.b32 [%y], %r1;"
+ADD = "red.relaxed.gpu.global.add.u32 [%x], 1;"
 OTHER = "st.global.b32 [%y], %t;"
 
 
@@ -72,6 +73,14 @@ CHAINS = {
     ),
     "one warp waits and the other does not": Chain(
         (DEPENDENTS + FILL, f"bar.sync 0;@%p {WAIT}{COPY}"), (ERROR,)
+    ),
+    # Morally strong accesses do not race ("Data Races"), whichever launch they are of.
+    "atomics on what the launch in front counts in": Chain((DEPENDENTS + ADD, ADD + WAIT)),
+    "atomics of a scope without the launch in front": Chain(
+        (DEPENDENTS + ADD, ADD.replace("gpu", "cluster") + WAIT), (ERROR,)
+    ),
+    "reads what the launch in front counts": Chain(
+        (DEPENDENTS + ADD, "ld.global.b32 %r1, [%x];" + WAIT), (ERROR,)
     ),
     "bytes of words": Chain((DEPENDENTS + FILL, "mov.b16 %c, 1;st.global.b8 [%x+1], %c;" + WAIT), (ERROR,)),
     # The second copies nothing of the first; it lets the third start at once, while the first may still run.
