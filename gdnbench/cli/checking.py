@@ -20,7 +20,9 @@ KEEP_GOING = (
     " early, as hardware most likely would. Results after a fault are not those of a correct run."
 )
 WRITE_ACCEPT = "With --check: write a template for --accept with one entry for each finding."
-WRITE_BASELINE = "With --check: write the findings to a file of known ones, for a later --baseline."
+WRITE_BASELINE = (
+    "With --check: write the findings under this --schedule to a file of known ones, for a later --baseline."
+)
 VERBOSE = "List each pair of instructions that was found, and accepted findings too."
 
 

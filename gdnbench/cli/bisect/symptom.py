@@ -41,7 +41,10 @@ ScheduleOption = Annotated[
 ]
 BaselineOption = Annotated[
     Path | None,
-    typer.Option(help="With --symptom race: known findings, a file of replay --check --write-baseline."),
+    typer.Option(
+        help="With --symptom race: known findings, a file of replay --check --write-baseline, which has those"
+        " of one schedule: give its --schedule here too. Default: none."
+    ),
 ]
 FailureOption = Annotated[
     str | None,
