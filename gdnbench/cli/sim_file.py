@@ -32,7 +32,9 @@ BLOCK = typer.Option(
     rich_help_panel=LAUNCH_PANEL,
 )
 CLUSTER = typer.Option(
-    metavar="X[,Y[,Z]]", help="CTAs of a cluster. Default: 1.", rich_help_panel=LAUNCH_PANEL
+    metavar="X[,Y[,Z]]",
+    help="CTAs of a cluster, at most 16, e.g. 2,1. Default: what the kernel requires, else 1.",
+    rich_help_panel=LAUNCH_PANEL,
 )
 SHARED = typer.Option(
     metavar="BYTES", help="Dynamic shared memory of a CTA. Default: 0.", rich_help_panel=LAUNCH_PANEL
