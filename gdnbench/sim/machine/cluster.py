@@ -171,7 +171,7 @@ class ClusterBarrier:
         if (warp.exists & ~rounds[use]).any():
             return use
         use.arrived.add(warp.number)
-        self._settle()
+        self._complete_if_all_arrived()
         return use
 
     def arrivals(self, warp: Warp, lanes: Lanes) -> list[ClusterRound]:
@@ -194,9 +194,9 @@ class ClusterBarrier:
     def exited(self, warp: int) -> None:
         """A warp has exited: the barrier no longer waits for it (PTX ISA, "exit")."""
         self.live.discard(warp)
-        self._settle()
+        self._complete_if_all_arrived()
 
-    def _settle(self) -> None:
+    def _complete_if_all_arrived(self) -> None:
         if self.round.arrived and self.live <= self.round.arrived:
             self.round.done = True
             self.completed += 1
