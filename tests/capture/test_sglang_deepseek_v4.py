@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gdnbench.capture import capturing
 from gdnbench.capture.adapters.sglang_deepseek_v4 import INTERFACE, KERNEL
-from gdnbench.capture.adapters.uncaptured import MEGA
+from gdnbench.capture.adapters.uncaptured import QUERIES_BEFORE_ROPE
 from gdnbench.errors import Exit
 from gdnbench.replay.replay import replay
 from gdnbench.store.reader import Store
@@ -116,7 +116,7 @@ def test_mega_attention_is_counted(tmp_path: Path) -> None:
         interface.flash_mla_mega_decode(torch.ones(1), None, None, None, None, 1.0)
     ((function, found),) = counts.uncaptured.items()
     assert function == f"{INTERFACE}.flash_mla_mega_decode"
-    assert (found["calls"], found["reason"]) == (1, MEGA)
+    assert (found["calls"], found["reason"]) == (1, QUERIES_BEFORE_ROPE)
 
 
 @pytest.mark.parametrize(

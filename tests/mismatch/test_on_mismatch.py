@@ -190,8 +190,12 @@ def test_a_signal_ends_the_judging_and_leaves_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     judge = SlowJudge(signal.Signals[name])
+    if signal.getsignal(judge.number) is signal.SIG_IGN:  # under nohup
+        request.addfinalizer(lambda: signal.signal(judge.number, signal.SIG_IGN))
+        signal.signal(judge.number, signal.SIG_DFL)
     monkeypatch.setattr(running, "_start_judge", lambda *_: judge)
     monkeypatch.setattr(running, "run_captured", lambda *_, **__: ended)
     handlers = [signal.getsignal(one) for one in signal.valid_signals()]
