@@ -14,7 +14,7 @@ from gdnbench.judge.result import Side, TensorResult
 from gdnbench.judge.ulp import bucket_label
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult, Report
-from gdnbench.sim import group_findings, lines_by_cause
+from gdnbench.sim import group_findings, lines_by_cause, text_of_groups
 
 _COLUMNS = ("record", "operation", "tensor", "side", "max abs", "RMS ratio", "torch's", "max ULP", "verdict")
 _GROUPS = 3
@@ -136,8 +136,8 @@ def _reasons(record: RecordResult, verbose: bool) -> Iterator[Text]:
         if not tensor.passed and tensor.groups:
             lines.append(f"    worst RMS: {render_groups(tensor)}")
     failing = [finding for finding in record.findings or () if finding.fails]
-    for found in failing if verbose else group_findings(failing):
-        lines += [f"  {line}" for line in str(found).split("\n")]
+    for text in map(str, failing) if verbose else text_of_groups(failing):
+        lines += [f"  {line}" for line in text.split("\n")]
     return (_line(line) for line in lines)
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from gdnbench.sim.finding import Finding, Severity
-    from gdnbench.sim.finding_groups import group_findings, lines_by_cause
+    from gdnbench.sim.finding_groups import group_findings, lines_by_cause, text_of_groups
     from gdnbench.sim.host.device import Questions
     from gdnbench.sim.machine.async_queue import Schedule
     from gdnbench.sim.machine.cta import Launch
@@ -83,6 +83,7 @@ __all__ = [
     "lines_by_cause",
     "run_ptx",
     "settings_apply",
+    "text_of_groups",
 ]
 
 __getattr__ = lazy_names(
@@ -100,7 +101,7 @@ __getattr__ = lazy_names(
         "gdnbench.sim.machine.engine_interface": "Dim3",
         "gdnbench.sim.machine.memory": "GlobalMemory",
         "gdnbench.sim.finding": "Finding Severity",
-        "gdnbench.sim.finding_groups": "group_findings lines_by_cause",
+        "gdnbench.sim.finding_groups": "group_findings lines_by_cause text_of_groups",
         "gdnbench.sim.report": "AFTER_A_FAULT LaunchReport Report",
         "gdnbench.sim.run": "ENGINES run_ptx",
         "gdnbench.sim.simulate": "Session Settings active current_session launch settings_apply",

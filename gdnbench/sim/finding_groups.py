@@ -7,6 +7,7 @@ repeats them: one group, with counts.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from gdnbench.sim.checker.evidence import Access, Evidence
 from gdnbench.sim.errors import Place
-from gdnbench.sim.finding import Finding
+from gdnbench.sim.finding import Finding, Severity
 
 VARIANT = re.compile(
     r".*::.*|sync|aligned|weak|relaxed|acquire|release|volatile|v[248]|x?\d.*|[a-z]+\d+(x\d)?"
@@ -24,6 +25,11 @@ MEMORIES = {"tmem": "tensor memory", "register": "a register", "barrier": "a bar
 """As in the text of one finding; the others are `shared memory`, `global memory`."""
 
 NAMED = 6  # at most so many launches are named; the rest are counted
+SHOWN_GROUPS = 16
+"""Groups that are shown without --verbose: at three lines each they fit a screen of 50 lines."""
+NAME_LENGTH = 160
+"""Characters of a file's name or a role that are shown: PTX may hold names of any length."""
+SEVERITIES = tuple(Severity)
 
 Key = tuple[object, ...]
 
@@ -74,6 +80,22 @@ def group_findings(findings: Iterable[Finding]) -> list[GroupedFinding]:
     for finding in findings:
         groups.setdefault(group_key(finding), []).append(finding)
     return [GroupedFinding(tuple(group)) for group in groups.values()]
+
+
+def text_of_groups(findings: Iterable[Finding]) -> list[str]:
+    """The text of each group. Of many, the first SHOWN_GROUPS in the order of their severity, and a line that
+    counts the others."""
+    groups = group_findings(findings)
+    if len(groups) <= SHOWN_GROUPS:
+        return list(map(str, groups))
+    groups.sort(key=lambda group: SEVERITIES.index(group.findings[0].severity))
+    return [*map(str, groups[:SHOWN_GROUPS]), _rest(groups[SHOWN_GROUPS:])]
+
+
+def _rest(groups: list[GroupedFinding]) -> str:
+    counts = Counter(group.findings[0].severity for group in groups)
+    said = ", ".join(f"{counts[one]:,} {one}" for one in SEVERITIES if counts[one])
+    return f"{len(groups):,} more pairs of source lines and causes ({said}); --verbose lists every finding"
 
 
 def lines_by_cause(groups: Iterable[GroupedFinding]) -> list[str]:
@@ -134,7 +156,7 @@ def _accesses(sides: list[Access]) -> str:
             verbs.append(verb)
     operations = ", ".join(f"{opcode} {' or '.join(sorted(verbs))}" for opcode, verbs in does.items())
     late = ", asynchronously" if any(side.asynchronous for side in sides) else ""
-    roles = ", ".join(dict.fromkeys(side.role for side in sides))
+    roles = _shortened(", ".join(dict.fromkeys(side.role for side in sides)))
     if sides[0].kernel:
         roles += ", in an earlier launch"
     return f"{_source(sides[0].place)}: {operations}{late} ({roles})"
@@ -145,7 +167,14 @@ def _source(place: Place) -> str:
     if place.file is None:
         return str(place)
     path, folder = Path(place.file), Path.cwd()
-    return f"{path.relative_to(folder) if path.is_relative_to(folder) else path}:{place.file_line}"
+    shown = path.relative_to(folder) if path.is_relative_to(folder) else path
+    return f"{_shortened(str(shown))}:{place.file_line}"
+
+
+def _shortened(name: str) -> str:
+    """`name`, or its two ends with three dots between them if it is longer than NAME_LENGTH."""
+    half = (NAME_LENGTH - 3) // 2
+    return name if len(name) <= NAME_LENGTH else f"{name[:half]}...{name[-half:]}"
 
 
 def _counts(evidence: list[Evidence]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gdnbench.sim.errors import LaunchError
 from gdnbench.sim.finding import Finding, Severity
-from gdnbench.sim.finding_groups import group_findings
+from gdnbench.sim.finding_groups import text_of_groups
 from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.profile.recorder import LaunchRecord
 from gdnbench.sim.profile.table import profile_table
@@ -89,7 +89,7 @@ class Report:
             shown = [str(finding) for finding in self.findings]
         else:
             standing = [finding for finding in self.findings if finding.accepted is None]
-            shown = list(map(str, group_findings(standing)))
+            shown = text_of_groups(standing)
         if self.origin is not None:
             how += f"; called at {self.origin}"
         return "\n".join([how, *launches, *profiles, *shown, self._verdict()])

@@ -10,8 +10,8 @@ import pytest
 from gdnbench.sim.checker.evidence import Access, Evidence
 from gdnbench.sim.checker.happens_before import Verdict
 from gdnbench.sim.errors import FaultKind, KernelFault, Place
-from gdnbench.sim.finding import Finding
-from gdnbench.sim.finding_groups import group_findings, lines_by_cause, short_opcode
+from gdnbench.sim.finding import Finding, Severity
+from gdnbench.sim.finding_groups import group_findings, lines_by_cause, short_opcode, text_of_groups
 
 WRITES = "tcgen05.st.sync.aligned.32x32b.x1.b32 writes"
 READS = "tcgen05.ld.sync.aligned.32x32b.x1.b32 reads"
@@ -102,6 +102,21 @@ def test_sources_in_the_current_folder_are_relative(monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     (group,) = group_findings([finding(None, access(READS, 2, 20, file=str(tmp_path / "a" / "k.py")))])
     assert "access: a/k.py:20: " in str(group)
+
+
+def test_many_pairs_of_lines_fit_a_screen() -> None:
+    """50 lines of 3 x 160 columns, whatever the names of files and roles."""
+    name = "/" + "n" * 10_000 + ".py"
+    found = [finding(access(WRITES, 1, 10), access(READS, 2, line, name, name)) for line in range(10_000)]
+    review = replace(finding(access(WRITES, 1, 9), access(READS, 2, 20)), severity=Severity.REVIEW)
+    shown = "\n".join(text_of_groups([review, *found])).split("\n")
+    assert len(shown) <= 50
+    assert max(map(len, shown)) <= 3 * 160
+    assert "review" not in "\n".join(shown[:-1])
+    assert shown[-1] == (
+        "9,985 more pairs of source lines and causes (9,984 error, 1 review); --verbose lists every finding"
+    )
+    assert len(text_of_groups(found[:16])) == 16
 
 
 def test_a_line_for_each_cause() -> None:
