@@ -201,7 +201,7 @@ def _telling_schedules(
     schedules: tuple[str, ...], good: tuple[str, Endpoint], bad: tuple[str, Endpoint]
 ) -> tuple[tuple[str, ...], list[str]]:
     """Those of `schedules` under which the good endpoint lacks the symptom and both endpoints can be judged,
-    or all of them if there is none; notes say which are left out. Endpoints come with their labels."""
+    or all of them if there is none. Notes name those that it drops. Endpoints come with their labels."""
     left, notes = schedules, list[str]()
     for which, (label, end), state in (
         ("good", good, State.BAD),

@@ -130,8 +130,8 @@ def _shrink(
     deadline: float | None,
     keep: Keep,
 ) -> None:
-    """Candidates share a process. If what is left of the record does not fail in a process of its own, what a
-    call left in the process was its fault: then each candidate gets its own."""
+    """Candidates share a process. If the smallest record passes in a process of its own, it failed because of
+    an earlier candidate's call: then each candidate gets a process of its own."""
     call, layouts = _plain(_begin(record, found.operation))
     found.begun = call
     failure, takes = Signature.of_verdict(found.first), _takes(found.trial, found.operation)

@@ -53,7 +53,7 @@ class WriteSearch:
 
 
 class _CtaWrites(Checker):
-    """The observer of one CTA. Of what a checker is told it ignores all but stores and operations."""
+    """The observer of one CTA. It uses stores and operations, and ignores all other events of a checker."""
 
     def __init__(self, search: WriteSearch) -> None:
         self._search = search

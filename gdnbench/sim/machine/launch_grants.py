@@ -7,8 +7,8 @@ which request gets which pending cluster, or in what order.
 
 Here the schedule decides that before the launch. The GPU has one slot for each cluster that it holds, and
 each slot a queue of clusters. The first one of a queue starts. Requests of the cluster that runs in a slot
-cancel the others of its queue, in order. If it exits and some are left, because it asked less often or a
-request failed, the next one starts in the slot. What a cluster is granted then depends neither on the
+cancel the others of its queue, in order. If it exits and some are left, because it made fewer requests or
+one failed, the next one starts in the slot. What a cluster is granted then depends neither on the
 engine nor on the number of threads, and slots run in parallel as CTAs without launch control do. Every such
 run is one that a GPU could have: among clusters that do not wait for one another, requests that find nothing
 pending may come after all others.
