@@ -61,9 +61,14 @@ def _fault(message: str) -> KernelFault:
 def _slot(shared: SharedMemory, address: int) -> int:
     """The index of the mbarrier at `address`. Raises KernelFault if there is none."""
     _check_address(shared, address)
-    if shared.phase_cells[address // BYTES] < 0:
+    if not _exists(shared, address):
         raise _fault(f"no mbarrier was initialised at shared address {address:#x}")
     return address // BYTES
+
+
+def _exists(shared: SharedMemory, address: int) -> bool:
+    """Whether there is an mbarrier at `address`, a multiple of 8."""
+    return shared.phase_cells[address // BYTES] >= 0
 
 
 def _check_address(shared: SharedMemory, address: int) -> None:
@@ -101,7 +106,7 @@ def init(shared: SharedMemory, address: int, count: int) -> None:
     if not 1 <= count <= COUNT_MAX:
         raise _fault(f"mbarrier.init with count {count}; the range is 1 to {COUNT_MAX}")
     slot = address // BYTES
-    if shared.phase_cells[slot] >= 0:
+    if _exists(shared, address):
         raise _fault(f"mbarrier.init at {address:#x}, where an mbarrier is; mbarrier.inval comes first")
     shared.phase_cells[slot] = 0
     shared.written(address, BYTES)
@@ -293,12 +298,9 @@ def _wait(
         return (result,)
     pending = [(address, parity) for _, address, parity in awaited]
 
-    # The scheduler asks often. Where an mbarrier is no more, the instruction is issued again and faults.
-    cells = [(address // BYTES, parity) for address, parity in pending]
-    phases = shared.phase_cells
-
     def ready() -> bool:
-        return all(phases[slot] & 1 != parity or phases[slot] < 0 for slot, parity in cells)
+        """Also once an mbarrier is gone: the instruction is issued again, and its fault names the place."""
+        return all(not _exists(shared, pair[0]) or is_complete(shared, *pair) for pair in pending)
 
     def text() -> str:
         waiting = [pair for pair in pending if not is_complete(shared, *pair)]

@@ -311,3 +311,39 @@ def test_producer_and_consumer_over_several_phases(bench: Bench) -> None:
         ]
     play(bench, producer, consumer)  # type: ignore[arg-type]
     assert seen == list(range(10))
+
+
+INVALIDATED = """.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry k()
+{
+.reg .pred %p, %q;
+.reg .b32 %t;
+.shared .align 8 .b64 bar;
+mov.u32 %t, %tid.x;
+setp.eq.u32 %p, %t, 0;
+@%p mbarrier.init.shared.b64 [bar], 2;
+bar.sync 0;
+setp.lt.u32 %q, %t, 32;
+@%q bra inval;
+again: mbarrier.try_wait.parity.shared.b64 %q, [bar], 0;
+@!%q bra again;
+ret;
+inval:
+mov.u32 %t, 0;
+spin: add.u32 %t, %t, 1;
+setp.lt.u32 %q, %t, 20000;
+@%q bra spin;
+@%p mbarrier.inval.shared.b64 [bar];
+ret;
+}
+"""
+
+
+@pytest.mark.parametrize("engine", ["interpreter", "compiled"])
+def test_a_wait_names_its_place_where_the_mbarrier_is_no_more(engine: str) -> None:
+    with fault("no mbarrier was initialised") as caught:
+        run_ptx(INVALIDATED, "k", (1, 1, 1), (64, 1, 1), [], engine=engine)
+    assert caught.value.place is not None
+    assert caught.value.place.text.endswith("mbarrier.try_wait.parity.shared.b64 %q, [bar], 0;")
