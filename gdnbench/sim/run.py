@@ -263,6 +263,7 @@ def prepare_launch(
     for variable in module.variables:
         if variable.space in ("global", "const") and variable.name not in memory.symbols:
             memory.add_variable(variable.name, variable.size, variable.align, variable.init)
+    launch_control = uses_launch_control(kernel)
     return Launch(
         module=module,
         kernel=kernel,
@@ -275,9 +276,8 @@ def prepare_launch(
         dynamic_shared=smem,
         shared_size=padded + smem,
         handler=handler,
-        clusters=ClusterGrid.plan(
-            grid, shape, preferred_cluster, config.schedule, one_shape=uses_launch_control(kernel)
-        )
+        launch_control=launch_control,
+        clusters=ClusterGrid.plan(grid, shape, preferred_cluster, config.schedule, one_shape=launch_control)
         if config.clustered
         else None,
     )

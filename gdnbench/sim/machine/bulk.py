@@ -231,6 +231,32 @@ _STORE = frozenset(("weak", "shared::cluster", "mbarrier::complete_tx::bytes"))
 _REDUCE = frozenset(("relaxed", "cluster", "shared::cluster", "mbarrier::complete_tx::bytes"))
 
 
+def submit_store(
+    cta: Cta,
+    ins: Instruction,
+    shared: SharedMemory,
+    address: int,
+    barrier: int,
+    data: Bytes,
+    *,
+    reducing: bool = False,
+) -> None:
+    """Issue a store of `data` to shared memory, or a reduction with it, that completes its bytes at an
+    mbarrier. Poisons what is to be stored."""
+    size, to = data.size, shared.view(address, data.size)
+
+    def land() -> None:
+        shared.check(address, size)
+        to[:] = reduce(ins, ins.types[0], to, data) if reducing else data
+        shared.written(address, size)
+        mbarrier.complete_tx(shared, barrier, size)
+
+    operation = AsyncOperation(
+        ins.op, land=with_place(ins, land), signals=(barrier,), writes=(Span("shared", address, size),)
+    )
+    cta.queue.submit(operation, None if reducing else partial(to.fill, POISON))
+
+
 def _store(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
@@ -255,22 +281,8 @@ def _store(
         check_same_cta(ins, address, barrier)
         if cta.cluster is not None and rank_of(address) == cta.rank:
             cta.note(f"{ins.op} to shared memory of its own CTA, which the PTX ISA leaves undefined", ins)
-        to = shared.view(address, size)
         data = kept[lane, :, :width].reshape(-1)
-
-        def land(to: Bytes = to, data: Bytes = data, address: int = address, barrier: int = barrier) -> None:
-            shared.check(address, size)
-            to[:] = reduce(ins, ins.types[0], to, data) if reducing else data
-            shared.written(address, size)
-            mbarrier.complete_tx(shared, barrier, size)
-
-        operation = AsyncOperation(
-            ins.op,
-            land=with_place(ins, land),
-            signals=(barrier,),
-            writes=(Span("shared", address, size),),
-        )
-        cta.queue.submit(operation, None if reducing else partial(to.fill, POISON))
+        submit_store(cta, ins, shared, address, barrier, data, reducing=reducing)
     return ()
 
 

@@ -116,7 +116,8 @@ class Launch:
     meter: Meter = field(default_factory=Meter)
     tile_steps: tuple[tuple[int, ...], ...] = ()  # pcs of `ring_reuse.tile_steps`, which are counted
     clusters: ClusterGrid | None = None  # None: no CTA shares anything with another
-    grants: LaunchGrants | None = None  # None: no CTA can cancel another
+    launch_control: bool = False  # whether clusters may cancel others
+    grants: LaunchGrants | None = None  # with launch control, once the launch runs
     _wgmma: Forms | None = None
     _cta_groups: frozenset[str] | None = None
 

@@ -24,7 +24,7 @@ from gdnbench.sim.machine.cluster import Cluster
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.cta import Cta, Engine, Launch
 from gdnbench.sim.machine.engine_interface import LANES
-from gdnbench.sim.machine.launch_grants import ClusterGrants, LaunchGrants, uses_launch_control
+from gdnbench.sim.machine.launch_grants import ClusterGrants, LaunchGrants
 from gdnbench.sim.machine.processes import Progress, can_fork, run_in_processes
 from gdnbench.sim.machine.scheduler import ClusterScheduler, Scheduler
 from gdnbench.sim.ptx.ir import Instruction, Kernel
@@ -289,7 +289,7 @@ def run_grid(
     progress: Progress | None = None,
 ) -> Counters:
     """Run all CTAs on `threads` cores, None for all. The result does not depend on the number."""
-    if uses_launch_control(launch.kernel):
+    if launch.launch_control:
         slots = max(resident_ctas(launch) // launch.unit_ctas, 1)
         launch.grants = LaunchGrants.plan(launch.cancellable, slots, launch.config.schedule)
     if ctas_communicate(launch.kernel):

@@ -19,19 +19,13 @@ fault.
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
-from gdnbench.sim.machine import mbarrier
-from gdnbench.sim.machine.async_queue import AsyncOperation
-from gdnbench.sim.machine.bulk import check_same_cta, with_place
+from gdnbench.sim.machine.bulk import check_same_cta, submit_store
 from gdnbench.sim.machine.cta import Cta, Handler, coordinates
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Values, Wait, Warp
-from gdnbench.sim.machine.footprint import Span
 from gdnbench.sim.machine.launch_grants import TRY_CANCEL, ClusterGrants
-from gdnbench.sim.machine.memory import POISON
 from gdnbench.sim.machine.operands import active_lanes, scalar_operand, shared_address, vector_operand
 from gdnbench.sim.machine.shared_memory import in_cta
 from gdnbench.sim.ptx.ir import Instruction
@@ -79,41 +73,17 @@ def _try_cancel(
         check_same_cta(ins, address, barrier)
         cancelled = grants.cancel()
         response = encode_response(None if cancelled is None else _first_cta(cta, cancelled))
-        for operation, poison in _writes(cta, ins, address, barrier, response):
-            cta.queue.submit(operation, poison)
+        everywhere = ins.has("multicast::cluster::all") and cta.cluster is not None
+        shared = cta.cluster_shared if everywhere else cta.shared
+        for member in cta.members if everywhere else (cta,):
+            at, there = in_cta(address, member.rank), in_cta(barrier, member.rank)
+            submit_store(cta, ins, shared, at, there, np.frombuffer(response, np.uint8))
     return ()
 
 
 def _first_cta(cta: Cta, cluster: int) -> tuple[int, int, int]:
     clusters = cta.launch.clusters
     return coordinates(cluster if clusters is None else clusters.clusters(cluster)[0].ctas[0], cta.grid)
-
-
-def _writes(
-    cta: Cta, ins: Instruction, address: int, barrier: int, response: bytes
-) -> list[tuple[AsyncOperation, partial[None]]]:
-    """The writes of a response, one for each CTA that receives it, and what poisons its bytes."""
-    data = np.frombuffer(response, np.uint8)
-    everywhere = ins.has("multicast::cluster::all") and cta.cluster is not None
-    shared = cta.cluster_shared if everywhere else cta.shared
-    found = []
-    for rank in range(cta.cluster.size) if everywhere and cta.cluster is not None else (cta.rank,):
-        at, there = in_cta(address, rank), in_cta(barrier, rank)
-        to = shared.view(at, RESPONSE_BYTES)
-
-        def land(at: int = at, there: int = there) -> None:
-            shared.view(at, RESPONSE_BYTES)[:] = data
-            shared.written(at, RESPONSE_BYTES)
-            mbarrier.complete_tx(shared, there, RESPONSE_BYTES)
-
-        operation = AsyncOperation(
-            ins.op,
-            land=with_place(ins, land),
-            signals=(there,),
-            writes=(Span("shared", at, RESPONSE_BYTES),),
-        )
-        found.append((operation, partial(to.fill, POISON)))
-    return found
 
 
 def _query_cancel(

@@ -26,14 +26,13 @@ import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import tcgen05_operand
-from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
-from gdnbench.sim.machine.footprint import Footprint, TmemBlock, moved_to
+from gdnbench.sim.machine.footprint import TmemBlock
 from gdnbench.sim.machine.tcgen05_descriptor import check_majorness, decode_matrix
 from gdnbench.sim.machine.tcgen05_elements import to_containers, unpack_padded
 from gdnbench.sim.machine.tcgen05_issue import (
-    STREAM,
+    Accesses,
     Group,
     check_pair_runs,
     cta_group,
@@ -139,18 +138,14 @@ def _issue(
     copy = _Copy(
         cta, group, warp, lanes.copy(), ins, gather, shape.bits, shape.lanes + offset, first, columns, writer
     )
-    reads: list[Footprint] = []
-    writes: list[Footprint] = []
     for member in group:
         member.tmem.require(first, first + columns, ins.name)
         tcgen05_operand.check_bounds(member.shared, gather, "the source")
         member.tmem.begin_write(writer)
-        reads += moved_to(member.shared.origin, (gather.footprint,))
-        writes += moved_to(member.shared.origin, (TmemBlock(written, first, first + columns),))
         if cta.config.profile:
             member.counters.traffic["shared to TMEM"] += 16 * shape.rows * shape.chunks
-    operation = AsyncOperation(ins.op, copy.land, stream=STREAM, reads=tuple(reads), writes=tuple(writes))
-    submit(cta, warp, group, operation)
+    accesses = Accesses((gather.footprint,), (TmemBlock(written, first, first + columns),))
+    submit(cta, warp, group, ins, copy.land, [accesses] * len(group))
     return ()
 
 

@@ -3,10 +3,15 @@ memory."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Values, Warp
+from gdnbench.sim.machine.footprint import Footprint, moved_to
 from gdnbench.sim.machine.operands import scalar_operand
 from gdnbench.sim.ptx.ir import Instruction
 
@@ -50,10 +55,25 @@ def check_pair_runs(ins: Instruction, group: Group) -> None:
             )
 
 
-def submit(cta: Cta, warp: Warp, group: Group, operation: AsyncOperation) -> None:
-    """Issue a product or copy of a warp of `cta` to the stream of `group`."""
+@dataclass(frozen=True, slots=True)
+class Accesses:
+    """What an operation reads and writes in one CTA, at addresses without its rank."""
+
+    reads: tuple[Footprint, ...]
+    writes: tuple[Footprint, ...]
+
+
+def submit(
+    cta: Cta, warp: Warp, group: Group, ins: Instruction, land: Callable[[], None], each: Sequence[Accesses]
+) -> None:
+    """Issue a product or copy of a warp of `cta` to the stream of `group`. `each`: its accesses by CTA."""
+    origins = [member.shared.origin for member in group]
+    reads = [moved_to(origin, one.reads) for origin, one in zip(origins, each, strict=True)]
+    writes = [moved_to(origin, one.writes) for origin, one in zip(origins, each, strict=True)]
     cta.tensor_issuers.add(warp.index)
-    group[0].queue.submit(operation)
+    group[0].queue.submit(
+        AsyncOperation(ins.op, land, stream=STREAM, reads=tuple(chain(*reads)), writes=tuple(chain(*writes)))
+    )
 
 
 def single_issuer(cta: Cta, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> int:

@@ -16,15 +16,14 @@ import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import tcgen05_operand, tcgen05_scaled
-from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
-from gdnbench.sim.machine.footprint import Footprint, TmemBlock, moved_to
+from gdnbench.sim.machine.footprint import TmemBlock
 from gdnbench.sim.machine.operands import vector_operand
 from gdnbench.sim.machine.tcgen05_descriptor import SUB_BYTE
 from gdnbench.sim.machine.tcgen05_elements import from_containers, negated, unpack_padded
 from gdnbench.sim.machine.tcgen05_issue import (
-    STREAM,
+    Accesses,
     Group,
     check_pair_runs,
     cta_group,
@@ -202,8 +201,7 @@ def _issue(
         work = plan_mma(kind, idesc, d, a, a_in_tmem, b, ctas=len(group))
         scale = _scale(ins, sources[rest + 1 :], lane, work)
     writers: list[Writer] = []
-    reads: list[Footprint] = []
-    writes: list[Footprint] = []
+    each: list[Accesses] = []
     for member, where in zip(group, enabled, strict=True):
         tmem = member.tmem
         tmem.require(work.first, work.last, "D")
@@ -216,14 +214,9 @@ def _issue(
         writers.append(writer)
         tmem.begin_write(writer)
         written = work.writes if where is None else (TmemBlock(writer.lanes, work.first, work.last),)
-        written = moved_to(member.shared.origin, written)
-        writes += written
-        reads += moved_to(member.shared.origin, work.reads)
-        if accumulate:
-            reads += written
+        each.append(Accesses((*work.reads, *written) if accumulate else work.reads, written))
     product = _Mma(cta, group, warp, lanes.copy(), ins, work, accumulate, scale, enabled, tuple(writers))
-    operation = AsyncOperation(ins.op, product.land, stream=STREAM, reads=tuple(reads), writes=tuple(writes))
-    submit(cta, warp, group, operation)
+    submit(cta, warp, group, ins, product.land, each)
     return ()
 
 

@@ -14,10 +14,9 @@ import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import tcgen05_operand
-from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Warp
-from gdnbench.sim.machine.footprint import Footprint, TmemBlock, moved_to
+from gdnbench.sim.machine.footprint import Footprint, TmemBlock
 from gdnbench.sim.machine.tcgen05_descriptor import SUB_BYTE, check_majorness, decode_matrix
 from gdnbench.sim.machine.tcgen05_elements import (
     Bytes,
@@ -28,7 +27,7 @@ from gdnbench.sim.machine.tcgen05_elements import (
     unpack_padded,
 )
 from gdnbench.sim.machine.tcgen05_issue import (
-    STREAM,
+    Accesses,
     Group,
     check_pair_runs,
     lane_value,
@@ -247,8 +246,6 @@ def issue(
     in_tmem = isinstance(ins.sources[1], Address)
     work = plan_scaled(ins.mods, idesc, d, a, in_tmem, b, scale_a, scale_b, len(group))
     writer = Writer(_ALL_LANES, work.first, work.last)
-    reads: list[Footprint] = []
-    writes: list[Footprint] = []
     for member in group:
         tmem = member.tmem
         tmem.require(work.first, work.last, "D")
@@ -260,9 +257,7 @@ def issue(
             else:
                 tcgen05_operand.check_bounds(member.shared, matrix.gather, matrix.name)
         tmem.begin_write(writer)
-        reads += moved_to(member.shared.origin, (*work.reads, *work.writes) if accumulate else work.reads)
-        writes += moved_to(member.shared.origin, work.writes)
     product = _ScaledMma(cta, group, warp, lanes.copy(), ins, work, bool(accumulate), writer)
-    operation = AsyncOperation(ins.op, product.land, stream=STREAM, reads=tuple(reads), writes=tuple(writes))
-    submit(cta, warp, group, operation)
+    accesses = Accesses((*work.reads, *work.writes) if accumulate else work.reads, work.writes)
+    submit(cta, warp, group, ins, product.land, [accesses] * len(group))
     return ()
