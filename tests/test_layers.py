@@ -80,8 +80,8 @@ TABLE = {part: set(names.split()) for part, _, names in ROWS}
 MODULES = {
     "__init__": "gdnbench",
     "kernels": "gdnbench_kernels",
-    "base": """bits errors handlers missing options poison pools printable provenance record record_numbers
-        units toml_tables version whole_file""",
+    "base": """bits digest_kernel digests errors handlers missing options poison pools printable provenance
+        record record_numbers units toml_tables version whole_file""",
     "sim.base": "sim.deadline sim.demangle sim.errors sim.floating_environment sim.lazy sim.special_function",
     "sim.tensorcore.formats": "sim.tensorcore.formats sim.tensorcore.product sim.tensorcore.scaled",
     "sim.run": "sim.run sim.watch",
@@ -94,7 +94,7 @@ PART_OF = {module: part for part in TABLE for module in MODULES.get(part, part).
 THIRD_PARTY = """
 sim: numpy llvmlite ml_dtypes cutlass torch tvm_ffi cuda triton
 kernels: cutlass cuda torch
-base: numpy torch
+base: numpy torch triton
 store: numpy torch zarr blake3 google_crc32c obstore
 capture: torch
 judge: numpy torch

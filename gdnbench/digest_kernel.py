@@ -1,0 +1,285 @@
+"""The Triton kernels of `gdnbench.digests`: rows of one pool, or of several pools alike, in one launch.
+
+Grid (blocks of a row, groups of rows, pools). A program computes the weights K of its block once, then reads
+that block of each of its rows. Where a row has several blocks, programs add their sums atomically: integers
+modulo 2**64 add up to the same in any order.
+
+Elements of 1, 2 or 4 bytes are read in row-major order, whatever their strides: an element at byte b of a row
+adds element * 2**(8 (b mod 4)) * K(2 (b div 4) + a). Rows whose bytes follow each other are read as words.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 2048  # elements that a program reads of a row
+_WARPS = 4
+_FILL = 512  # programs that fill a GPU; with more, one reads several rows
+
+
+@triton.jit
+def _weight(n):  # type: ignore[no-untyped-def]
+    """splitmix64's output n; n is uint64."""
+    z = (n + 1) * 0x9E3779B97F4A7C15
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return z ^ (z >> 31)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _add_block(  # type: ignore[no-untyped-def]
+    base,
+    index,
+    out,
+    count,
+    first,
+    slots,
+    row_stride,
+    elements,
+    size_1,
+    size_2,
+    stride_0,
+    stride_1,
+    stride_2,
+    SIZE: tl.constexpr,
+    SAMPLE: tl.constexpr,
+    INDEXED: tl.constexpr,
+    WORDS_FOLLOW: tl.constexpr,
+    ATOMIC: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Add one block of rows [first, first + ROWS) of the `count` chosen ones to `out` [count, 2]."""
+    GROUP: tl.constexpr = 128 // SIZE
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    element = place // GROUP * (GROUP * SAMPLE) + place % GROUP
+    inside = element < elements
+    if WORDS_FOLLOW:
+        offset = element
+    else:
+        outer = element // size_2
+        offset = outer // size_1 * stride_0 + outer % size_1 * stride_1 + element % size_2 * stride_2
+    octet = (element * SIZE).to(tl.uint64)
+    word = octet // 4
+    shift = 8 * (octet % 4)
+    k0 = _weight(2 * word) << shift
+    k1 = _weight(2 * word + 1) << shift
+    for one in range(ROWS):
+        at = first + one
+        listed = at < count
+        if INDEXED:  # noqa: SIM108
+            row = tl.load(index + at, mask=listed, other=-1).to(tl.int64)
+        else:
+            row = at.to(tl.int64)
+        there = listed & (row >= 0) & (row < slots)
+        found = tl.load(base + row * row_stride + offset, mask=inside & there, other=0)
+        if SIZE == 4:
+            value = found.to(tl.uint32, bitcast=True).to(tl.uint64)
+        elif SIZE == 2:
+            value = found.to(tl.uint16, bitcast=True).to(tl.uint64)
+        else:
+            value = found.to(tl.uint8, bitcast=True).to(tl.uint64)
+        h0 = tl.sum(value * k0, 0).to(tl.int64, bitcast=True)
+        h1 = tl.sum(value * k1, 0).to(tl.int64, bitcast=True)
+        if ATOMIC:
+            tl.atomic_add(out + 2 * at, h0, mask=there, sem="relaxed")
+            tl.atomic_add(out + 2 * at + 1, h1, mask=there, sem="relaxed")
+        else:
+            tl.store(out + 2 * at, h0, mask=listed)
+            tl.store(out + 2 * at + 1, h1, mask=listed)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def digest_rows(  # type: ignore[no-untyped-def]
+    pool,
+    index,
+    out,
+    count,
+    slots,
+    row_stride,
+    elements,
+    size_1,
+    size_2,
+    stride_0,
+    stride_1,
+    stride_2,
+    SIZE: tl.constexpr,
+    SAMPLE: tl.constexpr,
+    INDEXED: tl.constexpr,
+    WORDS_FOLLOW: tl.constexpr,
+    ATOMIC: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Fill `out` int64 [count, 2] with the digests of rows `index` of `pool`."""
+    _add_block(
+        pool, index, out, count, tl.program_id(1) * ROWS, slots, row_stride, elements, size_1, size_2,
+        stride_0, stride_1, stride_2, SIZE, SAMPLE, INDEXED, WORDS_FOLLOW, ATOMIC, ROWS, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def digest_pools(  # type: ignore[no-untyped-def]
+    table,
+    out,
+    count,
+    slots,
+    row_stride,
+    elements,
+    SIZE: tl.constexpr,
+    SAMPLE: tl.constexpr,
+    LONG: tl.constexpr,
+    ATOMIC: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The same of several pools whose rows are of one form: `table` int64 [pools, 2] has the addresses of
+    each pool and of its `count` numbers of rows; `out` int64 [pools, count, 2]."""
+    one = tl.program_id(2)
+    bits: tl.constexpr = tl.int32 if SIZE == 4 else (tl.int16 if SIZE == 2 else tl.int8)
+    number: tl.constexpr = tl.int64 if LONG else tl.int32
+    pool = tl.load(table + 2 * one).to(tl.pointer_type(bits))
+    index = tl.load(table + 2 * one + 1).to(tl.pointer_type(number))
+    _add_block(
+        pool, index, out + one.to(tl.int64) * count * 2, count, tl.program_id(1) * ROWS, slots, row_stride,
+        elements, 1, 1, 0, 0, 0, SIZE, SAMPLE, True, True, ATOMIC, ROWS, BLOCK,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RowForm:
+    """How a row of a pool lies in memory: at most three axes, in elements of `size` bytes."""
+
+    size: int
+    row_stride: int
+    shape: tuple[int, int, int]
+    strides: tuple[int, int, int]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def words_follow(self) -> bool:
+        return self.shape[:2] == (1, 1) and self.strides[2] == 1
+
+    def blocks(self, sample: int) -> int:
+        """How many blocks of `_BLOCK` elements a row has, of those that count."""
+        group = 128 // self.size
+        groups = -(-self.elements // group)
+        return max(1, -(-(-(-groups // sample) * group) // _BLOCK))
+
+
+def bits_and_form(pool: Tensor) -> tuple[Tensor, RowForm] | None:
+    """`pool` [slots, ...] as int32, int16 or int8, and the form of its rows.
+
+    None if rows have more than three axes that do not follow each other, or such elements of 8 bytes.
+    """
+    size = pool.element_size()
+    axes = _collapsed(tuple(pool.shape[1:]), tuple(pool.stride()[1:]))
+    if len(axes) == 1 and axes[0][1] == 1:
+        octets = axes[0][0] * size
+        row_octets = pool.stride(0) * size
+        if octets % 4 == 0 and row_octets % 4 == 0 and pool.data_ptr() % 4 == 0:
+            words = pool.view(torch.uint8) if size == 1 else pool
+            flat = torch.as_strided(words, (pool.shape[0], axes[0][0]), (pool.stride(0), 1))
+            return flat.view(torch.int32), RowForm(4, row_octets // 4, (1, 1, octets // 4), (0, 0, 1))
+    if size == 8 or len(axes) > 3:
+        return None
+    bits = pool.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[size])
+    padded = [(1, 0)] * (3 - len(axes)) + axes
+    (a, b, c), (x, y, z) = zip(*padded, strict=True)
+    return bits, RowForm(size, pool.stride(0), (a, b, c), (x, y, z))
+
+
+def _collapsed(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(size, stride) of a row's axes, with axes that follow each other merged."""
+    axes: list[tuple[int, int]] = []
+    for size, stride in zip(shape, strides, strict=True):
+        if size == 1:
+            continue
+        if axes and axes[-1][1] == size * stride:
+            axes[-1] = (axes[-1][0] * size, stride)
+        else:
+            axes.append((size, stride))
+    return axes or [(1, 1)]
+
+
+def _rows_of_a_program(rows: int, blocks: int) -> int:
+    """A power of two, so that few variants are compiled."""
+    wanted = rows * blocks // _FILL
+    return 1 if wanted < 2 else min(8, 1 << (wanted.bit_length() - 1))
+
+
+def fill_digests(pool: Tensor, index: Tensor | None, out: Tensor, sample: int) -> bool:
+    """Queue the digests of rows `index` of `pool` into `out`; False if the kernel cannot read such rows."""
+    found = bits_and_form(pool)
+    if found is None:
+        return False
+    bits, form = found
+    blocks = form.blocks(sample)
+    count = len(out)
+    if index is not None:
+        index = index.reshape(-1)
+    if blocks > 1:
+        out.zero_()
+    rows = _rows_of_a_program(count, blocks)
+    with torch.cuda.device(pool.device):
+        digest_rows[(blocks, triton.cdiv(count, rows))](
+            bits,
+            out if index is None else index,
+            out,
+            count,
+            pool.shape[0],
+            form.row_stride,
+            form.elements,
+            form.shape[1],
+            form.shape[2],
+            *form.strides,
+            SIZE=form.size,
+            SAMPLE=sample,
+            INDEXED=index is not None,
+            WORDS_FOLLOW=form.words_follow,
+            ATOMIC=blocks > 1,
+            ROWS=rows,
+            BLOCK=_BLOCK,
+            num_warps=_WARPS,
+        )
+    return True
+
+
+def fill_pools(table: Tensor, long: bool, out: Tensor, slots: int, form: RowForm, sample: int) -> None:
+    """Queue the digests of rows of several pools in one launch.
+
+    `table`: int64 [pools, 2] on the device: the addresses of a pool and of its row numbers, int64 if `long`
+    else int32, contiguous. `out`: int64 [pools, count, 2]. `form`: of the rows of every pool, which must
+    follow each other in words.
+    """
+    assert form.words_follow
+    blocks = form.blocks(sample)
+    pools, count, _ = out.shape
+    if blocks > 1:
+        out.zero_()
+    rows = _rows_of_a_program(pools * count, blocks)
+    with torch.cuda.device(out.device):
+        digest_pools[(blocks, triton.cdiv(count, rows), pools)](
+            table,
+            out,
+            count,
+            slots,
+            form.row_stride,
+            form.elements,
+            SIZE=form.size,
+            SAMPLE=sample,
+            LONG=long,
+            ATOMIC=blocks > 1,
+            ROWS=rows,
+            BLOCK=_BLOCK,
+            num_warps=_WARPS,
+        )
