@@ -302,6 +302,27 @@ class Shrinking:
     rows, by pool. None without pools."""
 
 
+@dataclass(frozen=True, slots=True)
+class Accesses:
+    """The rows that the sequences of a call read before it and write by its end, of one pool or of gathered
+    rows. `gdnbench lineage` compares the contents of a read with those of an earlier write.
+
+    `chain`: a name shared by the operations that use the same pool, such as "state". `reads` and `writes` are
+    int64 on the host, without the rows of padding sequences (slot -1); a row that a sequence writes several
+    times is in `writes` once, for the last token.
+    """
+
+    chain: str
+    before: str  # the tensor whose rows are read
+    after: str | None  # the tensor whose rows are written; None: the call only reads
+    reads: Tensor  # [n, 3]: sequence, row of `before`, position of its content less that of the first token
+    writes: Tensor  # [m, 3]: sequence, row of `after`, tokens of this call that its content has consumed
+    tokens: Tensor  # int64 on the host: the tokens of each sequence in this call
+    pooled: bool  # rows are slots of a pool; otherwise they are gathered, and capture names their slots
+    split: int = 1  # how many rows the tensor has in each row of axis 0: the tokens of a page
+    window: bool = False  # a read row is one token's, not a state after all tokens before it
+
+
 Index = tuple[int | slice, ...]
 """An index of rows of a tensor."""
 
@@ -428,6 +449,9 @@ class Operation:
     """The laws that `gdnbench prove` tests kernels for; None if there are none."""
     ranges: Callable[[Call], tuple[Ranges, ...]] | None = None
     """Ranges of a valid call's inputs, on the CPU; none for tensors without elements."""
+    accesses: Callable[[Call], tuple[Accesses, ...]] | None = None
+    """The rows that a call reads and writes. It reads index tensors and shapes only: the others may be on the
+    device "meta". Raises KeyError for a missing index tensor. None: unknown."""
     decodes: bool = False
     """Whether a call computes the next tokens of its sequences: successive calls of a layer then follow one
     another."""

@@ -47,6 +47,7 @@ from gdnbench_kernels.gdn import (
     index_tensors,
 )
 from gdnbench_kernels.gdn_decode import laws, shrink
+from gdnbench_kernels.gdn_decode.accesses import accesses
 from gdnbench_kernels.gdn_decode.gates import CONVENTIONS, GATE, Gates
 from gdnbench_kernels.gdn_decode.leeway import leeway
 from gdnbench_kernels.gdn_decode.op_cost import work_of
@@ -439,6 +440,7 @@ OPERATION = Operation(
     conversions=DECODE_CONVERSIONS,
     renumber=renumber,
     named_rows=NamedRows(("state_indices", "read_indices"), named_rows),
+    accesses=accesses,
     work=work,
     carries=("state", "state"),
     laws=Laws(laws.variants, laws.splits),

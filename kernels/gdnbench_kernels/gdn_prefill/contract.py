@@ -44,6 +44,7 @@ from gdnbench_kernels.gdn import (
     index_tensors,
 )
 from gdnbench_kernels.gdn_prefill import laws, shrink
+from gdnbench_kernels.gdn_prefill.accesses import accesses
 from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, plan_chunks
 from gdnbench_kernels.gdn_prefill.op_cost import work_of
 from gdnbench_kernels.gdn_prefill.ranges import ranges
@@ -433,6 +434,7 @@ OPERATION = Operation(
     stage_limit=stage_limit,
     stage_leeway=stage_leeway,
     stage_call=with_rounded_sums,
+    accesses=accesses,
     work=work,
     carries=STATE_TENSORS,
     cut=CUT,

@@ -32,6 +32,7 @@ from gdnbench_kernels.contract import (
     Work,
 )
 from gdnbench_kernels.swa_decode import laws, shrink
+from gdnbench_kernels.swa_decode.accesses import accesses
 from gdnbench_kernels.swa_decode.layouts import SERVED as SERVED_LAYOUTS
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.op_cost import work_of
@@ -374,6 +375,7 @@ OPERATION = Operation(
         if one != other
     },
     renumber=renumber,
+    accesses=accesses,
     work=work,
     tolerances={"lse": LSE},
     leeway=leeway,
