@@ -1,0 +1,49 @@
+"""The access log: who read and wrote which slot in which call, with digests in place of tensors.
+
+A row is one access: a sequence of a call reads or writes one row of a pool. `gdnbench lineage` reads such
+logs, or makes the same rows of records.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+from typing import Final
+
+import numpy as np
+
+
+class AccessKind(IntEnum):
+    READ = 0
+    WRITE = 1
+    NONE = 2  # a call that reads and writes nothing, so that its step is not missing; only call, step, layer
+
+
+class AccessFlag(IntFlag):
+    PADDING = 1  # of a sequence that only fills a batch
+    DIGEST_UNKNOWN = 2  # the digest is not of the bytes that a reader of the slot finds, or not known at all
+    DRAFT = 4  # written after a later token than the first of a decode call, which may be rejected
+    WINDOW = 8  # a token's row of a window: `position` is that token's
+
+
+UNKNOWN: Final = -1
+"""A request, position, slot or count that nobody claimed."""
+
+ROW: Final = np.dtype(
+    [
+        ("call", "<i8"),  # number of the call in its process
+        ("step", "<i8"),  # which call of its layer, from 0, whatever the operation
+        ("layer", "<i4"),  # index of its name
+        ("chain", "<i2"),  # index of its name
+        ("kind", "i1"),  # an AccessKind
+        ("flags", "u1"),  # AccessFlag
+        ("sequence", "<i4"),  # in the call
+        ("request", "<i4"),  # index of its name, or UNKNOWN
+        ("position", "<i8"),  # read: of the sequence's first token; write: after the token; or UNKNOWN
+        ("slot", "<i8"),  # row of the pool, or UNKNOWN
+        ("accepted", "<i4"),  # num_accepted of the sequence, or UNKNOWN
+        ("tokens", "<i4"),  # tokens of the sequence in this call
+        ("prefix", "<u8"),  # hash of the request's tokens before `position`, or 0
+        ("digest", "<u8", (2,)),  # `gdnbench.digests.row_digests`
+    ]
+)
+"""One access. A call's reads find the pool as it was before the call, its writes as it is after it."""
