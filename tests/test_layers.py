@@ -43,13 +43,14 @@ store: artifact_cache base
 ops: base kernels
 timing.result: base report.outcome
 workers: base report.outcome
+lineage: base kernels store ops
 capture: base sim.virtual kernels store ops
 compile: base kernels ops
 doctor: base kernels ops
 judge: base kernels store ops
 synth: base kernels ops
 kernel_figures: base sim.base sim.ptx sim.host kernels
-report: base sim kernels report.outcome store ops timing.result judge
+report: base sim kernels report.outcome store ops timing.result lineage judge
 trace: base sim.host sim.value_trace sim sim.virtual store
 diff: base kernels report.outcome store ops judge report
 diff.traces: base sim.ptx sim.value_trace sim trace
@@ -67,8 +68,8 @@ prove.records: base kernels store ops synth
 prove: base kernels report.outcome store ops judge report prove.records replay
 suite: base sim sim.virtual report.outcome store ops workers judge report prove.records replay distributed
 cli: base sim.base sim.ptx sim.host sim.cuda_source sim.value_trace sim sim.virtual kernels store ops
-    timing.result capture compile doctor judge synth kernel_figures report trace diff diff.traces heatmap page
-    replay bisect mismatch share timing distributed prove suite
+    timing.result lineage capture compile doctor judge synth kernel_figures report trace diff diff.traces
+    heatmap page replay bisect mismatch share timing distributed prove suite
 pytest_plugin: base sim.base sim sim.virtual kernels report.outcome store ops judge report replay suite
 __main__: cli
 """
@@ -97,6 +98,7 @@ kernels: cutlass cuda torch
 base: numpy torch triton
 store: numpy torch zarr blake3 google_crc32c obstore
 capture: torch
+lineage: numpy torch
 judge: numpy torch
 synth: torch
 kernel_figures: torch

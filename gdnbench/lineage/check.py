@@ -1,0 +1,97 @@
+"""Checks stores: the chains of each process that recorded accesses or calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from gdnbench.errors import BadInputError, StoreError
+from gdnbench.lineage.detect import ChainResult, check_states
+from gdnbench.lineage.finding import Unknown
+from gdnbench.lineage.from_records import tables_of_records
+from gdnbench.lineage.table import AccessTable, Chain
+from gdnbench.lineage.window import check_window
+from gdnbench.store.ranks import Rank
+from gdnbench.store.reader import Store
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(slots=True)
+class ProcessResult:
+    """The chains of one process. `table`: names of layers and requests, and keys of records, without rows."""
+
+    store: str
+    process: str
+    rank: str
+    table: AccessTable
+    chains: list[ChainResult] = field(default_factory=list)
+
+    @property
+    def findings(self) -> int:
+        return sum(len(chain.findings) for chain in self.chains)
+
+
+@dataclass(slots=True)
+class LineageReport:
+    """The result of a check."""
+
+    processes: list[ProcessResult] = field(default_factory=list)
+
+    def total(self, name: str) -> int:
+        """The sum of `reads`, `right` or `padding` over all chains."""
+        return sum(getattr(chain, name) for process in self.processes for chain in process.chains)
+
+    @property
+    def chains(self) -> int:
+        return sum(len(process.chains) for process in self.processes)
+
+    @property
+    def findings(self) -> int:
+        return sum(process.findings for process in self.processes)
+
+    @property
+    def unknown(self) -> Counter[Unknown]:
+        return sum((chain.unknown for process in self.processes for chain in process.chains), Counter())
+
+
+def tables_of(store: Store, advance: Progress | None = None) -> Iterator[AccessTable]:
+    """A table for each process of the store that recorded accesses. BadInputError for a saved replay, whose
+    calls do not follow one another; StoreError for a damaged store."""
+    if store.kind == "run":
+        raise BadInputError(
+            f"{store.path} is a saved replay, whose calls started from recorded states; check the capture"
+        )
+    yield from tables_of_records(store, advance)
+
+
+def check_table(table: AccessTable, store: Store) -> ProcessResult:
+    """Check one process, chain by chain."""
+    process = next(one.process for one in store.segments if one.name == table.process)
+    rank = Rank.from_process(process)
+    result = ProcessResult(str(store.path), table.process, str(rank) if rank.is_known else "", table)
+    result.chains += map(check_chain, table.by_chain())
+    result.table = replace(table, rows=table.rows[:0].copy())
+    return result
+
+
+def check_chain(chain: Chain, explain: bool = False) -> ChainResult:
+    """Check one chain; with `explain` the result has the verdict of each read."""
+    return check_window(chain, explain) if chain.is_window else check_states(chain, explain)
+
+
+def check_stores(stores: list[Store], advance: Progress | None = None) -> LineageReport:
+    """Check all processes of the stores. StoreError or BadInputError as `tables_of`, and BadInputError if
+    none recorded an access."""
+    report = LineageReport()
+    for store in stores:
+        try:
+            for table in tables_of(store, advance):
+                report.processes.append(check_table(table, store))
+        except BadInputError as error:
+            raise StoreError(f"{store.path}: {error}") from error
+    if not report.chains:
+        paths = ", ".join(str(store.path) for store in stores)
+        raise BadInputError(f"{paths}: no record of an operation that reads or writes states")
+    return report

@@ -1,0 +1,72 @@
+"""What the engine said about the sequences of a recorded call: `dispatch["lineage"]` of its record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gdnbench.errors import StoreError
+from gdnbench.store.access_log import UNKNOWN
+
+LINEAGE: Final = "lineage"  # key of `dispatch`
+_HASH: Final = re.compile("[0-9a-f]{16}")
+_POSITIONS: Final = 1 << 32
+_SLOTS: Final = 1 << 48
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """By sequence; past the end of a list nothing is known.
+
+    `requests`: names, or None. `positions`: of the sequence's first token in its request. `prefixes`: hashes
+    of the request's tokens before that one, 0 if unknown. `slots`: of gathered states.
+    """
+
+    requests: tuple[str | None, ...] = ()
+    positions: tuple[int, ...] = ()
+    padding: frozenset[int] = frozenset()
+    prefixes: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
+
+
+def claims_of(dispatch: Mapping[str, Any], where: str) -> Claims:
+    """The claims of a record; StoreError, which begins with `where`, if they have another form."""
+    found = dispatch.get(LINEAGE)
+    if found is None:
+        return Claims()
+    if not isinstance(found, Mapping):
+        raise StoreError(f"{where}: {LINEAGE} is not an object")
+    requests = _items(found, "requests", where)
+    prefixes = _items(found, "prefixes", where)
+    if not all(one is None or isinstance(one, str) for one in requests):
+        raise StoreError(f"{where}: {LINEAGE}: requests are not texts or null")
+    if not all(one is None or (isinstance(one, str) and _HASH.fullmatch(one)) for one in prefixes):
+        raise StoreError(f"{where}: {LINEAGE}: prefixes are not 16 hexadecimal digits or null")
+    return Claims(
+        tuple(requests),
+        _numbers(found, "positions", where, _POSITIONS),
+        frozenset(_numbers(found, "padding", where, 1 << 31)),
+        tuple(0 if one is None else int(one, 16) for one in prefixes),
+        _numbers(found, "slots", where, _SLOTS),
+    )
+
+
+def _items(found: Mapping[str, Any], name: str, where: str) -> list[Any]:
+    value = found.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list | tuple):
+        raise StoreError(f"{where}: {LINEAGE}: {name} is not a list")
+    return list(value)
+
+
+def _numbers(found: Mapping[str, Any], name: str, where: str, stop: int) -> tuple[int, ...]:
+    """The numbers, UNKNOWN for null."""
+    values = [UNKNOWN if one is None else one for one in _items(found, name, where)]
+    for value in values:
+        if type(value) is not int or not UNKNOWN <= value < stop:
+            said = str(value)[:40]
+            raise StoreError(f"{where}: {LINEAGE}: {name} has {said!r}, which is no number below {stop}")
+    return tuple(values)

@@ -1,0 +1,235 @@
+"""The law of a chain, and which break of it a wrong read is.
+
+A read by a request at a position must find what the request last wrote at that position; at position 0,
+zeros. `judge` decides one read from the accesses before it, which `History` looks up: in arrays of a whole
+log, or in dictionaries while a program runs.
+
+A read is called wrong only if one of these holds, and otherwise unknown:
+- its content is identified: a recorded write of another position, of another request or prefix, has it, and
+  no write that the reader may rightly find does;
+- its content is from no recorded write, although the request wrote that position, no call is missing since,
+  and the request has been followed from its first token or from a recognised prefix hit;
+- its position is 0 and it does not find zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+from gdnbench.lineage.finding import Break, Finding, Unknown
+from gdnbench.lineage.table import ZERO, Access
+
+MOST_SOURCES: Final = 16
+"""Writes of one content that are looked at; content that more have identifies no write."""
+
+_ADJACENT: Final = 2
+"""A request that runs in each step of an engine is in each or each other call of a pool: an engine's step may
+have a call for prompts and one for decoding."""
+
+
+class PreviousCall(NamedTuple):
+    """A request's latest call before a read. `first`: position of its first token, or -1; `drafts`: whether
+    it wrote a state after a later token than its first, which may be rejected."""
+
+    step: int
+    first: int
+    tokens: int
+    drafts: bool
+
+    def may_leave(self, position: int) -> bool:
+        """Whether the next call of the request may begin at `position`."""
+        last = self.first + self.tokens
+        return self.first >= 0 and (self.first < position <= last if self.drafts else position == last)
+
+
+class History(Protocol):
+    """The accesses of a chain before a step."""
+
+    layer: str
+    chain: str
+
+    def latest(self, request: int, position: int, step: int) -> Access | None:
+        """The request's latest write at the position, in a call before `step`."""
+
+    def previous(self, request: int, step: int) -> PreviousCall | None:
+        """The request's latest call before `step`."""
+
+    def writes_of(self, digest: tuple[int, int], step: int) -> Sequence[Access]:
+        """The latest writes of that content before `step`, oldest first, at most MOST_SOURCES + 1."""
+
+    def wrote_after(self, request: int, after: int, before: int) -> bool:
+        """Whether the request wrote in a step between the two."""
+
+    def first_foreign_write(self, slot: int, request: int, first: int, before: int) -> Access | None:
+        """The first write to the slot by anybody else, in steps from `first` to the one before `before`."""
+
+    def used_slot(self, request: int, slot: int, step: int) -> bool:
+        """Whether the request read or wrote the slot in the call `step`."""
+
+    def ran_near(self, request: int, step: int) -> bool:
+        """Whether the request had an access in the call `step` or the one before it of the chain."""
+
+    def calls_apart(self, first: int, second: int) -> int:
+        """How many calls of the chain the second step is after the first."""
+
+    def contiguous(self, first: int, second: int) -> bool:
+        """Whether every call of the layer between the two steps is recorded, with its requests."""
+
+    def from_first(self, step: int) -> bool:
+        """Whether every call of the layer up to `step` is recorded."""
+
+    def is_whole(self, step: int) -> bool:
+        """As `from_first`, and nothing wrote before the log began."""
+
+    def slot_written(self, slot: int, step: int) -> bool:
+        """Whether a recorded call before `step` wrote the slot."""
+
+    def wrote_at(self, slot: int, position: int, step: int) -> bool:
+        """Whether a write at that position went to the slot before `step`."""
+
+    def is_followed(self, request: int, step: int) -> bool:
+        """Whether the request's first token was seen before `step`, or a prefix hit that a record wrote."""
+
+
+def judge(read: Access, history: History) -> Finding | Unknown | None:
+    """A break, why nothing is known, or None if the read is right. `read` is not of a padding sequence."""
+    if read.request < 0:
+        return Unknown.NO_REQUEST
+    if read.position < 0:
+        return Unknown.NO_POSITION
+    if not read.digest_known:
+        return Unknown.NO_DIGEST
+    if read.position == 0:
+        return None if read.digest == ZERO else _not_zero(read, history)
+    own = history.latest(read.request, read.position, read.step)
+    if own is not None and own.digest == read.digest:
+        return None
+    previous = history.previous(read.request, read.step)
+    continues = (
+        previous is not None
+        and previous.may_leave(read.position)
+        and history.contiguous(previous.step, read.step)
+        and history.calls_apart(previous.step, read.step) <= _ADJACENT
+    )
+    sources = [] if read.digest == ZERO else history.writes_of(read.digest, read.step)
+    if any(_is_right(read, source, continues) for source in sources):
+        return None
+    in_place = continues and own is not None and own.slot == read.slot >= 0
+    if (reason := _doubt(read, sources, in_place)) is not None:
+        return reason
+    anchor = own or (sources[-1] if sources else None)
+    if anchor is None:
+        return _from_nowhere(read, history)
+    if not history.contiguous(anchor.step, read.step):
+        return Unknown.CALLS_MISSING
+    if sources:
+        return _identified(read, own, previous, continues, sources, history)
+    assert own is not None
+    if not own.digest_known:
+        return Unknown.NO_DIGEST
+    from_first = history.from_first(read.step)
+    certain = history.is_whole(read.step) or (continues and (in_place or from_first))
+    if not (certain and history.is_followed(read.request, read.step)):
+        return Unknown.FROM_ELSEWHERE
+    fresh = from_first and read.slot >= 0 and not history.slot_written(read.slot, read.step)
+    kind = Break.NEVER_WRITTEN if fresh else Break.UNEXPLAINED
+    return Finding(kind, history.layer, history.chain, read, read, own)
+
+
+def _not_zero(read: Access, history: History) -> Finding:
+    sources = history.writes_of(read.digest, read.step)
+    source = sources[-1] if sources else None
+    return Finding(Break.NEVER_WRITTEN, history.layer, history.chain, read, read, None, source)
+
+
+def _is_right(read: Access, source: Access, continues: bool) -> bool:
+    """Whether `read` may find the content of `source`: a cached state of the same prefix, which the request
+    itself may have left before it was preempted."""
+    if source.position != read.position or source.is_padding:
+        return False
+    if source.request == read.request:
+        return not continues
+    return source.prefix == read.prefix != 0
+
+
+def _doubt(read: Access, sources: Sequence[Access], in_place: bool) -> Unknown | None:
+    """Why the content of `sources` does not tell whether the read is wrong. `in_place`: the request reads the
+    slot that it wrote a moment ago, so this is no prefix hit."""
+    live = [source for source in sources if not source.is_padding]
+    if any(source.request < 0 or source.position < 0 for source in live):
+        return Unknown.NO_CLAIMS
+    if len(sources) > MOST_SOURCES or len({source.position for source in live}) > 1:
+        return Unknown.COMMON_CONTENT
+    for source in live:
+        same = source.position == read.position and source.request != read.request
+        if same and not in_place and not (source.prefix and read.prefix):
+            return Unknown.NO_PREFIX
+    return None
+
+
+def _from_nowhere(read: Access, history: History) -> Finding | Unknown:
+    """Of a read whose request and content no record wrote."""
+    unwritten = read.slot >= 0 and not history.slot_written(read.slot, read.step)
+    if history.is_whole(read.step) and read.digest != ZERO and unwritten:
+        return Finding(Break.NEVER_WRITTEN, history.layer, history.chain, read, read)
+    return Unknown.FIRST_SEEN
+
+
+def _identified(
+    read: Access,
+    own: Access | None,
+    previous: PreviousCall | None,
+    continues: bool,
+    sources: Sequence[Access],
+    history: History,
+) -> Finding:
+    """The break of a read that found the content of `sources`, none of which it may find."""
+    source = next((one for one in reversed(sources) if one.slot == read.slot >= 0), sources[-1])
+    if source.is_padding:
+        kind, damage = Break.PADDING, _first_damage(read, previous, history)
+    elif source.request == read.request:
+        kind, damage = _own_break(read, own, previous, continues, source, history)
+    elif own is None or history.wrote_after(read.request, own.step, read.step):
+        kept = history.wrote_at(read.slot, read.position, source.step)
+        kind, damage = Break.WRONG_PREFIX, source if source.slot == read.slot >= 0 and kept else read
+    else:
+        damage = _first_damage(read, previous, history)
+        when = source if damage is read else damage
+        kind = Break.SHARED_SLOT if history.ran_near(read.request, when.step) else Break.OVERWRITTEN
+    return Finding(kind, history.layer, history.chain, damage, read, own, source)
+
+
+def _first_damage(read: Access, previous: PreviousCall | None, history: History) -> Access:
+    """The first write by others to a slot that the reader used in its call before; otherwise the read, which
+    names a slot that is not the request's."""
+    if previous is None or read.slot < 0:
+        return read
+    if not history.used_slot(read.request, read.slot, previous.step):
+        return read
+    found = history.first_foreign_write(read.slot, read.request, previous.step, read.step)
+    return read if found is None else found
+
+
+def _own_break(
+    read: Access,
+    own: Access | None,
+    previous: PreviousCall | None,
+    continues: bool,
+    source: Access,
+    history: History,
+) -> tuple[Break, Access]:
+    """The break, and the access that did it, of a read of the request's own content of another time."""
+    if previous is not None and source.step == previous.step and previous.may_leave(read.position):
+        if 0 <= read.accepted != read.position - previous.first:
+            return Break.ACCEPTED_COUNT, read
+        if source.position > read.position:
+            return Break.REJECTED_DRAFT, source
+    if own is not None and own.step == source.step and own.position > source.position:
+        return Break.OLDER_VERSION, read
+    if history.wrote_after(read.request, source.step, read.step):
+        left = own is not None and not history.wrote_after(read.request, own.step, read.step)
+        return Break.OLDER_VERSION if continues or left else Break.WRONG_PREFIX, read
+    if source.position < read.position:
+        return Break.POSITION_GAP, read
+    return Break.POSITION_OVERLAP, read

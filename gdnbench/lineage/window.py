@@ -1,0 +1,227 @@
+"""Checks a chain of windows: a token's row must stay as it is while its request runs.
+
+Nobody records who writes these rows. So a read is compared with earlier reads, in two ways:
+
+- The request read the row before, at the same slot, and it has changed: while the request was in every call,
+  moved on by no more than its tokens, and did not compute that token again.
+- The request reads the row for the first time, and it is what the slot held for another position.
+
+Both rely on the order of a window's entries. A chain whose windows do not fit together from call to call, so
+that a token seems to move to another slot, is not checked; neither is one whose rows do not depend on the
+position, so that the same row is in several slots for several positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gdnbench.lineage.continuity import Continuity
+from gdnbench.lineage.detect import MOST_BREAKS, ChainResult
+from gdnbench.lineage.finding import Break, Finding, Unknown
+from gdnbench.lineage.table import Chain, Rows, access_of
+from gdnbench.store.access_log import AccessFlag, AccessKind
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Queries:
+    """The calls of one request: steps ascending, and the first and last position of its queries in each."""
+
+    steps: Numbers
+    first: Numbers
+    last: Numbers
+
+
+def check_window(chain: Chain, explain: bool = False) -> ChainResult:
+    """Check a chain whose reads are of tokens' rows; `explain` as in `check_states`."""
+    result = ChainResult(chain.layer, chain.name)
+    rows = chain.rows
+    is_read = rows["kind"] == AccessKind.READ
+    padding = (rows["flags"] & AccessFlag.PADDING) != 0
+    result.padding = int((is_read & padding).sum())
+    reads = np.flatnonzero(is_read & ~padding)
+    result.reads = len(reads)
+    places, reasons = _usable(rows, reads, result)
+    check = _WindowCheck(chain, rows[places])
+    verdicts = check.verdicts()
+    result.right = int((verdicts == _RIGHT).sum())
+    result.findings = check.findings
+    for code, reason in _UNKNOWN.items():
+        if count := int((verdicts == code).sum()):
+            result.unknown[reason] += count
+    if explain:
+        texts = {code: str(reason) for code, reason in _UNKNOWN.items()}
+        texts |= {_RIGHT: "right", _BROKEN: Break.STALE_PAGE.value}
+        result.verdicts = {
+            **reasons,
+            **dict(zip(places.tolist(), (texts[code] for code in verdicts.tolist()), strict=True)),
+        }
+    return result
+
+
+def _usable(rows: Rows, reads: Numbers, result: ChainResult) -> tuple[Numbers, dict[int, str]]:
+    """The reads whose request, position and content are known; why the others are not, by place."""
+    of_reads = rows[reads]
+    left = np.ones(len(reads), dtype=np.bool_)
+    reasons: dict[int, str] = {}
+    for missing, reason in (
+        (of_reads["request"] < 0, Unknown.NO_REQUEST),
+        (of_reads["position"] < 0, Unknown.NO_POSITION),
+        ((of_reads["flags"] & AccessFlag.DIGEST_UNKNOWN) != 0, Unknown.NO_DIGEST),
+    ):
+        missing = missing & left
+        if missing.any():
+            result.unknown[reason] += int(missing.sum())
+            reasons |= dict.fromkeys(reads[missing].tolist(), str(reason))
+        left &= ~missing
+    return reads[left], reasons
+
+
+_RIGHT, _BROKEN, _FIRST, _MISSING, _COMMON = range(5)
+_UNKNOWN = {_FIRST: Unknown.FIRST_SEEN, _MISSING: Unknown.CALLS_MISSING, _COMMON: Unknown.COMMON_CONTENT}
+
+
+class _WindowCheck:
+    """The check of the usable reads of a chain, which are in order of steps."""
+
+    def __init__(self, chain: Chain, rows: Rows) -> None:
+        self._chain, self._rows = chain, rows
+        self._continuity = Continuity(chain)
+        self._queries = dict(_queries(rows))
+        self.findings: list[Finding] = []
+
+    def verdicts(self) -> NDArray[np.int8]:
+        rows = self._rows
+        found = np.full(len(rows), _FIRST, dtype=np.int8)
+        if not len(rows):
+            return found
+        same = np.lexsort((rows["step"], rows["slot"], rows["position"], rows["request"]))
+        before, after = same[:-1], same[1:]
+        seen = _equal(rows, before, after, "request", "position", "slot")
+        content = (rows["digest"][before] == rows["digest"][after]).all(axis=1)
+        found[after[seen & content]] = _RIGHT
+        fits = self._order_fits()
+        common = self._common() if fits else frozenset()
+        for old, new in zip(before[seen & ~content].tolist(), after[seen & ~content].tolist(), strict=True):
+            found[new] = self._changed(old, new) if fits else _COMMON
+        again = np.zeros(len(rows), dtype=np.bool_)
+        again[after[seen]] = True
+        for old, new in self._left_over(again):
+            if fits and tuple(rows["digest"][new].tolist()) not in common:
+                found[new] = self._stale(old, new)
+        self.findings.sort(key=lambda one: (one.found.step, one.found.sequence))
+        return found
+
+    def _order_fits(self) -> bool:
+        """Whether the rows that a request reads in two successive calls are at the same slots: in some pair
+        of calls, and nowhere otherwise."""
+        rows = self._rows
+        order = np.lexsort((rows["step"], rows["position"], rows["request"]))
+        one, other = order[:-1], order[1:]
+        pairs = _equal(rows, one, other, "request", "position") & (rows["step"][one] != rows["step"][other])
+        near = pairs & (self._continuity.apart(rows["step"][one], rows["step"][other]) == 1)
+        moved = rows["slot"][one] != rows["slot"][other]
+        return bool(near.any()) and int((near & moved).sum()) * 4 <= int(near.sum())
+
+    def _common(self) -> frozenset[tuple[int, int]]:
+        """Contents that several slots have for several positions."""
+        rows = self._rows
+        digest = rows["digest"]
+        order = np.lexsort((rows["slot"], rows["position"], digest[:, 1], digest[:, 0]))
+        one, other = order[:-1], order[1:]
+        several = (digest[one] == digest[other]).all(axis=1) & (rows["slot"][one] != rows["slot"][other])
+        several &= rows["position"][one] != rows["position"][other]
+        return frozenset(map(tuple, digest[one[several]].tolist()))
+
+    def _changed(self, old: int, new: int) -> int:
+        """The verdict of a row that its request read before with other content."""
+        rows = self._rows
+        first, last = int(rows["step"][old]), int(rows["step"][new])
+        if not self._continuity.contiguous(first, last):
+            return _MISSING
+        steady, drafts = self._steady(int(rows["request"][new]), int(rows["position"][new]), first, last)
+        if not steady:
+            return _FIRST
+        source = self._source(new)
+        if source is None and drafts:
+            return _FIRST
+        return self._break(new, old, source)
+
+    def _steady(self, request: int, position: int, first: int, last: int) -> tuple[bool, bool]:
+        """Whether the request was in every call between two steps, moved on by no more than its tokens, and
+        did not compute `position` again; and whether any of its calls had drafts."""
+        queries = self._queries[request]
+        at = np.searchsorted(queries.steps, (first, last))
+        part = slice(int(at[0]), int(at[1]) + 1)
+        steps, starts, ends = queries.steps[part], queries.first[part], queries.last[part]
+        near = self._continuity.apart(steps[:-1], steps[1:]) == 1
+        moved = (starts[1:] > starts[:-1]) & (starts[1:] <= ends[:-1] + 1)
+        steady = bool(near.all() and moved.all() and (starts[1:] > position).all())
+        return steady, bool((ends > starts).any())
+
+    def _left_over(self, again: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+        """First reads whose content the slot had for another position, with the latest such read."""
+        rows = self._rows
+        order = np.lexsort((rows["step"], rows["slot"]))
+        one, other = order[:-1], order[1:]
+        left = _equal(rows, one, other, "slot") & (rows["digest"][one] == rows["digest"][other]).all(axis=1)
+        left &= (rows["step"][one] != rows["step"][other]) & (
+            rows["position"][one] != rows["position"][other]
+        )
+        left &= ~again[other] & (rows["digest"][other] != 0).any(axis=1)
+        yield from zip(one[left].tolist(), other[left].tolist(), strict=True)
+
+    def _stale(self, old: int, new: int) -> int:
+        """The verdict of a row that its request reads for the first time with what the slot held before."""
+        rows = self._rows
+        if not self._continuity.contiguous(int(rows["step"][old]), int(rows["step"][new])):
+            return _MISSING
+        return self._break(new, None, old)
+
+    def _source(self, new: int) -> int | None:
+        """The latest earlier read of this content for another position."""
+        rows = self._rows
+        step = int(np.searchsorted(rows["step"], rows["step"][new]))
+        same = (rows["digest"][:step] == rows["digest"][new]).all(axis=1)
+        same &= rows["position"][:step] != rows["position"][new]
+        places = np.flatnonzero(same)
+        return int(places[-1]) if len(places) else None
+
+    def _break(self, new: int, own: int | None, source: int | None) -> int:
+        if len(self.findings) >= MOST_BREAKS:
+            return _FIRST
+        found, before, origin = (
+            None if place is None else access_of(self._rows[place]) for place in (new, own, source)
+        )
+        assert found is not None
+        chain = self._chain
+        self.findings.append(Finding(Break.STALE_PAGE, chain.layer, chain.name, found, found, before, origin))
+        return _BROKEN
+
+
+def _equal(rows: Rows, one: Numbers, other: Numbers, *names: str) -> NDArray[np.bool_]:
+    found = np.ones(len(one), dtype=np.bool_)
+    for name in names:
+        found &= rows[name][one] == rows[name][other]
+    return found
+
+
+def _queries(rows: Rows) -> Iterator[tuple[int, _Queries]]:
+    """The calls of each request. A sequence's query is the token of its last row."""
+    order = np.lexsort((rows["position"], rows["sequence"], rows["step"], rows["request"]))
+    by_query = rows[order]
+    last = np.ones(len(rows), dtype=np.bool_)
+    last[:-1] = ~_equal(
+        by_query, np.arange(len(rows) - 1), np.arange(1, len(rows)), "request", "step", "sequence"
+    )
+    queries = by_query[last]
+    for request in np.unique(queries["request"]).tolist():
+        own = queries[slice(*np.searchsorted(queries["request"], (request, request + 1)))]
+        steps, start = np.unique(own["step"], return_index=True)
+        first = np.minimum.reduceat(own["position"], start)
+        yield request, _Queries(steps, first, np.maximum.reduceat(own["position"], start))

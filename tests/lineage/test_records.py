@@ -1,0 +1,47 @@
+"""Stores of ordinary records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gdnbench.lineage.check import check_stores
+from gdnbench.lineage.finding import Unknown
+from gdnbench.store.reader import Store
+from tests.lineage.logs import Engine, Options
+from tests.lineage.stores import write_store
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_right_store_has_no_break(tmp_path: Path, drafts: bool) -> None:
+    write_store(tmp_path / "run.zarr", Engine(3, Options(drafts=drafts)).run(40), segments=2)
+    with Store.open(tmp_path / "run.zarr") as store:
+        report = check_stores([store])
+    assert len(report.processes) == 2
+    assert report.findings == 0
+    assert report.total("right") == report.total("reads") > 100
+
+
+def test_a_break_names_records(tmp_path: Path) -> None:
+    engine = Engine(3, Options(bug="overwritten")).run(60)
+    write_store(tmp_path / "run.zarr", engine)
+    with Store.open(tmp_path / "run.zarr") as store:
+        report = check_stores([store])
+    (process,) = report.processes
+    finding = process.chains[0].findings[0]
+    assert engine.planted is not None
+    assert (finding.kind, finding.damage.call) == ("overwritten", engine.planted.call)
+    assert process.table.records[finding.damage.call] == engine.planted.call
+
+
+def test_states_that_were_rounded_to_the_pool_are_compared(tmp_path: Path) -> None:
+    """A prefill leaves float32 states and the engine rounds them to its pool: the write is known by its
+    rounded content, and another content proves nothing."""
+    write_store(tmp_path / "run.zarr", Engine(3, Options()).run(40), dtype=torch.bfloat16)
+    with Store.open(tmp_path / "run.zarr") as store:
+        report = check_stores([store])
+    assert report.findings == 0
+    assert report.total("right") == report.total("reads")
+    assert Unknown.NO_DIGEST not in report.unknown
