@@ -20,6 +20,7 @@ from gdnbench.cli.diff import diff
 from gdnbench.cli.doctor import doctor
 from gdnbench.cli.explore import explore
 from gdnbench.cli.git_bisect import NO_VERDICT, OPTION
+from gdnbench.cli.lineage import lineage
 from gdnbench.cli.ls import ls
 from gdnbench.cli.merge import merge
 from gdnbench.cli.pipes import leave_stdout, reader_may_leave
@@ -58,7 +59,7 @@ FOREIGN_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}  # th
 
 app.command()(capture)
 COMMANDS = (
-    *(ls, show, prove, replay, explore, trace, suite, diff, report, time, verify, sim),
+    *(ls, show, prove, replay, explore, trace, suite, diff, lineage, report, time, verify, sim),
     *(upload, prune, merge, share),
 )
 for command in COMMANDS:

@@ -31,6 +31,14 @@ EXAMPLES = {
         ("gdnbench ls run.zarr --op gdn_prefill", "gdnbench ls run.zarr --rank tp1 --order step"),
     ),
     "gdnbench show": Example("store.md", ("gdnbench show run.zarr 3",)),
+    "gdnbench lineage": Example(
+        "lineage.md",
+        (
+            "gdnbench lineage run.zarr",
+            "gdnbench lineage run.zarr --explain req-7 --layer '*.3.linear_attn'",
+            "gdnbench lineage node0.zarr node1.zarr --junit results.xml",
+        ),
+    ),
     "gdnbench verify": Example(
         "store.md", ("gdnbench verify run.zarr", "gdnbench verify s3://bucket/run.zarr")
     ),

@@ -1,0 +1,138 @@
+"""`gdnbench lineage`: is every state that a request reads the one that it last wrote?"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gdnbench.cli.console import print_json, print_line, print_note, progress, table
+from gdnbench.errors import BadInputError, Exit
+from gdnbench.store.recover import open_store
+
+if TYPE_CHECKING:
+    from gdnbench.lineage.check import LineageReport
+    from gdnbench.store.reader import Store
+
+MOST_LINES = 100
+"""Breaks that are printed; --json has all that were classified."""
+
+
+def lineage(
+    stores: Annotated[list[str], typer.Argument(help="Stores to check: folders, .zip files or URLs.")],
+    explain: Annotated[
+        str | None, typer.Option(help="Print the chain of this request, access by access, e.g. req-7.")
+    ] = None,
+    layer: Annotated[
+        str | None, typer.Option(help="With --explain: only layers of this name; globs allowed.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    junit: Annotated[Path | None, typer.Option(help="Also write a JUnit XML file, e.g. results.xml.")] = None,
+) -> None:
+    """Check that every state, conv state and window row that a request reads is what it last wrote.
+
+    Follows each request of each process through the recorded calls, by request, position and content; runs
+    no kernel. A read is called wrong only if nothing that may be missing explains it.
+
+    Exit status: 0 no chain is broken; 1 one is; 2 nothing could be checked.
+    """
+    from gdnbench.lineage.check import check_stores
+
+    if layer is not None and explain is None:
+        raise BadInputError("--layer chooses what --explain prints; name a request with --explain")
+    if explain is not None and junit is not None:
+        raise BadInputError(
+            "--explain prints one request and --junit writes the whole check; give one of them"
+        )
+    with contextlib.ExitStack() as opened:
+        found = [opened.enter_context(open_store(store)) for store in stores]
+        for store in found:
+            for problem in store.problems:
+                print_note(f"gdnbench: {problem}")
+        if explain is not None:
+            _explain(found, explain, layer, json)
+            return
+        with progress("lineage") as advance:
+            report = check_stores(found, advance)
+    _print(report, json)
+    if junit is not None:
+        _write_junit(report, junit)
+    if report.findings:
+        raise typer.Exit(Exit.MISMATCH)
+    if not report.total("right"):
+        raise BadInputError(_why_nothing(report))
+
+
+def _print(report: LineageReport, json: bool) -> None:
+    from gdnbench.lineage import text
+    from gdnbench.lineage.export import to_json
+
+    if json:
+        print_json(to_json(report))
+        return
+    lines = list(text.lines(report))
+    if lines:
+        rows = [text.table_row(line) for line in lines[:MOST_LINES]]
+        print(table(text.HEADERS, rows, right=text.RIGHT))
+    if len(lines) > MOST_LINES:
+        print(f"... and {len(lines) - MOST_LINES} more; --json has all")
+    for line in text.summary(report):
+        print_line(line)
+
+
+def _write_junit(report: LineageReport, path: Path) -> None:
+    from gdnbench.report.lineage import to_junit
+
+    try:
+        path.write_text(to_junit(report), encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise BadInputError(f"--junit {path} cannot be written: {error.strerror}") from None
+
+
+def _why_nothing(report: LineageReport) -> str:
+    from gdnbench.lineage.finding import Unknown
+
+    unknown = report.unknown
+    if not unknown:
+        return "nothing could be checked: no call reads a state"
+    reason = unknown.most_common(1)[0][0]
+    hint = {
+        Unknown.NO_REQUEST: "; capture with an adapter that names requests, see docs/lineage.md",
+        Unknown.NO_POSITION: "; capture with an adapter that names positions, see docs/lineage.md",
+        Unknown.CALLS_MISSING: "; capture consecutive calls, without --every",
+    }.get(reason, "")
+    return f"nothing could be checked: {reason}{hint}"
+
+
+def _explain(stores: list[Store], request: str, layer: str | None, json: bool) -> None:
+    from gdnbench.lineage.check import tables_of
+    from gdnbench.lineage.explain import HEADERS, RIGHT, explain
+    from gdnbench.lineage.export import access_json
+
+    chains = [
+        one for store in stores for table_ in tables_of(store) for one in explain(table_, request, layer)
+    ]
+    if not chains:
+        where = "" if layer is None else f" in a layer {layer!r}"
+        raise BadInputError(f"no call names a request {request!r}{where}")
+    if json:
+        print_json(
+            [
+                {
+                    "process": one.table.process,
+                    "layer": one.layer,
+                    "chain": one.chain,
+                    "accesses": [
+                        {**(access_json(one.table, access) or {}), "verdict": verdict}
+                        for access, verdict in one.accesses
+                    ],
+                }
+                for one in chains
+            ]
+        )
+        return
+    for one in chains:
+        print_line(f"{request} in {one.layer}, {one.chain}, process {one.table.process}")
+        print(table(HEADERS, one.rows(), right=RIGHT))
