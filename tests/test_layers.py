@@ -97,7 +97,7 @@ sim: numpy llvmlite ml_dtypes cutlass torch tvm_ffi cuda triton
 kernels: cutlass cuda torch
 base: numpy torch triton
 store: numpy torch zarr blake3 google_crc32c obstore
-capture: torch
+capture: numpy torch blake3
 lineage: numpy torch
 judge: numpy torch
 synth: torch

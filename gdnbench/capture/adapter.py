@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gdnbench.capture.claims import Claims
     from gdnbench_kernels.contract import Scalar
 
 
@@ -66,9 +67,12 @@ class Observation:
     # Pools whose rows the call touches all; capture need not ask the operation for rows.
     whole_pools: frozenset[str] = frozenset()
     finish: Finish | None = None  # for tensors on a GPU, the writing thread calls it
+    claims: Claims | None = None  # of the call's sequences; None: the step around the call may know
 
 
 class Adapter(Protocol):
+    """`gdnbench.capture.steps` describes what an adapter may have besides, to name a call's requests."""
+
     @property
     def framework(self) -> str: ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gdnbench.capture import runtime
 from gdnbench.capture.adapter import Observation, Seen, Target
+from gdnbench.capture.adapters.paged import check_claim_places, claims_at
 from gdnbench.capture.session import CallSite, count_compiled
 from gdnbench.ops import operation
 from gdnbench_kernels.contract import Role
@@ -32,6 +33,7 @@ class FunctionAdapter:
     names: Mapping[str, str]  # contract name by parameter name, where they differ
     conventions: Mapping[str, str]
     targets: tuple[Target, ...]
+    lineage: Mapping[str, str] = field(default_factory=dict)  # places of `Claims` among the parameters
     framework: str = "function"
     scopes: tuple[Target, ...] = ()
 
@@ -47,6 +49,7 @@ class FunctionAdapter:
             },
             scalars={spec.name: given.get(spec.name, spec.default) for spec in contract.scalars},
             conventions=self.conventions,
+            claims=claims_at(self.lineage, arguments),
         )
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
@@ -75,20 +78,29 @@ class FunctionAdapter:
 
 
 def record(
-    op: str, *, names: Mapping[str, str] | None = None, conventions: Mapping[str, str] | None = None
+    op: str,
+    *,
+    names: Mapping[str, str] | None = None,
+    conventions: Mapping[str, str] | None = None,
+    lineage: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Record the calls of a function while a capture is running. Without a capture, the function runs
     unchanged.
 
     `names` maps parameter names to the contract's names where they differ; `conventions` holds those that
-    differ from the operation's defaults. BadInputError if the operation does not exist.
+    differ from the operation's defaults. `lineage` names the parameters, or places in them such as
+    `metadata.ids`, that say whose sequences these are: `requests`, and `positions`, `padding`, `prefixes` and
+    `slots` (`gdnbench.capture.claims.Claims`). BadInputError if the operation does not exist, or for such a
+    name or place that cannot be.
     """
     contract = operation(op)
+    places = dict(lineage or {})
+    check_claim_places(places)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         target = Target(function.__module__, function.__qualname__)
         adapter = FunctionAdapter(
-            op, dict(names or {}), {**contract.default_conventions, **(conventions or {})}, (target,)
+            op, dict(names or {}), {**contract.default_conventions, **(conventions or {})}, (target,), places
         )
         site = CallSite.from_function(adapter, target, function)
 

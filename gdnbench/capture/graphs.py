@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen
+from gdnbench.capture.claims import Claims
 from gdnbench.capture.device_snapshot import (
     Arriving,
     DevicePool,
@@ -40,6 +41,7 @@ from gdnbench.capture.inflight import (
     as_call,
     pending_record,
     pool_names,
+    with_claims,
 )
 from gdnbench.capture.layers import Layer
 from gdnbench.capture.recorder import Counts, Recorder
@@ -72,6 +74,8 @@ class Host(Protocol):
 
     @property
     def triggers(self) -> Triggers: ...
+
+    def claims(self, observation: Observation) -> Claims | None: ...
 
 
 @dataclass(slots=True)
@@ -286,7 +290,10 @@ class Graphs:
                 naming = (n for n in contract.named_rows.tensors if n in observation.tensors)
                 call.indices |= {index: observation.tensors[index] for index in naming}
         inside = {name: seen for name, seen in observation.tensors.items() if name not in call.static}
-        call.inputs = self._packed(inside, plan)
+        if observation.claims is not None:
+            # What the call said when the graph was captured is of that step; its tensors are of each replay.
+            observation = replace(observation, claims=observation.claims.without_values())
+        call.inputs = self._packed(inside, plan, observation.claims)
         call.observation = observation
         call.forms = self._host.triggers.forms(observation)
         return call
@@ -324,8 +331,8 @@ class Graphs:
         call.outputs = outputs
         self._host.counts.graph_calls += 1
 
-    def _packed(self, seen: dict[str, Seen], plan: Plan) -> Packed:
-        found = snapshot_on_device(seen, {}, self._streams)
+    def _packed(self, seen: dict[str, Seen], plan: Plan, claims: Claims | None = None) -> Packed:
+        found = with_claims(snapshot_on_device(seen, {}, self._streams), claims)
         with self._lock:
             while self._returned:
                 self._bytes -= self._returned.popleft()
@@ -400,11 +407,25 @@ class Graphs:
                 if pool not in call.whole
             }
             rows = snapshot_on_device(call.static, pools, self._streams)
+            observation, rows = self._claimed(call, rows)
         except Exception as error:
             self._host.counts.fail(error)
             return None
         reserved = rows.nbytes + call.inputs.nbytes + call.outputs.nbytes
-        return _Kept(call, call.observation, call.inputs, call.outputs, name, pools, reserved, rows, reason)
+        return _Kept(call, observation, call.inputs, call.outputs, name, pools, reserved, rows, reason)
+
+    def _claimed(self, call: GraphCall, rows: DeviceSnapshot) -> tuple[Observation, DeviceSnapshot]:
+        """The call's observation with the claims of the step that replays it, and `rows` with those of them
+        that are tensors."""
+        observation = call.observation
+        assert observation is not None
+        if observation.claims is not None:
+            return observation, rows  # the graph copies their tensors
+        visible = replace(observation, tensors={**call.indices, **call.static})
+        claims = self._host.claims(visible)
+        if claims is not None:
+            claims = claims.with_host_values(self._streams.holds)
+        return replace(observation, claims=claims), with_claims(rows, claims)
 
     def _after_replay(self, kept: list[_Kept]) -> None:
         """Send the graph's copies and the pool rows after the replay."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.capture.adapter import Observation, Seen
+from gdnbench.capture.claims import LINEAGE, Claims
 from gdnbench.capture.device_snapshot import (
     Arriving,
     DevicePool,
@@ -19,6 +20,7 @@ from gdnbench.capture.device_snapshot import (
     snapshot_on_device,
 )
 from gdnbench.capture.layers import Layer
+from gdnbench.capture.packing import copy_fill
 from gdnbench.capture.snapshot import Copied, is_plain, snapshot
 from gdnbench.capture.streams import Streams
 from gdnbench.ops import operation
@@ -69,6 +71,7 @@ class PendingRecord:
     device: OnDevice | None = None
     layer: Layer = field(kw_only=True)
     reason: str | None = None  # why it is kept, if a trigger held for it
+    claims: Claims | None = None  # while some of them are in flight from the device
     flags: list[Any] = field(default_factory=list)  # non-finite checks in flight from the device
 
     @property
@@ -119,6 +122,10 @@ class PendingRecord:
             some.arrive()
         fresh = before.tensors
         self.before |= fresh
+        if self.claims is not None:
+            claims = self.claims.as_json(before.beside)
+            self.info = replace(self.info, dispatch={**self.info.dispatch, LINEAGE: claims})
+            self.claims = None
         if fresh:
             for name, rows in touched_rows(self.info, self.device.pools, before).items():
                 pool = self.device.pools[name]
@@ -200,6 +207,9 @@ def pending_record(
     dispatch = dict(observation.dispatch)
     if name.implementation is not None:
         dispatch["implementation"] = name.implementation
+    claims = observation.claims
+    if device is None and claims is not None:
+        dispatch[LINEAGE] = claims.as_json(claims.bundled())
     info = RecordInfo(
         op=observation.op,
         target=name.target,
@@ -214,7 +224,10 @@ def pending_record(
         dispatch=dispatch,
     )
     axes = axes_of(operation(observation.op), observation.conventions)
-    return PendingRecord(observation, info, axes, pools, before, {}, device=device, layer=name.layer)
+    pending = PendingRecord(observation, info, axes, pools, before, {}, device=device, layer=name.layer)
+    if device is not None:
+        pending.claims = claims
+    return pending
 
 
 def inputs_on_device(
@@ -231,7 +244,17 @@ def inputs_on_device(
             whole[name] = whole_pool(observation.tensors[name])
         else:
             some[name] = pool_on_device(contract, name, call, streams)
-    return snapshot_on_device(observation.tensors, some, streams), whole, some
+    found = snapshot_on_device(observation.tensors, some, streams)
+    return with_claims(found, observation.claims), whole, some
+
+
+def with_claims(found: DeviceSnapshot, claims: Claims | None) -> DeviceSnapshot:
+    """`found`, with the claims that are tensors."""
+    tensors = {} if claims is None else claims.bundled()
+    if not tensors:
+        return found
+    fills = {name: copy_fill(tensor) for name, tensor in tensors.items()}
+    return replace(found, fills={**found.fills, **fills})
 
 
 def whole_pool(seen: Seen) -> PoolRows:

@@ -8,8 +8,13 @@ import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from torch import nn
+
+from gdnbench.capture.steps import Step
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -90,34 +95,42 @@ def _path(module: nn.Module, parents: Mapping[int, tuple[nn.Module, str]]) -> st
     return ".".join(reversed(path))
 
 
-class _Inside:
-    """Pushes a module on a stack and pops it. A context manager made of a generator would cost some
+class _Inside(Generic[T]):
+    """Pushes a module or step on a stack and pops it. A context manager made of a generator would cost some
     microseconds a call."""
 
-    __slots__ = ("_module", "_modules")
+    __slots__ = ("_one", "_stack")
 
-    def __init__(self, modules: list[nn.Module], module: nn.Module) -> None:
-        self._modules = modules
-        self._module = module
+    def __init__(self, stack: list[T], one: T) -> None:
+        self._stack = stack
+        self._one = one
 
     def __enter__(self) -> None:
-        self._modules.append(self._module)
+        self._stack.append(self._one)
 
     def __exit__(self, *_: object) -> None:
-        self._modules.pop()
+        self._stack.pop()
 
 
 class ScopeStack(threading.local):
-    """The layer modules whose scopes this thread is in, and whether a captured call is running, or one that
-    is only counted."""
+    """The layer modules whose scopes this thread is in, its engine's steps, and whether a captured call is
+    running, or one that is only counted."""
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
+        self.steps: list[Step | None] = []  # None: a step of which the adapter could say nothing
         self.capturing = False
         self.counting = False
 
-    def inside(self, module: nn.Module) -> _Inside:
+    def inside(self, module: nn.Module) -> _Inside[nn.Module]:
         return _Inside(self.modules, module)
+
+    def inside_step(self, step: Step | None) -> _Inside[Step | None]:
+        return _Inside(self.steps, step)
+
+    @property
+    def step(self) -> Step | None:
+        return self.steps[-1] if self.steps else None
 
     @property
     def module(self) -> nn.Module | None:

@@ -78,6 +78,7 @@ class Outcome:
     graph_calls: int  # captured into CUDA graphs
     graph_replays: int  # replays that were recorded
     passed_over: Mapping[str, int]  # calls that adapters did not record, by reason
+    unclaimed: Mapping[str, int]  # steps or calls whose requests are unknown, by error
     uncaptured: Mapping[str, UncapturedCalls]  # calls of functions that no adapter records, by function
     reached_max_bytes: bool
     first_over_bytes: int  # of the smallest record that `--max-bytes` had no room for; 0 without one
@@ -154,6 +155,7 @@ class Outcome:
             graph_calls=total("graph_calls"),
             graph_replays=total("graph_replays"),
             passed_over=_total_by_reason(closed, "passed_over"),
+            unclaimed=_total_by_reason(closed, "unclaimed"),
             uncaptured=_total_uncaptured((*noted("uncaptured"), *closed)),
             reached_max_bytes=any(note.get("reached_max_bytes") for note in closed),
             first_over_bytes=min(filter(None, (note.get("first_over_bytes") for note in closed)), default=0),
@@ -183,6 +185,10 @@ class Outcome:
             lines.append(f"{self.failures} calls could not be recorded (the program was not disturbed)")
         lines += [f"{count} calls were not recorded: {reason}" for reason, count in self.passed_over.items()]
         lines += [f"{count} calls were not recorded: {reason}" for reason, count in self.skipped.items()]
+        lines += [
+            f"{count} steps or calls are recorded without their requests: {error}"
+            for error, count in self.unclaimed.items()
+        ]
         lines += [f"not captured: {calls.of(name)}" for name, calls in self.uncaptured.items()]
         if self.graph_calls:
             lines.append(

@@ -48,6 +48,7 @@ class Counts:
     first_over_bytes: int = 0  # of the first record that `--max-bytes` had no room for
     looked_at: int = 0  # calls that a trigger evaluated
     triggered: int = 0  # calls that a trigger held for
+    unclaimed: dict[str, int] = field(default_factory=dict)  # steps or calls without requests, by error
     ring_short: int = 0  # calls that --around asked for and --ring-bytes had no room for
 
     def fail(self, error: BaseException) -> None:
@@ -64,6 +65,13 @@ class Counts:
         self.failures += 1
         if self.first_failure is None:
             self.first_failure = _one_line(error)
+
+    def fail_claims(self, error: BaseException) -> None:
+        """Count a step or a call whose requests could not be told; the call is recorded all the same."""
+        if raised_by_handler(error):
+            raise error
+        reason = _one_line(error)
+        self.unclaimed[reason] = self.unclaimed.get(reason, 0) + 1
 
     def _pass_over(self, reason: str) -> None:
         self.passed_over[reason] = self.passed_over.get(reason, 0) + 1

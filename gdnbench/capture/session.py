@@ -15,7 +15,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from gdnbench.capture.adapter import Adapter, Observation, Seen, Target, operations_of
+from gdnbench.capture.claims import Claims
 from gdnbench.capture.control import Switch, SwitchControl
 from gdnbench.capture.graphs import GraphCall, Graphs
 from gdnbench.capture.inflight import (
@@ -38,6 +39,7 @@ from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.recorder import Counts, Recorder
 from gdnbench.capture.report import Report
 from gdnbench.capture.selection import Selection
+from gdnbench.capture.steps import Step, begun_step
 from gdnbench.capture.streams import CUDA, Streams
 from gdnbench.capture.trigger import Triggers
 from gdnbench.provenance import BackgroundProvenance, parallel_of, process_info
@@ -70,34 +72,50 @@ def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @dataclass(frozen=True, slots=True)
+class Parameters:
+    """The parameter names of a wrapped function."""
+
+    positional: tuple[str, ...]
+    defaults: Mapping[str, Any]
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any]) -> Parameters:
+        parameters = inspect.signature(function).parameters.values()
+        named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        return cls(
+            positional=tuple(p.name for p in named if p.kind is not p.KEYWORD_ONLY),
+            defaults={p.name: p.default for p in named if p.default is not p.empty},
+        )
+
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        # The function itself reports arguments that do not fit its signature.
+        return {**self.defaults, **dict(zip(self.positional, args, strict=False)), **kwargs}
+
+
+@dataclass(frozen=True, slots=True)
 class CallSite:
     """A wrapped function, its parameter names, and the operations that its calls can be (None: unknown)."""
 
     adapter: Adapter
     target: Target
     function: Callable[..., Any]
-    positional: tuple[str, ...]
-    defaults: Mapping[str, Any]
+    parameters: Parameters
     implementation: str | None
     operations: frozenset[str] | None
 
     @classmethod
     def from_function(cls, adapter: Adapter, target: Target, function: Callable[..., Any]) -> CallSite:
-        parameters = inspect.signature(function).parameters.values()
-        named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         return cls(
             adapter=adapter,
             target=target,
             function=function,
-            positional=tuple(p.name for p in named if p.kind is not p.KEYWORD_ONLY),
-            defaults={p.name: p.default for p in named if p.default is not p.empty},
+            parameters=Parameters.from_function(function),
             implementation=adapter.implementation(function),
             operations=operations_of(adapter, target),
         )
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        # The function itself reports arguments that do not fit its signature.
-        return {**self.defaults, **dict(zip(self.positional, args, strict=False)), **kwargs}
+        return self.parameters.arguments(args, kwargs)
 
 
 class Session:
@@ -167,6 +185,46 @@ class Session:
                 return function(module, *args, **kwargs)
 
         return scoped
+
+    def wrap_step(self, adapter: Adapter, target: Target, function: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = Parameters.from_function(function)
+
+        @functools.wraps(function)
+        def stepped(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not self.active:
+                return function(*args, **kwargs)
+            with self._scopes.inside_step(self._begun_step(adapter, target, parameters, args, kwargs)):
+                return function(*args, **kwargs)
+
+        return stepped
+
+    def _begun_step(
+        self,
+        adapter: Adapter,
+        target: Target,
+        parameters: Parameters,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Step | None:
+        try:
+            return begun_step(adapter, target, parameters.arguments(args, kwargs))
+        except Exception as error:
+            self.counts.fail_claims(error)
+            return None
+
+    def claims(self, observation: Observation) -> Claims | None:
+        """Who the sequences of a call are that begins, or is replayed, in this thread; None if nobody
+        knows."""
+        if observation.claims is not None:
+            return observation.claims
+        step = self._scopes.step
+        if step is None:
+            return None
+        try:
+            return step.claims(observation)
+        except Exception as error:
+            self.counts.fail_claims(error)
+            return None
 
     def wrap_uncaptured(self, name: str, reason: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """A wrapper that counts calls of a function that no adapter records, but for those that a recorded or
@@ -265,6 +323,7 @@ class Session:
             return None
         self._adapter = site.adapter
         recorder = self.recorder_here()
+        observation = replace(observation, claims=self.claims(observation))
         if any(self._streams.holds(seen.tensor) for seen in observation.tensors.values()):
             pending = self._open_on_device(recorder, observation, name)
         else:
@@ -282,6 +341,9 @@ class Session:
         self, recorder: Recorder, observation: Observation, name: CallName
     ) -> PendingRecord | None:
         """Queue copies of the inputs; None if there is no room for them."""
+        if observation.claims is not None:
+            claims = observation.claims.with_host_values(self._streams.holds)
+            observation = replace(observation, claims=claims)
         inputs, whole, some = inputs_on_device(observation, self._options.full_pools, self._streams)
         if not recorder.reserve(inputs.nbytes):
             return None

@@ -28,6 +28,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import Observation, Seen, Target
+from gdnbench.capture.claims import FIELDS, Claims
 from gdnbench.capture.options import CACHE_LAYOUTS
 from gdnbench.errors import BadInputError
 from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES
@@ -40,6 +41,7 @@ RETURN = "return"
 INDEX_SHAPES = ("TW", "T1W", "1TW")
 _INPUTS = ("q", "cache", "inv_scale", "swa_indices", "swa_lens", "attn_sink")
 _OUTPUTS = ("o", "lse")
+_CLAIMED = ("requests", "positions", "padding")
 _REQUIRED = ("q", "cache", "swa_indices", "swa_lens", "o")
 _NAMES = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 _FUNCTION = re.compile(f"{_NAMES}:{_NAMES}")
@@ -68,6 +70,9 @@ class Paged:
     attn_sink: str | None = None
     scale: str | float | None = None
     lse: str | None = None
+    requests: str | None = None  # an id for each query: a list or an integer tensor
+    positions: str | None = None  # of each query's token in its request
+    padding: str | None = None  # numbers of queries that only fill the batch
     block_size: int | None = None  # required if the cache's shape does not show it
     index_shape: str | None = None  # required if the shape of swa_indices is ambiguous: [1, 1, W]
     layers: tuple[str, ...] = ()
@@ -91,9 +96,11 @@ class Paged:
                     raise BadInputError(
                         f"{name} {short_repr(text)} is no function; write it as module:function"
                     )
-        for name in (*_INPUTS, *_OUTPUTS):
+        for name in (*_INPUTS, *_OUTPUTS, *_CLAIMED):
             self._check_place(name, getattr(self, name))
         self._check_scale()
+        if self.requests is None and (self.positions or self.padding):
+            raise BadInputError("lineage says whose sequences a call has: it must have requests")
         for name, known in (("cache_layout", CACHE_LAYOUTS), ("index_shape", (*INDEX_SHAPES, None))):
             if getattr(self, name) not in known:
                 words = ", ".join(word for word in known if word is not None)
@@ -151,7 +158,9 @@ class Paged:
         _validate(tuple(conventions.items()), tuple((name, *_form(one)) for name, one in seen.items()))
         scalars = {"scale": self._scale(arguments), "output_lse": self.lse is not None}
         dispatch = {"path": "paged", "cache_as_called": list(held["cache"].shape)}
-        return Observation("swa_decode", seen, scalars, conventions, dispatch)
+        places = {name: getattr(self, name) for name in _CLAIMED}
+        claims = claims_at({name: place for name, place in places.items() if place is not None}, arguments)
+        return Observation("swa_decode", seen, scalars, conventions, dispatch, claims=claims)
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
         places = {**arguments, RETURN: result}
@@ -227,6 +236,29 @@ def at_place(place: str, values: Mapping[str, Any]) -> Any:
         else:
             value = getattr(value, name)
     return value
+
+
+def check_claim_places(places: Mapping[str, str]) -> None:
+    """BadInputError for a name that no field of `Claims` has, or if `requests` is missing."""
+    for name, place in places.items():
+        if name not in FIELDS:
+            raise BadInputError(f"lineage has {name!r}; it may have {', '.join(FIELDS)}")
+        if not isinstance(place, str) or not _PLACE.fullmatch(place):
+            raise BadInputError(
+                f"lineage: {name} is {short_repr(place)}; it must be a place such as metadata.ids"
+            )
+    if places and "requests" not in places:
+        raise BadInputError("lineage says whose sequences a call has: it must have requests")
+
+
+def claims_at(places: Mapping[str, str], values: Mapping[str, Any]) -> Claims | None:
+    """The claims at these places, by field; None without places. LookupError or AttributeError as for
+    `at_place`."""
+    if not places:
+        return None
+    found = {name: at_place(place, values) for name, place in places.items()}
+    count = len(found["requests"])
+    return Claims(**{"positions": [None] * count, **found})
 
 
 def paged_view(cache: Tensor, layout: str, block_size: int | None) -> Tensor:

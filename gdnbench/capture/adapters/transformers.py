@@ -12,15 +12,17 @@ Releases before 5.23 repeat q and k to Hv heads before the call; repeats with eq
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import Finish, Observation, Seen, Target
+from gdnbench.capture.adapters import transformers_steps
 from gdnbench.capture.adapters.gdn import decode_tensors, flatten_tokens, prefill_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gdnbench.capture.claims import Claims
     from gdnbench_kernels.contract import Scalar
 
 CHUNK = ("torch_chunk_gated_delta_rule", "chunk_gated_delta_rule")
@@ -40,6 +42,14 @@ class TransformersAdapter:
         Target(module, function) for module in LAYERS for function in CHUNK + RECURRENT
     )
     scopes: tuple[Target, ...] = tuple(Target(module, f"{layer}.forward") for module, layer in LAYERS.items())
+    steps: tuple[Target, ...] = transformers_steps.STEPS
+    _caches: transformers_steps.CacheSteps = field(default_factory=transformers_steps.CacheSteps)
+
+    def step(self, target: Target, arguments: Mapping[str, Any]) -> object | None:
+        return self._caches.step(target, arguments)
+
+    def claims(self, known: Any, observation: Observation) -> Claims | None:
+        return transformers_steps.claims(known, observation)
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         q, k, v = (_either(arguments, *names) for names in (("query", "q"), ("key", "k"), ("value", "v")))

@@ -1,0 +1,55 @@
+"""Who the sequences of a call are: request, position, padding, as the engine's step around the call knows it.
+
+An adapter may have, beside the methods of `gdnbench.capture.adapter.Adapter`:
+
+    steps: tuple[Target, ...]
+        Functions of the engine whose calls are one step each and see the step's metadata, such as the
+        `execute_model` of a runner or the forward method of a model. They are wrapped like scopes.
+    step(target, arguments) -> object | None
+        Called at the begin of each step, whether calls below it are recorded or not, so it must be cheap and
+        wait for no device. `arguments` holds the step's arguments by parameter name, `self` among them.
+        Returns anything that `claims` needs (the runner itself, say), or None if nothing is known.
+    claims(known, observation) -> Claims | None
+        Called for a recorded call below that step, and for each recorded call of a CUDA graph that is
+        replayed below it. `known` is what `step` returned. In a replay, `observation.tensors` has only the
+        pools and the index tensors that select their rows. Returns claims in the order of the call's
+        sequences.
+
+Calls below a step have the claims of the innermost step of their thread, whichever adapter recorded the
+call. An adapter whose calls name their requests themselves sets `Observation.claims` in `before` instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gdnbench.capture.adapter import Adapter, Observation, Target
+    from gdnbench.capture.claims import Claims
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of an engine that is running: its adapter, and what that knows of it."""
+
+    adapter: Adapter
+    known: Any
+
+    def claims(self, observation: Observation) -> Claims | None:
+        """The claims of a call below this step; None if nothing is known."""
+        if self.known is None:
+            return None
+        found: Claims | None = self.adapter.claims(self.known, observation)  # type: ignore[attr-defined]
+        return found
+
+
+def steps_of(adapter: Adapter) -> tuple[Target, ...]:
+    """The functions that the adapter names as steps."""
+    return tuple(getattr(adapter, "steps", ()))
+
+
+def begun_step(adapter: Adapter, target: Target, arguments: Mapping[str, Any]) -> Step:
+    """The step that is about to run. Raises what the adapter raises."""
+    return Step(adapter, adapter.step(target, arguments))  # type: ignore[attr-defined]
