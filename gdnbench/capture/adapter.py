@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from gdnbench.capture.claims import Claims
@@ -56,6 +57,16 @@ shrink or drop some) and additions to `dispatch`. It may raise `NotCaptured`."""
 
 
 @dataclass(frozen=True, slots=True)
+class Reduced:
+    """What a capture of digests knows of an observation whose other tensors it has let go."""
+
+    sample: int  # of `gdnbench.digests`
+    shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # of all inputs
+    before: frozenset[str]  # states whose rows are digested before the call
+    after: frozenset[str]  # and after it, if the call leaves them
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """A call before it runs, by contract names and in the caller's own conventions."""
 
@@ -68,6 +79,7 @@ class Observation:
     whole_pools: frozenset[str] = frozenset()
     finish: Finish | None = None  # for tensors on a GPU, the writing thread calls it
     claims: Claims | None = None  # of the call's sequences; None: the step around the call may know
+    reduced: Reduced | None = None  # set by capture, if only digests of it are kept
 
 
 class Adapter(Protocol):

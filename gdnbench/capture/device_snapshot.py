@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from gdnbench.capture.streams import HostCopy, Streams
 from gdnbench.pools import row_sums
 from gdnbench_kernels.contract import Call, Operation, Role
 
-_ROWS, _SUMS = "/rows", "/sums"  # tensor names have no slash
+ROWS, _SUMS = "/rows", "/sums"  # tensor names have no slash
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class DevicePool:
         shape = (inside.numel(), *pool.shape[1:])
         found = {name: Fill(pool.dtype, shape, pool.device, gather)}
         if self.named is not None:
-            found[name + _ROWS] = copy_fill(self.named)
+            found[name + ROWS] = copy_fill(self.named)
         if self.written:
             shape = (pool.shape[0],)
             found[name + _SUMS] = Fill(torch.int64, shape, pool.device, lambda view: row_sums(pool, view))
@@ -194,14 +194,20 @@ class Arriving:
         self.coming = []
 
     def named(self, pool: str) -> Tensor | None:
-        return self.beside.get(pool + _ROWS)
+        return self.beside.get(pool + ROWS)
 
     def sums(self, pool: str) -> Tensor | None:
         return self.beside.get(pool + _SUMS)
 
 
+class PoolFills(Protocol):
+    """How the rows of a pool are packed."""
+
+    def fills(self, name: str, pool: Tensor) -> dict[str, Fill]: ...
+
+
 def snapshot_on_device(
-    seen: Mapping[str, Seen], pools: Mapping[str, DevicePool], streams: Streams
+    seen: Mapping[str, Seen], pools: Mapping[str, PoolFills], streams: Streams
 ) -> DeviceSnapshot:
     """A snapshot of `seen`. TypeError for tensors whose elements are not in this process."""
     here: dict[str, Copied] = {}

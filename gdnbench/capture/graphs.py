@@ -17,7 +17,7 @@ import functools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -31,6 +31,15 @@ from gdnbench.capture.device_snapshot import (
     Packed,
     pool_on_device,
     snapshot_on_device,
+)
+from gdnbench.capture.digest_record import (
+    DigestRecord,
+    DigestRows,
+    RowForm,
+    digest_record,
+    digest_rows,
+    row_form,
+    written_states,
 )
 from gdnbench.capture.filter_expr import TensorForm
 from gdnbench.capture.inflight import (
@@ -49,7 +58,7 @@ from gdnbench.capture.selection import Selection
 from gdnbench.capture.streams import Graph, Streams, called_by_graph_trees
 from gdnbench.capture.trigger import Triggers
 from gdnbench.ops import operation
-from gdnbench_kernels.contract import Role
+from gdnbench_kernels.contract import Operation, Role
 
 _PLANS = "_gdnbench_plans"  # attribute of a graph
 GRAPH_BYTES = 1 << 30
@@ -77,6 +86,8 @@ class Host(Protocol):
 
     def claims(self, observation: Observation) -> Claims | None: ...
 
+    def kept(self, observation: Observation) -> Observation: ...
+
 
 @dataclass(slots=True)
 class GraphCall:
@@ -93,6 +104,7 @@ class GraphCall:
     indices: dict[str, Seen] = field(default_factory=dict)  # index tensors that name the rows
     whole: dict[str, int] = field(default_factory=dict)  # slots of pools that are copied whole
     forms: dict[str, TensorForm] = field(default_factory=dict)  # of the inputs, for triggers
+    row_forms: dict[str, RowForm] = field(default_factory=dict)  # of the states, if digests are kept
 
     def written(self) -> Iterator[int]:
         """Addresses of the static pools that the call writes."""
@@ -127,7 +139,7 @@ class _Kept:
     inputs: Packed
     outputs: Packed
     name: CallName
-    pools: dict[str, DevicePool]
+    pools: Mapping[str, DevicePool] | Mapping[str, DigestRows]
     reserved: int
     rows: DeviceSnapshot  # pool rows before the replay
     reason: str | None  # why it is kept, if a trigger held for it
@@ -272,6 +284,7 @@ class Graphs:
         observation: Observation = site.adapter.before(site.target, arguments, module)
         if not self._host.selection.passes(observation.op, layer):
             return None
+        observation = self._host.kept(observation)
         contract = operation(observation.op)
         for name in pool_names(contract, observation):
             seen = observation.tensors[name]
@@ -279,7 +292,9 @@ class Graphs:
                 call.whole[name] = seen.tensor.shape[0]
                 continue
             call.static[name] = seen
-            if self._full_pools:
+            if observation.reduced is not None:
+                call.indices |= _naming_tensors(contract, name, observation)
+            elif self._full_pools:
                 call.whole[name] = seen.tensor.shape[0]
             elif contract.named_rows is None:
                 raise NotCaptured(
@@ -287,13 +302,16 @@ class Graphs:
                     " the device; try --full-pools"
                 )
             else:
-                naming = (n for n in contract.named_rows.tensors if n in observation.tensors)
-                call.indices |= {index: observation.tensors[index] for index in naming}
+                call.indices |= _naming_tensors(contract, name, observation)
         inside = {name: seen for name, seen in observation.tensors.items() if name not in call.static}
         if observation.claims is not None:
             # What the call said when the graph was captured is of that step; its tensors are of each replay.
             observation = replace(observation, claims=observation.claims.without_values())
-        call.inputs = self._packed(inside, plan, observation.claims)
+        digested: Mapping[str, DigestRows] = {}
+        if observation.reduced is not None:
+            digested = digest_rows(observation, observation.reduced.before - call.static.keys(), None)
+            self._note_forms(call, observation, observation.tensors)
+        call.inputs = self._packed(inside, plan, observation.claims, digested)
         call.observation = observation
         call.forms = self._host.triggers.forms(observation)
         return call
@@ -321,7 +339,13 @@ class Graphs:
                 raise ValueError(f"{name} is not written in place, in a CUDA graph")
         plan = self._plan_here()
         assert plan is not None
-        outputs = self._packed({name: one for name, one in seen.items() if name not in call.static}, plan)
+        inside = {name: one for name, one in seen.items() if name not in call.static}
+        digested: Mapping[str, DigestRows] = {}
+        if observation.reduced is not None:
+            inside = written_states(observation, inside)
+            digested = digest_rows(observation, inside, None)
+            self._note_forms(call, observation, seen)
+        outputs = self._packed(inside, plan, None, digested)
         for other in plan.calls:
             if other is not call and set(other.written()) & set(call.written()):
                 other.outputs = None
@@ -331,8 +355,21 @@ class Graphs:
         call.outputs = outputs
         self._host.counts.graph_calls += 1
 
-    def _packed(self, seen: dict[str, Seen], plan: Plan, claims: Claims | None = None) -> Packed:
-        found = with_claims(snapshot_on_device(seen, {}, self._streams), claims)
+    def _note_forms(self, call: GraphCall, observation: Observation, seen: Mapping[str, Seen]) -> None:
+        assert observation.reduced is not None
+        for name, one in seen.items():
+            if name in observation.reduced.before | observation.reduced.after:
+                shape = tuple(one.tensor.shape)
+                call.row_forms[name] = row_form(observation, name, one.tensor.dtype, shape)
+
+    def _packed(
+        self,
+        seen: dict[str, Seen],
+        plan: Plan,
+        claims: Claims | None = None,
+        digested: Mapping[str, DigestRows] | None = None,
+    ) -> Packed:
+        found = with_claims(snapshot_on_device(seen, digested or {}, self._streams), claims)
         with self._lock:
             while self._returned:
                 self._bytes -= self._returned.popleft()
@@ -401,11 +438,15 @@ class Graphs:
                 return None
             contract = operation(call.observation.op)
             known = as_call(replace(call.observation, tensors={**call.indices, **call.static}))
-            pools = {
-                pool: pool_on_device(contract, pool, known, self._streams, named)
-                for pool in call.static
-                if pool not in call.whole
-            }
+            pools: Mapping[str, DevicePool] | Mapping[str, DigestRows]
+            if call.observation.reduced is not None:
+                pools = digest_rows(call.observation, call.static, known, self._streams)
+            else:
+                pools = {
+                    pool: pool_on_device(contract, pool, known, self._streams, named)
+                    for pool in call.static
+                    if pool not in call.whole
+                }
             rows = snapshot_on_device(call.static, pools, self._streams)
             observation, rows = self._claimed(call, rows)
         except Exception as error:
@@ -447,11 +488,21 @@ class Graphs:
         before.join(one.pools_before)
         written = {name: seen for name, seen in one.call.static.items() if self._is_written(one, name)}
         rows = snapshot_on_device(written, one.pools, self._streams)
-        device = OnDevice(one.pools, before, after, one.reserved)
+        if one.observation.reduced is not None:
+            return self._digests(one, before, after), rows
+        device = OnDevice(one.pools, before, after, one.reserved)  # type: ignore[arg-type]
         whole = {name: PoolRows(slots, tuple(range(slots))) for name, slots in one.call.whole.items()}
-        pending = pending_record(one.observation, one.name, whole, {}, device)
+        pending: PendingRecord = pending_record(one.observation, one.name, whole, {}, device)
         pending.reason = one.reason
         return pending, rows
+
+    def _digests(self, one: _Kept, before: Arriving, after: Arriving) -> PendingRecord:
+        device = OnDevice({}, before, after, one.reserved)
+        rows_of: Mapping[str, DigestRows] = one.pools  # type: ignore[assignment]
+        pending: DigestRecord = digest_record(one.observation, one.name, rows_of, device=device)
+        pending.forms = dict(one.call.row_forms)
+        pending.reason = one.reason
+        return pending
 
     def _is_written(self, one: _Kept, name: str) -> bool:
         return operation(one.observation.op).spec(name).role is Role.MUTATED
@@ -461,3 +512,11 @@ class Graphs:
         for one in kept:
             if recorder is not None:
                 recorder.abandon(one.reserved)
+
+
+def _naming_tensors(contract: Operation, pool: str, observation: Observation) -> dict[str, Seen]:
+    """The index tensors of the call that name rows of `pool`."""
+    index = contract.spec(pool).pool_index
+    assert index is not None
+    naming = (index,) if contract.named_rows is None else contract.named_rows.tensors
+    return {name: observation.tensors[name] for name in naming if name in observation.tensors}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -122,10 +122,7 @@ class PendingRecord:
             some.arrive()
         fresh = before.tensors
         self.before |= fresh
-        if self.claims is not None:
-            claims = self.claims.as_json(before.beside)
-            self.info = replace(self.info, dispatch={**self.info.dispatch, LINEAGE: claims})
-            self.claims = None
+        self.resolve_claims(before.beside)
         if fresh:
             for name, rows in touched_rows(self.info, self.device.pools, before).items():
                 pool = self.device.pools[name]
@@ -142,6 +139,13 @@ class PendingRecord:
             self.after[name] = copied
         numbers = before.beside  # the row indices are needed again after the call
         self.device.before, self.device.after = Arriving(beside=numbers), Arriving()
+
+    def resolve_claims(self, arrived: Mapping[str, Tensor]) -> None:
+        """Add the claims to the call's info, now that those which are tensors have arrived. Idempotent."""
+        if self.claims is not None:
+            claims = self.claims.as_json(arrived)
+            self.info = replace(self.info, dispatch={**self.info.dispatch, LINEAGE: claims})
+            self.claims = None
 
     def finish_info(self) -> RecordInfo:
         """The call's info with pool checksums; the copies must be complete."""
@@ -165,6 +169,9 @@ class PendingRecord:
     def draft(self) -> RecordDraft:
         before = self.finish_inputs()
         return RecordDraft(self.finish_info(), before, self.finish_outputs())
+
+
+R = TypeVar("R", bound=PendingRecord)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +210,9 @@ def pending_record(
     pools: dict[str, PoolRows],
     before: dict[str, Copied],
     device: OnDevice | None = None,
-) -> PendingRecord:
+    *,
+    kind: type[R] = PendingRecord,  # type: ignore[assignment]
+) -> R:
     dispatch = dict(observation.dispatch)
     if name.implementation is not None:
         dispatch["implementation"] = name.implementation
@@ -224,7 +233,7 @@ def pending_record(
         dispatch=dispatch,
     )
     axes = axes_of(operation(observation.op), observation.conventions)
-    pending = PendingRecord(observation, info, axes, pools, before, {}, device=device, layer=name.layer)
+    pending = kind(observation, info, axes, pools, before, {}, device=device, layer=name.layer)
     if device is not None:
         pending.claims = claims
     return pending

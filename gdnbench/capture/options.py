@@ -27,8 +27,8 @@ LAYER_INDICES = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _SWITCHING = ("SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGURG")
 
 _LISTS = ("target", "op", "layer", "table")
-_COUNTS = ("first", "every", "max_bytes", "queue_bytes", "ring_bytes")
-_FLAGS = ("full_pools", "sync", "graphs", "on_nonfinite", "paused", "break_graphs")
+_COUNTS = ("first", "every", "max_bytes", "queue_bytes", "ring_bytes", "digest_sample")
+_FLAGS = ("full_pools", "sync", "graphs", "on_nonfinite", "paused", "break_graphs", "digests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,8 @@ class CaptureOptions:
     queue_bytes: int = 4 << 30
     cache_layout: str = "bfloat16"  # layout in which rows of a cache without pages are stored
     block_size: int = 64  # page size in tokens for such rows
+    digests: bool = False  # keep digests of the states that calls read and write, and no tensor
+    digest_sample: int = 1  # of a state's groups of 128 bytes, every N-th counts; odd
     zstd: int | None = 1  # level, 1 to 9; None stores elements as they are
     on_nonfinite: bool = False  # keep calls with a NaN or infinity in an input or output
     when: str | None = None  # keep calls for which this expression over scalars and shapes holds
@@ -111,6 +113,7 @@ class CaptureOptions:
                 raise BadInputError(f"capture option {name!r} is {getattr(self, name)!r}, must be a string")
         self._check_layers()
         self._check_triggers()
+        self._check_digests()
         if self.report is not None and not isinstance(self.report, str):
             raise BadInputError(f"capture option 'report' is {self.report!r}, must be a path")
 
@@ -126,6 +129,26 @@ class CaptureOptions:
                 raise BadInputError(
                     f"capture option 'layer' has the range {part!r}, which selects no layer; write"
                     f" {found[2]}-{found[1]}"
+                )
+
+    def _check_digests(self) -> None:
+        if self.digest_sample % 2 == 0:
+            raise BadInputError(
+                f"capture option 'digest_sample' is {self.digest_sample!r}, must be an odd number, 1 for all"
+                " bytes"
+            )
+        if self.digest_sample != 1 and not self.digests:
+            raise BadInputError("capture option 'digest_sample' is about digests; give digests too")
+        if not self.digests:
+            return
+        for name, given in (
+            ("sync", self.sync),
+            ("full_pools", self.full_pools),
+            ("a trigger", self.triggered),
+        ):
+            if given:
+                raise BadInputError(
+                    f"capture option 'digests' keeps no tensor, and {name} is about tensors: give only one"
                 )
 
     def _check_triggers(self) -> None:

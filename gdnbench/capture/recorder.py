@@ -11,9 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
+from gdnbench.capture.access_collector import AccessCollector
 from gdnbench.capture.adapter import NotCaptured
 from gdnbench.capture.device_provenance import device_provenance
 from gdnbench.capture.device_snapshot import DeviceSnapshot
+from gdnbench.capture.digest_record import DigestRecord
 from gdnbench.capture.inflight import PendingRecord
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.pretrigger import Ring
@@ -33,6 +35,7 @@ class Counts:
     """What happened in this process. Failures are errors of capture: hooks, adapters, journal."""
 
     records: int = 0
+    digested: int = 0  # calls whose accesses are logged
     unfinished: int = 0
     bytes: int = 0
     dropped: int = 0
@@ -106,6 +109,13 @@ def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}{place}".split())
 
 
+def _not_logged(counts: Counts) -> int:
+    """Calls of which an access log has nothing, so that slots may have been written unseen."""
+    uncaptured: int = sum(one["calls"] for one in counts.uncaptured.values())
+    passed = sum(counts.passed_over.values())
+    return counts.dropped + counts.failures + counts.skipped_compiling + uncaptured + passed
+
+
 class Recorder:
     """Writes records to the journal: CPU records at once, GPU records after their copies have arrived. Thread
     safe."""
@@ -133,6 +143,13 @@ class Recorder:
             when_full=options.when_full,
             compression=options.zstd,
             keep_bytes=options.max_bytes if options.when_over == "drop-oldest" else None,
+        )
+        self._accesses = AccessCollector(
+            self._journal,
+            sample=options.digest_sample,
+            max_bytes=options.max_bytes if options.when_over == "drop-oldest" else None,
+            lost=lambda: _not_logged(counts),
+            failed=self._failed,
         )
         self._transfers = Transfers(
             self._write_or_count, self._failed, arrive=self._arrive, when_full=options.when_full
@@ -249,6 +266,10 @@ class Recorder:
 
     def _write(self, pending: PendingRecord) -> None:
         nbytes = pending.nbytes
+        if isinstance(pending, DigestRecord):
+            self._accesses.add(pending)
+            self._count(digested=1, bytes=nbytes)
+            return
         self._count_record(pending, self._journal.append(pending.draft()), nbytes)
 
     def _count_record(self, pending: PendingRecord, written: bool, nbytes: int) -> None:
@@ -283,6 +304,7 @@ class Recorder:
     def close(self) -> None:
         """Write the records in flight, then end the journal with the summary."""
         self._transfers.close()
+        self._accesses.close()
         self._counts.ring_short = self._ring.short
         error = self._journal.stats.error
         if error is not None and self._counts.first_failure is None:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from gdnbench.capture.adapter import Adapter, Observation, Seen, Target, operations_of
 from gdnbench.capture.claims import Claims
 from gdnbench.capture.control import Switch, SwitchControl
+from gdnbench.capture.digest_record import digest_record, digests_on_device, open_on_host, reduced
 from gdnbench.capture.graphs import GraphCall, Graphs
 from gdnbench.capture.inflight import (
     CallName,
@@ -323,9 +324,11 @@ class Session:
             return None
         self._adapter = site.adapter
         recorder = self.recorder_here()
-        observation = replace(observation, claims=self.claims(observation))
+        observation = self.kept(replace(observation, claims=self.claims(observation)))
         if any(self._streams.holds(seen.tensor) for seen in observation.tensors.values()):
             pending = self._open_on_device(recorder, observation, name)
+        elif observation.reduced is not None:
+            pending = open_on_host(observation, name)
         else:
             # With a trigger, records may be written in another order; a carried copy belongs to the next
             # record.
@@ -344,6 +347,8 @@ class Session:
         if observation.claims is not None:
             claims = observation.claims.with_host_values(self._streams.holds)
             observation = replace(observation, claims=claims)
+        if observation.reduced is not None:
+            return self._digest_on_device(recorder, observation, name)
         inputs, whole, some = inputs_on_device(observation, self._options.full_pools, self._streams)
         if not recorder.reserve(inputs.nbytes):
             return None
@@ -353,6 +358,27 @@ class Session:
         except Exception:
             recorder.abandon(inputs.nbytes)
             raise
+
+    def _digest_on_device(
+        self, recorder: Recorder, observation: Observation, name: CallName
+    ) -> PendingRecord | None:
+        inputs, rows_of = digests_on_device(observation, self._streams)
+        if not recorder.reserve(inputs.nbytes):
+            return None
+        try:
+            device = OnDevice({}, inputs.pack().send(self._streams), reserved=inputs.nbytes)
+            found = digest_record(observation, name, rows_of, device=device)
+            found.note_forms({state: observation.tensors[state] for state in rows_of})
+            return found
+        except Exception:
+            recorder.abandon(inputs.nbytes)
+            raise
+
+    def kept(self, observation: Observation) -> Observation:
+        """The part of a call that this capture keeps: with `--digests` no tensor but index tensors, and the
+        states' digests."""
+        sample = self._options.digest_sample
+        return reduced(observation, sample) if self._options.digests else observation
 
     def _after(
         self,

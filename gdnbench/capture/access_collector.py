@@ -1,0 +1,124 @@
+"""Collects the rows of calls that are kept as digests, and writes them to the journal in pieces."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gdnbench.capture.access_rows import AccessRows, Chain, Rows
+from gdnbench.capture.digest_record import DigestRecord
+from gdnbench.store.access_pieces import Piece, draft_of_piece
+from gdnbench.store.journal import JournalWriter
+
+PIECE_ROWS = 1 << 16
+PIECE_SECONDS = 1.0  # what a process that is killed loses at most
+
+
+class AccessCollector:
+    """Takes calls from any thread. A thread of its own writes a piece each second, or when one is full.
+
+    `max_bytes`: of a rolling capture, so that a piece is a small part of it. `lost`: the number of calls of
+    the process so far that are not logged. `failed` is called with an error of writing.
+    """
+
+    def __init__(
+        self,
+        journal: JournalWriter,
+        *,
+        sample: int,
+        max_bytes: int | None,
+        lost: Callable[[], int],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._journal = journal
+        self._sample = sample
+        self._lost = lost
+        self._failed = failed
+        self._most = PIECE_ROWS
+        if max_bytes is not None:
+            self._most = max(64, min(PIECE_ROWS, max_bytes // (32 * 88)))
+        self._rows = AccessRows()
+        self._parts: list[Rows] = []
+        self._count = 0
+        self._first = 0  # number of the next piece's first row
+        self._pieces = 0
+        self._begins_whole: bool | None = None
+        self.calls = 0
+        self._changed = threading.Condition()
+        self._writing = threading.Lock()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, record: DigestRecord) -> None:
+        """Log a call whose digests have arrived."""
+        with self._changed:
+            rows = self._rows.rows(record)
+            if self._begins_whole is None:
+                self._begins_whole = record.info.call == 0
+            self._parts.append(rows)
+            self._count += len(rows)
+            self.calls += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="gdnbench-access-log", daemon=True)
+                self._thread.start()
+            if self._count >= self._most:
+                self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Write the rows collected so far."""
+        with self._writing:
+            with self._changed:
+                parts, self._parts = self._parts, []
+                self._count = 0
+                names = self._rows.renew()
+            if not parts:
+                return
+            rows = np.concatenate(parts)
+            lost = self._lost()
+            for start in range(0, len(rows), self._most):
+                piece = Piece(
+                    rows[start : start + self._most],
+                    layers=list(names.layers),
+                    chains=[_described(chain) for chain in names.chains],
+                    requests=list(names.requests),
+                    sample=self._sample,
+                    whole=bool(self._begins_whole) and lost == 0,
+                    lost=lost,
+                )
+                self._journal.append(draft_of_piece(piece, self._first, self._pieces))
+                self._first += len(piece.rows)
+                self._pieces += 1
+
+    def close(self) -> None:
+        """Write what is left, and end the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        self.flush()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._count >= self._most, PIECE_SECONDS)
+                if self._closing:
+                    return
+            try:
+                self.flush()
+            except Exception as error:
+                self._failed(error)
+
+
+def _described(chain: Chain) -> dict[str, Any]:
+    form = chain.form
+    return {
+        "name": chain.name,
+        "pooled": chain.pooled,
+        "dtype": None if form is None else form.dtype,
+        "axes": None if form is None else list(form.axes),
+        "shape": None if form is None else list(form.shape),
+    }

@@ -1,0 +1,245 @@
+"""Rows of the access log, made of calls that are kept as digests.
+
+The layers of a step share index tensors and claims, so everything but layer, call and digests is worked out
+once and copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gdnbench.capture.claims import LINEAGE
+from gdnbench.capture.digest_record import DigestRecord, RowForm
+from gdnbench.ops import operation
+from gdnbench.record import Status
+from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag, AccessKind
+from gdnbench_kernels.contract import Accesses, Operation
+
+_TEMPLATES = 64
+
+Rows = NDArray[np.void]
+
+
+class Chain(NamedTuple):
+    """A pool of a layer as calls use it: rows whose forms differ cannot be compared."""
+
+    name: str
+    form: RowForm | None
+    pooled: bool  # rows of a pool itself; False: rows that the caller gathered or will put back
+
+
+class Names:
+    """Numbers of things in the order of their first use."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+
+    def number(self, thing: Any) -> int:
+        return self._numbers.setdefault(thing, len(self._numbers))
+
+    def __iter__(self) -> Any:
+        return iter(self._numbers)
+
+
+@dataclass(slots=True)
+class Dictionary:
+    """The names that rows refer to."""
+
+    layers: Names = field(default_factory=Names)
+    chains: Names = field(default_factory=Names)
+    requests: Names = field(default_factory=Names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Rows of a template that have their digests from one tensor: from its rows `places`."""
+
+    start: int
+    stop: int
+    kind: AccessKind
+    tensor: str
+    places: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    rows: Rows
+    sources: tuple[_Source, ...]
+
+
+class AccessRows:
+    """Makes the rows of calls. One dictionary belongs to all rows between two calls of `renew`. Not thread
+    safe."""
+
+    def __init__(self) -> None:
+        self.dictionary = Dictionary()
+        self._templates: dict[Any, _Template] = {}
+
+    def renew(self) -> Dictionary:
+        """Begin a new dictionary; returns the old one."""
+        old, self.dictionary = self.dictionary, Dictionary()
+        self._templates.clear()
+        return old
+
+    def rows(self, record: DigestRecord) -> Rows:
+        """The accesses of a call, reads first: dtype ROW. A call without any has one row of kind NONE."""
+        info = record.info
+        template = self._template(record)
+        rows = template.rows.copy()
+        rows["call"], rows["step"] = info.call, info.step
+        rows["layer"] = self.dictionary.layers.number(info.layer)
+        for source in template.sources:
+            tensors = record.before if source.kind is AccessKind.READ else record.after
+            found = tensors[source.tensor].data.numpy().view(np.uint64)
+            rows["digest"][source.start : source.stop] = found[source.places]
+        return rows
+
+    def _template(self, record: DigestRecord) -> _Template:
+        key = _key(record)
+        found = self._templates.get(key)
+        if found is None:
+            if len(self._templates) >= _TEMPLATES:
+                self._templates.clear()
+            found = self._templates[key] = _made(record, self.dictionary)
+        return found
+
+
+def _key(record: DigestRecord) -> tuple[Any, ...]:
+    """Everything that the rows depend on but layer, call and digests."""
+    info = record.info
+    kept = record.observation.reduced
+    assert kept is not None
+    claims = info.dispatch.get(LINEAGE) or {}
+    integers = (
+        (name, one.data.dtype, one.data.numpy().tobytes())
+        for name, one in record.before.items()
+        if name not in kept.before
+    )
+    numbers = ((name, one.numpy().tobytes()) for name, one in record.numbers.items())
+    return (
+        info.op,
+        info.status,
+        tuple(info.scalars.items()),
+        tuple(info.conventions.items()),
+        tuple(kept.shapes.items()),
+        tuple((name, *map(tuple, (values,))) for name, values in claims.items()),
+        tuple(integers),
+        tuple(numbers),
+        tuple(record.forms.items()),
+        frozenset(record.after),
+    )
+
+
+def _made(record: DigestRecord, names: Dictionary) -> _Template:
+    contract = operation(record.info.op)
+    parts: list[Rows] = []
+    sources: list[_Source] = []
+    start = 0
+    for accesses in _accesses(record, contract):
+        for kind in (AccessKind.READ, AccessKind.WRITE):
+            part, found = _part(record, contract, accesses, kind, names)
+            if len(part):
+                if found is not None:
+                    sources.append(_Source(start, start + len(part), kind, *found))
+                parts.append(part)
+                start += len(part)
+    if not parts:
+        none = np.zeros(1, dtype=ROW)
+        none["kind"] = AccessKind.NONE
+        for name in ("request", "position", "slot", "accepted"):
+            none[name] = UNKNOWN
+        parts.append(none)
+    return _Template(np.concatenate(parts), tuple(sources))
+
+
+def _accesses(record: DigestRecord, contract: Operation) -> tuple[Accesses, ...]:
+    if contract.accesses is None or record.info.status is not Status.COMPLETE:
+        return ()
+    return contract.accesses(record.call())
+
+
+def _part(
+    record: DigestRecord, contract: Operation, accesses: Accesses, kind: AccessKind, names: Dictionary
+) -> tuple[Rows, tuple[str, NDArray[np.int64]] | None]:
+    """The reads or writes of one pool by a call, without their digests; and the tensor with those, and where
+    in it."""
+    reads = kind is AccessKind.READ
+    found = (accesses.reads if reads else accesses.writes).numpy()
+    part = np.zeros(len(found), dtype=ROW)
+    if not len(found):
+        return part, None
+    sequence, row, offset = found.T
+    claims = record.info.dispatch.get(LINEAGE) or {}
+    part["kind"], part["sequence"] = kind, sequence
+    requests = [UNKNOWN if one is None else names.requests.number(one) for one in claims.get("requests", ())]
+    part["request"] = _by_sequence(requests, sequence, UNKNOWN)
+    positions = [UNKNOWN if one is None else one for one in claims.get("positions", ())]
+    first = _by_sequence(positions, sequence, UNKNOWN)
+    part["position"] = np.where(first < 0, UNKNOWN, np.maximum(first + offset, UNKNOWN))
+    gathered = claims.get("slots")
+    part["slot"] = (
+        row if gathered is None and accesses.pooled else _by_sequence(gathered or (), sequence, UNKNOWN)
+    )
+    accepted = record.before.get("num_accepted")
+    counts = () if accepted is None else accepted.data.long().flatten().numpy()
+    part["accepted"] = _by_sequence(counts, sequence, UNKNOWN)
+    part["tokens"] = _by_sequence(accesses.tokens.numpy(), sequence, 0)
+    if reads and not accesses.window:
+        prefixes = [0 if one is None else int(one, 16) for one in claims.get("prefixes") or ()]
+        part["prefix"] = _by_sequence(prefixes, sequence, 0, np.uint64)
+    flags = np.zeros(len(found), dtype=np.uint8)
+    flags[np.isin(sequence, claims.get("padding", ()))] |= np.uint8(AccessFlag.PADDING)
+    if accesses.window:
+        flags |= np.uint8(AccessFlag.WINDOW)
+    if not reads and contract.decodes:
+        flags[offset > 1] |= np.uint8(AccessFlag.DRAFT)
+    tensor = accesses.before if reads else accesses.after
+    digested = None if tensor is None else (record.before if reads else record.after).get(tensor)
+    source = None
+    form = None if tensor is None else record.forms.get(tensor)
+    if tensor is None or digested is None or form is None:
+        flags |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
+    else:
+        places, there = _places(row, record.numbers, tensor, len(digested.data))
+        flags[~there] |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
+        source = (tensor, places)
+    part["chain"] = names.chains.number(Chain(accesses.chain, form, accesses.pooled))
+    part["flags"] = flags
+    return part, source
+
+
+def _places(
+    row: NDArray[np.int64], numbers: Mapping[str, Any], tensor: str, count: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Where the digest of each row is, and whether there is one."""
+    named = numbers.get(tensor)
+    if named is None:
+        there = (row >= 0) & (row < count)
+        return np.where(there, row, 0), there
+    known = named.numpy().astype(np.int64)
+    order = np.argsort(known, kind="stable")
+    place = np.searchsorted(known, row, sorter=order)
+    there = (place < len(known)) & (row >= 0)
+    found: NDArray[np.int64] = order[np.where(there, place, 0)] if len(known) else np.zeros_like(row)
+    if len(known):
+        there &= known[found] == row
+    return found, there
+
+
+def _by_sequence(
+    values: Sequence[int] | NDArray[np.int64],
+    sequence: NDArray[np.int64],
+    missing: int,
+    dtype: type[np.generic] = np.int64,
+) -> NDArray[Any]:
+    """values[sequence], `missing` where there is none."""
+    known = np.asarray(values, dtype=dtype)
+    found = np.full(len(sequence), missing, dtype=dtype)
+    there = (sequence >= 0) & (sequence < len(known))
+    found[there] = known[sequence[there]]
+    return found

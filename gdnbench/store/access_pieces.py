@@ -1,0 +1,118 @@
+"""How a store holds an access log: pieces of rows, each a record of the pseudo-operation `access_log`.
+
+So the journal, batches, digests, merging, pruning and uploading are those of records. A piece has a tensor
+for each column of `gdnbench.store.access_log.ROW`, and in `dispatch` the names that its rows refer to by
+number.
+`call` of a piece is the number of its first row in its process, `step` the number of the piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gdnbench.errors import StoreError
+from gdnbench.record import RecordDraft, RecordInfo, Status, TensorDraft, TensorMeta
+from gdnbench.store.access_log import ROW
+
+if TYPE_CHECKING:
+    from gdnbench.store.reader import Store, StoredRecord
+
+ACCESS_LOG: Final = "access_log"
+MOST_ROWS: Final = 1 << 20  # of a piece
+_NAMED: Final = ("layers", "chains", "requests")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of one process. `layers` and `requests` are names, `chains` objects with name, dtype, axes, shape
+    and pooled; rows refer to all three by number.
+
+    `whole`: the process called nothing before its first row, and everything that it called until this piece's
+    end is in the log. `lost`: how many calls were not logged until then, as far as capture knows.
+    """
+
+    rows: NDArray[np.void]
+    layers: Sequence[str]
+    chains: Sequence[Mapping[str, Any]]
+    requests: Sequence[str]
+    sample: int
+    whole: bool
+    lost: int = 0
+
+
+def draft_of_piece(piece: Piece, first: int, number: int) -> RecordDraft:
+    """The record to store for a piece: number `number` of its process, whose rows begin with row `first`."""
+    import torch
+
+    columns = {}
+    for name in ROW.names or ():
+        values = np.ascontiguousarray(piece.rows[name])
+        axes = ("rows", "2")[: values.ndim]
+        shape = tuple(values.shape)
+        strides = (2, 1) if values.ndim == 2 else (1,)
+        meta = TensorMeta(values.dtype.name, shape, axes, shape, strides, 0, "cpu")
+        columns[name] = TensorDraft(torch.from_numpy(values), meta)
+    described = {
+        **{name: list(getattr(piece, name)) for name in _NAMED},
+        "sample": piece.sample,
+        "whole": piece.whole,
+        "lost": piece.lost,
+    }
+    info = RecordInfo(
+        op=ACCESS_LOG,
+        target=ACCESS_LOG,
+        layer="",
+        layer_index=None,
+        call=first,
+        step=number,
+        status=Status.COMPLETE,
+        scalars={"rows": len(piece.rows)},
+        conventions={},
+        dispatch=described,
+    )
+    return RecordDraft(info, columns, {})
+
+
+def is_piece(record: StoredRecord) -> bool:
+    return record.info.op == ACCESS_LOG
+
+
+def piece_of(record: StoredRecord) -> Piece:
+    """The piece that a record holds. StoreError if it is damaged or has another form."""
+    where = f"record {record.key}"
+    info, said = record.info, record.info.dispatch
+    count = info.scalars.get("rows")
+    if not is_piece(record) or type(count) is not int or not 0 <= count <= MOST_ROWS:
+        raise StoreError(f"{where} is no piece of an access log")
+    rows = np.zeros(count, dtype=ROW)
+    for name in ROW.names or ():
+        handle = record.before.get(name)
+        wanted = rows[name]
+        if handle is None or handle.meta.shape != wanted.shape or handle.meta.dtype != wanted.dtype.name:
+            raise StoreError(f"{where}: column {name} is not {wanted.dtype.name} {wanted.shape}")
+        rows[name] = handle.bits()
+    found = {name: said.get(name) for name in _NAMED}
+    for name, listed in found.items():
+        kind = dict if name == "chains" else str
+        if not isinstance(listed, list) or not all(isinstance(one, kind) for one in listed):
+            raise StoreError(f"{where}: {name} is no list of {'objects' if kind is dict else 'names'}")
+        column = rows[name.removesuffix("s")]
+        least = -1 if name == "requests" else 0
+        if count and not (column.min() >= least and column.max() < max(len(listed), 1)):
+            raise StoreError(f"{where}: a row has a number that {name} do not have")
+    sample, whole, lost = said.get("sample"), said.get("whole"), said.get("lost", 0)
+    if type(sample) is not int or sample < 1 or not isinstance(whole, bool) or type(lost) is not int:
+        raise StoreError(f"{where}: sample, whole and lost are {(sample, whole, lost)!r}")
+    return Piece(rows, **found, sample=sample, whole=whole, lost=lost)  # type: ignore[arg-type]
+
+
+def pieces_of(store: Store, segment: str) -> Iterator[Piece]:
+    """The pieces of one process in order; none if it has no access log. StoreError as for `piece_of`."""
+    for record in store.records_of(segment):
+        if is_piece(record):
+            yield piece_of(record)
