@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.lineage.detect import ChainResult, check_states
 from gdnbench.lineage.finding import Unknown
+from gdnbench.lineage.from_log import logged_processes, tables_of_logs
 from gdnbench.lineage.from_records import tables_of_records
 from gdnbench.lineage.table import AccessTable, Chain
 from gdnbench.lineage.window import check_window
@@ -57,13 +58,15 @@ class LineageReport:
 
 
 def tables_of(store: Store, advance: Progress | None = None) -> Iterator[AccessTable]:
-    """A table for each process of the store that recorded accesses. BadInputError for a saved replay, whose
-    calls do not follow one another; StoreError for a damaged store."""
+    """A table for each process of the store that logged accesses or recorded calls. BadInputError for a saved
+    replay, whose calls do not follow one another; StoreError for a damaged store."""
     if store.kind == "run":
         raise BadInputError(
             f"{store.path} is a saved replay, whose calls started from recorded states; check the capture"
         )
-    yield from tables_of_records(store, advance)
+    logged = logged_processes(store)
+    yield from tables_of_logs(logged, advance)
+    yield from tables_of_records(store, frozenset(logged), advance)
 
 
 def check_table(table: AccessTable, store: Store) -> ProcessResult:

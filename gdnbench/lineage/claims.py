@@ -40,12 +40,12 @@ def claims_of(dispatch: Mapping[str, Any], where: str) -> Claims:
         raise StoreError(f"{where}: {LINEAGE} is not an object")
     requests = _items(found, "requests", where)
     prefixes = _items(found, "prefixes", where)
-    if not all(one is None or isinstance(one, str) for one in requests):
-        raise StoreError(f"{where}: {LINEAGE}: requests are not texts or null")
+    if not all(one is None or type(one) in (str, int) for one in requests):
+        raise StoreError(f"{where}: {LINEAGE}: requests are not texts, numbers or null")
     if not all(one is None or (isinstance(one, str) and _HASH.fullmatch(one)) for one in prefixes):
         raise StoreError(f"{where}: {LINEAGE}: prefixes are not 16 hexadecimal digits or null")
     return Claims(
-        tuple(requests),
+        tuple(None if one is None else str(one) for one in requests),
         _numbers(found, "positions", where, _POSITIONS),
         frozenset(_numbers(found, "padding", where, 1 << 31)),
         tuple(0 if one is None else int(one, 16) for one in prefixes),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gdnbench.lineage.calls import call_breaks
 from gdnbench.lineage.continuity import Continuity
 from gdnbench.lineage.finding import Finding, Unknown
-from gdnbench.lineage.rules import MOST_SOURCES, PreviousCall, judge
+from gdnbench.lineage.rules import MOST_SOURCES, PreviousCall, judge, previous_call
 from gdnbench.lineage.table import Access, Chain, Rows, access_of
 from gdnbench.store.access_log import AccessFlag, AccessKind
 
@@ -229,7 +229,7 @@ class ArrayHistory:
         rows = self._rows[events]
         rows = rows[rows["step"] == rows["step"][-1]]
         rows = rows[rows["sequence"] == rows["sequence"][-1]]
-        return previous_call(rows)
+        return previous_call([access_of(row) for row in rows])
 
     def _accesses_of(self, request: int, at: int) -> Numbers:
         if self._of_request is None:
@@ -308,16 +308,3 @@ def _hit_keys(rows: Rows) -> Words:
     found *= np.uint64(0xBF58476D1CE4E5B9)
     mixed: Words = found ^ rows["position"].astype(np.uint64)
     return mixed
-
-
-def previous_call(rows: Rows) -> PreviousCall:
-    """The call whose accesses by one request are `rows`."""
-    reads = rows[rows["kind"] == AccessKind.READ]
-    tokens = int(rows["tokens"][0])
-    if len(reads):
-        first = int(reads["position"][0])
-    else:
-        last = int(rows["position"].max())
-        first = last - tokens if last >= 0 else -1
-    drafts = bool(((rows["flags"] & AccessFlag.DRAFT) != 0).any())
-    return PreviousCall(int(rows["step"][0]), max(first, -1), tokens, drafts)

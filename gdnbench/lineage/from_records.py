@@ -61,13 +61,17 @@ class _Seen:
     accepted: NDArray[np.int64] | None
 
 
-def tables_of_records(store: Store, advance: Progress | None = None) -> Iterator[AccessTable]:
-    """A table for each process with records. Records of unknown operations, and calls that did not come back,
-    are left out: their steps count as missing.
+def tables_of_records(
+    store: Store, without: frozenset[str] = frozenset(), advance: Progress | None = None
+) -> Iterator[AccessTable]:
+    """A table for each process with records, but those in `without`. Records of unknown operations, and calls
+    that did not come back, are left out: their steps count as missing.
 
     StoreError, with the record's key, for a record that is damaged or does not fit its operation.
     """
     for process, records in itertools.groupby(store.records, lambda record: record.segment.name):
+        if process in without:
+            continue
         seen = []
         for record in records:
             if (one := _see(record)) is not None:
@@ -170,7 +174,8 @@ def _rows(one: _Seen, accesses: Accesses, kind: AccessKind, requests: _Names) ->
     part["request"] = _by_sequence(names, sequence, UNKNOWN)
     first = _by_sequence(claims.positions, sequence, UNKNOWN)
     part["position"] = np.where(first < 0, UNKNOWN, np.maximum(first + offset, UNKNOWN))
-    part["slot"] = row if accesses.pooled else _by_sequence(claims.slots, sequence, UNKNOWN)
+    own_numbers = accesses.pooled and not claims.slots
+    part["slot"] = row if own_numbers else _by_sequence(claims.slots, sequence, UNKNOWN)
     part["accepted"] = UNKNOWN if one.accepted is None else _by_sequence(one.accepted, sequence, UNKNOWN)
     part["tokens"] = _by_sequence(accesses.tokens.numpy(), sequence, 0)
     if reads and not accesses.window:

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, Protocol
 
 from gdnbench.lineage.finding import Break, Finding, Unknown
 from gdnbench.lineage.table import ZERO, Access
+from gdnbench.store.access_log import AccessKind
 
 MOST_SOURCES: Final = 16
 """Writes of one content that are looked at; content that more have identifies no write."""
@@ -41,6 +42,14 @@ class PreviousCall(NamedTuple):
         """Whether the next call of the request may begin at `position`."""
         last = self.first + self.tokens
         return self.first >= 0 and (self.first < position <= last if self.drafts else position == last)
+
+
+def previous_call(accesses: Sequence[Access]) -> PreviousCall:
+    """The call whose accesses by one sequence are these."""
+    reads = [one.position for one in accesses if one.kind == AccessKind.READ]
+    tokens, last = accesses[0].tokens, max(one.position for one in accesses)
+    first = reads[0] if reads else max(last - tokens, -1)
+    return PreviousCall(accesses[0].step, first, tokens, any(one.is_draft for one in accesses))
 
 
 class History(Protocol):

@@ -1,0 +1,263 @@
+"""The check of chains while a program runs: call by call, with dictionaries.
+
+    lineage = OnlineLineage()
+    for finding in lineage.add_call(layer, step, {"state": accesses}): ...
+
+It decides by the rules of `gdnbench lineage`, but for two things: the prefix of a state is known only once
+its request has read the state, and of each chain it remembers the latest accesses alone. What it has
+forgotten is unknown, never wrong.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from gdnbench.lineage.calls import breaks_of_call
+from gdnbench.lineage.finding import Finding
+from gdnbench.lineage.rules import MOST_SOURCES, PreviousCall, judge, previous_call
+from gdnbench.lineage.table import ZERO, Access
+from gdnbench.store.access_log import AccessKind
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+REMEMBERED = 50_000
+"""Writes, contents, slots and requests of a chain that are remembered."""
+
+_OF_SLOT = 64  # writes of one slot
+_STEPS = 4096  # calls of a chain, and of a request
+
+
+class _Recent(Generic[K, V]):
+    """A dictionary that forgets the keys that were set longest ago."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._found: OrderedDict[K, V] = OrderedDict()
+        self.forgot = False
+
+    def get(self, key: K) -> V | None:
+        return self._found.get(key)
+
+    def put(self, key: K, value: V) -> None:
+        self._found[key] = value
+        self._found.move_to_end(key)
+        if len(self._found) > self._most:
+            self._found.popitem(last=False)
+            self.forgot = True
+
+
+@dataclass(slots=True)
+class _Layer:
+    """The calls of a layer: the latest step, and the one since which no call is missing."""
+
+    last: int = -1
+    since: int = -1
+
+
+@dataclass(slots=True)
+class _Write:
+    access: Access  # which is replaced by one with its prefix once that is known
+
+
+@dataclass(slots=True)
+class _Request:
+    """What is remembered of a request. `slots`: those of its latest call; `wrote`: the step of its latest
+    write; `followed`: see `rules.History.is_followed`."""
+
+    previous: PreviousCall
+    slots: frozenset[int]
+    steps: list[int] = field(default_factory=list)
+    wrote: int = -1
+    followed: bool = False
+
+
+class OnlineLineage:
+    """Checks the calls of one process as they come. Not thread safe.
+
+    `whole`: nothing is called before the first call that is added. `remembered`: of each chain, how many
+    writes, contents, slots and requests are remembered.
+    """
+
+    def __init__(self, whole: bool = False, remembered: int = REMEMBERED) -> None:
+        self._whole = whole
+        self._remembered = remembered
+        self._layers: dict[str, _Layer] = {}
+        self._chains: dict[tuple[str, str], _ChainHistory] = {}
+
+    def add_call(self, layer: str, step: int, accesses: Mapping[str, Sequence[Access]]) -> list[Finding]:
+        """Add the next call of a layer, of which steps ascend: its accesses by chain, but those of windows.
+        Returns the breaks that the call shows. A step that is left out is a call that is missing."""
+        calls = self._layers.setdefault(layer, _Layer())
+        if step != calls.last + 1 or calls.since < 0:
+            calls.since = step
+        calls.last = step
+        found: list[Finding] = []
+        for name, of_chain in accesses.items():
+            if of_chain:
+                chain = self._chains.get((layer, name))
+                if chain is None:
+                    chain = _ChainHistory(layer, name, calls, self._whole, self._remembered)
+                    self._chains[layer, name] = chain
+                found += chain.add(step, of_chain)
+        return found
+
+
+class _ChainHistory:
+    """`rules.History` of one chain up to the call that is being added. Steps that are asked for are before
+    that call."""
+
+    def __init__(self, layer: str, chain: str, calls: _Layer, whole: bool, most: int) -> None:
+        self.layer, self.chain = layer, chain
+        self._calls, self._whole = calls, whole
+        self._own: _Recent[tuple[int, int], _Write] = _Recent(most)
+        self._contents: _Recent[tuple[int, int], deque[_Write]] = _Recent(most)
+        self._slots: _Recent[int, deque[Access]] = _Recent(most)
+        self._requests: _Recent[int, _Request] = _Recent(most)
+        self._steps: list[int] = []
+        self._unclaimed = -1  # step of the latest call with an unknown request
+
+    def add(self, step: int, accesses: Sequence[Access]) -> list[Finding]:
+        """The breaks that a call shows, which is then part of the history."""
+        _append(self._steps, step)
+        live = [one for one in accesses if not one.is_padding]
+        reads = [one for one in live if one.kind == AccessKind.READ]
+        writes = [one for one in accesses if one.kind == AccessKind.WRITE]
+        if any(one.request < 0 for one in live):
+            self._unclaimed = step
+        for read in reads:
+            self._label(read)
+        found = breaks_of_call([one for one in writes if one.slot >= 0], self.layer, self.chain)
+        hits = set()
+        for read in reads:
+            said = judge(read, self)
+            if isinstance(said, Finding):
+                found.append(said)
+            elif said is None and self._is_hit(read):
+                hits.add(read.request)
+        for write in writes:
+            self._remember_write(write)
+        by_request: dict[int, list[Access]] = {}
+        for one in live:
+            by_request.setdefault(one.request, []).append(one)
+        for request, own in by_request.items():
+            self._remember_request(request, own, request in hits)
+        return found
+
+    def _label(self, read: Access) -> None:
+        """The write that `read` rightly finds is of its prefix."""
+        write = self._own.get((read.request, read.position))
+        if write is None or not read.prefix or write.access.prefix:
+            return
+        if read.digest_known and read.position > 0 and write.access.digest == read.digest:
+            write.access = write.access._replace(prefix=read.prefix)
+
+    def _is_hit(self, read: Access) -> bool:
+        """Whether a right read found the state of its prefix, and not its own."""
+        if not read.prefix or read.position <= 0:
+            return False
+        own = self._own.get((read.request, read.position))
+        if own is not None and own.access.digest == read.digest:
+            return False
+        sources = self.writes_of(read.digest, read.step)
+        return any(one.prefix == read.prefix and one.position == read.position for one in sources)
+
+    def _remember_write(self, write: Access) -> None:
+        kept = _Write(write)
+        if write.request >= 0 and write.position >= 0 and not write.is_padding:
+            self._own.put((write.request, write.position), kept)
+        same = self._contents.get(write.digest) or deque(maxlen=MOST_SOURCES + 1)
+        same.append(kept)
+        self._contents.put(write.digest, same)
+        of_slot = self._slots.get(write.slot) or deque(maxlen=_OF_SLOT)
+        of_slot.append(write)
+        self._slots.put(write.slot, of_slot)
+
+    def _remember_request(self, request: int, accesses: Sequence[Access], hit: bool) -> None:
+        step, last = accesses[0].step, max(one.sequence for one in accesses)
+        previous = previous_call([one for one in accesses if one.sequence == last])
+        known = self._requests.get(request)
+        slots = frozenset(one.slot for one in accesses)
+        if known is None:
+            known = _Request(previous, slots)
+        known.previous, known.slots = previous, slots
+        _append(known.steps, step)
+        if any(one.kind == AccessKind.WRITE for one in accesses):
+            known.wrote = step
+        known.followed |= hit or any(map(_is_first, accesses))
+        self._requests.put(request, known)
+
+    # rules.History
+
+    def latest(self, request: int, position: int, step: int) -> Access | None:
+        found = self._own.get((request, position))
+        return None if found is None else found.access
+
+    def previous(self, request: int, step: int) -> PreviousCall | None:
+        known = self._requests.get(request)
+        return None if known is None else known.previous
+
+    def writes_of(self, digest: tuple[int, int], step: int) -> Sequence[Access]:
+        return [] if digest == ZERO else [one.access for one in self._contents.get(digest) or ()]
+
+    def wrote_after(self, request: int, after: int, before: int) -> bool:
+        known = self._requests.get(request)
+        return known is not None and known.wrote > after
+
+    def first_foreign_write(self, slot: int, request: int, first: int, before: int) -> Access | None:
+        for one in self._slots.get(slot) or ():
+            if one.step >= first and (one.request != request or one.is_padding):
+                return one
+        return None
+
+    def used_slot(self, request: int, slot: int, step: int) -> bool:
+        known = self._requests.get(request)
+        return known is not None and known.previous.step == step and slot in known.slots
+
+    def ran_near(self, request: int, step: int) -> bool:
+        known = self._requests.get(request)
+        if known is None:
+            return False
+        latest = bisect_left(known.steps, step + 1)
+        return latest > 0 and self.calls_apart(known.steps[latest - 1], step) <= 1
+
+    def calls_apart(self, first: int, second: int) -> int:
+        return bisect_left(self._steps, second) - bisect_left(self._steps, first)
+
+    def contiguous(self, first: int, second: int) -> bool:
+        return self._calls.since <= first and self._unclaimed <= first
+
+    def from_first(self, step: int) -> bool:
+        forgot = self._own.forgot or self._contents.forgot or self._slots.forgot
+        return self._calls.since == 0 and not forgot
+
+    def is_whole(self, step: int) -> bool:
+        return self._whole and self.from_first(step)
+
+    def slot_written(self, slot: int, step: int) -> bool:
+        return self._slots.get(slot) is not None
+
+    def wrote_at(self, slot: int, position: int, step: int) -> bool:
+        written = self._slots.get(slot) or ()
+        return slot >= 0 and any(one.position == position and one.step < step for one in written)
+
+    def is_followed(self, request: int, step: int) -> bool:
+        known = self._requests.get(request)
+        return known is not None and known.followed
+
+
+def _append(steps: list[int], step: int) -> None:
+    steps.append(step)
+    if len(steps) > 2 * _STEPS:
+        del steps[:_STEPS]
+
+
+def _is_first(access: Access) -> bool:
+    """Whether the access is of a call that begins with the request's first token."""
+    if access.kind == AccessKind.READ:
+        return access.position == 0
+    return access.position == access.tokens and not access.is_draft
