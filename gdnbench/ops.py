@@ -8,6 +8,7 @@ from functools import cache
 
 import gdnbench_kernels
 from gdnbench.errors import BadInputError
+from gdnbench.record import ACCESS_LOG
 from gdnbench_kernels.contract import Operation
 
 
@@ -26,6 +27,10 @@ def operations() -> dict[str, Operation]:
 
 def operation(name: str) -> Operation:
     """The operation called `name`; BadInputError, which lists the operations, if there is none."""
+    if name == ACCESS_LOG:
+        raise BadInputError(
+            "an access log of capture --digests has no tensors of calls; `gdnbench lineage` reads it"
+        )
     try:
         return operations()[name]
     except KeyError:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
+
+
+ACCESS_LOG: Final = "access_log"
+"""In the place of an operation: the record is a piece of an access log (`gdnbench.store.access_pieces`)."""
 
 
 class Status(StrEnum):

@@ -67,6 +67,7 @@ class Outcome:
     records: int
     bytes: int
     dropped: int
+    digested: int  # calls of which an access log was kept
     recovered: int  # records of other processes that were in the store's journal
     unsealed: tuple[str, ...]  # segments of processes that outlive the command
     never_imported: tuple[str, ...]  # modules of selected targets, with the functions
@@ -144,6 +145,7 @@ class Outcome:
             records=sum(records[name] - oldest[name] for name in mine),
             bytes=max(sum(tally.bytes for tally in here), total("bytes")),
             dropped=max(sum(tally.dropped for tally in here), total("dropped")),
+            digested=total("digested"),
             recovered=recovered,
             unsealed=tuple(name for name in live if name in mine),
             never_imported=_by_module(name for name in targets if _module(name) not in imported),
@@ -235,6 +237,8 @@ class Outcome:
         size = "" if self.dropped_oldest else f", {human_bytes(self.bytes)}"
         if self.judged:
             return f"{counted(self.records, 'call')} recorded to be judged{size}{dropped}{status}"
+        if self.digested:
+            return f"{counted(self.digested, 'call')} logged as digests{size} in {store}{dropped}{status}"
         return f"{counted(self.records, 'record')}{size} in {store}{dropped}{status}"
 
     def _why_nothing(self) -> list[str]:

@@ -104,6 +104,20 @@ def capture(
             " --max-bytes, and a folder as the store)."
         ),
     ] = "stop",
+    digests: Annotated[
+        bool,
+        typer.Option(
+            "--digests",
+            help="Keep no tensor: only who read and wrote which state, with digests, for gdnbench lineage.",
+        ),
+    ] = False,
+    digest_sample: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="With --digests: digest only every N-th 128 bytes of a state, an odd number, e.g. 101.",
+        ),
+    ] = 1,
     full_pools: Annotated[
         bool,
         typer.Option(
@@ -191,6 +205,8 @@ def capture(
         signal=signal,
         max_bytes=None if max_bytes is None else byte_count(max_bytes, "--max-bytes"),
         when_over=when_over,  # type: ignore[arg-type]  # as `when_full`
+        digests=digests,
+        digest_sample=digest_sample,
         full_pools=full_pools,
         sync=sync,
         graphs=graphs,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from gdnbench.cli.console import print_json, print_line, table
-from gdnbench.record import Status
+from gdnbench.record import ACCESS_LOG, Status
 from gdnbench.store.index import Kind, Listed
 from gdnbench.store.ranks import Rank
 from gdnbench.store.reader import Store
@@ -131,5 +131,9 @@ def _last_line(opened: Store, listed: int) -> str:
     shown = counted(total, "record")
     if listed != total:
         shown = f"{listed} of {shown}"
+    log = [record.kind for record in opened.listed() if record.kind.op == ACCESS_LOG]
+    if log:
+        rows = counted(sum(kind.sizes.get("rows", 0) for kind in log), "access")
+        shown += f" ({rows} in an access log without tensors, which gdnbench lineage reads)"
     gone = f"; {opened.removed_records} more were recorded and are gone" if opened.removed_records else ""
     return f"{shown}, {counted(len(opened.segments), 'process')}, {opened.kind} store{gone}"

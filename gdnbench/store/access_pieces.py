@@ -8,7 +8,7 @@ number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gdnbench.errors import StoreError
-from gdnbench.record import RecordDraft, RecordInfo, Status, TensorDraft, TensorMeta
+from gdnbench.record import ACCESS_LOG, RecordDraft, RecordInfo, Status, TensorDraft, TensorMeta
 from gdnbench.store.access_log import ROW
 
 if TYPE_CHECKING:
-    from gdnbench.store.reader import Store, StoredRecord
+    from gdnbench.store.reader import StoredRecord
 
-ACCESS_LOG: Final = "access_log"
+__all__ = ["ACCESS_LOG", "MOST_ROWS", "Piece", "draft_of_piece", "is_piece", "piece_of", "rows_of_piece"]
+
 MOST_ROWS: Final = 1 << 20  # of a piece
 _NAMED: Final = ("layers", "chains", "requests")
 
@@ -82,13 +83,19 @@ def is_piece(record: StoredRecord) -> bool:
     return record.info.op == ACCESS_LOG
 
 
+def rows_of_piece(record: StoredRecord) -> int:
+    """How many rows a piece has. StoreError if it says no such number."""
+    count = record.info.scalars.get("rows")
+    if not is_piece(record) or type(count) is not int or not 0 <= count <= MOST_ROWS:
+        raise StoreError(f"record {record.key} is no piece of an access log")
+    return count
+
+
 def piece_of(record: StoredRecord) -> Piece:
     """The piece that a record holds. StoreError if it is damaged or has another form."""
     where = f"record {record.key}"
-    info, said = record.info, record.info.dispatch
-    count = info.scalars.get("rows")
-    if not is_piece(record) or type(count) is not int or not 0 <= count <= MOST_ROWS:
-        raise StoreError(f"{where} is no piece of an access log")
+    said = record.info.dispatch
+    count = rows_of_piece(record)
     rows = np.zeros(count, dtype=ROW)
     for name in ROW.names or ():
         handle = record.before.get(name)
@@ -109,10 +116,3 @@ def piece_of(record: StoredRecord) -> Piece:
     if type(sample) is not int or sample < 1 or not isinstance(whole, bool) or type(lost) is not int:
         raise StoreError(f"{where}: sample, whole and lost are {(sample, whole, lost)!r}")
     return Piece(rows, **found, sample=sample, whole=whole, lost=lost)  # type: ignore[arg-type]
-
-
-def pieces_of(store: Store, segment: str) -> Iterator[Piece]:
-    """The pieces of one process in order; none if it has no access log. StoreError as for `piece_of`."""
-    for record in store.records_of(segment):
-        if is_piece(record):
-            yield piece_of(record)
