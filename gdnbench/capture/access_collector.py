@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -76,11 +76,10 @@ class AccessCollector:
                 names = self._rows.renew()
             if not parts:
                 return
-            rows = np.concatenate(parts)
             lost = self._lost()
-            for start in range(0, len(rows), self._most):
+            for rows in _grouped(parts, self._most):
                 piece = Piece(
-                    rows[start : start + self._most],
+                    rows,
                     layers=list(names.layers),
                     chains=[_described(chain) for chain in names.chains],
                     requests=list(names.requests),
@@ -111,6 +110,20 @@ class AccessCollector:
                 self.flush()
             except Exception as error:
                 self._failed(error)
+
+
+def _grouped(parts: list[Rows], most: int) -> Iterator[Rows]:
+    """The rows of whole calls, about `most` at a time."""
+    group: list[Rows] = []
+    count = 0
+    for part in parts:
+        group.append(part)
+        count += len(part)
+        if count >= most:
+            yield np.concatenate(group)
+            group, count = [], 0
+    if group:
+        yield np.concatenate(group)
 
 
 def _described(chain: Chain) -> dict[str, Any]:

@@ -1,0 +1,163 @@
+"""Calls that are kept as digests: what the access log says is what a spy saw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from gdnbench.capture import CaptureOptions, capturing, record
+from gdnbench.digests import row_digests
+from gdnbench.errors import BadInputError
+from gdnbench.ops import operation
+from gdnbench.store.access_log import AccessFlag, AccessKind
+from gdnbench.store.access_pieces import Piece, piece_of
+from gdnbench.store.reader import Store
+from gdnbench.store.verify import verify
+from gdnbench_kernels.gdn_prefill.torch_chunked import torch_chunked
+from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of
+from tests.capture.test_claims import batch, in_step
+from tests.capture.test_graphs import Engine, run
+from tests.messages import wording
+
+DIGESTS = CaptureOptions(digests=True)
+
+
+def pieces(store: Path) -> list[Piece]:
+    with Store.open(store) as opened:
+        return [piece_of(one) for one in opened.records]
+
+
+def digest(rows: Tensor, sample: int = 1) -> list[tuple[int, int]]:
+    found = row_digests(rows, sample).numpy().view(np.uint64)
+    return [(int(a), int(b)) for a, b in found]
+
+
+def logged(store: Path) -> list[tuple[Any, ...]]:
+    """The rows of a store with one process: layer, step, kind, sequence, slot, digest."""
+    found = []
+    for piece in pieces(store):
+        for row in piece.rows:
+            assert not row["flags"] & AccessFlag.DIGEST_UNKNOWN
+            kind = AccessKind(row["kind"]).name
+            words = (int(row["digest"][0]), int(row["digest"][1]))
+            place = (int(row["sequence"]), int(row["slot"]))
+            found.append((piece.layers[row["layer"]], int(row["step"]), kind, *place, words))
+    return found
+
+
+def spied(engine: Engine, layers: int, sample: int = 1) -> list[tuple[Any, ...]]:
+    """The same of what the spy of an engine saw."""
+    found = []
+    for number, (before, after) in enumerate(engine.seen):
+        slots = before["state_indices"].flatten().tolist()
+        for kind, seen in (("READ", before), ("WRITE", after)):
+            words = digest(seen["state"], sample)
+            for sequence, slot in enumerate(slots):
+                if slot >= 0:
+                    layer = f"Layer.{number % layers}"
+                    found.append((layer, number // layers, kind, sequence, slot, words[slot]))
+    return found
+
+
+@pytest.mark.parametrize("sample", [1, 3])
+def test_replays_of_a_graph_are_logged(tmp_path: Path, sample: int) -> None:
+    """Padded batches, and slots that the graph's index tensor has anew in each replay."""
+    engine, graph, streams = Engine(), StandInGraph(), StandInStreams()
+    options = CaptureOptions(digests=True, digest_sample=sample)
+    with capturing_stand_in(tmp_path / "run.zarr", streams, options) as counts:
+        with graph_of(graph):
+            engine.forward()
+        run(engine, graph, [None, [1, 8, 2], [3, -1, 5]])
+    assert (counts.failures, counts.first_failure, counts.digested) == (0, None, 6)
+    assert logged(tmp_path / "run.zarr") == spied(engine, 2, sample)
+    assert {piece.sample for piece in pieces(tmp_path / "run.zarr")} == {sample}
+
+
+def test_eager_calls_are_logged_with_their_claims(tmp_path: Path) -> None:
+    engine, streams = Engine(), StandInStreams()
+    with capturing_stand_in(tmp_path / "run.zarr", streams, DIGESTS) as counts:
+        for rows in (None, [8, 6, 7], [2, -1, 6]):
+            engine.next_step(rows)
+            engine.spied()
+            in_step(engine.forward, batch("a", None, "c").padded(3))
+        in_step(engine.forward, batch("a", at=0).padded(3))
+    assert (counts.failures, counts.first_failure, counts.digested) == (0, None, 8)
+    found = logged(tmp_path / "run.zarr")
+    wanted = spied(engine, 2)
+    assert found[: len(wanted)] == wanted
+    (piece,) = pieces(tmp_path / "run.zarr")
+    assert piece.whole
+    first = piece.rows[(piece.rows["call"] == 0)]
+    names = [None if one < 0 else piece.requests[one] for one in first["request"]]
+    assert names == ["a", None, "c"] * 2
+    assert first["position"].tolist() == [0, 1, 2, 1, 2, 3]
+    assert first["tokens"].tolist() == [1] * 6
+    padding = piece.rows[piece.rows["call"] == 6]
+    assert (padding["flags"] & AccessFlag.PADDING).tolist() == [0, 1] * 2
+
+
+def test_nothing_but_index_tensors_and_digests_is_copied(tmp_path: Path) -> None:
+    """Each of two layers has three rows of 2 x 4 x 8 x 8 floats."""
+    engine, streams = Engine(), StandInStreams()
+    with capturing_stand_in(tmp_path / "run.zarr", streams, DIGESTS) as counts:
+        engine.forward()
+    # Of each layer: three digests before and after, and the slots as the call has them and as rows.
+    assert counts.bytes == 2 * (2 * 3 * 16 + 3 * 4)
+
+
+@record("gdn_prefill")
+def prefill(**tensors: Any) -> Any:
+    return torch_chunked(**tensors)
+
+
+def test_gathered_states_have_the_digests_of_their_rows(tmp_path: Path) -> None:
+    contract = operation("gdn_prefill")
+    call = contract.synth(seqlens=(5, 0, 9), heads=(1, 2), head_dim=(16, 16), initial_state=True, seed=3)
+    with capturing(tmp_path / "run.zarr", DIGESTS) as counts:
+        found = prefill(**call.tensors)
+    assert (counts.failures, counts.first_failure) == (0, None)
+    rows = logged(tmp_path / "run.zarr")
+    before, after = digest(call.tensors["initial_state"]), digest(found["final_state"])
+    assert [row[2:4] + row[5:] for row in rows] == [
+        ("READ", 0, before[0]),
+        ("READ", 2, before[2]),
+        ("WRITE", 0, after[0]),
+        ("WRITE", 2, after[2]),
+    ]
+
+
+@pytest.mark.slow
+def test_a_piece_is_written_when_it_is_full_and_the_oldest_are_dropped(tmp_path: Path) -> None:
+    engine = Engine()
+    options = CaptureOptions(digests=True, max_bytes=200_000, when_over="drop-oldest", zstd=None)
+    with capturing(tmp_path / "run.zarr", options) as counts:
+        for _ in range(200):
+            engine.forward()
+    assert (counts.failures, counts.first_failure, counts.digested) == (0, None, 400)
+    with Store.open(tmp_path / "run.zarr") as store:
+        assert store.records[0].info.step > 0
+        assert (
+            sum(one.stat().st_size for one in (tmp_path / "run.zarr").rglob("*") if one.is_file()) < 260_000
+        )
+    found = [int(call) for piece in pieces(tmp_path / "run.zarr") for call in piece.rows["call"][::6]]
+    assert found == list(range(400 - len(found), 400))
+    assert verify(tmp_path / "run.zarr").ok
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"digests": True, "sync": True}, wording("capture.digests-beside", name="sync")),
+        ({"digests": True, "full_pools": True}, wording("capture.digests-beside", name="full_pools")),
+        ({"digests": True, "on_nonfinite": True}, wording("capture.digests-beside", name="a trigger")),
+        ({"digests": True, "digest_sample": 4}, wording("capture.digest-sample-even", sample=4)),
+        ({"digest_sample": 3}, wording("capture.digest-sample-alone")),
+    ],
+)
+def test_options_that_are_about_tensors_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInputError, match=message):
+        CaptureOptions(**options)
