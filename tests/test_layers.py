@@ -44,7 +44,7 @@ ops: base kernels
 timing.result: base report.outcome
 workers: base report.outcome
 lineage: base kernels store ops
-capture: base sim.virtual kernels store ops
+capture: base sim.virtual kernels store ops lineage
 compile: base kernels ops
 doctor: base kernels ops
 judge: base kernels store ops

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gdnbench.capture.adapter import OnlyPadding
 from gdnbench.capture.claims import LINEAGE
 from gdnbench.capture.digest_record import DigestRecord, RowForm
 from gdnbench.ops import operation
@@ -160,7 +161,10 @@ def _made(record: DigestRecord, names: Dictionary) -> _Template:
 def _accesses(record: DigestRecord, contract: Operation) -> tuple[Accesses, ...]:
     if contract.accesses is None or record.info.status is not Status.COMPLETE:
         return ()
-    return contract.accesses(record.call())
+    try:
+        return contract.accesses(record.call())
+    except OnlyPadding:
+        return ()
 
 
 def _part(

@@ -26,6 +26,10 @@ class NotCaptured(Exception):
     """
 
 
+class OnlyPadding(NotCaptured):
+    """A `Finish` raises it for a call all of whose sequences are padding: it touches no state."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A function to wrap: a module-level name, or `Class.method`."""
@@ -80,6 +84,7 @@ class Observation:
     finish: Finish | None = None  # for tensors on a GPU, the writing thread calls it
     claims: Claims | None = None  # of the call's sequences; None: the step around the call may know
     reduced: Reduced | None = None  # set by capture, if only digests of it are kept
+    watched: Reduced | None = None  # set by capture, if its lineage is checked
 
 
 class Adapter(Protocol):

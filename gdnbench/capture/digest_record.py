@@ -109,7 +109,7 @@ def reduced(observation: Observation, sample: int) -> Observation:
     pools = {spec.name for spec in contract.tensors if spec.pool_index is not None}
     kept = {name: seen for name, seen in kept.items() if name in states or name not in pools}
     found = Reduced(sample, shapes, frozenset(states), frozenset(after))
-    return replace(observation, tensors=kept, finish=None, reduced=found)
+    return replace(observation, tensors=kept, reduced=found)
 
 
 def _state_names(contract: Operation) -> tuple[set[str], set[str]]:
@@ -157,6 +157,18 @@ def digest_rows(
             order = _order(spec.axes_in(observation.conventions))
         found[name] = DigestRows(index, paged, order, kept.sample)
     return found
+
+
+def is_paged(observation: Observation, name: str) -> bool:
+    """Whether the rows of state `name` are in pages."""
+    return _PAGE_AXIS in operation(observation.op).spec(name).axes
+
+
+def digests_of_copy(observation: Observation, name: str, rows: Tensor) -> Tensor:
+    """Digests of copied rows of state `name`: int64 [n, 2]; of pages, one for each row in them."""
+    spec = operation(observation.op).spec(name)
+    order = _order(spec.axes_in(observation.conventions)) if spec.pool_index is None else None
+    return DigestRows(None, _PAGE_AXIS in spec.axes, order, 1).digests(rows)
 
 
 def _order(axes: tuple[str, ...]) -> tuple[int, ...] | None:
@@ -228,7 +240,10 @@ class DigestRecord(PendingRecord):
         self.device.before, self.device.after = Arriving(), Arriving()
 
     def call(self) -> Call:
-        """The call with its index tensors; all others are without elements."""
+        """The call as the adapter finishes it, with its index tensors; all others are without elements.
+
+        Raises what `Finish` raises.
+        """
         kept = self.observation.reduced
         assert kept is not None
         tensors = {
@@ -236,6 +251,8 @@ class DigestRecord(PendingRecord):
             for name, (shape, dtype) in kept.shapes.items()
         }
         tensors |= {name: one.data for name, one in self.before.items() if name not in kept.before}
+        if self.observation.finish is not None:
+            tensors, _ = self.observation.finish(tensors)
         return Call(tensors, self.info.scalars, self.info.conventions)
 
 

@@ -17,6 +17,8 @@ def collapse_repeated_heads(tensors: dict[str, Tensor]) -> tuple[dict[str, Tenso
     of both tensors is equal bit for bit, so that value head `hv` still finds its key at `hv // ratio`.
     """
     q, k = tensors["q"], tensors["k"]
+    if q.is_meta:
+        return tensors, {}  # of a call that is kept as digests
     ratio = next((r for r in _divisors(q.shape[-2]) if _repeats(q, r) and _repeats(k, r)), 1)
     if ratio > 1:
         tensors = tensors | {"q": q[..., ::ratio, :].contiguous(), "k": k[..., ::ratio, :].contiguous()}

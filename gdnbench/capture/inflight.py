@@ -73,6 +73,7 @@ class PendingRecord:
     reason: str | None = None  # why it is kept, if a trigger held for it
     claims: Claims | None = None  # while some of them are in flight from the device
     flags: list[Any] = field(default_factory=list)  # non-finite checks in flight from the device
+    small_parts: Any = None  # of `gdnbench.capture.lineage_trigger`, in flight from the device
 
     @property
     def held_bytes(self) -> int:

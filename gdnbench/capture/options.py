@@ -28,7 +28,7 @@ _SWITCHING = ("SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGURG")
 
 _LISTS = ("target", "op", "layer", "table")
 _COUNTS = ("first", "every", "max_bytes", "queue_bytes", "ring_bytes", "digest_sample")
-_FLAGS = ("full_pools", "sync", "graphs", "on_nonfinite", "paused", "break_graphs", "digests")
+_FLAGS = ("full_pools", "sync", "graphs", "on_nonfinite", "paused", "break_graphs", "digests", "on_lineage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ class CaptureOptions:
     queue_bytes: int = 4 << 30
     cache_layout: str = "bfloat16"  # layout in which rows of a cache without pages are stored
     block_size: int = 64  # page size in tokens for such rows
+    on_lineage: bool = False  # keep calls that read another state than their request last wrote
     digests: bool = False  # keep digests of the states that calls read and write, and no tensor
     digest_sample: int = 1  # of a state's groups of 128 bytes, every N-th counts; odd
     zstd: int | None = 1  # level, 1 to 9; None stores elements as they are
@@ -167,7 +168,12 @@ class CaptureOptions:
                 )
         if self.around and not self.triggered:
             raise BadInputError(
-                "capture option 'around' is about calls that a trigger holds for; give on_nonfinite or when"
+                "capture option 'around' is about calls that a trigger holds for; give on_nonfinite,"
+                " on_lineage or when"
+            )
+        if self.on_lineage and self.every != 1:
+            raise BadInputError(
+                "capture option 'on_lineage' follows every call, and 'every' leaves calls out: give only one"
             )
         if self.sync and self.triggered:
             raise BadInputError(
@@ -177,7 +183,7 @@ class CaptureOptions:
     @property
     def triggered(self) -> bool:
         """Whether a trigger decides which of the selected calls are kept."""
-        return self.on_nonfinite or self.when is not None
+        return self.on_nonfinite or self.on_lineage or self.when is not None
 
     def check_switch(self) -> None:
         """BadInputError if a capture starts paused and neither a control file nor a signal could switch it

@@ -223,6 +223,7 @@ class Recorder:
         try:
             pending.device.after.join(outputs.pack().send(streams))
             pending.flags = self._triggers.flags(pending, streams)
+            pending.small_parts = self._triggers.small_parts(pending, streams)
             self.finish(pending)
         except Exception:
             self.release_reservation(pending)
@@ -267,8 +268,11 @@ class Recorder:
     def _write(self, pending: PendingRecord) -> None:
         nbytes = pending.nbytes
         if isinstance(pending, DigestRecord):
-            self._accesses.add(pending)
-            self._count(digested=1, bytes=nbytes)
+            if pending.info.status is Status.COMPLETE:
+                self._accesses.add(pending)
+                self._count(digested=1, bytes=nbytes)
+            else:
+                self._count(unfinished=1)  # it may have written states: its step counts as missing
             return
         self._count_record(pending, self._journal.append(pending.draft()), nbytes)
 

@@ -377,8 +377,11 @@ class Session:
     def kept(self, observation: Observation) -> Observation:
         """The part of a call that this capture keeps: with `--digests` no tensor but index tensors, and the
         states' digests."""
-        sample = self._options.digest_sample
-        return reduced(observation, sample) if self._options.digests else observation
+        if self._options.digests:
+            return reduced(observation, self._options.digest_sample)
+        if self._options.on_lineage:
+            return replace(observation, watched=reduced(observation, 1).reduced)
+        return observation
 
     def _after(
         self,

@@ -1,7 +1,7 @@
 """Triggers decide which of the selected calls are kept, and record why.
 
-A call is kept if any trigger holds for it: `--when`, evaluated before the call, or `--on-nonfinite`,
-evaluated on the copies. A call that raised is kept too.
+A call is kept if any trigger holds for it: `--when`, evaluated before the call, `--on-nonfinite`, evaluated
+on the copies, or `--on-lineage`, evaluated on digests of the copies. A call that raised is kept too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from gdnbench.capture.adapter import Observation
 from gdnbench.capture.filter_expr import TensorForm, When
 from gdnbench.capture.inflight import CallName, PendingRecord, axes_of
+from gdnbench.capture.lineage_trigger import LineageCheck, SmallParts, small_parts
 from gdnbench.capture.nonfinite import Flags, flags_on_device, nonfinite
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.streams import Streams
@@ -28,11 +29,12 @@ class Triggers:
     def __init__(self, options: CaptureOptions) -> None:
         self.any = options.triggered
         self._on_nonfinite = options.on_nonfinite
+        self._lineage = LineageCheck() if options.on_lineage else None
         self._when = None if options.when is None else When(options.when)
         if self._when is not None:
             self._when.check_names(known_names(), tensor_names())
         # Whether to copy calls for which no trigger held before they ran.
-        self.copies = options.on_nonfinite or options.around > 0
+        self.copies = options.on_nonfinite or options.on_lineage or options.around > 0
         self._rank: tuple[int | None] | None = None
 
     def before(self, forms: Mapping[str, TensorForm], observation: Observation, name: CallName) -> str | None:
@@ -48,17 +50,28 @@ class Triggers:
             return []
         return flags_on_device(record, streams)
 
+    def small_parts(self, record: PendingRecord, streams: Streams) -> SmallParts | None:
+        """Queue what the check of a record's lineage needs; None without `--on-lineage`."""
+        return None if self._lineage is None else small_parts(record, streams)
+
     def after(self, record: PendingRecord) -> str | None:
         """Why the record is kept, or None. Waits for the flags of a record on a device."""
+        broken = None
+        if self._lineage is not None and record.info.status is Status.COMPLETE:
+            broken = self._lineage.reason(record, record.small_parts)
         if record.reason is not None:
             return record.reason
         if record.info.status is Status.UNFINISHED:
             return "raised"
+        if broken is not None:
+            return broken
         names = nonfinite(record, record.flags) if self._on_nonfinite else ()
         return f"nonfinite:{','.join(names)}" if names else None
 
     def after_fork(self) -> None:
         self._rank = None
+        if self._lineage is not None:
+            self._lineage = LineageCheck()
 
     def forms(self, observation: Observation) -> dict[str, TensorForm]:
         """The shapes and dtypes that `--when` may use; {} without that option."""

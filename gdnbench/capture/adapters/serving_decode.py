@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gdnbench.capture.adapter import Finish, NotCaptured, Seen
+from gdnbench.capture.adapter import Finish, NotCaptured, OnlyPadding, Seen
 from gdnbench.capture.adapters.gdn import STATE_DTYPES
 from gdnbench.capture.adapters.slots import PADDING
 
@@ -189,7 +189,7 @@ class Batch:
                     given[name] = given[name].masked_fill(given[name] <= null, PADDING)
             _settle_tokens(given, offsets, steps, ragged)
             if not _active(given).any():
-                raise NotCaptured("every sequence of a decode call is padding: a dummy run of the engine")
+                raise OnlyPadding("every sequence of a decode call is padding: a dummy run of the engine")
             if ragged:
                 dispatch["laid_out_by_capture"] = "sequences of fewer tokens, zeros behind them"
             return given, dispatch

@@ -1,0 +1,84 @@
+"""`--on-lineage` keeps the calls around a broken chain, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from gdnbench.capture import CaptureOptions, capturing
+from gdnbench.capture.claims import Claims
+from gdnbench.errors import BadInputError
+from gdnbench.store.reader import Store
+from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of
+from tests.capture.test_claims import in_step
+from tests.capture.test_graphs import Engine
+from tests.messages import wording
+
+ON_LINEAGE = CaptureOptions(on_lineage=True, around=1)
+
+
+def serve(engine: Engine, steps: int, run: Callable[[], None], spoil: int | None = None) -> None:
+    """Decode steps of three requests, which began before; `spoil`: before this step slot 0 of the second layer
+    gets what slot 4 has."""
+    for number in range(steps):
+        engine.next_step()
+        if number == spoil:
+            engine.states[1][0] = engine.states[1][4]
+        in_step(run, Claims(["a", "b", "c"], torch.tensor([10, 20, 30]) + number))
+
+
+def kept(store: Path) -> list[tuple[int | None, int, str]]:
+    with Store.open(store) as opened:
+        infos = [one.info for one in opened.records]
+    return [(info.layer_index, info.step, info.dispatch["trigger"]) for info in infos]
+
+
+WANTED = [
+    # The call with number 7 is that of layer 1 in step 3.
+    (1, 2, "around:call 7"),
+    (0, 3, "around:call 7"),
+    (1, 3, "lineage:shared-slot"),
+    (0, 4, "around:call 7"),
+    (1, 4, "around:call 7"),
+]
+
+
+def test_a_state_of_another_request_keeps_the_calls_around_it(tmp_path: Path) -> None:
+    engine = Engine()
+    with capturing(tmp_path / "run.zarr", ON_LINEAGE) as counts:
+        serve(engine, 8, engine.forward, spoil=3)
+    assert (counts.failures, counts.first_failure) == (0, None)
+    assert (counts.looked_at, counts.triggered) == (16, 1)
+    assert kept(tmp_path / "run.zarr") == WANTED
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_on_a_device_digests_alone_are_waited_for(tmp_path: Path, in_graph: bool) -> None:
+    engine, graph, streams = Engine(), StandInGraph(), StandInStreams()
+    with capturing_stand_in(tmp_path / "run.zarr", streams, ON_LINEAGE) as counts:
+        if in_graph:
+            with graph_of(graph):
+                engine.forward()
+        serve(engine, 8, graph.replay if in_graph else engine.forward, spoil=3)
+    assert (counts.failures, counts.first_failure) == (0, None)
+    assert (counts.looked_at, counts.triggered) == (16, 1)
+    assert kept(tmp_path / "run.zarr") == WANTED
+
+
+def test_right_chains_keep_nothing(tmp_path: Path) -> None:
+    """Nor do slots that change hands, nor requests that nobody names."""
+    engine, streams = Engine(), StandInStreams()
+    with capturing_stand_in(tmp_path / "run.zarr", streams, ON_LINEAGE) as counts:
+        serve(engine, 3, engine.forward)
+        engine.next_step([8, 0, 1])
+        in_step(engine.forward, Claims(["d", "b", "e"], [5, 23, None]))
+        engine.forward()
+    assert (counts.failures, counts.looked_at, counts.triggered) == (0, 10, 0)
+
+
+def test_calls_may_not_be_left_out() -> None:
+    with pytest.raises(BadInputError, match=wording("capture.lineage-beside-every")):
+        CaptureOptions(on_lineage=True, every=2)
