@@ -11,6 +11,7 @@ adds element * 2**(8 (b mod 4)) * K(2 (b div 4) + a). Rows whose bytes follow ea
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -254,14 +255,28 @@ def fill_digests(pool: Tensor, index: Tensor | None, out: Tensor, sample: int) -
     return True
 
 
-def fill_pools(table: Tensor, long: bool, out: Tensor, slots: int, form: RowForm, sample: int) -> None:
+def table_of_pools(pools: Sequence[Tensor], index: Tensor) -> Tensor | None:
+    """int64 [pools, 2] on the host: the addresses of each pool and of its row numbers.
+
+    None unless the words of rows follow each other, and pools are aligned to words.
+    """
+    found = bits_and_form(pools[0])
+    if found is None or not found[1].words_follow or not index.is_contiguous():
+        return None
+    if any(pool.data_ptr() % 4 for pool in pools):
+        return None
+    return torch.tensor([[pool.data_ptr(), index.data_ptr()] for pool in pools])
+
+
+def fill_pools(table: Tensor, pool: Tensor, index: Tensor, out: Tensor, sample: int) -> None:
     """Queue the digests of rows of several pools in one launch.
 
-    `table`: int64 [pools, 2] on the device: the addresses of a pool and of its row numbers, int64 if `long`
-    else int32, contiguous. `out`: int64 [pools, count, 2]. `form`: of the rows of every pool, which must
-    follow each other in words.
+    `table`: of `table_of_pools`, on the device. `pool`: one of the pools; all are alike. `out`: int64 [pools,
+    n, 2] for n numbers `index`, int32 or int64.
     """
-    assert form.words_follow
+    described = bits_and_form(pool)
+    assert described is not None
+    form = described[1]
     blocks = form.blocks(sample)
     pools, count, _ = out.shape
     if blocks > 1:
@@ -272,12 +287,12 @@ def fill_pools(table: Tensor, long: bool, out: Tensor, slots: int, form: RowForm
             table,
             out,
             count,
-            slots,
+            pool.shape[0],
             form.row_stride,
             form.elements,
             SIZE=form.size,
             SAMPLE=sample,
-            LONG=long,
+            LONG=index.dtype == torch.int64,
             ATOMIC=blocks > 1,
             ROWS=rows,
             BLOCK=_BLOCK,

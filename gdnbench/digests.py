@@ -14,7 +14,7 @@ Digests of different samples cannot be compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, overload
 
@@ -86,6 +86,34 @@ def indexed_digests(pool: Tensor, index: Tensor | None, sample: int = 1, out: Te
     return out
 
 
+def pool_table(pools: Sequence[Tensor], index: Tensor) -> Tensor | None:
+    """The table that `fill_pool_digests` takes for pools of one dtype, shape, strides and device.
+
+    int64 [pools, 2] on the host; None if there is no kernel, or it cannot read such rows.
+    """
+    if not pools[0].is_cuda or _kernel() is None:
+        return None
+    from gdnbench.digest_kernel import table_of_pools
+
+    return table_of_pools(pools, index)
+
+
+def fill_pool_digests(
+    pools: Sequence[Tensor], index: Tensor, out: Tensor, sample: int, table: Tensor | None
+) -> None:
+    """Fill `out` int64 [pools, n, 2] with the digests of rows `index` [n] of each pool.
+
+    `table`: that of `pool_table`, on the device, for one launch; None for one after another.
+    """
+    if table is None:
+        for pool, digests in zip(pools, out, strict=True):
+            indexed_digests(pool, index, sample, digests)
+        return
+    from gdnbench.digest_kernel import fill_pools
+
+    fill_pools(table, pools[0], index, out, sample)
+
+
 def _on_cuda(pool: Tensor, index: Tensor | None, out: Tensor, sample: int) -> bool:
     fill = _kernel() if pool.is_cuda else None
     return fill is not None and fill(pool, index, out, sample)
@@ -149,21 +177,25 @@ def _words_of(rows: Bits, groups: int) -> NDArray[np.uint32]:
 
 
 def _fill_on_cpu(pool: Tensor, index: Tensor | None, out: Tensor, sample: int) -> None:
-    from gdnbench.bits import to_bits
+    from gdnbench.bits import as_integers, to_bits
 
     digests = out.numpy().view(np.uint64)
+    block = max(1, 4 * _BLOCK_WORDS // (pool[0].numel() * pool.element_size()))
     if index is None:
         # A block at a time: `to_bits` copies what is not contiguous.
-        block = max(1, 4 * _BLOCK_WORDS // (pool[0].numel() * pool.element_size()))
         for start in range(0, len(pool), block):
             _fill(to_bits(pool[start : start + block]), digests[start : start + block], sample)
         return
-    slots = pool.shape[0]
-    for place, row in enumerate(index.reshape(-1).tolist()):
-        if 0 <= row < slots:
-            _fill(to_bits(pool[row : row + 1]), digests[place : place + 1], sample)
-        else:
-            digests[place] = 0
+    import torch
+
+    numbers = index.reshape(-1).long()
+    inside = (numbers >= 0) & (numbers < pool.shape[0])
+    bits = as_integers(pool.detach())  # index_select takes no fp8
+    for start in range(0, len(numbers), block):
+        place = slice(start, start + block)
+        rows = torch.index_select(bits, 0, numbers[place].clamp(0, pool.shape[0] - 1))
+        _fill(to_bits(rows), digests[place], sample)
+    digests[~inside.numpy()] = 0
 
 
 def _fill_in_blocks(pool: Tensor, index: Tensor | None, out: Tensor, sample: int) -> None:

@@ -131,7 +131,7 @@ PROGRAM = """
 import json, sys
 import torch
 from gdnbench import digests
-from gdnbench.digest_kernel import bits_and_form, fill_pools
+from gdnbench.digest_kernel import bits_and_form
 from tests.test_digests import drawn_rows, unsigned
 
 def check(name, pool, index, sample):
@@ -155,10 +155,10 @@ held = [pool.cuda() for pool in pools]
 for long in (False, True):
     index = torch.tensor([3, -1, 0, 2, 1, 7]).cuda()
     index = index if long else index.int()
-    table = torch.tensor([[pool.data_ptr(), index.data_ptr()] for pool in held]).cuda()
+    table = digests.pool_table(held, index).cuda()
     for sample in (1, 3):
         out = torch.full((3, 6, 2), -1).cuda()
-        fill_pools(table, long, out, 4, bits_and_form(held[0])[1], sample)
+        digests.fill_pool_digests(held, index, out, sample, table)
         wanted = [unsigned(digests.indexed_digests(pool, index.cpu(), sample)) for pool in pools]
         print(json.dumps(["pools", [unsigned(one) for one in out.cpu()] == wanted]))
 """

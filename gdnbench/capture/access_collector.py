@@ -10,6 +10,7 @@ import numpy as np
 
 from gdnbench.capture.access_rows import AccessRows, Chain, Rows
 from gdnbench.capture.digest_record import DigestRecord
+from gdnbench.capture.graph_digests import DigestBatch
 from gdnbench.store.access_pieces import Piece, draft_of_piece
 from gdnbench.store.journal import JournalWriter
 
@@ -46,21 +47,25 @@ class AccessCollector:
         self._first = 0  # number of the next piece's first row
         self._pieces = 0
         self._begins_whole: bool | None = None
-        self.calls = 0
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def add(self, record: DigestRecord) -> None:
-        """Log a call whose digests have arrived."""
+    def add(self, record: DigestRecord | DigestBatch) -> None:
+        """Log a call, or the calls of a replay, whose digests have arrived.
+
+        Raises what the adapter's `Finish` raises.
+        """
         with self._changed:
-            rows = self._rows.rows(record)
+            if isinstance(record, DigestBatch):
+                parts = self._rows.rows_of_batch(record)
+            else:
+                parts = [self._rows.rows(record)]
             if self._begins_whole is None:
-                self._begins_whole = record.info.call == 0
-            self._parts.append(rows)
-            self._count += len(rows)
-            self.calls += 1
+                self._begins_whole = min(int(rows["call"].min()) for rows in parts) == 0
+            self._parts += parts
+            self._count += sum(map(len, parts))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="gdnbench-access-log", daemon=True)
                 self._thread.start()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gdnbench.capture.adapter import OnlyPadding
 from gdnbench.capture.claims import LINEAGE
 from gdnbench.capture.digest_record import DigestRecord, RowForm
+from gdnbench.capture.graph_digests import DigestBatch
 from gdnbench.ops import operation
 from gdnbench.record import Status
 from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag, AccessKind
@@ -99,6 +100,22 @@ class AccessRows:
             found = tensors[source.tensor].data.numpy().view(np.uint64)
             rows["digest"][source.start : source.stop] = found[source.places]
         return rows
+
+    def rows_of_batch(self, batch: DigestBatch) -> list[Rows]:
+        """The same of the calls of a replay, group by group."""
+        found = []
+        for record, names, before, after in batch.calls_alike():
+            template = self._template(record)
+            rows = np.tile(template.rows, (len(names), 1))
+            rows["call"] = np.array([name.number for name in names])[:, None]
+            rows["step"] = np.array([name.step for name in names])[:, None]
+            layers = [self.dictionary.layers.number(name.layer.name) for name in names]
+            rows["layer"] = np.array(layers)[:, None]
+            for source in template.sources:
+                digests = before if source.kind is AccessKind.READ else after
+                rows["digest"][:, source.start : source.stop] = digests[:, source.places]
+            found.append(rows.reshape(-1))
+        return found
 
     def _template(self, record: DigestRecord) -> _Template:
         key = _key(record)

@@ -42,6 +42,13 @@ from gdnbench.capture.digest_record import (
     written_states,
 )
 from gdnbench.capture.filter_expr import TensorForm
+from gdnbench.capture.graph_digests import (
+    AlikeCalls,
+    DigestBatch,
+    SharedCopies,
+    alike_calls,
+    open_batch,
+)
 from gdnbench.capture.inflight import (
     CallName,
     OnDevice,
@@ -55,6 +62,7 @@ from gdnbench.capture.inflight import (
 from gdnbench.capture.layers import Layer
 from gdnbench.capture.recorder import Counts, Recorder
 from gdnbench.capture.selection import Selection
+from gdnbench.capture.snapshot import Form
 from gdnbench.capture.streams import Graph, Streams, called_by_graph_trees
 from gdnbench.capture.trigger import Triggers
 from gdnbench.ops import operation
@@ -120,6 +128,9 @@ class Plan:
     """Capture's data for one graph. Freed with the graph, or when the graph's capture fails."""
 
     calls: list[GraphCall] = field(default_factory=list)
+    copies: SharedCopies = field(default_factory=SharedCopies)
+    alike: list[AlikeCalls] | None = None  # once `looked_alike`: all calls, if they are digested at once
+    looked_alike: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +322,10 @@ class Graphs:
         if observation.reduced is not None:
             digested = digest_rows(observation, observation.reduced.before - call.static.keys(), None)
             self._note_forms(call, observation, observation.tensors)
-        call.inputs = self._packed(inside, plan, observation.claims, digested)
+        if observation.reduced is None or digested or observation.claims is not None:
+            call.inputs = self._packed(inside, plan, observation.claims, digested)
+        else:
+            call.inputs = self._shared(inside, plan)
         call.observation = observation
         call.forms = self._host.triggers.forms(observation)
         return call
@@ -355,6 +369,15 @@ class Graphs:
         call.outputs = outputs
         self._host.counts.graph_calls += 1
 
+    def _shared(self, seen: dict[str, Seen], plan: Plan) -> Packed:
+        """The index tensors of a call, of which the graph makes one copy for all calls that have them."""
+        here = {name: one for name, one in seen.items() if not self._streams.holds(one.tensor)}
+        there = {name: one for name, one in seen.items() if name not in here}
+        copied = snapshot_on_device(here, {}, self._streams).here
+        bundles = [plan.copies.copy(name, one) for name, one in there.items()]
+        forms = {name: Form.from_seen(one) for name, one in there.items()}
+        return Packed(copied, forms, frozenset(), bundles)
+
     def _note_forms(self, call: GraphCall, observation: Observation, seen: Mapping[str, Seen]) -> None:
         assert observation.reduced is not None
         for name, one in seen.items():
@@ -388,7 +411,27 @@ class Graphs:
             mine = [one for one in self._open if one.thread == threading.get_ident()] or self._open
             return mine[-1].plan if len(mine) == 1 else None
 
-    def _before_replay(self, plan: Plan) -> list[_Kept]:
+    def _alike(self, plan: Plan) -> list[AlikeCalls] | None:
+        """The calls of the graph in groups, if they can be digested all at once."""
+        if not plan.looked_alike:
+            plan.looked_alike = True
+            if all(call.observation is not None and call.observation.reduced for call in plan.calls):
+                plan.alike = alike_calls(plan.calls, self._streams)
+        return plan.alike
+
+    def _open_batch(self, plan: Plan, names: list[CallName]) -> DigestBatch | list[_Kept]:
+        """Queue the digests of all pools before a replay."""
+        assert plan.alike is not None
+        recorder = self._host.recorder_here()
+
+        def claims(observation: Observation) -> Claims | None:
+            found = self._host.claims(observation)
+            return None if found is None else found.with_host_values(self._streams.holds)
+
+        batch = open_batch(plan.alike, names, claims, lambda room: recorder.reserve(room, len(names)))
+        return [] if batch is None else batch
+
+    def _before_replay(self, plan: Plan) -> list[_Kept] | DigestBatch:
         """Count the calls of a replay that is about to start, and copy the pool rows of those that are
         kept."""
         kept: list[_Kept] = []
@@ -396,6 +439,8 @@ class Graphs:
             if not self._host.active:
                 return []
             named = [(call, name) for call in plan.calls if (name := self._counted(call)) is not None]
+            if len(named) == len(plan.calls) and self._alike(plan) is not None:
+                return self._open_batch(plan, [name for _, name in named])
             rows: Named = {}
             found = [one for call, name in named if (one := self._opened(call, name, rows)) is not None]
             # Reserve for all calls at once: none of them releases room before the replay.
@@ -468,8 +513,21 @@ class Graphs:
             claims = claims.with_host_values(self._streams.holds)
         return replace(observation, claims=claims), with_claims(rows, claims)
 
-    def _after_replay(self, kept: list[_Kept]) -> None:
+    def _finish_batch(self, batch: DigestBatch) -> None:
+        try:
+            batch.after()
+            batch.send(self._streams)
+            self._host.recorder_here().finish_batch(batch)
+        except Exception as error:
+            self._abandon(batch)
+            self._host.counts.fail(error)
+        self._host.counts.graph_replays += 1
+
+    def _after_replay(self, kept: list[_Kept] | DigestBatch) -> None:
         """Send the graph's copies and the pool rows after the replay."""
+        if isinstance(kept, DigestBatch):
+            self._finish_batch(kept)
+            return
         for one in kept:
             try:
                 pending, rows = self._pending(one)
@@ -507,8 +565,12 @@ class Graphs:
     def _is_written(self, one: _Kept, name: str) -> bool:
         return operation(one.observation.op).spec(name).role is Role.MUTATED
 
-    def _abandon(self, kept: list[_Kept]) -> None:
+    def _abandon(self, kept: list[_Kept] | DigestBatch) -> None:
         recorder = self._host.recorder
+        if isinstance(kept, DigestBatch):
+            if recorder is not None:
+                recorder.abandon(kept.device.reserved)
+            return
         for one in kept:
             if recorder is not None:
                 recorder.abandon(one.reserved)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from gdnbench.capture.adapter import NotCaptured
 from gdnbench.capture.device_provenance import device_provenance
 from gdnbench.capture.device_snapshot import DeviceSnapshot
 from gdnbench.capture.digest_record import DigestRecord
+from gdnbench.capture.graph_digests import DigestBatch
 from gdnbench.capture.inflight import PendingRecord
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.pretrigger import Ring
 from gdnbench.capture.selection import Selection
 from gdnbench.capture.streams import Streams
-from gdnbench.capture.transfer import Transfers
+from gdnbench.capture.transfer import Transferred, Transfers
 from gdnbench.capture.trigger import Triggers
 from gdnbench.handlers import raised_by_handler
 from gdnbench.record import Status
@@ -215,6 +216,13 @@ class Recorder:
             for record in self._decided(pending):
                 self._write_or_count(record)
 
+    def finish_batch(self, batch: DigestBatch) -> None:
+        """Log the calls of a replay once their digests have arrived."""
+        if self._selection.full or not self._room_for(batch.nbytes):
+            self._transfers.release(batch.device.reserved)
+        else:
+            self._transfers.enqueue(batch)
+
     def finish_on_device(self, pending: PendingRecord, outputs: DeviceSnapshot, streams: Streams) -> None:
         """Record a call on a device that ended: copy `outputs` and send them after the inputs."""
         assert pending.device is not None
@@ -235,9 +243,9 @@ class Recorder:
             self._transfers.release(pending.device.reserved)
             pending.device.reserved = 0
 
-    def _decided(self, pending: PendingRecord) -> list[PendingRecord]:
+    def _decided(self, pending: Transferred) -> Sequence[Transferred]:
         """The records to write now that `pending` is complete: only `pending` if there is no trigger."""
-        if not self._triggers.any:
+        if not self._triggers.any or isinstance(pending, DigestBatch):
             return [pending]
         reason = self._triggers.after(pending)
         if reason is not None and not self._selection.triggers(pending.layer):
@@ -247,9 +255,9 @@ class Recorder:
         # If `--max-bytes` ends here, keep the triggering call first, then the latest calls before it.
         return [record for record in reversed(found) if self._room_for(record.nbytes)][::-1]
 
-    def _arrive(self, pending: PendingRecord) -> list[PendingRecord]:
+    def _arrive(self, pending: Transferred) -> list[Transferred]:
         """Wait for the copies of the records to write; returns the records that have arrived."""
-        arrived = []
+        arrived: list[Transferred] = []
         for record in self._decided(pending):
             try:
                 record.arrive()
@@ -258,15 +266,19 @@ class Recorder:
                 self._failed(error)
         return arrived
 
-    def _write_or_count(self, pending: PendingRecord) -> None:
+    def _write_or_count(self, pending: Transferred) -> None:
         """Write a record, or count the failure, so that later records are still written."""
         try:
             self._write(pending)
         except Exception as error:
             self._failed(error)
 
-    def _write(self, pending: PendingRecord) -> None:
+    def _write(self, pending: Transferred) -> None:
         nbytes = pending.nbytes
+        if isinstance(pending, DigestBatch):
+            self._accesses.add(pending)
+            self._count(digested=pending.calls, bytes=nbytes)
+            return
         if isinstance(pending, DigestRecord):
             if pending.info.status is Status.COMPLETE:
                 self._accesses.add(pending)

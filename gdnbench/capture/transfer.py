@@ -7,13 +7,17 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from gdnbench.capture.graph_digests import DigestBatch
 from gdnbench.capture.inflight import PendingRecord
+
+Transferred = PendingRecord | DigestBatch
+"""A record, or the digests of all calls of a replay."""
 
 # Of device memory, which the program needs too, and of pinned host memory, which the whole machine shares.
 LIMIT_BYTES = 1 << 30
 
 
-def arrive_alone(record: PendingRecord) -> Sequence[PendingRecord]:
+def arrive_alone(record: Transferred) -> Sequence[Transferred]:
     record.arrive()
     return (record,)
 
@@ -28,17 +32,17 @@ class Transfers:
 
     def __init__(
         self,
-        write: Callable[[PendingRecord], None],
+        write: Callable[[Transferred], None],
         failed: Callable[[BaseException], None],
         *,
-        arrive: Callable[[PendingRecord], Sequence[PendingRecord]] = arrive_alone,
+        arrive: Callable[[Transferred], Sequence[Transferred]] = arrive_alone,
         when_full: Literal["block", "drop"],
     ) -> None:
         self._arrive = arrive
         self._write = write
         self._failed = failed
         self._blocks = when_full == "block"
-        self._queue: queue.SimpleQueue[PendingRecord | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Transferred | None] = queue.SimpleQueue()
         self._bytes = 0
         self._waiting = 0  # queued records whose copies have not been waited for
         self._pending = 0  # queued records that have not been written
@@ -71,7 +75,7 @@ class Transfers:
             self._bytes -= nbytes
             self._changed.notify_all()
 
-    def enqueue(self, record: PendingRecord) -> None:
+    def enqueue(self, record: Transferred) -> None:
         """Write `record` once it has arrived, and release what is reserved for it."""
         with self._changed:
             self._waiting += 1
@@ -120,7 +124,7 @@ class Transfers:
                 self._pending -= 1
             self.release(record.device.reserved if record.device is not None else 0)
 
-    def _await(self, record: PendingRecord) -> Sequence[PendingRecord]:
+    def _await(self, record: Transferred) -> Sequence[Transferred]:
         with self._changed:
             self._changed.wait_for(lambda: not self._captures or self._closing)
         try:

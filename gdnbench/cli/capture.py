@@ -40,7 +40,7 @@ def capture(
         int | None,
         typer.Option(
             min=1,
-            help="Record at most N calls of each layer; --when and --on-nonfinite count only the calls that"
+            help="Record at most N calls of each layer; triggers (--when, --on-...) count only the calls that"
             " they kept. Default: no limit.",
         ),
     ] = None,
@@ -57,18 +57,27 @@ def capture(
             "--on-nonfinite", help="Record calls with a NaN or infinity in an input, output or state."
         ),
     ] = False,
+    on_lineage: Annotated[
+        bool,
+        typer.Option(
+            "--on-lineage",
+            help="Record calls that read another state than the one their request last wrote; see"
+            " gdnbench lineage.",
+        ),
+    ] = False,
     on_mismatch: Annotated[
         float | None,
         typer.Option(
             help="Record calls whose outputs exceed this multiple of torch's error, e.g. 2. Needs a folder as"
-            " the store; not with --when or --on-nonfinite."
+            " the store; not with another trigger or --digests."
         ),
     ] = None,
     around: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Also record N calls of each layer before and after one that --when or --on-nonfinite kept.",
+            help="Also record N calls of each layer before and after one that --when, --on-nonfinite or"
+            " --on-lineage kept.",
         ),
     ] = 0,
     ring_bytes: Annotated[
@@ -129,7 +138,7 @@ def capture(
         typer.Option(
             "--sync",
             help="Write the inputs to disk before each call, so that they survive a crash or hang. Not with"
-            " --when or --on-nonfinite.",
+            " --when, --on-nonfinite, --on-lineage or --digests.",
         ),
     ] = False,
     graphs: Annotated[
@@ -198,6 +207,7 @@ def capture(
         every=every,
         when=when,
         on_nonfinite=on_nonfinite,
+        on_lineage=on_lineage,
         around=around,
         ring_bytes=byte_count(ring_bytes, "--ring-bytes"),
         paused=paused,

@@ -54,8 +54,8 @@ def run_judged(
         )
     if not 0 <= k < float("inf"):
         raise BadInputError(f"--on-mismatch {k:g} must be a number from 0 on: so often torch's error")
-    if options.triggered:
-        raise BadInputError("--on-mismatch judges all selected calls; omit --when and --on-nonfinite")
+    if options.triggered or options.digests:
+        raise BadInputError("--on-mismatch judges all selected calls; omit other triggers and --digests")
     place = Path(store).absolute()
     made = not place.exists()
     check_store(place)

@@ -77,6 +77,28 @@ def test_replays_of_a_graph_are_logged(tmp_path: Path, sample: int) -> None:
     assert {piece.sample for piece in pieces(tmp_path / "run.zarr")} == {sample}
 
 
+def test_a_replay_sends_one_block_however_many_layers_it_has(tmp_path: Path) -> None:
+    """Layers with the same index tensor have one copy of it in the graph, and pools alike one digest call."""
+    sent, copies = [], []
+    for layers in (2, 5):
+        engine, graph, streams = Engine(layers), StandInGraph(), StandInStreams()
+        with capturing_stand_in(tmp_path / f"{layers}.zarr", streams, DIGESTS) as counts:
+            nodes = len(graph_nodes(graph, engine))
+            run(engine, graph, [None, None])
+            sent.append(streams.sent())
+        assert (counts.failures, counts.digested, counts.graph_replays) == (0, 2 * layers, 2)
+        copies.append(nodes - len(graph_nodes(StandInGraph(), Engine(layers))))
+    assert sent == [2, 2]
+    assert copies[0] == copies[1] > 0
+
+
+def graph_nodes(graph: StandInGraph, engine: Engine) -> list[Any]:
+    """What a graph of the engine's step has."""
+    with graph_of(graph):
+        engine.forward()
+    return graph._log.steps
+
+
 def test_eager_calls_are_logged_with_their_claims(tmp_path: Path) -> None:
     engine, streams = Engine(), StandInStreams()
     with capturing_stand_in(tmp_path / "run.zarr", streams, DIGESTS) as counts:
