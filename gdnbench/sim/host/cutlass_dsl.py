@@ -82,6 +82,17 @@ def keep_ptx(arch: str | None = None) -> Iterator[None]:
                 setattr(settings, name, value)
 
 
+def decide_arch_without_gpu() -> None:
+    """Settle the architecture on what CuTe DSL takes where it finds no driver, unless it is settled.
+
+    If a driver answers that there is no device, 4.7 and later ask it again for the text of that error, and so
+    on until Python's recursion limit.
+    """
+    settings = _settings()
+    if getattr(settings, "_arch", DEFAULT_ARCH) is None:
+        settings.arch = DEFAULT_ARCH
+
+
 @contextmanager
 def _options_of_their_own() -> Iterator[None]:
     """`cute.compile` writes the settings into options that it keeps; this block gives it a copy."""

@@ -51,6 +51,7 @@ def _tell(text: str) -> None:
         sys.stderr.write(f"gdnbench: {text}\n")
 
 
-_hook = ImportHook(dict.fromkeys(GPU_USERS, _start))
+# Modules of gdnbench import torch themselves, and the start imports them.
+_hook = ImportHook(dict.fromkeys(GPU_USERS, _start), outside="gdnbench.")
 add_hook(_hook)
 _provide()

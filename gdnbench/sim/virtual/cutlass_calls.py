@@ -17,6 +17,7 @@ from gdnbench.sim.host.device import described_device
 from gdnbench.sim.host.device_queries import device_queries_answered
 from gdnbench.sim.host.dsl_calls import calls_go_to
 from gdnbench.sim.virtual.gpu import VirtualGpu
+from gdnbench.sim.virtual.libcuda import provide_libcuda
 from gdnbench.sim.virtual.refusals import note_refusal
 from gdnbench.sim.virtual.torch_backend import cpu_alias
 
@@ -36,12 +37,16 @@ def cutlass_sees(gpu: VirtualGpu) -> Iterator[None]:
             raise
         gpu.run(captured.module, captured.requests, captured.regions)
 
-    with (
-        cutlass_dsl.keep_ptx(gpu.machine.arch),
-        device_queries_answered(gpu.asked_device),  # in every thread
-        calls_go_to(call),
-    ):
-        yield
+    try:
+        with (
+            cutlass_dsl.keep_ptx(gpu.machine.arch),
+            device_queries_answered(gpu.asked_device),  # in every thread
+            calls_go_to(call),
+        ):
+            yield
+    finally:
+        if provide_libcuda():  # the driver that stays finds no device
+            cutlass_dsl.decide_arch_without_gpu()
 
 
 def _on_gpu(name: str, value: Any) -> Any:

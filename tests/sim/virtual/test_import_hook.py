@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from gdnbench.sim.virtual.import_hook import hooked, is_loaded
+from gdnbench.sim.virtual.import_hook import ImportHook, add_hook, hooked, is_loaded, remove_hook
 
 
 @pytest.fixture
@@ -58,3 +58,24 @@ def test_nothing_is_told_after_the_block(package: str) -> None:
         pass
     importlib.import_module(package)
     assert told == []
+
+
+def test_a_call_waits_for_the_modules_that_it_would_import(package: str, tmp_path: Path) -> None:
+    """As `gdnbench sim -- python program.py`, which imports gdnbench.sim.simulate before torch."""
+    (tmp_path / package / "inner.py").write_text("import virtual_library\n")
+    (tmp_path / "virtual_library.py").write_text("")
+    told: list[bool] = []
+
+    def note(module: ModuleType) -> None:
+        told.append(hasattr(sys.modules[package], "DONE"))
+
+    hook = ImportHook({"virtual_library": note}, outside=package)
+    add_hook(hook)
+    try:
+        importlib.import_module(package)
+        assert told == [True]
+        importlib.reload(sys.modules["virtual_library"])
+    finally:
+        remove_hook(hook)
+        del sys.modules["virtual_library"]
+    assert told == [True, True]

@@ -16,6 +16,7 @@ from gdnbench.sim.errors import LaunchError
 from gdnbench.sim.host.ptx_kernel import PtxKernel
 from gdnbench.sim.ptx.parser import parse
 from gdnbench.sim.virtual import VirtualGpu, virtual_gpu
+from gdnbench.sim.virtual.libcuda import provide_libcuda
 from tests.cli.kernel_files import ADD
 from tests.messages import wording
 
@@ -83,3 +84,15 @@ def test_a_graphs_memory_is_in_the_snapshot(gpu: VirtualGpu) -> None:
     ]
     assert any(start <= y.data_ptr() < stop for start, stop in spans)
     assert not any(start <= x.data_ptr() < stop for start, stop in spans)
+
+
+def test_cute_dsl_has_an_architecture_after_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that it takes without a driver. It would ask the driver that stays, which finds no device, until
+    Python's recursion limit (4.8.1)."""
+    dsl = pytest.importorskip("cutlass.cutlass_dsl").CuTeDSL._get_dsl()
+    if not hasattr(dsl.envar, "_arch") or not provide_libcuda():
+        pytest.skip("needs CuTe DSL 4.7 or later on a machine without a driver")
+    monkeypatch.setattr(dsl.envar, "_arch", None)
+    with virtual_gpu("b200"):
+        pass
+    assert dsl.envar._arch == "sm_100a"
