@@ -87,8 +87,8 @@ def test_a_graphs_memory_is_in_the_snapshot(gpu: VirtualGpu) -> None:
 
 
 def test_cute_dsl_has_an_architecture_after_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that it takes without a driver. It would ask the driver that stays, which finds no device, until
-    Python's recursion limit (4.8.1)."""
+    """The one that it takes without a driver. It would ask the driver that stays, which finds no device,
+    again and again (4.8.1)."""
     dsl = pytest.importorskip("cutlass.cutlass_dsl").CuTeDSL._get_dsl()
     if not hasattr(dsl.envar, "_arch") or not provide_libcuda():
         pytest.skip("needs CuTe DSL 4.7 or later on a machine without a driver")
