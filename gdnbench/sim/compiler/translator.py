@@ -393,11 +393,11 @@ class Translator:
         if not isinstance(destination, Register):
             raise UnsupportedError(f"destination {type(destination).__name__.lower()}")
         kind = register_type(destination)
-        size = 1 if value.type == I1 or kind == I1 else bits_of(value.type)  # predicates have one bit
+        size = 1 if value.type == I1 else bits_of(value.type)
         if size > destination.bits or (size < destination.bits and value.type in (F32, F64)):
             raise UnsupportedError(f"a result of {size} bits into {destination.name} of {destination.bits}")
         if kind == I1:
-            value = value if value.type == I1 else self.code.comparei("icmp ne", value, 0)
+            pass  # from a predicate: nothing wider fits
         elif value.type == I1:
             value = self.code.cast("zext", value, kind)
         else:

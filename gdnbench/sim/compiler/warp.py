@@ -192,7 +192,7 @@ def vote(t: Translator, ins: Instruction) -> None:
         return [code.cast("zext", decided, "i32")]
 
     result = per_set(t, named, each, [I32])[0]
-    t.write(ins.dests[0], result)
+    t.write(ins.dests[0], result if mode == "ballot" else code.comparei("icmp ne", result, 0))
 
 
 def match(t: Translator, ins: Instruction) -> None:
@@ -236,7 +236,7 @@ def match(t: Translator, ins: Instruction) -> None:
     results = per_set(t, named, each, [I32, I32])
     t.write(first, results[0])
     if second is not None:
-        t.write(second, results[1])
+        t.write(second, code.comparei("icmp ne", results[1], 0))
 
 
 _NEUTRAL = {

@@ -92,3 +92,12 @@ def test_what_no_engine_executes(engine: str, text: str) -> None:
     pair = np.zeros((32, 2), np.uint64)
     with pytest.raises((UnsupportedError, PtxSyntaxError)):
         run_ptx(KERNEL.format(body=body), "k", (1, 1, 1), (32, 1, 1), [pair, pair.copy()], engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["interpreter", "compiled"])
+@pytest.mark.parametrize("text", ["mapa.shared::cluster.u32 %p, %s, 0;", "add.u32 %p, %t, %t;"])
+def test_an_integer_into_a_predicate(text: str, engine: str) -> None:
+    """ptxas: "Arguments mismatch for instruction"."""
+    given = np.zeros(64, np.uint64)
+    with pytest.raises(UnsupportedError, match="into %p of 1"):
+        run_ptx(KERNEL.format(body=text), "k", (1, 1, 1), (32, 1, 1), [given, given], engine=engine)
