@@ -2,7 +2,8 @@
 
 The CUDA programming guide ("Distributed Shared Memory") asks for both. A CTA is known to have started once
 something that it released, or its arrival at barrier.cluster, was acquired. It may exit once one of its warps
-is ordered after the use.
+is ordered after the use. The arrivals of two commits of one thread have no order (PTX ISA 9.1, 9.7.16.6.2): a
+wait for the later one orders nothing after the earlier one's.
 """
 
 from __future__ import annotations

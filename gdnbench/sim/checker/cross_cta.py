@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from gdnbench.sim.checker.cta_state import CtaState
 from gdnbench.sim.checker.earlier_launches import EarlierLaunches
-from gdnbench.sim.checker.events import Event
+from gdnbench.sim.checker.events import Event, overlap_completely
 from gdnbench.sim.checker.findings import Findings, Members, Owner
 from gdnbench.sim.checker.happens_before import Cause, Unordered, Verdict, completion_wait
 from gdnbench.sim.checker.launch_memory import READERS, CtaAccess, CtaShadow, GlobalShadow, ProcessShadow
@@ -74,8 +74,10 @@ def _missing(before: Event, cta: int, near_misses: NearMisses) -> str:
 
 
 def _morally_strong(before: Event, now: Event) -> bool:
-    """Whether two accesses of different CTAs, of one launch or of two, do not race whatever their order."""
-    return _strong_at_gpu_scope(before) and _strong_at_gpu_scope(now) and before.proxy is now.proxy
+    """Whether two accesses of different CTAs, of one launch or of two, do not race whatever their order
+    ("Morally Strong Operations", PTX ISA 9.1, 8.7). The scope .gpu includes the other launch (table 21)."""
+    strong = _strong_at_gpu_scope(before) and _strong_at_gpu_scope(now)
+    return strong and before.proxy is now.proxy and overlap_completely(before, now)
 
 
 def _strong_at_gpu_scope(event: Event) -> bool:

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from typing import NamedTuple
 
 from gdnbench.sim.checker.lanes import MANY, LaneSubset, lane_of, subset_of
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Warp
 from gdnbench.sim.ptx.ir import Instruction
+from gdnbench.sim.ptx.literals import width_of
 
 _STRONG = ("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
 
@@ -24,6 +26,13 @@ def is_async_store(ins: Instruction) -> bool:
     """Whether it is an asynchronous operation of the generic proxy with an mbarrier. The PTX ISA ("Async
     Proxy") lists the operations of the async proxy: bulk copies, wgmma and tcgen05."""
     return ins.op in ("st.async", "red.async")
+
+
+@cache
+def _element_bits(type_name: str) -> frozenset[int]:
+    """Bits of the accesses that an access to one element counts as; a packed one also counts as one to each
+    of its values (PTX ISA 9.1, 8.2.4 and 8.2.5)."""
+    return frozenset((width_of(type_name), width_of(type_name.partition("x")[0])))
 
 
 class Access(Enum):
@@ -63,6 +72,18 @@ class Event:
     operation: int | None = None
     lane: int = MANY
     strong: bool = False
+
+
+def overlap_completely(before: Event, now: Event) -> bool:
+    """Whether two strong accesses that overlap are of one size, as "Morally Strong Operations" asks for (PTX
+    ISA 9.1, 8.7). Elements are aligned to their size, so that those of one size overlap completely.
+    Atomics exclude one another whatever their sizes ("Limitations on Mixed-size Data-races", 8.7.2). The
+    elements of an asynchronous operation are taken to fit."""
+    if before.access is now.access is Access.ATOMIC:
+        return True
+    if not (before.ins.form.in_engine and now.ins.form.in_engine):
+        return True
+    return not _element_bits(before.ins.types[-1]).isdisjoint(_element_bits(now.ins.types[-1]))
 
 
 class IssuedInstruction(NamedTuple):

@@ -4,7 +4,7 @@ PTX ISA: "Memory Consistency Model" (causality order), "Proxies", 9.7.16.6 (tcge
 ordered if its warp's clocks (`vector_clocks.ClockSet`) contain the epoch of the earlier one:
 
     earlier access             later access              ordered if contained in
-    strong access              strong, same proxy        (no clock: strong accesses do not race)
+    strong access              strong, same proxy, size  (no clock: strong accesses do not race)
     anything                   a generic access          base
     mbarrier.init              an async access           base and mbarrier_inits; base alone: review
     generic write              an async access           base and async_proxy; base alone: error
@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from gdnbench.sim.checker.events import Access, Event, Proxy
+from gdnbench.sim.checker.events import Access, Event, Proxy, overlap_completely
 from gdnbench.sim.checker.lanes import MANY, UNSURE
 from gdnbench.sim.checker.vector_clocks import LanePairs, WarpClocks
 from gdnbench.sim.ptx.forms import Until
@@ -122,8 +122,8 @@ OVERTAKES = Unordered(
 def unordered(before: Event, now: Event, clocks: WarpClocks, memory: str, met: LanePairs) -> Unordered | None:
     """The happens-before rule for shared and global memory: None if `now`, an access of the warp of `clocks`,
     is ordered after `before`; else what is missing. `met` are the lanes of the two."""
-    if before.strong and now.strong and before.proxy is now.proxy and _scopes_include(before, now, clocks):
-        return None  # "Morally Strong Operations": they do not race
+    if before.strong and now.strong and _morally_strong(before, now, clocks):
+        return None  # they do not race
     if before.init and clocks.init_visible(before, met):
         return None  # fence.mbarrier_init releases it, whatever follows
     if not clocks.ordered_after(before, met):
@@ -140,6 +140,14 @@ def unordered(before: Event, now: Event, clocks: WarpClocks, memory: str, met: L
             return None
         return PROXIES if before.access.writes else OVERTAKES
     return None
+
+
+def _morally_strong(before: Event, now: Event, clocks: WarpClocks) -> bool:
+    """Whether two strong accesses are so relative to each other: "Morally Strong Operations" (PTX ISA 9.1,
+    8.7)."""
+    return (
+        before.proxy is now.proxy and _scopes_include(before, now, clocks) and overlap_completely(before, now)
+    )
 
 
 def _scopes_include(before: Event, now: Event, clocks: WarpClocks) -> bool:

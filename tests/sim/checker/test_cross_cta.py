@@ -229,6 +229,13 @@ CASES = {
         ADDED, ADDED, f"{ADDED}@%both st.global.b32 [%g], 0; // b\n", missing="release"
     ),
     "atomics of the CTA": Case(ADDED, "red.relaxed.gpu", "red.relaxed.cta", met="aa", missing="release"),
+    # Strong, and not morally strong: they overlap only in part (PTX ISA 9.1, 8.7).
+    "a strong load of half a word": Case(
+        f"{ADDED}@%both ld.relaxed.gpu.global.b32 %r1, [%g]; // b\n",
+        "global.b32 %r1, [%g]; // b",
+        "global.b16 %r1, [%g]; // b",
+        missing="release",
+    ),
     "a bulk reduction and a store": Case(
         BULK_ADD, BULK_ADD, f"{BULK_ADD}@%both st.global.b32 [%g], 0; // b\n", missing="release"
     ),

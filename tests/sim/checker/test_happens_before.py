@@ -276,3 +276,17 @@ def test_loads_do_not_conflict(memory: str, engine: str) -> None:
     """Strong or not ("Conflict and Data-races"), of one CTA or two."""
     for first, second in ("ld.volatile", "ld"), ("ld", "ld.relaxed.cta"), ("ld.acquire.gpu", "ld"):
         assert check(f"@%w1 {first}.{memory};\n@%w0 {second}.{memory};\n", engine, ctas=2) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_strong_accesses_of_two_sizes_race(engine: str) -> None:
+    """They are morally strong where they overlap completely (PTX ISA 9.1, 8.7); atomics exclude one another
+    (8.7.2); a packed access is one to each of its values (8.2.5)."""
+    words = ("st.volatile.shared.b32 [%s], %r1", "red.relaxed.cta.shared.add.u32 [%s], %r1")
+    pair = "red.relaxed.cta.global.add.noftz.f16x2 [%g], %r1"
+    right = (*((one, other) for one in words for other in words), (pair, "ld.volatile.global.b16 %r1, [%g]"))
+    wrong = [(one, "ld.volatile.shared.b16 %r1, [%s]") for one in words]
+    wrong.append((words[1], "st.volatile.shared.v2.b16 [%s], {%h1, %h1}"))
+    for (first, second), races in [(two, False) for two in right] + [(two, True) for two in wrong]:
+        text = f".reg .b16 %h1;\nmov.b16 %h1, 0;\nmov.b32 %r1, 0;\n@%w1 {first};\n@%w0 {second};\n"
+        assert bool(check(text, engine)) is races, (first, second)

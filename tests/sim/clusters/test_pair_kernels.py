@@ -27,6 +27,7 @@ from tests.sim.clusters.pair_kernels import (
     DONE,
     EMPTY,
     EXPECT,
+    INSTRUCTION,
     LOAD,
     PAIR_GEMM,
     TAIL,
@@ -155,6 +156,15 @@ def test_one_thing_changed(name: str) -> None:
     with pytest.raises(KernelFault, match=case.says) as caught:
         pair_kernels.run(case.text, schedule=case.schedule)
     assert caught.value.kind is case.fault
+
+
+@pytest.mark.parametrize("engine", quick(ENGINES, 1))
+def test_the_rows_of_one_cta(engine: str) -> None:
+    """M = 128 has 16 columns of D in all lanes (layout B, PTX ISA 9.7.16.10.5.2) and not 32."""
+    half = INSTRUCTION + (128 - M >> 4 << 24)
+    (found_one,) = pair_kernels.findings(PAIR_GEMM.replace(str(INSTRUCTION), str(half)), engine)
+    assert (found_one.cause, found_one.verdict) == ("uninitialised read", Verdict.ERROR)
+    assert (found_one.memory, found_one.cell) == ("tmem", 16)
 
 
 @pytest.mark.slow
