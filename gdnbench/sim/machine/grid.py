@@ -172,7 +172,9 @@ class _Run:
 
 class _Threads:
     """Independent parts of the grid in threads. Of several faults the one of the lowest part is reported:
-    after a fault no part begins, and those before it finish. None begins after `seconds`."""
+    after a fault no part begins, and those before it finish. None begins after `seconds`. The part that runs
+    at that time ends, or, if others are left and no checker follows it, stops between two rounds as
+    `unfinished`."""
 
     def __init__(self, launch: Launch, engine: Engine, quantum: int, seconds: float | None = None) -> None:
         self.launch = launch
@@ -183,6 +185,7 @@ class _Threads:
         self.done = 0  # CTAs
         self.units_done = 0
         self.failures: dict[int, BaseException] = {}
+        self.unfinished: _Run | None = None
         self.cancelled = False
         self._next = 0
         self._lock = threading.Lock()
@@ -192,16 +195,23 @@ class _Threads:
         with self._lock:
             if self._next >= self.launch.units or self.failures or self.cancelled:
                 return None
-            if self.deadline is not None and time.monotonic() > self.deadline:
+            if self._late():
                 return None
             self._next += 1
             return self._next - 1
 
+    def _late(self) -> bool:
+        return self.deadline is not None and time.monotonic() > self.deadline
+
     def run_one(self, index: int) -> None:
         """Run a part to its end."""
         run = _Run(self.launch, self.engine, index, self.quantum)
+        may_stop = self.launch.checker is None and index + 1 < self.launch.units
         while run.round():
             if self.cancelled:
+                return
+            if may_stop and self._late():
+                self.unfinished = run
                 return
         with self._lock:
             self.total.merge(run.total)
@@ -241,17 +251,19 @@ class _Threads:
 def _run_apart(
     launch: Launch, engine: Engine, quantum: int, workers: int, progress: Progress | None
 ) -> Counters:
-    """Independent parts. A few run here first, to measure whether the rest is worth other processes."""
+    """Independent parts. A few run here first, to measure whether the rest is worth other processes. A part
+    that is then unfinished goes on in one of them, which has inherited its state."""
+    begun = _Threads(launch, engine, quantum, ALONE_SECONDS if workers > 1 else None)
+    total = begun.run(1, progress)
+    left = launch.units - begun.units_done
 
     def run_unit(index: int) -> Counters:
-        run = _Run(launch, engine, index, quantum)
+        unfinished = begun.unfinished if index == begun.units_done else None
+        run = unfinished or _Run(launch, engine, index, quantum)
         while run.round():
             pass
         return run.total
 
-    begun = _Threads(launch, engine, quantum, ALONE_SECONDS if workers > 1 else None)
-    total = begun.run(1, progress)
-    left = launch.units - begun.units_done
     if left:
         total.merge(run_in_processes(launch, run_unit, begun.units_done, min(workers, left), progress))
     return total
