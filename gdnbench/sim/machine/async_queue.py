@@ -95,6 +95,7 @@ class AsyncQueue:
         self.checker: QueueChecker | None = None
         self._pending: dict[AsyncOperation, None] = {}
         self._streams: dict[Hashable, dict[AsyncOperation, None]] = {}
+        self._signalling: dict[int, dict[AsyncOperation, None]] = {}  # by mbarrier, in the order of issue
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -105,6 +106,8 @@ class AsyncQueue:
         self._pending[operation] = None
         if operation.stream is not None:
             self._streams.setdefault(operation.stream, {})[operation] = None
+        for address in operation.signals:
+            self._signalling.setdefault(address, {})[operation] = None
         if self.observer is not None:
             self.observer(operation)
         if self.checker is not None:
@@ -135,6 +138,8 @@ class AsyncQueue:
 
     def _land(self, operation: AsyncOperation) -> None:
         del self._pending[operation]
+        for address in operation.signals:
+            del self._signalling[address][operation]
         if operation.stream is not None:
             stream = self._streams[operation.stream]
             del stream[operation]
@@ -151,10 +156,9 @@ class AsyncQueue:
 
     def advance_signal(self, address: int) -> bool:
         """Land the oldest operation that signals the mbarrier at `address`; False if none is in flight."""
-        for operation in self._pending:
-            if address in operation.signals:
-                self.complete(operation)
-                return True
+        for operation in self._signalling.get(address, ()):
+            self.complete(operation)
+            return True
         return False
 
     def advance_any(self) -> bool:

@@ -297,10 +297,16 @@ def _wait(
             result[members] = complete
         return (result,)
     pending = [(address, parity) for _, address, parity in awaited]
+    phases = shared.phase_cells
+    slots = [(address // BYTES, parity) for address, parity in pending]
 
     def ready() -> bool:
         """Also once an mbarrier is gone: the instruction is issued again, and its fault names the place."""
-        return all(not _exists(shared, pair[0]) or is_complete(shared, *pair) for pair in pending)
+        for slot, parity in slots:
+            phase = phases[slot]
+            if phase & 1 == parity and phase >= 0:
+                return False
+        return True
 
     def text() -> str:
         waiting = [pair for pair in pending if not is_complete(shared, *pair)]

@@ -2,9 +2,9 @@
 
 A turn is a quantum of instructions of one warp. The warps of a round run in ascending order, under `random`
 shuffled. When no warp can run, the scheduler lands operations in flight one at a time, first those that a
-warp waits for. When nothing is in flight, waits that may time out (try_wait) return False. If the warps then
-return to the same waits and nothing has changed, the CTA is deadlocked. After each round the launch's meter
-counts the instructions (`bounds`).
+warp waits for, until one can. When nothing is in flight, waits that may time out (try_wait) return False. If
+the warps then return to the same waits and nothing has changed, the CTA is deadlocked. After each round the
+launch's meter counts the instructions (`bounds`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.async_queue import Schedule
 from gdnbench.sim.machine.cta import Cta
-from gdnbench.sim.machine.engine_interface import Blocked, WarpEngine, WarpState
+from gdnbench.sim.machine.engine_interface import Blocked, Wait, WarpEngine, WarpState
 
 QUANTUM = 4096
 # How often all waits may time out without progress: a kernel may poll a few times before it waits.
@@ -32,6 +33,7 @@ class Scheduler:
         self.quantum = quantum
         self._states = [WarpState.RUNNING] * len(self.warps)
         self._stuck: list[tuple[Blocked, ...]] = [()] * len(self.warps)  # of blocked warps, since their turn
+        self._waits: list[list[Wait]] = [[] for _ in self.warps]  # of `_stuck`
         self._timeouts = _Timeouts()
         self._spent = 0
         self.finished = False
@@ -106,7 +108,7 @@ class Scheduler:
         """Give each warp that can run one turn; False if none can."""
         moved = False
         for index in self._order():
-            if self._states[index] is WarpState.EXITED or not self._can_run(index):
+            if not self._can_run(index):
                 continue
             moved = True
             if self._turn(index) is WarpState.EXITED:
@@ -127,6 +129,7 @@ class Scheduler:
         self._states[index] = state = warp.run_turn(self._quantum())
         self._spent += warp.executed - before
         self._stuck[index] = blocked = warp.blocked() if state is WarpState.BLOCKED else ()
+        self._waits[index] = [entry.wait for entry in blocked]
         if recorder is not None:
             recorder.turn(warp.warp.index, warp.executed - before, blocked)
         return state
@@ -143,9 +146,13 @@ class Scheduler:
         return self.quantum
 
     def _can_run(self, index: int) -> bool:
-        if self._states[index] is WarpState.RUNNING:
-            return True
-        return any(blocked.wait.over() for blocked in self._stuck[index])
+        for wait in self._waits[index]:
+            if wait.timed_out or wait.ready():
+                return True
+        return self._states[index] is WarpState.RUNNING
+
+    def _any_can_run(self) -> bool:
+        return any(map(self._can_run, range(len(self.warps))))
 
     def _blocked(self) -> list[tuple[int, Blocked]]:
         return [
@@ -156,14 +163,19 @@ class Scheduler:
         ]
 
     def _land(self) -> bool:
+        """Land operations until a warp can run; False if none is in flight."""
+        return _land_until([self], self._land_one, self.cta.config.schedule)
+
+    def _land_one(self) -> bool:
         """Land one operation, preferably one that a warp waits for; False if none is in flight."""
         return self._land_awaited() or self.cta.queue.advance_any()
 
     def _land_awaited(self) -> bool:
         """Land one operation that a warp waits for; False if there is none."""
-        for _, blocked in self._blocked():
-            if blocked.wait.advance is not None and blocked.wait.advance():
-                return True
+        for waits in self._waits:
+            for wait in waits:
+                if wait.advance is not None and wait.advance():
+                    return True
         return False
 
     def _expire(self) -> None:
@@ -172,7 +184,7 @@ class Scheduler:
         if not self._timeouts.expire(self._progress(), [entry for _, entry in blocked]):
             if self.cta.checker is not None:
                 self.cta.checker.on_hang()
-            lines = [f"{who} {what}" for who, what in self._waits(blocked)]
+            lines = [f"{who} {what}" for who, what in self._describe(blocked)]
             raise _deadlock("the CTA", len(blocked), lines, blocked[0][1] if blocked else None)
 
     def _progress(self) -> tuple[object, ...]:
@@ -184,7 +196,7 @@ class Scheduler:
         words = shared.own_words[present].tobytes()
         return shared.own_phase[present].tobytes(), words, barriers, self.cta.queue.landed, live
 
-    def _waits(self, blocked: list[tuple[int, Blocked]]) -> list[tuple[str, str]]:
+    def _describe(self, blocked: list[tuple[int, Blocked]]) -> list[tuple[str, str]]:
         """Who waits in the CTA, and for what: warps that wait for the same together."""
         together: dict[str, list[tuple[int, int]]] = {}
         for index, entry in blocked:
@@ -198,6 +210,17 @@ class Scheduler:
             lanes = sum(count for _, count in warps)
             found.append((f"{who} ({lanes} lanes) {'waits' if len(numbers) == 1 else 'wait'}", what))
         return found
+
+
+def _land_until(schedulers: Sequence[Scheduler], land_one: Callable[[], bool], schedule: Schedule) -> bool:
+    """Land operations until a warp can run; False if none is in flight. Under `random` only one: the next
+    round draws which warps come first."""
+    if not land_one():
+        return False
+    if schedule.kind != "random":
+        while not any(one._any_can_run() for one in schedulers) and land_one():
+            pass
+    return True
 
 
 class _Timeouts:
@@ -271,6 +294,10 @@ class ClusterScheduler:
         return going
 
     def _land(self) -> bool:
+        """Land operations until a warp of some CTA can run; False if none is in flight."""
+        return _land_until(self.left, self._land_one, self._schedule)
+
+    def _land_one(self) -> bool:
         """Land one operation, preferably one that a warp of some CTA waits for."""
         order = list(self.left)
         if self._schedule.kind == "random":
@@ -293,7 +320,7 @@ class ClusterScheduler:
                 scheduler.cta.checker.on_hang()
         together: dict[tuple[str, str], list[str]] = {}  # CTAs that wait for the same
         for scheduler, waits in blocked:
-            for line in scheduler._waits(waits):
+            for line in scheduler._describe(waits):
                 together.setdefault(line, []).append(str(scheduler.cta.ctaid))
         lines = [
             f"CTA {ctas[0]}, {who} {what}"
