@@ -187,7 +187,7 @@ def _store(
 def _read(tmem: TensorMemory, index: Table, first: int, columns: int, ins: Instruction) -> Words:
     words = tmem.flat.take(index)
     in_flight = None
-    if tmem.writers and tmem.busy[first : first + columns].any():
+    if tmem.written_in_flight(first, first + columns):
         in_flight = tmem.in_flight(index // COLUMNS, index % COLUMNS)
         words[in_flight] = POISON
     if tmem.track:

@@ -91,8 +91,11 @@ class _Mma:
         multiply = cta.config.multiply
         assert multiply is not None
         c = self._input(tmem, enabled)
+        cells = work.rows.view(tmem.cells, work.first, work.last)
+        in_place = cells if cells.ndim == 2 and enabled is None and work.product.d != "f16" else None
         if work.a.gather is not None:
-            result = multiply(work.product, cta.config.mma, self._from_shared(cta, work.a), b, c)
+            a = self._from_shared(cta, work.a)
+            result = multiply(work.product, cta.config.mma, a, b, c, in_place)
         else:
             # Every bank of the columns of D has an A of its own.
             banks, width = self._from_tmem(tmem), work.last - work.first
@@ -102,21 +105,12 @@ class _Mma:
                 for a, span in zip(banks, spans, strict=True)
             ]
             result = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        self._write(tmem, result, enabled)
-        cta.counters.mma_macs += work.rows.m * work.descriptor.n * work.descriptor.k
-
-    def _write(self, tmem: TensorMemory, result: Codes, enabled: Enabled | None) -> None:
-        work = self.plan
-        cells = work.rows.view(tmem.cells, work.first, work.last)
-        result = result.reshape(cells.shape)
-        if enabled is None:
-            cells[...] = result
-            if tmem.track:
-                work.rows.view(tmem.valid, work.first, work.last)[...] = True
-        else:
-            rows = self._enabled_rows(enabled)
-            cells[rows] = result[rows]
+        rows = ... if enabled is None else self._enabled_rows(enabled)
+        if result is not in_place:
+            cells[rows] = result.reshape(cells.shape)[rows]
+        if tmem.track:
             work.rows.view(tmem.valid, work.first, work.last)[rows] = True
+        cta.counters.mma_macs += work.rows.m * work.descriptor.n * work.descriptor.k
 
     def _enabled_rows(self, enabled: Enabled) -> npt.NDArray[np.generic]:
         return self.plan.rows.view(enabled[:, None], 0, 1)[..., 0]
@@ -134,13 +128,13 @@ class _Mma:
                 message = f"D in TMEM columns {work.first}..{work.last - 1} was never all written"
                 tmem.skip(KernelFault(FaultKind.UNINITIALISED, message))
         shape = (work.rows.m, work.descriptor.n)
-        c = work.rows.view(tmem.cells, work.first, work.last).reshape(shape)
+        c: Codes = work.rows.view(tmem.cells, work.first, work.last).reshape(shape).view(np.uint32)
         if work.product.d == "f16":
             return c.astype(np.uint16)
         if self.scale:
             # Exact, unless the scaled value is subnormal; then this rounds to nearest.
             return np.ldexp(c.view(np.float32), -self.scale).view(np.uint32)
-        return np.ascontiguousarray(c, np.uint32)
+        return c
 
     @staticmethod
     def _from_shared(cta: Cta, matrix: Matrix) -> Codes:

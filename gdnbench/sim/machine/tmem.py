@@ -44,11 +44,10 @@ class Writer:
 
 
 class TensorMemory:
-    """The cells, and which of them are `valid`, that is written. `allocated` and `busy`, the number of
-    writers in flight, are by column. With `track`, reads of cells that were never written are faults (the
-    interpreter's are). `stores` are, by warp, the tcgen05.st that no tcgen05.wait::st has waited for: flat
-    cell numbers and values. `ending` are, by first column, the allocations that a warp waits to free, with
-    the instructions that used them since."""
+    """The cells, and which of them are `valid`, that is written. `allocated` is by column. With `track`,
+    reads of cells that were never written are faults (the interpreter's are). `stores` are, by warp, the
+    tcgen05.st that no tcgen05.wait::st has waited for: flat cell numbers and values. `ending` are, by first
+    column, the allocations that a warp waits to free, with the instructions that used them since."""
 
     def __init__(self, *, track: bool = False, skip: Skip | None = None) -> None:
         self.track = track
@@ -59,13 +58,13 @@ class TensorMemory:
         self.flat = self.cells.reshape(-1)
         self.valid = np.zeros((LANES, COLUMNS), bool)
         self.allocated = np.zeros(COLUMNS, bool)
-        self.busy = np.zeros(COLUMNS, np.uint16)
         self.allocations: dict[int, int] = {}
         self.places: dict[int, Place | None] = {}  # by first column, of the last allocation there
         self.ending: dict[int, set[str]] = {}
         self.writers: list[Writer] = []
         self.permit = True
         self._smallest = COLUMNS
+        self._required: set[tuple[int, int]] = set()  # columns that are allocated
 
     def find(self, columns: int, *others: TensorMemory) -> int | None:
         """The first column of the lowest range that is free here and in `others`, or None. Which range
@@ -117,7 +116,7 @@ class TensorMemory:
 
     def check_idle(self, first: int, columns: int) -> None:
         """Raises KernelFault if an operation in flight writes to a range."""
-        if self.busy[first : first + columns].any():
+        if self.written_in_flight(first, first + columns):
             message = f"tcgen05.dealloc of columns {first}..{first + columns - 1} that are being written"
             self.skip(KernelFault(FaultKind.TMEM_ALLOCATION, message))
 
@@ -130,6 +129,7 @@ class TensorMemory:
         self.ending.pop(first, None)
         del self.allocations[first]
         self.allocated[first : first + columns] = False
+        self._required.clear()
         if not self.keeps:
             self.valid[:, first : first + columns] = False
             self.cells[:, first : first + columns] = POISON
@@ -144,7 +144,11 @@ class TensorMemory:
     def require(self, first: int, last: int, what: str) -> None:
         """Raises KernelFault unless columns [first, last) are allocated. Columns that do not exist cannot be
         skipped."""
-        if last > COLUMNS or not self.allocated[first:last].all():
+        if (first, last) in self._required and not self.ending:
+            return
+        if last <= COLUMNS and self.allocated[first:last].all():
+            self._required.add((first, last))
+        else:
             message = f"{what} of TMEM columns {first}..{last - 1}; {self.describe_allocations()}"
             (raise_fault if last > COLUMNS else self.skip)(KernelFault(FaultKind.TMEM_ACCESS, message))
         for start, used in self.ending.items():
@@ -154,11 +158,13 @@ class TensorMemory:
     def begin_write(self, writer: Writer) -> None:
         """A write was issued: until `end_write`, loads of its cells read poison."""
         self.writers.append(writer)
-        self.busy[writer.first : writer.last] += 1
 
     def end_write(self, writer: Writer) -> None:
         self.writers.remove(writer)
-        self.busy[writer.first : writer.last] -= 1
+
+    def written_in_flight(self, first: int, last: int) -> bool:
+        """Whether an operation in flight will write to columns [first, last)."""
+        return any(writer.first < last and first < writer.last for writer in self.writers)
 
     def in_flight(self, lanes: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
         """Which of the cells (lane, column) an operation in flight will write."""

@@ -1,8 +1,9 @@
 """LLVM IR for one product under one model: a function over whole matrices.
 
-    void product(i64 m, i64 n, const A *a, const B *b, const C *c, D *d)
+    void product(i64 m, i64 n, i64 c_step, i64 d_step, const A *a, const B *b, const C *c, D *d)
 
-a[m][k], b[n][k], c[m][n] and d[m][n] are dense; c may be null. The function allocates nothing but stack.
+a[m][k] and b[n][k] are dense. The rows of c[m][n] are c_step elements apart, those of d[m][n] d_step. c may
+be null, or equal d. The function allocates nothing but stack.
 
 The function processes blocks of 64 rows, whose codes it decodes once, and 16 columns at a time, one per lane.
 For each row and 16 columns, with all k unrolled, one fused sum is
@@ -91,8 +92,9 @@ class _Kernel:
         self.v_d = ir.VectorType(self.d_type, LANES)
         self.module = ir.Module(ENTRY)
         pointers = [POINTER] * (6 if scaled else 4)
-        function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [I64, I64, *pointers]), ENTRY)
-        self.m, self.n, self.a_codes, self.b_codes, self.c_codes, self.d_codes, *self.scales = function.args
+        function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [I64] * 4 + pointers), ENTRY)
+        self.m, self.n, self.c_step, self.d_step, *matrices = function.args
+        self.a_codes, self.b_codes, self.c_codes, self.d_codes, *self.scales = matrices
         self.scale: Value | None = None  # of the current row and columns, in every lane its own
         self.builder = b = ir.IRBuilder(function.append_basic_block("entry"))
         self.a = _Operand(b, product.a, ROWS * product.k, "a")
@@ -116,11 +118,15 @@ class _Kernel:
                 with counted(b, rows, 1, "row") as row:
                     if self.scales:
                         self.scale = self.load_scale(b.add(block, row), column, mask)
-                    offset = b.add(b.mul(b.add(block, row), self.n), column)
-                    c = self.load_c(offset, mask)
+                    c = self.load_c(self.offset(self.c_step, block, row, column), mask)
                     base = b.mul(row, I64(k))
                     d = self.exact_product(base, c) if self.exact else self.hardware_product(base, c, special)
-                    self.store_d(offset, mask, d)
+                    self.store_d(self.offset(self.d_step, block, row, column), mask, d)
+
+    def offset(self, step: Value, block: Value, row: Value, column: Value) -> Value:
+        """The index of an element of C or D whose rows are `step` elements apart."""
+        b = self.builder
+        return b.add(b.mul(b.add(block, row), step), column)
 
     # Operands.
 

@@ -25,41 +25,49 @@ from gdnbench.sim.tensorcore.product import (
     check_operands,
     integer_result,
     named_model,
+    written,
 )
 from gdnbench.sim.tensorcore.scaled import GROUP_K, ScaledProduct, Scales, check_scaled
 
-Function = Callable[[int, int, int, int, int | None, int], None]
+Function = Callable[[int, int, int, int, int, int, int | None, int], None]
 
-_PROTOTYPE = ctypes.CFUNCTYPE(
-    None,
-    ctypes.c_int64,
-    ctypes.c_int64,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-)
-_SCALED_PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 6)
+_PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4, *[ctypes.c_void_p] * 4)
+_SCALED_PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4, *[ctypes.c_void_p] * 6)
 _COMPILING = threading.Lock()
 _ENGINES: list[llvm.ExecutionEngine] = []  # own the code that the functions point to
 
 
-def multiply(product: Product | IntegerProduct, model: str, a: Codes, b: Codes, c: Codes | None) -> Codes:
+def multiply(
+    product: Product | IntegerProduct,
+    model: str,
+    a: Codes,
+    b: Codes,
+    c: Codes | None,
+    out: Codes | None = None,
+) -> Codes:
     """D = A B^T + C, on codes (see `product.Multiply`)."""
     if isinstance(product, IntegerProduct):
         # Exact: sums of 32 products below 2^16 fit the 24 bits of a float.
         assert product.k <= 1 << 8
         left, right = (f.values(codes).astype(np.float32) for f, codes in ((product.a, a), (product.b, b)))
-        return integer_result(product, (left @ right.T).astype(np.int64), c)
-    chosen = check_operands(product, model, a, b, c)
+        return written(integer_result(product, (left @ right.T).astype(np.int64), c), out)
+    chosen = check_operands(product, model, a, b, c, out)
+    m, n, storage = len(a), len(b), product.accumulator.storage
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
-    d = np.empty((a.shape[0], b.shape[0]), product.accumulator.storage)
-    c_data = None
+    d = out if out is not None and _rows_are_dense(out) else np.empty((m, n), storage)
+    c_data, c_step = None, n
     if c is not None:
-        c = np.ascontiguousarray(c)
-        c_data = _data(c)
-    _function(product, chosen)(a.shape[0], b.shape[0], _data(a), _data(b), c_data, _data(d))
-    return d
+        c = c if _rows_are_dense(c) else np.ascontiguousarray(c)
+        c_data, c_step = _data(c), c.strides[0] // storage.itemsize
+    d_step = d.strides[0] // storage.itemsize
+    _function(product, chosen)(m, n, c_step, d_step, _data(a), _data(b), c_data, _data(d))
+    return d if d is out else written(d, out)
+
+
+def _rows_are_dense(matrix: Codes) -> bool:
+    """Whether the elements of each row are neighbours, and the rows a whole number of elements apart."""
+    between_rows, between_elements = matrix.strides
+    return between_elements == matrix.itemsize and between_rows % matrix.itemsize == 0
 
 
 def multiply_scaled(
@@ -92,7 +100,8 @@ def _multiply_scaled(
         c_data = _data(c)
     rows, columns = (scales.exponent[:, 0].astype(np.int32).view(np.uint32) for scales in (sa, sb))
     function = _scaled_function(product.unscaled, model)
-    function(len(a), len(b), _data(a), _data(b), c_data, _data(d), _data(rows), _data(columns))
+    m, n = d.shape
+    function(m, n, n, n, _data(a), _data(b), c_data, _data(d), _data(rows), _data(columns))
     return d
 
 

@@ -59,10 +59,9 @@ Hopper's own fp8 unit, which only wgmma uses, keeps 13 fraction bits; tcgen05 an
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -196,14 +195,34 @@ def fused_sum_rule(product: Product) -> Rule:
     return Rule((every,), FRACTION_BITS, widened=False, c_fused=True)
 
 
-Multiply = Callable[["Product | IntegerProduct", str, Codes, Codes, "Codes | None"], "NDArray[Any]"]
-"""(product, model, a[M,K], b[N,K], c[M,N] or None) -> d[M,N], all as bits: a and b in the format's storage
-type, c and d uint32 for f32 and s32, uint16 for f16. M and N are any, K is `product.k`. c None means no
-accumulator input (tcgen05 enable-input-d false). To negate A or B the caller flips the operand's sign
-bits."""
+class Multiply(Protocol):
+    """(product, model, a[M,K], b[N,K], c[M,N] or None) -> d[M,N], all as bits: a and b in the format's
+    storage type, c and d uint32 for f32 and s32, uint16 for f16. M and N are any, K is `product.k`. c None
+    means no accumulator input (tcgen05 enable-input-d false). To negate A or B the caller flips the
+    operand's sign bits. The result is written to `out` if that is given, which may be c itself."""
+
+    def __call__(
+        self,
+        product: Product | IntegerProduct,
+        model: str,
+        a: Codes,
+        b: Codes,
+        c: Codes | None,
+        out: NDArray[Any] | None = None,
+    ) -> NDArray[Any]: ...
 
 
-def check_operands(product: Product, model: str, a: Codes, b: Codes, c: Codes | None) -> Model:
+def written(result: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
+    """The result of a product, in `out` if that is given."""
+    if out is None:
+        return result
+    out[...] = result
+    return out
+
+
+def check_operands(
+    product: Product, model: str, a: Codes, b: Codes, c: Codes | None, out: Codes | None = None
+) -> Model:
     """Check the shapes and types of the operands and return the model of this name."""
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != product.k or b.shape[1] != product.k:
         raise ValueError(
@@ -212,8 +231,13 @@ def check_operands(product: Product, model: str, a: Codes, b: Codes, c: Codes | 
     if a.dtype != product.a.storage or b.dtype != product.b.storage:
         raise ValueError(f"{product}: a holds {a.dtype}, b {b.dtype}")
     accumulator = product.accumulator
-    if c is not None and (c.shape != (a.shape[0], b.shape[0]) or c.dtype != accumulator.storage):
-        raise ValueError(f"{product}: c is {c.dtype} {c.shape}, want {accumulator.storage} of [M,N]")
+    for name, matrix in (("c", c), ("out", out)):
+        if matrix is not None and (
+            matrix.shape != (a.shape[0], b.shape[0]) or matrix.dtype != accumulator.storage
+        ):
+            raise ValueError(
+                f"{product}: {name} is {matrix.dtype} {matrix.shape}, want {accumulator.storage} of [M,N]"
+            )
     return named_model(model)
 
 

@@ -23,6 +23,7 @@ from gdnbench.sim.tensorcore.product import (
     fused_sum_rule,
     integer_result,
     named_model,
+    written,
 )
 from gdnbench.sim.tensorcore.scaled import (
     GROUP,
@@ -36,16 +37,24 @@ from gdnbench.sim.tensorcore.scaled import (
 Ints = NDArray[np.int64]
 
 
-def multiply(product: Product | IntegerProduct, model: str, a: Codes, b: Codes, c: Codes | None) -> Codes:
+def multiply(
+    product: Product | IntegerProduct,
+    model: str,
+    a: Codes,
+    b: Codes,
+    c: Codes | None,
+    out: Codes | None = None,
+) -> Codes:
     """D = A B^T + C, on codes (see `product.Multiply`)."""
     if isinstance(product, IntegerProduct):
         left, right = product.a.values(a), product.b.values(b)
-        return integer_result(product, (left[:, None, :] * right[None, :, :]).sum(axis=2), c)
-    chosen = check_operands(product, model, a, b, c)
+        return written(integer_result(product, (left[:, None, :] * right[None, :, :]).sum(axis=2), c), out)
+    chosen = check_operands(product, model, a, b, c, out)
     if c is None:
         c = np.zeros((a.shape[0], b.shape[0]), product.accumulator.storage)
     with np.errstate(invalid="ignore", over="ignore"):
-        return _exact(product, a, b, c) if chosen is Model.EXACT else _hardware(product, a, b, c)
+        model_of = _exact if chosen is Model.EXACT else _hardware
+        return written(model_of(product, a, b, c), out)
 
 
 def multiply_scaled(
