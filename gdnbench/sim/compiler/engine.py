@@ -30,6 +30,7 @@ from gdnbench.sim.machine.cta import Cta, MachineConfig
 from gdnbench.sim.machine.engine_interface import (
     LANES,
     WRITTEN,
+    Argument,
     Blocked,
     Lanes,
     Results,
@@ -335,7 +336,11 @@ class CompiledWarp:
             self.complete(block, mask)
             return
         lanes = mask_lanes(executing)
-        results = self._issue(service, lanes, previous)
+        if executing.bit_count() == 1:
+            sources = service.sources_of_lane(self.state, self.cells, executing.bit_length() - 1)
+        else:
+            sources = service.sources(self.state)
+        results = self._issue(service, lanes, sources, previous)
         if isinstance(results, Wait):
             self.cells[WAITING] |= executing
             self._waiting.append((block, executing, results))
@@ -369,8 +374,10 @@ class CompiledWarp:
         else:
             self.places[mask_lanes(mask)] = following
 
-    def _issue(self, service: Service, lanes: Lanes, previous: Wait | None) -> Results | Wait:
-        ins, sources = service.ins, service.sources(self.state)
+    def _issue(
+        self, service: Service, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+    ) -> Results | Wait:
+        ins = service.ins
         if not ins.form.by_machine:
             return mma.execute(self.cta, ins, sources)
         return self.cta.issue(self.warp, ins, lanes, sources, previous)
