@@ -49,7 +49,9 @@ class NamedBarriers:
                 FaultKind.BARRIER,
                 f"barrier {index} for {threads} threads, no multiple of {LANES} up to {MAX_THREADS}",
             )
-        use = self.rounds.setdefault(index, Round(threads))
+        use = self.rounds.get(index)
+        if use is None:
+            use = self.rounds[index] = Round(threads)
         if use.threads != threads:
             raise KernelFault(
                 FaultKind.BARRIER,
@@ -60,7 +62,7 @@ class NamedBarriers:
         use.voters += int(np.count_nonzero(lanes))
         earlier = use.partial.pop(warp.index, None)
         present = lanes if earlier is None else lanes | earlier
-        if (warp.exists & ~present).any():
+        if present.tobytes() != warp.exists.tobytes() and (warp.exists & ~present).any():
             use.partial[warp.index] = present.copy()
             return use
         use.arrivals += 1

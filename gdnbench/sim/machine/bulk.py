@@ -9,7 +9,7 @@ equal operands make one operation, with a note. Different operands make one oper
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -45,9 +45,14 @@ _KNOWN = frozenset(
 
 def refuse_unknown(ins: Instruction, known: frozenset[str]) -> None:
     """Raises UnsupportedError, which names the first suffix that is not modelled."""
-    for mod in ins.mods:
+    _refuse_unknown(ins.op, ins.mods, known)
+
+
+@lru_cache(maxsize=256)
+def _refuse_unknown(op: str, mods: tuple[str, ...], known: frozenset[str]) -> None:
+    for mod in mods:
         if mod not in known:
-            raise UnsupportedError(f"{ins.op} with .{mod}")
+            raise UnsupportedError(f"{op} with .{mod}")
 
 
 def issued_operations(

@@ -23,8 +23,12 @@ class _Thread:
 
     def prune(self) -> None:
         """Remove finished groups at the old end: no later wait counts them."""
-        while self.groups and all(operation.landed for operation in self.groups[0]):
-            self.groups.popleft()
+        groups = self.groups
+        while groups:
+            for operation in groups[0]:
+                if not operation.landed:
+                    return
+            groups.popleft()
 
 
 class BulkGroups:
@@ -50,8 +54,8 @@ class BulkGroups:
         """Complete all but the `allowed` most recent groups of each lane."""
         for lane in lanes:
             thread = self._threads[lane]
-            for group in list(thread.groups)[: max(len(thread.groups) - allowed, 0)]:
-                for operation in group:
+            for index in range(len(thread.groups) - allowed):
+                for operation in thread.groups[index]:
                     if only_read:
                         queue.finish_read(operation)
                     else:

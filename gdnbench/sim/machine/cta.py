@@ -287,7 +287,7 @@ class Cta:
         self.execute(warp, ins, lanes)
         try:
             plan = self.launch.plans.get(id(ins)) or self.launch.plan(ins)
-            if plan.aligned and (lanes != warp.exists).any():
+            if plan.aligned and lanes.tobytes() != warp.exists.tobytes():
                 missing = np.nonzero(warp.exists & ~lanes)[0].tolist()
                 raise KernelFault(FaultKind.DIVERGENCE, f"{ins.name} without lanes {missing} of the warp")
             if self.config.profile:

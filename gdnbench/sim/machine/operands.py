@@ -78,9 +78,15 @@ def distinct_operands(lanes: Lanes, *arguments: Values) -> Iterator[tuple[list[i
 
 def equal_operands(lanes: Lanes, *arguments: Values) -> tuple[int, ...] | None:
     """The operands if they are equal in all active lanes, else None."""
-    first = int(lanes.argmax())
-    values = tuple(int(argument[first]) for argument in arguments)
-    if np.count_nonzero(lanes) > 1:
+    active = lanes.tobytes()  # one byte per lane; bytes are several times as fast as NumPy
+    first, count = active.find(1), active.count(1)
+    values = tuple([argument.item(first) for argument in arguments])
+    if count == LANES:
+        for argument in arguments:
+            every = argument.tobytes()
+            if every != every[: argument.itemsize] * LANES:
+                return None
+    elif count > 1:
         for argument, value in zip(arguments, values, strict=True):
             if ((argument != np.uint64(value)) & lanes).any():
                 return None

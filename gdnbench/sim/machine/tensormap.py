@@ -118,6 +118,10 @@ class TensorMap:
     atom: int = 16
     packed: PackedType | None = None
 
+    def __hash__(self) -> int:
+        """Of the fields that differ between the tensor maps of a kernel: a copy looks up several tables."""
+        return hash((self.address, self.dims, self.box))
+
     @property
     def rank(self) -> int:
         """Number of dimensions, 1 to 5."""

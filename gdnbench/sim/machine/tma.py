@@ -133,12 +133,24 @@ def place_box(tensor: TensorMap, coordinates: tuple[int, ...]) -> Box:
     )
 
 
-def _boxes(ins: Instruction, tensor: TensorMap, where: tuple[int, ...]) -> tuple[Box, ...]:
-    """The boxes of a copy, in the order of shared memory: one, or four of one row each."""
-    if not ins.has(*_FOUR_ROWS):
-        return (place_box(tensor, where),)
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """The boxes of a copy, in the order of shared memory: one, or four of one row each. `tensor_bytes` is
+    where they are in the tensor, `size` how many bytes of them are."""
+
+    boxes: tuple[Box, ...]
+    tensor_bytes: tuple[Strided, ...]
+    size: int
+
+
+@lru_cache(maxsize=1 << 12)
+def _boxes(tensor: TensorMap, where: tuple[int, ...], four_rows: bool) -> Boxes:
+    """The boxes of a copy at these coordinates. A kernel loads many of them several times."""
     column, *rows = where
-    return tuple(place_box(tensor, (column, row)) for row in rows)
+    places = [(column, row) for row in rows] if four_rows else [where]
+    boxes = tuple(place_box(tensor, place) for place in places)
+    spans = tuple(Strided(box.address, box.counts, box.strides) for box in boxes)
+    return Boxes(boxes, spans, sum(box.size for box in boxes))
 
 
 @lru_cache(maxsize=256)
@@ -151,25 +163,30 @@ def _swizzled(units: int, row: int, pitch: int, first: int, swizzle: tuple[int, 
     return (unit ^ (unit >> 3 & mask) << shift) - first
 
 
+@lru_cache(maxsize=256)
+def _units_of_boxes(tensor: TensorMap, first: int, boxes: int) -> npt.NDArray[np.intp]:
+    """`_units` relative to the first unit, whose address / 16 is `first` modulo 64."""
+    row, pitch = tensor.shared_row, _pitch(tensor)
+    swizzle = _SWIZZLES.get((tensor.swizzle, tensor.atom), (0, 0))
+    units = boxes * tensor.rows * row // UNIT
+    return _swizzled(units, row // UNIT, pitch // UNIT, first, swizzle).reshape(boxes, -1)
+
+
 def _units(tensor: TensorMap, address: int, boxes: int) -> npt.NDArray[np.intp]:
     """The 16-byte units of shared memory of each box, [boxes, units], in the order of the box."""
     first = address // UNIT
-    row, pitch = _row(tensor)
-    swizzle = _SWIZZLES.get((tensor.swizzle, tensor.atom), (0, 0))
-    units = boxes * tensor.rows * row // UNIT
-    return (first + _swizzled(units, row // UNIT, pitch // UNIT, first % 64, swizzle)).reshape(boxes, -1)
+    return first + _units_of_boxes(tensor, first % 64, boxes)
 
 
-def _row(tensor: TensorMap) -> tuple[int, int]:
-    """(bytes of a row of the box in shared memory, bytes to the next row). The second is at least a swizzle
-    span."""
-    row = tensor.shared_row
-    return row, max(row, tensor.swizzle)
+def _pitch(tensor: TensorMap) -> int:
+    """Bytes from one row of the box in shared memory to the next: at least a swizzle span."""
+    return max(tensor.shared_row, tensor.swizzle)
 
 
+@lru_cache(maxsize=256)
 def _extent(tensor: TensorMap, boxes: int) -> int:
     """Bytes of shared memory from the first row of the first box to the end of the last box's last."""
-    return boxes * tensor.rows * _row(tensor)[1]
+    return boxes * tensor.rows * _pitch(tensor)
 
 
 def _descriptor(cta: Cta, address: int) -> TensorMap:
@@ -192,18 +209,10 @@ def _descriptor(cta: Cta, address: int) -> TensorMap:
 def _check(ins: Instruction, tensor: TensorMap, shared: int, where: tuple[int, ...]) -> None:
     """Check the requirements of the PTX ISA and of cuTensorMapEncodeTiled (CUDA driver API). That the first
     coordinate is a multiple of 16 bytes is required by an sm_90 GPU (tests/sim/silicon/tma_limits.py)."""
-    if not ins.has(f"{tensor.rank}d"):
+    if _RANKS[tensor.rank - 1] not in ins.mods:
         raise KernelFault(FaultKind.DESCRIPTOR, f"{ins.name} with a tensor map of rank {tensor.rank}")
     _check_coordinates(ins, tensor, where)
-    row = tensor.shared_row
-    if row % UNIT:
-        raise KernelFault(FaultKind.DESCRIPTOR, f"a box row of {row} bytes, no multiple of {UNIT}")
-    if tensor.address % GLOBAL_ALIGN:
-        raise KernelFault(FaultKind.DESCRIPTOR, f"a tensor map of a tensor at {tensor.address:#x}")
-    if tensor.swizzle and row > tensor.swizzle:
-        raise KernelFault(
-            FaultKind.DESCRIPTOR, f"a box row of {row} bytes, with swizzle {tensor.swizzle} at most that many"
-        )
+    _check_tensor(tensor)
     if tensor.packed is not None:
         _check_packed(ins, tensor, where[0])
     elif where[0] * tensor.element_bytes % UNIT:
@@ -214,6 +223,19 @@ def _check(ins: Instruction, tensor: TensorMap, shared: int, where: tuple[int, .
     if shared % SHARED_ALIGN:
         raise KernelFault(
             FaultKind.MISALIGNED, f"{ins.op}: shared address {shared:#x} is no multiple of {SHARED_ALIGN}"
+        )
+
+
+@lru_cache(maxsize=256)
+def _check_tensor(tensor: TensorMap) -> None:
+    row = tensor.shared_row
+    if row % UNIT:
+        raise KernelFault(FaultKind.DESCRIPTOR, f"a box row of {row} bytes, no multiple of {UNIT}")
+    if tensor.address % GLOBAL_ALIGN:
+        raise KernelFault(FaultKind.DESCRIPTOR, f"a tensor map of a tensor at {tensor.address:#x}")
+    if tensor.swizzle and row > tensor.swizzle:
+        raise KernelFault(
+            FaultKind.DESCRIPTOR, f"a box row of {row} bytes, with swizzle {tensor.swizzle} at most that many"
         )
 
 
@@ -313,7 +335,8 @@ def _load(
     """A box from global to shared memory of one CTA. Returns the bytes that are read from global memory."""
     tensor = _descriptor(cta, address)
     _check(ins, tensor, shared, where)
-    boxes = _boxes(ins, tensor, where)
+    placed = _boxes(tensor, where, ins.has(*_FOUR_ROWS))
+    boxes = placed.boxes
     size = len(boxes) * tensor.box_bytes
     memory = cta.cluster_shared if ins.has("shared::cluster") else cta.shared
     memory.check(shared, _extent(tensor, len(boxes)))
@@ -322,7 +345,8 @@ def _load(
     data = np.empty((len(boxes), *boxes[0].shape), np.uint8)
 
     def read() -> None:
-        fill_outside(data, tensor)
+        if placed.size < data.size:
+            fill_outside(data, tensor)
         for into, box, source in zip(data, boxes, sources, strict=True):
             if source is not None:
                 into[box.inside] = convert_elements(source, tensor)
@@ -340,11 +364,11 @@ def _load(
         land=with_place(ins, land),
         read=read,
         signals=(barrier,),
-        reads=tuple(map(_in_tensor, boxes)),
+        reads=placed.tensor_bytes,
         writes=(Chunks(order, UNIT),),
     )
     submit_bulk(cta, warp, ins, members, operation, lambda: units.__setitem__(order, _POISON_UNIT))
-    return sum(box.size for box in boxes)
+    return placed.size
 
 
 def _store(
@@ -362,7 +386,8 @@ def _store(
     if min(where) < 0:
         # An sm_90 GPU raises an illegal instruction error (tests/sim/silicon/tma_limits.py).
         raise KernelFault(FaultKind.OUT_OF_BOUNDS, f"{ins.op} to global memory at {where}, below zero")
-    boxes = _boxes(ins, tensor, where)
+    placed = _boxes(tensor, where, ins.has(*_FOUR_ROWS))
+    boxes = placed.boxes
     _note_equal_rows(cta, ins, boxes)
     cta.shared.check(shared, _extent(tensor, len(boxes)))
     order = _units(tensor, shared, len(boxes))
@@ -399,10 +424,10 @@ def _store(
         land=with_place(ins, land),
         read=with_place(ins, read),
         reads=parts,
-        writes=tuple(map(_in_tensor, boxes)),
+        writes=placed.tensor_bytes,
     )
     submit_bulk(cta, warp, ins, members, operation, None if reducing else poison)
-    moved = sum(box.size for box in boxes) + sum(memory.size for past in beyond for _, memory in past)
+    moved = placed.size + sum(memory.size for past in beyond for _, memory in past)
     count_traffic(cta, "shared", "global", moved)
 
 
@@ -455,11 +480,6 @@ def _check_written(cta: Cta, part: Chunks) -> None:
 def _in_memory(cta: Cta, box: Box) -> Bytes | None:
     """A view of the global bytes of a box inside the tensor; None if there are none."""
     return None if box.empty else cta.memory.strided(box.address, box.counts, box.strides)
-
-
-def _in_tensor(box: Box) -> Strided:
-    """The global bytes of a box inside the tensor."""
-    return Strided(box.address, box.counts, box.strides)
 
 
 def _prefetch(

@@ -161,7 +161,11 @@ class Instruction:
 
     def has(self, *mods: str) -> bool:
         """True if any of `mods` was spelled."""
-        return any(mod in self.mods for mod in mods)
+        own = self.mods
+        for mod in mods:  # noqa: SIM110  # several times as fast as any()
+            if mod in own:
+                return True
+        return False
 
     def choice(self, *mods: str, default: str = "") -> str:
         """The one of `mods` that was spelled; `default` if none was."""
