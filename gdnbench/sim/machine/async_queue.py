@@ -156,10 +156,11 @@ class AsyncQueue:
 
     def advance_signal(self, address: int) -> bool:
         """Land the oldest operation that signals the mbarrier at `address`; False if none is in flight."""
-        for operation in self._signalling.get(address, ()):
-            self.complete(operation)
-            return True
-        return False
+        signalling = self._signalling.get(address)
+        if not signalling:
+            return False
+        self.complete(next(iter(signalling)))
+        return True
 
     def advance_any(self) -> bool:
         """Land one operation, the oldest or a random one; False if none is in flight."""

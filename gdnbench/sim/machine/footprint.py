@@ -7,7 +7,6 @@ cells, 512 lane + column.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -76,7 +75,6 @@ class Chunks:
         return found.reshape(self.shape)[self.inside].reshape(-1) if self.shape else found
 
 
-@lru_cache(maxsize=1 << 12)
 def moved_to(origin: int, places: tuple[Footprint, ...]) -> tuple[Footprint, ...]:
     """The same footprints in the CTA of a cluster whose shared memory begins at `origin`, where descriptors
     and addresses of TMEM name no rank."""

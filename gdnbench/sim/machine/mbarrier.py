@@ -313,8 +313,10 @@ def _wait(
         return "; ".join(describe(shared, *pair) for pair in waiting)
 
     def advance() -> bool:
-        waiting = [address for address, parity in pending if not is_complete(shared, address, parity)]
-        return any(cta.advance_signal(address) for address in waiting)
+        for address, parity in pending:
+            if not is_complete(shared, address, parity) and cta.advance_signal(address):
+                return True
+        return False
 
     return Wait(ready, text, expires=True, advance=advance)
 

@@ -180,7 +180,9 @@ class GlobalMemory:
 
     def strided(self, address: int, shape: Sequence[int], strides: Sequence[int]) -> Bytes:
         """A view of any shape with non-negative strides in bytes; its whole span is checked."""
-        reach = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + 1
+        reach = 1
+        for extent, stride in zip(shape, strides, strict=True):
+            reach += (extent - 1) * stride
         return np.ndarray(tuple(shape), np.uint8, self.view(address, reach), 0, tuple(strides))
 
     def _locate(self, addresses: Values, lanes: Lanes, width: int) -> npt.NDArray[np.intp]:

@@ -33,10 +33,11 @@ class ClusterArrays:
         self.valid: Shadow = lazy_zeros(ctas * CLUSTER_STRIDE).view(np.bool_)
         self.phase: npt.NDArray[np.int64] = lazy_zeros(ctas * CLUSTER_STRIDE).view(np.int64)
         self.alive: npt.NDArray[np.uint64] = np.array([(1 << ctas) - 1], np.uint64)
+        self._alive_cell = self.alive.data.cast("B").cast("Q")
 
     def runs(self, rank: int) -> bool:
         """Whether the CTA of this rank has not exited."""
-        return bool(int(self.alive[0]) >> rank & 1)
+        return bool(self._alive_cell[0] >> rank & 1)
 
 
 class SharedMemory:

@@ -145,7 +145,7 @@ def _issue(
         if cta.config.profile:
             member.counters.traffic["shared to TMEM"] += 16 * shape.rows * shape.chunks
     accesses = Accesses((gather.footprint,), (TmemBlock(written, first, first + columns),))
-    submit(cta, warp, group, ins, copy.land, [accesses] * len(group))
+    submit(cta, warp, group, ins, copy.land, lambda: [accesses] * len(group))
     return ()
 
 

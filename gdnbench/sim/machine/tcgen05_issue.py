@@ -64,16 +64,22 @@ class Accesses:
 
 
 def submit(
-    cta: Cta, warp: Warp, group: Group, ins: Instruction, land: Callable[[], None], each: Sequence[Accesses]
+    cta: Cta,
+    warp: Warp,
+    group: Group,
+    ins: Instruction,
+    land: Callable[[], None],
+    accesses: Callable[[], Sequence[Accesses]],
 ) -> None:
-    """Issue a product or copy of a warp of `cta` to the stream of `group`. `each`: its accesses by CTA."""
-    origins = [member.shared.origin for member in group]
-    reads = [moved_to(origin, one.reads) for origin, one in zip(origins, each, strict=True)]
-    writes = [moved_to(origin, one.writes) for origin, one in zip(origins, each, strict=True)]
+    """Issue a product or copy of a warp of `cta` to the stream of `group`. `accesses` computes its accesses
+    by CTA, for the checker."""
+    operation = AsyncOperation(ins.op, land, stream=STREAM)
+    if cta.checker is not None:
+        pairs = list(zip((member.shared.origin for member in group), accesses(), strict=True))
+        operation.reads = tuple(chain(*(moved_to(origin, one.reads) for origin, one in pairs)))
+        operation.writes = tuple(chain(*(moved_to(origin, one.writes) for origin, one in pairs)))
     cta.tensor_issuers.add(warp.index)
-    group[0].queue.submit(
-        AsyncOperation(ins.op, land, stream=STREAM, reads=tuple(chain(*reads)), writes=tuple(chain(*writes)))
-    )
+    group[0].queue.submit(operation)
 
 
 def single_issuer(cta: Cta, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> int:

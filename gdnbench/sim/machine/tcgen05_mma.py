@@ -68,6 +68,14 @@ class _Mma:
     enabled: tuple[Enabled | None, ...]
     writers: tuple[Writer, ...]
 
+    def accesses(self) -> list[Accesses]:
+        """What it reads and writes, by CTA."""
+        work, found = self.plan, []
+        for writer in self.writers:
+            written = (TmemBlock(writer.lanes, work.first, work.last),)
+            found.append(Accesses((*work.reads, *written) if self.accumulate else work.reads, written))
+        return found
+
     def land(self) -> None:
         self.cta.land(self.warp, self.ins, self.issuers, self._land)
 
@@ -195,7 +203,6 @@ def _issue(
         work = plan_mma(kind, idesc, d, a, a_in_tmem, b, ctas=len(group))
         scale = _scale(ins, sources[rest + 1 :], lane, work)
     writers: list[Writer] = []
-    each: list[Accesses] = []
     for member, where in zip(group, enabled, strict=True):
         tmem = member.tmem
         tmem.require(work.first, work.last, "D")
@@ -207,10 +214,8 @@ def _issue(
         writer = Writer(work.lanes if where is None else work.lanes & where, work.first, work.last)
         writers.append(writer)
         tmem.begin_write(writer)
-        written = work.writes if where is None else (TmemBlock(writer.lanes, work.first, work.last),)
-        each.append(Accesses((*work.reads, *written) if accumulate else work.reads, written))
     product = _Mma(cta, group, warp, lanes.copy(), ins, work, accumulate, scale, enabled, tuple(writers))
-    submit(cta, warp, group, ins, product.land, each)
+    submit(cta, warp, group, ins, product.land, product.accesses)
     return ()
 
 

@@ -98,7 +98,6 @@ class Plan:
     a: Matrix
     b: Matrix
     reads: tuple[Footprint, ...]
-    writes: tuple[Footprint, ...]
     zeros: npt.NDArray[np.bool_] | None = None
 
 
@@ -142,7 +141,6 @@ def plan_mma(
         left,
         right,
         (left.read(lanes), right.read(lanes)),
-        (TmemBlock(lanes, first, last),),
         zeros,
     )
 

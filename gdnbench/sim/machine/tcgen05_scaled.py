@@ -259,5 +259,5 @@ def issue(
         tmem.begin_write(writer)
     product = _ScaledMma(cta, group, warp, lanes.copy(), ins, work, bool(accumulate), writer)
     accesses = Accesses((*work.reads, *work.writes) if accumulate else work.reads, work.writes)
-    submit(cta, warp, group, ins, product.land, [accesses] * len(group))
+    submit(cta, warp, group, ins, product.land, lambda: [accesses] * len(group))
     return ()

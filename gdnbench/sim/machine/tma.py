@@ -365,7 +365,7 @@ def _load(
         read=read,
         signals=(barrier,),
         reads=placed.tensor_bytes,
-        writes=(Chunks(order, UNIT),),
+        writes=(Chunks(order, UNIT),) if cta.checker is not None else (),
     )
     submit_bulk(cta, warp, ins, members, operation, lambda: units.__setitem__(order, _POISON_UNIT))
     return placed.size
