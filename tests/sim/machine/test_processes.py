@@ -83,6 +83,25 @@ def test_results_and_counts_do_not_depend_on_the_processes(engine: str, threads:
     assert result.counters.warp_instructions == CTAS * 17
 
 
+def test_a_cta_goes_on_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first CTA has had one round of 4,096 instructions here when processes start."""
+    answers = iter([False])
+    monkeypatch.setattr(grid._Threads, "_late", lambda self: next(answers, True))
+    begun: list[int] = []
+    real = grid.run_in_processes
+
+    def recorded(launch: object, run_unit: object, first: int, *rest: object) -> object:
+        begun.append(first)
+        return real(launch, run_unit, first, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(grid, "run_in_processes", recorded)
+    out = np.full(32 * CTAS, -1, np.int32)
+    result = launch(out, spin=3000, threads=2)
+    assert begun == [0]
+    assert np.array_equal(out, expected())
+    assert result.counters.warp_instructions == CTAS * (17 + 3 * 2999)
+
+
 def test_bytes_that_no_cta_writes_stay() -> None:
     """A view with gaps: what lies between its rows is in the same memory and keeps its value."""
     room = np.full((32 * CTAS, 2), 7, np.int32)

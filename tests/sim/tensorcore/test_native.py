@@ -78,23 +78,36 @@ def test_operands_that_are_views() -> None:
 
 
 def test_only_the_result_is_written() -> None:
-    """The C interface, on a result with guards around it and rows that are not whole vectors."""
+    """The C interface, on a result with guards around it, gaps between its rows, and rows that are not whole
+    vectors."""
     product = Product(F16, F16, "f32", 16)
     rng = np.random.default_rng(33)
     a, b = stratified(rng, F16, (5, 16), 6), stratified(rng, F16, (19, 16), 6)
-    room = np.full(64 + 5 * 19 + 64, 0xDEADBEEF, np.uint32)
-    function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 4)(
+    room = np.full((7, 23), 0xDEADBEEF, np.uint32)
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4, *[ctypes.c_void_p] * 4)(
         native.address(product, "hardware")
     )
-    function(5, 19, a.ctypes.data, b.ctypes.data, None, room[64:].ctypes.data)
-    np.testing.assert_array_equal(
-        room[64:-64].reshape(5, 19), reference.multiply(product, "hardware", a, b, None)
-    )
-    assert (room[:64] == 0xDEADBEEF).all()
-    assert (room[-64:] == 0xDEADBEEF).all()
+    function(5, 19, 0, 23, a.ctypes.data, b.ctypes.data, None, room[1:].ctypes.data)
+    result = room[1:6, :19]
+    np.testing.assert_array_equal(result, reference.multiply(product, "hardware", a, b, None))
+    result[...] = 0xDEADBEEF
+    assert (room == 0xDEADBEEF).all()
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_a_product_in_place(model: str) -> None:
+    """D replaces C in columns 5 to 23 of a wider matrix, as in tensor memory."""
+    product = Product(F16, F16, "f32", 16)
+    rng = np.random.default_rng(34)
+    a, b = stratified(rng, F16, (70, 16), 6), stratified(rng, F16, (19, 16), 6)
+    room = stratified(rng, product.accumulator, (70, 64), 6)
+    before, part = room.copy(), room[:, 5:24]
+    assert native.multiply(product, model, a, b, part, part) is part
+    np.testing.assert_array_equal(part, reference.multiply(product, model, a, b, before[:, 5:24]))
+    part[...] = before[:, 5:24]
+    np.testing.assert_array_equal(room, before)
+
+
 def test_threads_share_compiled_products() -> None:
     rng = np.random.default_rng(34)
     jobs = [(p, *case) for p in PRODUCTS for case in every_kind(rng, p, 16, 24)[:2]]
