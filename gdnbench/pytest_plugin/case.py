@@ -25,6 +25,7 @@ from gdnbench.report.render import render_text
 from gdnbench.report.report import RecordResult
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Call, ContractError, Kernel, Operation, Role
+from gdnbench_kernels.run import mutated_names
 
 if TYPE_CHECKING:
     from gdnbench.sim import Accepted
@@ -85,7 +86,7 @@ class Case:
         """
         __tracebackhide__ = True
         call, op = self.call, self.operation
-        mutated = {spec.name: call.tensors[spec.name] for spec in op.tensors if spec.role is Role.MUTATED}
+        mutated = {name: call.tensors[name] for name in mutated_names(op, call)}
         returned = by_name(outputs, list(op.outputs(call)), of_function(self.judge, "the test"), op)
         left = {name: tensor.detach().cpu().contiguous() for name, tensor in {**mutated, **returned}.items()}
         faults = side_effects.written_inputs(call, self._before)

@@ -15,6 +15,7 @@ from gdnbench.poison import poison
 from gdnbench.replay.kernels import LoadedKernel
 from gdnbench.replay.requirements import prepared
 from gdnbench_kernels.contract import Call, Operation, Role
+from gdnbench_kernels.run import mutated_names
 
 STAGES = "stages"
 """The parameter by which a kernel takes the dict that it fills with its intermediates."""
@@ -65,7 +66,7 @@ def call_kernel(
         torch.cuda.synchronize(device)  # an error of the device belongs to this call
     if stages is not None:
         _check_stages(stages, operation, kernel)
-    mutated = {spec.name: call.tensors[spec.name] for spec in operation.tensors if spec.role is Role.MUTATED}
+    mutated = {name: call.tensors[name] for name in mutated_names(operation, call)}
     return {**buffers, **mutated, **by_name(returned, list(buffers), kernel, operation)}
 
 

@@ -321,6 +321,9 @@ class Accesses:
     pooled: bool  # rows are slots of a pool; otherwise they are gathered, and capture names their slots
     split: int = 1  # how many rows the tensor has in each row of axis 0: the tokens of a page
     window: bool = False  # a read row is one token's, not a state after all tokens before it
+    columns: int | None = None  # of the last axis of a row, how many are its content; None: all of it
+    read_columns: Tensor | None = None  # int64 [n], with `columns`: the first of each read
+    write_columns: Tensor | None = None  # int64 [m]: the first of each write; one slot then has several
 
 
 Index = tuple[int | slice, ...]

@@ -33,7 +33,7 @@ def run_kernel(
     kernel = _imported(entry.target)
     parameters = inspect.signature(kernel).parameters
     returned = kernel(**{name: value for name, value in given.items() if name in parameters})
-    mutated = {spec.name: given[spec.name] for spec in operation.tensors if spec.role is Role.MUTATED}
+    mutated = {name: given[name] for name in mutated_names(operation, call)}
     return operation.convert_outputs({**mutated, **returned}, converted.conventions, current)
 
 
@@ -46,11 +46,16 @@ def run_step(operation: Operation, step: Step, call: Call, taken: Mapping[str, T
     return {name: returned[name] for name in step.gives if name in returned}
 
 
+def mutated_names(operation: Operation, call: Call) -> list[str]:
+    """The tensors of the call that it updates in place."""
+    return [
+        spec.name for spec in operation.tensors if spec.role is Role.MUTATED and spec.name in call.tensors
+    ]
+
+
 def _arguments(operation: Operation, call: Call) -> dict[str, Any]:
     """Tensors, scalars and conventions by name; tensors that the call mutates are copies."""
-    mutated = {
-        spec.name: call.tensors[spec.name].clone() for spec in operation.tensors if spec.role is Role.MUTATED
-    }
+    mutated = {name: call.tensors[name].clone() for name in mutated_names(operation, call)}
     return {**call.tensors, **mutated, **call.scalars, **call.conventions}
 
 

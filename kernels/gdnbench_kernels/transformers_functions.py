@@ -1,4 +1,5 @@
-"""Finds transformers' own torch implementations of the gated delta rule; imported on demand."""
+"""Finds transformers' own torch implementations of the gated delta rule and of the convolution before it;
+imported on demand."""
 
 from __future__ import annotations
 
@@ -6,16 +7,17 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable
-
-from torch import Tensor
+from typing import Any
 
 MODELING = "transformers.models.qwen3_next.modeling_qwen3_next"
 
 
-def transformers_function(name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """The function `name` of `MODELING` without the wrappers that transformers or a hook added.
+def transformers_function(name: str, former: str = "") -> Callable[..., Any]:
+    """The function `name` of `MODELING` without the wrappers that transformers or a hook added, or the one
+    that earlier releases call `former`.
 
-    A wrapper would call flash-linear-attention if it is installed; this kernel uses torch only.
+    A wrapper would call flash-linear-attention or causal-conv1d if it is installed; this kernel uses torch
+    only.
     """
     try:
         modeling = importlib.import_module(MODELING)
@@ -23,7 +25,8 @@ def transformers_function(name: str) -> Callable[..., tuple[Tensor, Tensor | Non
         raise ImportError(
             f"the kernel hf needs transformers ({error}): pip install 'gdnbench[hf]'"
         ) from error
-    function: Callable[..., tuple[Tensor, Tensor | None]] = inspect.unwrap(getattr(modeling, name))
+    found = getattr(modeling, former, None) if former else None
+    function: Callable[..., Any] = inspect.unwrap(found or getattr(modeling, name))
     return function
 
 
