@@ -29,6 +29,14 @@ class Layer:
     period: object = None  # the latest `next N` period in which the layer was recorded, and how often
     of_period: int = 0
     named: bool | None = None  # whether `--layer` names it; None until first computed
+    apart: Layer | None = None  # the same layer, with the counts of operations that are counted apart
+
+    def counted_apart(self) -> Layer:
+        """This layer with counts of its own, for operations with `Operation.counted_apart`. Call it under a
+        lock."""
+        if self.apart is None:
+            self.apart = Layer(self.name, self.index)
+        return self.apart
 
 
 class LayerNames:

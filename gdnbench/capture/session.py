@@ -43,6 +43,7 @@ from gdnbench.capture.selection import Selection
 from gdnbench.capture.steps import Step, begun_step
 from gdnbench.capture.streams import CUDA, Streams
 from gdnbench.capture.trigger import Triggers
+from gdnbench.ops import operations
 from gdnbench.provenance import BackgroundProvenance, parallel_of, process_info
 
 P = ParamSpec("P")
@@ -142,6 +143,7 @@ class Session:
         self.selection = Selection(options, self._switch)
         self.triggers = Triggers(options)
         self._layers = LayerNames()
+        self._counted_apart: dict[str, bool] = {}  # by target
         self._no_layer: dict[str, Layer] = {}  # for functions called outside any scope, by target
         self._scopes = ScopeStack()
         self._numbers = itertools.count()
@@ -291,6 +293,9 @@ class Session:
                 self._remote.start()
             module = self._scopes.module
             layer = self._layers.layer_of(module) if module is not None else self._layer_without_scope(site)
+            if self._is_counted_apart(site, target):
+                with self._lock:
+                    layer = layer.counted_apart()
             pending: PendingRecord | GraphCall | None
             if self._streams.capturing():  # each replay, not this call, is a step
                 arguments = site.arguments(args, kwargs)
@@ -415,6 +420,16 @@ class Session:
             self.recorder_here().finish(pending)
         except Exception as own_error:
             self.counts.fail(own_error)
+
+    def _is_counted_apart(self, site: CallSite, target: str) -> bool:
+        """Whether calls of the function `target` are counted apart from a layer's others."""
+        found = self._counted_apart.get(target)
+        if found is None:
+            names = site.operations or frozenset()
+            known = [operations()[name] for name in names if name in operations()]
+            found = bool(known) and all(one.counted_apart for one in known)
+            self._counted_apart[target] = found
+        return found
 
     def _layer_without_scope(self, site: CallSite) -> Layer:
         layer = self._no_layer.get(site.target.name)

@@ -165,6 +165,6 @@ def in_contract_dtype(results: Mapping[str, Tensor], call: Call, operation: Oper
     """fp64 results of an oracle rounded to the dtypes that the contract has for this call."""
     dtypes = {name: dtype for name, (_, dtype) in operation.outputs(call).items()}
     for spec in operation.tensors:
-        if spec.role is Role.MUTATED:
+        if spec.role is Role.MUTATED and spec.name in call.tensors:
             dtypes[spec.name] = call.tensors[spec.name].dtype
     return {name: tensor.to(dtypes[name]) for name, tensor in results.items()}

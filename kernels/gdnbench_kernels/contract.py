@@ -458,6 +458,9 @@ class Operation:
     decodes: bool = False
     """Whether a call computes the next tokens of its sequences: successive calls of a layer then follow one
     another."""
+    counted_apart: bool = False
+    """Whether capture counts its calls in a layer apart from those of other operations, in step numbers,
+    `--first` and `--every`: a layer then calls it beside another one in each step."""
 
     def spec(self, name: str) -> TensorSpec:
         """The tensor or stage called `name`. Raises KeyError if there is none."""

@@ -61,7 +61,7 @@ def links_of(records: Sequence[StoredRecord]) -> Links:
     """The links between calls in order. Calls of different layers or processes are never linked."""
     found = Links()
     by_content: dict[tuple[str, str, str], Row] = {}
-    by_slot: dict[tuple[str, int], tuple[Row, str]] = {}
+    by_slot: dict[tuple[str, str, int], tuple[Row, str]] = {}  # layer, pool, slot
     for record in records:
         op = operation(record.info.op)
         if op.carries is None:
@@ -75,8 +75,8 @@ def links_of(records: Sequence[StoredRecord]) -> Links:
             for row, digest in enumerate(_digests(record.before[first].read())):
                 at = (record.number, row)
                 earlier = None
-                if pooled and (layer, slots[row]) in by_slot:
-                    there, left = by_slot[layer, slots[row]]
+                if pooled and (layer, first, slots[row]) in by_slot:
+                    there, left = by_slot[layer, first, slots[row]]
                     earlier = there if left == digest else None
                 elif digest is not None:
                     earlier = by_content.get((layer, form, digest))
@@ -89,7 +89,7 @@ def links_of(records: Sequence[StoredRecord]) -> Links:
                 at = (record.number, row)
                 found.lanes.setdefault(at, _lane(found, at, slots[row] if pooled else None))
                 if pooled:
-                    by_slot[layer, slots[row]] = (at, digest or "")
+                    by_slot[layer, last, slots[row]] = (at, digest or "")
                 if digest is not None:
                     by_content[layer, form, digest] = at
     return found

@@ -1,7 +1,10 @@
-"""Adapter for Hugging Face transformers: the chunk and recurrent paths of its Gated DeltaNet layers.
+"""Adapter for Hugging Face transformers: its Gated DeltaNet layers, the chunk and recurrent paths and the
+convolution before them.
 
-| functions | tokens per sequence | recorded as | |---|---|---| | `CHUNK` | any | gdn_prefill | | `RECURRENT`
-| 1, with a state in and out | gdn_decode | | `RECURRENT` | more, or without a state | gdn_prefill |
+    CHUNK                                          gdn_prefill
+    RECURRENT, 1 token with a state in and out     gdn_decode
+    RECURRENT, more tokens or without a state      gdn_prefill
+    the convolution before them                    conv_prefill and conv_decode, see transformers_conv
 
 From 5.17 on, a layer calls the torch_* name, which calls the implementation that transformers picked. Earlier
 releases bind flash-linear-attention's function or their own when a layer is built; both names are wrapped.
@@ -18,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from gdnbench.capture.adapter import Finish, Observation, Seen, Target
 from gdnbench.capture.adapters import transformers_steps
 from gdnbench.capture.adapters.gdn import decode_tensors, flatten_tokens, prefill_tensors
+from gdnbench.capture.adapters.transformers_conv import FORWARD, UPDATE, conv_observation, conv_results
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +43,7 @@ LAYERS = {
 class TransformersAdapter:
     framework: str = "transformers"
     targets: tuple[Target, ...] = tuple(
-        Target(module, function) for module in LAYERS for function in CHUNK + RECURRENT
+        Target(module, function) for module in LAYERS for function in CHUNK + RECURRENT + FORWARD + UPDATE
     )
     scopes: tuple[Target, ...] = tuple(Target(module, f"{layer}.forward") for module, layer in LAYERS.items())
     steps: tuple[Target, ...] = transformers_steps.STEPS
@@ -52,6 +56,8 @@ class TransformersAdapter:
         return transformers_steps.claims(known, observation)
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
+        if target.function in FORWARD + UPDATE:
+            return conv_observation(target.function, arguments)
         q, k, v = (_either(arguments, *names) for names in (("query", "q"), ("key", "k"), ("value", "v")))
         state = arguments.get("initial_state")
         keep_state = bool(arguments.get("output_final_state", False))
@@ -84,6 +90,8 @@ class TransformersAdapter:
         )
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
+        if seen.op in ("conv_prefill", "conv_decode"):
+            return conv_results(seen, arguments, result)
         o, state = result
         if seen.op == "gdn_decode":
             return {"o": Seen(o), "state": Seen(state)}
@@ -93,6 +101,8 @@ class TransformersAdapter:
         return outputs
 
     def operations(self, target: Target) -> tuple[str, ...]:
+        if target.function in FORWARD + UPDATE:
+            return ("conv_decode",) if target.function in UPDATE else ("conv_prefill",)
         return ("gdn_prefill",) if target.function in CHUNK else ("gdn_prefill", "gdn_decode")
 
     def implementation(self, function: Callable[..., Any]) -> str | None:

@@ -326,4 +326,5 @@ OPERATION = Operation(
     decodes=True,
     shrinking=Shrinking(shrink.axes, shrink.extent, shrink.level, shrink.placed),
     accesses=accesses,
+    counted_apart=True,
 )

@@ -249,4 +249,5 @@ OPERATION = Operation(
     ranges=ranges,
     shrinking=Shrinking(shrink.axes, shrink.extent, shrink.level, shrink.placed),
     accesses=accesses,
+    counted_apart=True,
 )
