@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
-from gdnbench.capture.adapters.fla_signatures import CHUNK, RECURRENT, SIGNATURES
+from gdnbench.capture.adapters.fla_conv import conv_observation, conv_results
+from gdnbench.capture.adapters.fla_signatures import CHUNK, CONV, CONV_UPDATE, RECURRENT, SIGNATURES
 from gdnbench.capture.adapters.gdn import decode_tensors, flatten_tokens, sequence_offsets
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
 
@@ -31,23 +32,34 @@ NAMES = {
     "chunk_gdn": CHUNK,
     RECURRENT: RECURRENT,
     "fused_recurrent_gdn": RECURRENT,
+    CONV: CONV,
+    CONV_UPDATE: CONV_UPDATE,
 }
 """The functions by the names that they are bound to."""
+RULES = ("chunk_gdn", "fused_recurrent_gdn", CHUNK, RECURRENT)
 OPS = "fla.ops.gated_delta_rule"
 MODULES = {
     f"{OPS}.chunk": (CHUNK, "chunk_gdn"),
     f"{OPS}.fused_recurrent": (RECURRENT, "fused_recurrent_gdn"),
-    OPS: tuple(NAMES),
-    "fla.ops": tuple(NAMES),
-    "fla.layers.gated_deltanet": (CHUNK, RECURRENT),
+    OPS: RULES,
+    "fla.ops": RULES,
+    "fla.layers.gated_deltanet": (CHUNK, RECURRENT, CONV),
     "fla.layers.gated_deltaproduct": (RECURRENT,),
     "fla.layers.mom": (CHUNK, RECURRENT),
+    "fla.modules.causal_conv1d.ops": (CONV, CONV_UPDATE),
+    "fla.modules.causal_conv1d": (CONV, CONV_UPDATE),
+    "fla.modules.conv.causal_conv1d": (CONV,),
+    "fla.modules.conv.short_conv": (CONV, CONV_UPDATE),
+    "fla.modules.convolution": (CONV, CONV_UPDATE),
 }
 """Whoever imports a function from one of these, before or after capture begins, calls a wrapper."""
 LAYERS = {
     "fla.layers.gated_deltanet": "GatedDeltaNet",
     "fla.layers.gated_deltaproduct": "GatedDeltaProduct",
     "fla.layers.mom": "MomAttention",
+    "fla.modules.causal_conv1d.ops": "ShortConvolution",
+    "fla.modules.conv.short_conv": "ShortConvolution",
+    "fla.modules.convolution": "ShortConvolution",
 }
 REFUSED = {
     "gk": "gates of every key channel (gk)",
@@ -77,6 +89,8 @@ class FlaAdapter:
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         name = NAMES[target.function]
         self.signatures.check(name, arguments)
+        if name in (CONV, CONV_UPDATE):
+            return conv_observation(name, arguments)
         q, k, v = (arguments[one] for one in ("q", "k", "v"))
         _refuse(q, k, v, arguments)
         state, cu_seqlens = arguments.get("initial_state"), arguments.get("cu_seqlens")
@@ -122,13 +136,18 @@ class FlaAdapter:
         )
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
+        if seen.op in ("conv_prefill", "conv_decode"):
+            return conv_results(seen, arguments, result)
         o, state = result
         if seen.op == "gdn_decode":
             return {"o": Seen(o), "state": Seen(state)}
         return {"o": flatten_tokens(o), **({} if state is None else {"final_state": Seen(state)})}
 
     def operations(self, target: Target) -> tuple[str, ...]:
-        return ("gdn_prefill",) if NAMES[target.function] == CHUNK else ("gdn_prefill", "gdn_decode")
+        name = NAMES[target.function]
+        if name in (CONV, CONV_UPDATE):
+            return ("conv_prefill",) if name == CONV else ("conv_decode",)
+        return ("gdn_prefill",) if name == CHUNK else ("gdn_prefill", "gdn_decode")
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
         known = NAMES.get(function.__name__)

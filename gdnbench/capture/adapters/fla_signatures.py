@@ -1,4 +1,5 @@
-"""Signatures of flash-linear-attention's gated delta rule, as adapters/fla.py expects them."""
+"""Signatures of flash-linear-attention's gated delta rule and short convolution, as adapters/fla.py expects
+them."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from gdnbench.capture.adapters.signatures import Signature, Signatures
 
 CHUNK = "chunk_gated_delta_rule"
 RECURRENT = "fused_recurrent_gated_delta_rule"
+CONV = "causal_conv1d"
+CONV_UPDATE = "causal_conv1d_update"
 
 _NEEDS = "q k v g beta scale initial_state output_final_state use_qk_l2norm_in_kernel cu_seqlens"
 
@@ -29,7 +32,18 @@ SIGNATURES = Signatures(
             needs=_NEEDS,
             others="transpose_state_layout use_exp2 head_first",
         ),
+        CONV: Signature(
+            "x, weight=None, bias=None, residual=None, initial_state=None, output_final_state=False,"
+            " activation=None, backend='triton', cu_seqlens=None, cu_seqlens_cpu=None, chunk_indices=None,"
+            " cp_context=None",
+            needs="x weight bias residual activation cu_seqlens",
+            others="seq_idx",
+        ),
+        CONV_UPDATE: Signature(
+            "x, cache, residual=None, weight=None, bias=None, activation=None",
+            needs="x cache residual weight bias activation",
+        ),
     },
 )
 """0.4.2 and 0.5.0 call state_v_first transpose_state_layout, which later ones take with a warning; releases
-before 0.5.1 make no beta, and chunk_indices came after 0.5.2."""
+before 0.5.1 make no beta, and chunk_indices came after 0.5.2. The convolution of 0.3.0 has no states."""

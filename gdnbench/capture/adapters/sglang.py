@@ -7,6 +7,7 @@
     verification that keeps its inputs in a ring, to be folded
     into the states at the commit                                 the same; the ring is not recorded
     Triton's own functions, if other code calls them              the same
+    causal_conv1d_fn, causal_conv1d_update of the backend         conv_prefill, conv_decode
 
 States are [slots, Hv, V, K]; a slot below 0 is null. Verification writes no slot: the states after each draft
 go to a buffer that no operation has, listed in `dispatch.not_recorded`. A prefill record has no chunk tables,
@@ -23,6 +24,8 @@ from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
 from gdnbench.capture.adapters import sglang_signatures as names
 from gdnbench.capture.adapters.gdn import flatten_tokens, sequence_offsets
 from gdnbench.capture.adapters.parallel import parallel_ranks
+from gdnbench.capture.adapters.serving_conv import FUNCTIONS as CONVOLUTIONS
+from gdnbench.capture.adapters.serving_conv import conv_observation, conv_results
 from gdnbench.capture.adapters.serving_decode import (
     BESIDE,
     NO_TOKENS,
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 
 KERNELS = "sglang.srt.layers.attention.linear.kernels"
 RADIX = "sglang.srt.layers.radix_linear_attention"
+BACKEND = "sglang.srt.layers.attention.linear.gdn_backend"
 FLA = ("sglang.kernels.ops.attention.fla", "sglang.srt.layers.attention.fla")
 """Modules of the functions taken from flash-linear-attention: since 0.5.16 at the latest, and before."""
 SIGMOID_SINCE = "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent"
@@ -61,6 +65,7 @@ MODULES = {
     **{f"{package}.fused_sigmoid_gating_recurrent": (names.SIGMOID,) for package in FLA},
     SIGMOID_SINCE: (names.SIGMOID,),
     MTP_RING: (names.MTP_RING,),
+    BACKEND: CONVOLUTIONS,
 }
 PREFILLS = (names.EXTEND, names.CHUNK)
 POOLS = ("ssm_states", "initial_state_source", "initial_state")
@@ -87,12 +92,16 @@ class SglangAdapter:
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         self.signatures.check(target.function, arguments)
         kernels, _, name = target.function.rpartition(".")
+        if name in CONVOLUTIONS:
+            return conv_observation(name, arguments, layer, dict)
         backend = "cutedsl" if name == names.MTP_RING else BACKENDS.get(kernels, "triton")
         if name in PREFILLS:
             return _prefill(backend, arguments)
         return _decode(name, backend, arguments)
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
+        if seen.op in ("conv_prefill", "conv_decode"):
+            return conv_results(seen, arguments, result)
         if seen.op == "gdn_prefill":
             outputs = {"o": flatten_tokens(result[0])}
             if seen.scalars["output_final_state"]:
@@ -104,6 +113,8 @@ class SglangAdapter:
         return {"o": Seen(o, (batch.sequences, batch.steps, *o.shape[-2:])), "state": Seen(_pool(arguments))}
 
     def operations(self, target: Target) -> tuple[str, ...]:
+        if target.function in CONVOLUTIONS:
+            return ("conv_prefill" if target.function == CONVOLUTIONS[0] else "conv_decode",)
         return ("gdn_prefill" if target.function.rpartition(".")[2] in PREFILLS else "gdn_decode",)
 
     def implementation(self, function: Callable[..., Any]) -> str | None:

@@ -69,6 +69,20 @@ SIGNATURES = Signatures(
             needs="q k v g beta scale initial_state initial_state_indices cu_seqlens head_first"
             " use_qk_l2norm_in_kernel",
         ),
+        "causal_conv1d_fn": Signature(
+            "x, weight, bias, conv_states, query_start_loc, seq_lens_cpu, cache_indices=None,"
+            " has_initial_state=None, activation='silu', pad_slot_id=PAD_SLOT_ID, validate_data=False,"
+            " block_table=None",
+            needs="x weight bias conv_states query_start_loc cache_indices has_initial_state activation"
+            " pad_slot_id",
+        ),
+        "causal_conv1d_update": Signature(
+            "x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, conv_state_indices=None,"
+            " num_accept_tokens=None, intermediate_conv_window=None, intermediate_state_indices=None,"
+            " retrieve_next_token=None, retrieve_next_sibling=None, retrieve_parent_token=None,"
+            " pad_slot_id=PAD_SLOT_ID, metadata=None, validate_data=False",
+            needs="x conv_state weight bias activation conv_state_indices pad_slot_id",
+        ),
         PACKED: Signature(
             "mixed_qkv, a, b, A_log, dt_bias, scale, initial_state, out, ssm_state_indices,"
             " use_qk_l2norm_in_kernel=False",

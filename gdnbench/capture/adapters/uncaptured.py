@@ -36,7 +36,10 @@ OTHER_DELTA_RULE = (
 )
 LINEAR_ATTENTION = "linear attention without a delta rule, which no operation here has"
 MAMBA_STATE = "the state of a Mamba layer, which no operation here has"
-CONVOLUTION_STATE = "the state of a causal convolution, which no operation here has"
+OTHER_CONVOLUTION = "the convolution of a layer that is no Gated DeltaNet, which no adapter reads"
+FUSED_CONVOLUTION = (
+    "unpacks projections and convolves them in one kernel; conv_decode has the convolution alone"
+)
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ UNCAPTURED = (
         (
             "vllm.model_executor.layers.mamba.ops.causal_conv1d",
             "causal_conv1d_fn causal_conv1d_update",
-            CONVOLUTION_STATE,
+            OTHER_CONVOLUTION,
         ),
     ),
     *_functions_of_framework(
@@ -140,9 +143,9 @@ UNCAPTURED = (
         (
             "sglang.*mamba.causal_conv1d*",
             "causal_conv1d_fn causal_conv1d_fwd causal_conv1d_update",
-            CONVOLUTION_STATE,
+            OTHER_CONVOLUTION,
         ),
-        ("sglang.*triton_gdn_fused_proj", "fused_qkvzba_causal_conv1d_update_contiguous", CONVOLUTION_STATE),
+        ("sglang.*triton_gdn_fused_proj", "fused_qkvzba_causal_conv1d_update_contiguous", FUSED_CONVOLUTION),
     ),
     *_functions_of_framework(
         "flashinfer",

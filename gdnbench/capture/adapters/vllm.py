@@ -4,7 +4,8 @@
 Triton, CuTe DSL, AITER | gdn_prefill | | `fused_recurrent_gated_delta_rule_packed_decode` | gdn_decode, raw
 gates, q, k, v of one tensor | | `fused_sigmoid_gating_delta_rule_update` | gdn_decode, raw gates | |
 `fused_recurrent_gated_delta_rule` | gdn_decode, log gates | | `fused_gdn_decode_post_conv_mtp` | gdn_decode,
-raw gates, without o: the function normalises and gates it |
+raw gates, without o: the function normalises and gates it | | `causal_conv1d_fn`, `causal_conv1d_update` of
+a Gated DeltaNet layer | conv_prefill, conv_decode |
 
 States are [slots, Hv, V, K]; slot 0 is null. The layer is the module whose custom op
 (`qwen_gdn_attention_core`) is running: the op calls its `_forward_core`. The step metadata of the layer,
@@ -22,6 +23,8 @@ from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
 from gdnbench.capture.adapters import vllm_signatures as names
 from gdnbench.capture.adapters.gdn import flatten_tokens, sequence_offsets
 from gdnbench.capture.adapters.parallel import parallel_ranks
+from gdnbench.capture.adapters.serving_conv import FUNCTIONS as CONVOLUTIONS
+from gdnbench.capture.adapters.serving_conv import conv_observation, conv_results
 from gdnbench.capture.adapters.serving_decode import (
     OFFSETS,
     Batch,
@@ -71,8 +74,9 @@ MODULES = {
         names.PACKED,
         names.SIGMOID,
         names.MTP_TRITON,
+        *CONVOLUTIONS,
     ),
-    OLMO: (names.CHUNK, names.RECURRENT),
+    OLMO: (names.CHUNK, names.RECURRENT, *CONVOLUTIONS),
     CUTEDSL: (names.CHUNK_CUTEDSL,),
     "vllm._custom_ops": (names.MTP,),
     **dict.fromkeys(FLA, (names.CHUNK, names.RECURRENT, names.PACKED, names.SIGMOID)),
@@ -119,6 +123,13 @@ class VllmAdapter:
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         name = BOUND[target.function]
         self.signatures.check(name, arguments)
+        if name in CONVOLUTIONS:
+            return conv_observation(
+                name,
+                arguments,
+                layer,
+                lambda: known_of(step_of(layer, getattr(layer, "prefix", None)), COUNTS),
+            )
         step = step_of(layer, getattr(layer, "prefix", None))
         if name in PREFILLS:
             backend = BACKENDS.get(target.function.partition(".")[2]) or PREFILLS[name]
@@ -126,6 +137,8 @@ class VllmAdapter:
         return _decode(name, arguments, layer, step)
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
+        if seen.op in ("conv_prefill", "conv_decode"):
+            return conv_results(seen, arguments, result)
         if seen.op == "gdn_decode":
             state = {"state": Seen(_pool(arguments))}
             if "output_gate" in arguments:
@@ -139,10 +152,12 @@ class VllmAdapter:
         return outputs
 
     def operations(self, target: Target) -> tuple[str, ...]:
+        if target.function in CONVOLUTIONS:
+            return ("conv_prefill" if target.function == CONVOLUTIONS[0] else "conv_decode",)
         return ("gdn_prefill" if BOUND[target.function] in PREFILLS else "gdn_decode",)
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
-        known = BOUND.get(function.__qualname__)
+        known = BOUND.get(function.__qualname__.removesuffix("_cpu"))
         if known is not None:
             self.signatures.compare_function(known, function)
         return qualified_name(function)

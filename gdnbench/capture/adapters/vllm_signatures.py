@@ -78,6 +78,22 @@ SIGNATURES = Signatures(
             " output_gate, norm_weight, out, scale, norm_eps, output_gate_activation",
             needs=_MTP_NEEDS,
         ),
+        "causal_conv1d_fn": Signature(
+            "x, weight, bias, conv_states, query_start_loc, cache_indices=None, has_initial_state=None,"
+            " activation='silu', pad_slot_id=PAD_SLOT_ID, null_block_id=NULL_BLOCK_ID, metadata=None,"
+            " validate_data=False",
+            needs="x weight bias conv_states query_start_loc cache_indices has_initial_state activation",
+            others="block_idx_first_scheduled_token block_idx_last_scheduled_token initial_state_idx"
+            " num_computed_tokens block_size_to_align",
+        ),
+        "causal_conv1d_update": Signature(
+            "x, conv_state, weight, bias=None, activation=None, conv_state_indices=None,"
+            " num_accepted_tokens=None, query_start_loc=None, max_query_len=-1, null_block_id=NULL_BLOCK_ID,"
+            " validate_data=False, out=None",
+            needs="x conv_state weight bias activation conv_state_indices num_accepted_tokens query_start_loc"
+            " max_query_len",
+            others="pad_slot_id block_idx_last_scheduled_token initial_state_idx",
+        ),
         FLASH_MLA: Signature(
             "q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, num_splits=None,"
             " softmax_scale=None, causal=False, is_fp8_kvcache=False, indices=None, attn_sink=None,"
