@@ -212,7 +212,11 @@ def test_decode_slots_are_dealt_without_repeats() -> None:
         ),
         ("gdn_decode", {"padding": 2.0}, wording("kernels.share-range", name="padding", share=2)),
         ("gdn_decode", {"slots": 3}, wording("kernels.pool-small", slots=3, active=4, needed=4)),
-        ("gdn_scan", {}, wording("ops.operation-unknown", name="gdn_scan", known="gdn_decode, gdn_prefill")),
+        (
+            "gdn_scan",
+            {},
+            wording("ops.operation-unknown", name="gdn_scan", known="conv_decode, conv_prefill"),
+        ),
     ],
 )
 def test_options_are_checked(op: str, options: dict[str, Any], message: str) -> None:

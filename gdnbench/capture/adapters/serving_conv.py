@@ -11,7 +11,7 @@ W-1 + S-1, S being the most tokens of a sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen
@@ -30,7 +30,6 @@ REFUSED = {
     "cache_seqlens": "a circular buffer",
     "retrieve_next_token": "drafts that are a tree",
 }
-OTHER_LAYER = "the convolution of a layer that is no Gated DeltaNet"
 
 
 def null_slot(arguments: Mapping[str, Any]) -> int:
@@ -39,15 +38,10 @@ def null_slot(arguments: Mapping[str, Any]) -> int:
     return max((int(slot) for slot in known if slot is not None), default=-1)
 
 
-def conv_observation(
-    function: str, arguments: Mapping[str, Any], layer: object | None, known: Callable[[], Mapping[str, Any]]
-) -> Observation:
+def conv_observation(function: str, arguments: Mapping[str, Any], known: Mapping[str, Any]) -> Observation:
     """A call of `function`; `known` are counts for `dispatch`. NotCaptured for one that the operations do not
-    describe, or outside a layer."""
-    if layer is None:
-        raise NotCaptured(OTHER_LAYER)
+    describe."""
     conv.refuse_missing(arguments, REFUSED)
-    counts = known()
     made = _prefill(arguments) if function == FORWARD else _decode(arguments)
     saved = arguments.get("intermediate_conv_window") is not None
     return Observation(
@@ -59,7 +53,7 @@ def conv_observation(
             "path": function,
             **({"not_recorded": "the window after each draft, and its commit"} if saved else {}),
         },
-        finish=conv.without_padding(null_slot(arguments), counts),
+        finish=conv.without_padding(null_slot(arguments), known),
     )
 
 

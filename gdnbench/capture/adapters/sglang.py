@@ -93,7 +93,7 @@ class SglangAdapter:
         self.signatures.check(target.function, arguments)
         kernels, _, name = target.function.rpartition(".")
         if name in CONVOLUTIONS:
-            return conv_observation(name, arguments, layer, dict)
+            return conv_observation(name, arguments, {})
         backend = "cutedsl" if name == names.MTP_RING else BACKENDS.get(kernels, "triton")
         if name in PREFILLS:
             return _prefill(backend, arguments)

@@ -123,14 +123,9 @@ class VllmAdapter:
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         name = BOUND[target.function]
         self.signatures.check(name, arguments)
-        if name in CONVOLUTIONS:
-            return conv_observation(
-                name,
-                arguments,
-                layer,
-                lambda: known_of(step_of(layer, getattr(layer, "prefix", None)), COUNTS),
-            )
         step = step_of(layer, getattr(layer, "prefix", None))
+        if name in CONVOLUTIONS:
+            return conv_observation(name, arguments, known_of(step, COUNTS))
         if name in PREFILLS:
             backend = BACKENDS.get(target.function.partition(".")[2]) or PREFILLS[name]
             return _prefill(backend, arguments, layer, step)

@@ -4,6 +4,10 @@ import torch
 import vllm._custom_ops as ops
 from torch import nn
 from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.mamba.ops.causal_conv1d import (  # noqa: F401
+    causal_conv1d_fn,
+    causal_conv1d_update,
+)
 from vllm.third_party.flash_linear_attention.ops import chunk_gated_delta_rule as fla_chunk_gated_delta_rule
 from vllm.third_party.flash_linear_attention.ops import (
     fused_recurrent_gated_delta_rule_packed_decode,

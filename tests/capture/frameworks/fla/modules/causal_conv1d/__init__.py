@@ -1,0 +1,3 @@
+from fla.modules.causal_conv1d.ops import ShortConvolution, causal_conv1d, causal_conv1d_update
+
+__all__ = ["ShortConvolution", "causal_conv1d", "causal_conv1d_update"]
