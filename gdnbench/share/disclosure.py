@@ -46,6 +46,7 @@ ALWAYS = (
     " of Python and of CUDA, names of GPUs and of functions in public packages stay.",
     "A pool that was recorded whole (--full-pools), and a page of a cache, may hold rows of other requests.",
 )
+TAPS = ("Taps and biases of convolutions are the model's own, and weights, which name the model.",)
 CACHES = ("Sinks and the scales of FP8 caches are the model's own.",)
 
 
@@ -53,4 +54,5 @@ def sentences(hide: str, operations: Iterable[str]) -> list[str]:
     """The sentences for a copy with records of these operations, hidden in this way."""
     ops = set(operations)
     gates = GATES if any(op.startswith("gdn_") for op in ops) else ()
-    return [*HIDDEN[hide], *gates, *ALWAYS, *(CACHES if "swa_decode" in ops else ())]
+    taps = TAPS if any(op.startswith("conv_") for op in ops) else ()
+    return [*HIDDEN[hide], *gates, *taps, *ALWAYS, *(CACHES if "swa_decode" in ops else ())]

@@ -129,7 +129,7 @@ def test_the_factor_is_the_documented_one(suite_file: Write) -> None:
         ),
         (ENTRY + 'against = "nobody"\n', "against: kernel 'nobody' is not known"),
         (ENTRY + 'on = "tpu"\n', "on must be one of cpu, cuda, sim"),
-        (ENTRY + 'op = "gdn"\n', "op 'gdn' is none of gdn_decode"),
+        (ENTRY + 'op = "gdn"\n', "op 'gdn' is none of conv_decode"),
         (ENTRY + 'op = "swa_decode"\n', wording("suite.captures-without-op", operation="swa_decode")),
         (
             ENTRY + "records = [2]\n",
