@@ -54,7 +54,11 @@ STAND_INS = StandIns(
         f"{PACKAGE}.kernels.ops.attention",
         f"{PACKAGE}.kernels.ops.attention.fla",
         f"{PACKAGE}.kernels.ops.attention.linear",
+        f"{PACKAGE}.kernels.ops.mamba",
         f"{PACKAGE}.srt",
+        f"{PACKAGE}.srt.layers",
+        f"{PACKAGE}.srt.layers.attention",
+        f"{PACKAGE}.srt.layers.attention.mamba",
         "quack",  # `quack.compile_utils` makes the tensors that SGLang compiles its CuTe DSL kernels for
     ),
     made={

@@ -17,6 +17,7 @@ import torch
 from gdnbench_kernels.stand_ins import StandIns
 
 PACKAGE = "vllm"
+PDL_SINCE = 9  # major compute capability: programmatic dependent launch
 
 
 class Platform:
@@ -36,6 +37,11 @@ class Platform:
 
     def is_cpu(self) -> bool:
         return False
+
+    def is_arch_support_pdl(self) -> bool:
+        """Whether the device has programmatic dependent launch."""
+        major, _ = torch.cuda.get_device_capability()
+        return major >= PDL_SINCE
 
     def is_device_capability_family(self, capability: int, device_id: int = 0) -> bool:
         """Whether the device is of the family, such as 100, which has major version 10."""
@@ -70,6 +76,9 @@ STAND_INS = StandIns(
         f"{PACKAGE}.third_party.flash_linear_attention",
         f"{PACKAGE}.third_party.flash_linear_attention.ops",
         f"{PACKAGE}.utils",
+        f"{PACKAGE}.v1",
+        f"{PACKAGE}.v1.attention",
+        f"{PACKAGE}.v1.attention.backends",
         "quack",  # `quack.compile_utils` makes the tensors that vLLM compiles its CuTe DSL kernels for
     ),
     made={
@@ -78,5 +87,6 @@ STAND_INS = StandIns(
         f"{PACKAGE}.utils.gpu_sync_debug": lambda: {"gpu_sync_allowed": nullcontext},
         f"{PACKAGE}.utils.platform_utils": lambda: {"num_compute_units": _compute_units},
         f"{PACKAGE}.utils.torch_utils": lambda: {"async_tensor_h2d": _to_device},
+        f"{PACKAGE}.v1.attention.backends.utils": lambda: {"NULL_BLOCK_ID": 0, "PAD_SLOT_ID": -1},
     },
 )

@@ -130,6 +130,24 @@ KERNELS = {
         meaning="transformers' causal_conv1d_update on gathered windows; no windows on the way",
         needs=("transformers",),
     ),
+    "vllm": KernelEntry(
+        "gdnbench_kernels.conv_decode.peer:vllm",
+        _ANY_OFFSETS,
+        devices=("cuda", "sim"),
+        meaning="vLLM's causal_conv1d_update, in Triton, on the pool in place",
+        needs=("vllm", "triton"),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.conv_decode.peer:prepare_vllm",
+    ),
+    "sglang": KernelEntry(
+        "gdnbench_kernels.conv_decode.peer:sglang",
+        _ANY_OFFSETS,
+        devices=("cuda", "sim"),
+        meaning="SGLang's causal_conv1d_update, in Triton, on the pool in place",
+        needs=("sglang", "triton"),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.conv_decode.peer:prepare_sglang",
+    ),
 }
 
 

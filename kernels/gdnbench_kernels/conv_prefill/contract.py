@@ -107,6 +107,24 @@ KERNELS = {
         meaning="transformers' causal_conv1d_fn, sequence by sequence, windows before it as further inputs",
         needs=("transformers",),
     ),
+    "vllm": KernelEntry(
+        "gdnbench_kernels.conv_prefill.peer:vllm",
+        _ANY_OFFSETS,
+        devices=("cuda", "sim"),
+        meaning="vLLM's causal_conv1d_fn, in Triton, on the pool in place",
+        needs=("vllm", "triton"),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.conv_prefill.peer:prepare_vllm",
+    ),
+    "sglang": KernelEntry(
+        "gdnbench_kernels.conv_prefill.peer:sglang",
+        _ANY_OFFSETS,
+        devices=("cuda", "sim"),
+        meaning="SGLang's causal_conv1d_fn, in Triton, on the pool in place",
+        needs=("sglang", "triton"),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.conv_prefill.peer:prepare_sglang",
+    ),
 }
 
 
