@@ -48,10 +48,13 @@ def causal_conv1d_update(
     validate_data=False,
     out=None,
 ):
-    """Overwrites x, as vLLM does."""
-    bounds = torch.arange(len(x) + 1) if query_start_loc is None else query_start_loc
+    """Overwrites x unless `out` is given, as vLLM does."""
+    left = x if out is None else out
+    tokens = x.shape[2] if x.ndim == 3 else 1
+    rows = x.transpose(1, 2).flatten(0, 1) if x.ndim == 3 else x
+    bounds = torch.arange(len(x) + 1) * tokens if query_start_loc is None else query_start_loc
     y = causal_convolution.update(
-        x,
+        rows,
         weight,
         bias,
         conv_state,
@@ -61,4 +64,4 @@ def causal_conv1d_update(
         activation,
         null_block_id,
     )
-    return x.copy_(y)
+    return left.copy_(y.view(len(x), tokens, -1).transpose(1, 2) if x.ndim == 3 else y)
