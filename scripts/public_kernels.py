@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gdnbench.cli.console import INTERRUPTED, table
 from gdnbench.errors import Exit
-from gdnbench.sim.finding import Finding
+from gdnbench.sim import Finding
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = Path(__file__).with_suffix(".toml")
