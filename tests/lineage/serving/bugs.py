@@ -12,12 +12,17 @@ from typing import Any, ClassVar
 from tests.lineage.serving.engine import Engine
 from tests.lineage.serving.schedule import BLOCK
 from tests.lineage.serving.states import Batch, Request, Saved
+from tests.lineage.serving.truth import WrongRead
 
 
 class Bug(Engine):
     kind: ClassVar[str]
     thread: ClassVar[str]
     fixed: ClassVar[dict[str, Any]] = {}
+
+    def event_of(self, wrong: WrongRead) -> tuple[str, int]:
+        """The class of a wrong read that the bug causes, and the call that is to blame."""
+        return self.kind, wrong.touch.call
 
 
 class SlotNotReset(Bug):
@@ -38,7 +43,10 @@ class StaleRow(Bug):
 
     kind = "overwritten"
     thread = "vllm-project/vllm#34874, wtdcode/vllm-backport#63"
-    fixed: ClassVar = {"preempt": 0.4, "swap": 1.0, "prefix_cache": 0}
+    fixed: ClassVar = {"preempt": 0.4, "swap": 1.0, "prefix_cache": 0, "zero_in_pool": False}
+
+    def event_of(self, wrong: WrongRead) -> tuple[str, int]:
+        return wrong.by_content
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,7 +101,8 @@ class OldSnapshot(Bug):
 
     def decode(self, requests: list[Request]) -> None:
         for request in requests:
-            self.before[request] = self.states.save(request.slot)
+            if not request.fresh:
+                self.before[request] = self.states.save(request.slot)
         super().decode(requests)
 
     def swapped_out(self, request: Request) -> Saved:
@@ -106,6 +115,9 @@ class DuplicateRow(Bug):
     kind = "written-twice"
     thread = "wtdcode/vllm-backport#63"
 
+    def event_of(self, wrong: WrongRead) -> tuple[str, int]:
+        return wrong.by_content  # what the second request's lost write leads to
+
     def decode_batch(self, requests: Sequence[Request], tokens: Sequence[Sequence[int]]) -> Batch:
         batch = super().decode_batch(requests, tokens)
         if len(requests) > 1 and self.rng.random() < 0.2:
@@ -113,29 +125,41 @@ class DuplicateRow(Bug):
         return batch
 
 
-class SkippedToken(Bug):
+class MiscountedChunk(Bug):
+    """Base of bugs in the number of a prompt's tokens that a prefill computed."""
+
+    def prefill(self, requests: Sequence[Request]) -> None:
+        self.prefills = True
+        super().prefill(requests)
+        self.prefills = False
+
+    def advance(self, request: Request, tokens: int) -> None:
+        left = len(request.known) - request.position - tokens
+        wrong = getattr(self, "prefills", False) and left > 1 and tokens > 1 and self.rng.random() < 0.3
+        super().advance(request, tokens + self.off if wrong else tokens)
+
+    off: ClassVar[int]
+
+
+class SkippedToken(MiscountedChunk):
     """A chunk of a prompt counts as one token longer than it was."""
+
+    def event_of(self, wrong: WrongRead) -> tuple[str, int]:
+        return wrong.by_content
 
     kind = "position-gap"
     thread = "vllm-project/vllm#43559"
     fixed: ClassVar = {"budget": 6}
-
-    def advance(self, request: Request, tokens: int) -> None:
-        left = len(request.known) - request.position - tokens
-        super().advance(request, tokens + 1 if left > 1 and self.rng.random() < 0.3 else tokens)
+    off = 1
 
 
-class RepeatedToken(Bug):
+class RepeatedToken(MiscountedChunk):
     """A chunk of a prompt counts as one token shorter than it was."""
 
     kind = "position-overlap"
     thread = "vllm-project/vllm#43559"
     fixed: ClassVar = {"budget": 6}
-
-    def advance(self, request: Request, tokens: int) -> None:
-        left = len(request.known) - request.position - tokens
-        short = left > 0 and tokens > 1 and self.rng.random() < 0.3
-        super().advance(request, tokens - 1 if short else tokens)
+    off = -1
 
 
 class PermutedCounts(Bug):
@@ -157,6 +181,10 @@ class RejectedDraftKept(Bug):
     thread = "sgl-project/sglang#36537"
     fixed: ClassVar = {"drafts": "scratch", "draft_tokens": 2, "draft_hit": 0.5}
 
+    def event_of(self, wrong: WrongRead) -> tuple[str, int]:
+        assert wrong.content is not None
+        return self.kind, wrong.content.call
+
     def keep_accepted(
         self, request: Request, batch: Batch, number: int, fed: Sequence[int], count: int
     ) -> None:
@@ -169,6 +197,10 @@ class StalePadding(Bug):
     kind = "padding"
     thread = "NVIDIA/TensorRT-LLM#13278"
     fixed: ClassVar = {"pad_to": 4, "batch": 4, "holders": 4, "null_slot": False}
+
+    def event_of(self, wrong: WrongRead) -> tuple[str, int]:
+        assert wrong.content is not None
+        return self.kind, wrong.content.call if wrong.overwrote is None else wrong.overwrote
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -189,7 +221,7 @@ class PollutedBlock(Bug):
 
     kind = "wrong-prefix"
     thread = "vllm-project/vllm#53912, #43559"
-    fixed: ClassVar = {"prefix_cache": 6}
+    fixed: ClassVar = {"prefix_cache": 6, "preempt": 0.0, "reuse_ids": False}
 
     def start(self, request: Request) -> None:
         super().start(request)
@@ -220,6 +252,9 @@ class FreedTwice(Bug):
     kind = "shared-slot"
     thread = "NVIDIA/TensorRT-LLM#13278"
     fixed: ClassVar = {"prefix_cache": 0, "preempt": 0.0, "zero_in_pool": False, "holders": 3}
+
+    def event_of(self, wrong: WrongRead) -> tuple[str, int]:
+        return wrong.by_content
 
     def run_step(self) -> None:
         if self.running and self.rng.random() < 0.3:

@@ -36,7 +36,7 @@ def _token(
     return current, torch.einsum("bhvk,bhk->bhv", current, q) * q.shape[-1] ** -0.5
 
 
-@gdnbench.capture.record("gdn_decode")
+@gdnbench.capture.record("gdn_decode", lineage=CLAIMS)
 def gdn_decode(
     q: Tensor,
     k: Tensor,
@@ -73,7 +73,7 @@ def gdn_decode(
     return o
 
 
-@gdnbench.capture.record("gdn_prefill")
+@gdnbench.capture.record("gdn_prefill", lineage=CLAIMS)
 def gdn_prefill(
     q: Tensor,
     k: Tensor,

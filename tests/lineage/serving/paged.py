@@ -18,7 +18,11 @@ PAGE = 16
 WINDOW = 20
 
 
-@gdnbench.capture.record("swa_decode", conventions={"cache_layout": "bfloat16"})
+@gdnbench.capture.record(
+    "swa_decode",
+    conventions={"cache_layout": "bfloat16"},
+    lineage={"requests": "request_ids", "positions": "positions"},
+)
 def swa_decode(
     q: Tensor,
     cache: Tensor,

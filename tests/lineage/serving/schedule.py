@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,14 +55,24 @@ class Schedule:
     null_slot: bool  # padding reads and writes slot 0, which no request has; otherwise its slot is -1
 
 
-def make_schedule(seed: int, *, requests: int = 7, **fixed: object) -> Schedule:
-    """The schedule of that seed. `fixed` replaces drawn fields."""
+FORMS: tuple[Drafts, ...] = ("none", "none", "slots", "slots", "scratch", "replay", "buffer")
+
+
+def make_schedule(
+    seed: int,
+    *,
+    requests: int = 7,
+    forms: Sequence[Drafts] = FORMS,
+    reuse_ids: bool = True,
+    **fixed: object,
+) -> Schedule:
+    """The schedule of that seed. `forms`: what `drafts` is drawn from. `fixed` replaces drawn fields."""
     rng = random.Random(seed)
     claim_prefixes = rng.random() < 0.7
     prefix_cache = rng.choice((0, 3, 6, 6))
     # Two requests of one id, one after another. A hit of the second in the prefix cache looks like the first
     # one's next call unless the prefix is known.
-    reuse = rng.random() < 0.3 and (claim_prefixes or prefix_cache == 0)
+    reuse = rng.random() < 0.3 and (claim_prefixes or prefix_cache == 0) and reuse_ids
     blocks = [tuple(rng.randrange(VOCABULARY) for _ in range(BLOCK)) for _ in range(3)]
     arrivals: list[Arrival] = []
     step = 0
@@ -73,7 +84,7 @@ def make_schedule(seed: int, *, requests: int = 7, **fixed: object) -> Schedule:
             name = rng.choice(arrivals).id
         arrivals.append(Arrival(name, step, shared + own, rng.randrange(1, 14)))
         step += rng.choice((0, 0, 1, 2, 5))
-    drafts = rng.choice(("none", "none", "slots", "slots", "scratch", "replay", "buffer"))
+    drafts = rng.choice(forms)
     drawn = {
         "seed": seed,
         "arrivals": tuple(arrivals),
@@ -81,7 +92,7 @@ def make_schedule(seed: int, *, requests: int = 7, **fixed: object) -> Schedule:
         "budget": rng.choice((3, 6, 16, 64)),
         "batch": rng.randrange(1, 6),
         "drafts": drafts,
-        "draft_tokens": rng.randrange(1, 4) if drafts != "none" else 0,
+        "draft_tokens": rng.randrange(1, 4) if fixed.get("drafts", drafts) != "none" else 0,
         "draft_hit": rng.choice((0.3, 0.7, 0.9)),
         "preempt": rng.choice((0.0, 0.1, 0.3)),
         "swap": rng.choice((0.0, 0.5, 1.0)),

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests.lineage.serving.states import Request, Touch
+from tests.lineage.serving.states import Content, Request, Touch
 
 
 @dataclass(frozen=True, slots=True)
 class WrongRead:
-    """`owns`: the call that wrote the state which should have been read; None if that is zeros. `left`: the
-    call that wrote the state found; None if it is zeros. `overwrote`: the first call since the request's last
-    write to the slot in which another sequence wrote it."""
+    """`own`: the request's last write at the position, None if it wrote none. `overwrote`: the first call
+    after `own` in which another sequence wrote the slot, if `own` went to this slot. `running`: the request
+    had an access in the call that wrote what the slot holds, or in the layer's call before that. `passed`: the
+    request wrote a state after the call that wrote what the slot holds."""
 
     touch: Touch
-    owns: int | None
-    left: int | None
+    own: Touch | None
     overwrote: int | None
+    running: bool
+    passed: bool
+
+    @property
+    def content(self) -> Content | None:
+        return self.touch.content
+
+    @property
+    def by_content(self) -> tuple[str, int]:
+        """Class of the break and the first wrong call, if all that is known is whose state the slot holds."""
+        assert self.content is not None
+        if self.content.request is not self.touch.request:
+            damage = self.touch.call if self.overwrote is None else self.overwrote
+            return "shared-slot" if self.running else "overwritten", damage
+        if self.passed:
+            return "older-version", self.touch.call
+        gap = self.content.position < self.touch.position
+        return "position-gap" if gap else "position-overlap", self.touch.call
 
 
 @dataclass
@@ -24,13 +42,16 @@ class Truth:
     """A watcher of `States`."""
 
     wrong: list[WrongRead] = field(default_factory=list)
-    twice: list[tuple[Touch, Touch]] = field(default_factory=list)  # two sequences of a call wrote one slot
-    padded: list[tuple[Touch, Touch]] = field(default_factory=list)  # padding over a request's last write
+    twice: list[tuple[Touch, Touch]] = field(default_factory=list)  # two sequences of a call write one slot
     slots: dict[tuple[int, int], list[Touch]] = field(default_factory=dict)  # writes by layer and slot
     own: dict[tuple[int, Request, int], Touch] = field(default_factory=dict)  # by layer, request and position
+    last: dict[tuple[int, Request], int] = field(default_factory=dict)  # call of the last write, by layer
+    steps: dict[tuple[int, Request], set[int]] = field(default_factory=dict)  # with accesses, by layer
+    step_of: dict[int, int] = field(default_factory=dict)  # step by call
 
     def reads(self, touch: Touch) -> None:
         request, content = touch.request, touch.content
+        self.step_of[touch.call] = touch.step
         if request is None:
             return
         own = self.own.get((touch.layer, request, touch.position))
@@ -41,25 +62,37 @@ class Truth:
             right = content.position == touch.position and content.consumed == consumed
         # Another state of equal bits does no harm, and nobody can tell it from the right one.
         if not right and (own is None or own.bits != touch.bits):
-            owns = None if own is None else own.call
-            left = None if content is None else content.call
-            self.wrong.append(WrongRead(touch, owns, left, self._overwrote(touch)))
+            wrong = WrongRead(
+                touch, own, self._overwrote(touch, own), self._running(touch), self._passed(touch)
+            )
+            self.wrong.append(wrong)
+        self.steps.setdefault((touch.layer, request), set()).add(touch.step)
 
     def writes(self, touch: Touch) -> None:
         if touch.slot < 0 or touch.bits is None:
             return
         history = self.slots.setdefault((touch.layer, touch.slot), [])
         if history and history[-1].call == touch.call and history[-1].sequence != touch.sequence:
-            if touch.request is not None and history[-1].request is not None:
-                self.twice.append((history[-1], touch))
+            self.twice.append((history[-1], touch))
         history.append(touch)
         if touch.request is not None:
             self.own[touch.layer, touch.request, touch.position] = touch
+            self.last[touch.layer, touch.request] = touch.call
 
-    def _overwrote(self, touch: Touch) -> int | None:
-        found = None
-        for write in reversed(self.slots.get((touch.layer, touch.slot), [])):
-            if write.request is touch.request:
-                break
-            found = write.call
-        return found
+    def _overwrote(self, touch: Touch, own: Touch | None) -> int | None:
+        if own is None or own.slot != touch.slot:
+            return None
+        later = self.slots[touch.layer, touch.slot]
+        return next((one.call for one in later if one.call > own.call and one.request is not own.request), None)
+
+    def _passed(self, touch: Touch) -> bool:
+        assert touch.request is not None
+        last = self.last.get((touch.layer, touch.request), -1)
+        return touch.content is not None and last > touch.content.call
+
+    def _running(self, touch: Touch) -> bool:
+        assert touch.request is not None
+        if touch.content is None:
+            return False
+        left = self.step_of[touch.content.call]
+        return not self.steps.get((touch.layer, touch.request), set()).isdisjoint((left, left - 1))

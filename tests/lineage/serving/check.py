@@ -1,0 +1,89 @@
+"""Runs a schedule with or without a planted bug, and holds what `gdnbench lineage` finds to the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gdnbench.lineage.finding import Finding
+from gdnbench.lineage.table import AccessTable
+
+from tests.lineage.serving.access_table import TableWriter
+from tests.lineage.serving.bugs import Bug
+from tests.lineage.serving.engine import Engine, Model
+from tests.lineage.serving.schedule import Schedule, make_schedule
+from tests.lineage.serving.states import Request
+from tests.lineage.serving.truth import Truth
+
+
+class Event(NamedTuple):
+    """A break of a chain: `damage` is the call that did it, `found` the call that shows it, in `sequence`."""
+
+    damage: int
+    found: int
+    sequence: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A schedule that was served. `events`: by layer, what is wrong, in order."""
+
+    schedule: Schedule
+    finished: list[Request]
+    expected: dict[tuple[int, ...], list[int]]
+    events: list[list[Event]]
+    table: AccessTable
+
+    @property
+    def wrong_outputs(self) -> list[str]:
+        """Requests whose tokens are not those of the plain model."""
+        return [
+            request.id
+            for request in self.finished
+            if request.output != self.expected[request.prompt][: request.new_tokens]
+        ]
+
+
+def serve(model: Model, seed: int, bug: type[Bug] | None = None, **fixed: object) -> Run:
+    """Serves the schedule of the seed; with a bug, with what it needs to happen."""
+    if bug is None:
+        schedule = make_schedule(seed, **fixed)
+    else:
+        schedule = make_schedule(seed, **{"forms": KNOWN_FORMS, **bug.fixed, **fixed})
+    expected: dict[tuple[int, ...], list[int]] = {}
+    for arrival in schedule.arrivals:
+        most = max(one.new_tokens for one in schedule.arrivals if one.prompt == arrival.prompt)
+        if arrival.prompt not in expected:
+            expected[arrival.prompt] = model.generate(arrival.prompt, most)
+    engine = (bug or Engine)(schedule, model, expected)
+    truth, writer = Truth(), TableWriter(schedule.claim_prefixes)
+    engine.states.watchers += [truth, writer]
+    finished = engine.run()
+    events = [_events(truth, engine, layer) for layer in range(model.layers)]
+    return Run(schedule, finished, expected, events, writer.table(model.layers))
+
+
+KNOWN_FORMS = ("none", "slots", "scratch", "replay")
+"""Forms of drafts in which every state of a request is written by a recorded call."""
+
+
+def _events(truth: Truth, engine: Engine, layer: int) -> list[Event]:
+    found: set[Event] = set()
+    for wrong in truth.wrong:
+        if wrong.touch.layer == layer:
+            assert isinstance(engine, Bug), f"a loop without a bug read a wrong state: {wrong}"
+            kind, damage = engine.event_of(wrong)
+            found.add(Event(damage, wrong.touch.call, wrong.touch.sequence, kind))
+    for one, other in truth.twice:
+        if one.layer == layer and (one.request is not None or other.request is not None):
+            kind = "padding" if one.request is None or other.request is None else "written-twice"
+            shown = other if one.request is None else one
+            found.add(Event(one.call, one.call, shown.sequence, kind))
+    return sorted(found)
+
+
+def events_of(findings: Sequence[Finding]) -> list[Event]:
+    """The same of what the checker found in one chain."""
+    return sorted({Event(one.damage.call, one.found.call, one.found.sequence, one.kind.value) for one in findings})
