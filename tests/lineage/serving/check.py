@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+
+from gdnbench.lineage.check import check_chain
 from gdnbench.lineage.finding import Finding
 from gdnbench.lineage.table import AccessTable
 
@@ -84,6 +88,26 @@ def _events(truth: Truth, engine: Engine, layer: int) -> list[Event]:
     return sorted(found)
 
 
+def left_out(table: AccessTable, how: str, rng: random.Random) -> AccessTable:
+    """The table as if a part of the calls had not been recorded. `how`: "some" of them here and there, a
+    "span", those "before" or "after" a moment."""
+    calls = np.unique(table.rows["call"])
+    cut = sorted(rng.sample(range(len(calls) + 1), 2))
+    kept = {
+        "some": np.array([rng.random() < 0.8 for _ in calls]),
+        "span": ~((np.arange(len(calls)) >= cut[0]) & (np.arange(len(calls)) < cut[1])),
+        "before": np.arange(len(calls)) >= cut[0],
+        "after": np.arange(len(calls)) < cut[1],
+    }[how]
+    rows = table.rows[np.isin(table.rows["call"], calls[kept])]
+    return replace(table, rows=rows, whole=table.whole and bool(kept[:1].all()))
+
+
 def events_of(findings: Sequence[Finding]) -> list[Event]:
     """The same of what the checker found in one chain."""
     return sorted({Event(one.damage.call, one.found.call, one.found.sequence, one.kind.value) for one in findings})
+
+
+def findings_of(table: AccessTable) -> dict[str, list[Finding]]:
+    """By layer, what the checker finds."""
+    return {chain.layer: check_chain(chain).findings for chain in table.by_chain()}
