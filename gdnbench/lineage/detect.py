@@ -283,6 +283,10 @@ class ArrayHistory:
     def slot_written(self, slot: int, step: int) -> bool:
         return bool(len(self._slots.all_before(slot, self._number(step))))
 
+    def last_write(self, slot: int, step: int) -> Access | None:
+        found = self._slots.all_before(slot, self._number(step))
+        return self._write(int(found[-1])) if len(found) else None
+
     def wrote_at(self, slot: int, position: int, step: int) -> bool:
         found = self._slots.all_before(slot, self._number(step)) if slot >= 0 else np.zeros(0, dtype=np.int64)
         return bool((self._write_rows["position"][found] == position).any())

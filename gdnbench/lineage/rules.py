@@ -43,6 +43,15 @@ class PreviousCall(NamedTuple):
         last = self.first + self.tokens
         return self.first >= 0 and (self.first < position <= last if self.drafts else position == last)
 
+    def goes_on(self, position: int) -> bool:
+        """Whether a call of the request at the position goes on from this one or computes its tokens again,
+        as engines do that roll back after a rejected draft; otherwise it has started anew."""
+        return self.may_leave(position) or self.first == position >= 0
+
+    def right_count(self, position: int) -> int:
+        """`num_accepted` of a next call at the position: the number of the token whose slot has the state."""
+        return position - self.first if self.drafts else 1
+
 
 def previous_call(accesses: Sequence[Access]) -> PreviousCall:
     """The call whose accesses by one sequence are these."""
@@ -72,6 +81,9 @@ class History(Protocol):
 
     def first_foreign_write(self, slot: int, request: int, first: int, before: int) -> Access | None:
         """The first write to the slot by anybody else, in steps from `first` to the one before `before`."""
+
+    def last_write(self, slot: int, step: int) -> Access | None:
+        """The latest write to the slot before `step`."""
 
     def used_slot(self, request: int, slot: int, step: int) -> bool:
         """Whether the request read or wrote the slot in the call `step`."""
@@ -129,14 +141,18 @@ def judge(read: Access, history: History) -> Finding | Unknown | None:
         return reason
     anchor = own or (sources[-1] if sources else None)
     if anchor is None:
-        return _from_nowhere(read, history)
+        return Unknown.FIRST_SEEN  # a prefix's state may come from another process, or from a buffer
     if not history.contiguous(anchor.step, read.step):
         return Unknown.CALLS_MISSING
+    if own is not None and _is_miscounted(read, own, previous, history):
+        return Finding(Break.ACCEPTED_COUNT, history.layer, history.chain, read, read, own, _source(read, sources))
     if sources:
-        return _identified(read, own, previous, continues, sources, history)
+        return _identified(read, own, previous, sources, history)
     assert own is not None
     if not own.digest_known:
         return Unknown.NO_DIGEST
+    if previous is None or previous.step != own.step:
+        return Unknown.FROM_ELSEWHERE  # a later call may have left its state where no record shows it
     from_first = history.from_first(read.step)
     certain = history.is_whole(read.step) or (continues and (in_place or from_first))
     if not (certain and history.is_followed(read.request, read.step)):
@@ -147,9 +163,29 @@ def judge(read: Access, history: History) -> Finding | Unknown | None:
 
 
 def _not_zero(read: Access, history: History) -> Finding:
-    sources = history.writes_of(read.digest, read.step)
-    source = sources[-1] if sources else None
+    source = _source(read, history.writes_of(read.digest, read.step))
+    if source is not None and source.is_padding:
+        return Finding(Break.PADDING, history.layer, history.chain, source, read, None, source)
     return Finding(Break.NEVER_WRITTEN, history.layer, history.chain, read, read, None, source)
+
+
+def _source(read: Access, sources: Sequence[Access]) -> Access | None:
+    """Of writes of the content that was read, the one that most likely left it: the latest, in the slot that
+    was read if there is one."""
+    in_place = (source for source in reversed(sources) if source.slot == read.slot >= 0)
+    return next(in_place, sources[-1] if sources else None)
+
+
+def _is_miscounted(read: Access, own: Access, previous: PreviousCall | None, history: History) -> bool:
+    """Whether `num_accepted` is not the number of tokens that the request accepted, and so names another slot
+    than the one with its state. The slot must hold what was last written to it: an engine that restores a
+    state after a preemption does so to the first slot, and begins to count anew."""
+    if previous is None or own.step != previous.step or own.slot == read.slot:
+        return False
+    if not 0 <= read.accepted != previous.right_count(read.position):
+        return False
+    last = history.last_write(read.slot, read.step)
+    return read.digest == (ZERO if last is None else last.digest)
 
 
 def _is_right(read: Access, source: Access, continues: bool) -> bool:
@@ -168,7 +204,8 @@ def _doubt(read: Access, sources: Sequence[Access], in_place: bool) -> Unknown |
     live = [source for source in sources if not source.is_padding]
     if any(source.request < 0 or source.position < 0 for source in live):
         return Unknown.NO_CLAIMS
-    if len(sources) > MOST_SOURCES or len({source.position for source in live}) > 1:
+    positions = {source.position for source in live}
+    if len(sources) > MOST_SOURCES or (len(positions) > 1 and read.position in positions):
         return Unknown.COMMON_CONTENT
     for source in live:
         same = source.position == read.position and source.request != read.request
@@ -177,46 +214,49 @@ def _doubt(read: Access, sources: Sequence[Access], in_place: bool) -> Unknown |
     return None
 
 
-def _from_nowhere(read: Access, history: History) -> Finding | Unknown:
-    """Of a read whose request and content no record wrote."""
-    unwritten = read.slot >= 0 and not history.slot_written(read.slot, read.step)
-    if history.is_whole(read.step) and read.digest != ZERO and unwritten:
-        return Finding(Break.NEVER_WRITTEN, history.layer, history.chain, read, read)
-    return Unknown.FIRST_SEEN
-
-
 def _identified(
     read: Access,
     own: Access | None,
     previous: PreviousCall | None,
-    continues: bool,
     sources: Sequence[Access],
     history: History,
 ) -> Finding:
     """The break of a read that found the content of `sources`, none of which it may find."""
-    source = next((one for one in reversed(sources) if one.slot == read.slot >= 0), sources[-1])
+    source = _source(read, sources)
+    assert source is not None
     if source.is_padding:
-        kind, damage = Break.PADDING, _first_damage(read, previous, history)
+        kind, damage = Break.PADDING, _first_damage(read, own, previous, history)
+        if damage is read and source.slot == read.slot:
+            damage = source
     elif source.request == read.request:
-        kind, damage = _own_break(read, own, previous, continues, source, history)
-    elif own is None or history.wrote_after(read.request, own.step, read.step):
+        kind, damage = _own_break(read, own, previous, source, history)
+    elif previous is None or not previous.goes_on(read.position):
         kept = history.wrote_at(read.slot, read.position, source.step)
         kind, damage = Break.WRONG_PREFIX, source if source.slot == read.slot >= 0 and kept else read
     else:
-        damage = _first_damage(read, previous, history)
-        when = source if damage is read else damage
-        kind = Break.SHARED_SLOT if history.ran_near(read.request, when.step) else Break.OVERWRITTEN
+        damage = _first_damage(read, own, previous, history)
+        if damage is read:
+            running = history.calls_apart(previous.step, read.step) <= _ADJACENT
+        else:
+            running = history.ran_near(read.request, damage.step)
+        kind = Break.SHARED_SLOT if running else Break.OVERWRITTEN
     return Finding(kind, history.layer, history.chain, damage, read, own, source)
 
 
-def _first_damage(read: Access, previous: PreviousCall | None, history: History) -> Access:
-    """The first write by others to a slot that the reader used in its call before; otherwise the read, which
-    names a slot that is not the request's."""
-    if previous is None or read.slot < 0:
+def _first_damage(
+    read: Access, own: Access | None, previous: PreviousCall | None, history: History
+) -> Access:
+    """The first write by others to the slot in which the reader left its state, or which it used in its call
+    before; otherwise the read, which names a slot that is not the request's."""
+    if read.slot < 0:
         return read
-    if not history.used_slot(read.request, read.slot, previous.step):
+    if own is not None and own.slot == read.slot:
+        since = own.step
+    elif previous is not None and history.used_slot(read.request, read.slot, previous.step):
+        since = previous.step + 1
+    else:
         return read
-    found = history.first_foreign_write(read.slot, read.request, previous.step, read.step)
+    found = history.first_foreign_write(read.slot, read.request, since, read.step)
     return read if found is None else found
 
 
@@ -224,7 +264,6 @@ def _own_break(
     read: Access,
     own: Access | None,
     previous: PreviousCall | None,
-    continues: bool,
     source: Access,
     history: History,
 ) -> tuple[Break, Access]:
@@ -237,8 +276,8 @@ def _own_break(
     if own is not None and own.step == source.step and own.position > source.position:
         return Break.OLDER_VERSION, read
     if history.wrote_after(read.request, source.step, read.step):
-        left = own is not None and not history.wrote_after(read.request, own.step, read.step)
-        return Break.OLDER_VERSION if continues or left else Break.WRONG_PREFIX, read
+        goes_on = previous is not None and previous.goes_on(read.position)
+        return Break.OLDER_VERSION if goes_on else Break.WRONG_PREFIX, read
     if source.position < read.position:
         return Break.POSITION_GAP, read
     return Break.POSITION_OVERLAP, read

@@ -121,7 +121,10 @@ class DuplicateRow(Bug):
     def decode_batch(self, requests: Sequence[Request], tokens: Sequence[Sequence[int]]) -> Batch:
         batch = super().decode_batch(requests, tokens)
         if len(requests) > 1 and self.rng.random() < 0.2:
-            batch.writes[1] = [slot if own >= 0 else -1 for slot, own in zip(batch.writes[0], batch.writes[1])]
+            first, second = batch.writes[:2]
+            batch.writes[1] = [
+                slot if min(slot, own) >= 0 else own for slot, own in zip(first, second, strict=True)
+            ]
         return batch
 
 
@@ -149,7 +152,7 @@ class SkippedToken(MiscountedChunk):
 
     kind = "position-gap"
     thread = "vllm-project/vllm#43559"
-    fixed: ClassVar = {"budget": 6}
+    fixed: ClassVar = {"budget": 6, "prefix_cache": 0}
     off = 1
 
 
@@ -158,7 +161,7 @@ class RepeatedToken(MiscountedChunk):
 
     kind = "position-overlap"
     thread = "vllm-project/vllm#43559"
-    fixed: ClassVar = {"budget": 6}
+    fixed: ClassVar = {"budget": 6, "prefix_cache": 0}
     off = -1
 
 
@@ -179,7 +182,7 @@ class RejectedDraftKept(Bug):
 
     kind = "rejected-draft"
     thread = "sgl-project/sglang#36537"
-    fixed: ClassVar = {"drafts": "scratch", "draft_tokens": 2, "draft_hit": 0.5}
+    fixed: ClassVar = {"drafts": "scratch", "draft_tokens": 2, "draft_hit": 0.5, "prefix_cache": 0}
 
     def event_of(self, wrong: WrongRead) -> tuple[str, int]:
         assert wrong.content is not None

@@ -28,6 +28,7 @@ class Event(NamedTuple):
     found: int
     sequence: int
     kind: str
+    certain: bool  # a checker can know it
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def serve(model: Model, seed: int, bug: type[Bug] | None = None, **fixed: object
     if bug is None:
         schedule = make_schedule(seed, **fixed)
     else:
-        schedule = make_schedule(seed, **{"forms": KNOWN_FORMS, **bug.fixed, **fixed})
+        schedule = make_schedule(seed, **{"forms": KNOWN_FORMS, "claim_prefixes": True, **bug.fixed, **fixed})
     expected: dict[tuple[int, ...], list[int]] = {}
     for arrival in schedule.arrivals:
         most = max(one.new_tokens for one in schedule.arrivals if one.prompt == arrival.prompt)
@@ -79,12 +80,12 @@ def _events(truth: Truth, engine: Engine, layer: int) -> list[Event]:
         if wrong.touch.layer == layer:
             assert isinstance(engine, Bug), f"a loop without a bug read a wrong state: {wrong}"
             kind, damage = engine.event_of(wrong)
-            found.add(Event(damage, wrong.touch.call, wrong.touch.sequence, kind))
+            found.add(Event(damage, wrong.touch.call, wrong.touch.sequence, kind, wrong.certain))
     for one, other in truth.twice:
         if one.layer == layer and (one.request is not None or other.request is not None):
             kind = "padding" if one.request is None or other.request is None else "written-twice"
             shown = other if one.request is None else one
-            found.add(Event(one.call, one.call, shown.sequence, kind))
+            found.add(Event(one.call, one.call, shown.sequence, kind, True))
     return sorted(found)
 
 
@@ -105,7 +106,14 @@ def left_out(table: AccessTable, how: str, rng: random.Random) -> AccessTable:
 
 def events_of(findings: Sequence[Finding]) -> list[Event]:
     """The same of what the checker found in one chain."""
-    return sorted({Event(one.damage.call, one.found.call, one.found.sequence, one.kind.value) for one in findings})
+    return sorted({Event(one.damage.call, one.found.call, one.found.sequence, one.kind.value, True) for one in findings})
+
+
+def differences(want: Sequence[Event], found: Sequence[Event]) -> list[Event]:
+    """What is in only one of two lists of events, but for those that a checker cannot know."""
+    wanted, given = {event[:4]: event for event in want}, {event[:4]: event for event in found}
+    missed = [event for key, event in wanted.items() if key not in given and event.certain]
+    return sorted(missed + [event for key, event in given.items() if key not in wanted])
 
 
 def findings_of(table: AccessTable) -> dict[str, list[Finding]]:

@@ -10,15 +10,19 @@ from tests.lineage.serving.states import Content, Request, Touch
 @dataclass(frozen=True, slots=True)
 class WrongRead:
     """`own`: the request's last write at the position, None if it wrote none. `overwrote`: the first call
-    after `own` in which another sequence wrote the slot, if `own` went to this slot. `running`: the request
-    had an access in the call that wrote what the slot holds, or in the layer's call before that. `passed`: the
-    request wrote a state after the call that wrote what the slot holds."""
+    in which another sequence wrote the slot since the request had its state there. `running`: the request
+    had an access in that call or in the layer's call before; without such a call, in one of the two calls before
+    the read. `certain`: no state of this content was written at
+    the read's position, so that it cannot be a hit in the prefix cache. `passed`: the
+    request wrote a state after the call that wrote what the slot holds. `drafted`: that call had drafts."""
 
     touch: Touch
     own: Touch | None
     overwrote: int | None
     running: bool
     passed: bool
+    drafted: bool
+    certain: bool
 
     @property
     def content(self) -> Content | None:
@@ -33,8 +37,9 @@ class WrongRead:
             return "shared-slot" if self.running else "overwritten", damage
         if self.passed:
             return "older-version", self.touch.call
-        gap = self.content.position < self.touch.position
-        return "position-gap" if gap else "position-overlap", self.touch.call
+        if self.content.position < self.touch.position:
+            return "position-gap", self.touch.call
+        return ("rejected-draft", self.content.call) if self.drafted else ("position-overlap", self.touch.call)
 
 
 @dataclass
@@ -47,6 +52,9 @@ class Truth:
     own: dict[tuple[int, Request, int], Touch] = field(default_factory=dict)  # by layer, request and position
     last: dict[tuple[int, Request], int] = field(default_factory=dict)  # call of the last write, by layer
     steps: dict[tuple[int, Request], set[int]] = field(default_factory=dict)  # with accesses, by layer
+    positions: dict[tuple[int, bytes | None], set[int]] = field(default_factory=dict)  # of writes, by content
+    used: dict[tuple[int, Request], tuple[int, int]] = field(default_factory=dict)  # last read: call, slot
+    drafts: set[int] = field(default_factory=set)  # calls with drafts
     step_of: dict[int, int] = field(default_factory=dict)  # step by call
 
     def reads(self, touch: Touch) -> None:
@@ -62,11 +70,13 @@ class Truth:
             right = content.position == touch.position and content.consumed == consumed
         # Another state of equal bits does no harm, and nobody can tell it from the right one.
         if not right and (own is None or own.bits != touch.bits):
-            wrong = WrongRead(
-                touch, own, self._overwrote(touch, own), self._running(touch), self._passed(touch)
-            )
-            self.wrong.append(wrong)
+            first = self._overwrote(touch, own)
+            drafted = content is not None and content.call in self.drafts
+            certain = touch.position not in self.positions.get((touch.layer, touch.bits), ())
+            running, passed = self._running(touch, first), self._passed(touch)
+            self.wrong.append(WrongRead(touch, own, first, running, passed, drafted, certain))
         self.steps.setdefault((touch.layer, request), set()).add(touch.step)
+        self.used[touch.layer, request] = (touch.call, touch.slot)
 
     def writes(self, touch: Touch) -> None:
         if touch.slot < 0 or touch.bits is None:
@@ -75,24 +85,34 @@ class Truth:
         if history and history[-1].call == touch.call and history[-1].sequence != touch.sequence:
             self.twice.append((history[-1], touch))
         history.append(touch)
+        if touch.decode and touch.token > 1:
+            self.drafts.add(touch.call)
         if touch.request is not None:
             self.own[touch.layer, touch.request, touch.position] = touch
+            self.positions.setdefault((touch.layer, touch.bits), set()).add(touch.position)
             self.last[touch.layer, touch.request] = touch.call
 
     def _overwrote(self, touch: Touch, own: Touch | None) -> int | None:
-        if own is None or own.slot != touch.slot:
+        assert touch.request is not None
+        call, slot = self.used.get((touch.layer, touch.request), (-1, -1))
+        if own is not None and own.slot == touch.slot:
+            first = own.call
+        elif slot == touch.slot:
+            first = call + 1  # the state was copied to the slot after that call
+        else:
             return None
-        later = self.slots[touch.layer, touch.slot]
-        return next((one.call for one in later if one.call > own.call and one.request is not own.request), None)
+        later = self.slots.get((touch.layer, touch.slot), [])
+        return next((one.call for one in later if one.call >= first and one.request is not touch.request), None)
 
     def _passed(self, touch: Touch) -> bool:
         assert touch.request is not None
         last = self.last.get((touch.layer, touch.request), -1)
         return touch.content is not None and last > touch.content.call
 
-    def _running(self, touch: Touch) -> bool:
+    def _running(self, touch: Touch, overwrote: int | None) -> bool:
         assert touch.request is not None
-        if touch.content is None:
-            return False
-        left = self.step_of[touch.content.call]
-        return not self.steps.get((touch.layer, touch.request), set()).isdisjoint((left, left - 1))
+        steps = self.steps.get((touch.layer, touch.request), set())
+        if overwrote is None:
+            return not steps.isdisjoint((touch.step - 1, touch.step - 2))
+        left = self.step_of[overwrote]
+        return not steps.isdisjoint((left, left - 1))
