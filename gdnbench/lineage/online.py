@@ -214,6 +214,10 @@ class _ChainHistory:
                 return one
         return None
 
+    def last_write(self, slot: int, step: int) -> Access | None:
+        written = self._slots.get(slot)
+        return written[-1] if written else None
+
     def used_slot(self, request: int, slot: int, step: int) -> bool:
         known = self._requests.get(request)
         return known is not None and known.previous.step == step and slot in known.slots

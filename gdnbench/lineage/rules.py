@@ -226,8 +226,8 @@ def _identified(
     assert source is not None
     if source.is_padding:
         kind, damage = Break.PADDING, _first_damage(read, own, previous, history)
-        if damage is read and source.slot == read.slot:
-            damage = source
+        if damage is read:
+            damage = source  # the request's state was elsewhere then
     elif source.request == read.request:
         kind, damage = _own_break(read, own, previous, source, history)
     elif previous is None or not previous.goes_on(read.position):

@@ -82,8 +82,9 @@ class Truth:
         if touch.slot < 0 or touch.bits is None:
             return
         history = self.slots.setdefault((touch.layer, touch.slot), [])
-        if history and history[-1].call == touch.call and history[-1].sequence != touch.sequence:
-            self.twice.append((history[-1], touch))
+        of_call = [one for one in history if one.call == touch.call and one.sequence != touch.sequence]
+        if of_call:
+            self.twice.append((of_call[0], touch))
         history.append(touch)
         if touch.decode and touch.token > 1:
             self.drafts.add(touch.call)
