@@ -36,6 +36,7 @@ class Request:
     last: int = -9  # number of its last call
     past: list[Content] = field(default_factory=list)  # that it read in decode calls since it was admitted
     pinned: bool = False
+    moved: bool = False  # to another slot since its last call
 
     @property
     def slot(self) -> int:
@@ -176,6 +177,7 @@ class Engine:
             self.pool[slot] = self.pool[request.slot]
             self.free.append(request.slot)
             request.slots[request.column] = slot
+            request.moved = True
 
     def release(self, request: Request) -> None:
         self.running.remove(request)
@@ -237,7 +239,7 @@ class Engine:
             accepted = self.random.randrange(1, self.width + 1)
             request.done += accepted
             request.column = accepted - 1
-            request.last = self.calls
+            request.last, request.moved = self.calls, False
             request.tokens += self.some_tokens(accepted)
             if self.options.copies:
                 self.copy_accepted(request)
@@ -325,7 +327,7 @@ class Engine:
         elif self.strikes("accepted-count"):
             one.column = (one.column + 1) % DRAFTS
             self.plant("accepted-count", one, self.calls)
-        elif self.strikes("unexplained"):
+        elif not one.moved and self.strikes("unexplained"):
             self.pool[one.slot] = self.content()
             self.plant("unexplained", one, self.calls)
         elif len(batch) > 1 and self.strikes("written-twice"):
