@@ -39,6 +39,7 @@ def lineage(
     Exit status: 0 no chain is broken; 1 one is; 2 nothing could be checked.
     """
     from gdnbench.lineage.check import check_stores
+    from gdnbench.lineage.text import nothing_checked
 
     if layer is not None and explain is None:
         raise BadInputError("--layer chooses what --explain prints; name a request with --explain")
@@ -61,8 +62,8 @@ def lineage(
         _write_junit(report, junit)
     if report.findings:
         raise typer.Exit(Exit.MISMATCH)
-    if not report.total("right"):
-        raise BadInputError(_why_nothing(report))
+    if (reason := nothing_checked(report)) is not None:
+        raise BadInputError(reason)
 
 
 def _print(report: LineageReport, json: bool) -> None:
@@ -89,21 +90,6 @@ def _write_junit(report: LineageReport, path: Path) -> None:
         path.write_text(to_junit(report), encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise BadInputError(f"--junit {path} cannot be written: {error.strerror}") from None
-
-
-def _why_nothing(report: LineageReport) -> str:
-    from gdnbench.lineage.finding import Unknown
-
-    unknown = report.unknown
-    if not unknown:
-        return "nothing could be checked: no call reads a state"
-    reason = unknown.most_common(1)[0][0]
-    hint = {
-        Unknown.NO_REQUEST: "; capture with an adapter that names requests, see docs/lineage.md",
-        Unknown.NO_POSITION: "; capture with an adapter that names positions, see docs/lineage.md",
-        Unknown.CALLS_MISSING: "; capture consecutive calls, without --every",
-    }.get(reason, "")
-    return f"nothing could be checked: {reason}{hint}"
 
 
 def _explain(stores: list[Store], request: str, layer: str | None, json: bool) -> None:

@@ -97,13 +97,20 @@ def _told(bar: Callable[[int, int], None], entries: int) -> Callable[[Entry, int
 
 
 def _print(result: SuiteResult) -> None:
-    from gdnbench.suite.markdown import baseline_text, headline, outcomes_text, sections
+    from gdnbench.suite.markdown import baseline_text, headline, lineage_lines, outcomes_text, sections
 
     rows = [
         (one.entry.name, len(one.verdicts), outcomes_text(one), baseline_text(one), f"{one.seconds:.1f}")
         for one in result.entries
     ]
     print(table(("entry", "records", "outcomes", "baseline", "s"), rows, right=("records", "s")))
+    for line in lineage_lines(result):
+        print_line(line)
+    for check in result.lineage:
+        if check.exit_code is not Exit.PASS:
+            for line in check.breaks:
+                print_line(f"  {line}")
+            print_line(f"  {check.command}")
     for one in result.entries:
         if one.error:
             print()

@@ -145,7 +145,9 @@ def judge(read: Access, history: History) -> Finding | Unknown | None:
     if not history.contiguous(anchor.step, read.step):
         return Unknown.CALLS_MISSING
     if own is not None and _is_miscounted(read, own, previous, history):
-        return Finding(Break.ACCEPTED_COUNT, history.layer, history.chain, read, read, own, _source(read, sources))
+        return Finding(
+            Break.ACCEPTED_COUNT, history.layer, history.chain, read, read, own, _source(read, sources)
+        )
     if sources:
         return _identified(read, own, previous, sources, history)
     assert own is not None

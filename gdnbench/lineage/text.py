@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gdnbench.lineage.check import LineageReport, ProcessResult
-from gdnbench.lineage.finding import Finding
+from gdnbench.lineage.finding import Finding, Unknown
 from gdnbench.lineage.table import Access, AccessTable
 from gdnbench.store.access_log import AccessKind
 from gdnbench.units import counted
@@ -106,6 +106,28 @@ def _content(line: Line) -> str:
     if source is None or source == finding.damage:
         return ""
     return f", the content of {describe(line.process.table, source)}"
+
+
+def break_text(line: Line) -> str:
+    """The break in one line, as a message."""
+    kind, layer, request, position, *_, damage, shown, _ = table_row(line)
+    return f"{kind} in {layer}, {request} at {position}: {damage}; shown by {shown}"
+
+
+def nothing_checked(report: LineageReport) -> str | None:
+    """Why no read could be told right or wrong, and what to do; None if one could."""
+    unknown = report.unknown
+    if report.findings or report.total("right"):
+        return None
+    if not unknown:
+        return "nothing could be checked: no call reads a state"
+    reason = unknown.most_common(1)[0][0]
+    hint = {
+        Unknown.NO_REQUEST: "; capture with an adapter that names requests, see docs/lineage.md",
+        Unknown.NO_POSITION: "; capture with an adapter that names positions, see docs/lineage.md",
+        Unknown.CALLS_MISSING: "; capture consecutive calls, without --every",
+    }.get(reason, "")
+    return f"nothing could be checked: {reason}{hint}"
 
 
 def summary(report: LineageReport) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gdnbench.suite.plan import Known
 from gdnbench.suite.ratchet import METRICS, Change
-from gdnbench.suite.result import EntryResult, SuiteResult
+from gdnbench.suite.result import EntryResult, LineageResult, SuiteResult
 from gdnbench.suite.verdict import Verdict
 
 SCHEMA = 1
@@ -22,6 +22,7 @@ def summary_json(result: SuiteResult, finished: bool = True) -> dict[str, Any]:
         "exit_code": int(result.exit_code),
         "not_run": [entry.name for entry in result.suite.entries[len(result.entries) :]],
         "entries": [_entry(result, entry) for entry in result.entries],
+        "lineage": [_lineage(one) for one in result.lineage],
         "known_passing": [_known(known) for known in result.known_passing],
         "known_unmatched": [_known(known) for known in result.known_unmatched],
         "baselines": None if result.suite.baselines is None else str(result.suite.baselines),
@@ -65,6 +66,19 @@ def _entry(result: SuiteResult, one: EntryResult) -> dict[str, Any]:
             if verdict.errors
         },
         "command": result.command(entry),
+        "seconds": one.seconds,
+    }
+
+
+def _lineage(one: LineageResult) -> dict[str, Any]:
+    return {
+        "name": one.check.name,
+        "capture": one.check.capture,
+        "exit_code": int(one.exit_code),
+        "error": one.error,
+        "summary": one.summary,
+        "breaks": list(one.breaks),
+        "command": one.command,
         "seconds": one.seconds,
     }
 

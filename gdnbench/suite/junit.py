@@ -6,7 +6,7 @@ from gdnbench.errors import Exit
 from gdnbench.report.export import failure_lines, junit_element
 from gdnbench.report.junit import JunitSuite, Problem, junit_text
 from gdnbench.suite.plan import Entry
-from gdnbench.suite.result import EntryResult, SuiteResult
+from gdnbench.suite.result import EntryResult, LineageResult, SuiteResult
 from gdnbench.suite.verdict import Verdict
 
 WHOLE = "the entry as a whole"
@@ -18,7 +18,8 @@ def to_junit(result: SuiteResult) -> str:
     Known failures are skipped with their reason; an error worse than accepted is a failure. An entry that
     could not run is a test case, and so is an entry that has not run, so that a killed run does not pass.
     """
-    suites = [_suite(one) for one in result.entries]
+    suites = [_lineage(one) for one in result.lineage]
+    suites += [_suite(one) for one in result.entries]
     suites += [_not_run(entry) for entry in result.suite.entries[len(result.entries) :]]
     return junit_text(suites, f"gdnbench {result.suite.path}")
 
@@ -38,6 +39,19 @@ def _suite(one: EntryResult) -> JunitSuite:
         kind, reason = ("interrupted", "interrupted") if one.interrupted else ("cannot run", one.error)
         problem = Problem("skipped" if skipped else "error", kind, reason)
         suite.add_case(entry.name, WHOLE, one.seconds, problem)
+    return suite
+
+
+def _lineage(one: LineageResult) -> JunitSuite:
+    """A lineage check, one test case."""
+    suite = JunitSuite(one.check.name, {"capture": one.check.capture}, f"{one.seconds:.6f}")
+    problem = None
+    if one.breaks:
+        problem = Problem("failure", "broken chain", one.breaks[0], "\n".join(one.breaks))
+    elif one.error:
+        skipped = one.code is Exit.CANNOT_RUN
+        problem = Problem("skipped" if skipped else "error", "cannot run", one.error)
+    suite.add_case(one.check.name, WHOLE, one.seconds, problem)
     return suite
 
 

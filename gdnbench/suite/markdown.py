@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from gdnbench.errors import Exit
 from gdnbench.printable import printable
 from gdnbench.suite.result import EntryResult, SuiteResult
+from gdnbench.units import counted
 
 MOST = 50
 """Failures listed one by one: a job's summary is limited to 1 MiB, and the JSON has all of them."""
@@ -37,6 +38,9 @@ def headline(result: SuiteResult, finished: bool = True) -> str:
     told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())) or "none"
     asked, done = len(result.suite.entries), len(result.entries)
     entries = f"{asked} entries" if asked != 1 else "1 entry"
+    if result.lineage:
+        passed = sum(one.exit_code is Exit.PASS for one in result.lineage)
+        entries = f"{passed} of {counted(len(result.lineage), 'lineage check')} pass, {entries}"
     if result.interrupted:
         verdict = f"interrupted in entry {done} of {asked}; so far it {verdict}"
     elif not finished:
@@ -48,10 +52,13 @@ def _lines(result: SuiteResult, finished: bool) -> Iterator[str]:
     yield f"# {escape_markdown(result.suite.path)} {escape_markdown(headline(result, finished))}"
     yield ""
     yield from _failures(result)
+    yield from _broken_chains(result)
     yield "| entry | records | outcomes | beside the baseline | s |"
     yield "|---|---:|---|---|---:|"
     for one in sorted(result.entries, key=lambda one: one.exit_code is Exit.PASS):
         yield _row(one)
+    for line in lineage_lines(result):
+        yield f"\n{escape_markdown(line)}"
     for title, lines in sections(result):
         yield f"\n## {title}\n"
         yield from (f"- {escape_markdown(line)}" for line in lines)
@@ -81,6 +88,23 @@ def _failures(result: SuiteResult) -> Iterator[str]:
         yield from _code(result.command(one.entry, verdict.record.number))
     if len(found) > MOST:
         yield f"and {len(found) - MOST} more; summary.json has them all\n"
+
+
+def _broken_chains(result: SuiteResult) -> Iterator[str]:
+    for one in result.lineage:
+        if not one.breaks and not one.error:
+            continue
+        yield f"**{escape_markdown(one.check.name)}** {escape_markdown(one.error or one.summary)}\n"
+        yield from (f"- {escape_markdown(line)}" for line in one.breaks[:MOST])
+        if len(one.breaks) > MOST:
+            yield f"- and {len(one.breaks) - MOST} more; summary.json has them all"
+        yield ""
+        yield from _code(one.command)
+
+
+def lineage_lines(result: SuiteResult) -> list[str]:
+    """A line for each lineage check: what it checked, or why it could not."""
+    return [f"{one.check.name}: {one.error or one.summary}" for one in result.lineage]
 
 
 def sections(result: SuiteResult) -> Iterator[tuple[str, list[str]]]:

@@ -109,6 +109,16 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
+class LineageCheck:
+    """A capture of which `gdnbench lineage` is asked: a [[lineage]] table with one of its captures."""
+
+    name: str
+    where: str
+    capture: str
+    path: Address
+
+
+@dataclass(frozen=True, slots=True)
 class Suite:
     """A suite with its captures resolved. `baselines`: the file of accepted errors, or None."""
 
@@ -116,3 +126,4 @@ class Suite:
     entries: tuple[Entry, ...]
     known: tuple[Known, ...] = ()
     baselines: Path | None = None
+    lineage: tuple[LineageCheck, ...] = ()

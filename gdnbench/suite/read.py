@@ -22,7 +22,7 @@ from gdnbench.replay.simulated import SIM
 from gdnbench.store.address import Address, is_url
 from gdnbench.store.recover import open_store
 from gdnbench.suite import schema
-from gdnbench.suite.plan import FACTOR, Entry, Known, Options, Suite, TensorRule
+from gdnbench.suite.plan import FACTOR, Entry, Known, LineageCheck, Options, Suite, TensorRule
 from gdnbench.toml_tables import parse_table, read_toml
 
 LONGEST = 200
@@ -33,13 +33,13 @@ def read_suite(path: Path) -> Suite:
     """The suite at `path`; BadInputError, with file, table and key, if it is invalid."""
     document = read_toml(path)
     values = parse_table(document, schema.SUITE, str(path))
-    if "replay" not in values:
+    if "replay" not in values and "lineage" not in values:
         raise BadInputError(f"{path} replays nothing: it has no table [[replay]]")
     defaults = values.get("defaults", {})
     parse_table(defaults, schema.DEFAULTS, f"{path}: [defaults]")
     factor = values.get("factor", FACTOR)
     entries: dict[str, Entry] = {}
-    for number, table in enumerate(values["replay"], 1):
+    for number, table in enumerate(values.get("replay", ()), 1):
         where = f"{path}: [[replay]] {number}"
         for entry in entries_of(path.parent, {**_apart(defaults, table), **table}, where, factor):
             if entry.name in entries:
@@ -51,7 +51,29 @@ def read_suite(path: Path) -> Suite:
         for number, table in enumerate(values.get("known", ()), 1)
     )
     baselines = path.parent / values["baselines"] if "baselines" in values else None
-    return Suite(path, tuple(entries.values()), known, baselines)
+    return Suite(path, tuple(entries.values()), known, baselines, _lineage(path, values, entries))
+
+
+def _lineage(path: Path, values: dict[str, Any], entries: dict[str, Entry]) -> tuple[LineageCheck, ...]:
+    """The checks of the tables [[lineage]]: one for each capture."""
+    found: dict[str, LineageCheck] = {}
+    for number, table in enumerate(values.get("lineage", ()), 1):
+        where = f"{path}: [[lineage]] {number}"
+        keys = parse_table(table, schema.LINEAGE, where)
+        if "captures" not in keys:
+            raise BadInputError(f"{where} has no captures: say what is checked")
+        captures = _captures(path.parent, keys["captures"], Options(), where)
+        for capture, stem in zip(captures, _stems(captures), strict=True):
+            parts = (keys.get("name"), stem, "lineage")
+            name = ".".join(_slug(part) for part in parts if part is not None)
+            if name in found or name in entries:
+                raise BadInputError(f"{where} makes a second entry {name}: give one a name")
+            found[name] = LineageCheck(name, where, capture, _path(path.parent, capture))
+    return tuple(found.values())
+
+
+def _path(folder: Path, capture: str) -> Address:
+    return capture if is_url(capture) else Path(_from_here(folder / capture))
 
 
 def _apart(defaults: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +107,7 @@ def entries_of(folder: Path, table: dict[str, Any], where: str, factor: float) -
                     called,
                     where,
                     capture,
-                    capture if is_url(capture) else Path(_from_here(folder / capture)),
+                    _path(folder, capture),
                     _kernel(folder, kernel),
                     kernel,
                     on,
@@ -230,7 +252,9 @@ def _known(table: dict[str, Any], where: str, entries: dict[str, Entry]) -> Know
 def restrict_to_entries(suite: Suite, pattern: str) -> Suite:
     """The suite with the entries whose names match `pattern`; BadInputError if none does."""
     left = tuple(entry for entry in suite.entries if fnmatchcase(entry.name, pattern))
-    if not left:
-        there = ", ".join(entry.name for entry in suite.entries)
+    lineage = tuple(check for check in suite.lineage if fnmatchcase(check.name, pattern))
+    if not left and not lineage:
+        names = [*(entry.name for entry in suite.entries), *(check.name for check in suite.lineage)]
+        there = ", ".join(names)
         raise BadInputError(f"--entry {pattern!r} matches no entry of {suite.path}; there are {there}")
-    return replace(suite, entries=left)
+    return replace(suite, entries=left, lineage=lineage)

@@ -12,7 +12,7 @@ from pathlib import Path
 from gdnbench.errors import Exit
 from gdnbench.judge.record import ORACLE
 from gdnbench.report.outcome import worst_exit_code
-from gdnbench.suite.plan import Entry, Known, Suite, TensorRule
+from gdnbench.suite.plan import Entry, Known, LineageCheck, Suite, TensorRule
 from gdnbench.suite.verdict import Verdict
 
 
@@ -51,18 +51,41 @@ class EntryResult:
 
 
 @dataclass(frozen=True, slots=True)
+class LineageResult:
+    """The result of a lineage check. `summary`: what was checked; `breaks`: a line for each; `error`: why
+    nothing was, with `code`."""
+
+    check: LineageCheck
+    summary: str = ""
+    breaks: tuple[str, ...] = ()
+    error: str = ""
+    code: Exit = Exit.PASS
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> Exit:
+        return Exit.MISMATCH if self.breaks else self.code
+
+    @property
+    def command(self) -> str:
+        return shlex.join(["gdnbench", "lineage", str(self.check.path)])
+
+
+@dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """The entries' results. `whole`: whether all entries and records of the suite were requested."""
+    """The results of entries and lineage checks. `whole`: whether all of the suite were requested."""
 
     suite: Suite
     folder: Path
     entries: tuple[EntryResult, ...]
     interrupted: bool = False
     whole: bool = True
+    lineage: tuple[LineageResult, ...] = ()
 
     @property
     def exit_code(self) -> Exit:
-        return worst_exit_code(entry.exit_code for entry in self.entries)
+        checks = [check.exit_code for check in self.lineage]
+        return worst_exit_code([*checks, *(entry.exit_code for entry in self.entries)])
 
     def verdicts(self) -> Iterator[tuple[EntryResult, Verdict]]:
         return ((entry, verdict) for entry in self.entries for verdict in entry.verdicts)

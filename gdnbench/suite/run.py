@@ -27,6 +27,7 @@ from gdnbench.store.address import Address
 from gdnbench.store.recover import open_store
 from gdnbench.suite.baseline import Baseline
 from gdnbench.suite.distribution import Replays
+from gdnbench.suite.lineage import run_lineage
 from gdnbench.suite.plan import Entry, Known, Options, Suite, TensorRule
 from gdnbench.suite.result import EntryResult, SuiteResult
 from gdnbench.suite.results import Results
@@ -51,7 +52,7 @@ def run_suite(
 
     - today: the day on which known failures are checked for expiry
     - whole: see `SuiteResult`
-    - records: replay only records in these ranges
+    - records: replay only records in these ranges, and check no lineage
     - workers, scheduler: see `gdnbench.distributed`
 
     An interrupt ends the run and is noted in the result. BadInputError for a folder with other content or in
@@ -61,16 +62,22 @@ def run_suite(
     if records is not None:
         among = [_of_records(entry, records) for entry in suite.entries]
         suite = replace(suite, entries=tuple(entry for entry in among if entry is not None))
+        suite = replace(suite, lineage=())  # they are of whole captures
         if not suite.entries:
             raise BadInputError("--records: no entry has any of these records")
         whole = False
     found: list[EntryResult] = []
     with Results(folder) as results, Replays(workers, scheduler) as replays:
-        results.begin(SuiteResult(suite, folder, (), whole=whole))
+        result = SuiteResult(suite, folder, (), whole=whole)
+        results.begin(result)
+        lineage = tuple(map(run_lineage, suite.lineage))
+        if lineage:
+            result = replace(result, lineage=lineage)
+            results.write(result, finished=not suite.entries)
         for entry in suite.entries:
             one = _run(entry, suite.known, baseline, today, results, replays, progress)
             found.append(one)
-            result = SuiteResult(suite, folder, tuple(found), one.interrupted, whole)
+            result = SuiteResult(suite, folder, tuple(found), one.interrupted, whole, lineage)
             results.write(result, finished=len(found) == len(suite.entries))
             if one.interrupted:
                 break

@@ -108,6 +108,7 @@ REPLAY = {
     "optional": FLAG,
     "factor": FACTOR,
 }
+LINEAGE = {name: REPLAY[name] for name in ("name", "captures")}
 DEFAULTS = {name: key for name, key in REPLAY.items() if name != "name"}
 KNOWN = {
     "entry": Key("the name of an entry, or a pattern with *", parse_text),
@@ -123,6 +124,7 @@ SUITE = {
     "factor": FACTOR,
     "defaults": Key("a table, [defaults]", parse_subtable),
     "replay": Key("tables, [[replay]]", parse_subtables),
+    "lineage": Key("tables, [[lineage]]", parse_subtables),
     "known": Key("tables, [[known]]", parse_subtables),
 }
 

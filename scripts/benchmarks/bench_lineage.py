@@ -95,8 +95,9 @@ with open_store(sys.argv[1]) as store:
     report = check_stores([store])
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps({
-    "seconds": time.perf_counter() - start, "cpu": time.process_time(), "peak": peak, "reads": report.total("reads"),
-    "right": report.total("right"), "breaks": report.findings, "unknown": report.unknown.total(),
+    "seconds": time.perf_counter() - start, "cpu": time.process_time(), "peak": peak,
+    "reads": report.total("reads"), "right": report.total("right"), "breaks": report.findings,
+    "unknown": report.unknown.total(),
 }))
 """
 
@@ -119,8 +120,8 @@ def main() -> int:
         found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     calls = arguments.steps * arguments.layers
     print(
-        f"{calls} calls: {found['seconds']:.1f} s, {found['cpu']:.1f} s of them of processors, {found['peak'] / 1e9:.2f} GB;"
-        f" {found['right']} right, {found['breaks']} breaks, {found['unknown']} unknown"
+        f"{calls} calls: {found['seconds']:.1f} s, processors {found['cpu']:.1f} s,"
+        f" {found['peak'] / 1e9:.2f} GB; {found['right']} right, {found['breaks']} breaks, {found['unknown']} unknown"
     )
     late = len(range(1, arguments.steps // TOKENS, 10)) * arguments.layers
     right = found["breaks"] == 0 and found["right"] + found["unknown"] == calls
