@@ -37,13 +37,13 @@ def claims_of(dispatch: Mapping[str, Any], where: str) -> Claims:
     if found is None:
         return Claims()
     if not isinstance(found, Mapping):
-        raise StoreError(f"{where}: {LINEAGE} is not an object")
+        raise StoreError(f"{where}: lineage is not an object")
     requests = _items(found, "requests", where)
     prefixes = _items(found, "prefixes", where)
     if not all(one is None or type(one) in (str, int) for one in requests):
-        raise StoreError(f"{where}: {LINEAGE}: requests are not texts, numbers or null")
+        raise StoreError(f"{where}: lineage: requests are not texts, numbers or null")
     if not all(one is None or (isinstance(one, str) and _HASH.fullmatch(one)) for one in prefixes):
-        raise StoreError(f"{where}: {LINEAGE}: prefixes are not 16 hexadecimal digits or null")
+        raise StoreError(f"{where}: lineage: prefixes are not 16 hexadecimal digits or null")
     return Claims(
         tuple(None if one is None else str(one) for one in requests),
         _numbers(found, "positions", where, _POSITIONS),
@@ -58,7 +58,7 @@ def _items(found: Mapping[str, Any], name: str, where: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list | tuple):
-        raise StoreError(f"{where}: {LINEAGE}: {name} is not a list")
+        raise StoreError(f"{where}: lineage: {name} is not a list")
     return list(value)
 
 
@@ -68,5 +68,5 @@ def _numbers(found: Mapping[str, Any], name: str, where: str, stop: int) -> tupl
     for value in values:
         if type(value) is not int or not UNKNOWN <= value < stop:
             said = str(value)[:40]
-            raise StoreError(f"{where}: {LINEAGE}: {name} has {said!r}, which is no number below {stop}")
+            raise StoreError(f"{where}: lineage: {name} has {said!r}, which is no number below {stop}")
     return tuple(values)

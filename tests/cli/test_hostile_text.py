@@ -44,7 +44,9 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two decode records; the current folder is the one that holds the store."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / NAME
-    told = {"note": TEXT, TEXT: [TEXT, {TEXT: TEXT}], "trigger": TEXT}
+    # States that are not zero at position 0: a break, with the name of its request.
+    claims = {"requests": [TEXT, f"{TEXT}2"], "positions": [0, 0]}
+    told = {"note": TEXT, TEXT: [TEXT, {TEXT: TEXT}], "trigger": TEXT, "lineage": claims}
     process = {"host": TEXT, TEXT: TEXT, "parallel": {TEXT: [0, 2]}, "rank": 0, "world_size": 2}
     with StoreWriter(
         path, kind="synth", segment="seg", durable=False, process=process, provenance={"git": told}
@@ -109,11 +111,17 @@ COMMANDS: dict[str, Callable[[Path], list[tuple[object, ...]]]] = {
         ("capture", f"{s}.new", "--", "true"),
         ("capture", s, "--layer", ARGUMENT, "--", ARGUMENT),
     ],
+    "lineage": lambda s: [
+        ("lineage", s, "--junit", f"{s}.xml"),
+        ("lineage", s, "--json"),
+        ("lineage", s, "--explain", ARGUMENT),
+        ("report", "--lineage", s, "-o", f"{s}.html"),
+    ],
     "synth": lambda s: [("synth", f"{s}.synth", "--op", "gdn_decode", "--batch", "1", "--head-dim", "8,8")],
 }
 
 
-@pytest.mark.parametrize("name", quick(COMMANDS, *range(8), 9, 10, 12, 13, 14, 15, 16))
+@pytest.mark.parametrize("name", quick(COMMANDS, *range(8), 9, 10, 12, 13, 14, 15, 16, 17))
 def test_nothing_reaches_the_terminal(gdnbench: Invoke, hostile: Path, name: str) -> None:
     for arguments in COMMANDS[name](hostile):
         result = gdnbench(*arguments)
@@ -164,6 +172,7 @@ KNOWN = {
     "cli/baseline.py: f'and {len(changes) - SHOWN} more; `gdnbench ": "a number",
     "cli/console.py: text": "`plain` made it safe",
     "cli/console.py: text.replace('\\x7f', '\\\\u007f')": "JSON, in ASCII",
+    "cli/lineage.py: f'... and {len(lines) - MOST_LINES} more; --json": "a number",
     "cli/main.py: f\"gdnbench: {'; '.join(filter(None, lines))}\"": "the lines are printable",
     "cli/main.py: f'gdnbench {__version__}'": "the version",
     "cli/prune.py: f\"dropped {counted(found.records, 'record')}, ": "numbers",
