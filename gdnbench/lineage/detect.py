@@ -287,9 +287,11 @@ class ArrayHistory:
         found = self._slots.all_before(slot, self._number(step))
         return self._write(int(found[-1])) if len(found) else None
 
-    def wrote_at(self, slot: int, position: int, step: int) -> bool:
-        found = self._slots.all_before(slot, self._number(step)) if slot >= 0 else np.zeros(0, dtype=np.int64)
-        return bool((self._write_rows["position"][found] == position).any())
+    def held_prefix(self, slot: int, prefix: int, step: int) -> bool:
+        if slot < 0 or prefix == 0:
+            return False
+        found = self._slots.all_before(slot, self._number(step))
+        return bool((self._write_rows["prefix"][found] == prefix).any())
 
     def is_followed(self, request: int, step: int) -> bool:
         events = self._accesses_of(request, self._number(step))

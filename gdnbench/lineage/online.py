@@ -116,7 +116,7 @@ class _ChainHistory:
         self._calls, self._whole = calls, whole
         self._own: _Recent[tuple[int, int], _Write] = _Recent(most)
         self._contents: _Recent[tuple[int, int], deque[_Write]] = _Recent(most)
-        self._slots: _Recent[int, deque[Access]] = _Recent(most)
+        self._slots: _Recent[int, deque[_Write]] = _Recent(most)
         self._requests: _Recent[int, _Request] = _Recent(most)
         self._steps: list[int] = []
         self._unclaimed = -1  # step of the latest call with an unknown request
@@ -174,7 +174,7 @@ class _ChainHistory:
         same.append(kept)
         self._contents.put(write.digest, same)
         of_slot = self._slots.get(write.slot) or deque(maxlen=_OF_SLOT)
-        of_slot.append(write)
+        of_slot.append(kept)
         self._slots.put(write.slot, of_slot)
 
     def _remember_request(self, request: int, accesses: Sequence[Access], hit: bool) -> None:
@@ -209,14 +209,14 @@ class _ChainHistory:
         return known is not None and known.wrote > after
 
     def first_foreign_write(self, slot: int, request: int, first: int, before: int) -> Access | None:
-        for one in self._slots.get(slot) or ():
+        for one in (write.access for write in self._slots.get(slot) or ()):
             if one.step >= first and (one.request != request or one.is_padding):
                 return one
         return None
 
     def last_write(self, slot: int, step: int) -> Access | None:
         written = self._slots.get(slot)
-        return written[-1] if written else None
+        return written[-1].access if written else None
 
     def used_slot(self, request: int, slot: int, step: int) -> bool:
         known = self._requests.get(request)
@@ -245,9 +245,9 @@ class _ChainHistory:
     def slot_written(self, slot: int, step: int) -> bool:
         return self._slots.get(slot) is not None
 
-    def wrote_at(self, slot: int, position: int, step: int) -> bool:
-        written = self._slots.get(slot) or ()
-        return slot >= 0 and any(one.position == position and one.step < step for one in written)
+    def held_prefix(self, slot: int, prefix: int, step: int) -> bool:
+        written = (one.access for one in self._slots.get(slot) or ())
+        return slot >= 0 and prefix != 0 and any(one.prefix == prefix and one.step < step for one in written)
 
     def is_followed(self, request: int, step: int) -> bool:
         known = self._requests.get(request)

@@ -106,8 +106,8 @@ class History(Protocol):
     def slot_written(self, slot: int, step: int) -> bool:
         """Whether a recorded call before `step` wrote the slot."""
 
-    def wrote_at(self, slot: int, position: int, step: int) -> bool:
-        """Whether a write at that position went to the slot before `step`."""
+    def held_prefix(self, slot: int, prefix: int, step: int) -> bool:
+        """Whether the state of that prefix was written to the slot before `step`."""
 
     def is_followed(self, request: int, step: int) -> bool:
         """Whether the request's first token was seen before `step`, or a prefix hit that a record wrote."""
@@ -233,8 +233,8 @@ def _identified(
     elif source.request == read.request:
         kind, damage = _own_break(read, own, previous, source, history)
     elif previous is None or not previous.goes_on(read.position):
-        kept = history.wrote_at(read.slot, read.position, source.step)
-        kind, damage = Break.WRONG_PREFIX, source if source.slot == read.slot >= 0 and kept else read
+        replaced = source.slot == read.slot and history.held_prefix(read.slot, read.prefix, source.step)
+        kind, damage = Break.WRONG_PREFIX, source if replaced else read
     else:
         damage = _first_damage(read, own, previous, history)
         if damage is read:

@@ -93,6 +93,7 @@ class _WindowCheck:
         self._chain, self._rows = chain, rows
         self._continuity = Continuity(chain)
         self._queries = dict(_queries(rows))
+        self._kept: set[tuple[int, int]] = set()  # requests and steps in which a row is as it was before
         self.findings: list[Finding] = []
 
     def verdicts(self) -> NDArray[np.int8]:
@@ -104,7 +105,9 @@ class _WindowCheck:
         before, after = same[:-1], same[1:]
         seen = _equal(rows, before, after, "request", "position", "slot")
         content = (rows["digest"][before] == rows["digest"][after]).all(axis=1)
-        found[after[seen & content]] = _RIGHT
+        kept = after[seen & content]
+        found[kept] = _RIGHT
+        self._kept = set(zip(rows["request"][kept].tolist(), rows["step"][kept].tolist(), strict=True))
         fits = self._order_fits()
         common = self._common() if fits else frozenset()
         for old, new in zip(before[seen & ~content].tolist(), after[seen & ~content].tolist(), strict=True):
@@ -129,12 +132,15 @@ class _WindowCheck:
         return bool(near.any()) and int((near & moved).sum()) * 4 <= int(near.sum())
 
     def _common(self) -> frozenset[tuple[int, int]]:
-        """Contents that several slots have for several positions."""
+        """Contents that came to several slots for several positions."""
         rows = self._rows
         digest = rows["digest"]
-        order = np.lexsort((rows["slot"], rows["position"], digest[:, 1], digest[:, 0]))
+        order = np.lexsort((rows["step"], rows["slot"], digest[:, 1], digest[:, 0]))
         one, other = order[:-1], order[1:]
-        several = (digest[one] == digest[other]).all(axis=1) & (rows["slot"][one] != rows["slot"][other])
+        again = (digest[one] == digest[other]).all(axis=1) & (rows["slot"][one] == rows["slot"][other])
+        came = order[np.concatenate([[True], ~again])]  # the first read of each content at each slot
+        one, other = came[:-1], came[1:]
+        several = (digest[one] == digest[other]).all(axis=1)
         several &= rows["position"][one] != rows["position"][other]
         return frozenset(map(tuple, digest[one[several]].tolist()))
 
@@ -148,7 +154,9 @@ class _WindowCheck:
         if not steady:
             return _FIRST
         source = self._source(new)
-        if source is None and drafts:
+        # A whole window changes if all of it is computed again, as after an update of the weights.
+        all_changed = (int(rows["request"][new]), last) not in self._kept
+        if source is None and (drafts or all_changed):
             return _FIRST
         return self._break(new, old, source)
 
@@ -167,13 +175,14 @@ class _WindowCheck:
     def _left_over(self, again: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
         """First reads whose content the slot had for another position, with the latest such read."""
         rows = self._rows
-        order = np.lexsort((rows["step"], rows["slot"]))
-        one, other = order[:-1], order[1:]
+        _, number = np.unique(rows["slot"], return_inverse=True)
+        key = number * (int(rows["step"].max()) + 1) + rows["step"]
+        order = np.argsort(key, kind="stable")
+        before = np.searchsorted(key[order], key) - 1  # the last read of the slot in an earlier call
+        other = np.flatnonzero(~again & (before >= 0) & (rows["digest"] != 0).any(axis=1))
+        one = order[before[other]]
         left = _equal(rows, one, other, "slot") & (rows["digest"][one] == rows["digest"][other]).all(axis=1)
-        left &= (rows["step"][one] != rows["step"][other]) & (
-            rows["position"][one] != rows["position"][other]
-        )
-        left &= ~again[other] & (rows["digest"][other] != 0).any(axis=1)
+        left &= rows["position"][one] != rows["position"][other]
         yield from zip(one[left].tolist(), other[left].tolist(), strict=True)
 
     def _stale(self, old: int, new: int) -> int:

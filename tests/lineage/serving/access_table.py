@@ -8,7 +8,6 @@ import numpy as np
 
 from gdnbench.lineage.table import AccessTable
 from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag, AccessKind
-
 from tests.lineage.serving.states import Touch, prefix_hash
 
 CHAIN = 0

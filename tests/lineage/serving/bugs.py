@@ -70,7 +70,7 @@ class StaleRow(Bug):
 
 
 class FirstColumn(Bug):
-    """A step without drafts reads the slot of the first token of the step before it, whatever was accepted."""
+    """A step without drafts reads the slot of the first token of the step before, whatever was accepted."""
 
     kind = "older-version"
     thread = "vllm-project/vllm#39273, #52942, #40738"
@@ -170,7 +170,7 @@ class PermutedCounts(Bug):
 
     kind = "accepted-count"
     thread = "vllm-project/vllm#53919"
-    fixed: ClassVar = {"drafts": "slots", "draft_tokens": 2, "batch": 4, "holders": 4}
+    fixed: ClassVar = {"drafts": "slots", "draft_tokens": 2, "batch": 4, "holders": 4, "preempt": 0.0}
 
     def accepted_counts(self, requests: Sequence[Request]) -> list[int]:
         counts = super().accepted_counts(requests)
@@ -224,7 +224,7 @@ class PollutedBlock(Bug):
 
     kind = "wrong-prefix"
     thread = "vllm-project/vllm#53912, #43559"
-    fixed: ClassVar = {"prefix_cache": 6, "preempt": 0.0, "reuse_ids": False}
+    fixed: ClassVar = {"prefix_cache": 6, "preempt": 0.0, "reuse_ids": False, "requests": 14, "budget": 16}
 
     def start(self, request: Request) -> None:
         super().start(request)
@@ -237,7 +237,7 @@ class KeyOfOneBlock(Bug):
 
     kind = "wrong-prefix"
     thread = "ROCm/ATOM#1417"
-    fixed: ClassVar = {"prefix_cache": 6, "claim_prefixes": True}
+    fixed: ClassVar = {"prefix_cache": 6, "reuse_ids": False, "requests": 14, "preempt": 0.0, "budget": 16}
 
     def find_prefix(self, request: Request) -> tuple[int, ...]:
         known = request.known

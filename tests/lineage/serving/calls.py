@@ -55,9 +55,9 @@ def gdn_decode(
     slots: Sequence[int] | None = None,
     steps: Tensor | None = None,
 ) -> Tensor:
-    """o [B, S, Hv, V] of the next S tokens of each sequence. Tensors are those of the contract of gdn_decode;
-    `state` [slots, Hv, V, K] is updated in place. `steps` [B, S, Hv, V, K], if given, receives the state after
-    each token."""
+    """o [B, S, Hv, V] of the next S tokens of each sequence. Tensors are those of the contract of
+    gdn_decode; `state` [slots, Hv, V, K] is updated in place. `steps` [B, S, Hv, V, K], if given, receives
+    the state after each token."""
     if read_indices is None:
         column = torch.zeros_like(state_indices[:, 0]) if num_accepted is None else num_accepted - 1
         read_indices = state_indices.gather(1, column.to(state_indices.dtype)[:, None].long())[:, 0]
@@ -89,8 +89,8 @@ def gdn_prefill(
     prefixes: Sequence[str | None] | None = None,
     slots: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """o [T, Hv, V] of packed sequences and their final states [N, Hv, V, K]. Tensors are those of the contract
-    of gdn_prefill; q, k [T, H, K]."""
+    """o [T, Hv, V] of packed sequences and their final states [N, Hv, V, K]. Tensors are those of the
+    contract of gdn_prefill; q, k [T, H, K]."""
     starts = cu_seqlens.long()
     lengths = starts[1:] - starts[:-1]
     shape = (len(lengths), v.shape[1], v.shape[2], k.shape[2])
@@ -127,9 +127,7 @@ def conv_decode(
     return torch.nn.functional.silu(o)
 
 
-def conv_prefill(
-    x: Tensor, weight: Tensor, lengths: Sequence[int], initial: Tensor
-) -> tuple[Tensor, Tensor]:
+def conv_prefill(x: Tensor, weight: Tensor, lengths: Sequence[int], initial: Tensor) -> tuple[Tensor, Tensor]:
     """The same of packed sequences, x [T, D], from and to their states [N, D, width - 1]."""
     outs, finals = [], []
     for part, state in zip(x.split(list(lengths)), initial, strict=True):

@@ -11,8 +11,8 @@ import numpy as np
 
 from gdnbench.lineage.check import check_chain
 from gdnbench.lineage.finding import Finding
-from gdnbench.lineage.table import AccessTable
-
+from gdnbench.lineage.online import OnlineLineage
+from gdnbench.lineage.table import AccessTable, access_of
 from tests.lineage.serving.access_table import TableWriter
 from tests.lineage.serving.bugs import Bug
 from tests.lineage.serving.engine import Engine, Model
@@ -40,6 +40,11 @@ class Run:
     expected: dict[tuple[int, ...], list[int]]
     events: list[list[Event]]
     table: AccessTable
+
+    @property
+    def certain(self) -> list[Event]:
+        """The events of all layers whose class a checker can know."""
+        return [event for events in self.events for event in events if event.certain]
 
     @property
     def wrong_outputs(self) -> list[str]:
@@ -106,16 +111,54 @@ def left_out(table: AccessTable, how: str, rng: random.Random) -> AccessTable:
 
 def events_of(findings: Sequence[Finding]) -> list[Event]:
     """The same of what the checker found in one chain."""
-    return sorted({Event(one.damage.call, one.found.call, one.found.sequence, one.kind.value, True) for one in findings})
+    return sorted(
+        {Event(one.damage.call, one.found.call, one.found.sequence, one.kind.value, True) for one in findings}
+    )
 
 
 def differences(want: Sequence[Event], found: Sequence[Event]) -> list[Event]:
-    """What is in only one of two lists of events, but for those that a checker cannot know."""
-    wanted, given = {event[:4]: event for event in want}, {event[:4]: event for event in found}
-    missed = [event for key, event in wanted.items() if key not in given and event.certain]
-    return sorted(missed + [event for key, event in given.items() if key not in wanted])
+    """What is in only one of two lists of events, but for reads of which a checker cannot know the class."""
+    free = {event[1:3] for event in want if not event.certain}
+    wanted, given = (
+        {event[:4]: event for event in events if event[1:3] not in free} for events in (want, found)
+    )
+    return sorted(wanted[key] if key in wanted else given[key] for key in wanted.keys() ^ given.keys())
 
 
 def findings_of(table: AccessTable) -> dict[str, list[Finding]]:
     """By layer, what the checker finds."""
     return {chain.layer: check_chain(chain).findings for chain in table.by_chain()}
+
+
+def found_in(table: AccessTable) -> list[list[Event]]:
+    """By layer, what the checker finds, in order."""
+    return [events_of(findings) for findings in findings_of(table).values()]
+
+
+def found_online(table: AccessTable, remembered: int = 50_000) -> list[list[Event]]:
+    """The same by the check that runs beside a program, call by call."""
+    online = OnlineLineage(table.whole, remembered)
+    found: dict[int, list[Finding]] = {number: [] for number in range(len(table.layers))}
+    for call in np.split(table.rows, np.flatnonzero(np.diff(table.rows["call"])) + 1):
+        layer, step = int(call["layer"][0]), int(call["step"][0])
+        accesses = {"state": [access_of(row) for row in call]}
+        found[layer] += online.add_call(table.layers[layer], step, accesses)
+    return [events_of(findings) for findings in found.values()]
+
+
+LEFT_OUT = ("some", "span", "before", "after")
+
+
+def false_accusations(run: Run) -> list[str]:
+    """Findings before anything went wrong, with a part of the calls left out of the table."""
+    wrong = []
+    for how in LEFT_OUT:
+        table = left_out(run.table, how, random.Random(run.schedule.seed))
+        for layer, findings in findings_of(table).items():
+            first = min(
+                (event.damage for event in run.events[int(layer.removeprefix("layer"))]), default=None
+            )
+            for event in events_of(findings):
+                if first is None or event.found < first:
+                    wrong.append(f"{how}: {layer} {event}")
+    return wrong

@@ -117,8 +117,7 @@ class Engine:
 
     def allocate(self) -> list[int]:
         """Slots for one request."""
-        slots = [self.free.pop(self.rng.randrange(len(self.free))) for _ in range(self.width)]
-        return slots
+        return [self.free.pop(self.rng.randrange(len(self.free))) for _ in range(self.width)]
 
     def release(self, request: Request) -> None:
         self.free += request.slots
@@ -241,9 +240,7 @@ class Engine:
         drafted = self.schedule.drafts
         before = [self.states.save(request.slot) for request in requests] if drafted == "replay" else []
         logits = self.model.decode(self.states, batch)
-        accepted = [
-            _accepted(fed, logits[number].argmax(-1).tolist()) for number, fed in enumerate(tokens)
-        ]
+        accepted = [_accepted(fed, logits[number].argmax(-1).tolist()) for number, fed in enumerate(tokens)]
         if drafted == "replay":
             self.replay(requests, tokens, [len(one) for one in accepted], before)
         for number, (request, sampled) in enumerate(zip(requests, accepted, strict=True)):
@@ -297,7 +294,10 @@ class Engine:
     def by_accepted_counts(self, batch: Batch, requests: Sequence[Request], padding: int) -> Batch:
         """The same batch with num_accepted, if each sequence has a token in the column that it reads."""
         counts = self.accepted_counts(requests) + [1] * padding
-        columns = [row[count - 1] if count <= len(row) else -1 for row, count in zip(batch.writes, counts, strict=True)]
+        columns = [
+            row[count - 1] if count <= len(row) else -1
+            for row, count in zip(batch.writes, counts, strict=True)
+        ]
         if all(slot >= 0 for slot in columns[: len(requests)]):
             batch.accepted, batch.reads = counts, columns
         return batch
@@ -312,7 +312,9 @@ class Engine:
             for _ in self.states.layers
         ]
 
-    def keep_accepted(self, request: Request, batch: Batch, number: int, fed: Sequence[int], count: int) -> None:
+    def keep_accepted(
+        self, request: Request, batch: Batch, number: int, fed: Sequence[int], count: int
+    ) -> None:
         """Makes the state after the accepted tokens the request's state."""
         drafts = self.schedule.drafts
         if drafts == "slots":
@@ -322,7 +324,9 @@ class Engine:
         elif drafts == "buffer":
             self.from_buffer(request, batch, number, fed, count)
 
-    def from_buffer(self, request: Request, batch: Batch, number: int, fed: Sequence[int], count: int) -> None:
+    def from_buffer(
+        self, request: Request, batch: Batch, number: int, fed: Sequence[int], count: int
+    ) -> None:
         assert batch.steps is not None
         position = batch.positions[number]
         content = Content(

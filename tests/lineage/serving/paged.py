@@ -101,19 +101,24 @@ class PagedLoop:
         raise AssertionError("the loop does not end")
 
     def run_step(self) -> None:
-        if self.running and self.rng.random() < self.preemption:
+        # A preempted request waits for the next step at least, in which the others go on.
+        back = [*self.preempted]
+        if len(self.running) > 1 and self.rng.random() < self.preemption:
             self.preempt(self.rng.choice(self.running))
-        for queue in (self.preempted, self.waiting):
+        for queue in (back, self.waiting):
             while queue and self.room() >= 4:
                 request = queue.pop(0)
+                if request in self.preempted:
+                    self.preempted.remove(request)
                 self.start(request)
                 self.running.append(request)
         chosen = [request for request in self.running if self.rng.random() < 0.9][: self.batch]
-        chosen = [request for request in chosen if self.grow(request)]
+        chosen = [request for request in chosen or self.running[:1] if self.grow(request)]
+        while not chosen and self.running:
+            self.preempt(self.running[-1])
+            chosen = [request for request in self.running[:1] if self.grow(request)]
         if chosen:
             self.decode(chosen)
-        elif self.running:
-            self.preempt(self.running[-1])
         for request in chosen:
             self.drop_pages(request, self.passed(request))
         for request in [one for one in self.running if len(one.tokens) >= one.end]:
@@ -157,7 +162,7 @@ class PagedLoop:
         key = hash(tuple(request.tokens[: position + 1]))
         drawn = torch.Generator().manual_seed(key & 0x7FFFFFFF)
         row = torch.randn(self.width, generator=drawn).to(torch.bfloat16)
-        if self.noise and request.computed > 1:
+        if self.noise and request.computed > 1 and key % 2:
             row[position % self.width] *= 1 + 2**-7  # another order of a sum
         return row
 
@@ -290,4 +295,4 @@ class PageFreedEarly(PagedLoop):
             page = request.pages[number]
             if page not in self.free and self.users[page] == 1:
                 self.free.append(page)
-        return [n for n in super().passed(request)]
+        return super().passed(request)

@@ -37,7 +37,9 @@ class PrefixCache:
         own = self.free.pop()
         self.states.copy(slot, own)
         length = len(key)
-        cache = {layer: (k[:, :length].clone(), v[:, :length].clone()) for layer, (k, v) in request.cache.items()}
+        cache = {
+            layer: (k[:, :length].clone(), v[:, :length].clone()) for layer, (k, v) in request.cache.items()
+        }
         self.entries[key] = Entry(own, length, cache)
 
     def load(self, key: Key, request: Request) -> None:

@@ -140,7 +140,10 @@ class QwenModel:
         parts = [
             _attend(request, layer, start, *one, module.scaling)
             for request, start, *one in zip(
-                batch.requests, batch.positions, *(x[0].split(list(lengths), 1) for x in (q, k, v)), strict=True
+                batch.requests,
+                batch.positions,
+                *(x[0].split(list(lengths), 1) for x in (q, k, v)),
+                strict=True,
             )
         ]
         o = torch.cat(parts, 1).transpose(0, 1).reshape(1, -1, q.shape[1] * module.head_dim)

@@ -24,8 +24,8 @@ buffer: the states go to a buffer that no contract has; the accepted one is copi
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request: it comes before step `step` and wants `new_tokens` tokens. It waits for the end of an earlier
-    request of its id."""
+    """A request: it comes before step `step` and wants `new_tokens` tokens. It waits for the end of an
+    earlier request of its id."""
 
     id: str
     step: int

@@ -131,7 +131,9 @@ class States:
     """`shapes` has the shape of a slot by pool; "state" is that of the recurrence."""
 
     def __init__(self, layers: int, slots: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self.pools = [{name: torch.zeros(slots, *shape) for name, shape in shapes.items()} for _ in range(layers)]
+        self.pools = [
+            {name: torch.zeros(slots, *shape) for name, shape in shapes.items()} for _ in range(layers)
+        ]
         self.contents: list[list[Content | None]] = [[None] * slots for _ in range(layers)]
         self.steps = [0] * layers
         self.call = 0
@@ -162,7 +164,9 @@ class States:
                 pool[slot] = 0
             self.contents[i][slot] = None
 
-    def decode(self, layer: int, batch: Batch, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    def decode(
+        self, layer: int, batch: Batch, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor
+    ) -> Tensor:
         """o [B, S, Hv, V] of gdn_decode."""
         pool = self.pools[layer]["state"]
         found = [None if slot < 0 else self.contents[layer][slot] for slot in batch.reads]
@@ -183,7 +187,9 @@ class States:
         self._count(layer)
         return o
 
-    def prefill(self, layer: int, batch: Batch, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    def prefill(
+        self, layer: int, batch: Batch, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor
+    ) -> Tensor:
         """o [T, Hv, V] of gdn_prefill on the batch's gathered states, which go back to their slots."""
         pool = self.pools[layer]["state"]
         gathered = pool[batch.reads]

@@ -66,4 +66,10 @@ class ToyModel:
 
     def _inputs(self, layer: int, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
         v = self.v[layer, tokens] + hidden
-        return self.q[layer, tokens], self.k[layer, tokens], v, self.g[layer, tokens], self.beta[layer, tokens]
+        return (
+            self.q[layer, tokens],
+            self.k[layer, tokens],
+            v,
+            self.g[layer, tokens],
+            self.beta[layer, tokens],
+        )

@@ -9,12 +9,16 @@ from tests.lineage.serving.states import Content, Request, Touch
 
 @dataclass(frozen=True, slots=True)
 class WrongRead:
-    """`own`: the request's last write at the position, None if it wrote none. `overwrote`: the first call
-    in which another sequence wrote the slot since the request had its state there. `running`: the request
-    had an access in that call or in the layer's call before; without such a call, in one of the two calls before
-    the read. `certain`: no state of this content was written at
-    the read's position, so that it cannot be a hit in the prefix cache. `passed`: the
-    request wrote a state after the call that wrote what the slot holds. `drafted`: that call had drafts."""
+    """A read of a state that is not the request's.
+
+    `own`: the request's last write at the position, None if it wrote none. `overwrote`: the first call in
+    which another sequence wrote the slot since the request had its state there. `running`: the request had
+    an access in that call or in the layer's call before; without such a call, in one of the two calls before
+    the read. `passed`: the request wrote a state after the call that wrote what the slot holds. `drafted`:
+    that call had drafts. `certain`: the content tells the class. It does not if a state of this content was
+    also written at the read's position, which may be a hit in the prefix cache, or if the request itself once
+    had the content that another's write left.
+    """
 
     touch: Touch
     own: Touch | None
@@ -39,7 +43,9 @@ class WrongRead:
             return "older-version", self.touch.call
         if self.content.position < self.touch.position:
             return "position-gap", self.touch.call
-        return ("rejected-draft", self.content.call) if self.drafted else ("position-overlap", self.touch.call)
+        return (
+            ("rejected-draft", self.content.call) if self.drafted else ("position-overlap", self.touch.call)
+        )
 
 
 @dataclass
@@ -53,6 +59,7 @@ class Truth:
     last: dict[tuple[int, Request], int] = field(default_factory=dict)  # call of the last write, by layer
     steps: dict[tuple[int, Request], set[int]] = field(default_factory=dict)  # with accesses, by layer
     positions: dict[tuple[int, bytes | None], set[int]] = field(default_factory=dict)  # of writes, by content
+    own_bits: set[tuple[int, Request, bytes]] = field(default_factory=set)
     used: dict[tuple[int, Request], tuple[int, int]] = field(default_factory=dict)  # last read: call, slot
     drafts: set[int] = field(default_factory=set)  # calls with drafts
     step_of: dict[int, int] = field(default_factory=dict)  # step by call
@@ -73,6 +80,8 @@ class Truth:
             first = self._overwrote(touch, own)
             drafted = content is not None and content.call in self.drafts
             certain = touch.position not in self.positions.get((touch.layer, touch.bits), ())
+            if content is not None and content.request is not request:
+                certain &= (touch.layer, request, touch.bits) not in self.own_bits
             running, passed = self._running(touch, first), self._passed(touch)
             self.wrong.append(WrongRead(touch, own, first, running, passed, drafted, certain))
         self.steps.setdefault((touch.layer, request), set()).add(touch.step)
@@ -90,6 +99,7 @@ class Truth:
             self.drafts.add(touch.call)
         if touch.request is not None:
             self.own[touch.layer, touch.request, touch.position] = touch
+            self.own_bits.add((touch.layer, touch.request, touch.bits))
             self.positions.setdefault((touch.layer, touch.bits), set()).add(touch.position)
             self.last[touch.layer, touch.request] = touch.call
 
@@ -103,7 +113,9 @@ class Truth:
         else:
             return None
         later = self.slots.get((touch.layer, touch.slot), [])
-        return next((one.call for one in later if one.call >= first and one.request is not touch.request), None)
+        return next(
+            (one.call for one in later if one.call >= first and one.request is not touch.request), None
+        )
 
     def _passed(self, touch: Touch) -> bool:
         assert touch.request is not None

@@ -15,11 +15,11 @@ from tests.lineage.serving.paged import PagedLoop, PagedRequest, RowRead
 
 @dataclass(frozen=True, slots=True)
 class WindowRun:
-    """`stale`: calls and sequences with a wrong row that differs from what its request read before, or that
-    its slot had as the row of another position. `wrong`: all with a wrong row."""
+    """`stale`: calls and sequences with a wrong row that a checker can know to be wrong. `wrong`: all with a
+    wrong row."""
 
     table: AccessTable
-    stale: list[tuple[int, int]]
+    stale: set[tuple[int, int]]
     wrong: set[tuple[int, int]]
 
 
@@ -33,24 +33,29 @@ def _wrong(calls: list[list[RowRead]]) -> set[tuple[int, int]]:
     return {(read.call, read.sequence) for reads in calls for read in reads if read.wrong}
 
 
-def _stale(calls: list[list[RowRead]]) -> list[tuple[int, int]]:
-    found = []
-    own: dict[tuple[PagedRequest, int], bytes] = {}
-    left: dict[int, set[tuple[bytes, int]]] = {}  # rows and positions that were read at a slot
-    for reads in calls:
-        broken = set()
+def _stale(calls: list[list[RowRead]]) -> set[tuple[int, int]]:
+    """A row is known to be wrong if its request read another one there in the call before, and a row beside
+    it has not changed; or if its request reads it for the first time, and it is what was last read at the slot
+    for another position."""
+    found = set()
+    last: dict[int, RowRead] = {}  # by slot
+    before: dict[tuple[PagedRequest, int, int], RowRead] = {}  # by request, position and slot
+    for number, reads in enumerate(calls):
+        steady = set()
         for read in reads:
-            bits = row_bits(read)
-            before = own.get((read.request, read.position))
-            elsewhere = any(
-                bits == one and position != read.position for one, position in left.get(read.slot, ())
-            )
-            if read.wrong and ((before is not None and before != bits) or (before is None and elsewhere)):
-                broken.add((read.call, read.sequence))
+            own = before.get((read.request, read.position, read.slot))
+            if own is not None and own.call == number - 1 and row_bits(own) == row_bits(read):
+                steady.add(read.request)
         for read in reads:
-            own[read.request, read.position] = row_bits(read)
-            left.setdefault(read.slot, set()).add((row_bits(read), read.position))
-        found += sorted(broken)
+            own = before.get((read.request, read.position, read.slot))
+            left = last.get(read.slot)
+            changed = own is not None and own.call == number - 1 and row_bits(own) != row_bits(read)
+            same = left is not None and row_bits(left) == row_bits(read) and left.position != read.position
+            if read.wrong and ((changed and read.request in steady) or (own is None and same)):
+                found.add((read.call, read.sequence))
+        for read in reads:
+            last[read.slot] = read
+            before[read.request, read.position, read.slot] = read
     return found
 
 
