@@ -109,13 +109,14 @@ class _WindowCheck:
         found[kept] = _RIGHT
         self._kept = set(zip(rows["request"][kept].tolist(), rows["step"][kept].tolist(), strict=True))
         fits = self._order_fits()
-        common = self._common() if fits else frozenset()
+        common = self._common() if fits else {}
         for old, new in zip(before[seen & ~content].tolist(), after[seen & ~content].tolist(), strict=True):
             found[new] = self._changed(old, new) if fits else _COMMON
         again = np.zeros(len(rows), dtype=np.bool_)
         again[after[seen]] = True
         for old, new in self._left_over(again):
-            if fits and tuple(rows["digest"][new].tolist()) not in common:
+            since = common.get(tuple(rows["digest"][new].tolist()))
+            if fits and (since is None or rows["step"][new] < since):
                 found[new] = self._stale(old, new)
         self.findings.sort(key=lambda one: (one.found.step, one.found.sequence))
         return found
@@ -131,18 +132,24 @@ class _WindowCheck:
         moved = rows["slot"][one] != rows["slot"][other]
         return bool(near.any()) and int((near & moved).sum()) * 4 <= int(near.sum())
 
-    def _common(self) -> frozenset[tuple[int, int]]:
-        """Contents that came to several slots for several positions."""
+    def _common(self) -> dict[tuple[int, int], int]:
+        """Contents that came to several slots for several positions, and the step in which that was first
+        so."""
         rows = self._rows
         digest = rows["digest"]
         order = np.lexsort((rows["step"], rows["slot"], digest[:, 1], digest[:, 0]))
         one, other = order[:-1], order[1:]
         again = (digest[one] == digest[other]).all(axis=1) & (rows["slot"][one] == rows["slot"][other])
         came = order[np.concatenate([[True], ~again])]  # the first read of each content at each slot
+        came = came[np.lexsort((rows["step"][came], digest[came, 1], digest[came, 0]))]
         one, other = came[:-1], came[1:]
         several = (digest[one] == digest[other]).all(axis=1)
         several &= rows["position"][one] != rows["position"][other]
-        return frozenset(map(tuple, digest[one[several]].tolist()))
+        since: dict[tuple[int, int], int] = {}
+        for place in other[several].tolist():
+            first, second = digest[place].tolist()
+            since.setdefault((first, second), int(rows["step"][place]))
+        return since
 
     def _changed(self, old: int, new: int) -> int:
         """The verdict of a row that its request read before with other content."""

@@ -9,7 +9,9 @@ import pytest
 
 from tests.lineage.serving.bugs import BUGS, Bug
 from tests.lineage.serving.check import differences, false_accusations, findings_of, found_in, serve
+from tests.lineage.serving.paged import PagedLoop, PageFreedEarly, WindowNotShared
 from tests.lineage.serving.toy_model import ToyModel
+from tests.lineage.serving.window_check import serve_pages, window_differences, windows_found
 from tests.subset import quick
 
 MODEL = ToyModel()
@@ -34,7 +36,26 @@ def test_a_planted_bug_is_found(bug: type[Bug], times: int) -> None:
             assert differences(want, found) == []
         assert false_accusations(run) == []
         seed += 1
-        assert seed < 20 * times, "the bug hardly happens"
+        assert seed < 40 * times, "the bug hardly happens"
+
+
+@pytest.mark.parametrize("seed", quick(range(60), 0, 39))
+def test_right_windows_are_not_accused(seed: int) -> None:
+    run = serve_pages(seed)
+    assert not run.wrong
+    assert not windows_found(run.table)
+
+
+@pytest.mark.parametrize("loop", (WindowNotShared, PageFreedEarly), ids=lambda loop: loop.__name__)
+@pytest.mark.parametrize("times", quick((1, 20), 0))
+def test_a_stale_page_is_found(loop: type[PagedLoop], times: int) -> None:
+    happened = seed = 0
+    while happened < times:
+        run = serve_pages(seed, loop)
+        happened += bool(run.stale)
+        assert window_differences(run, windows_found(run.table)) == []
+        seed += 1
+        assert seed < 40 * times, "the bug hardly happens"
 
 
 @pytest.mark.slow

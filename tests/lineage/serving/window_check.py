@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from gdnbench.lineage.check import check_chain
+from gdnbench.lineage.finding import Break
 from gdnbench.lineage.table import AccessTable
 from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag, AccessKind
 from tests.lineage.serving.access_table import digests
@@ -35,8 +37,8 @@ def _wrong(calls: list[list[RowRead]]) -> set[tuple[int, int]]:
 
 def _stale(calls: list[list[RowRead]]) -> set[tuple[int, int]]:
     """A row is known to be wrong if its request read another one there in the call before, and a row beside
-    it has not changed; or if its request reads it for the first time, and it is what was last read at the slot
-    for another position."""
+    it has not changed; or if its request reads it for the first time, and it is what was last read at the
+    slot for another position."""
     found = set()
     last: dict[int, RowRead] = {}  # by slot
     before: dict[tuple[PagedRequest, int, int], RowRead] = {}  # by request, position and slot
@@ -76,3 +78,17 @@ def window_table(calls: list[list[RowRead]]) -> AccessTable:
     bits = b"".join(row_bits(read) for read in reads)
     rows["digest"] = digests(np.frombuffer(bits, np.uint8).reshape(len(reads), -1))
     return AccessTable("pages", rows, ("layer0",), ("window",), requests, whole=True)
+
+
+def windows_found(table: AccessTable) -> set[tuple[int, int]]:
+    """Calls and sequences in which the checker finds a stale row."""
+    findings = [one for chain in table.by_chain() for one in check_chain(chain).findings]
+    assert all(one.kind is Break.STALE_PAGE for one in findings)
+    return {(one.found.call, one.found.sequence) for one in findings}
+
+
+def window_differences(run: WindowRun, found: set[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Stale rows that were not found, and what was found before the first wrong row."""
+    first = min((call for call, _ in run.wrong), default=None)
+    early = {one for one in found if first is None or one[0] < first}
+    return sorted((run.stale - found) | early)
