@@ -16,7 +16,8 @@ class WrongRead:
     an access in that call or in the layer's call before; without such a call, in one of the two calls before
     the read. `passed`: the request wrote a state after the call that wrote what the slot holds. `drafted`:
     that call had drafts. `certain`: the content tells the class. It does not if a state of this content was
-    also written at the read's position, which may be a hit in the prefix cache, or if the request itself once
+    also written at the read's position and for another one, or for a prefix that no record has, so that
+    it may be a hit in the prefix cache, or if the request itself once
     had the content that another's write left.
     """
 
@@ -59,6 +60,8 @@ class Truth:
     last: dict[tuple[int, Request], int] = field(default_factory=dict)  # call of the last write, by layer
     steps: dict[tuple[int, Request], set[int]] = field(default_factory=dict)  # with accesses, by layer
     positions: dict[tuple[int, bytes | None], set[int]] = field(default_factory=dict)  # of writes, by content
+    unread: dict[tuple[int, bytes | None, int], set[Request]] = field(default_factory=dict)
+    """Who wrote a content at a position, in a layer, and has not read it: nobody knows its prefix."""
     own_bits: set[tuple[int, Request, bytes]] = field(default_factory=set)
     used: dict[tuple[int, Request], tuple[int, int]] = field(default_factory=dict)  # last read: call, slot
     drafts: set[int] = field(default_factory=set)  # calls with drafts
@@ -79,12 +82,15 @@ class Truth:
         if not right and (own is None or own.bits != touch.bits):
             first = self._overwrote(touch, own)
             drafted = content is not None and content.call in self.drafts
-            certain = touch.position not in self.positions.get((touch.layer, touch.bits), ())
+            positions = self.positions.get((touch.layer, touch.bits), set())
+            certain = not self.unread.get((touch.layer, touch.bits, touch.position))
+            certain &= touch.position not in positions or len(positions) == 1
             if content is not None and content.request is not request:
                 certain &= (touch.layer, request, touch.bits) not in self.own_bits
             running, passed = self._running(touch, first), self._passed(touch)
             self.wrong.append(WrongRead(touch, own, first, running, passed, drafted, certain))
         self.steps.setdefault((touch.layer, request), set()).add(touch.step)
+        self.unread.get((touch.layer, touch.bits, touch.position), set()).discard(request)
         self.used[touch.layer, request] = (touch.call, touch.slot)
 
     def writes(self, touch: Touch) -> None:
@@ -101,6 +107,7 @@ class Truth:
             self.own[touch.layer, touch.request, touch.position] = touch
             self.own_bits.add((touch.layer, touch.request, touch.bits))
             self.positions.setdefault((touch.layer, touch.bits), set()).add(touch.position)
+            self.unread.setdefault((touch.layer, touch.bits, touch.position), set()).add(touch.request)
             self.last[touch.layer, touch.request] = touch.call
 
     def _overwrote(self, touch: Touch, own: Touch | None) -> int | None:
