@@ -67,6 +67,12 @@ class RecordInfo:
     dispatch: Mapping[str, Any] = field(default_factory=dict)  # what else decided how the call ran
     run: Mapping[str, Any] = field(default_factory=dict)  # of a replayed one: kernel, source, outcome
 
+    @property
+    def has_layer(self) -> bool:
+        """Whether the call's layer is known. Otherwise `layer` is the function, whose calls may be those of
+        any layer."""
+        return self.layer_index is not None or self.layer != self.target.rpartition(":")[2]
+
 
 @dataclass(frozen=True, slots=True)
 class TensorDraft:

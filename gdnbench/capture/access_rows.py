@@ -141,6 +141,7 @@ def _key(record: DigestRecord) -> tuple[Any, ...]:
     numbers = ((name, one.numpy().tobytes()) for name, one in record.numbers.items())
     return (
         info.op,
+        info.has_layer,
         info.status,
         tuple(info.scalars.items()),
         tuple(info.conventions.items()),
@@ -195,7 +196,8 @@ def _part(
     if not len(found):
         return part, None
     sequence, row, offset = found.T
-    claims = record.info.dispatch.get(LINEAGE) or {}
+    # States of several layers in one chain would look overwritten.
+    claims = (record.info.dispatch.get(LINEAGE) or {}) if record.info.has_layer else {}
     part["kind"], part["sequence"] = kind, sequence
     requests = [UNKNOWN if one is None else names.requests.number(one) for one in claims.get("requests", ())]
     part["request"] = _by_sequence(requests, sequence, UNKNOWN)

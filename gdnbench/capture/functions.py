@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gdnbench.capture import runtime
 from gdnbench.capture.adapter import Observation, Seen, Target
-from gdnbench.capture.adapters.paged import check_claim_places, claims_at
+from gdnbench.capture.adapters.paged import at_place, check_claim_places, check_place, claims_at
 from gdnbench.capture.session import CallSite, count_compiled
 from gdnbench.ops import operation
 from gdnbench_kernels.contract import Role
@@ -34,8 +34,17 @@ class FunctionAdapter:
     conventions: Mapping[str, str]
     targets: tuple[Target, ...]
     lineage: Mapping[str, str] = field(default_factory=dict)  # places of `Claims` among the parameters
+    layer: str | None = None  # place of the layer's name or index
     framework: str = "function"
     scopes: tuple[Target, ...] = ()
+
+    def layer_named(self, arguments: Mapping[str, Any]) -> str | int | None:
+        """The name or index of the layer that the arguments give; None without a place for it. LookupError or
+        AttributeError as for `at_place`."""
+        if self.layer is None:
+            return None
+        found = at_place(self.layer, arguments)
+        return int(found) if isinstance(found, int) else str(found)
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         contract = operation(self.op)
@@ -83,6 +92,7 @@ def record(
     names: Mapping[str, str] | None = None,
     conventions: Mapping[str, str] | None = None,
     lineage: Mapping[str, str] | None = None,
+    layer: str | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Record the calls of a function while a capture is running. Without a capture, the function runs
     unchanged.
@@ -90,17 +100,26 @@ def record(
     `names` maps parameter names to the contract's names where they differ; `conventions` holds those that
     differ from the operation's defaults. `lineage` names the parameters, or places in them such as
     `metadata.ids`, that say whose sequences these are: `requests`, and `positions`, `padding`, `prefixes` and
-    `slots` (`gdnbench.capture.claims.Claims`). BadInputError if the operation does not exist, or for such a
-    name or place that cannot be.
+    `slots` (`gdnbench.capture.claims.Claims`). `layer` is the place of the layer's name or index, for a
+    function that several layers call outside any module that capture knows: without it nobody can tell their
+    states apart, and lineage does not judge them. BadInputError if the operation does not exist, or for such
+    a name or place that cannot be.
     """
     contract = operation(op)
     places = dict(lineage or {})
     check_claim_places(places)
+    if layer is not None:
+        check_place("layer", layer)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         target = Target(function.__module__, function.__qualname__)
         adapter = FunctionAdapter(
-            op, dict(names or {}), {**contract.default_conventions, **(conventions or {})}, (target,), places
+            op,
+            dict(names or {}),
+            {**contract.default_conventions, **(conventions or {})},
+            (target,),
+            places,
+            layer,
         )
         site = CallSite.from_function(adapter, target, function)
 

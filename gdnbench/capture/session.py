@@ -116,6 +116,15 @@ class CallSite:
             operations=operations_of(adapter, target),
         )
 
+    def layer_named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | int | None:
+        """The layer that the call's arguments name; None where the adapter knows none."""
+        if getattr(self.adapter, "layer", None) is None:
+            return None
+        found: str | int | None = self.adapter.layer_named(  # type: ignore[attr-defined]
+            self.arguments(args, kwargs)
+        )
+        return found
+
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return self.parameters.arguments(args, kwargs)
 
@@ -292,7 +301,10 @@ class Session:
             if not self._remote.started:
                 self._remote.start()
             module = self._scopes.module
-            layer = self._layers.layer_of(module) if module is not None else self._layer_without_scope(site)
+            if module is not None:
+                layer = self._layers.layer_of(module)
+            else:
+                layer = self._layer_without_scope(site, args, kwargs)
             if self._is_counted_apart(site, target):
                 with self._lock:
                     layer = layer.counted_apart()
@@ -431,11 +443,18 @@ class Session:
             self._counted_apart[target] = found
         return found
 
-    def _layer_without_scope(self, site: CallSite) -> Layer:
-        layer = self._no_layer.get(site.target.name)
+    def _layer_without_scope(self, site: CallSite, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Layer:
+        """The layer that the function's arguments name, or one for all calls of the function."""
+        named = site.layer_named(args, kwargs)
+        key = site.target.name if named is None else f"layer {named}"  # names of targets have a colon
+        layer = self._no_layer.get(key)
         if layer is None:
+            index = named if isinstance(named, int) else None
+            name = (
+                site.target.function if named is None else str(named) if index is None else f"layers.{index}"
+            )
             with self._lock:
-                layer = self._no_layer.setdefault(site.target.name, Layer(site.target.function, None))
+                layer = self._no_layer.setdefault(key, Layer(name, index))
         return layer
 
     def next_number(self) -> int:

@@ -89,7 +89,8 @@ def _see(record: StoredRecord) -> _Seen | None:
     if operation.accesses is None:
         return _Seen(record, (), False, Claims(), None)
     where = f"record {record.key}"
-    claims = claims_of(record.info.dispatch, where)
+    # States of several layers in one chain would look overwritten.
+    claims = claims_of(record.info.dispatch, where) if record.info.has_layer else Claims()
     try:
         call = _call(record, operation)
         found = operation.accesses(call)

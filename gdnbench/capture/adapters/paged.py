@@ -243,12 +243,17 @@ def check_claim_places(places: Mapping[str, str]) -> None:
     for name, place in places.items():
         if name not in FIELDS:
             raise BadInputError(f"lineage has {name!r}; it may have {', '.join(FIELDS)}")
-        if not isinstance(place, str) or not _PLACE.fullmatch(place):
-            raise BadInputError(
-                f"lineage: {name} is {short_repr(place)}; it must be a place such as metadata.ids"
-            )
+        check_place(name, place)
     if places and "requests" not in places:
         raise BadInputError("lineage says whose sequences a call has: it must have requests")
+
+
+def check_place(name: str, place: object) -> None:
+    """BadInputError for what is no place."""
+    if not isinstance(place, str) or not _PLACE.fullmatch(place):
+        raise BadInputError(
+            f"lineage: {name} is {short_repr(place)}; it must be a place such as metadata.ids"
+        )
 
 
 def claims_at(places: Mapping[str, str], values: Mapping[str, Any]) -> Claims | None:

@@ -121,6 +121,7 @@ class DuplicateRow(Bug):
     def decode_batch(self, requests: Sequence[Request], tokens: Sequence[Sequence[int]]) -> Batch:
         batch = super().decode_batch(requests, tokens)
         if len(requests) > 1 and self.rng.random() < 0.2:
+            batch.accepted = None  # by which the call would also read the other row's slot
             first, second = batch.writes[:2]
             batch.writes[1] = [
                 slot if min(slot, own) >= 0 else own for slot, own in zip(first, second, strict=True)

@@ -36,7 +36,7 @@ def _token(
     return current, torch.einsum("bhvk,bhk->bhv", current, q) * q.shape[-1] ** -0.5
 
 
-@gdnbench.capture.record("gdn_decode", lineage=CLAIMS)
+@gdnbench.capture.record("gdn_decode", lineage=CLAIMS, layer="layer")
 def gdn_decode(
     q: Tensor,
     k: Tensor,
@@ -48,6 +48,7 @@ def gdn_decode(
     num_accepted: Tensor | None = None,
     read_indices: Tensor | None = None,
     *,
+    layer: int = 0,
     request_ids: Sequence[str | None] = (),
     positions: Sequence[int] = (),
     padding: Sequence[int] = (),
@@ -73,7 +74,7 @@ def gdn_decode(
     return o
 
 
-@gdnbench.capture.record("gdn_prefill", lineage=CLAIMS)
+@gdnbench.capture.record("gdn_prefill", lineage=CLAIMS, layer="layer")
 def gdn_prefill(
     q: Tensor,
     k: Tensor,
@@ -83,6 +84,7 @@ def gdn_prefill(
     cu_seqlens: Tensor,
     initial_state: Tensor | None = None,
     *,
+    layer: int = 0,
     request_ids: Sequence[str | None] = (),
     positions: Sequence[int] = (),
     padding: Sequence[int] = (),

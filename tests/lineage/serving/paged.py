@@ -22,6 +22,7 @@ WINDOW = 20
     "swa_decode",
     conventions={"cache_layout": "bfloat16"},
     lineage={"requests": "request_ids", "positions": "positions"},
+    layer="layer",
 )
 def swa_decode(
     q: Tensor,
@@ -29,6 +30,7 @@ def swa_decode(
     swa_indices: Tensor,
     swa_lens: Tensor,
     *,
+    layer: int = 0,
     request_ids: Sequence[str | None] = (),
     positions: Sequence[int] = (),
 ) -> Tensor:

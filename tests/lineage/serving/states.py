@@ -178,7 +178,7 @@ class States:
             None if accepted is None else torch.tensor(accepted, dtype=torch.int32),
             torch.tensor(batch.reads, dtype=torch.int32) if accepted is None else None,
             steps=None if batch.steps is None else batch.steps[layer]["state"],
-            **self._claims(batch),
+            layer=layer, **self._claims(batch),
         )  # fmt: skip
         for sequence, slots in enumerate(batch.writes):
             if batch.reads[sequence] >= 0:
@@ -204,7 +204,7 @@ class States:
             starts.append(starts[-1] + len(tokens))
         o, final = gdn_prefill(
             q, k, v, g, beta, torch.tensor(starts, dtype=torch.int32), gathered,
-            slots=list(batch.reads), **self._claims(batch),
+            slots=list(batch.reads), layer=layer, **self._claims(batch),
         )  # fmt: skip
         for sequence, ((slot,), state) in enumerate(zip(batch.writes, final, strict=True)):
             pool[slot] = state

@@ -59,7 +59,8 @@ class ToyModel:
             hidden = torch.zeros(len(tokens), 1, SIZE)
             for layer in range(self.layers):
                 inputs = self._inputs(layer, tokens, hidden)
-                hidden, states[layer] = gdn_prefill(*inputs, torch.tensor([0, len(tokens)]), states[layer])
+                offsets = torch.tensor([0, len(tokens)])
+                hidden, states[layer] = gdn_prefill.__wrapped__(*inputs, offsets, states[layer])  # unrecorded
             known.append(int((hidden[-1, 0] @ self.out).argmax()))
             fed = known[-1:]
         return known[len(prompt) :]
