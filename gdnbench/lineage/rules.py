@@ -31,7 +31,7 @@ have a call for prompts and one for decoding."""
 
 class PreviousCall(NamedTuple):
     """A request's latest call before a read. `first`: position of its first token, or -1; `drafts`: whether
-    it wrote a state after a later token than its first, which may be rejected."""
+    its tokens after the first may be rejected."""
 
     step: int
     first: int
@@ -56,9 +56,15 @@ class PreviousCall(NamedTuple):
 def previous_call(accesses: Sequence[Access]) -> PreviousCall:
     """The call whose accesses by one sequence are these."""
     reads = [one.position for one in accesses if one.kind == AccessKind.READ]
+    writes = [one.position for one in accesses if one.kind == AccessKind.WRITE]
     tokens, last = accesses[0].tokens, max(one.position for one in accesses)
     first = reads[0] if reads else max(last - tokens, -1)
-    return PreviousCall(accesses[0].step, first, tokens, any(one.is_draft for one in accesses))
+    drafts = any(one.is_draft for one in accesses)
+    if writes and 0 <= first < last:
+        tokens = last - first  # a row of a batch may be longer than its request's tokens
+    elif not writes and tokens > 1:
+        drafts = True  # where their states went, nobody knows
+    return PreviousCall(accesses[0].step, first, tokens, drafts)
 
 
 class History(Protocol):

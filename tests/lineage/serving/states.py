@@ -112,7 +112,7 @@ class Touch:
     slot: int
     content: Content | None
     bits: bytes | None  # None: unknown
-    tokens: int  # of the sequence in this call
+    tokens: int  # of the sequence in this call, with those that fill its row of a batch
     accepted: int
     token: int  # of a write: tokens of this call that the state has consumed
     decode: bool
@@ -245,7 +245,7 @@ class States:
     ) -> Touch:  # fmt: skip
         accepted = -1 if batch.accepted is None else batch.accepted[sequence]
         bits = None if row is None else row_bits(row)
-        tokens = len(batch.tokens[sequence])
+        tokens = len(batch.tokens[sequence]) if batch.fresh else batch.width
         request = batch.requests[sequence]
         step = self.steps[layer]
         return Touch(
