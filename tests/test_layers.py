@@ -55,7 +55,7 @@ trace: base sim.host sim.value_trace sim sim.virtual store
 diff: base kernels report.outcome store ops judge report
 diff.traces: base sim.ptx sim.value_trace sim trace
 heatmap: base kernels judge report
-page: base timing.result judge report
+page: base timing.result lineage judge report
 replay: base sim.base sim sim.virtual kernels report.outcome store ops timing.result workers judge synth
     report trace
 bisect: artifact_cache base sim.base sim.host sim.value_trace sim kernels report.outcome store ops workers
@@ -66,7 +66,8 @@ timing: base sim kernels report.outcome store ops timing.result workers judge re
 distributed: base __init__ sim.base sim kernels report.outcome store workers report replay bisect
 prove.records: base kernels store ops synth
 prove: base kernels report.outcome store ops judge report prove.records replay
-suite: base sim sim.virtual report.outcome store ops workers judge report prove.records replay distributed
+suite: base sim sim.virtual report.outcome store ops workers lineage judge report prove.records replay
+    distributed
 cli: base sim.base sim.ptx sim.host sim.cuda_source sim.value_trace sim sim.virtual kernels store ops
     timing.result lineage capture compile doctor judge synth kernel_figures report trace diff diff.traces
     heatmap page replay bisect mismatch share timing distributed prove suite
