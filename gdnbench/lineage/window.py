@@ -27,6 +27,10 @@ from gdnbench.store.access_log import AccessFlag, AccessKind
 
 Numbers = NDArray[np.int64]
 
+_COMMON_SHARE = 20
+"""If one in so many contents came to several slots for several positions, rows do not depend on the position,
+as in the first layer of a model without positional encoding: there each token has its row."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Queries:
@@ -110,13 +114,15 @@ class _WindowCheck:
         self._kept = set(zip(rows["request"][kept].tolist(), rows["step"][kept].tolist(), strict=True))
         fits = self._order_fits()
         common = self._common() if fits else {}
+        contents = np.unique(rows["digest"], axis=0)
+        depends = len(common) * _COMMON_SHARE < len(contents)
         for old, new in zip(before[seen & ~content].tolist(), after[seen & ~content].tolist(), strict=True):
             found[new] = self._changed(old, new) if fits else _COMMON
         again = np.zeros(len(rows), dtype=np.bool_)
         again[after[seen]] = True
         for old, new in self._left_over(again):
             since = common.get(tuple(rows["digest"][new].tolist()))
-            if fits and (since is None or rows["step"][new] < since):
+            if fits and depends and (since is None or rows["step"][new] < since):
                 found[new] = self._stale(old, new)
         self.findings.sort(key=lambda one: (one.found.step, one.found.sequence))
         return found

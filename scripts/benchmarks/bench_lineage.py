@@ -121,7 +121,8 @@ def main() -> int:
     calls = arguments.steps * arguments.layers
     print(
         f"{calls} calls: {found['seconds']:.1f} s, processors {found['cpu']:.1f} s,"
-        f" {found['peak'] / 1e9:.2f} GB; {found['right']} right, {found['breaks']} breaks, {found['unknown']} unknown"
+        f" {found['peak'] / 1e9:.2f} GB; {found['right']} right, {found['breaks']} breaks,"
+        f" {found['unknown']} unknown"
     )
     late = len(range(1, arguments.steps // TOKENS, 10)) * arguments.layers
     right = found["breaks"] == 0 and found["right"] + found["unknown"] == calls

@@ -72,3 +72,10 @@ def test_windows_in_another_order_are_not_judged() -> None:
             )
     shuffled = AccessTable(table.process, rows, table.layers, table.chains, table.requests)
     assert findings_of(shuffled) == []
+
+
+@pytest.mark.parametrize("tokens", [5, 60, 400])
+def test_rows_that_do_not_depend_on_the_position_are_not_judged(tokens: int) -> None:
+    """The first layer of a model without positional encoding: the slot may well have held the same token."""
+    for seed in range(4):
+        assert findings_of(WindowEngine(seed, tokens=tokens).run(60).table()) == []

@@ -29,9 +29,10 @@ class WindowEngine:
     """`drafts`: queries of a request in one call. `bug`: "skipped", a token's row is not written; or
     "overwritten", another token's row is written over it."""
 
-    def __init__(self, seed: int, drafts: int = 1, bug: str | None = None) -> None:
+    def __init__(self, seed: int, drafts: int = 1, bug: str | None = None, tokens: int = 0) -> None:
         self.random = random.Random(seed)
         self.drafts, self.bug = drafts, bug
+        self.tokens = [self.new_content() for _ in range(tokens)]
         self.rows: dict[int, Content] = {}
         self.free = list(range(40))
         self.running: list[Request] = []
@@ -41,6 +42,10 @@ class WindowEngine:
         self.planted: int | None = None  # the first call that reads the stale row
 
     def content(self) -> Content:
+        """With `tokens`, that of one of so many tokens, wherever it stands."""
+        return self.random.choice(self.tokens) if self.tokens else self.new_content()
+
+    def new_content(self) -> Content:
         return self.random.getrandbits(64), self.random.getrandbits(64)
 
     def run(self, calls: int) -> WindowEngine:
