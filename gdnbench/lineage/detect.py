@@ -299,8 +299,10 @@ class ArrayHistory:
         reads = rows["kind"] == AccessKind.READ
         if bool((reads & (rows["position"] == 0)).any()) or bool(np.isin(events, self._hit_rows).any()):
             return True
-        wrote = ~reads & ((rows["flags"] & AccessFlag.DRAFT) == 0)
-        return bool((wrote & (rows["position"] == rows["tokens"])).any())
+        # A call that reads nothing begins at zeros, if it has consumed no more than its tokens.
+        calls = rows["step"] << 24 | rows["sequence"]
+        alone = ~reads & (rows["position"] == rows["tokens"]) & ~np.isin(calls, calls[reads])
+        return bool(alone.any())
 
 
 def _code(reason: Unknown) -> int:

@@ -188,7 +188,7 @@ class _ChainHistory:
         _append(known.steps, step)
         if any(one.kind == AccessKind.WRITE for one in accesses):
             known.wrote = step
-        known.followed |= hit or any(map(_is_first, accesses))
+        known.followed |= hit or previous.first == 0
         self._requests.put(request, known)
 
     # rules.History
@@ -258,10 +258,3 @@ def _append(steps: list[int], step: int) -> None:
     steps.append(step)
     if len(steps) > 2 * _STEPS:
         del steps[:_STEPS]
-
-
-def _is_first(access: Access) -> bool:
-    """Whether the access is of a call that begins with the request's first token."""
-    if access.kind == AccessKind.READ:
-        return access.position == 0
-    return access.position == access.tokens and not access.is_draft

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gdnbench.lineage.check import check_chain
 from gdnbench.lineage.finding import Finding
 from gdnbench.lineage.table import AccessTable
+from gdnbench.store.access_log import UNKNOWN, AccessFlag
 from tests.lineage.logs import SHAPES, Engine, Options, subset
 from tests.lineage.streams import online_findings
 
@@ -51,6 +53,28 @@ def check_right(seed: int, options: Options) -> None:
             assert online_findings(part) == []
 
 
+def check_poor(seed: int, options: Options) -> None:
+    """A right log has no break if what computes prompts is not captured, so that its calls count no steps, or
+    if some claims or digests are missing."""
+    engine = Engine(seed, options).run(60)
+    chosen = np.random.default_rng(seed)
+    decodes = subset(engine.table(), lambda call: call not in engine.prefills)
+    for table in (engine.table(), decodes):
+        rows = table.rows.copy()
+        rows["step"] = np.unique(rows["step"], return_inverse=True)[1]
+        for poorer in (None, "request", "position", "slot", "digest", "prefix"):
+            some = chosen.random(len(rows)) < 0.1
+            part = rows.copy()
+            if poorer == "digest":
+                part["flags"][some] |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
+                part["digest"][some] = chosen.integers(1, 1 << 62, size=(int(some.sum()), 2))
+            elif poorer is not None:
+                part[poorer][some] = 0 if poorer == "prefix" else UNKNOWN
+            poor = AccessTable(table.process, part, table.layers, table.chains, table.requests, whole=True)
+            assert findings_of(poor) == []
+            assert online_findings(poor) == []
+
+
 def check_found(seed: int, options: Options) -> bool:
     """Whether the bug struck; then its break comes first, with the call that did the damage."""
     engine = Engine(seed, options).run(110)
@@ -76,6 +100,18 @@ def check_found(seed: int, options: Options) -> bool:
 @pytest.mark.parametrize("options", SHAPES)
 def test_a_right_log_has_no_break(options: Options) -> None:
     check_right(1, options)
+
+
+@pytest.mark.parametrize("options", SHAPES[:3])
+def test_a_right_log_with_less_has_no_break(options: Options) -> None:
+    check_poor(1, options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", SHAPES)
+def test_many_right_logs_with_less_have_no_break(options: Options) -> None:
+    for seed in range(40):
+        check_poor(seed, options)
 
 
 @pytest.mark.slow
