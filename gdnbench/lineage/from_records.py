@@ -208,9 +208,12 @@ def _handle(record: StoredRecord, accesses: Accesses, kind: AccessKind) -> Tenso
     return None if accesses.after is None else record.after.get(accesses.after)
 
 
-def _form(handle: TensorHandle, split: int) -> RowForm:
-    axis = 1 if split == 1 else 2
-    return RowForm(handle.meta.dtype, handle.meta.axes[axis:], handle.meta.shape[axis:])
+def _form(handle: TensorHandle, accesses: Accesses) -> RowForm:
+    axis = 1 if accesses.split == 1 else 2
+    shape = handle.meta.shape[axis:]
+    if accesses.columns is not None and shape:
+        shape = (*shape[:-1], min(accesses.columns, shape[-1]))
+    return RowForm(handle.meta.dtype, handle.meta.axes[axis:], shape)
 
 
 def _forms(seen: list[_Seen]) -> dict[tuple[str, str], RowForm | None]:
@@ -221,7 +224,7 @@ def _forms(seen: list[_Seen]) -> dict[tuple[str, str], RowForm | None]:
             count = counts.setdefault((one.record.info.layer, accesses.chain), Counter())
             for kind in (AccessKind.READ, AccessKind.WRITE):
                 if (handle := _handle(one.record, accesses, kind)) is not None:
-                    count[accesses.pooled, _form(handle, accesses.split)] += 1
+                    count[accesses.pooled, _form(handle, accesses)] += 1
     return {
         key: max(count, key=lambda one: (one[0], count[one]))[1] if count else None
         for key, count in counts.items()
@@ -234,21 +237,28 @@ class _DigestCache:
 
     def __init__(self, most: int = 1024) -> None:
         self._most = most
-        self._found: dict[tuple[Location, int, RowForm], Digests] = {}
+        self._found: dict[tuple[Location, int, tuple[int, int] | None, RowForm], Digests] = {}
 
-    def rows(self, handle: TensorHandle, split: int, form: RowForm) -> Digests:
-        key = (handle.location, split, form)
+    def rows(
+        self, handle: TensorHandle, split: int, columns: tuple[int, int] | None, form: RowForm
+    ) -> Digests:
+        """The digests of all rows, or of some of their columns."""
+        key = (handle.location, split, columns, form)
         if key not in self._found:
             if len(self._found) >= self._most:
                 del self._found[next(iter(self._found))]
-            self._found[key] = self._digest(handle, split, form)
+            self._found[key] = self._digest(handle, split, columns, form)
         return self._found[key]
 
-    def _digest(self, handle: TensorHandle, split: int, form: RowForm) -> Digests:
+    def _digest(
+        self, handle: TensorHandle, split: int, columns: tuple[int, int] | None, form: RowForm
+    ) -> Digests:
         bits = handle.bits()
         axis = 1
         if split != 1:
             bits, axis = bits.reshape(-1, *bits.shape[2:]), 2
+        if columns is not None:
+            bits = np.ascontiguousarray(bits[..., slice(*columns)])
         axes = handle.meta.axes[axis:]
         if axes != form.axes or handle.meta.dtype != form.dtype:
             tensor = from_bits(bits, handle.meta.dtype)
@@ -276,8 +286,16 @@ def _fill_digests(
     pool = record.info.pools.get(str(name))
     stored = np.arange(handle.meta.shape[0]) if pool is None else np.asarray(pool.rows, dtype=np.int64)
     place, there = _places(row, accesses.split, stored)
-    digests = cache.rows(handle, accesses.split, form)
-    part["digest"][there] = digests[place[there]]
+    starts = accesses.read_columns if kind is AccessKind.READ else accesses.write_columns
+    if accesses.columns is None or starts is None:
+        part["digest"][there] = cache.rows(handle, accesses.split, None, form)[place[there]]
+    else:
+        first = starts.numpy()
+        there &= (first >= 0) & (first + accesses.columns <= handle.meta.shape[-1])
+        for start in np.unique(first[there]).tolist():
+            chosen = there & (first == start)
+            columns = (start, start + accesses.columns)
+            part["digest"][chosen] = cache.rows(handle, accesses.split, columns, form)[place[chosen]]
     part["flags"][~there] |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
     if handle.meta.dtype != form.dtype:
         part["flags"] |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
@@ -302,6 +320,6 @@ def _fits(handle: TensorHandle, accesses: Accesses, form: RowForm) -> bool:
     meta = handle.meta
     if accesses.split != 1 and (len(meta.shape) < 2 or meta.shape[1] != accesses.split):
         return False
-    found = _form(handle, accesses.split)
+    found = _form(handle, accesses)
     sizes, wanted = (dict(zip(one.axes, one.shape, strict=True)) for one in (found, form))
     return len(sizes) == len(found.axes) and sizes == wanted
