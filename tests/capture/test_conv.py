@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from gdnbench.bisect.record.links import links_of
-from gdnbench.capture import CaptureOptions, capturing
+from gdnbench.capture import CaptureOptions, capturing, runtime
+from gdnbench.capture.adapter import Target
+from gdnbench.capture.adapters.vllm import VllmAdapter
 from gdnbench.capture.recorder import Counts
 from gdnbench.errors import Exit
 from gdnbench.ops import operation
@@ -22,6 +24,7 @@ from gdnbench.replay.replay import replay
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench_kernels.contract import Call
 from tests.capture.frameworks import framework
+from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of
 from tests.capture.test_transformers import tiny_model
 
 D, W, SLOTS = 6, 4, 9
@@ -347,3 +350,30 @@ def test_an_activation_that_the_operations_lack(tmp_path: Path) -> None:
     assert records == []
     (reason,) = counts.passed_over
     assert reason == "the convolution has another activation than SiLU; the operations do not"
+
+
+@pytest.mark.slow
+def test_vllm_in_a_graph(tmp_path: Path) -> None:
+    """One graph, replayed on other slots and counts, for drafts and without; nothing waits for a device."""
+    states, other, weight, x = pool(W + 1), pool(), random(D, W), random(3, D)
+    slots, accepted, y = ints(4, 0, 7), ints(1, 2, 1), random(4, D)
+    drafts: dict[str, Any] = {"conv_state_indices": slots, "num_accepted_tokens": accepted}
+    drafts |= {"max_query_len": 3, "query_start_loc": ints(0, 3, 3, 4)}
+    graph = StandInGraph()
+    with framework(), capturing_stand_in(tmp_path / "run.zarr", StandInStreams()) as counts:
+        module, session = importlib.import_module(QWEN), runtime.running[-1]._session
+        assert session is not None
+        target = Target(QWEN, "causal_conv1d_update")
+        update = session.wrap_target(VllmAdapter(), target, module.causal_conv1d_update)
+        with graph_of(graph):
+            update(x, other, weight, None, "silu", conv_state_indices=slots)
+            update(y, states, weight, None, "silu", **drafts)
+        slots.copy_(ints(1, 3, 0))
+        accepted.copy_(ints(3, 1, 1))
+        graph.replay()
+    assert (counts.failures, counts.first_failure, counts.passed_over) == (0, None, {})
+    plain, drafted = Store.open(tmp_path / "run.zarr").records
+    assert read(plain, "state_indices") == [[[1], [3], [-1]]]
+    assert read(drafted, "state_indices", "num_accepted") == [[[1], [3], [-1]], [3, 1, 1]]
+    for record in (plain, drafted):
+        assert_valid(record)

@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 
 from gdnbench.capture.adapters import sglang_signatures as names
+from gdnbench.capture.adapters.serving_conv import FUNCTIONS as CONVOLUTIONS
 from gdnbench.replay.replay import replay
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
@@ -44,6 +45,7 @@ FILES = {
     names.FLASH_MLA_SM120: f"{OPS}/flash_mla_sm120.py",
     names.SWAPAB: f"{OPS}/dsv4/decode_attention_sm100.py",
     names.MTP_RING: f"{OPS}/cutedsl_gdn_mtp_ring.py",
+    **dict.fromkeys(CONVOLUTIONS, "kernels/ops/mamba/causal_conv1d_triton.py"),
 }
 
 

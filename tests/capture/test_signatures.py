@@ -26,6 +26,7 @@ FLA, FLASHINFER = fla_signatures.SIGNATURES, flashinfer_signatures.SIGNATURES
 FILES: Mapping[str, tuple[Signatures, str]] = {
     "fla/ops/gated_delta_rule/chunk.py": (FLA, fla_signatures.CHUNK),
     "fla/ops/gated_delta_rule/fused_recurrent.py": (FLA, fla_signatures.RECURRENT),
+    "fla/modules/causal_conv1d/ops.py": (FLA, fla_signatures.CONV),
     "flashinfer/gdn_prefill.py": (FLASHINFER, flashinfer_signatures.CHUNK),
     "flashinfer/gdn_decode.py": (FLASHINFER, flashinfer_signatures.DECODE),
 }

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from gdnbench.capture.adapters import vllm_signatures as names
+from gdnbench.capture.adapters.serving_conv import FUNCTIONS as CONVOLUTIONS
 from gdnbench.capture.adapters.vllm import VllmAdapter
 from gdnbench.capture.adapters.vllm_deepseek_v4 import VllmDeepseekV4Adapter
 from gdnbench.replay.replay import replay
@@ -46,6 +47,7 @@ FILES = {
     names.MTP_TRITON: f"{OPS}/fused_gdn_decode_post_conv_mtp.py",
     names.CHUNK_CUTEDSL: "model_executor/layers/mamba/ops/gdn_chunk_cutedsl/__init__.py",
     **{f"ChunkGatedDeltaRule.{method}": QWEN for method in METHODS},
+    **dict.fromkeys(CONVOLUTIONS, "model_executor/layers/mamba/ops/causal_conv1d.py"),
 }
 STAND_INS = [name for name in FILES if name not in (names.CHUNK_CUTEDSL, names.MTP_TRITON)]
 FLASH_MLA = "models/deepseek_v4/nvidia/flashmla.py"
