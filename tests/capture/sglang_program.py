@@ -1,7 +1,7 @@
 """A program on SGLang's own Python, to be captured: its linear attention layer, the backend of attention that
 the layer asks, the dispatcher and the wrappers of Triton's kernels run as they are, on a CPU. In the place of
-kernels stand references below their grids, and the identity for the causal convolution, which is no part of
-any operation here. torchvision, which SGLang imports for its models of images, is an empty name.
+kernels stand references below their grids, and the identity for the causal convolution, which is not recorded
+(test_conv.py has it). torchvision, which SGLang imports for its models of images, is an empty name.
 
 Prints one JSON line: digests by step of what the layer returned and left in its pool.
 """

@@ -1,7 +1,7 @@
 """A program on vLLM's own Python, to be captured: its layers, custom ops, metadata, forward context and the
 wrappers of its kernels run as they are, on a CPU. In the place of kernels stand references: the Triton
 kernels below their grids, the compiled op below its schema, FlashInfer's, CuTe DSL's and FlashMLA's
-functions, the causal convolution (identity, as it is no part of any operation here).
+functions, the causal convolution (identity, which is not recorded: test_conv.py has it).
 
 Prints one JSON line: digests by step of what the layer returned and left in its pool.
 """
