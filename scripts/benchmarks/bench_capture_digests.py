@@ -13,8 +13,8 @@ whole model's step of `--step-ms`. `graph`: the step is replayed from a CUDA gra
 Every step ends when a number of it is on the host. The last step's digests are compared with those that NumPy
 makes of the states.
 
-On the CPU a step has states of 8 x 8 and calls that do nothing, and the time is the processor time of the
-program's thread: what Python takes for a call that is eager.
+On the CPU a step has states of 8 x 8 and calls that do nothing, and the time is processor time: what Python
+takes. Replays run on the tests' stand-in for a GPU, with the digests left out.
 """
 
 from __future__ import annotations
@@ -266,6 +266,42 @@ def check_digests(device: str) -> list[str]:
     return wrong
 
 
+def stand_in_row(layers: int, batch: int) -> str:
+    """The processor time of a replay, in which nothing runs, on the tests' stand-in for a GPU."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from gdnbench.capture import graph_digests
+    from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of
+
+    graph_digests.fill_pool_digests = lambda *_: None  # type: ignore[assignment]
+    StandInGraph.replay = lambda self: None  # type: ignore[method-assign]
+    decode, streams, graph = (
+        Decode("cpu", layers, batch, torch.float32, dim=8),
+        StandInStreams(),
+        StandInGraph(),
+    )
+    streams.gate.set()
+    options = CaptureOptions(digests=True)
+    with tempfile.TemporaryDirectory() as folder, capturing_stand_in(Path(folder) / "s", streams, options):
+        capture = runtime.innermost()
+        assert capture is not None
+        with scopes(capture) as execute:
+            with graph_of(graph):
+                decode.step()
+            execute(graph.replay, 0)
+            recorder = capture.session.recorder_here()
+            recorder.wait_until_written()
+            thread, process = time.thread_time(), time.process_time()
+            for number in range(SEGMENT_STEPS):
+                execute(graph.replay, 1 + number)
+            thread = time.thread_time() - thread
+            recorder.wait_until_written()
+            process = time.process_time() - process
+    return (
+        f"batch {batch:3d} replay of {layers} layers, without digests: the program's thread"
+        f" {thread / SEGMENT_STEPS * 1e3:.3f} ms, the process {process / SEGMENT_STEPS * 1e3:.3f} ms"
+    )
+
+
 def predicted_ms(layers: int, batch: int, itemsize: int, sample: int) -> float:
     """What the digests of a replay take on an H100 if nothing but memory and launches counts."""
     read = 2 * layers * batch * HV * DIM * DIM * itemsize / sample
@@ -294,6 +330,8 @@ def on_cpu(args: argparse.Namespace) -> list[Row]:
         decode = Decode("cpu", args.layers, batch, torch.float32, dim=8)
         rows.append(measure(decode, 1, False, args))
         print(line(rows[-1], args), flush=True)
+    for batch in map(int, args.batch.split(",")):
+        print(stand_in_row(args.layers, batch), flush=True)
     for dtype in args.dtype.split(","):
         for batch in map(int, args.batch.split(",")):
             for sample in map(int, args.sample.split(",")):

@@ -21,8 +21,10 @@ ON_LINEAGE = CaptureOptions(on_lineage=True, around=1)
 
 
 def serve(engine: Engine, steps: int, run: Callable[[], None], spoil: int | None = None) -> None:
-    """Decode steps of three requests, which began before; `spoil`: before this step slot 0 of the second layer
-    gets what slot 4 has."""
+    """Decode steps of three requests, which began before.
+
+    `spoil`: before this step slot 0 of the second layer gets what slot 4 has.
+    """
     for number in range(steps):
         engine.next_step()
         if number == spoil:

@@ -18,6 +18,7 @@ from gdnbench.capture.adapters.uncaptured import UNCAPTURED, UncapturedFunctions
 from gdnbench.capture.adapters.vllm import VllmAdapter
 from gdnbench.capture.adapters.vllm_deepseek_v4 import VllmDeepseekV4Adapter
 from gdnbench.capture.options import CaptureOptions
+from gdnbench.capture.steps import steps_of
 from gdnbench.errors import BadInputError
 
 GROUP = "gdnbench.adapters"
@@ -58,8 +59,9 @@ def _checked(adapter: Adapter) -> Adapter:
     invalid."""
     if not isinstance(adapter.framework, str):
         raise TypeError(f"its framework is {adapter.framework!r}, not a name")
-    if not all(isinstance(target, Target) for target in (*adapter.targets, *adapter.scopes)):
-        raise TypeError("its targets and scopes must be Target objects")
+    named = (*adapter.targets, *adapter.scopes, *steps_of(adapter))
+    if not all(isinstance(target, Target) for target in named):
+        raise TypeError("its targets, scopes and steps must be Target objects")
     return adapter
 
 
