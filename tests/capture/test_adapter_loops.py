@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from gdnbench.capture import CaptureOptions, capturing
+from gdnbench.store.access_log import AccessFlag, AccessKind
+from gdnbench.store.access_pieces import Piece, piece_of
 from gdnbench.store.reader import Store
 from scripts.benchmarks import adapter_loops
+from tests.subset import quick
 
 LAYERS = 2
 
@@ -55,3 +59,31 @@ def test_stand_ins_are_captured_and_go(
     after = {one: there for one, there in sys.modules.items() if one.partition(".")[0] == root}
     assert after == before
     assert vars(installed).keys() == vars(ModuleType(module)).keys()  # nothing was put into it
+
+
+@pytest.mark.parametrize("name", quick(["fla", "flashinfer", "vllm", "sglang"], 2))
+def test_their_calls_are_logged_as_digests(name: str, loops: ModuleType, tmp_path: Path) -> None:
+    with loops.LOOPS[name](loops.Sizes.of("cpu", LAYERS)) as loop:
+        piece = _logged(loop, tmp_path / "run.zarr")
+    assert [one["name"] for one in piece.chains] == ["state"]
+    assert piece.rows["kind"].tolist() == [AccessKind.READ, AccessKind.WRITE] * LAYERS
+    assert not (piece.rows["flags"] & AccessFlag.DIGEST_UNKNOWN).any()
+
+
+def test_a_call_of_padding_alone_is_logged_without_accesses(
+    loops: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Slot 0 is vLLM's null slot."""
+    monkeypatch.setattr(loops, "SLOT", 0)
+    with loops.LOOPS["vllm"](loops.Sizes.of("cpu", LAYERS)) as loop:
+        piece = _logged(loop, tmp_path / "run.zarr")
+    assert piece.rows["kind"].tolist() == [AccessKind.NONE] * LAYERS
+
+
+def _logged(loop: Any, store: Path) -> Piece:
+    with capturing(store, CaptureOptions(digests=True)) as counts:
+        loop.step()
+    assert (counts.digested, counts.first_failure, counts.passed_over) == (LAYERS, None, {})
+    with Store.open(store) as opened:
+        (piece,) = (piece_of(record) for record in opened.records)
+    return piece

@@ -20,7 +20,6 @@ def test_commands_about_tensors_refuse_an_access_log(tmp_path: Path, gdnbench: C
     listed = gdnbench("ls", store)
     assert (listed.code, gdnbench("verify", store).code) == (0, 0)
     assert re.search(wording("cli.access-log", rows="12 accesses"), listed.out)
-    for command in (("replay", store, "--kernel", "torch"), ("diff", store, store)):
-        ran = gdnbench(*command)
-        assert ran.code != 0
-        assert re.search(wording("ops.access-log"), ran.out + ran.err)
+    ran = gdnbench("diff", store, store)
+    assert ran.code != 0
+    assert re.search(wording("ops.access-log"), ran.out + ran.err)
