@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand
 from tests.capture.test_claims import batch, in_step
 from tests.capture.test_graphs import Engine, run
 from tests.messages import wording
+from tests.sim.third_party.apart import TRITON_REQUIREMENTS, WITH_TRITON, need, triton_folder
 from tests.subset import quick
 
 DIGESTS = CaptureOptions(digests=True)
@@ -184,3 +188,49 @@ def test_a_piece_is_written_when_it_is_full_and_the_oldest_are_dropped(tmp_path:
 def test_options_that_are_about_tensors_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInputError, match=message):
         CaptureOptions(**options)
+
+
+# The benchmark on two small layers, which compares the last step's digests with NumPy's.
+ON_A_GPU = """
+import argparse, sys
+sys.path.insert(0, "scripts/benchmarks")
+import torch
+import bench_capture_digests as bench
+bench.SEGMENT_STEPS, bench.HV, bench.H = 1, 2, 1
+args = argparse.Namespace(device="cuda", seconds=0.0, step_ms=9.0)
+for in_graph in (True, False):
+    for sample in (1, 3):
+        decode = bench.Decode("cuda", 2, 3, torch.bfloat16, dim=64)
+        print("equal" if bench.measure(decode, sample, in_graph, args).digests_equal else "DIFFER")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["h100", "b200"])
+def test_graphs_and_eager_calls_on_a_virtual_gpu(machine: str) -> None:
+    need("triton", WITH_TRITON, TRITON_REQUIREMENTS)
+    root = Path(__file__).resolve().parents[2]
+    path = [path for path in (os.environ.get("PYTHONPATH"), str(root), triton_folder()) if path]
+    command = [
+        sys.executable,
+        "-m",
+        "gdnbench",
+        "sim",
+        "--machine",
+        machine,
+        "--",
+        sys.executable,
+        "-c",
+        ON_A_GPU,
+    ]
+    ran = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert [line for line in ran.stdout.splitlines() if line in ("equal", "DIFFER")] == ["equal"] * 4
+    assert "digest_pools" in ran.stdout
