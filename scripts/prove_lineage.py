@@ -6,8 +6,8 @@ must not be accused, and of every planted bug the checker must name the class an
     python scripts/prove_lineage.py --schedules 20 --bugs 2 --real 2 --stored 1
 
 A right schedule is checked whole, call by call as beside a program, and with four choices of its calls
-left out. Of `--schedules`, `--real` are served with a Qwen3-Next model of transformers. `--stored` schedules, right
-and with each bug, go through stores: ordinary records, every third record, and digests alone.
+left out. Of `--schedules`, `--real` are served with a Qwen3-Next model of transformers. `--stored` schedules,
+right and with each bug, go through stores: ordinary records, every third record, and digests alone.
 
 Exit status: 0 all as it should be, 1 something is not, 2 bad arguments.
 """

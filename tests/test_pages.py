@@ -46,6 +46,7 @@ PAGES = (
     "README.md",
     "docs/sim_files.md",
     "docs/clusters.md",
+    "docs/tutorial_lineage.md",
 )
 
 
