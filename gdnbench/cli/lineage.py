@@ -75,8 +75,8 @@ def _print(report: LineageReport, json: bool) -> None:
         return
     lines = list(text.lines(report))
     if lines:
-        rows = [text.table_row(line) for line in lines[:MOST_LINES]]
-        print(table(text.HEADERS, rows, right=text.RIGHT))
+        headers, rows = text.table_of_lines(report, lines[:MOST_LINES])
+        print(table(headers, rows, right=text.RIGHT))
     if len(lines) > MOST_LINES:
         print(f"... and {len(lines) - MOST_LINES} more; --json has all")
     for line in text.summary(report):

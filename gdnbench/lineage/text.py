@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gdnbench.lineage.check import LineageReport, ProcessResult
@@ -97,6 +97,18 @@ def table_row(line: Line) -> tuple[str, ...]:
         shown,
         "" if finding.own is None or finding.own == found else describe(table, finding.own),
     )
+
+
+def table_of_lines(report: LineageReport, shown: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
+    """Headers and rows. With several processes a column says which: by rank, if it has one."""
+    several = len(report.processes) > 1
+    headers = ["process"] * several + list(HEADERS)
+    rows = []
+    for line in shown:
+        process = line.process
+        name = f"rank {process.rank}" if process.rank else process.process
+        rows.append([name] * several + list(table_row(line)))
+    return headers, rows
 
 
 def _content(line: Line) -> str:

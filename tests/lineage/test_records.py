@@ -9,9 +9,20 @@ import torch
 
 from gdnbench.lineage.check import check_stores
 from gdnbench.lineage.finding import Unknown
+from gdnbench.lineage.text import lines, table_of_lines
 from gdnbench.store.reader import Store
 from tests.lineage.logs import Engine, Options
 from tests.lineage.stores import write_store
+
+
+def test_lines_of_several_processes_name_them(tmp_path: Path) -> None:
+    write_store(tmp_path / "run.zarr", Engine(3, Options(bug="older-version")).run(35), segments=2)
+    with Store.open(tmp_path / "run.zarr") as store:
+        report = check_stores([store])
+        names = [segment.name for segment in store.segments]
+    headers, rows = table_of_lines(report, list(lines(report)))
+    assert headers[0] == "process"
+    assert [row[0] for row in rows] == names
 
 
 @pytest.mark.parametrize("drafts", [False, True])
