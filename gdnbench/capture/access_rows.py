@@ -225,7 +225,7 @@ def _part(
     digested = None if tensor is None else (record.before if reads else record.after).get(tensor)
     source = None
     form = None if tensor is None else record.forms.get(tensor)
-    if tensor is None or digested is None or form is None:
+    if tensor is None or digested is None or form is None or not _is_whole_row(accesses, form):
         flags |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
     else:
         places, there = _places(row, record.numbers, tensor, len(digested.data))
@@ -234,6 +234,11 @@ def _part(
     part["chain"] = names.chains.number(Chain(accesses.chain, form, accesses.pooled))
     part["flags"] = flags
     return part, source
+
+
+def _is_whole_row(accesses: Accesses, form: RowForm) -> bool:
+    """Whether the content of an access is its whole row: digests are of whole rows."""
+    return accesses.columns is None or accesses.columns == form.shape[-1]
 
 
 def _places(

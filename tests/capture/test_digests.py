@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from gdnbench.capture import CaptureOptions, capturing, record
+from gdnbench.capture import CaptureOptions, access_rows, capturing, record
 from gdnbench.digests import row_digests
 from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
@@ -20,6 +21,7 @@ from gdnbench.store.access_log import AccessFlag, AccessKind
 from gdnbench.store.access_pieces import Piece, piece_of
 from gdnbench.store.reader import Store
 from gdnbench.store.verify import verify
+from gdnbench_kernels.contract import Accesses, Call
 from gdnbench_kernels.gdn_prefill.torch_chunked import torch_chunked
 from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of
 from tests.capture.test_claims import batch, in_step
@@ -155,6 +157,25 @@ def test_gathered_states_have_the_digests_of_their_rows(tmp_path: Path) -> None:
         ("WRITE", 0, after[0]),
         ("WRITE", 2, after[2]),
     ]
+
+
+def test_a_part_of_a_row_has_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digests are of whole rows: 8 columns are one, 5 are not."""
+    contract = operation("gdn_decode")
+    plain = contract.accesses
+    assert plain is not None
+    for columns, unknown in ((8, False), (5, True)):
+
+        def some(call: Call, columns: int = columns) -> tuple[Accesses, ...]:
+            return tuple(replace(one, columns=columns) for one in plain(call))
+
+        store = tmp_path / f"{columns}.zarr"
+        monkeypatch.setattr(access_rows, "operation", lambda op: replace(contract, accesses=some))
+        with capturing(store, DIGESTS):
+            Engine().forward()
+        (piece,) = pieces(store)
+        flags = piece.rows["flags"] & AccessFlag.DIGEST_UNKNOWN
+        assert set(flags.tolist()) == {AccessFlag.DIGEST_UNKNOWN if unknown else 0}
 
 
 @pytest.mark.slow
