@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gdnbench.capture.claims import Claims
+    from gdnbench.capture.parts import Part
     from gdnbench_kernels.contract import Scalar
 
 
@@ -82,6 +83,7 @@ class Observation:
     # Pools whose rows the call touches all; capture need not ask the operation for rows.
     whole_pools: frozenset[str] = frozenset()
     finish: Finish | None = None  # for tensors on a GPU, the writing thread calls it
+    part: Part | None = None  # which sequences of its step the call has, for the claims of the step
     claims: Claims | None = None  # of the call's sequences; None: the step around the call may know
     reduced: Reduced | None = None  # set by capture, if only digests of it are kept
     watched: Reduced | None = None  # set by capture, if its lineage is checked

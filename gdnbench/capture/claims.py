@@ -28,10 +28,12 @@ class Claims:
     each sequence's first token in this call, None if it is unknown. `padding`: the numbers of sequences
     that only fill the batch. `prefixes`: for each sequence 16 hexadecimal digits of `prefix_hash` of the
     request's tokens before its position. `slots`: the pool's row of each sequence, for states that the
-    caller gathered.
+    caller gathered. `kept`: the numbers of sequences whose states after each token the call keeps outside the
+    pool, where the engine later puts one of them. `elsewhere`: whether the engine also writes states in ways
+    that are not recorded: checkpoints within a prompt, states of another host.
 
-    A field but for `prefixes` may be an integer tensor, on the device too: it is copied with the call's
-    inputs, and nothing waits for it. A negative request or position in it is unknown. ValueError if lengths
+    FIELDS but `prefixes` may be integer tensors, on the device too: they are copied with the call's inputs,
+    and nothing waits for them. A negative request or position in one is unknown. ValueError if lengths
     differ.
     """
 
@@ -40,6 +42,8 @@ class Claims:
     padding: Sequence[int] | Tensor = ()
     prefixes: Sequence[str | None] | None = None
     slots: Sequence[int] | Tensor | None = None
+    kept: Sequence[int] = ()
+    elsewhere: bool = False
 
     def __post_init__(self) -> None:
         count = len(self.requests)
@@ -51,12 +55,14 @@ class Claims:
     def of_sequences(self, numbers: Sequence[int]) -> Claims:
         """The claims of these sequences, in this order: a call may have a part of a step's batch."""
         place = {number: new for new, number in enumerate(numbers)}
-        return Claims(
-            _chosen(self.requests, numbers),
-            _chosen(self.positions, numbers),
-            [place[int(number)] for number in self.padding if int(number) in place],
-            None if self.prefixes is None else _chosen(self.prefixes, numbers),
-            None if self.slots is None else _chosen(self.slots, numbers),
+        return replace(
+            self,
+            requests=_chosen(self.requests, numbers),
+            positions=_chosen(self.positions, numbers),
+            padding=[place[int(number)] for number in self.padding if int(number) in place],
+            prefixes=None if self.prefixes is None else _chosen(self.prefixes, numbers),
+            slots=None if self.slots is None else _chosen(self.slots, numbers),
+            kept=[place[number] for number in self.kept if number in place],
         )
 
     def padded(self, count: int) -> Claims:
@@ -71,12 +77,13 @@ class Claims:
         if self.tensors():
             raise ValueError("claims that are tensors cannot be padded")
         more = count - here
-        return Claims(
-            [*self.requests, *[None] * more],
-            [*self.positions, *[None] * more],
-            [*self.padding, *range(here, count)],
-            None if self.prefixes is None else [*self.prefixes, *[None] * more],
-            None if self.slots is None else [*self.slots, *[-1] * more],
+        return replace(
+            self,
+            requests=[*self.requests, *[None] * more],
+            positions=[*self.positions, *[None] * more],
+            padding=[*self.padding, *range(here, count)],
+            prefixes=None if self.prefixes is None else [*self.prefixes, *[None] * more],
+            slots=None if self.slots is None else [*self.slots, *[-1] * more],
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -86,7 +93,7 @@ class Claims:
 
     def with_host_values(self, holds: Callable[[Tensor], bool]) -> Claims:
         """These claims with tensors on the host, those that `holds` denies, as lists of their values now."""
-        here = {name: one.tolist() for name, one in self.tensors().items() if not holds(one)}
+        here: dict[str, Any] = {name: one.tolist() for name, one in self.tensors().items() if not holds(one)}
         return replace(self, **here) if here else self
 
     def without_values(self) -> Claims | None:
@@ -96,7 +103,8 @@ class Claims:
             return None
         positions = self.positions if _is_tensor(self.positions) else [None] * len(self.requests)
         padding = self.padding if _is_tensor(self.padding) else ()
-        return Claims(self.requests, positions, padding, None, self.slots if _is_tensor(self.slots) else None)
+        slots = self.slots if _is_tensor(self.slots) else None
+        return replace(self, positions=positions, padding=padding, prefixes=None, slots=slots)
 
     def bundled(self) -> dict[str, Tensor]:
         """The tensors by the names that they have on their way to the host."""
@@ -117,6 +125,10 @@ class Claims:
             found["prefixes"] = list(values["prefixes"])
         if values["slots"] is not None:
             found["slots"] = [int(one) for one in values["slots"]]
+        if self.kept:
+            found["kept"] = list(self.kept)
+        if self.elsewhere:
+            found["elsewhere"] = True
         return found
 
 

@@ -18,7 +18,7 @@ from gdnbench.capture.hook import AfterImport
 from gdnbench.capture.options import OPTIONS_VARIABLE, STORE_VARIABLE, CaptureOptions
 from gdnbench.capture.patching import Patch, Patcher
 from gdnbench.capture.report import Report
-from gdnbench.capture.steps import steps_of
+from gdnbench.capture.steps import parts_of_steps_of, steps_of
 from gdnbench.store.address import Address, checked_url, folder_to_write, is_url
 
 if TYPE_CHECKING:
@@ -54,10 +54,12 @@ class Capture:
         chosen = {adapter.framework for adapter, _ in selected}
         scopes = [(adapter, s) for adapter in found if adapter.framework in chosen for s in adapter.scopes]
         steps = [(adapter, step) for adapter in found for step in steps_of(adapter)]
+        parts = [(adapter, part) for adapter in found for part in parts_of_steps_of(adapter)]
         self.patcher = Patcher(
             [Patch(adapter, target, self._wrap_target) for adapter, target in selected]
             + [Patch(adapter, scope, self._wrap_scope) for adapter, scope in scopes]
-            + [Patch(adapter, step, self._wrap_step) for adapter, step in steps],
+            + [Patch(adapter, step, self._wrap_step) for adapter, step in steps]
+            + [Patch(adapter, part, self._wrap_part) for adapter, part in parts],
             imported=lambda module: report.note("imported", module=module),
             failed=lambda text: report.note("problem", text=text),
             uncaptured=adapters.select_uncaptured(options.op),
@@ -99,6 +101,11 @@ class Capture:
         self, adapter: Adapter, target: Target, function: Callable[..., Any]
     ) -> Callable[..., Any]:
         return self.session.wrap_step(adapter, target, function)
+
+    def _wrap_part(
+        self, adapter: Adapter, target: Target, function: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        return self.session.wrap_part_of_step(adapter, target, function)
 
     def _wrap_uncaptured(
         self, entry: UncapturedFunctions, target: Target, function: Callable[..., Any]

@@ -210,6 +210,24 @@ class Session:
 
         return stepped
 
+    def wrap_part_of_step(
+        self, adapter: Adapter, target: Target, function: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        parameters = Parameters.from_function(function)
+
+        @functools.wraps(function)
+        def learned(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            step = self._scopes.step
+            if step is not None and step.adapter is adapter and self.active:
+                try:
+                    step.learn(target, parameters.arguments(args, kwargs), result)
+                except Exception as error:
+                    self.counts.fail_claims(error)
+            return result
+
+        return learned
+
     def _begun_step(
         self,
         adapter: Adapter,

@@ -9,11 +9,17 @@ An adapter may have, beside the methods of `gdnbench.capture.adapter.Adapter`:
         Called at the begin of each step, whether calls below it are recorded or not, so it must be cheap and
         wait for no device. `arguments` holds the step's arguments by parameter name, `self` among them.
         Returns anything that `claims` needs (the runner itself, say), or None if nothing is known.
+    parts_of_steps: tuple[Target, ...]
+        Functions that the engine calls within a step and whose results say more of it, such as the one that
+        prepares a runner's inputs.
+    learn(known, target, arguments, result) -> None
+        Called after each call of such a function directly below a step of this adapter, with what `step`
+        returned, which it may change. As cheap as `step`.
     claims(known, observation) -> Claims | None
         Called for a recorded call below that step, and for each recorded call of a CUDA graph that is
         replayed below it. `known` is what `step` returned. In a replay, `observation.tensors` has only the
-        pools and the index tensors that select their rows. Returns claims in the order of the call's
-        sequences.
+        pools and the index tensors that select their rows. `observation.part` is what the call's own
+        adapter said of its place in the step. Returns claims in the order of the call's sequences.
 
 Calls below a step have the claims of the innermost step of their thread, whichever adapter recorded the
 call. An adapter whose calls name their requests themselves sets `Observation.claims` in `before` instead.
@@ -44,10 +50,20 @@ class Step:
         found: Claims | None = self.adapter.claims(self.known, observation)  # type: ignore[attr-defined]
         return found
 
+    def learn(self, target: Target, arguments: Mapping[str, Any], result: Any) -> None:
+        """Tell the adapter what a function within this step returned."""
+        if self.known is not None:
+            self.adapter.learn(self.known, target, arguments, result)  # type: ignore[attr-defined]
+
 
 def steps_of(adapter: Adapter) -> tuple[Target, ...]:
     """The functions that the adapter names as steps."""
     return tuple(getattr(adapter, "steps", ()))
+
+
+def parts_of_steps_of(adapter: Adapter) -> tuple[Target, ...]:
+    """The functions within steps that the adapter learns from."""
+    return tuple(getattr(adapter, "parts_of_steps", ()))
 
 
 def begun_step(adapter: Adapter, target: Target, arguments: Mapping[str, Any]) -> Step:

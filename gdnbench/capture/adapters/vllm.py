@@ -35,10 +35,12 @@ from gdnbench.capture.adapters.serving_decode import (
     split_features,
 )
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
+from gdnbench.capture.adapters.vllm_steps import PREPARED, STEPS, VllmStep, VllmSteps, part_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gdnbench.capture.claims import Claims
     from gdnbench_kernels.contract import Scalar
 
 GDN = "vllm.model_executor.layers.mamba.gdn"
@@ -119,6 +121,18 @@ class VllmAdapter:
         Target(module, f"{layer}.{method}") for module, layer in LAYERS.items() for method in CORES
     )
     signatures: Signatures = field(default_factory=names.SIGNATURES.copy_unchecked, compare=False, repr=False)
+    steps: tuple[Target, ...] = STEPS
+    parts_of_steps: tuple[Target, ...] = PREPARED
+    _steps: VllmSteps = field(default_factory=VllmSteps, compare=False, repr=False)
+
+    def step(self, target: Target, arguments: Mapping[str, Any]) -> VllmStep:
+        return self._steps.step(target, arguments)
+
+    def learn(self, known: VllmStep, target: Target, arguments: Mapping[str, Any], result: Any) -> None:
+        self._steps.learn(known, target, arguments, result)
+
+    def claims(self, known: VllmStep, observation: Observation) -> Claims | None:
+        return None if known.batch is None else known.batch.claims(observation.part)
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         name = BOUND[target.function]
@@ -222,6 +236,7 @@ def _prefill(backend: str, arguments: Mapping[str, Any], layer: object | None, s
             **({"not_recorded": "state_checkpoints"} if arguments.get("checkpoint_every_n_tokens") else {}),
         },
         finish=finish_prefill_with_metadata(known_of(step, COUNTS)),
+        part=part_of(step, len(cu_seqlens) - 1, prefill=True) if cu_seqlens is not None else None,
     )
 
 
@@ -255,6 +270,7 @@ def _decode(name: str, arguments: Mapping[str, Any], layer: object | None, step:
         },
         dispatch={"path": name, **(hidden if "output_gate" in arguments else {})},
         finish=batch.finish(known_of(step, COUNTS)),
+        part=part_of(step, batch.sequences, drafted=batch.accepted is not None),
     )
 
 
