@@ -185,13 +185,22 @@ class QwenGatedDeltaNetAttention(nn.Module):
     def _forward_core(self, mixed_qkv, b, a, core_attn_out):
         metadata = get_forward_context().attn_metadata
         step = None if metadata is None else metadata[self.prefix]
+        if step is not None and step.num_spec_decodes and step.num_prefills:
+            for one, rows in (("spec", step.spec_token_indx), ("rest", step.non_spec_token_indx)):
+                out = core_attn_out[rows]
+                self._core(step, mixed_qkv[rows], b[rows], a[rows], out, one == "spec")
+                core_attn_out[rows] = out
+            return
+        self._core(step, mixed_qkv, b, a, core_attn_out, step is not None and step.num_spec_decodes)
+
+    def _core(self, step, mixed_qkv, b, a, core_attn_out, drafted):
         q, k, v = split(mixed_qkv, self.pool)
         if step is None:  # kernels are compiled on something
             self.chunk_gated_delta_rule(
                 q, k, v, a[None].float(), b[None].float(), None, False, torch.tensor([0, len(a)])
             )
             return
-        if step.num_spec_decodes:
+        if drafted:
             o, _ = fused_sigmoid_gating_delta_rule_update(
                 A_log=self.A_log,
                 a=a,
