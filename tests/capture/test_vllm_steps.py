@@ -237,8 +237,9 @@ def test_a_dummy_run_is_nobodys(version: str, tmp_path: Path) -> None:
     assert claims == [EXPECTED[0], None]
 
 
+@pytest.mark.parametrize("version", quick(["V1", "V2"]))
 def test_prompts_whose_tokens_do_not_decide_the_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The prompt of `a` has an image, that of `b` a LoRA."""
     plain = request

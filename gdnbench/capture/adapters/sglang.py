@@ -37,13 +37,16 @@ from gdnbench.capture.adapters.serving_decode import (
     refuse_states,
     split_features,
 )
+from gdnbench.capture.adapters.sglang_steps import STEPS, SglangStep, slots_of_the_step, step
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
 from gdnbench.capture.adapters.slots import gather_states, int32_slots, refuse_in_graph, unwritten_slots
+from gdnbench.capture.parts import Part
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from gdnbench.capture.adapter import Finish
+    from gdnbench.capture.claims import Claims
 
 KERNELS = "sglang.srt.layers.attention.linear.kernels"
 RADIX = "sglang.srt.layers.radix_linear_attention"
@@ -87,7 +90,14 @@ class SglangAdapter:
         Target(module, function) for module, functions in MODULES.items() for function in functions
     )
     scopes: tuple[Target, ...] = (Target(RADIX, "RadixLinearAttention.forward"),)
+    steps: tuple[Target, ...] = STEPS
     signatures: Signatures = field(default_factory=names.SIGNATURES.copy_unchecked, compare=False, repr=False)
+
+    def step(self, target: Target, arguments: Mapping[str, Any]) -> SglangStep | None:
+        return step(arguments)
+
+    def claims(self, known: SglangStep, observation: Observation) -> Claims | None:
+        return known.claims(observation.part)
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         self.signatures.check(target.function, arguments)
@@ -140,6 +150,7 @@ def _prefill(backend: str, arguments: Mapping[str, Any]) -> Observation:
             refuse_in_graph(slots)
         seen["initial_state"] = Seen(gather_states(pool, slots), None, pool)
     seen |= metadata_tensors({SLOTS_BESIDE: slots, "extend_prefix_lens": arguments.get("extend_prefix_lens")})
+    sequences = len(seen["cu_seqlens"].tensor) - 1
     scale = arguments.get("scale")
     tracked = arguments.get("track_state") is not None or arguments.get("num_state_checkpoints")
     return Observation(
@@ -165,6 +176,7 @@ def _prefill(backend: str, arguments: Mapping[str, Any]) -> Observation:
             **({"not_recorded": "states on the way, for the prefix cache"} if tracked else {}),
         },
         finish=_refusing_padding(finish_prefill_with_metadata({})),
+        part=Part(range(sequences), slots=slots_of_the_step(sequences, slots)),
     )
 
 
@@ -218,6 +230,7 @@ def _decode(name: str, backend: str, arguments: Mapping[str, Any]) -> Observatio
             **({"not_recorded": "what is kept of each draft"} if _verifies(arguments) else {}),
         },
         finish=batch.finish({}),
+        part=Part(range(batch.sequences), keeps=_verifies(arguments)),
     )
 
 

@@ -1,0 +1,178 @@
+"""Whose the calls of SGLang's layers are: a few steps of two requests through a runner of models of its name.
+What is expected is written from the steps, not from what capture reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gdnbench.capture import capturing
+from gdnbench.store.reader import Store
+from tests.capture.frameworks import framework
+from tests.capture.test_sglang import ints, kernel_of, pool, prefill, raw
+from tests.subset import quick
+
+DRAFTS = 3
+MODES = ("extend", "decode", "target_verify", "dllm_extend")
+RUNNER = "sglang.srt.model_executor.model_runner"
+
+
+@pytest.fixture(autouse=True)
+def sglang() -> Iterator[None]:
+    with framework():
+        yield
+
+
+def mode(name: str) -> SimpleNamespace:
+    """A ForwardMode; verification and diffusion are kinds of extend."""
+    asked = {f"is_{one}": one == name for one in MODES} | {"is_extend": name != "decode"}
+    return SimpleNamespace(**{one: lambda said=said: said for one, said in asked.items()})
+
+
+def batch(name: str, requests: dict[str, int], lengths: list[int] | None = None, **more: Any) -> Any:
+    """A ForwardBatch of requests and where their first tokens are."""
+    starts = list(requests.values())
+    counts = lengths or [DRAFTS if name == "target_verify" else 1] * len(starts)
+    tokens = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
+    return SimpleNamespace(
+        forward_mode=mode(name),
+        rids=list(requests),
+        batch_size=len(starts),
+        positions=torch.cat(tokens),
+        extend_prefix_lens=torch.tensor(starts, dtype=torch.int32) if name == "extend" else None,
+        extend_seq_lens_cpu=lengths,
+        spec_info=SimpleNamespace(draft_token_num=DRAFTS),
+        **more,
+    )
+
+
+class Engine:
+    """A runner with one layer and its pool."""
+
+    def __init__(self, **more: Any) -> None:
+        self.runner = import_module(RUNNER).ModelRunner(**more)
+        self.kernel, self.pool = kernel_of("triton"), pool()
+        self.pool.zero_()
+        self.layer = import_module("sglang.srt.layers.radix_linear_attention").RadixLinearAttention
+
+    def extend(self, given: Any, slots: list[int]) -> None:
+        bounds = torch.tensor([0, *given.extend_seq_lens_cpu]).cumsum(0).int()
+        call = prefill(bounds, ints(*slots), ssm_states=self.pool)
+        self._run(given, lambda: self.layer(3, self.kernel.extend)(**call))
+
+    def decode(self, given: Any, slots: list[int]) -> None:
+        bounds = torch.arange(len(slots) + 1, dtype=torch.int32)
+        call = raw(len(slots), cache_indices=ints(*slots), query_start_loc=bounds, ssm_states=self.pool)
+        self._run(given, lambda: self.layer(3, self.kernel.decode)(**call))
+
+    def verify(self, given: Any, slots: list[int]) -> None:
+        """The states after each draft go to a buffer."""
+        count = len(slots)
+        bounds = torch.arange(0, (count + 1) * DRAFTS, DRAFTS, dtype=torch.int32)
+        kept = torch.zeros(9, DRAFTS, *self.pool.shape[1:])
+        call = raw(
+            count * DRAFTS,
+            cache_indices=ints(*slots),
+            query_start_loc=bounds,
+            ssm_states=self.pool,
+            intermediate_states_buffer=kept,
+            intermediate_state_indices=torch.arange(count, dtype=torch.int32),
+            cache_steps=DRAFTS,
+            retrieve_parent_token=None,
+        )
+        self._run(given, lambda: self.layer(3, self.kernel.target_verify)(**call))
+        self.kept = kept
+
+    def commit(self, slots: list[int], accepted: list[int]) -> None:
+        for row, (slot, count) in enumerate(zip(slots, accepted, strict=True)):
+            self.pool[slot] = self.kept[row, count - 1]
+
+    def _run(self, given: Any, model: Any) -> None:
+        given.model = lambda _: model()
+        self.runner.forward(given)
+
+
+def claims_of(path: Path) -> list[Any]:
+    return [record.info.dispatch.get("lineage") for record in Store.open(path).records]
+
+
+def test_requests_of_each_step(tmp_path: Path) -> None:
+    with capturing(tmp_path / "run.zarr") as counts:
+        engine = Engine()
+        # The first chunk of a's prompt, and b's prompt.
+        engine.extend(batch("extend", {"a": 0, "b": 0}, [5, 3]), [4, 7])
+        # The rest of a's prompt beside a token of b.
+        engine.extend(batch("extend", {"a": 5, "b": 3}, [3, 1]), [4, 7])
+        # The batch in another order, filled up to three rows.
+        engine.decode(batch("decode", {"b": 4, "a": 8}), [7, 4, -1])
+        engine.verify(batch("target_verify", {"b": 5, "a": 9}), [7, 4])
+        engine.commit([7, 4], [1, 2])
+        # b is retracted, and begins again in another slot.
+        engine.decode(batch("decode", {"a": 11}), [4])
+        engine.pool[2] = 0
+        engine.extend(batch("extend", {"b": 0}, [6]), [2])
+    assert (counts.failures, counts.first_failure, counts.passed_over, counts.unclaimed) == (0, None, {}, {})
+    assert claims_of(tmp_path / "run.zarr") == [
+        {"requests": ["a", "b"], "positions": [0, 0], "padding": [], "slots": [4, 7]},
+        {"requests": ["a", "b"], "positions": [5, 3], "padding": [], "slots": [4, 7]},
+        {"requests": ["b", "a", None], "positions": [4, 8, None], "padding": [2]},
+        {"requests": ["b", "a"], "positions": [5, 9], "padding": [], "kept": [0, 1]},
+        {"requests": ["a"], "positions": [11], "padding": []},
+        {"requests": ["b"], "positions": [0], "padding": [], "slots": [2]},
+    ]
+
+
+@pytest.mark.slow
+def test_slots_of_a_copy_of_the_pool(tmp_path: Path) -> None:
+    """A backend whose kernels need one after another copies them; its metadata has their own slots."""
+    context = import_module("sglang.srt.model_executor.forward_context")
+    metadata = SimpleNamespace(mamba_cache_indices=ints(4, 7))
+    backend = SimpleNamespace(linear_attn_backend=SimpleNamespace(forward_metadata=metadata))
+    with capturing(tmp_path / "run.zarr"), context.forward_context(backend):
+        Engine().extend(batch("extend", {"a": 0, "b": 0}, [5, 3]), [0, 1])
+    (found,) = claims_of(tmp_path / "run.zarr")
+    assert found["slots"] == [4, 7]
+
+
+UNKNOWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a draft model's worker": ({"is_draft_worker": True}, {}),
+    "context parallel": ({}, {"attn_cp_metadata": object()}),
+    "two batches that overlap": ({}, {"tbo_split_seq_index": 1}),
+    "items to score": ({}, {"multi_item_delimiter_indices": [ints(2)]}),
+    "requests without a name": ({}, {"rids": None}),
+    "diffusion": ({}, {"forward_mode": mode("dllm_extend")}),
+}
+
+
+@pytest.mark.parametrize("case", quick(UNKNOWN))
+def test_calls_that_are_nobodys(case: str, tmp_path: Path) -> None:
+    runner, more = UNKNOWN[case]
+    given = batch("extend", {"a": 0, "b": 0}, [5, 3])
+    for name, value in more.items():
+        setattr(given, name, value)
+    with capturing(tmp_path / "run.zarr") as counts:
+        Engine(**runner).extend(given, [4, 7])
+    assert (counts.failures, counts.records, counts.unclaimed) == (0, 1, {})
+    assert claims_of(tmp_path / "run.zarr") == [None]
+
+
+ELSEWHERE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "states within a prompt": ({}, {"mamba_track_indices": ints(8, 8)}),
+    "states in fewer bits": ({"req_to_token_pool": SimpleNamespace(mamba_ckpt_pool=object())}, {}),
+    "another host": ({"server_args": SimpleNamespace(disaggregation_mode="decode")}, {}),
+}
+
+
+@pytest.mark.parametrize("case", quick(ELSEWHERE))
+def test_states_that_come_from_elsewhere(case: str, tmp_path: Path) -> None:
+    runner, more = ELSEWHERE[case]
+    with capturing(tmp_path / "run.zarr"):
+        Engine(**runner).extend(batch("extend", {"a": 0, "b": 0}, [5, 3], **more), [4, 7])
+    (found,) = claims_of(tmp_path / "run.zarr")
+    assert found["elsewhere"] is True
