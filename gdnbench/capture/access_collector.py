@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gdnbench.capture.access_rows import AccessRows, Chain, Rows
+from gdnbench.capture.claims import LINEAGE
 from gdnbench.capture.digest_record import DigestRecord
 from gdnbench.capture.graph_digests import DigestBatch
 from gdnbench.store.access_pieces import Piece, draft_of_piece
@@ -47,6 +48,7 @@ class AccessCollector:
         self._first = 0  # number of the next piece's first row
         self._pieces = 0
         self._begins_whole: bool | None = None
+        self._elsewhere = False
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         self._closing = False
@@ -64,6 +66,7 @@ class AccessCollector:
                 parts = [self._rows.rows(record)]
             if self._begins_whole is None:
                 self._begins_whole = min(int(rows["call"].min()) for rows in parts) == 0
+            self._elsewhere |= _writes_elsewhere(record)
             self._parts += parts
             self._count += sum(map(len, parts))
             if self._thread is None:
@@ -91,6 +94,7 @@ class AccessCollector:
                     sample=self._sample,
                     whole=bool(self._begins_whole) and lost == 0,
                     lost=lost,
+                    elsewhere=self._elsewhere,
                 )
                 self._journal.append(draft_of_piece(piece, self._first, self._pieces))
                 self._first += len(piece.rows)
@@ -129,6 +133,13 @@ def _grouped(parts: list[Rows], most: int) -> Iterator[Rows]:
             group, count = [], 0
     if group:
         yield np.concatenate(group)
+
+
+def _writes_elsewhere(record: DigestRecord | DigestBatch) -> bool:
+    """Whether the engine says that it also writes states in ways that are not recorded."""
+    if isinstance(record, DigestBatch):
+        return any(part.claims is not None and part.claims.elsewhere for part in record.parts)
+    return bool((record.info.dispatch.get(LINEAGE) or {}).get("elsewhere"))
 
 
 def _described(chain: Chain) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from gdnbench.capture.digest_record import DigestRecord, RowForm
 from gdnbench.capture.graph_digests import DigestBatch
 from gdnbench.ops import operation
 from gdnbench.record import Status
-from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag, AccessKind
+from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag, AccessKind, kept_writes
 from gdnbench_kernels.contract import Accesses, Operation
 
 _TEMPLATES = 64
@@ -146,7 +146,7 @@ def _key(record: DigestRecord) -> tuple[Any, ...]:
         tuple(info.scalars.items()),
         tuple(info.conventions.items()),
         tuple(kept.shapes.items()),
-        tuple((name, *map(tuple, (values,))) for name, values in claims.items()),
+        tuple((name, repr(values)) for name, values in claims.items()),
         tuple(integers),
         tuple(numbers),
         tuple(record.forms.items()),
@@ -159,6 +159,7 @@ def _made(record: DigestRecord, names: Dictionary) -> _Template:
     parts: list[Rows] = []
     sources: list[_Source] = []
     start = 0
+    kept = (record.info.dispatch.get(LINEAGE) or {}).get("kept", ())
     for accesses in _accesses(record, contract):
         for kind in (AccessKind.READ, AccessKind.WRITE):
             part, found = _part(record, contract, accesses, kind, names)
@@ -167,6 +168,9 @@ def _made(record: DigestRecord, names: Dictionary) -> _Template:
                     sources.append(_Source(start, start + len(part), kind, *found))
                 parts.append(part)
                 start += len(part)
+                if kind is AccessKind.READ and kept and not accesses.window:
+                    parts.append(kept_writes(part, kept))
+                    start += len(parts[-1])
     if not parts:
         none = np.zeros(1, dtype=ROW)
         none["kind"] = AccessKind.NONE

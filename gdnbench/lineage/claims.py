@@ -21,7 +21,8 @@ class Claims:
     """By sequence; past the end of a list nothing is known.
 
     `requests`: names, or None. `positions`: of the sequence's first token in its request. `prefixes`: hashes
-    of the request's tokens before that one, 0 if unknown. `slots`: of gathered states.
+    of the request's tokens before that one, 0 if unknown. `slots`: of gathered states. `kept`: sequences
+    whose states the call keeps outside the pool. `elsewhere`: the engine writes states in other ways too.
     """
 
     requests: tuple[str | None, ...] = ()
@@ -29,6 +30,8 @@ class Claims:
     padding: frozenset[int] = frozenset()
     prefixes: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
+    kept: frozenset[int] = frozenset()
+    elsewhere: bool = False
 
 
 def claims_of(dispatch: Mapping[str, Any], where: str) -> Claims:
@@ -50,6 +53,8 @@ def claims_of(dispatch: Mapping[str, Any], where: str) -> Claims:
         frozenset(_numbers(found, "padding", where, 1 << 31)),
         tuple(0 if one is None else int(one, 16) for one in prefixes),
         _numbers(found, "slots", where, _SLOTS),
+        frozenset(_numbers(found, "kept", where, 1 << 31)),
+        found.get("elsewhere", False) is not False,
     )
 
 

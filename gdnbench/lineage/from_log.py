@@ -53,6 +53,7 @@ def _table(process: str, records: Sequence[StoredRecord], advance: Progress | No
         if number == 0:
             # The oldest pieces of a bounded log are gone; the first piece of a log has number 0.
             whole, sample = piece.whole and record.info.step == 0, piece.sample
+        whole &= not piece.elsewhere
         if piece.sample != sample:
             raise StoreError(f"record {record.key}: its digests have sample {piece.sample}, others {sample}")
         if advance is not None:

@@ -19,7 +19,7 @@ from gdnbench.lineage.claims import Claims, claims_of
 from gdnbench.lineage.table import AccessTable, Rows
 from gdnbench.ops import operations
 from gdnbench.record import Status
-from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag, AccessKind
+from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag, AccessKind, kept_writes
 from gdnbench.store.layout import Location
 from gdnbench.store.reader import Store, StoredRecord, TensorHandle
 from gdnbench_kernels.contract import Accesses, Call, ContractError, Operation
@@ -142,6 +142,8 @@ def _table(process: str, seen: list[_Seen]) -> AccessTable:
                     form = forms[info.layer, accesses.chain]
                     _fill_digests(part, one.record, accesses, kind, form, digests)
                     parts.append(part)
+                    if kind is AccessKind.READ and one.claims.kept and not accesses.window:
+                        parts.append(kept_writes(part, one.claims.kept))
         if len(parts) == first:
             none = np.zeros(1, dtype=ROW)
             none["kind"] = AccessKind.NONE

@@ -6,10 +6,12 @@ logs, or makes the same rows of records.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import IntEnum, IntFlag
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 class AccessKind(IntEnum):
@@ -47,3 +49,18 @@ ROW: Final = np.dtype(
     ]
 )
 """One access. A call's reads find the pool as it was before the call, its writes as it is after it."""
+
+
+def kept_writes(reads: NDArray[np.void], kept: Collection[int]) -> NDArray[np.void]:
+    """Writes of the sequences `kept` of a call whose reads are given: it leaves the pool as it is, keeps the
+    state after each token elsewhere, and the engine puts one of them into the slot later. Their digests are
+    unknown."""
+    chosen = reads[np.isin(reads["sequence"], list(kept)) & (reads["tokens"] > 0)]
+    tokens = chosen["tokens"].astype(np.int64)
+    found = np.repeat(chosen, tokens)
+    token = np.arange(len(found)) - np.repeat(np.cumsum(tokens) - tokens, tokens) + 1
+    found["kind"], found["prefix"], found["digest"] = AccessKind.WRITE, 0, 0
+    found["position"] = np.where(found["position"] < 0, UNKNOWN, found["position"] + token)
+    found["flags"] |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
+    found["flags"][token > 1] |= np.uint8(AccessFlag.DRAFT)
+    return found

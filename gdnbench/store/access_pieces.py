@@ -35,6 +35,7 @@ class Piece:
 
     `whole`: the process called nothing before its first row, and everything that it called until this piece's
     end is in the log. `lost`: how many calls were not logged until then, as far as capture knows.
+    `elsewhere`: the engine also wrote states in other ways than by calls.
     """
 
     rows: NDArray[np.void]
@@ -44,6 +45,7 @@ class Piece:
     sample: int
     whole: bool
     lost: int = 0
+    elsewhere: bool = False
 
 
 def draft_of_piece(piece: Piece, first: int, number: int) -> RecordDraft:
@@ -63,6 +65,7 @@ def draft_of_piece(piece: Piece, first: int, number: int) -> RecordDraft:
         "sample": piece.sample,
         "whole": piece.whole,
         "lost": piece.lost,
+        "elsewhere": piece.elsewhere,
     }
     info = RecordInfo(
         op=ACCESS_LOG,
@@ -115,4 +118,5 @@ def piece_of(record: StoredRecord) -> Piece:
     sample, whole, lost = said.get("sample"), said.get("whole"), said.get("lost", 0)
     if type(sample) is not int or sample < 1 or not isinstance(whole, bool) or type(lost) is not int:
         raise StoreError(f"{where}: sample, whole and lost are {(sample, whole, lost)!r}")
-    return Piece(rows, **found, sample=sample, whole=whole, lost=lost)  # type: ignore[arg-type]
+    elsewhere = said.get("elsewhere", False) is not False
+    return Piece(rows, **found, sample=sample, whole=whole, lost=lost, elsewhere=elsewhere)  # type: ignore[arg-type]

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from gdnbench.capture import capturing
+from gdnbench.lineage.check import check_stores
+from gdnbench.lineage.finding import Break, Unknown
 from gdnbench.store.reader import Store
 from tests.capture.frameworks import framework
 from tests.capture.test_sglang import ints, kernel_of, pool, prefill, raw
@@ -59,17 +61,17 @@ class Engine:
         self.runner = import_module(RUNNER).ModelRunner(**more)
         self.kernel, self.pool = kernel_of("triton"), pool()
         self.pool.zero_()
-        self.layer = import_module("sglang.srt.layers.radix_linear_attention").RadixLinearAttention
+        self.layer = import_module("sglang.srt.layers.radix_linear_attention").RadixLinearAttention(3, None)
 
     def extend(self, given: Any, slots: list[int]) -> None:
         bounds = torch.tensor([0, *given.extend_seq_lens_cpu]).cumsum(0).int()
         call = prefill(bounds, ints(*slots), ssm_states=self.pool)
-        self._run(given, lambda: self.layer(3, self.kernel.extend)(**call))
+        self._run(given, self.kernel.extend, call)
 
     def decode(self, given: Any, slots: list[int]) -> None:
         bounds = torch.arange(len(slots) + 1, dtype=torch.int32)
         call = raw(len(slots), cache_indices=ints(*slots), query_start_loc=bounds, ssm_states=self.pool)
-        self._run(given, lambda: self.layer(3, self.kernel.decode)(**call))
+        self._run(given, self.kernel.decode, call)
 
     def verify(self, given: Any, slots: list[int]) -> None:
         """The states after each draft go to a buffer."""
@@ -86,15 +88,16 @@ class Engine:
             cache_steps=DRAFTS,
             retrieve_parent_token=None,
         )
-        self._run(given, lambda: self.layer(3, self.kernel.target_verify)(**call))
+        self._run(given, self.kernel.target_verify, call)
         self.kept = kept
 
     def commit(self, slots: list[int], accepted: list[int]) -> None:
         for row, (slot, count) in enumerate(zip(slots, accepted, strict=True)):
             self.pool[slot] = self.kept[row, count - 1]
 
-    def _run(self, given: Any, model: Any) -> None:
-        given.model = lambda _: model()
+    def _run(self, given: Any, kernel: Any, call: dict[str, Any]) -> None:
+        self.layer.backend = kernel
+        given.model = lambda _: self.layer(**call)
         self.runner.forward(given)
 
 
@@ -102,8 +105,9 @@ def claims_of(path: Path) -> list[Any]:
     return [record.info.dispatch.get("lineage") for record in Store.open(path).records]
 
 
-def test_requests_of_each_step(tmp_path: Path) -> None:
-    with capturing(tmp_path / "run.zarr") as counts:
+def run(path: Path, stale: int | None = None) -> None:
+    """Steps of two requests; in the last one a has the slot `stale`."""
+    with capturing(path) as counts:
         engine = Engine()
         # The first chunk of a's prompt, and b's prompt.
         engine.extend(batch("extend", {"a": 0, "b": 0}, [5, 3]), [4, 7])
@@ -113,11 +117,16 @@ def test_requests_of_each_step(tmp_path: Path) -> None:
         engine.decode(batch("decode", {"b": 4, "a": 8}), [7, 4, -1])
         engine.verify(batch("target_verify", {"b": 5, "a": 9}), [7, 4])
         engine.commit([7, 4], [1, 2])
-        # b is retracted, and begins again in another slot.
+        # b is retracted, and begins again in another slot, with what it has answered.
         engine.decode(batch("decode", {"a": 11}), [4])
         engine.pool[2] = 0
         engine.extend(batch("extend", {"b": 0}, [6]), [2])
+        engine.decode(batch("decode", {"a": 12}), [stale or 4])
     assert (counts.failures, counts.first_failure, counts.passed_over, counts.unclaimed) == (0, None, {}, {})
+
+
+def test_requests_of_each_step(tmp_path: Path) -> None:
+    run(tmp_path / "run.zarr")
     assert claims_of(tmp_path / "run.zarr") == [
         {"requests": ["a", "b"], "positions": [0, 0], "padding": [], "slots": [4, 7]},
         {"requests": ["a", "b"], "positions": [5, 3], "padding": [], "slots": [4, 7]},
@@ -125,7 +134,22 @@ def test_requests_of_each_step(tmp_path: Path) -> None:
         {"requests": ["b", "a"], "positions": [5, 9], "padding": [], "kept": [0, 1]},
         {"requests": ["a"], "positions": [11], "padding": []},
         {"requests": ["b"], "positions": [0], "padding": [], "slots": [2]},
+        {"requests": ["a"], "positions": [12], "padding": []},
     ]
+    report = check_stores([Store.open(tmp_path / "run.zarr")])
+    assert (report.findings, report.total("reads"), report.total("right")) == (0, 11, 10)
+    assert report.unknown == {Unknown.NO_DIGEST: 1}  # a's read of what was kept of its drafts
+
+
+@pytest.mark.slow
+def test_lineage_of_a_stale_slot(tmp_path: Path) -> None:
+    """The one that b has since the step before."""
+    run(tmp_path / "run.zarr", stale=2)
+    report = check_stores([Store.open(tmp_path / "run.zarr")])
+    (process,) = report.processes
+    (found,) = [one for chain in process.chains for one in chain.findings]
+    assert found.kind is Break.SHARED_SLOT
+    assert (process.table.requests[found.found.request], found.found.position) == ("a", 12)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ here stand under their own names. What is expected is written from the steps, no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +18,8 @@ from torch import Tensor
 from gdnbench.capture import capturing, runtime
 from gdnbench.capture.adapter import Target
 from gdnbench.capture.adapters.vllm import VllmAdapter
+from gdnbench.lineage.check import check_stores
+from gdnbench.lineage.finding import Break
 from gdnbench.store.reader import Store
 from tests.capture.frameworks import framework
 from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of
@@ -188,6 +190,32 @@ def run(
 @pytest.mark.parametrize("version", ["V1", "V2"])
 def test_requests_of_each_step(version: str, tmp_path: Path) -> None:
     assert run(tmp_path / "run.zarr", version, STEPS) == EXPECTED
+
+
+def broken(path: Path) -> list[tuple[Break, str, int]]:
+    """The breaks that `gdnbench lineage` finds: kind, request and position of the read."""
+    report = check_stores([Store.open(path)])
+    (process,) = report.processes
+    assert report.total("right") + report.findings == report.total("reads") == 9
+    return [
+        (one.kind, process.table.requests[one.found.request], one.found.position)
+        for chain in process.chains
+        for one in chain.findings
+    ]
+
+
+@pytest.mark.parametrize("version", quick(["V1", "V2"], 0))
+def test_lineage_of_the_steps(version: str, tmp_path: Path) -> None:
+    run(tmp_path / "run.zarr", version, STEPS)
+    assert broken(tmp_path / "run.zarr") == []
+
+
+@pytest.mark.parametrize("version", quick(["V1", "V2"]))
+def test_lineage_of_a_stale_slot(version: str, tmp_path: Path) -> None:
+    """In the third step b's second column is the slot of the state after its first token."""
+    stale = replace(STEPS[2], slots={"a": [1, 2, 3], "b": [5, 4, 6]})
+    run(tmp_path / "run.zarr", version, [*STEPS[:2], stale, *STEPS[3:]])
+    assert broken(tmp_path / "run.zarr") == [(Break.OLDER_VERSION, "b", 5)]
 
 
 @pytest.mark.parametrize("version", quick(["V1", "V2"]))
