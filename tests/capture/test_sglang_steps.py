@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from gdnbench.capture import capturing
+from gdnbench.capture import CaptureOptions, capturing
 from gdnbench.lineage.check import check_stores
 from gdnbench.lineage.finding import Break, Unknown
 from gdnbench.store.reader import Store
@@ -105,9 +105,9 @@ def claims_of(path: Path) -> list[Any]:
     return [record.info.dispatch.get("lineage") for record in Store.open(path).records]
 
 
-def run(path: Path, stale: int | None = None) -> None:
+def run(path: Path, stale: int | None = None, options: CaptureOptions | None = None) -> None:
     """Steps of two requests; in the last one a has the slot `stale`."""
-    with capturing(path) as counts:
+    with capturing(path, options) as counts:
         engine = Engine()
         # The first chunk of a's prompt, and b's prompt.
         engine.extend(batch("extend", {"a": 0, "b": 0}, [5, 3]), [4, 7])
@@ -142,9 +142,18 @@ def test_requests_of_each_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_lineage_of_a_stale_slot(tmp_path: Path) -> None:
+def test_lineage_of_digests(tmp_path: Path) -> None:
+    run(tmp_path / "run.zarr", options=CaptureOptions(digests=True))
+    report = check_stores([Store.open(tmp_path / "run.zarr")])
+    assert (report.findings, report.total("reads"), report.total("right")) == (0, 11, 10)
+    assert report.unknown == {Unknown.NO_DIGEST: 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("digests", [False, True])
+def test_lineage_of_a_stale_slot(digests: bool, tmp_path: Path) -> None:
     """The one that b has since the step before."""
-    run(tmp_path / "run.zarr", stale=2)
+    run(tmp_path / "run.zarr", stale=2, options=CaptureOptions(digests=digests))
     report = check_stores([Store.open(tmp_path / "run.zarr")])
     (process,) = report.processes
     (found,) = [one for chain in process.chains for one in chain.findings]

@@ -3,7 +3,7 @@ here stand under their own names. What is expected is written from the steps, no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from gdnbench.capture import capturing, runtime
+from gdnbench.capture import CaptureOptions, capturing, runtime
 from gdnbench.capture.adapter import Target
 from gdnbench.capture.adapters.vllm import VllmAdapter
 from gdnbench.lineage.check import check_stores
@@ -175,10 +175,10 @@ EXPECTED = [
 
 
 def run(
-    path: Path, version: str, plans: list[Plan], made: Callable[[], Any] = layer, **more: Any
+    path: Path, version: str, plans: list[Plan], options: CaptureOptions | None = None, **more: Any
 ) -> list[Any]:
-    with capturing(path) as counts:
-        module = made()
+    with capturing(path, options) as counts:
+        module = layer()
         module.pool.zero_()
         runner = runner_of(version, **more)
         for plan in plans:
@@ -204,23 +204,32 @@ def broken(path: Path) -> list[tuple[Break, str, int]]:
     ]
 
 
-@pytest.mark.parametrize("version", quick(["V1", "V2"], 0))
-def test_lineage_of_the_steps(version: str, tmp_path: Path) -> None:
-    run(tmp_path / "run.zarr", version, STEPS)
+KINDS = quick([("V1", False), ("V2", False), ("V1", True), ("V2", True)], 0)
+"""Runners, and whether calls are kept as digests only."""
+
+
+@pytest.mark.parametrize(("version", "digests"), KINDS)
+def test_lineage_of_the_steps(version: str, digests: bool, tmp_path: Path) -> None:
+    run(tmp_path / "run.zarr", version, STEPS, CaptureOptions(digests=digests))
     assert broken(tmp_path / "run.zarr") == []
 
 
-@pytest.mark.parametrize("version", quick(["V1", "V2"]))
-def test_lineage_of_a_stale_slot(version: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(("version", "digests"), KINDS)
+def test_lineage_of_a_stale_slot(version: str, digests: bool, tmp_path: Path) -> None:
     """In the third step b's second column is the slot of the state after its first token."""
     stale = replace(STEPS[2], slots={"a": [1, 2, 3], "b": [5, 4, 6]})
-    run(tmp_path / "run.zarr", version, [*STEPS[:2], stale, *STEPS[3:]])
+    plans = [*STEPS[:2], stale, *STEPS[3:]]
+    run(tmp_path / "run.zarr", version, plans, CaptureOptions(digests=digests))
     assert broken(tmp_path / "run.zarr") == [(Break.OLDER_VERSION, "b", 5)]
 
 
 @pytest.mark.parametrize("version", quick(["V1", "V2"]))
 def test_a_batch_filled_up_for_a_graph(version: str, tmp_path: Path) -> None:
     plans = [STEPS[0], Plan({"b": 1, "a": 1}, [3, 5], [-1, -1], [1, 1], padding=2)]
+    run(tmp_path / "digests.zarr", version, plans, CaptureOptions(digests=True))
+    report = check_stores([Store.open(tmp_path / "digests.zarr")])
+    assert (report.findings, report.total("right")) == (0, 4)
     _, found = run(tmp_path / "run.zarr", version, plans)
     assert found["requests"] == ["b", "a", None, None]
     assert (found["positions"], found["padding"]) == ([3, 5, None, None], [2, 3])
@@ -249,6 +258,21 @@ def test_states_that_come_from_elsewhere(version: str, more: dict[str, Any], tmp
     assert run(tmp_path / "run.zarr", version, STEPS, **more) == [
         {**one, "elsewhere": True} for one in expected
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_lineage_of_a_state_that_no_call_wrote(blocks: int, tmp_path: Path) -> None:
+    """b begins in the middle, with a state that is there: wrong, unless the engine writes states elsewhere."""
+    with capturing(tmp_path / "run.zarr", CaptureOptions(digests=True)):
+        module, runner = layer(), runner_of("V1", blocks=blocks)
+        module.pool.zero_()
+        for plan in (Plan({"a": 5}, [0], [-1], [1]), Plan({"b": 1}, [2], [-1], [1])):
+            runner.execute_model(plan.scheduled(module))
+            module.pool[4] = 1
+    (process,) = check_stores([Store.open(tmp_path / "run.zarr")]).processes
+    found = [one.kind for chain in process.chains for one in chain.findings]
+    assert found == ([] if blocks else [Break.NEVER_WRITTEN])
 
 
 @pytest.mark.parametrize("version", quick(["V1", "V2"], 0))
