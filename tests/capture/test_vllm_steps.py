@@ -263,7 +263,7 @@ def test_states_that_come_from_elsewhere(version: str, more: dict[str, Any], tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("blocks", [0, 1])
 def test_lineage_of_a_state_that_no_call_wrote(blocks: int, tmp_path: Path) -> None:
-    """b begins in the middle, with a state that is there: wrong, unless the engine writes states elsewhere."""
+    """b begins in the middle, with a state that is there: wrong, unless the engine writes others too."""
     with capturing(tmp_path / "run.zarr", CaptureOptions(digests=True)):
         module, runner = layer(), runner_of("V1", blocks=blocks)
         module.pool.zero_()

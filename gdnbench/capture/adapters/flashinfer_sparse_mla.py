@@ -38,6 +38,8 @@ from gdnbench.capture.adapters.serving_decode import (
 from gdnbench.capture.adapters.serving_flash_mla import COMPRESSED, ROW_BYTES, WIDE
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
 from gdnbench.capture.adapters.slots import PADDING
+from gdnbench.capture.adapters.vllm_steps import part_of_window, window_step
+from gdnbench.capture.parts import Part
 
 if TYPE_CHECKING:
     import torch
@@ -99,6 +101,7 @@ class FlashinferSparseMlaAdapter:
                 **({"not_recorded": NOT_RECORDED} if _rotates(arguments) else {}),
             },
             finish=_refuse_wide,
+            part=_part(arguments, len(indices), layer),
         )
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
@@ -118,6 +121,17 @@ class FlashinferSparseMlaAdapter:
     def parallel(self) -> Mapping[str, tuple[int, int]]:
         ranks = parallel_ranks("vllm.distributed.parallel_state", ("tp", "pp", "dp"))
         return ranks or parallel_ranks("sglang.srt.distributed.parallel_state", ("tp", "pp"))
+
+
+def _part(arguments: Mapping[str, Any], rows: int, layer: object | None) -> Part | None:
+    """The rows' tokens in the step of the engine whose layer calls."""
+    if type(layer).__module__.startswith("sglang."):
+        return Part(range(rows), tokens=True)
+    step = window_step(layer)
+    if step is not None and _rotates(arguments):
+        return Part(range(rows), tokens=True)  # it has all rows, and sequences say which are computed
+    given, offsets = arguments["sparse_indices"], arguments.get("cum_seq_lens_q")
+    return part_of_window(rows, step, indices=given, offsets=offsets)
 
 
 @cache

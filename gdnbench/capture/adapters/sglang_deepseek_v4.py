@@ -36,6 +36,7 @@ from gdnbench.capture.adapters.sglang_signatures import (
     SWAPAB,
 )
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
+from gdnbench.capture.parts import Part
 
 INTERFACE = "sglang.kernels.ops.attention.flash_mla_interface"
 KERNEL = "sgl_kernel.flash_mla"  # before 0.5.23
@@ -78,6 +79,7 @@ class SglangDeepseekV4Adapter:
             tensors={**seen.tensors, **metadata_tensors(metadata)},
             dispatch={**seen.dispatch, "path": "decode", "backend": BACKENDS[target.function]},
             finish=finish_with_metadata({}),
+            part=Part(range(len(given["q"])), tokens=True),
         )
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:

@@ -20,6 +20,7 @@ from gdnbench.capture.adapters.serving_flash_mla import flash_mla_table, refuse_
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
 from gdnbench.capture.adapters.vllm import known_of, parallel, step_of
 from gdnbench.capture.adapters.vllm_signatures import FLASH_MLA, SIGNATURES
+from gdnbench.capture.adapters.vllm_steps import part_of_window
 
 LAYERS = tuple(f"vllm.models.{model}.nvidia.flashmla" for model in ("deepseek_v4", "deepseek_v41"))
 MODULES = (*LAYERS, "vllm.v1.attention.ops.flashmla", "vllm.third_party.flashmla.flash_mla_interface")
@@ -47,6 +48,7 @@ class VllmDeepseekV4Adapter:
             tensors={**seen.tensors, **metadata_tensors(metadata)},
             dispatch={**seen.dispatch, "path": "decode", "backend": "flashmla"},
             finish=finish_with_metadata(known_of(step, COUNTS)),
+            part=part_of_window(len(arguments["q"]), step),
         )
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:

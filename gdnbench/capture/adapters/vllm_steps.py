@@ -15,6 +15,7 @@ come from checkpoints within a prompt or from another host.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -203,7 +204,42 @@ def _slots(step: Any) -> Tensor | None:
     return None
 
 
-def tokens_of(step: Any, rows: int) -> Part | None:
-    """The part of a step that a call with a row for each token has, of the layer's metadata of a window: the
-    tokens of decodes, which come first. None for a call without metadata."""
-    return None if step is None else Part(range(rows), tokens=True)
+def part_of_window(
+    rows: int, step: Any, *, indices: Tensor | None = None, offsets: Tensor | None = None
+) -> Part | None:
+    """The part of a step that a call with a row for each query token of a window has; None without metadata.
+
+    `step`: the layer's DeepseekSparseSWAMetadata. A step's tokens are those of decodes, then those of
+    prefills, and a call has the first of either, or those of a chunk of prefills. Which is seen from whose
+    memory its tables are: `offsets` of its sequences (FlashInfer on SM100), or `indices` of its windows.
+    Without both it has decodes.
+    """
+    if step is None:
+        return None
+    first = 0
+    if offsets is not None:
+        if offsets.data_ptr() != step.query_start_loc.data_ptr():
+            first = step.num_decode_tokens
+    elif indices is not None and indices.data_ptr() != step.decode_swa_indices.data_ptr():
+        table = step.prefill_swa_indices
+        if table is None:
+            return None
+        apart, size = indices.data_ptr() - table.data_ptr(), table.stride(0) * table.element_size()
+        if apart % size or not 0 <= apart // size < len(table):
+            return None
+        first = step.num_decode_tokens + apart // size
+    return Part(range(first, first + rows), tokens=True)
+
+
+def window_step(layer: object | None) -> Any:
+    """The metadata of the running step for the window of an attention layer of vLLM; None if there is
+    none."""
+    prefix = getattr(getattr(layer, "swa_cache_layer", None), "prefix", None)
+    context = sys.modules.get("vllm.forward_context")
+    if prefix is None or context is None:
+        return None
+    try:
+        found = context.get_forward_context().attn_metadata
+    except AssertionError:  # no forward context: the layer is called directly
+        return None
+    return found.get(prefix) if isinstance(found, dict) else None
