@@ -5,7 +5,12 @@ Python alone goes beside what it imports into an environment that has this packa
     VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=0.33.0 pip install --no-deps --no-build-isolation \
         --no-binary vllm vllm==0.33.0
 
-GDNBENCH_VLLM_PYTHON names the interpreter of that environment, if it is not this one.
+GDNBENCH_VLLM_PYTHON names the interpreter of that environment, if it is not this one. Its runner of models
+also imports these and what they need, without versions:
+
+    cbor2 pyzmq aiohttp openai openai-harmony pillow pybase64 cachetools msgspec uvloop py-cpuinfo
+    prometheus-client xgrammar fastapi starlette opentelemetry-api partial-json-parser llguidance
+    compressed-tensors loguru
 """
 
 from __future__ import annotations
@@ -17,13 +22,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from blake3 import blake3
 
 from gdnbench.capture.adapters import vllm_signatures as names
 from gdnbench.capture.adapters.serving_conv import FUNCTIONS as CONVOLUTIONS
 from gdnbench.capture.adapters.vllm import VllmAdapter
 from gdnbench.capture.adapters.vllm_deepseek_v4 import VllmDeepseekV4Adapter
+from gdnbench.lineage.check import check_stores
+from gdnbench.lineage.finding import Break
 from gdnbench.replay.replay import replay
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
@@ -187,3 +197,67 @@ def test_its_own_python(plain: dict[str, str], toy: ToyFramework, tmp_path: Path
         assert outcomes == [*[Outcome.PASS] * 10, Outcome.NOT_COMPARABLE]
     (fused,) = replay(store, kernel="torch", records=(10,), isolate=False).records
     assert fused.outcome is Outcome.PASS
+
+
+RUNNER_PROGRAM = Path(__file__).parent / "vllm_runner_program.py"
+RUNNER = "vllm.v1.worker.gpu_model_runner"
+
+
+@pytest.fixture(scope="module")
+def runner(source: Path) -> None:
+    """vLLM's runner of models, which imports more of what vLLM asks for than its layers do."""
+    ran = subprocess.run(
+        [python(), "-c", f"import {RUNNER}"], capture_output=True, text=True, timeout=300, check=False
+    )
+    if ran.returncode:
+        pytest.skip(f"{RUNNER} cannot be imported: {ran.stderr.strip().splitlines()[-1]}")
+
+
+def prefix(*tokens: int) -> str:
+    return blake3(np.array(tokens, dtype=np.int64).tobytes()).hexdigest()[:16]
+
+
+CLAIMS: list[dict[str, Any]] = [
+    {"requests": ["a", "b"], "positions": [0, 0], "prefixes": [None, None], "slots": [1, 4]},
+    {"requests": ["b"], "positions": [3], "prefixes": [prefix(2, 7, 1)]},
+    {"requests": ["a"], "positions": [5], "prefixes": [prefix(3, 1, 4, 1, 5)], "slots": [1]},
+    {"requests": ["a", "b"], "positions": [8, 5], "prefixes": [prefix(3, 1, 4, 1, 5, 9, 2, 6), None]},
+    {"requests": ["a"], "positions": [11], "prefixes": [None]},
+    {"requests": ["a"], "positions": [12], "prefixes": [None]},
+    {"requests": ["b"], "positions": [0], "prefixes": [None], "slots": [7]},
+    {"requests": ["a", "b"], "positions": [13, 7], "prefixes": [None, None]},
+]
+"""Of each call of the runner's program: prompts of 8 and 3 tokens, the first in two chunks; of b's drafts one
+was right, of a's two; b is preempted and begins again in other slots."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("scheduling", ["", "asynchronous"])
+def test_its_own_runner(scheduling: str, runner: None, toy: ToyFramework, tmp_path: Path) -> None:
+    """Where the host's counts of tokens run ahead, the claims are the device's."""
+    command = [python(), str(RUNNER_PROGRAM), scheduling]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GDNBENCH_")}
+    plain = subprocess.run(command, env=inherited, capture_output=True, text=True, timeout=300, check=False)
+    assert plain.returncode == 0, plain.stderr
+    ran = toy.capture(tmp_path / "run.zarr", command)
+    assert ran.status == 0, ran.err
+    assert json.loads(ran.out) == json.loads(plain.stdout)
+    assert "without their requests" not in ran.err
+    store = Store.open(tmp_path / "run.zarr")
+    found = [record.info.dispatch["lineage"] for record in store.records]
+    assert found == [{**claims, "padding": []} for claims in CLAIMS]
+    report = check_stores([store])
+    assert (report.findings, report.total("reads"), report.total("right")) == (0, 11, 11)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_stale_slots_of_its_own_runner(runner: None, toy: ToyFramework, tmp_path: Path) -> None:
+    """Of b's two tokens that were right the state after the second is in slot 5; it reads slot 4."""
+    ran = toy.capture(tmp_path / "run.zarr", [python(), str(RUNNER_PROGRAM), "stale-slots"])
+    assert ran.status == 0, ran.err
+    (process,) = check_stores([Store.open(tmp_path / "run.zarr")]).processes
+    (found,) = [one for chain in process.chains for one in chain.findings]
+    assert (found.kind, found.found.slot, found.found.position) == (Break.OLDER_VERSION, 4, 5)
+    assert process.table.requests[found.found.request] == "b"
