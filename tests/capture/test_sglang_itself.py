@@ -19,11 +19,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gdnbench.capture.adapters import sglang_signatures as names
 from gdnbench.capture.adapters.serving_conv import FUNCTIONS as CONVOLUTIONS
+from gdnbench.lineage.check import check_stores
+from gdnbench.lineage.finding import Break, Unknown
 from gdnbench.replay.replay import replay
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
@@ -32,6 +35,7 @@ from tests.capture.frameworks import FOLDER
 from tests.capture.source_signatures import parameters
 
 PROGRAM = Path(__file__).parent / "sglang_program.py"
+ROOT = str(Path(__file__).parents[2])
 KNOWN = names.SIGNATURES.functions
 KERNELS, OPS = "srt/layers/attention/linear/kernels", "kernels/ops/attention"
 FILES = {
@@ -124,3 +128,61 @@ def test_its_own_python(source: Path, toy: ToyFramework, tmp_path: Path) -> None
     for kernel in ("reference", "torch"):
         report = replay(store, kernel=kernel, against="recorded", isolate=False)
         assert [record.outcome for record in report.records] == [Outcome.PASS] * 4
+
+
+RUNNER_PROGRAM = Path(__file__).parent / "sglang_runner_program.py"
+CLAIMS: list[dict[str, Any]] = [
+    {"requests": ["a", "b"], "positions": [0, 0], "slots": [4, 7]},
+    {"requests": ["a", "b"], "positions": [5, 3], "slots": [4, 7]},
+    {"requests": ["b", "a"], "positions": [4, 8]},
+    {"requests": ["b", "a"], "positions": [5, 9], "kept": [0, 1]},
+    {"requests": ["a"], "positions": [11]},
+    {"requests": ["b"], "positions": [0], "slots": [2]},
+    {"requests": ["a"], "positions": [12]},
+]
+"""Of each call of the runner's program: prompts of 8 and 3 tokens, the first in two chunks; a decode each; of
+a's three drafts two are right, of b's one; b is retracted and begins again in another slot."""
+
+
+@pytest.fixture(scope="module")
+def runner(source: Path) -> None:
+    """SGLang's runner of models, which imports more of what SGLang asks for than its layers do."""
+    module = "sglang.srt.model_executor.model_runner"
+    absent = "import sys; from tests.capture.sglang_program import Absent; sys.meta_path.append(Absent())"
+    ran = subprocess.run(
+        [python(), "-c", f"{absent}; import {module}"],
+        capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": ROOT},
+    )  # fmt: skip
+    if ran.returncode:
+        pytest.skip(f"{module} cannot be imported: {ran.stderr.strip().splitlines()[-1]}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_its_own_runner(runner: None, toy: ToyFramework, tmp_path: Path) -> None:
+    command = [python(), str(RUNNER_PROGRAM)]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GDNBENCH_")}
+    plain = subprocess.run(command, env=inherited, capture_output=True, text=True, timeout=300, check=False)
+    assert plain.returncode == 0, plain.stderr
+    ran = toy.capture(tmp_path / "run.zarr", command)
+    assert ran.status == 0, ran.err
+    assert json.loads(ran.out) == json.loads(plain.stdout)
+    assert "without their requests" not in ran.err
+    store = Store.open(tmp_path / "run.zarr")
+    found = [record.info.dispatch["lineage"] for record in store.records]
+    assert found == [{**claims, "padding": []} for claims in CLAIMS]
+    report = check_stores([store])
+    assert (report.findings, report.total("reads"), report.total("right")) == (0, 11, 10)
+    assert report.unknown == {Unknown.NO_DIGEST: 1}  # a's read of what was kept of its drafts
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_stale_slots_of_its_own_runner(runner: None, toy: ToyFramework, tmp_path: Path) -> None:
+    """In the last step a has the slot of b."""
+    ran = toy.capture(tmp_path / "run.zarr", [python(), str(RUNNER_PROGRAM), "stale-slots"])
+    assert ran.status == 0, ran.err
+    (process,) = check_stores([Store.open(tmp_path / "run.zarr")]).processes
+    (found,) = [one for chain in process.chains for one in chain.findings]
+    assert (found.kind, found.found.slot, found.found.position) == (Break.SHARED_SLOT, 2, 12)
+    assert process.table.requests[found.found.request] == "a"
