@@ -263,13 +263,19 @@ def test_states_that_come_from_elsewhere(version: str, more: dict[str, Any], tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("blocks", [0, 1])
 def test_lineage_of_a_state_that_no_call_wrote(blocks: int, tmp_path: Path) -> None:
-    """b begins in the middle, with a state that is there: wrong, unless the engine writes others too."""
+    """b goes on after a pause with a state that it did not leave: wrong, unless the engine writes others."""
+    elsewhere = {"a": [1, 2, 3], "b": [7, 8, 6]}
+    plans = [
+        Plan({"b": 3}, [0], [-1], [1]),
+        *(Plan({"a": 2}, [first], [-1], [1]) for first in (0, 2, 4, 6)),
+        Plan({"b": 1}, [3], [-1], [1], slots=elsewhere),
+    ]
     with capturing(tmp_path / "run.zarr", CaptureOptions(digests=True)):
         module, runner = layer(), runner_of("V1", blocks=blocks)
         module.pool.zero_()
-        for plan in (Plan({"a": 5}, [0], [-1], [1]), Plan({"b": 1}, [2], [-1], [1])):
+        module.pool[7] = 1
+        for plan in plans:
             runner.execute_model(plan.scheduled(module))
-            module.pool[4] = 1
     (process,) = check_stores([Store.open(tmp_path / "run.zarr")]).processes
     found = [one.kind for chain in process.chains for one in chain.findings]
     assert found == ([] if blocks else [Break.NEVER_WRITTEN])
