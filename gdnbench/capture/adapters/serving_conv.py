@@ -38,12 +38,16 @@ def null_slot(arguments: Mapping[str, Any]) -> int:
     return max((int(slot) for slot in known if slot is not None), default=-1)
 
 
+def keeps_windows(arguments: Mapping[str, Any]) -> bool:
+    """Whether the call keeps the window after each draft outside the pool, where one of them is put later."""
+    return arguments.get("intermediate_conv_window") is not None
+
+
 def conv_observation(function: str, arguments: Mapping[str, Any], known: Mapping[str, Any]) -> Observation:
     """A call of `function`; `known` are counts for `dispatch`. NotCaptured for one that the operations do not
     describe."""
     conv.refuse_missing(arguments, REFUSED)
     made = _prefill(arguments) if function == FORWARD else _decode(arguments)
-    saved = arguments.get("intermediate_conv_window") is not None
     return Observation(
         op=conv.PREFILL if function == FORWARD else conv.DECODE,
         tensors={**made, **conv.parameters(arguments["weight"], arguments["bias"])},
@@ -51,7 +55,11 @@ def conv_observation(function: str, arguments: Mapping[str, Any], known: Mapping
         conventions={},
         dispatch={
             "path": function,
-            **({"not_recorded": "the window after each draft, and its commit"} if saved else {}),
+            **(
+                {"not_recorded": "the window after each draft, and its commit"}
+                if keeps_windows(arguments)
+                else {}
+            ),
         },
         finish=conv.without_padding(null_slot(arguments), known),
     )

@@ -17,7 +17,7 @@ because each backend makes its own. The layer is the running `RadixLinearAttenti
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
@@ -25,7 +25,7 @@ from gdnbench.capture.adapters import sglang_signatures as names
 from gdnbench.capture.adapters.gdn import flatten_tokens, sequence_offsets
 from gdnbench.capture.adapters.parallel import parallel_ranks
 from gdnbench.capture.adapters.serving_conv import FUNCTIONS as CONVOLUTIONS
-from gdnbench.capture.adapters.serving_conv import conv_observation, conv_results
+from gdnbench.capture.adapters.serving_conv import conv_observation, conv_results, keeps_windows
 from gdnbench.capture.adapters.serving_decode import (
     BESIDE,
     NO_TOKENS,
@@ -103,7 +103,9 @@ class SglangAdapter:
         self.signatures.check(target.function, arguments)
         kernels, _, name = target.function.rpartition(".")
         if name in CONVOLUTIONS:
-            return conv_observation(name, arguments, {})
+            seen = conv_observation(name, arguments, {})
+            part = Part(range(len(seen.tensors["cu_seqlens"].tensor) - 1), keeps=keeps_windows(arguments))
+            return replace(seen, part=part)
         backend = "cutedsl" if name == names.MTP_RING else BACKENDS.get(kernels, "triton")
         if name in PREFILLS:
             return _prefill(backend, arguments)

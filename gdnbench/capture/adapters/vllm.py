@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
@@ -139,7 +139,7 @@ class VllmAdapter:
         self.signatures.check(name, arguments)
         step = step_of(layer, getattr(layer, "prefix", None))
         if name in CONVOLUTIONS:
-            return conv_observation(name, arguments, known_of(step, COUNTS))
+            return _convolution(conv_observation(name, arguments, known_of(step, COUNTS)), step)
         if name in PREFILLS:
             backend = BACKENDS.get(target.function.partition(".")[2]) or PREFILLS[name]
             return _prefill(backend, arguments, layer, step)
@@ -173,6 +173,14 @@ class VllmAdapter:
 
     def parallel(self) -> Mapping[str, tuple[int, int]]:
         return parallel()
+
+
+def _convolution(seen: Observation, step: Any) -> Observation:
+    """The observation with its part of the step. A prefill of the convolution has all sequences but those that
+    verify drafts."""
+    sequences, prefill = len(seen.tensors["cu_seqlens"].tensor) - 1, seen.op == "conv_prefill"
+    part = part_of(step, sequences, drafted="num_accepted" in seen.tensors, prefill=prefill)
+    return replace(seen, part=None if part is None else replace(part, slots=None))
 
 
 def step_of(layer: object | None, prefix: str | None) -> Any:
