@@ -261,6 +261,28 @@ def test_states_that_come_from_elsewhere(version: str, more: dict[str, Any], tmp
 
 
 @pytest.mark.slow
+def test_requests_of_the_convolution(tmp_path: Path) -> None:
+    """Its prefills have all requests without drafts; it has the pool itself, and so no slots."""
+    with capturing(tmp_path / "run.zarr") as counts:
+        module, runner = layer(), runner_of("V1")
+        width = packed(1)["mixed_qkv"].shape[1]
+        module.pool.zero_()
+        module.windows = torch.zeros(9, width, 3 + 2, dtype=torch.bfloat16)
+        module.weight = torch.ones(width, 4, dtype=torch.bfloat16)
+        for plan in STEPS:
+            runner.execute_model(plan.scheduled(module))
+    assert (counts.failures, counts.first_failure, counts.passed_over, counts.unclaimed) == (0, None, {}, {})
+    found = [
+        record.info.dispatch["lineage"]
+        for record in Store.open(tmp_path / "run.zarr").records
+        if record.info.op.startswith("conv_")
+    ]
+    assert found == [{name: one[name] for name in one if name != "slots"} for one in EXPECTED]
+    report = check_stores([Store.open(tmp_path / "run.zarr")])
+    assert report.findings == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [0, 1])
 def test_lineage_of_a_state_that_no_call_wrote(blocks: int, tmp_path: Path) -> None:
     """b goes on after a pause with a state that it did not leave: wrong, unless the engine writes others."""

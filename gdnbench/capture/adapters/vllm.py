@@ -176,8 +176,8 @@ class VllmAdapter:
 
 
 def _convolution(seen: Observation, step: Any) -> Observation:
-    """The observation with its part of the step. A prefill of the convolution has all sequences but those that
-    verify drafts."""
+    """The observation with its part of the step. A prefill of the convolution has all sequences but those
+    that verify drafts."""
     sequences, prefill = len(seen.tensors["cu_seqlens"].tensor) - 1, seen.op == "conv_prefill"
     part = part_of(step, sequences, drafted="num_accepted" in seen.tensors, prefill=prefill)
     return replace(seen, part=None if part is None else replace(part, slots=None))

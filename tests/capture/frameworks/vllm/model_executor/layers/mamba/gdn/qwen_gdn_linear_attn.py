@@ -4,7 +4,7 @@ import torch
 import vllm._custom_ops as ops
 from torch import nn
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.layers.mamba.ops.causal_conv1d import (  # noqa: F401
+from vllm.model_executor.layers.mamba.ops.causal_conv1d import (
     causal_conv1d_fn,
     causal_conv1d_update,
 )
@@ -180,6 +180,7 @@ class QwenGatedDeltaNetAttention(nn.Module):
         self.layer_idx = layer_idx
         self.prefix = f"model.layers.{layer_idx}.linear_attn"
         self.pool, self.A_log, self.dt_bias = pool, A_log, dt_bias
+        self.windows, self.weight = None, None  # of the convolution; a test may set them
         self.chunk_gated_delta_rule = ChunkGatedDeltaRule(backend)
 
     def _forward_core(self, mixed_qkv, b, a, core_attn_out):
@@ -193,7 +194,32 @@ class QwenGatedDeltaNetAttention(nn.Module):
             return
         self._core(step, mixed_qkv, b, a, core_attn_out, step is not None and step.num_spec_decodes)
 
+    def _convolved(self, step, mixed_qkv, drafted):
+        if drafted:
+            return causal_conv1d_update(
+                mixed_qkv,
+                self.windows,
+                self.weight,
+                None,
+                "silu",
+                conv_state_indices=step.spec_state_indices_tensor[:, 0],
+                num_accepted_tokens=step.num_accepted_tokens,
+                query_start_loc=step.spec_query_start_loc,
+                max_query_len=step.spec_state_indices_tensor.shape[1],
+            )
+        return causal_conv1d_fn(
+            mixed_qkv.T,
+            self.weight,
+            None,
+            conv_states=self.windows,
+            query_start_loc=step.non_spec_query_start_loc,
+            cache_indices=step.non_spec_state_indices_tensor,
+            has_initial_state=step.prefill_has_initial_state,
+        ).T
+
     def _core(self, step, mixed_qkv, b, a, core_attn_out, drafted):
+        if self.windows is not None:
+            mixed_qkv = self._convolved(step, mixed_qkv, drafted).contiguous()
         q, k, v = split(mixed_qkv, self.pool)
         if step is None:  # kernels are compiled on something
             self.chunk_gated_delta_rule(
