@@ -13,7 +13,7 @@ position, so that the same row is in several slots for several positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,15 +114,15 @@ class _WindowCheck:
         self._kept = set(zip(rows["request"][kept].tolist(), rows["step"][kept].tolist(), strict=True))
         fits = self._order_fits()
         common = self._common() if fits else {}
-        contents = np.unique(rows["digest"], axis=0)
-        depends = len(common) * _COMMON_SHARE < len(contents)
+        depends = self._depends(common)
         for old, new in zip(before[seen & ~content].tolist(), after[seen & ~content].tolist(), strict=True):
             found[new] = self._changed(old, new) if fits else _COMMON
         again = np.zeros(len(rows), dtype=np.bool_)
         again[after[seen]] = True
         for old, new in self._left_over(again):
             since = common.get(tuple(rows["digest"][new].tolist()))
-            if fits and depends and (since is None or rows["step"][new] < since):
+            step = int(rows["step"][new])
+            if fits and depends(step) and (since is None or step < since):
                 found[new] = self._stale(old, new)
         self.findings.sort(key=lambda one: (one.found.step, one.found.sequence))
         return found
@@ -156,6 +156,19 @@ class _WindowCheck:
             first, second = digest[place].tolist()
             since.setdefault((first, second), int(rows["step"][place]))
         return since
+
+    def _depends(self, common: dict[tuple[int, int], int]) -> Callable[[int], bool]:
+        """Whether rows depend on the position, by what was read before a step. Later reads do not tell: a
+        stale row may be moved to another slot like any other."""
+        _, first = np.unique(self._rows["digest"], axis=0, return_index=True)
+        seen = np.sort(self._rows["step"][first])
+        since = np.sort(np.array(list(common.values()), dtype=np.int64))
+
+        def depends(step: int) -> bool:
+            several, contents = (int(np.searchsorted(one, step)) for one in (since, seen))
+            return several * _COMMON_SHARE < contents
+
+        return depends
 
     def _changed(self, old: int, new: int) -> int:
         """The verdict of a row that its request read before with other content."""

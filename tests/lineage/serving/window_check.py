@@ -18,11 +18,16 @@ from tests.lineage.serving.paged import PagedLoop, PagedRequest, RowRead
 @dataclass(frozen=True, slots=True)
 class WindowRun:
     """`stale`: calls and sequences with a wrong row that a checker can know to be wrong. `wrong`: all with a
-    wrong row."""
+    wrong row. What must be found is the first: later it may be unknown whose a row was at first."""
 
     table: AccessTable
     stale: set[tuple[int, int]]
     wrong: set[tuple[int, int]]
+
+    @property
+    def first(self) -> set[tuple[int, int]]:
+        """Those of `stale` that are in the first call with a wrong row."""
+        return {one for one in self.stale if one[0] == min(self.wrong)[0]}
 
 
 def serve_pages(seed: int, loop: type[PagedLoop] = PagedLoop, **options: int) -> WindowRun:
@@ -88,7 +93,7 @@ def windows_found(table: AccessTable) -> set[tuple[int, int]]:
 
 
 def window_differences(run: WindowRun, found: set[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Stale rows that were not found, and what was found before the first wrong row."""
+    """Rows of the first wrong call that were not found, and what was found before it."""
     first = min((call for call, _ in run.wrong), default=None)
     early = {one for one in found if first is None or one[0] < first}
-    return sorted((run.stale - found) | early)
+    return sorted((run.first - found) | early)
