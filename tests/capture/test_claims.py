@@ -17,6 +17,7 @@ from gdnbench.capture.adapter import Observation, Target
 from gdnbench.capture.adapters.transformers_steps import STEPS, CacheSteps
 from gdnbench.capture.claims import Claims
 from gdnbench.errors import BadInputError
+from gdnbench.lineage.check import tables_of
 from gdnbench.store.reader import Store
 from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of
 from tests.capture.test_graphs import Engine, step
@@ -152,6 +153,41 @@ def test_parameters_name_the_requests(tmp_path: Path) -> None:
         {"requests": ["a", "b", "c"], "padding": [1], **same},
         {"requests": ["12", None, "4"], "padding": [], **same},
     ]
+
+
+@record("gdn_decode", lineage={"requests": "ids"}, layer="module.layer_idx")
+def layered_step(module: Any, ids: tuple[str, ...], **tensors: Tensor) -> None:
+    step.__wrapped__(**tensors)  # type: ignore[attr-defined]
+
+
+@dataclass
+class Numbered:
+    layer_idx: Any
+
+
+def test_a_function_names_its_layer(tmp_path: Path) -> None:
+    """By an index or a name. Without one, no call is judged: the states of layers would overwrite each
+    other."""
+    engine = Engine()
+    with capturing(tmp_path / "run.zarr") as counts:
+        for layer in (0, 3, "mtp", 3):
+            layered_step(Numbered(layer), ("a", "b", "c"), **engine.call())
+        named_step(Batch(["a"] * 3), torch.zeros(3), torch.zeros(3), (), **engine.call())
+    assert (counts.failures, counts.first_failure) == (0, None)
+    infos = [stored.info for stored in Store.open(tmp_path / "run.zarr").records]
+    assert [(info.layer, info.layer_index, info.step, info.has_layer) for info in infos] == [
+        ("layers.0", 0, 0, True),
+        ("layers.3", 3, 0, True),
+        ("mtp", None, 0, True),
+        ("layers.3", 3, 1, True),
+        ("named_step", None, 0, False),
+    ]
+    (table,) = tables_of(Store.open(tmp_path / "run.zarr"))
+    layerless = table.rows["layer"] == table.layers.index("named_step")
+    assert (table.rows["request"][layerless] == -1).all()
+    assert (table.rows["request"][~layerless] >= 0).all()
+    with pytest.raises(BadInputError, match=wording("capture.lineage-place", name="layer", place="a b")):
+        record("gdn_decode", layer="a b")
 
 
 def test_a_graph_keeps_what_a_call_said_only_if_it_is_a_tensor(tmp_path: Path) -> None:
