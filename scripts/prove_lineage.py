@@ -7,7 +7,8 @@ must not be accused, and of every planted bug the checker must name the class an
 
 A right schedule is checked whole, call by call as beside a program, and with four choices of its calls
 left out. Of `--schedules`, `--real` are served with a Qwen3-Next model of transformers. `--stored` schedules,
-right and with each bug, go through stores: ordinary records, every third record, and digests alone.
+right and with each bug, go through stores: ordinary records, every third record, digests alone, and what
+`--on-lineage` keeps.
 
 Exit status: 0 all as it should be, 1 something is not, 2 bad arguments.
 """
@@ -34,7 +35,14 @@ from tests.lineage.serving.check import (
 )
 from tests.lineage.serving.engine import Model
 from tests.lineage.serving.paged import PagedLoop, PageFreedEarly, WindowNotShared
-from tests.lineage.serving.stores import DIGESTS, EVERY_THIRD, RECORDS, pages_recorded, serve_recorded
+from tests.lineage.serving.stores import (
+    DIGESTS,
+    EVERY_THIRD,
+    RECORDS,
+    pages_recorded,
+    serve_recorded,
+    serve_triggered,
+)
 from tests.lineage.serving.toy_model import ToyModel
 from tests.lineage.serving.window_check import serve_pages, window_differences, windows_found
 
@@ -83,6 +91,16 @@ def stored_schedule(model: Model, seed: int, bug: type[Bug] | None, folder: Path
                 yield from (f"{name}: accused in layer {layer}: {event}" for event in early)
         else:
             yield from (f"{name}: in layer {layer}: {what}" for layer, what in _unlike(run, found))
+
+
+def triggered_schedule(model: Model, seed: int, bug: type[Bug] | None, folder: Path) -> Wrong:
+    """What `--on-lineage` keeps; a wrong prefix it may miss, since it knows prefixes later."""
+    run, kept = serve_triggered(model, seed, bug, folder / "on-lineage.zarr")
+    known = [event.found for event in run.certain if event.kind != "wrong-prefix"]
+    first = min((event.found for events in run.events for event in events), default=None)
+    if known and min(known) not in kept:
+        yield f"on-lineage: call {min(known)} was not kept"
+    yield from (f"on-lineage: call {call} was kept" for call in kept if first is None or call < first)
 
 
 def stored_pages(seed: int, loop: type[PagedLoop], folder: Path) -> Wrong:
@@ -175,7 +193,8 @@ def main() -> int:
         def stored(bug: type[Bug] | None = bug) -> Iterator[tuple[int, list[str]]]:
             for seed in range(first, first + arguments.stored):
                 with tempfile.TemporaryDirectory(prefix="gdnbench-lineage-") as folder:
-                    yield seed, list(stored_schedule(toy, seed, bug, Path(folder)))
+                    found = list(stored_schedule(toy, seed, bug, Path(folder)))
+                    yield seed, found + list(triggered_schedule(toy, seed, bug, Path(folder)))
 
         if arguments.stored:
             report.part(f"through stores, {bug.__name__ if bug else 'right'}", stored)

@@ -32,6 +32,19 @@ def serve_recorded(
     return run, list(by_layer.values())
 
 
+def serve_triggered(model: Model, seed: int, bug: type[Bug] | None, store: Path) -> tuple[Run, list[int]]:
+    """A run, and the calls that capture kept for a break while it ran."""
+    with capturing(store, CaptureOptions(on_lineage=True)) as counts:
+        run = serve(model, seed, bug)
+    assert (counts.failures, counts.first_failure) == (0, None)
+    if not store.exists():
+        return run, []
+    with Store.open(store) as opened:
+        triggers = [(one.info.call, one.info.dispatch["trigger"]) for one in opened.records]
+    assert all(why.startswith("lineage:") for _, why in triggers)
+    return run, [call for call, _ in triggers]
+
+
 def pages_recorded(
     seed: int, loop: type[PagedLoop], store: Path, options: CaptureOptions
 ) -> tuple[WindowRun, set[tuple[int, int]]]:
