@@ -1,6 +1,6 @@
-"""The Triton kernels of `gdnbench.digests`: rows of one pool, or of several pools alike, in one launch.
+"""The Triton kernels of `gdnbench.digests`: rows of one pool, or jobs of any number in one launch.
 
-Grid (blocks of a row, groups of rows, pools). A program computes the weights K of its block once, then reads
+Grid (blocks of a row, groups of rows). A program computes the weights K of its block once, then reads
 that block of each of its rows. Where a row has several blocks, programs add their sums atomically: integers
 modulo 2**64 add up to the same in any order.
 
@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 2048  # elements that a program reads of a row
+_JOB_BLOCK = 1024  # words that a program of `run_jobs` reads of each of its rows
 _WARPS = 4
 _FILL = 512  # programs that fill a GPU; with more, one reads several rows
 
@@ -125,32 +126,57 @@ def digest_rows(  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
+JOB = 9
+"""Columns of a table of jobs: whether it is a copy, the addresses of the pool (of what is copied) and of the
+numbers of rows, the byte of the output, the numbers' count and size in words, the pool's slots and row
+stride in words, and the words of a row (of the copy)."""
+
+
 @triton.jit  # type: ignore[untyped-decorator]
-def digest_pools(  # type: ignore[no-untyped-def]
+def run_jobs(  # type: ignore[no-untyped-def]
     table,
     out,
-    count,
-    slots,
-    row_stride,
-    elements,
-    SIZE: tl.constexpr,
     SAMPLE: tl.constexpr,
-    LONG: tl.constexpr,
-    ATOMIC: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
-    """The same of several pools whose rows are of one form: `table` int64 [pools, 2] has the addresses of
-    each pool and of its `count` numbers of rows; `out` int64 [pools, count, 2]."""
-    one = tl.program_id(2)
-    bits: tl.constexpr = tl.int32 if SIZE == 4 else (tl.int16 if SIZE == 2 else tl.int8)
-    number: tl.constexpr = tl.int64 if LONG else tl.int32
-    pool = tl.load(table + 2 * one).to(tl.pointer_type(bits))
-    index = tl.load(table + 2 * one + 1).to(tl.pointer_type(number))
-    _add_block(
-        pool, index, out + one.to(tl.int64) * count * 2, count, tl.program_id(1) * ROWS, slots, row_stride,
-        elements, 1, 1, 0, 0, 0, SIZE, SAMPLE, True, True, ATOMIC, ROWS, BLOCK,
-    )  # fmt: skip
+    """Grid (blocks of a row, groups of rows, jobs). `table` int64 [jobs, COLUMNS]. `out` is zero where
+    digests go: int64 [count, 2] of each job."""
+    job = table + tl.program_id(2) * COLUMNS
+    base = tl.load(job + 1).to(tl.pointer_type(tl.int32))
+    byte = tl.load(job + 3)
+    words = tl.load(job + 8)
+    block = tl.program_id(0).to(tl.int64) * BLOCK
+    place = block + tl.arange(0, BLOCK)
+    first = tl.program_id(1) * ROWS
+    if tl.load(job) != 0:
+        if first == 0:
+            target = out.to(tl.pointer_type(tl.int32)) + byte // 4 + place
+            tl.store(target, tl.load(base + place, mask=place < words, other=0), mask=place < words)
+    else:
+        count = tl.load(job + 4)
+        if (first < count) & (block // 32 * (32 * SAMPLE) < words):
+            index = tl.load(job + 2).to(tl.pointer_type(tl.int32))
+            size = tl.load(job + 5)
+            word = place // 32 * (32 * SAMPLE) + place % 32
+            k0 = _weight((2 * word).to(tl.uint64))
+            k1 = _weight((2 * word + 1).to(tl.uint64))
+            at = first + tl.arange(0, ROWS)
+            listed = at < count
+            low = tl.load(index + at * size, mask=listed, other=-1)
+            high = tl.load(index + at * size + size - 1, mask=listed, other=-1)
+            long = (high.to(tl.int64) << 32) | low.to(tl.uint32, bitcast=True).to(tl.int64)
+            row = tl.where(size == 2, long, low.to(tl.int64))
+            there = listed & (row >= 0) & (row < tl.load(job + 6))
+            source = base + row[:, None] * tl.load(job + 7) + word[None, :]
+            found = tl.load(source, mask=there[:, None] & (word < words)[None, :], other=0)
+            value = found.to(tl.uint32, bitcast=True).to(tl.uint64)
+            target = out + byte // 8 + 2 * at
+            h0 = tl.sum(value * k0[None, :], 1).to(tl.int64, bitcast=True)
+            h1 = tl.sum(value * k1[None, :], 1).to(tl.int64, bitcast=True)
+            tl.atomic_add(target, h0, mask=there, sem="relaxed")
+            tl.atomic_add(target + 1, h1, mask=there, sem="relaxed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,46 +281,51 @@ def fill_digests(pool: Tensor, index: Tensor | None, out: Tensor, sample: int) -
     return True
 
 
-def table_of_pools(pools: Sequence[Tensor], index: Tensor) -> Tensor | None:
-    """int64 [pools, 2] on the host: the addresses of each pool and of its row numbers.
+@dataclass(frozen=True, slots=True)
+class JobTable:
+    """Jobs for one launch of `run_jobs`. `table`: int64 [jobs, JOB] on the device."""
 
-    None unless the words of rows follow each other, and pools are aligned to words.
-    """
-    found = bits_and_form(pools[0])
+    table: Tensor
+    grid: tuple[int, int, int]
+    rows: int
+    sample: int
+
+    def run(self, memory: Tensor) -> None:
+        """Queue the jobs on the current stream, with bytes of `memory` (uint8 [n], zero) as their output."""
+        with torch.cuda.device(memory.device):
+            run_jobs[self.grid](
+                self.table,
+                memory.view(torch.int64),
+                SAMPLE=self.sample,
+                ROWS=self.rows,
+                BLOCK=_JOB_BLOCK,
+                COLUMNS=JOB,
+                num_warps=_WARPS,
+            )
+
+
+def rows_job(pool: Tensor, index: Tensor, at: int) -> list[int] | None:
+    """The job of digesting rows `index` of `pool` into int64 [n, 2] at byte `at`; None for rows whose words
+    do not follow each other."""
+    found = bits_and_form(pool)
     if found is None or not found[1].words_follow or not index.is_contiguous():
         return None
-    if any(pool.data_ptr() % 4 for pool in pools):
+    form = found[1]
+    numbers = (index.numel(), index.element_size() // 4, pool.shape[0], form.row_stride, form.elements)
+    return [0, pool.data_ptr(), index.data_ptr(), at, *numbers]
+
+
+def copy_job(source: Tensor, at: int) -> list[int] | None:
+    """The job of copying `source` to byte `at`; None for a tensor that is not made of contiguous words."""
+    if not source.is_contiguous() or source.data_ptr() % 4 or source.nbytes % 4:
         return None
-    return torch.tensor([[pool.data_ptr(), index.data_ptr()] for pool in pools])
+    return [1, source.data_ptr(), 0, at, 0, 1, 0, 0, source.nbytes // 4]
 
 
-def fill_pools(table: Tensor, pool: Tensor, index: Tensor, out: Tensor, sample: int) -> None:
-    """Queue the digests of rows of several pools in one launch.
-
-    `table`: of `table_of_pools`, on the device. `pool`: one of the pools; all are alike. `out`: int64 [pools,
-    n, 2] for n numbers `index`, int32 or int64.
-    """
-    described = bits_and_form(pool)
-    assert described is not None
-    form = described[1]
-    blocks = form.blocks(sample)
-    pools, count, _ = out.shape
-    if blocks > 1:
-        out.zero_()
-    rows = _rows_of_a_program(pools * count, blocks)
-    with torch.cuda.device(out.device):
-        digest_pools[(blocks, triton.cdiv(count, rows), pools)](
-            table,
-            out,
-            count,
-            pool.shape[0],
-            form.row_stride,
-            form.elements,
-            SIZE=form.size,
-            SAMPLE=sample,
-            LONG=index.dtype == torch.int64,
-            ATOMIC=blocks > 1,
-            ROWS=rows,
-            BLOCK=_BLOCK,
-            num_warps=_WARPS,
-        )
+def grid_of_jobs(jobs: Sequence[Sequence[int]], sample: int) -> tuple[tuple[int, int, int], int]:
+    """The grid of `run_jobs`, and how many rows a program reads."""
+    most = max(job[4] for job in jobs)
+    rows = 1 if most < 4 else 4
+    groups = [-(-job[8] // 32) for job in jobs]
+    words = max(32 * (one if job[0] else -(-one // sample)) for job, one in zip(jobs, groups, strict=True))
+    return (max(1, -(-words // _JOB_BLOCK)), max(1, -(-most // rows)), len(jobs)), rows

@@ -14,9 +14,10 @@ Digests of different samples cannot be compared.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gdnbench.bits import Bits
+    from gdnbench.digest_kernel import JobTable
 
 GROUP_WORDS = 32
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -86,32 +88,77 @@ def indexed_digests(pool: Tensor, index: Tensor | None, sample: int = 1, out: Te
     return out
 
 
-def pool_table(pools: Sequence[Tensor], index: Tensor) -> Tensor | None:
-    """The table that `fill_pool_digests` takes for pools of one dtype, shape, strides and device.
+class RowsJob(NamedTuple):
+    """Digests of rows `numbers` (int32 or int64 [n]) of `pool`, to be written as int64 [n, 2]."""
 
-    int64 [pools, 2] on the host; None if there is no kernel, or it cannot read such rows.
-    """
-    if not pools[0].is_cuda or _kernel() is None:
-        return None
-    from gdnbench.digest_kernel import table_of_pools
-
-    return table_of_pools(pools, index)
+    pool: Tensor
+    numbers: Tensor
+    at: int  # the byte of the output
 
 
-def fill_pool_digests(
-    pools: Sequence[Tensor], index: Tensor, out: Tensor, sample: int, table: Tensor | None
-) -> None:
-    """Fill `out` int64 [pools, n, 2] with the digests of rows `index` [n] of each pool.
+class CopyJob(NamedTuple):
+    """The elements of `source`, to be written in row-major order."""
 
-    `table`: that of `pool_table`, on the device, for one launch; None for one after another.
-    """
-    if table is None:
-        for pool, digests in zip(pools, out, strict=True):
-            indexed_digests(pool, index, sample, digests)
-        return
-    from gdnbench.digest_kernel import fill_pools
+    source: Tensor
+    at: int
 
-    fill_pools(table, pools[0], index, out, sample)
+
+class Jobs:
+    """Digests and copies that are written again and again into one block of memory or another: in one launch
+    on CUDA where triton is installed, but for rows and tensors that its kernel cannot read."""
+
+    def __init__(
+        self,
+        jobs: Sequence[RowsJob | CopyJob],
+        sample: int,
+        to_device: Callable[[Tensor, torch.device], Tensor],
+    ) -> None:
+        """`to_device` copies the kernel's table; the tensors of `jobs` are kept, and are on one device."""
+        self._sample = sample
+        self._jobs = tuple(jobs)
+        self._table, self._alone = _job_table(self._jobs, sample, to_device)
+
+    def run(self, memory: Tensor) -> None:
+        """Queue the jobs on the current stream. `memory`: uint8 [n], zero."""
+        import torch
+
+        if self._table is not None:
+            self._table.run(memory)
+        for job in self._alone:
+            if isinstance(job, CopyJob):
+                _view(memory, job.at, job.source.dtype, job.source.shape).copy_(job.source)
+            else:
+                out = _view(memory, job.at, torch.int64, (job.numbers.numel(), 2))
+                indexed_digests(job.pool, job.numbers, self._sample, out)
+
+
+def _job_table(
+    jobs: Sequence[RowsJob | CopyJob], sample: int, to_device: Callable[[Tensor, torch.device], Tensor]
+) -> tuple[JobTable | None, list[RowsJob | CopyJob]]:
+    """The table of the jobs that the kernel can do, and the others."""
+    first = next((job.pool for job in jobs if isinstance(job, RowsJob)), None)
+    if first is None or not first.is_cuda or _kernel() is None:
+        return None, list(jobs)
+    import torch
+
+    from gdnbench.digest_kernel import JobTable, copy_job, grid_of_jobs, rows_job
+
+    rows, alone = [], []
+    for job in jobs:
+        row = copy_job(*job) if isinstance(job, CopyJob) else rows_job(*job)
+        if row is None:
+            alone.append(job)
+        else:
+            rows.append(row)
+    if not rows:
+        return None, alone
+    grid, count = grid_of_jobs(rows, sample)
+    return JobTable(to_device(torch.tensor(rows), first.device), grid, count, sample), alone
+
+
+def _view(memory: Tensor, at: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """A contiguous tensor in `memory` (uint8 [n]) from byte `at`."""
+    return memory[at : at + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
 
 def _on_cuda(pool: Tensor, index: Tensor | None, out: Tensor, sample: int) -> bool:

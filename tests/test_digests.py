@@ -150,17 +150,28 @@ for name, dtype, shape in json.loads(sys.argv[2]):
         check(name + ", transposed", rows.cuda().transpose(1, -1), index, sample)
         gap = torch.cat([rows, rows], 1).cuda().view(shape[0], 2, *shape[1:])[:, 1]
         check(name + ", gap", gap, index, sample)
-pools = [drawn_rows("float32", (4, 2, 40, 32), seed + n) for n in range(3)]
-held = [pool.cuda() for pool in pools]
+pools = [drawn_rows("float32", (4, 2, 40 + 20 * n, 16), seed + n) for n in range(3)]
+on_device = [pool.cuda() for pool in pools]
+pools.append(drawn_rows("bfloat16", (4, 7, 3), seed).transpose(1, 2))
+on_device.append(pools[-1].cuda())
 for long in (False, True):
-    index = torch.tensor([3, -1, 0, 2, 1, 7]).cuda()
+    index = torch.tensor([3, -1, 0, 2, 1, 7, 3])
     index = index if long else index.int()
-    table = digests.pool_table(held, index).cuda()
-    for sample in (1, 3):
-        out = torch.full((3, 6, 2), -1).cuda()
-        digests.fill_pool_digests(held, index, out, sample, table)
-        wanted = [unsigned(digests.indexed_digests(pool, index.cpu(), sample)) for pool in pools]
-        print(json.dumps(["pools", [unsigned(one) for one in out.cpu()] == wanted]))
+    held = index.cuda()
+    for count in (7, 1):
+        for sample in (1, 3):
+            jobs = [digests.CopyJob(held, 0)]
+            jobs += [digests.RowsJob(pool, held[:count], 256 * (1 + n)) for n, pool in enumerate(on_device)]
+            done = digests.Jobs(jobs, sample, lambda numbers, device: numbers.to(device))
+            assert len(done._alone) == 1
+            memory = torch.zeros(256 * 5, dtype=torch.uint8).cuda()
+            done.run(memory)
+            words = memory.cpu().view(torch.int64).view(5, 16, 2)
+            equal = words[0].flatten().view(index.dtype)[:7].tolist() == index.tolist()
+            for n, pool in enumerate(pools):
+                wanted = unsigned(digests.indexed_digests(pool, index[:count], sample))
+                equal = equal and unsigned(words[1 + n])[:count] == wanted
+            print(json.dumps(["jobs", equal]))
 """
 FORMS = [
     ("float32 words", "float32", (6, 2, 8, 8)),
@@ -188,5 +199,5 @@ def test_the_kernel_equals_the_cpu_on_a_virtual_gpu(machine: str) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     found = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("[")]
-    assert len(found) == len(FORMS) * 6 + 4
+    assert len(found) == len(FORMS) * 6 + 8
     assert [name for name, equal in found if not equal] == []

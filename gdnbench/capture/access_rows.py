@@ -104,15 +104,15 @@ class AccessRows:
     def rows_of_batch(self, batch: DigestBatch) -> list[Rows]:
         """The same of the calls of a replay, group by group."""
         found = []
-        for record, names, before, after in batch.calls_alike():
-            template = self._template(record)
-            rows = np.tile(template.rows, (len(names), 1))
-            rows["call"] = np.array([name.number for name in names])[:, None]
-            rows["step"] = np.array([name.step for name in names])[:, None]
-            layers = [self.dictionary.layers.number(name.layer.name) for name in names]
+        for alike in batch.calls_alike():
+            template = self._template(alike.record())
+            rows = np.tile(template.rows, (len(alike.numbers), 1))
+            rows["call"] = np.array(alike.numbers)[:, None]
+            rows["step"] = np.array(alike.steps)[:, None]
+            layers = [self.dictionary.layers.number(layer.name) for layer in alike.group.layers]
             rows["layer"] = np.array(layers)[:, None]
             for source in template.sources:
-                digests = before if source.kind is AccessKind.READ else after
+                digests = alike.before if source.kind is AccessKind.READ else alike.after
                 rows["digest"][:, source.start : source.stop] = digests[:, source.places]
             found.append(rows.reshape(-1))
         return found

@@ -36,6 +36,11 @@ class Switch:
         self.off = paused
         self._limit: tuple[object, int] | None = None  # an identity for the period, and its calls per layer
 
+    @property
+    def unlimited(self) -> bool:
+        """Whether recording is on, for any number of calls."""
+        return not self.off and self._limit is None
+
     def on(self) -> None:
         self._limit = None
         self.off = False

@@ -1,12 +1,14 @@
-"""Digests of all calls of a CUDA graph at once: two kernels a replay, and one copy to the host.
+"""Digests of all calls of a CUDA graph at once: a kernel before a replay and one after it, which write into
+the block of memory that `gdnbench.capture.digest_buffer` sends to the host now and then.
 
-Calls whose index tensors are the same share the graph's copy of them, and layers whose pools are alike share
-a launch, before the replay and after it. So what a replay costs hardly depends on the number of layers.
+What they read is in a table on the device, made at the first replay. Calls whose index tensors are the same
+share the graph's copy of them, and a replay of calls that are alike has its rows worked out once. So what a
+replay costs hardly depends on the number of layers. An eager call is a graph of one call, as it were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,12 +19,14 @@ from torch import Tensor
 from gdnbench.capture.adapter import Observation, Seen
 from gdnbench.capture.claims import Claims
 from gdnbench.capture.device_snapshot import Arriving, Packed
+from gdnbench.capture.digest_buffer import DigestBuffer, Slice
 from gdnbench.capture.digest_record import DigestRecord, RowForm, digest_record
 from gdnbench.capture.inflight import CallName, OnDevice
-from gdnbench.capture.packing import Bundle, Fill, copy_fill, pack
+from gdnbench.capture.layers import Layer
+from gdnbench.capture.packing import Bundle, Part, copy_fill, lay_out, pack, views
 from gdnbench.capture.snapshot import Copied, Form
-from gdnbench.capture.streams import HostCopy, Streams
-from gdnbench.digests import Digests, fill_pool_digests, pool_table
+from gdnbench.capture.streams import Streams
+from gdnbench.digests import CopyJob, Digests, Jobs, RowsJob
 
 
 @dataclass(slots=True)
@@ -52,6 +56,9 @@ class AlikeCalls:
     """
 
     at: tuple[int, ...]
+    layers: tuple[Layer, ...]
+    target: str
+    implementation: str | None
     pool: str
     pools: tuple[Tensor, ...]
     index: Tensor
@@ -59,21 +66,31 @@ class AlikeCalls:
     observation: Observation
     visible: Observation  # as adapters get it, to tell whose sequences these are
     form: RowForm
-    table: Tensor | None
-    """Addresses for the kernel; None: rows are digested pool by pool."""
 
     @property
     def count(self) -> int:
         return self.index.numel()
 
-    def digests(self, out: Tensor) -> None:
-        """Fill `out` int64 [calls, count, 2] with digests as the pools are now."""
-        kept = self.observation.reduced
-        assert kept is not None
-        fill_pool_digests(self.pools, self.index, out, kept.sample, self.table)
+    @property
+    def sample(self) -> int:
+        assert self.observation.reduced is not None
+        return self.observation.reduced.sample
 
 
-def alike_calls(calls: Sequence[Any], streams: Streams) -> list[AlikeCalls] | None:
+@dataclass(frozen=True, slots=True)
+class GraphDigests:
+    """What a replay of a graph writes into a block of memory, and where."""
+
+    groups: tuple[AlikeCalls, ...]
+    layers: tuple[Layer, ...]  # of the graph's calls
+    device: torch.device
+    parts: Mapping[str, Part]
+    nbytes: int
+    before: Jobs
+    after: Jobs
+
+
+def graph_digests(calls: Sequence[Any], streams: Streams) -> GraphDigests | None:
     """The calls of a graph in groups that are alike; None if one of them has to be digested by itself: it has
     several pools, gathered states, or slots that are made of several index tensors."""
     groups: dict[tuple[Any, ...], list[int]] = {}
@@ -90,122 +107,151 @@ def alike_calls(calls: Sequence[Any], streams: Streams) -> list[AlikeCalls] | No
         index = next(iter(call.indices.values())).tensor
         if not index.is_contiguous() or index.dtype not in (torch.int32, torch.int64):
             return None
+        if kept.after & call.static.keys() != kept.before:
+            return None  # a pool that is only read needs no digest after the call
         shared = tuple(id(bundle) for bundle in call.inputs.bundles)
         where = (pool.device, pool.dtype, tuple(pool.shape), tuple(pool.stride()), index.data_ptr())
         key = (
+            call.target,
+            call.implementation,
             observation.op,
             tuple(observation.scalars.items()),
             tuple(observation.conventions.items()),
             tuple(kept.shapes.items()),
             shared,
             where,
-            kept.after & call.static.keys() == kept.before,
         )
         groups.setdefault(key, []).append(number)
-    found = []
-    for key, at in groups.items():
-        if not key[-1]:
-            return None  # a pool that is only read needs no digest after the call
-        found.append(_alike(calls, at, streams))
-    return found
+    found = tuple(_alike(calls, at) for at in groups.values())
+    devices = {group.pools[0].device for group in found}
+    if len(devices) != 1:
+        return None
+    return _laid_out(found, tuple(call.layer for call in calls), devices.pop(), streams)
 
 
-def _alike(calls: Sequence[Any], at: list[int], streams: Streams) -> AlikeCalls:
+def _alike(calls: Sequence[Any], at: list[int]) -> AlikeCalls:
     first = calls[at[0]]
     pool, index = next(iter(first.static)), next(iter(first.indices.values())).tensor
-    pools = tuple(calls[number].static[pool].tensor for number in at)
-    numbers = pool_table(pools, index)
     return AlikeCalls(
         tuple(at),
+        tuple(calls[number].layer for number in at),
+        first.target,
+        first.implementation,
         pool,
-        pools,
+        tuple(calls[number].static[pool].tensor for number in at),
         index.reshape(-1),
         first.inputs,
         first.observation,
         replace(first.observation, tensors={**first.indices, **first.static}),
         first.row_forms[pool],
-        None if numbers is None else streams.to_device(numbers, pools[0].device),
     )
 
 
-@dataclass(slots=True)
-class _Part:
-    """Alike calls of one replay."""
-
-    alike: AlikeCalls
-    names: list[CallName]
-    claims: Claims | None
+def _laid_out(
+    groups: tuple[AlikeCalls, ...], layers: tuple[Layer, ...], device: torch.device, streams: Streams
+) -> GraphDigests:
+    wanted: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    for number, group in enumerate(groups):
+        shape = (len(group.at), group.count, 2)
+        wanted[f"{number}/before"] = wanted[f"{number}/after"] = (torch.int64, shape)
+        wanted[f"{number}/rows"] = (group.index.dtype, tuple(group.index.shape))
+        for bundle in group.inputs.bundles:
+            for name, part in bundle.parts.items():
+                wanted[f"{number}/in/{name}"] = (part.dtype, part.shape)
+    parts, nbytes = lay_out(wanted)
+    before: list[RowsJob | CopyJob] = []
+    after: list[RowsJob | CopyJob] = []
+    for number, group in enumerate(groups):
+        before.append(CopyJob(group.index, parts[f"{number}/rows"].start))
+        for bundle in group.inputs.bundles:
+            for name, view in bundle.views(bundle.memory).items():
+                after.append(CopyJob(view, parts[f"{number}/in/{name}"].start))
+        for moment, jobs in (("before", before), ("after", after)):
+            start = parts[f"{number}/{moment}"].start
+            for place, pool in enumerate(group.pools):
+                jobs.append(RowsJob(pool, group.index, start + place * group.count * 16))
+    sample = groups[0].sample
+    made = [Jobs(jobs, sample, streams.to_device) for jobs in (before, after)]
+    return GraphDigests(groups, layers, device, parts, nbytes, *made)
 
 
 @dataclass(slots=True)
 class DigestBatch:
-    """The digests of the calls of one replay, in flight from the device."""
+    """The digests of the calls of one replay, in a slice of a chunk."""
 
-    parts: list[_Part]
-    bundles: list[Bundle]
-    ways: list[HostCopy] = field(default_factory=list)
-    device: OnDevice = field(default_factory=lambda: OnDevice({}, Arriving()))
-    found: dict[str, Tensor] = field(default_factory=dict)
-    begun: bool = False
+    plan: GraphDigests
+    taken: Slice
+    claims: list[Claims | None]  # by group
+    more: Mapping[str, Part]  # claims that are tensors
+    numbers: Sequence[int] = ()  # of the calls
+    steps: Sequence[int] = ()
 
     @property
     def nbytes(self) -> int:
-        return sum(bundle.memory.nbytes for bundle in self.bundles)
+        return self.taken.stop - self.taken.start
 
     @property
     def calls(self) -> int:
-        return sum(len(part.names) for part in self.parts)
+        return len(self.plan.layers)
 
     def after(self) -> None:
         """Queue what there is once the replay is queued: digests of the pools as it leaves them, and the
         graph's copies of index tensors."""
-        for bundle in self.bundles:
-            views = bundle.views(bundle.memory)
-            for number, part in enumerate(self.parts):
-                if f"{number}/after" not in views:
-                    continue
-                part.alike.digests(views[f"{number}/after"])
-                for copy in part.alike.inputs.bundles:
-                    for name, view in copy.views(copy.memory).items():
-                        views[f"{number}/in/{name}"].copy_(view)
+        self.plan.after.run(self.taken.memory)
 
-    def send(self, streams: Streams) -> None:
-        self.ways = [streams.to_host(bundle.memory) for bundle in self.bundles]
+    def calls_alike(self) -> list[AlikeDigests]:
+        """Each group of alike calls, once the chunk has arrived."""
+        host = self.taken.arrived()
+        found = views(self.plan.parts, host)
+        if self.more:
+            found |= views(self.more, host)
+        return [self._group(number, found) for number in range(len(self.plan.groups))]
 
-    def arrive(self) -> None:
-        """Wait on the host for the copies."""
-        for way in self.ways:
-            way.begin()
-        for bundle, way in zip(self.bundles, self.ways, strict=True):
-            self.found |= bundle.views(way.arrived())
-        self.ways = []
+    def _group(self, number: int, found: Mapping[str, Tensor]) -> AlikeDigests:
+        group = self.plan.groups[number]
+        prefix = f"{number}/"
+        arrived = {
+            key.removeprefix(prefix): tensor for key, tensor in found.items() if key.startswith(prefix)
+        }
+        claims = self.claims[number]
+        return AlikeDigests(
+            group,
+            [self.numbers[at] for at in group.at],
+            [self.steps[at] for at in group.at],
+            None if claims is None else claims.as_json(arrived),
+            {name.removeprefix("in/"): one for name, one in arrived.items() if name.startswith("in/")},
+            arrived["rows"],
+            arrived["before"].numpy().view(np.uint64),
+            arrived["after"].numpy().view(np.uint64),
+        )
 
-    def calls_alike(
-        self,
-    ) -> list[tuple[DigestRecord, list[CallName], Digests, Digests]]:
-        """For each group of alike calls that has arrived: the record of its first call, the names of all, and
-        uint64 [calls, n, 2]: their digests before and after."""
-        return [self._record(number, part) for number, part in enumerate(self.parts)]
 
-    def _record(self, number: int, part: _Part) -> tuple[DigestRecord, list[CallName], Digests, Digests]:
-        alike, name = part.alike, part.names[0]
-        observation = replace(alike.observation, claims=part.claims)
-        record = digest_record(observation, name, {}, device=self.device)
-        before, after = (self.found[f"{number}/{moment}"] for moment in ("before", "after"))
-        claims: dict[str, Tensor] = {}
-        for key, tensor in self.found.items():
-            if key.startswith(f"{number}/in/"):
-                tensor_name = key.removeprefix(f"{number}/in/")
-                form = alike.inputs.forms[tensor_name]
-                record.before[tensor_name] = form.copied(tensor)
-            elif key.startswith(f"{number}/claims/"):
-                claims[key.removeprefix(f"{number}/")] = tensor
-        for kept, digests in ((record.before, before), (record.after, after)):
-            kept[alike.pool] = _copied(digests[0])
-        record.numbers[alike.pool] = self.found[f"{number}/rows"]
-        record.forms[alike.pool] = alike.form
-        record.resolve_claims(claims)
-        return record, part.names, before.numpy().view(np.uint64), after.numpy().view(np.uint64)
+@dataclass(frozen=True, slots=True)
+class AlikeDigests:
+    """Alike calls of one replay, on the host."""
+
+    group: AlikeCalls
+    numbers: list[int]
+    steps: list[int]
+    claims: dict[str, Any] | None  # as a record's `dispatch` has them
+    inputs: Mapping[str, Tensor]
+    rows: Tensor
+    before: Digests  # [calls, n, 2]
+    after: Digests
+
+    def record(self) -> DigestRecord:
+        """The record of the first call."""
+        group = self.group
+        name = CallName(group.target, group.implementation, group.layers[0], self.numbers[0], self.steps[0])
+        record = digest_record(group.observation, name, {}, device=OnDevice({}, Arriving()))
+        record.claim(self.claims)
+        for tensor, one in self.inputs.items():
+            record.before[tensor] = group.inputs.forms[tensor].copied(one)
+        for kept, digests in ((record.before, self.before), (record.after, self.after)):
+            kept[group.pool] = _copied(torch.from_numpy(digests[0].view(np.int64)))
+        record.numbers[group.pool] = self.rows
+        record.forms[group.pool] = group.form
+        return record
 
 
 def _copied(data: Tensor) -> Copied:
@@ -213,33 +259,28 @@ def _copied(data: Tensor) -> Copied:
 
 
 def open_batch(
-    groups: Sequence[AlikeCalls],
-    names: Sequence[CallName],
-    claims: Callable[[Observation], Claims | None],
-    reserve: Callable[[int], bool],
+    plan: GraphDigests, claims: Callable[[Observation], Claims | None], buffer: DigestBuffer
 ) -> DigestBatch | None:
-    """Queue the digests of the pools before a replay. None if `reserve` has no room for them."""
-    parts = [_Part(alike, [names[at] for at in alike.at], claims(alike.visible)) for alike in groups]
-    fills: dict[str, Fill] = {}
-    for number, part in enumerate(parts):
-        alike = part.alike
-        device, shape = alike.pools[0].device, (len(alike.at), alike.count, 2)
-        fills[f"{number}/before"] = Fill(torch.int64, shape, device, alike.digests)
-        fills[f"{number}/after"] = Fill(torch.int64, shape, device, _later)
-        fills[f"{number}/rows"] = copy_fill(alike.index)
-        for copy in alike.inputs.bundles:
-            for name, one in copy.parts.items():
-                fills[f"{number}/in/{name}"] = Fill(one.dtype, one.shape, copy.memory.device, _later)
-        if part.claims is not None:
-            for name, tensor in part.claims.bundled().items():
-                fills[f"{number}/{name}"] = copy_fill(tensor)
-    nbytes = sum(fill.nbytes + 256 for fill in fills.values())
-    if not reserve(nbytes):
+    """Queue the digests of the pools before a replay. None if there is no room for them."""
+    said = [claims(group.visible) for group in plan.groups]
+    tensors = {
+        f"{number}/{name}": tensor
+        for number, one in enumerate(said)
+        if one is not None
+        for name, tensor in one.bundled().items()
+    }
+    more, nbytes = lay_out(
+        {name: (one.dtype, tuple(one.shape)) for name, one in tensors.items()}, plan.nbytes
+    )
+    taken = buffer.take(nbytes, plan.device)
+    if taken is None:
         return None
-    batch = DigestBatch(parts, pack(fills))
-    batch.device.reserved = nbytes
-    return batch
-
-
-def _later(view: Tensor) -> None:
-    """What `DigestBatch.after` fills."""
+    try:
+        plan.before.run(taken.memory)
+        if tensors:
+            for name, view in views(more, taken.memory).items():
+                view.copy_(tensors[name])
+    except BaseException:
+        buffer.finish(taken, None)
+        raise
+    return DigestBatch(plan, taken, said, more)

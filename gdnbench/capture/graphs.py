@@ -43,10 +43,10 @@ from gdnbench.capture.digest_record import (
 )
 from gdnbench.capture.filter_expr import TensorForm
 from gdnbench.capture.graph_digests import (
-    AlikeCalls,
     DigestBatch,
+    GraphDigests,
     SharedCopies,
-    alike_calls,
+    graph_digests,
     open_batch,
 )
 from gdnbench.capture.inflight import (
@@ -83,6 +83,8 @@ class Host(Protocol):
     def selection(self) -> Selection: ...
 
     def next_number(self) -> int: ...
+
+    def next_numbers(self, count: int) -> list[int]: ...
 
     def recorder_here(self) -> Recorder: ...
 
@@ -129,8 +131,8 @@ class Plan:
 
     calls: list[GraphCall] = field(default_factory=list)
     copies: SharedCopies = field(default_factory=SharedCopies)
-    alike: list[AlikeCalls] | None = None  # once `looked_alike`: all calls, if they are digested at once
-    looked_alike: bool = False
+    digests: GraphDigests | None = None  # once `planned`: of all calls, if they are digested at once
+    planned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,36 +413,40 @@ class Graphs:
             mine = [one for one in self._open if one.thread == threading.get_ident()] or self._open
             return mine[-1].plan if len(mine) == 1 else None
 
-    def _alike(self, plan: Plan) -> list[AlikeCalls] | None:
-        """The calls of the graph in groups, if they can be digested all at once."""
-        if not plan.looked_alike:
-            plan.looked_alike = True
+    def _digests_of(self, plan: Plan) -> GraphDigests | None:
+        """What to write for a replay, if all calls of the graph are digested at once."""
+        if not plan.planned:
+            plan.planned = True
             if all(call.observation is not None and call.observation.reduced for call in plan.calls):
-                plan.alike = alike_calls(plan.calls, self._streams)
-        return plan.alike
+                plan.digests = graph_digests(plan.calls, self._streams)
+        return plan.digests
 
-    def _open_batch(self, plan: Plan, names: list[CallName]) -> DigestBatch | list[_Kept]:
+    def _open_batch(self, digests: GraphDigests) -> DigestBatch | None:
         """Queue the digests of all pools before a replay."""
-        assert plan.alike is not None
-        recorder = self._host.recorder_here()
+        batch = open_batch(digests, self._claims_now, self._host.recorder_here().digest_buffer(self._streams))
+        if batch is None:
+            self._count_replay(digests)
+            self._host.counts.dropped += len(digests.layers)
+        return batch
 
-        def claims(observation: Observation) -> Claims | None:
-            found = self._host.claims(observation)
-            return None if found is None else found.with_host_values(self._streams.holds)
+    def _claims_now(self, observation: Observation) -> Claims | None:
+        found = self._host.claims(observation)
+        return None if found is None else found.with_host_values(self._streams.holds)
 
-        batch = open_batch(plan.alike, names, claims, lambda room: recorder.reserve(room, len(names)))
-        return [] if batch is None else batch
+    def _count_replay(self, digests: GraphDigests) -> tuple[list[int], list[int]]:
+        """Count the calls of a replay; returns their numbers and steps."""
+        return self._host.next_numbers(len(digests.layers)), self._host.selection.replayed(digests.layers)
 
-    def _before_replay(self, plan: Plan) -> list[_Kept] | DigestBatch:
+    def _before_replay(self, plan: Plan) -> list[_Kept] | DigestBatch | None:
         """Count the calls of a replay that is about to start, and copy the pool rows of those that are
-        kept."""
+        kept. A batch of digests is counted after the replay, when the device has work."""
         kept: list[_Kept] = []
         try:
             if not self._host.active:
-                return []
+                return None
+            if self._host.selection.keeps_all and (digests := self._digests_of(plan)) is not None:
+                return self._open_batch(digests)
             named = [(call, name) for call in plan.calls if (name := self._counted(call)) is not None]
-            if len(named) == len(plan.calls) and self._alike(plan) is not None:
-                return self._open_batch(plan, [name for _, name in named])
             rows: Named = {}
             found = [one for call, name in named if (one := self._opened(call, name, rows)) is not None]
             # Reserve for all calls at once: none of them releases room before the replay.
@@ -516,15 +522,18 @@ class Graphs:
     def _finish_batch(self, batch: DigestBatch) -> None:
         try:
             batch.after()
-            batch.send(self._streams)
-            self._host.recorder_here().finish_batch(batch)
+            batch.numbers, batch.steps = self._count_replay(batch.plan)
         except Exception as error:
             self._abandon(batch)
             self._host.counts.fail(error)
+            return
+        self._host.recorder_here().finish_batch(batch)
         self._host.counts.graph_replays += 1
 
-    def _after_replay(self, kept: list[_Kept] | DigestBatch) -> None:
+    def _after_replay(self, kept: list[_Kept] | DigestBatch | None) -> None:
         """Send the graph's copies and the pool rows after the replay."""
+        if kept is None:
+            return
         if isinstance(kept, DigestBatch):
             self._finish_batch(kept)
             return
@@ -565,13 +574,14 @@ class Graphs:
     def _is_written(self, one: _Kept, name: str) -> bool:
         return operation(one.observation.op).spec(name).role is Role.MUTATED
 
-    def _abandon(self, kept: list[_Kept] | DigestBatch) -> None:
+    def _abandon(self, kept: list[_Kept] | DigestBatch | None) -> None:
         recorder = self._host.recorder
         if isinstance(kept, DigestBatch):
-            if recorder is not None:
-                recorder.abandon(kept.device.reserved)
+            self._host.recorder_here().give_up_batch(kept)
+            if not kept.numbers:
+                self._count_replay(kept.plan)
             return
-        for one in kept:
+        for one in kept or ():
             if recorder is not None:
                 recorder.abandon(one.reserved)
 

@@ -144,9 +144,13 @@ class PendingRecord:
     def resolve_claims(self, arrived: Mapping[str, Tensor]) -> None:
         """Add the claims to the call's info, now that those which are tensors have arrived. Idempotent."""
         if self.claims is not None:
-            claims = self.claims.as_json(arrived)
+            self.claim(self.claims.as_json(arrived))
+
+    def claim(self, claims: Mapping[str, Any] | None) -> None:
+        """Add claims as JSON to the call's info."""
+        if claims is not None:
             self.info = replace(self.info, dispatch={**self.info.dispatch, LINEAGE: claims})
-            self.claims = None
+        self.claims = None
 
     def finish_info(self) -> RecordInfo:
         """The call's info with pool checksums; the copies must be complete."""

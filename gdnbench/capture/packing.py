@@ -32,7 +32,7 @@ def copy_fill(tensor: Tensor) -> Fill:
     return Fill(tensor.dtype, tuple(tensor.shape), tensor.device, lambda view: view.copy_(tensor))
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int
@@ -42,7 +42,7 @@ class _Part(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Bundle:
     memory: Tensor  # uint8 [n]
-    parts: Mapping[str, _Part]
+    parts: Mapping[str, Part]
 
     def clone(self) -> Bundle:
         """A copy, queued on the current stream."""
@@ -50,13 +50,32 @@ class Bundle:
 
     def views(self, memory: Tensor) -> dict[str, Tensor]:
         """The tensors in a copy of `memory`, as contiguous views: one torch call per tensor."""
-        words = {dtype: memory.view(dtype) for dtype in {part.dtype for part in self.parts.values()}}
-        return {
-            name: words[part.dtype].as_strided(
-                part.shape, _contiguous(part.shape), part.start // part.dtype.itemsize
-            )
-            for name, part in self.parts.items()
-        }
+        return views(self.parts, memory)
+
+
+def views(parts: Mapping[str, Part], memory: Tensor) -> dict[str, Tensor]:
+    """The parts of `memory` (uint8 [n]) as contiguous tensors."""
+    words = {dtype: memory.view(dtype) for dtype in {part.dtype for part in parts.values()}}
+    return {
+        name: words[part.dtype].as_strided(
+            part.shape,
+            _contiguous(part.shape),
+            words[part.dtype].storage_offset() + part.start // part.dtype.itemsize,
+        )
+        for name, part in parts.items()
+    }
+
+
+def lay_out(
+    wanted: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], start: int = 0
+) -> tuple[dict[str, Part], int]:
+    """Places for tensors of these dtypes and shapes behind byte `start`, and the byte behind them all."""
+    parts = {}
+    for name, (dtype, shape) in wanted.items():
+        stop = start + math.prod(shape) * dtype.itemsize
+        parts[name] = Part(dtype, shape, start, stop)
+        start = _aligned(stop)
+    return parts, start
 
 
 @lru_cache(maxsize=1024)
@@ -70,12 +89,12 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def pack(fills: Mapping[str, Fill]) -> list[Bundle]:
     """Queue the copies on the current streams; returns one bundle for each device."""
-    parts: dict[torch.device, dict[str, _Part]] = {}
+    parts: dict[torch.device, dict[str, Part]] = {}
     for name, fill in fills.items():
         there = parts.setdefault(fill.device, {})
         last = next(reversed(there.values())).stop if there else 0
         start = _aligned(last)
-        there[name] = _Part(fill.dtype, fill.shape, start, start + fill.nbytes)
+        there[name] = Part(fill.dtype, fill.shape, start, start + fill.nbytes)
     bundles = []
     for device, there in parts.items():
         size = _aligned(next(reversed(there.values())).stop)  # a multiple of every element size

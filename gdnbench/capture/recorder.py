@@ -15,6 +15,7 @@ from gdnbench.capture.access_collector import AccessCollector
 from gdnbench.capture.adapter import NotCaptured
 from gdnbench.capture.device_provenance import device_provenance
 from gdnbench.capture.device_snapshot import DeviceSnapshot
+from gdnbench.capture.digest_buffer import Chunk, DigestBuffer
 from gdnbench.capture.digest_record import DigestRecord
 from gdnbench.capture.graph_digests import DigestBatch
 from gdnbench.capture.inflight import PendingRecord
@@ -22,7 +23,7 @@ from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.pretrigger import Ring
 from gdnbench.capture.selection import Selection
 from gdnbench.capture.streams import Streams
-from gdnbench.capture.transfer import Transferred, Transfers
+from gdnbench.capture.transfer import Queued, Transferred, Transfers
 from gdnbench.capture.trigger import Triggers
 from gdnbench.handlers import raised_by_handler
 from gdnbench.record import Status
@@ -153,8 +154,13 @@ class Recorder:
             failed=self._failed,
         )
         self._transfers = Transfers(
-            self._write_or_count, self._failed, arrive=self._arrive, when_full=options.when_full
+            self._write_or_count,
+            self._failed,
+            arrive=self._arrive,
+            written=self._recycle,
+            when_full=options.when_full,
         )
+        self._buffer: DigestBuffer | None = None
 
     @property
     def segment(self) -> str:
@@ -177,7 +183,21 @@ class Recorder:
         """Release the room reserved for calls that will not be recorded."""
         self._transfers.release(reserved)
 
+    def digest_buffer(self, streams: Streams) -> DigestBuffer:
+        """Where digests are collected; made at the first call of this."""
+        if self._buffer is None:
+            with self._lock:
+                if self._buffer is None:
+                    self._buffer = DigestBuffer(streams, self._transfers.reserve, self._transfers.enqueue)
+        return self._buffer
+
+    def _recycle(self, queued: Queued) -> None:
+        if isinstance(queued, Chunk) and self._buffer is not None:
+            self._buffer.recycle(queued)
+
     def begin_graph(self) -> None:
+        if self._buffer is not None:
+            self._buffer.flush()
         self._transfers.begin_quiet()
 
     def end_graph(self) -> None:
@@ -209,6 +229,8 @@ class Recorder:
         elif self._selection.full or not (self._triggers.any or self._room_for(pending.nbytes)):
             self.release_reservation(pending)
         elif pending.device is not None:
+            if self._buffer is not None:
+                self._buffer.flush()  # rows are logged in the order of the calls
             self._transfers.enqueue(pending)
         elif not self._triggers.any:
             self._write(pending)
@@ -218,10 +240,14 @@ class Recorder:
 
     def finish_batch(self, batch: DigestBatch) -> None:
         """Log the calls of a replay once their digests have arrived."""
-        if self._selection.full or not self._room_for(batch.nbytes):
-            self._transfers.release(batch.device.reserved)
-        else:
-            self._transfers.enqueue(batch)
+        assert self._buffer is not None
+        kept = not self._selection.full and self._room_for(batch.nbytes)
+        self._buffer.finish(batch.taken, batch if kept else None)
+
+    def give_up_batch(self, batch: DigestBatch) -> None:
+        """Leave the room of a replay that will not be recorded."""
+        assert self._buffer is not None
+        self._buffer.finish(batch.taken, None)
 
     def finish_on_device(self, pending: PendingRecord, outputs: DeviceSnapshot, streams: Streams) -> None:
         """Record a call on a device that ended: copy `outputs` and send them after the inputs."""
@@ -243,9 +269,9 @@ class Recorder:
             self._transfers.release(pending.device.reserved)
             pending.device.reserved = 0
 
-    def _decided(self, pending: Transferred) -> Sequence[Transferred]:
+    def _decided(self, pending: PendingRecord) -> Sequence[PendingRecord]:
         """The records to write now that `pending` is complete: only `pending` if there is no trigger."""
-        if not self._triggers.any or isinstance(pending, DigestBatch):
+        if not self._triggers.any:
             return [pending]
         reason = self._triggers.after(pending)
         if reason is not None and not self._selection.triggers(pending.layer):
@@ -255,9 +281,13 @@ class Recorder:
         # If `--max-bytes` ends here, keep the triggering call first, then the latest calls before it.
         return [record for record in reversed(found) if self._room_for(record.nbytes)][::-1]
 
-    def _arrive(self, pending: Transferred) -> list[Transferred]:
+    def _arrive(self, pending: Queued) -> Sequence[Transferred]:
         """Wait for the copies of the records to write; returns the records that have arrived."""
         arrived: list[Transferred] = []
+        if isinstance(pending, Chunk):
+            pending.arrive()
+            records: Sequence[Transferred] = pending.records
+            return records
         for record in self._decided(pending):
             try:
                 record.arrive()
@@ -315,10 +345,14 @@ class Recorder:
 
     def wait_until_written(self) -> None:
         """Wait until records in flight from a device are in the journal."""
+        if self._buffer is not None:
+            self._buffer.flush()
         self._transfers.wait_until_written()
 
     def close(self) -> None:
         """Write the records in flight, then end the journal with the summary."""
+        if self._buffer is not None:
+            self._buffer.close()
         self._transfers.close()
         self._accesses.close()
         self._counts.ring_short = self._ring.short

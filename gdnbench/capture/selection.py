@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from gdnbench.capture.control import Switch
@@ -76,6 +77,23 @@ class Selection:
                 layer.eligible += 1
                 return None
             return step
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether each call that `passes` is kept now, so that `replayed` may count it."""
+        every = self._first is None and self._every == 1 and not self._triggered
+        return every and not self.full and self.switch.unlimited
+
+    def replayed(self, layers: Sequence[Layer]) -> list[int]:
+        """Count a call of each layer that is kept; returns the numbers of their earlier calls."""
+        steps = []
+        with self._lock:
+            for layer in layers:
+                steps.append(layer.calls)
+                layer.calls += 1
+                layer.eligible += 1
+                layer.kept += 1
+        return steps
 
     def passes(self, op: str, layer: Layer) -> bool:
         """Whether `--op` and `--layer` keep calls of `op` by `layer`."""

@@ -478,6 +478,9 @@ class Session:
     def next_number(self) -> int:
         return next(self._numbers)
 
+    def next_numbers(self, count: int) -> list[int]:
+        return list(itertools.islice(self._numbers, count))
+
     def recorder_here(self) -> Recorder:
         if self.recorder is None:
             with self._lock:

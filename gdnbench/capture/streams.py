@@ -9,6 +9,7 @@ queues the copy to the host and waits for it.
 from __future__ import annotations
 
 import sys
+from collections.abc import Hashable
 from typing import Protocol
 
 import torch
@@ -26,6 +27,16 @@ class HostCopy(Protocol):
 
     def arrived(self) -> Tensor:
         """Queue the copy, wait on the host until it is complete, and return the host tensor."""
+
+
+class GrowingCopy(Protocol):
+    """A device-to-host copy of memory that is filled bit by bit, and is zero again once it has arrived."""
+
+    def written(self, nbytes: int) -> None:
+        """The first `nbytes` are as the current stream has written them by now."""
+
+    def arrived(self) -> Tensor:
+        """Copy what is written, wait on the host until the copy is complete, and return the host tensor."""
 
 
 class Graph(Protocol):
@@ -48,6 +59,12 @@ class Streams(Protocol):
 
         The copy owns `memory` until it has arrived; nobody else may write to it.
         """
+
+    def lane(self, device: torch.device) -> Hashable:
+        """Identifies the current stream of `device`."""
+
+    def growing(self, memory: Tensor) -> GrowingCopy:
+        """A copy of `memory` (uint8 [n], zero), which the current stream alone will write."""
 
     def to_device(self, numbers: Tensor, device: torch.device) -> Tensor:
         """Queue a copy of a small host tensor on the current stream."""
@@ -89,6 +106,33 @@ class CudaHostCopy:
         return self._host
 
 
+class CudaGrowingCopy:
+    """A copy on stream `side`. Calls of `written` and of `arrived` take turns."""
+
+    def __init__(self, memory: Tensor, side: torch.cuda.Stream) -> None:
+        self._memory = memory
+        self._side = side
+        self._nbytes = 0
+        self._written = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+
+    def written(self, nbytes: int) -> None:
+        self._nbytes = max(self._nbytes, nbytes)
+        self._written.record(torch.cuda.current_stream(self._memory.device))
+
+    def arrived(self) -> Tensor:
+        memory = self._memory[: self._nbytes]
+        self._nbytes = 0
+        with torch.cuda.stream(self._side):
+            host = torch.empty(memory.shape, dtype=memory.dtype, device="cpu", pin_memory=True)
+            self._side.wait_event(self._written)
+            host.copy_(memory, non_blocking=True)
+            memory.zero_()
+            self._done.record(self._side)
+        self._done.synchronize()
+        return host
+
+
 class CudaStreams:
     """CUDA streams: one side stream for each device, created on first use."""
 
@@ -104,9 +148,18 @@ class CudaStreams:
 
     def to_host(self, memory: Tensor) -> CudaHostCopy:
         device = memory.device
+        return CudaHostCopy(memory, torch.cuda.current_stream(device).record_event(), self._side(device))
+
+    def lane(self, device: torch.device) -> Hashable:
+        return torch.cuda.current_stream(device)
+
+    def growing(self, memory: Tensor) -> CudaGrowingCopy:
+        return CudaGrowingCopy(memory, self._side(memory.device))
+
+    def _side(self, device: torch.device) -> torch.cuda.Stream:
         if device not in self._sides:
             self._sides[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        return CudaHostCopy(memory, torch.cuda.current_stream(device).record_event(), self._sides[device])
+        return self._sides[device]
 
     def to_device(self, numbers: Tensor, device: torch.device) -> Tensor:
         return numbers.pin_memory().to(device, non_blocking=True)  # a copy from pageable memory would wait

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from gdnbench.capture.digest_buffer import Chunk
 from gdnbench.capture.graph_digests import DigestBatch
 from gdnbench.capture.inflight import PendingRecord
 
 Transferred = PendingRecord | DigestBatch
 """A record, or the digests of all calls of a replay."""
+Queued = PendingRecord | Chunk
+"""A record, or a chunk of records whose digests arrive at once."""
+
+_RUN_SECONDS, _PAUSE_SECONDS = 2e-4, 5e-5
+"""The thread lets go of the interpreter after so long: the program would wait for it for 5 ms."""
 
 # Of device memory, which the program needs too, and of pinned host memory, which the whole machine shares.
 LIMIT_BYTES = 1 << 30
 
 
-def arrive_alone(record: Transferred) -> Sequence[Transferred]:
+def arrive_alone(record: Queued) -> Sequence[Transferred]:
     record.arrive()
-    return (record,)
+    return record.records if isinstance(record, Chunk) else (record,)
 
 
 class Transfers:
     """Passes records to `write` in order, each after the copies of its tensors have arrived.
 
     `arrive` waits for a record and returns the records to write, which may be none or include earlier ones.
+    `written` gets it when these are written.
     At most `LIMIT_BYTES` are in flight; outputs of calls that have begun come on top. Beyond the limit
     `reserve` waits ("block") or refuses ("drop"). A single larger record is transferred alone.
     """
@@ -35,14 +43,16 @@ class Transfers:
         write: Callable[[Transferred], None],
         failed: Callable[[BaseException], None],
         *,
-        arrive: Callable[[Transferred], Sequence[Transferred]] = arrive_alone,
+        arrive: Callable[[Queued], Sequence[Transferred]] = arrive_alone,
+        written: Callable[[Queued], None] = lambda _: None,
         when_full: Literal["block", "drop"],
     ) -> None:
         self._arrive = arrive
+        self._written = written
         self._write = write
         self._failed = failed
         self._blocks = when_full == "block"
-        self._queue: queue.SimpleQueue[Transferred | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Queued | None] = queue.SimpleQueue()
         self._bytes = 0
         self._waiting = 0  # queued records whose copies have not been waited for
         self._pending = 0  # queued records that have not been written
@@ -75,7 +85,7 @@ class Transfers:
             self._bytes -= nbytes
             self._changed.notify_all()
 
-    def enqueue(self, record: Transferred) -> None:
+    def enqueue(self, record: Queued) -> None:
         """Write `record` once it has arrived, and release what is reserved for it."""
         with self._changed:
             self._waiting += 1
@@ -116,15 +126,20 @@ class Transfers:
     def _work(self) -> None:
         while (record := self._queue.get()) is not None:
             try:
+                begun = time.monotonic()
                 for arrived in self._await(record):
                     self._write(arrived)
+                    if time.monotonic() - begun > _RUN_SECONDS:
+                        time.sleep(_PAUSE_SECONDS)
+                        begun = time.monotonic()
+                self._written(record)
             except Exception as error:
                 self._failed(error)
             with self._changed:
                 self._pending -= 1
-            self.release(record.device.reserved if record.device is not None else 0)
+            self.release(_reserved(record))
 
-    def _await(self, record: Transferred) -> Sequence[Transferred]:
+    def _await(self, record: Queued) -> Sequence[Transferred]:
         with self._changed:
             self._changed.wait_for(lambda: not self._captures or self._closing)
         try:
@@ -133,3 +148,9 @@ class Transfers:
             with self._changed:
                 self._waiting -= 1
                 self._changed.notify_all()
+
+
+def _reserved(record: Queued) -> int:
+    if isinstance(record, Chunk):
+        return len(record.memory)
+    return record.device.reserved if record.device is not None else 0

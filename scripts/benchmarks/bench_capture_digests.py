@@ -4,12 +4,15 @@
     python scripts/benchmarks/bench_capture_digests.py                  # on a GPU with triton
     python scripts/benchmarks/bench_capture_digests.py --device cpu     # cost on the CPU, figures for a GPU
         [--layers 48] [--batch 1,8,64] [--dtype float32,bfloat16] [--sample 1,101] [--seconds 4]
-        [--step-ms 9] [--out FILE.json]
+        [--step-ms 9] [--fill-ms 9] [--modes graph,eager] [--out FILE.json]
 
 A step is `--layers` gated delta rule layers with 32 value heads and states of 128 x 128, by a kernel that
 reads and writes each state once: the least that a step can be. Segments of steps with capture off and on take
 turns; a row has the median of what a segment adds to a step, and that as a share of the bare step and of a
 whole model's step of `--step-ms`. `graph`: the step is replayed from a CUDA graph, else its calls are eager.
+With `--fill-ms`, products with weights that do not fit into caches follow each layer, so many that they alone
+take that long: a step is then about as long as a whole model's, and its host has time while the device works.
+`host` is what the program's thread takes more until the step is queued.
 Every step ends when a number of it is on the host. The last step's digests are compared with those that NumPy
 makes of the states.
 
@@ -48,6 +51,7 @@ from gdnbench.store.reader import Store
 H, HV, DIM = 16, 32, 128
 SPARE = 8  # slots that no sequence has
 SEGMENT_STEPS = 16
+WIDTH = 8192  # of the products that fill a step: 128 MiB of weights each
 BANDWIDTH = 3.35e12  # bytes a second of an H100 SXM's memory, for the predicted figures
 LAUNCH = 2.5e-6  # seconds that a small kernel takes on a GPU, for the same
 
@@ -62,6 +66,7 @@ class Row:
     added_ms: float
     of_bare: float
     of_step: float
+    host_us: float
     digests_equal: bool | None
 
 
@@ -93,7 +98,9 @@ class Runner:
 class Decode:
     """Steps of decoding, with states of their own."""
 
-    def __init__(self, device: str, layers: int, batch: int, dtype: torch.dtype, dim: int = DIM) -> None:
+    def __init__(
+        self, device: str, layers: int, batch: int, dtype: torch.dtype, dim: int = DIM, fill_ms: float = 0
+    ) -> None:
         torch.manual_seed(0)
         self.layers = [Layer(index) for index in range(layers)]
         self.number = 0
@@ -105,6 +112,12 @@ class Decode:
             self.v = torch.randn(batch, 1, HV, dim).to(torch.bfloat16)
             self.g, self.beta = -torch.rand(batch, 1, HV), torch.rand(batch, 1, HV)
             self.o = torch.zeros(batch, 1, HV, dim, dtype=torch.bfloat16)
+            self.weights = []
+            self.products = 0
+            if fill_ms:
+                self.weights = [torch.randn(WIDTH, WIDTH, dtype=torch.bfloat16) for _ in range(8)]
+                self.x, self.y = (torch.randn(batch, WIDTH, dtype=torch.bfloat16) for _ in range(2))
+                self.products = round(fill_ms * 1e-3 / self.seconds_of_a_product())
         self.call = record("gdn_decode", conventions={"qk": "normalised"})(self._rule(device, dim))
 
     def _rule(self, device: str, dim: int) -> Callable[..., Tensor]:
@@ -130,8 +143,30 @@ class Decode:
 
         return updated
 
+    def seconds_of_a_product(self) -> float:
+        """Of a product with one of the weights, when many follow each other."""
+        times = []
+        for _ in range(5):
+            begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begun.record()
+            for number in range(256):
+                torch.mm(self.x, self.weights[number % len(self.weights)], out=self.y)
+            ended.record()
+            torch.cuda.synchronize()
+            times.append(begun.elapsed_time(ended) / 256e3)
+        return median(times)
+
+    def fill(self, layer: int) -> None:
+        """This layer's share of the products."""
+        share = range(
+            self.products * layer // len(self.layers), self.products * (layer + 1) // len(self.layers)
+        )
+        for number in share:
+            torch.mm(self.x, self.weights[number % len(self.weights)], out=self.y)
+
     def step(self) -> None:
         for layer, state in zip(self.layers, self.states, strict=True):
+            self.fill(layer.layer_idx)
             layer(
                 lambda state=state: self.call(
                     q=self.q, k=self.k, v=self.v, g=self.g, beta=self.beta, state=state,
@@ -168,13 +203,19 @@ def scopes(capture: runtime.Capture) -> Iterator[Callable[[Callable[[], None], i
         Layer.forward = plain  # type: ignore[method-assign]
 
 
-def seconds_a_step(run: Callable[[], None], ended: Callable[[], object], clock: Callable[[], float]) -> float:
+def seconds_a_step(
+    run: Callable[[], None], ended: Callable[[], object], clock: Callable[[], float]
+) -> tuple[float, float]:
+    """Of a step, and of it until it is queued."""
     ended()
     begun = clock()
+    queued = 0.0
     for _ in range(SEGMENT_STEPS):
+        start = clock()
         run()
+        queued += clock() - start
         ended()
-    return (clock() - begun) / SEGMENT_STEPS
+    return (clock() - begun) / SEGMENT_STEPS, queued / SEGMENT_STEPS
 
 
 def measure(decode: Decode, sample: int, in_graph: bool, args: argparse.Namespace) -> Row:
@@ -200,19 +241,20 @@ def measure(decode: Decode, sample: int, in_graph: bool, args: argparse.Namespac
 
                 stepped()  # compiles the kernels of digests
                 recorder = capture.session.recorder_here()
-                bare, added = [], []
+                bare, added, host = [], [], []
                 until = time.monotonic() + args.seconds
                 while time.monotonic() < until or len(added) < 3:
                     capture.session.active = False
-                    before = seconds_a_step(off, ended, clock)
+                    before, queued_before = seconds_a_step(off, ended, clock)
                     capture.session.active = True
-                    with_digests = seconds_a_step(stepped, ended, clock)
+                    with_digests, queued = seconds_a_step(stepped, ended, clock)
                     recorder.wait_until_written()
                     capture.session.active = False
-                    after = seconds_a_step(off, ended, clock)
+                    after, queued_after = seconds_a_step(off, ended, clock)
                     capture.session.active = True
                     bare.append((before + after) / 2)
                     added.append(with_digests - (before + after) / 2)
+                    host.append(queued - (queued_before + queued_after) / 2)
                 stepped()
                 recorder.wait_until_written()
         assert (counts.failures, counts.dropped) == (0, 0), counts.first_failure
@@ -220,7 +262,7 @@ def measure(decode: Decode, sample: int, in_graph: bool, args: argparse.Namespac
     bare_ms, added_ms = median(bare) * 1e3, median(added) * 1e3
     return Row(
         len(decode.slots), str(decode.states[0].dtype).removeprefix("torch."), in_graph, sample,
-        bare_ms, added_ms, added_ms / bare_ms, added_ms / args.step_ms, equal,
+        bare_ms, added_ms, added_ms / bare_ms, added_ms / args.step_ms, median(host) * 1e6, equal,
     )  # fmt: skip
 
 
@@ -314,8 +356,8 @@ def on_gpu(args: argparse.Namespace) -> list[Row]:
     rows = []
     for dtype in args.dtype.split(","):
         for batch in map(int, args.batch.split(",")):
-            decode = Decode("cuda", args.layers, batch, getattr(torch, dtype))
-            for in_graph in (True, False):
+            decode = Decode("cuda", args.layers, batch, getattr(torch, dtype), fill_ms=args.fill_ms)
+            for in_graph in (mode == "graph" for mode in args.modes.split(",")):
                 for sample in map(int, args.sample.split(",")):
                     rows.append(measure(decode, sample, in_graph, args))
                     print(line(rows[-1], args), flush=True)
@@ -348,7 +390,7 @@ def line(row: Row, args: argparse.Namespace) -> str:
     return (
         f"batch {row.batch:3d} {row.dtype:9} {where} sample {row.sample:4d}: bare step {row.bare_ms:8.3f} ms,"
         f" digests add {row.added_ms:7.3f} ms: {row.of_bare:7.2%} of it, {row.of_step:6.2%} of"
-        f" {args.step_ms:g} ms; digests {'equal' if row.digests_equal else 'DIFFER'}"
+        f" {args.step_ms:g} ms; host {row.host_us:6.0f} us; digests {'equal' if row.digests_equal else 'DIFFER'}"
     )
 
 
@@ -361,6 +403,8 @@ def main() -> int:
     parser.add_argument("--sample", default="1,101")
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--step-ms", type=float, default=9.0)
+    parser.add_argument("--fill-ms", type=float, default=0.0)
+    parser.add_argument("--modes", default="graph,eager")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.device == "cuda":

@@ -42,6 +42,28 @@ class LateWay:
         return self._memory.clone()
 
 
+class LateGrowing:
+    """The same of memory that is filled bit by bit."""
+
+    def __init__(self, streams: StandInStreams, memory: Tensor) -> None:
+        self._streams = streams
+        self._memory = memory
+        self._nbytes = 0
+
+    def written(self, nbytes: int) -> None:
+        self._nbytes = max(self._nbytes, nbytes)
+
+    def arrived(self) -> Tensor:
+        for what in ("to_host", "begin", "arrived"):
+            self._streams.log.append((what, threading.current_thread().name))
+        self._streams.gate.wait(60)
+        memory = self._memory[: self._nbytes]
+        self._nbytes = 0
+        found = memory.clone()
+        memory.zero_()
+        return found
+
+
 class StandInStreams:
     """All tensors are on the device but those in `host`. Copies to the host read their source at the last
     moment, once `gate` is open. `log` has what was asked of the way to the host, and by which thread."""
@@ -65,6 +87,12 @@ class StandInStreams:
         assert not self.capturing(), "a copy to the host in a graph"
         self.log.append(("to_host", threading.current_thread().name))
         return LateWay(self, memory)
+
+    def lane(self, device: torch.device) -> int:
+        return 0
+
+    def growing(self, memory: Tensor) -> LateGrowing:
+        return LateGrowing(self, memory)
 
     def to_device(self, numbers: Tensor, device: torch.device) -> Tensor:
         return numbers

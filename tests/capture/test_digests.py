@@ -84,19 +84,43 @@ def test_replays_of_a_graph_are_logged(tmp_path: Path, sample: int) -> None:
     assert {piece.sample for piece in pieces(tmp_path / "run.zarr")} == {sample}
 
 
-def test_a_replay_sends_one_block_however_many_layers_it_has(tmp_path: Path) -> None:
-    """Layers with the same index tensor have one copy of it in the graph, and pools alike one digest call."""
+def test_replays_send_one_block_however_many_layers_they_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers with the same index tensor have one copy of it in the graph, and replays one way to the host."""
+    monkeypatch.setattr("gdnbench.capture.digest_buffer.CHUNK_SECONDS", 600)
     sent, copies = [], []
     for layers in (2, 5):
         engine, graph, streams = Engine(layers), StandInGraph(), StandInStreams()
         with capturing_stand_in(tmp_path / f"{layers}.zarr", streams, DIGESTS) as counts:
             nodes = len(graph_nodes(graph, engine))
-            run(engine, graph, [None, None])
-            sent.append(streams.sent())
-        assert (counts.failures, counts.digested, counts.graph_replays) == (0, 2 * layers, 2)
+            run(engine, graph, [None, None, None])
+            assert streams.sent() == 0
+        sent.append(streams.sent())
+        assert (counts.failures, counts.digested, counts.graph_replays) == (0, 3 * layers, 3)
         copies.append(nodes - len(graph_nodes(StandInGraph(), Engine(layers))))
-    assert sent == [2, 2]
+    assert sent == [1, 1]
     assert copies[0] == copies[1] > 0
+
+
+def test_replays_and_eager_calls_that_fill_many_chunks_are_logged_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gdnbench.capture.digest_buffer.CHUNK_BYTES", 2048)
+    engine, graph, streams = Engine(), StandInGraph(), StandInStreams()
+    streams.gate.set()
+    with capturing_stand_in(tmp_path / "run.zarr", streams, DIGESTS) as counts:
+        with graph_of(graph):
+            engine.forward()
+        for rows in (None, [1, 8, 2], [3, -1, 5], [2, 0, 1]):
+            run(engine, graph, [rows])
+            engine.next_step()
+            engine.spied()
+            engine.forward()
+    assert (counts.failures, counts.first_failure, counts.digested) == (0, None, 16)
+    assert logged(tmp_path / "run.zarr") == spied(engine, 2)
+    (piece,) = pieces(tmp_path / "run.zarr")
+    assert sorted(piece.rows["call"].tolist()) == piece.rows["call"].tolist()
 
 
 def graph_nodes(graph: StandInGraph, engine: Engine) -> list[Any]:
