@@ -11,7 +11,7 @@ adds element * 2**(8 (b mod 4)) * K(2 (b div 4) + a). Rows whose bytes follow ea
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -281,7 +281,7 @@ def fill_digests(pool: Tensor, index: Tensor | None, out: Tensor, sample: int) -
     return True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class JobTable:
     """Jobs for one launch of `run_jobs`. `table`: int64 [jobs, JOB] on the device."""
 
@@ -289,19 +289,27 @@ class JobTable:
     grid: tuple[int, int, int]
     rows: int
     sample: int
+    _launch: Callable[..., None] | None = None  # of the compiled kernel, without triton's search for it
 
-    def run(self, memory: Tensor) -> None:
-        """Queue the jobs on the current stream, with bytes of `memory` (uint8 [n], zero) as their output."""
-        with torch.cuda.device(memory.device):
-            run_jobs[self.grid](
-                self.table,
-                memory.view(torch.int64),
-                SAMPLE=self.sample,
-                ROWS=self.rows,
-                BLOCK=_JOB_BLOCK,
-                COLUMNS=JOB,
-                num_warps=_WARPS,
-            )
+    def run(self, memory: Tensor, at: int) -> None:
+        """Queue the jobs on the current stream. `memory`: uint8 [n]; the outputs begin at its byte `at`, a
+        multiple of 256, and are zero there."""
+        if torch.cuda.current_device() == memory.device.index:
+            self._run(memory, at)
+        else:
+            with torch.cuda.device(memory.device):
+                self._run(memory, at)
+
+    def _run(self, memory: Tensor, at: int) -> None:
+        constants = (self.sample, self.rows, _JOB_BLOCK, JOB)
+        if self._launch is not None:
+            self._launch(self.table.data_ptr(), memory.data_ptr() + at, *constants)
+            return
+        compiled = run_jobs[self.grid](
+            self.table, memory[at:].view(torch.int64), *constants, num_warps=_WARPS
+        )
+        if hasattr(compiled, "packed_metadata"):  # not in triton's interpreter
+            self._launch = compiled[self.grid]
 
 
 def rows_job(pool: Tensor, index: Tensor, at: int) -> list[int] | None:

@@ -118,12 +118,17 @@ class Jobs:
         self._jobs = tuple(jobs)
         self._table, self._alone = _job_table(self._jobs, sample, to_device)
 
-    def run(self, memory: Tensor) -> None:
-        """Queue the jobs on the current stream. `memory`: uint8 [n], zero."""
+    def run(self, memory: Tensor, start: int = 0) -> None:
+        """Queue the jobs on the current stream. `memory`: uint8 [n]; the jobs' outputs begin at its byte
+        `start`, a multiple of 256, and are zero."""
+        if self._table is not None:
+            self._table.run(memory, start)
+        if self._alone:
+            self._run_alone(memory[start:])
+
+    def _run_alone(self, memory: Tensor) -> None:
         import torch
 
-        if self._table is not None:
-            self._table.run(memory)
         for job in self._alone:
             if isinstance(job, CopyJob):
                 _view(memory, job.at, job.source.dtype, job.source.shape).copy_(job.source)

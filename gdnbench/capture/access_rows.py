@@ -6,7 +6,7 @@ once and copied.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gdnbench.capture.adapter import OnlyPadding
 from gdnbench.capture.claims import LINEAGE
 from gdnbench.capture.digest_record import DigestRecord, RowForm
-from gdnbench.capture.graph_digests import DigestBatch
+from gdnbench.capture.graph_digests import AlikeCalls, AlikeDigests, DigestBatch
 from gdnbench.ops import operation
 from gdnbench.record import Status
 from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag, AccessKind, kept_writes
@@ -67,11 +67,31 @@ class _Source:
     tensor: str
     places: NDArray[np.int64]
 
+    def in_order(self, count: int) -> bool:
+        """Whether these are the tensor's `count` rows one after another."""
+        return len(self.places) == count and bool((self.places == np.arange(count)).all())
+
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    rows: Rows
+    rows: Rows  # with positions and prefixes of the first call that had it, which change from step to step
     sources: tuple[_Source, ...]
+    offsets: NDArray[np.int64] | None  # of each row's position from its sequence's first token; None: as it is
+    prefixed: NDArray[np.bool_] | None  # whether the row has its sequence's prefix
+
+    def placed(self, claims: Mapping[str, Any]) -> Rows:
+        """A copy of the rows with positions and prefixes."""
+        rows = self.rows.copy()
+        if self.offsets is None or self.prefixed is None:
+            return rows
+        sequence = rows["sequence"]
+        positions = [UNKNOWN if one is None else one for one in claims.get("positions", ())]
+        first = _by_sequence(positions, sequence, UNKNOWN)
+        rows["position"] = np.where(first < 0, UNKNOWN, np.maximum(first + self.offsets, UNKNOWN))
+        prefixes = [0 if one is None else int(one, 16) for one in claims.get("prefixes") or ()]
+        found = _by_sequence(prefixes, sequence, 0, np.uint64)
+        rows["prefix"] = np.where(self.prefixed, found, np.uint64(0))
+        return rows
 
 
 class AccessRows:
@@ -81,18 +101,20 @@ class AccessRows:
     def __init__(self) -> None:
         self.dictionary = Dictionary()
         self._templates: dict[Any, _Template] = {}
+        self._layers: dict[AlikeCalls, NDArray[np.int64]] = {}
 
     def renew(self) -> Dictionary:
         """Begin a new dictionary; returns the old one."""
         old, self.dictionary = self.dictionary, Dictionary()
         self._templates.clear()
+        self._layers.clear()
         return old
 
     def rows(self, record: DigestRecord) -> Rows:
         """The accesses of a call, reads first: dtype ROW. A call without any has one row of kind NONE."""
         info = record.info
-        template = self._template(record)
-        rows = template.rows.copy()
+        template = self._template(_key(record), lambda: record)
+        rows = template.placed(info.dispatch.get(LINEAGE) or {})
         rows["call"], rows["step"] = info.call, info.step
         rows["layer"] = self.dictionary.layers.number(info.layer)
         for source in template.sources:
@@ -105,30 +127,51 @@ class AccessRows:
         """The same of the calls of a replay, group by group."""
         found = []
         for alike in batch.calls_alike():
-            template = self._template(alike.record())
-            rows = np.tile(template.rows, (len(alike.numbers), 1))
+            claims = alike.claims or {}
+            template = self._template(_key_of_alike(alike), alike.record)
+            rows = np.tile(template.placed(claims), (len(alike.numbers), 1))
             rows["call"] = np.array(alike.numbers)[:, None]
             rows["step"] = np.array(alike.steps)[:, None]
-            layers = [self.dictionary.layers.number(layer.name) for layer in alike.group.layers]
-            rows["layer"] = np.array(layers)[:, None]
+            rows["layer"] = self._numbers_of_layers(alike.group)[:, None]
             for source in template.sources:
                 digests = alike.before if source.kind is AccessKind.READ else alike.after
-                rows["digest"][:, source.start : source.stop] = digests[:, source.places]
+                rows["digest"][:, source.start : source.stop] = (
+                    digests if source.in_order(digests.shape[1]) else digests[:, source.places]
+                )
             found.append(rows.reshape(-1))
         return found
 
-    def _template(self, record: DigestRecord) -> _Template:
-        key = _key(record)
+    def _numbers_of_layers(self, group: AlikeCalls) -> NDArray[np.int64]:
+        found = self._layers.get(group)
+        if found is None:
+            numbers = [self.dictionary.layers.number(layer.name) for layer in group.layers]
+            found = self._layers[group] = np.array(numbers)
+        return found
+
+    def _template(self, key: tuple[Any, ...], record: Callable[[], DigestRecord]) -> _Template:
         found = self._templates.get(key)
         if found is None:
             if len(self._templates) >= _TEMPLATES:
                 self._templates.clear()
-            found = self._templates[key] = _made(record, self.dictionary)
+            found = self._templates[key] = _made(record(), self.dictionary)
         return found
 
 
+def _claimed(claims: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a template depends on of a call's claims."""
+    if claims.get("kept"):
+        return tuple((name, repr(values)) for name, values in claims.items())
+    return tuple((name, *claims[name]) for name in ("requests", "padding", "slots") if name in claims)
+
+
+def _key_of_alike(alike: AlikeDigests) -> tuple[Any, ...]:
+    """Everything that the rows of alike calls depend on but layer, call, digests, positions and prefixes."""
+    inputs = ((name, one.numpy().tobytes()) for name, one in alike.inputs.items())
+    return (alike.group, _claimed(alike.claims or {}), alike.rows.numpy().tobytes(), *inputs)
+
+
 def _key(record: DigestRecord) -> tuple[Any, ...]:
-    """Everything that the rows depend on but layer, call and digests."""
+    """The same of a record."""
     info = record.info
     kept = record.observation.reduced
     assert kept is not None
@@ -146,7 +189,7 @@ def _key(record: DigestRecord) -> tuple[Any, ...]:
         tuple(info.scalars.items()),
         tuple(info.conventions.items()),
         tuple(kept.shapes.items()),
-        tuple((name, repr(values)) for name, values in claims.items()),
+        _claimed(claims),
         tuple(integers),
         tuple(numbers),
         tuple(record.forms.items()),
@@ -157,6 +200,8 @@ def _key(record: DigestRecord) -> tuple[Any, ...]:
 def _made(record: DigestRecord, names: Dictionary) -> _Template:
     contract = operation(record.info.op)
     parts: list[Rows] = []
+    offsets: list[NDArray[np.int64]] = []
+    prefixed: list[NDArray[np.bool_]] = []
     sources: list[_Source] = []
     start = 0
     kept = (record.info.dispatch.get(LINEAGE) or {}).get("kept", ())
@@ -167,6 +212,8 @@ def _made(record: DigestRecord, names: Dictionary) -> _Template:
                 if found is not None:
                     sources.append(_Source(start, start + len(part), kind, *found))
                 parts.append(part)
+                offsets.append((accesses.reads if kind is AccessKind.READ else accesses.writes).numpy()[:, 2])
+                prefixed.append(np.full(len(part), kind is AccessKind.READ and not accesses.window))
                 start += len(part)
                 if kind is AccessKind.READ and kept and not accesses.window:
                     parts.append(kept_writes(part, kept))
@@ -176,8 +223,11 @@ def _made(record: DigestRecord, names: Dictionary) -> _Template:
         none["kind"] = AccessKind.NONE
         for name in ("request", "position", "slot", "accepted"):
             none[name] = UNKNOWN
-        parts.append(none)
-    return _Template(np.concatenate(parts), tuple(sources))
+        return _Template(none, (), None, None)
+    rows = np.concatenate(parts)
+    if kept or not record.info.has_layer:
+        return _Template(rows, tuple(sources), None, None)
+    return _Template(rows, tuple(sources), np.concatenate(offsets), np.concatenate(prefixed))
 
 
 def _accesses(record: DigestRecord, contract: Operation) -> tuple[Accesses, ...]:

@@ -119,7 +119,7 @@ class DigestBuffer:
 
     def finish(self, taken: Slice, record: Any) -> None:
         """The current stream has filled `taken`, whose record is `record`; None if it is given up."""
-        taken.chunk.way.written(taken.chunk.used)
+        taken.chunk.way.written(taken.chunk.used, taken.chunk.lane)
         with self._changed:
             chunk = taken.chunk
             chunk.unfinished -= 1

@@ -48,7 +48,7 @@ class SharedCopies:
         return self.held[key][1]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class AlikeCalls:
     """Calls of a graph that differ in nothing but layer and pool.
 
@@ -197,7 +197,7 @@ class DigestBatch:
     def after(self) -> None:
         """Queue what there is once the replay is queued: digests of the pools as it leaves them, and the
         graph's copies of index tensors."""
-        self.plan.after.run(self.taken.memory)
+        self.plan.after.run(self.taken.chunk.memory, self.taken.start)
 
     def calls_alike(self) -> list[AlikeDigests]:
         """Each group of alike calls, once the chunk has arrived."""
@@ -276,7 +276,7 @@ def open_batch(
     if taken is None:
         return None
     try:
-        plan.before.run(taken.memory)
+        plan.before.run(taken.chunk.memory, taken.start)
         if tensors:
             for name, view in views(more, taken.memory).items():
                 view.copy_(tensors[name])

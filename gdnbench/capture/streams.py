@@ -32,8 +32,8 @@ class HostCopy(Protocol):
 class GrowingCopy(Protocol):
     """A device-to-host copy of memory that is filled bit by bit, and is zero again once it has arrived."""
 
-    def written(self, nbytes: int) -> None:
-        """The first `nbytes` are as the current stream has written them by now."""
+    def written(self, nbytes: int, lane: Hashable) -> None:
+        """The first `nbytes` are as stream `lane` has written them by now."""
 
     def arrived(self) -> Tensor:
         """Copy what is written, wait on the host until the copy is complete, and return the host tensor."""
@@ -116,9 +116,10 @@ class CudaGrowingCopy:
         self._written = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
-    def written(self, nbytes: int) -> None:
+    def written(self, nbytes: int, lane: Hashable) -> None:
         self._nbytes = max(self._nbytes, nbytes)
-        self._written.record(torch.cuda.current_stream(self._memory.device))
+        assert isinstance(lane, torch.cuda.Stream)
+        self._written.record(lane)
 
     def arrived(self) -> Tensor:
         memory = self._memory[: self._nbytes]

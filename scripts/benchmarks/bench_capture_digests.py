@@ -390,7 +390,8 @@ def line(row: Row, args: argparse.Namespace) -> str:
     return (
         f"batch {row.batch:3d} {row.dtype:9} {where} sample {row.sample:4d}: bare step {row.bare_ms:8.3f} ms,"
         f" digests add {row.added_ms:7.3f} ms: {row.of_bare:7.2%} of it, {row.of_step:6.2%} of"
-        f" {args.step_ms:g} ms; host {row.host_us:6.0f} us; digests {'equal' if row.digests_equal else 'DIFFER'}"
+        f" {args.step_ms:g} ms; host {row.host_us:.0f} us;"
+        f" digests {'equal' if row.digests_equal else 'DIFFER'}"
     )
 
 
