@@ -113,10 +113,15 @@ class Jobs:
         sample: int,
         to_device: Callable[[Tensor, torch.device], Tensor],
     ) -> None:
-        """`to_device` copies the kernel's table; the tensors of `jobs` are kept, and are on one device."""
+        """`to_device` copies the kernel's table. The tensors of `jobs` are on one device."""
         self._sample = sample
-        self._jobs = tuple(jobs)
-        self._table, self._alone = _job_table(self._jobs, sample, to_device)
+        self._table, self._alone = _job_table(jobs, sample, to_device)
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether the tensors of the jobs are not kept, but where they are: whoever runs the jobs keeps
+        them."""
+        return not self._alone
 
     def run(self, memory: Tensor, start: int = 0) -> None:
         """Queue the jobs on the current stream. `memory`: uint8 [n]; the jobs' outputs begin at its byte

@@ -167,7 +167,7 @@ def _claimed(claims: Mapping[str, Any]) -> tuple[Any, ...]:
 def _key_of_alike(alike: AlikeDigests) -> tuple[Any, ...]:
     """Everything that the rows of alike calls depend on but layer, call, digests, positions and prefixes."""
     inputs = ((name, one.numpy().tobytes()) for name, one in alike.inputs.items())
-    return (alike.group, _claimed(alike.claims or {}), alike.rows.numpy().tobytes(), *inputs)
+    return (alike.group.kind, _claimed(alike.claims or {}), alike.rows.numpy().tobytes(), *inputs)
 
 
 def _key(record: DigestRecord) -> tuple[Any, ...]:

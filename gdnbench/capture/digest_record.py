@@ -31,7 +31,7 @@ from gdnbench.digests import indexed_digests
 from gdnbench.ops import operation
 from gdnbench_kernels.contract import Call, Operation, Role
 
-_PAGE_AXIS = "block_size"  # a pool of pages: the index tensor has numbers of tokens, not of pages
+PAGE_AXIS = "block_size"  # a pool of pages: the index tensor has numbers of tokens, not of pages
 
 
 class RowForm(NamedTuple):
@@ -99,7 +99,7 @@ def reduced(observation: Observation, sample: int) -> Observation:
     states = {name for name in before if name in observation.tensors}
     for name in states:
         spec = contract.spec(name)
-        if spec.pool_index is not None and _PAGE_AXIS not in spec.axes:
+        if spec.pool_index is not None and PAGE_AXIS not in spec.axes:
             axes = spec.axes_in(observation.conventions)[1:]
             _orders[frozenset(axes)] = axes
     shapes = {name: (_shape(seen), seen.tensor.dtype) for name, seen in observation.tensors.items()}
@@ -144,7 +144,7 @@ def digest_rows(
     found = {}
     for name in names:
         spec = contract.spec(name)
-        index, paged, order = None, _PAGE_AXIS in spec.axes, None
+        index, paged, order = None, PAGE_AXIS in spec.axes, None
         if spec.pool_index is not None and name not in observation.whole_pools:
             assert call is not None
             named = contract.named_rows
@@ -161,14 +161,14 @@ def digest_rows(
 
 def is_paged(observation: Observation, name: str) -> bool:
     """Whether the rows of state `name` are in pages."""
-    return _PAGE_AXIS in operation(observation.op).spec(name).axes
+    return PAGE_AXIS in operation(observation.op).spec(name).axes
 
 
 def digests_of_copy(observation: Observation, name: str, rows: Tensor) -> Tensor:
     """Digests of copied rows of state `name`: int64 [n, 2]; of pages, one for each row in them."""
     spec = operation(observation.op).spec(name)
     order = _order(spec.axes_in(observation.conventions)) if spec.pool_index is None else None
-    return DigestRows(None, _PAGE_AXIS in spec.axes, order, 1).digests(rows)
+    return DigestRows(None, PAGE_AXIS in spec.axes, order, 1).digests(rows)
 
 
 def _order(axes: tuple[str, ...]) -> tuple[int, ...] | None:
@@ -183,7 +183,7 @@ def row_form(observation: Observation, name: str, dtype: torch.dtype, shape: tup
     """The form of the rows of state `name`, whose tensor has `dtype` and `shape`."""
     spec = operation(observation.op).spec(name)
     axes = spec.axes_in(observation.conventions)
-    if _PAGE_AXIS in spec.axes:
+    if PAGE_AXIS in spec.axes:
         axes, shape = axes[1:], shape[1:]
     order = _order(axes) if spec.pool_index is None else None
     if order is not None:

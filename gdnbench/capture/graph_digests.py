@@ -8,8 +8,9 @@ replay costs hardly depends on the number of layers. An eager call is a graph of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,16 @@ from torch import Tensor
 
 from gdnbench.capture.adapter import Observation, Seen
 from gdnbench.capture.claims import Claims
-from gdnbench.capture.device_snapshot import Arriving, Packed
+from gdnbench.capture.device_snapshot import Arriving
 from gdnbench.capture.digest_buffer import DigestBuffer, Slice
-from gdnbench.capture.digest_record import DigestRecord, RowForm, digest_record
+from gdnbench.capture.digest_record import PAGE_AXIS, DigestRecord, RowForm, digest_record, row_form
 from gdnbench.capture.inflight import CallName, OnDevice
 from gdnbench.capture.layers import Layer
 from gdnbench.capture.packing import Bundle, Part, copy_fill, lay_out, pack, views
 from gdnbench.capture.snapshot import Copied, Form
 from gdnbench.capture.streams import Streams
 from gdnbench.digests import CopyJob, Digests, Jobs, RowsJob
+from gdnbench.ops import operation
 
 
 @dataclass(slots=True)
@@ -50,9 +52,11 @@ class SharedCopies:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class AlikeCalls:
-    """Calls of a graph that differ in nothing but layer and pool.
+    """Calls of a graph that differ in nothing but layer and pool; or one eager call. Holds no tensor of an
+    eager call.
 
-    `at`: their places among the graph's calls.
+    `at`: their places among the graph's calls. `kind`: the same object for all groups whose rows differ in
+    nothing but what the device says.
     """
 
     at: tuple[int, ...]
@@ -60,21 +64,21 @@ class AlikeCalls:
     target: str
     implementation: str | None
     pool: str
-    pools: tuple[Tensor, ...]
-    index: Tensor
-    inputs: Packed  # of the first call: the same for all
     observation: Observation
     visible: Observation  # as adapters get it, to tell whose sequences these are
     form: RowForm
+    forms: Mapping[str, Form]  # of the index tensors
+    kind: object
 
-    @property
-    def count(self) -> int:
-        return self.index.numel()
 
-    @property
-    def sample(self) -> int:
-        assert self.observation.reduced is not None
-        return self.observation.reduced.sample
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """The tensors of alike calls: pools, numbers of their rows, and index tensors where they can be copied
+    from, after the call in a graph, which has copies of them."""
+
+    pools: tuple[Tensor, ...]
+    rows: Tensor
+    inputs: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,57 +126,118 @@ def graph_digests(calls: Sequence[Any], streams: Streams) -> GraphDigests | None
             where,
         )
         groups.setdefault(key, []).append(number)
-    found = tuple(_alike(calls, at) for at in groups.values())
-    devices = {group.pools[0].device for group in found}
+    found = [_alike(calls, at) for at in groups.values()]
+    devices = {sources.rows.device for _, sources in found}
     if len(devices) != 1:
         return None
-    return _laid_out(found, tuple(call.layer for call in calls), devices.pop(), streams)
+    layers = tuple(call.layer for call in calls)
+    return _laid_out(found, layers, devices.pop(), streams, eager=False)
 
 
-def _alike(calls: Sequence[Any], at: list[int]) -> AlikeCalls:
+def _alike(calls: Sequence[Any], at: list[int]) -> tuple[AlikeCalls, _Sources]:
     first = calls[at[0]]
     pool, index = next(iter(first.static)), next(iter(first.indices.values())).tensor
-    return AlikeCalls(
+    group = AlikeCalls(
         tuple(at),
         tuple(calls[number].layer for number in at),
         first.target,
         first.implementation,
         pool,
-        tuple(calls[number].static[pool].tensor for number in at),
-        index.reshape(-1),
-        first.inputs,
         first.observation,
         replace(first.observation, tensors={**first.indices, **first.static}),
         first.row_forms[pool],
+        first.inputs.forms,
+        object(),
     )
+    inputs: dict[str, Tensor] = {}
+    for bundle in first.inputs.bundles:
+        inputs |= bundle.views(bundle.memory)
+    pools = tuple(calls[number].static[pool].tensor for number in at)
+    return group, _Sources(pools, index.reshape(-1), inputs)
+
+
+def eager_digests(observation: Observation, name: CallName, streams: Streams) -> GraphDigests | None:
+    """The same of one eager call; None if it has to be digested by `gdnbench.capture.digest_record`."""
+    kept = observation.reduced
+    assert kept is not None
+    contract = operation(observation.op)
+    if len(kept.before) != 1 or kept.after != kept.before or observation.whole_pools:
+        return None
+    (pool,) = kept.before
+    spec = contract.spec(pool)
+    if spec.pool_index is None or PAGE_AXIS in spec.axes:
+        return None
+    naming = (spec.pool_index,) if contract.named_rows is None else contract.named_rows.tensors
+    given = [one for one in naming if one in observation.tensors]
+    if len(given) != 1 or any(one.shape is not None for one in observation.tensors.values()):
+        return None
+    tensors = {one: seen.tensor for one, seen in observation.tensors.items()}
+    index = tensors[given[0]]
+    if not index.is_contiguous() or index.dtype not in (torch.int32, torch.int64):
+        return None
+    if any(one.device != index.device or not streams.holds(one) for one in tensors.values()):
+        return None
+    form = row_form(observation, pool, tensors[pool].dtype, tuple(tensors[pool].shape))
+    inputs = {one: tensor for one, tensor in tensors.items() if one != pool}
+    empty = replace(observation, tensors={}, claims=None, finish=None)
+    kind = _kind(
+        (
+            *(name.target, name.implementation, observation.op, pool, form, kept.sample),
+            *(tuple(one.items()) for one in (observation.scalars, observation.conventions, kept.shapes)),
+        )
+    )
+    group = AlikeCalls(
+        (0,),
+        (name.layer,),
+        name.target,
+        name.implementation,
+        pool,
+        empty,
+        empty,
+        form,
+        {one: Form.from_seen(observation.tensors[one]) for one in inputs},
+        kind,
+    )
+    sources = _Sources((tensors[pool],), index.reshape(-1), inputs)
+    found = _laid_out([(group, sources)], (name.layer,), index.device, streams, eager=True)
+    return found if found.before.holds_nothing and found.after.holds_nothing else None
+
+
+@lru_cache(maxsize=1024)
+def _kind(said: tuple[Any, ...]) -> object:
+    return object()
 
 
 def _laid_out(
-    groups: tuple[AlikeCalls, ...], layers: tuple[Layer, ...], device: torch.device, streams: Streams
+    groups: Sequence[tuple[AlikeCalls, _Sources]],
+    layers: tuple[Layer, ...],
+    device: torch.device,
+    streams: Streams,
+    *,
+    eager: bool,
 ) -> GraphDigests:
     wanted: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-    for number, group in enumerate(groups):
-        shape = (len(group.at), group.count, 2)
+    for number, (group, sources) in enumerate(groups):
+        shape = (len(group.at), sources.rows.numel(), 2)
         wanted[f"{number}/before"] = wanted[f"{number}/after"] = (torch.int64, shape)
-        wanted[f"{number}/rows"] = (group.index.dtype, tuple(group.index.shape))
-        for bundle in group.inputs.bundles:
-            for name, part in bundle.parts.items():
-                wanted[f"{number}/in/{name}"] = (part.dtype, part.shape)
+        wanted[f"{number}/rows"] = (sources.rows.dtype, tuple(sources.rows.shape))
+        for name, tensor in sources.inputs.items():
+            wanted[f"{number}/in/{name}"] = (tensor.dtype, tuple(tensor.shape))
     parts, nbytes = lay_out(wanted)
     before: list[RowsJob | CopyJob] = []
     after: list[RowsJob | CopyJob] = []
-    for number, group in enumerate(groups):
-        before.append(CopyJob(group.index, parts[f"{number}/rows"].start))
-        for bundle in group.inputs.bundles:
-            for name, view in bundle.views(bundle.memory).items():
-                after.append(CopyJob(view, parts[f"{number}/in/{name}"].start))
+    for number, (_, sources) in enumerate(groups):
+        before.append(CopyJob(sources.rows, parts[f"{number}/rows"].start))
+        for name, tensor in sources.inputs.items():
+            (before if eager else after).append(CopyJob(tensor, parts[f"{number}/in/{name}"].start))
         for moment, jobs in (("before", before), ("after", after)):
             start = parts[f"{number}/{moment}"].start
-            for place, pool in enumerate(group.pools):
-                jobs.append(RowsJob(pool, group.index, start + place * group.count * 16))
-    sample = groups[0].sample
-    made = [Jobs(jobs, sample, streams.to_device) for jobs in (before, after)]
-    return GraphDigests(groups, layers, device, parts, nbytes, *made)
+            for place, pool in enumerate(sources.pools):
+                jobs.append(RowsJob(pool, sources.rows, start + place * sources.rows.numel() * 16))
+    kept = groups[0][0].observation.reduced
+    assert kept is not None
+    made = [Jobs(jobs, kept.sample, streams.to_device) for jobs in (before, after)]
+    return GraphDigests(tuple(group for group, _ in groups), layers, device, parts, nbytes, *made)
 
 
 @dataclass(slots=True)
@@ -181,10 +246,11 @@ class DigestBatch:
 
     plan: GraphDigests
     taken: Slice
-    claims: list[Claims | None]  # by group
+    claims: Sequence[Claims | None]  # by group
     more: Mapping[str, Part]  # claims that are tensors
     numbers: Sequence[int] = ()  # of the calls
     steps: Sequence[int] = ()
+    observation: Observation | None = None  # of an eager call
 
     @property
     def nbytes(self) -> int:
@@ -209,6 +275,7 @@ class DigestBatch:
 
     def _group(self, number: int, found: Mapping[str, Tensor]) -> AlikeDigests:
         group = self.plan.groups[number]
+        observation = group.observation if self.observation is None else self.observation
         prefix = f"{number}/"
         arrived = {
             key.removeprefix(prefix): tensor for key, tensor in found.items() if key.startswith(prefix)
@@ -216,6 +283,7 @@ class DigestBatch:
         claims = self.claims[number]
         return AlikeDigests(
             group,
+            observation,
             [self.numbers[at] for at in group.at],
             [self.steps[at] for at in group.at],
             None if claims is None else claims.as_json(arrived),
@@ -231,6 +299,7 @@ class AlikeDigests:
     """Alike calls of one replay, on the host."""
 
     group: AlikeCalls
+    observation: Observation
     numbers: list[int]
     steps: list[int]
     claims: dict[str, Any] | None  # as a record's `dispatch` has them
@@ -243,10 +312,10 @@ class AlikeDigests:
         """The record of the first call."""
         group = self.group
         name = CallName(group.target, group.implementation, group.layers[0], self.numbers[0], self.steps[0])
-        record = digest_record(group.observation, name, {}, device=OnDevice({}, Arriving()))
+        record = digest_record(self.observation, name, {}, device=OnDevice({}, Arriving()))
         record.claim(self.claims)
         for tensor, one in self.inputs.items():
-            record.before[tensor] = group.inputs.forms[tensor].copied(one)
+            record.before[tensor] = group.forms[tensor].copied(one)
         for kept, digests in ((record.before, self.before), (record.after, self.after)):
             kept[group.pool] = _copied(torch.from_numpy(digests[0].view(np.int64)))
         record.numbers[group.pool] = self.rows
@@ -259,28 +328,61 @@ def _copied(data: Tensor) -> Copied:
 
 
 def open_batch(
-    plan: GraphDigests, claims: Callable[[Observation], Claims | None], buffer: DigestBuffer
+    plan: GraphDigests, claims: Sequence[Claims | None], buffer: DigestBuffer
 ) -> DigestBatch | None:
-    """Queue the digests of the pools before a replay. None if there is no room for them."""
-    said = [claims(group.visible) for group in plan.groups]
-    tensors = {
-        f"{number}/{name}": tensor
-        for number, one in enumerate(said)
-        if one is not None
-        for name, tensor in one.bundled().items()
-    }
-    more, nbytes = lay_out(
-        {name: (one.dtype, tuple(one.shape)) for name, one in tensors.items()}, plan.nbytes
-    )
+    """Queue the digests of the pools before a replay. None if there is no room for them.
+
+    `claims`: of each group, with values on the host as lists.
+    """
+    tensors: dict[str, Tensor] = {}
+    for number, one in enumerate(claims):
+        if one is not None:
+            tensors |= {f"{number}/{name}": tensor for name, tensor in one.bundled().items()}
+    more: Mapping[str, Part] = {}
+    nbytes = plan.nbytes
+    if tensors:
+        wanted = {name: (one.dtype, tuple(one.shape)) for name, one in tensors.items()}
+        more, nbytes = lay_out(wanted, nbytes)
     taken = buffer.take(nbytes, plan.device)
     if taken is None:
         return None
     try:
         plan.before.run(taken.chunk.memory, taken.start)
-        if tensors:
-            for name, view in views(more, taken.memory).items():
-                view.copy_(tensors[name])
+        for name, view in views(more, taken.memory).items() if more else ():
+            view.copy_(tensors[name])
     except BaseException:
         buffer.finish(taken, None)
         raise
-    return DigestBatch(plan, taken, said, more)
+    return DigestBatch(plan, taken, claims, more)
+
+
+_EAGER_PLANS = 4096
+
+
+class EagerDigests:
+    """Plans of eager calls, by everything that they depend on, addresses among them: in a loop of steps the
+    tensors of a layer are where they were."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._plans: dict[tuple[Any, ...], GraphDigests | None] = {}
+
+    def plan(self, observation: Observation, name: CallName) -> GraphDigests | None:
+        kept = observation.reduced
+        assert kept is not None
+        key = (
+            *(name.target, name.implementation, name.layer.name, observation.op, kept.sample),
+            *(*observation.scalars.items(), *observation.conventions.items()),
+            *kept.shapes.items(),
+            *((one, *_place(seen)) for one, seen in observation.tensors.items()),
+        )
+        if key not in self._plans:
+            if len(self._plans) >= _EAGER_PLANS:
+                self._plans = {}
+            self._plans[key] = eager_digests(observation, name, self._streams)
+        return self._plans[key]
+
+
+def _place(seen: Seen) -> tuple[Any, ...]:
+    tensor = seen.tensor
+    return tensor.data_ptr(), tensor.stride(), tensor.device, seen.shape

@@ -423,7 +423,8 @@ class Graphs:
 
     def _open_batch(self, digests: GraphDigests) -> DigestBatch | None:
         """Queue the digests of all pools before a replay."""
-        batch = open_batch(digests, self._claims_now, self._host.recorder_here().digest_buffer(self._streams))
+        claims = [self._claims_now(group.visible) for group in digests.groups]
+        batch = open_batch(digests, claims, self._host.recorder_here().digest_buffer(self._streams))
         if batch is None:
             self._count_replay(digests)
             self._host.counts.dropped += len(digests.layers)

@@ -244,9 +244,10 @@ class Recorder:
         kept = not self._selection.full and self._room_for(batch.nbytes)
         self._buffer.finish(batch.taken, batch if kept else None)
 
-    def give_up_batch(self, batch: DigestBatch) -> None:
-        """Leave the room of a replay that will not be recorded."""
+    def give_up_batch(self, batch: DigestBatch, *, unfinished: bool = False) -> None:
+        """Leave the room of a replay that will not be recorded, or of a call that raised."""
         assert self._buffer is not None
+        self._count(unfinished=unfinished)
         self._buffer.finish(batch.taken, None)
 
     def finish_on_device(self, pending: PendingRecord, outputs: DeviceSnapshot, streams: Streams) -> None:

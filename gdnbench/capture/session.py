@@ -26,6 +26,7 @@ from gdnbench.capture.adapter import Adapter, Observation, Seen, Target, operati
 from gdnbench.capture.claims import Claims
 from gdnbench.capture.control import Switch, SwitchControl
 from gdnbench.capture.digest_record import digest_record, digests_on_device, open_on_host, reduced
+from gdnbench.capture.graph_digests import DigestBatch, EagerDigests, open_batch
 from gdnbench.capture.graphs import GraphCall, Graphs
 from gdnbench.capture.inflight import (
     CallName,
@@ -163,6 +164,7 @@ class Session:
         self._provenance = BackgroundProvenance()
         self.counts = Counts()
         self.active = True
+        self._eager = EagerDigests(streams)
         self._streams = streams
         self._graphs = Graphs(
             self, streams, graph_class, full_pools=options.full_pools, enabled=options.graphs
@@ -295,7 +297,7 @@ class Session:
         try:
             result = site.function(*args, **kwargs)
         except BaseException as error:
-            if opened is not None and isinstance(opened[0], PendingRecord):
+            if opened is not None:
                 self._raised(opened[0], error)
             raise
         finally:
@@ -306,7 +308,7 @@ class Session:
 
     def _before(
         self, site: CallSite, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[PendingRecord | GraphCall, Mapping[str, Any]] | None:
+    ) -> tuple[PendingRecord | GraphCall | DigestBatch, Mapping[str, Any]] | None:
         """Start recording a call that is about to run; returns the pending record and the call's arguments.
 
         Most calls are not selected: for those, neither the arguments nor the adapter are touched.
@@ -326,7 +328,7 @@ class Session:
             if self._is_counted_apart(site, target):
                 with self._lock:
                     layer = layer.counted_apart()
-            pending: PendingRecord | GraphCall | None
+            pending: PendingRecord | GraphCall | DigestBatch | None
             if self._streams.capturing():  # each replay, not this call, is a step
                 arguments = site.arguments(args, kwargs)
                 pending = self._graphs.before(target, layer, site, arguments, module)
@@ -345,7 +347,7 @@ class Session:
 
     def _open(
         self, site: CallSite, arguments: Mapping[str, Any], module: nn.Module | None, name: CallName
-    ) -> PendingRecord | None:
+    ) -> PendingRecord | DigestBatch | None:
         observation = site.adapter.before(site.target, arguments, module)
         if site.operations is not None and observation.op not in site.operations:
             said = ", ".join(sorted(site.operations)) or "none"
@@ -360,6 +362,7 @@ class Session:
         self._adapter = site.adapter
         recorder = self.recorder_here()
         observation = self.kept(replace(observation, claims=self.claims(observation)))
+        pending: PendingRecord | DigestBatch | None
         if any(self._streams.holds(seen.tensor) for seen in observation.tensors.values()):
             pending = self._open_on_device(recorder, observation, name)
         elif observation.reduced is not None:
@@ -369,15 +372,16 @@ class Session:
             # record.
             carried = _nothing_carried if self.triggers.any else recorder.carried
             pending = open_record(observation, name, self._options.full_pools, carried)
-        if pending is not None:
-            pending.reason = reason
-        if self._options.sync and pending is not None:
+        if pending is None or isinstance(pending, DigestBatch):
+            return pending
+        pending.reason = reason
+        if self._options.sync:
             recorder.begin(pending)
         return pending
 
     def _open_on_device(
         self, recorder: Recorder, observation: Observation, name: CallName
-    ) -> PendingRecord | None:
+    ) -> PendingRecord | DigestBatch | None:
         """Queue copies of the inputs; None if there is no room for them."""
         if observation.claims is not None:
             claims = observation.claims.with_host_values(self._streams.holds)
@@ -396,7 +400,17 @@ class Session:
 
     def _digest_on_device(
         self, recorder: Recorder, observation: Observation, name: CallName
-    ) -> PendingRecord | None:
+    ) -> PendingRecord | DigestBatch | None:
+        plan = self._eager.plan(observation, name)
+        if plan is not None:
+            buffer = recorder.digest_buffer(self._streams)
+            batch = open_batch(plan, [observation.claims], buffer)
+            if batch is None:
+                self.counts.dropped += 1
+                return None
+            batch.numbers, batch.steps = [name.number], [name.step]
+            batch.observation = replace(observation, claims=None)
+            return batch
         inputs, rows_of = digests_on_device(observation, self._streams)
         if not recorder.reserve(inputs.nbytes):
             return None
@@ -421,7 +435,7 @@ class Session:
     def _after(
         self,
         site: CallSite,
-        pending: PendingRecord | GraphCall,
+        pending: PendingRecord | GraphCall | DigestBatch,
         arguments: Mapping[str, Any],
         result: Any,
     ) -> None:
@@ -429,11 +443,31 @@ class Session:
             if isinstance(pending, GraphCall):
                 self._graphs.after(pending, site, arguments, result)
                 return
+            if isinstance(pending, DigestBatch):
+                self._finish_digests(site, pending, arguments, result)
+                return
             self._finish(pending, site.adapter.after(pending.observation, arguments, result))
         except Exception as error:
             if isinstance(pending, PendingRecord):
                 self.recorder_here().release_reservation(pending)
             self.counts.fail(error)
+
+    def _finish_digests(
+        self, site: CallSite, batch: DigestBatch, arguments: Mapping[str, Any], result: Any
+    ) -> None:
+        observation = batch.observation
+        assert observation is not None
+        batch.observation = replace(observation, tensors={})
+        pool = batch.plan.groups[0].pool
+        try:
+            seen = site.adapter.after(observation, arguments, result).get(pool)
+            if seen is not None and seen.tensor.data_ptr() != observation.tensors[pool].tensor.data_ptr():
+                raise ValueError(f"{pool} is not written in place")
+            batch.after()
+        except Exception:
+            self.recorder_here().give_up_batch(batch)
+            raise
+        self.recorder_here().finish_batch(batch)
 
     def _finish(self, pending: PendingRecord, seen: Mapping[str, Seen]) -> None:
         if pending.device is None:
@@ -443,9 +477,14 @@ class Session:
             outputs = pending.outputs(seen, self._streams)
             self.recorder_here().finish_on_device(pending, outputs, self._streams)
 
-    def _raised(self, pending: PendingRecord, error: BaseException) -> None:
+    def _raised(self, pending: PendingRecord | GraphCall | DigestBatch, error: BaseException) -> None:
         """Record a call that raised, with its inputs only."""
+        if isinstance(pending, GraphCall):
+            return
         try:
+            if isinstance(pending, DigestBatch):
+                self.recorder_here().give_up_batch(pending, unfinished=True)
+                return
             pending.close_unfinished(error)
             self.recorder_here().finish(pending)
         except Exception as own_error:

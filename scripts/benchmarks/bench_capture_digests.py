@@ -50,7 +50,8 @@ from gdnbench.store.reader import Store
 
 H, HV, DIM = 16, 32, 128
 SPARE = 8  # slots that no sequence has
-SEGMENT_STEPS = 16
+SEGMENT_STEPS = 16  # at least
+SEGMENT_SECONDS = 0.7  # in which digests are sent to the host and logged a few times
 WIDTH = 8192  # of the products that fill a step: 128 MiB of weights each
 BANDWIDTH = 3.35e12  # bytes a second of an H100 SXM's memory, for the predicted figures
 LAUNCH = 2.5e-6  # seconds that a small kernel takes on a GPU, for the same
@@ -204,18 +205,18 @@ def scopes(capture: runtime.Capture) -> Iterator[Callable[[Callable[[], None], i
 
 
 def seconds_a_step(
-    run: Callable[[], None], ended: Callable[[], object], clock: Callable[[], float]
+    run: Callable[[], None], ended: Callable[[], object], clock: Callable[[], float], steps: int
 ) -> tuple[float, float]:
     """Of a step, and of it until it is queued."""
     ended()
     begun = clock()
     queued = 0.0
-    for _ in range(SEGMENT_STEPS):
+    for _ in range(steps):
         start = clock()
         run()
         queued += clock() - start
         ended()
-    return (clock() - begun) / SEGMENT_STEPS, queued / SEGMENT_STEPS
+    return (clock() - begun) / steps, queued / steps
 
 
 def measure(decode: Decode, sample: int, in_graph: bool, args: argparse.Namespace) -> Row:
@@ -241,16 +242,20 @@ def measure(decode: Decode, sample: int, in_graph: bool, args: argparse.Namespac
 
                 stepped()  # compiles the kernels of digests
                 recorder = capture.session.recorder_here()
+                steps = SEGMENT_STEPS
+                if device == "cuda":
+                    known = seconds_a_step(off, ended, clock, SEGMENT_STEPS)[0]
+                    steps = max(steps, round(SEGMENT_SECONDS / known))
                 bare, added, host = [], [], []
                 until = time.monotonic() + args.seconds
                 while time.monotonic() < until or len(added) < 3:
                     capture.session.active = False
-                    before, queued_before = seconds_a_step(off, ended, clock)
+                    before, queued_before = seconds_a_step(off, ended, clock, steps)
                     capture.session.active = True
-                    with_digests, queued = seconds_a_step(stepped, ended, clock)
+                    with_digests, queued = seconds_a_step(stepped, ended, clock, steps)
                     recorder.wait_until_written()
                     capture.session.active = False
-                    after, queued_after = seconds_a_step(off, ended, clock)
+                    after, queued_after = seconds_a_step(off, ended, clock, steps)
                     capture.session.active = True
                     bare.append((before + after) / 2)
                     added.append(with_digests - (before + after) / 2)

@@ -14,7 +14,7 @@ import pytest
 from torch import Tensor
 
 from gdnbench.capture import CaptureOptions, access_rows, capturing, record
-from gdnbench.digests import row_digests
+from gdnbench.digests import Jobs, row_digests
 from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
 from gdnbench.store.access_log import AccessFlag, AccessKind
@@ -25,7 +25,7 @@ from gdnbench_kernels.contract import Accesses, Call
 from gdnbench_kernels.gdn_prefill.torch_chunked import torch_chunked
 from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of
 from tests.capture.test_claims import batch, in_step
-from tests.capture.test_graphs import Engine, run
+from tests.capture.test_graphs import Engine, inside, run, step
 from tests.messages import wording
 from tests.sim.third_party.apart import TRITON_REQUIREMENTS, WITH_TRITON, need, triton_folder
 from tests.subset import quick
@@ -130,14 +130,21 @@ def graph_nodes(graph: StandInGraph, engine: Engine) -> list[Any]:
     return graph._log.steps
 
 
-def test_eager_calls_are_logged_with_their_claims(tmp_path: Path) -> None:
+@pytest.mark.parametrize("buffered", [True, False])
+def test_eager_calls_are_logged_with_their_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffered: bool
+) -> None:
+    """`buffered`: as on a GPU with triton, whose kernel needs no more than addresses."""
+    monkeypatch.setattr(Jobs, "holds_nothing", buffered)
     engine, streams = Engine(), StandInStreams()
+    monkeypatch.setattr("gdnbench.capture.digest_buffer.CHUNK_SECONDS", 600)
     with capturing_stand_in(tmp_path / "run.zarr", streams, DIGESTS) as counts:
         for rows in (None, [8, 6, 7], [2, -1, 6]):
             engine.next_step(rows)
             engine.spied()
             in_step(engine.forward, batch("a", None, "c").padded(3))
         in_step(engine.forward, batch("a", at=0).padded(3))
+    assert streams.sent() == (1 if buffered else 16)
     assert (counts.failures, counts.first_failure, counts.digested) == (0, None, 8)
     found = logged(tmp_path / "run.zarr")
     wanted = spied(engine, 2)
@@ -151,6 +158,20 @@ def test_eager_calls_are_logged_with_their_claims(tmp_path: Path) -> None:
     assert first["tokens"].tolist() == [1] * 6
     padding = piece.rows[piece.rows["call"] == 6]
     assert (padding["flags"] & AccessFlag.PADDING).tolist() == [0, 1] * 2
+
+
+def test_an_eager_call_that_raises_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Jobs, "holds_nothing", True)
+    engine, streams = Engine(), StandInStreams()
+    with capturing_stand_in(tmp_path / "run.zarr", streams, DIGESTS) as counts:
+        engine.forward()
+        with pytest.raises(RuntimeError), inside(engine.layers[1]):
+            step(**{**engine.call(), "o": engine.x[:0]})
+        engine.forward()
+    assert (counts.failures, counts.first_failure, counts.digested, counts.unfinished) == (0, None, 4, 1)
+    (piece,) = pieces(tmp_path / "run.zarr")
+    found = {(piece.layers[row["layer"]], int(row["step"])) for row in piece.rows}
+    assert found == {("Layer.0", 0), ("Layer.1", 0), ("Layer.0", 1), ("Layer.1", 2)}
 
 
 def test_nothing_but_index_tensors_and_digests_is_copied(tmp_path: Path) -> None:
