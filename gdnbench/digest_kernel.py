@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -290,6 +291,7 @@ class JobTable:
     rows: int
     sample: int
     _launch: Callable[..., None] | None = None  # of the compiled kernel, without triton's search for it
+    _address: int = 0  # of the table
 
     def run(self, memory: Tensor, at: int) -> None:
         """Queue the jobs on the current stream. `memory`: uint8 [n]; the outputs begin at its byte `at`, a
@@ -303,13 +305,24 @@ class JobTable:
     def _run(self, memory: Tensor, at: int) -> None:
         constants = (self.sample, self.rows, _JOB_BLOCK, JOB)
         if self._launch is not None:
-            self._launch(self.table.data_ptr(), memory.data_ptr() + at, *constants)
+            stream = torch.cuda.current_stream().cuda_stream
+            self._launch(stream, self._address, memory.data_ptr() + at, *constants)
             return
         compiled = run_jobs[self.grid](
             self.table, memory[at:].view(torch.int64), *constants, num_warps=_WARPS
         )
-        if hasattr(compiled, "packed_metadata"):  # not in triton's interpreter
-            self._launch = compiled[self.grid]
+        self._address = self.table.data_ptr()
+        self._launch = _launcher(compiled, self.grid)
+
+
+def _launcher(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., None]:
+    """What triton's `JITFunction.run` ends with, for arguments as those that the kernel is compiled for."""
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+
+    def launch(stream: int, *args: int) -> None:
+        run(*grid, stream, function, metadata, None, None, None, *args)
+
+    return launch
 
 
 def rows_job(pool: Tensor, index: Tensor, at: int) -> list[int] | None:

@@ -11,7 +11,7 @@ import numpy as np
 from gdnbench.capture.access_rows import AccessRows, Chain, Rows
 from gdnbench.capture.claims import LINEAGE
 from gdnbench.capture.digest_record import DigestRecord
-from gdnbench.capture.graph_digests import DigestBatch
+from gdnbench.capture.graph_digests import DigestBatch, EagerBatch
 from gdnbench.store.access_pieces import Piece, draft_of_piece
 from gdnbench.store.journal import JournalWriter
 
@@ -54,13 +54,13 @@ class AccessCollector:
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def add(self, record: DigestRecord | DigestBatch) -> None:
+    def add(self, record: DigestRecord | DigestBatch | EagerBatch) -> None:
         """Log a call, or the calls of a replay, whose digests have arrived.
 
         Raises what the adapter's `Finish` raises.
         """
         with self._changed:
-            if isinstance(record, DigestBatch):
+            if isinstance(record, DigestBatch | EagerBatch):
                 parts = self._rows.rows_of_batch(record)
             else:
                 parts = [self._rows.rows(record)]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gdnbench.capture.adapter import OnlyPadding
 from gdnbench.capture.claims import LINEAGE
 from gdnbench.capture.digest_record import DigestRecord, RowForm
-from gdnbench.capture.graph_digests import AlikeCalls, AlikeDigests, DigestBatch
+from gdnbench.capture.graph_digests import AlikeDigests, DigestBatch, EagerBatch
 from gdnbench.ops import operation
 from gdnbench.record import Status
 from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag, AccessKind, kept_writes
@@ -101,13 +101,11 @@ class AccessRows:
     def __init__(self) -> None:
         self.dictionary = Dictionary()
         self._templates: dict[Any, _Template] = {}
-        self._layers: dict[AlikeCalls, NDArray[np.int64]] = {}
 
     def renew(self) -> Dictionary:
         """Begin a new dictionary; returns the old one."""
         old, self.dictionary = self.dictionary, Dictionary()
         self._templates.clear()
-        self._layers.clear()
         return old
 
     def rows(self, record: DigestRecord) -> Rows:
@@ -123,7 +121,7 @@ class AccessRows:
             rows["digest"][source.start : source.stop] = found[source.places]
         return rows
 
-    def rows_of_batch(self, batch: DigestBatch) -> list[Rows]:
+    def rows_of_batch(self, batch: DigestBatch | EagerBatch) -> list[Rows]:
         """The same of the calls of a replay, group by group."""
         found = []
         for alike in batch.calls_alike():
@@ -132,20 +130,14 @@ class AccessRows:
             rows = np.tile(template.placed(claims), (len(alike.numbers), 1))
             rows["call"] = np.array(alike.numbers)[:, None]
             rows["step"] = np.array(alike.steps)[:, None]
-            rows["layer"] = self._numbers_of_layers(alike.group)[:, None]
+            layers = [self.dictionary.layers.number(layer.name) for layer in alike.layers]
+            rows["layer"] = np.array(layers)[:, None]
             for source in template.sources:
                 digests = alike.before if source.kind is AccessKind.READ else alike.after
                 rows["digest"][:, source.start : source.stop] = (
                     digests if source.in_order(digests.shape[1]) else digests[:, source.places]
                 )
             found.append(rows.reshape(-1))
-        return found
-
-    def _numbers_of_layers(self, group: AlikeCalls) -> NDArray[np.int64]:
-        found = self._layers.get(group)
-        if found is None:
-            numbers = [self.dictionary.layers.number(layer.name) for layer in group.layers]
-            found = self._layers[group] = np.array(numbers)
         return found
 
     def _template(self, key: tuple[Any, ...], record: Callable[[], DigestRecord]) -> _Template:

@@ -88,13 +88,22 @@ class Claims:
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields that are tensors."""
-        fields = ((name, getattr(self, name)) for name in FIELDS)
-        return {name: value for name, value in fields if _is_tensor(value)}
+        found: dict[str, Tensor] = {}
+        for name in FIELDS:
+            value = getattr(self, name)
+            if type(value) not in _LISTS and _is_tensor(value):
+                found[name] = value
+        return found
 
     def with_host_values(self, holds: Callable[[Tensor], bool]) -> Claims:
         """These claims with tensors on the host, those that `holds` denies, as lists of their values now."""
         here: dict[str, Any] = {name: one.tolist() for name, one in self.tensors().items() if not holds(one)}
         return replace(self, **here) if here else self
+
+    def key(self) -> tuple[Any, ...]:
+        """Equal for equal claims, none of which is a tensor."""
+        lists = (self.requests, self.positions, self.padding, self.prefixes, self.slots)
+        return tuple(None if one is None else tuple(one) for one in lists)
 
     def without_values(self) -> Claims | None:
         """The part that stays true when a CUDA graph is replayed: tensors, whose elements each replay has
@@ -130,6 +139,9 @@ class Claims:
         if self.elsewhere:
             found["elsewhere"] = True
         return found
+
+
+_LISTS = (list, tuple, type(None))
 
 
 def _is_tensor(value: object) -> bool:

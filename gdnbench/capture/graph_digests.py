@@ -217,12 +217,13 @@ def _laid_out(
     eager: bool,
 ) -> GraphDigests:
     wanted: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-    for number, (group, sources) in enumerate(groups):
-        shape = (len(group.at), sources.rows.numel(), 2)
-        wanted[f"{number}/before"] = wanted[f"{number}/after"] = (torch.int64, shape)
+    for number, (_, sources) in enumerate(groups):
         wanted[f"{number}/rows"] = (sources.rows.dtype, tuple(sources.rows.shape))
         for name, tensor in sources.inputs.items():
             wanted[f"{number}/in/{name}"] = (tensor.dtype, tuple(tensor.shape))
+    for number, (group, sources) in enumerate(groups):
+        shape = (len(group.at), sources.rows.numel(), 2)
+        wanted[f"{number}/before"] = wanted[f"{number}/after"] = (torch.int64, shape)
     parts, nbytes = lay_out(wanted)
     before: list[RowsJob | CopyJob] = []
     after: list[RowsJob | CopyJob] = []
@@ -283,6 +284,7 @@ class DigestBatch:
         claims = self.claims[number]
         return AlikeDigests(
             group,
+            group.layers,
             observation,
             [self.numbers[at] for at in group.at],
             [self.steps[at] for at in group.at],
@@ -299,9 +301,10 @@ class AlikeDigests:
     """Alike calls of one replay, on the host."""
 
     group: AlikeCalls
+    layers: Sequence[Layer]
     observation: Observation
-    numbers: list[int]
-    steps: list[int]
+    numbers: Sequence[int]
+    steps: Sequence[int]
     claims: dict[str, Any] | None  # as a record's `dispatch` has them
     inputs: Mapping[str, Tensor]
     rows: Tensor
@@ -311,7 +314,7 @@ class AlikeDigests:
     def record(self) -> DigestRecord:
         """The record of the first call."""
         group = self.group
-        name = CallName(group.target, group.implementation, group.layers[0], self.numbers[0], self.steps[0])
+        name = CallName(group.target, group.implementation, self.layers[0], self.numbers[0], self.steps[0])
         record = digest_record(self.observation, name, {}, device=OnDevice({}, Arriving()))
         record.claim(self.claims)
         for tensor, one in self.inputs.items():
@@ -325,6 +328,70 @@ class AlikeDigests:
 
 def _copied(data: Tensor) -> Copied:
     return Form(tuple(data.shape), data.shape, data.stride(), 0, "cpu").rows(data)
+
+
+@dataclass(slots=True)
+class EagerBatch:
+    """Eager calls that differ in nothing but layer and pool, in one chunk: those of a step, mostly."""
+
+    batches: list[DigestBatch]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(batch.nbytes for batch in self.batches)
+
+    @property
+    def calls(self) -> int:
+        return len(self.batches)
+
+    def calls_alike(self) -> list[AlikeDigests]:
+        """All of them, as one group."""
+        (first,) = self.batches[0].calls_alike()
+        if len(self.batches) == 1:
+            return [first]
+        host = self.batches[0].taken.chunk.host
+        assert host is not None
+        octets = host.numpy()
+        digests = []
+        for moment in ("before", "after"):
+            part = self.batches[0].plan.parts[f"0/{moment}"]
+            found = [
+                octets[batch.taken.start + part.start : batch.taken.start + part.stop]
+                for batch in self.batches
+            ]
+            digests.append(np.concatenate(found).view(np.uint64).reshape(len(found), -1, 2))
+        return [
+            replace(
+                first,
+                layers=[batch.plan.layers[0] for batch in self.batches],
+                numbers=[batch.numbers[0] for batch in self.batches],
+                steps=[batch.steps[0] for batch in self.batches],
+                before=digests[0],
+                after=digests[1],
+            )
+        ]
+
+
+def joined(records: Sequence[DigestBatch]) -> list[DigestBatch | EagerBatch]:
+    """The batches of a chunk that has arrived; eager calls whose index tensors and claims are equal become
+    one."""
+    found: list[DigestBatch | EagerBatch] = []
+    groups: dict[tuple[Any, ...], EagerBatch] = {}
+    for batch in records:
+        if batch.observation is None or batch.more:
+            found.append(batch)
+            continue
+        plan, claims, host = batch.plan, batch.claims[0], batch.taken.chunk.host
+        assert host is not None
+        start = batch.taken.start
+        said = host.numpy()[start : start + plan.parts["0/before"].start].tobytes()
+        key = (plan.groups[0].kind, said, None if claims is None else claims.key())
+        if key in groups:
+            groups[key].batches.append(batch)
+        else:
+            groups[key] = EagerBatch([batch])
+            found.append(groups[key])
+    return found
 
 
 def open_batch(

@@ -17,7 +17,7 @@ from gdnbench.capture.device_provenance import device_provenance
 from gdnbench.capture.device_snapshot import DeviceSnapshot
 from gdnbench.capture.digest_buffer import Chunk, DigestBuffer
 from gdnbench.capture.digest_record import DigestRecord
-from gdnbench.capture.graph_digests import DigestBatch
+from gdnbench.capture.graph_digests import DigestBatch, EagerBatch, joined
 from gdnbench.capture.inflight import PendingRecord
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.pretrigger import Ring
@@ -287,8 +287,7 @@ class Recorder:
         arrived: list[Transferred] = []
         if isinstance(pending, Chunk):
             pending.arrive()
-            records: Sequence[Transferred] = pending.records
-            return records
+            return joined(pending.records)
         for record in self._decided(pending):
             try:
                 record.arrive()
@@ -306,7 +305,7 @@ class Recorder:
 
     def _write(self, pending: Transferred) -> None:
         nbytes = pending.nbytes
-        if isinstance(pending, DigestBatch):
+        if isinstance(pending, DigestBatch | EagerBatch):
             self._accesses.add(pending)
             self._count(digested=pending.calls, bytes=nbytes)
             return

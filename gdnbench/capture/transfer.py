@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from gdnbench.capture.digest_buffer import Chunk
-from gdnbench.capture.graph_digests import DigestBatch
+from gdnbench.capture.graph_digests import DigestBatch, EagerBatch, joined
 from gdnbench.capture.inflight import PendingRecord
 
-Transferred = PendingRecord | DigestBatch
+Transferred = PendingRecord | DigestBatch | EagerBatch
 """A record, or the digests of all calls of a replay."""
 Queued = PendingRecord | Chunk
 """A record, or a chunk of records whose digests arrive at once."""
@@ -26,7 +26,7 @@ LIMIT_BYTES = 1 << 30
 
 def arrive_alone(record: Queued) -> Sequence[Transferred]:
     record.arrive()
-    return record.records if isinstance(record, Chunk) else (record,)
+    return joined(record.records) if isinstance(record, Chunk) else (record,)
 
 
 class Transfers:
