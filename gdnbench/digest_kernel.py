@@ -292,26 +292,24 @@ class JobTable:
     sample: int
     _launch: Callable[..., None] | None = None  # of the compiled kernel, without triton's search for it
     _address: int = 0  # of the table
+    _device: int = -1
 
     def run(self, memory: Tensor, at: int) -> None:
         """Queue the jobs on the current stream. `memory`: uint8 [n]; the outputs begin at its byte `at`, a
         multiple of 256, and are zero there."""
-        if torch.cuda.current_device() == memory.device.index:
-            self._run(memory, at)
-        else:
-            with torch.cuda.device(memory.device):
-                self._run(memory, at)
-
-    def _run(self, memory: Tensor, at: int) -> None:
         constants = (self.sample, self.rows, _JOB_BLOCK, JOB)
-        if self._launch is not None:
-            stream = torch.cuda.current_stream().cuda_stream
+        if self._launch is not None and self._device == torch._C._cuda_getDevice():
+            stream = torch._C._cuda_getCurrentRawStream(self._device)
             self._launch(stream, self._address, memory.data_ptr() + at, *constants)
             return
+        with torch.cuda.device(memory.device):
+            self._first_run(memory, at, constants)
+
+    def _first_run(self, memory: Tensor, at: int, constants: tuple[int, ...]) -> None:
         compiled = run_jobs[self.grid](
             self.table, memory[at:].view(torch.int64), *constants, num_warps=_WARPS
         )
-        self._address = self.table.data_ptr()
+        self._address, self._device = self.table.data_ptr(), memory.device.index
         self._launch = _launcher(compiled, self.grid)
 
 

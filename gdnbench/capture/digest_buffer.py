@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +27,10 @@ _ALIGNMENT = 256
 class Chunk:
     """Device memory that calls of one stream fill, and their records."""
 
-    lane: Hashable
+    lane: int  # the stream
     memory: Tensor  # uint8 [n]
+    address: int
+    size: int
     way: GrowingCopy
     opened: float
     used: int = 0
@@ -74,8 +76,8 @@ class DigestBuffer:
         self._streams = streams
         self._reserve = reserve
         self._send = send
-        self._open: dict[Hashable, Chunk] = {}
-        self._free: dict[Hashable, list[tuple[Tensor, GrowingCopy]]] = {}
+        self._open: dict[int, Chunk] = {}
+        self._free: dict[int, list[tuple[Tensor, GrowingCopy]]] = {}
         self._changed = threading.Condition()
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -89,7 +91,7 @@ class DigestBuffer:
         size = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         with self._changed:
             chunk = self._open.get(lane)
-            if chunk is not None and chunk.used + size <= len(chunk.memory):
+            if chunk is not None and chunk.used + size <= chunk.size:
                 return self._slice(chunk, size)
             if chunk is not None:
                 self._close(chunk)
@@ -104,7 +106,7 @@ class DigestBuffer:
             else:
                 memory = torch.zeros(room, dtype=torch.uint8, device=device)
                 way = self._streams.growing(memory)
-            chunk = self._open[lane] = Chunk(lane, memory, way, time.monotonic())
+            chunk = self._open[lane] = Chunk(lane, memory, memory.data_ptr(), room, way, time.monotonic())
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="gdnbench-digests", daemon=True)
                 self._thread.start()
@@ -119,7 +121,7 @@ class DigestBuffer:
 
     def finish(self, taken: Slice, record: Any) -> None:
         """The current stream has filled `taken`, whose record is `record`; None if it is given up."""
-        taken.chunk.way.written(taken.chunk.used, taken.chunk.lane)
+        taken.chunk.way.written(taken.chunk.used)
         with self._changed:
             chunk = taken.chunk
             chunk.unfinished -= 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -29,7 +30,7 @@ from gdnbench.capture.snapshot import Copied, Form, detached_elements, snapshot
 from gdnbench.capture.streams import Streams
 from gdnbench.digests import indexed_digests
 from gdnbench.ops import operation
-from gdnbench_kernels.contract import Call, Operation, Role
+from gdnbench_kernels.contract import Call, Role
 
 PAGE_AXIS = "block_size"  # a pool of pages: the index tensor has numbers of tokens, not of pages
 
@@ -95,7 +96,7 @@ def reduced(observation: Observation, sample: int) -> Observation:
         return replace(
             observation, tensors={}, finish=None, reduced=Reduced(sample, {}, frozenset(), frozenset())
         )
-    before, after = _state_names(contract)
+    before, after, pools = _state_names(contract.name)
     states = {name for name in before if name in observation.tensors}
     for name in states:
         spec = contract.spec(name)
@@ -106,21 +107,23 @@ def reduced(observation: Observation, sample: int) -> Observation:
     kept = {
         name: seen for name, seen in observation.tensors.items() if name in states or _is_integer(seen.tensor)
     }
-    pools = {spec.name for spec in contract.tensors if spec.pool_index is not None}
     kept = {name: seen for name, seen in kept.items() if name in states or name not in pools}
-    found = Reduced(sample, shapes, frozenset(states), frozenset(after))
+    found = Reduced(sample, shapes, frozenset(states), after)
     return replace(observation, tensors=kept, reduced=found)
 
 
-def _state_names(contract: Operation) -> tuple[set[str], set[str]]:
-    """The tensors whose rows a call reads, and those whose rows it leaves."""
+@cache
+def _state_names(op: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """The tensors whose rows a call reads, those whose rows it leaves, and all pools."""
+    contract = operation(op)
     pools = [spec for spec in contract.tensors if spec.pool_index is not None and len(spec.axes) > 1]
     before = {spec.name for spec in pools}
     after = {spec.name for spec in pools if spec.role is Role.MUTATED}
     if contract.carries is not None:
         before.add(contract.carries[0])
         after.add(contract.carries[1])
-    return before, after
+    pooled = frozenset(spec.name for spec in contract.tensors if spec.pool_index is not None)
+    return frozenset(before), frozenset(after), pooled
 
 
 def _shape(seen: Seen) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ import functools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -133,6 +133,7 @@ class Plan:
     copies: SharedCopies = field(default_factory=SharedCopies)
     digests: GraphDigests | None = None  # once `planned`: of all calls, if they are digested at once
     planned: bool = False
+    late_claims: bool = False  # claims are asked for once a replay is queued: the latest had no tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +238,7 @@ class Graphs:
             except BaseException:
                 self._abandon(kept)
                 raise
-            self._after_replay(kept)
+            self._after_replay(plan, kept)
             return result
 
         return replay
@@ -421,9 +422,12 @@ class Graphs:
                 plan.digests = graph_digests(plan.calls, self._streams)
         return plan.digests
 
-    def _open_batch(self, digests: GraphDigests) -> DigestBatch | None:
+    def _open_batch(self, plan: Plan, digests: GraphDigests) -> DigestBatch | None:
         """Queue the digests of all pools before a replay."""
-        claims = [self._claims_now(group.visible) for group in digests.groups]
+        claims: Sequence[Claims | None] = ()
+        if not plan.late_claims:
+            claims = [self._claims_now(group.visible) for group in digests.groups]
+            plan.late_claims = not any(one is not None and one.tensors() for one in claims)
         batch = open_batch(digests, claims, self._host.recorder_here().digest_buffer(self._streams))
         if batch is None:
             self._count_replay(digests)
@@ -446,7 +450,7 @@ class Graphs:
             if not self._host.active:
                 return None
             if self._host.selection.keeps_all and (digests := self._digests_of(plan)) is not None:
-                return self._open_batch(digests)
+                return self._open_batch(plan, digests)
             named = [(call, name) for call in plan.calls if (name := self._counted(call)) is not None]
             rows: Named = {}
             found = [one for call, name in named if (one := self._opened(call, name, rows)) is not None]
@@ -520,9 +524,20 @@ class Graphs:
             claims = claims.with_host_values(self._streams.holds)
         return replace(observation, claims=claims), with_claims(rows, claims)
 
-    def _finish_batch(self, batch: DigestBatch) -> None:
+    def _late_claims(self, plan: Plan, batch: DigestBatch) -> list[Claims | None]:
+        """The claims of a replay that is queued. Tensors among them may be as the replay leaves them: such
+        claims are left out, and asked for in time from now on."""
+        claims = [self._claims_now(group.visible) for group in batch.plan.groups]
+        if any(one is not None and one.tensors() for one in claims):
+            plan.late_claims = False
+            return [None if one is None or one.tensors() else one for one in claims]
+        return claims
+
+    def _finish_batch(self, plan: Plan, batch: DigestBatch) -> None:
         try:
             batch.after()
+            if not batch.claims:
+                batch.claims = self._late_claims(plan, batch)
             batch.numbers, batch.steps = self._count_replay(batch.plan)
         except Exception as error:
             self._abandon(batch)
@@ -531,12 +546,12 @@ class Graphs:
         self._host.recorder_here().finish_batch(batch)
         self._host.counts.graph_replays += 1
 
-    def _after_replay(self, kept: list[_Kept] | DigestBatch | None) -> None:
+    def _after_replay(self, plan: Plan, kept: list[_Kept] | DigestBatch | None) -> None:
         """Send the graph's copies and the pool rows after the replay."""
         if kept is None:
             return
         if isinstance(kept, DigestBatch):
-            self._finish_batch(kept)
+            self._finish_batch(plan, kept)
             return
         for one in kept:
             try:

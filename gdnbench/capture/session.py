@@ -361,7 +361,10 @@ class Session:
             return None
         self._adapter = site.adapter
         recorder = self.recorder_here()
-        observation = self.kept(replace(observation, claims=self.claims(observation)))
+        claims = self.claims(observation)
+        if claims is not observation.claims:
+            observation = replace(observation, claims=claims)
+        observation = self.kept(observation)
         pending: PendingRecord | DigestBatch | None
         if any(self._streams.holds(seen.tensor) for seen in observation.tensors.values()):
             pending = self._open_on_device(recorder, observation, name)
@@ -385,7 +388,8 @@ class Session:
         """Queue copies of the inputs; None if there is no room for them."""
         if observation.claims is not None:
             claims = observation.claims.with_host_values(self._streams.holds)
-            observation = replace(observation, claims=claims)
+            if claims is not observation.claims:
+                observation = replace(observation, claims=claims)
         if observation.reduced is not None:
             return self._digest_on_device(recorder, observation, name)
         inputs, whole, some = inputs_on_device(observation, self._options.full_pools, self._streams)
@@ -409,7 +413,7 @@ class Session:
                 self.counts.dropped += 1
                 return None
             batch.numbers, batch.steps = [name.number], [name.step]
-            batch.observation = replace(observation, claims=None)
+            batch.observation = observation
             return batch
         inputs, rows_of = digests_on_device(observation, self._streams)
         if not recorder.reserve(inputs.nbytes):
@@ -457,7 +461,7 @@ class Session:
     ) -> None:
         observation = batch.observation
         assert observation is not None
-        batch.observation = replace(observation, tensors={})
+        batch.observation = replace(observation, tensors={}, claims=None)
         pool = batch.plan.groups[0].pool
         try:
             seen = site.adapter.after(observation, arguments, result).get(pool)

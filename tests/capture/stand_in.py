@@ -7,7 +7,7 @@ GPU, what is between its kernels is gone afterwards: the results of its operator
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class LateGrowing:
         self._memory = memory
         self._nbytes = 0
 
-    def written(self, nbytes: int, lane: Hashable) -> None:
+    def written(self, nbytes: int) -> None:
         self._nbytes = max(self._nbytes, nbytes)
 
     def arrived(self) -> Tensor:
