@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from gdnbench.capture import CaptureOptions, access_rows, capturing, record
+from gdnbench.capture.claims import Claims
 from gdnbench.digests import Jobs, row_digests
 from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
@@ -121,6 +123,31 @@ def test_replays_and_eager_calls_that_fill_many_chunks_are_logged_in_order(
     assert logged(tmp_path / "run.zarr") == spied(engine, 2)
     (piece,) = pieces(tmp_path / "run.zarr")
     assert sorted(piece.rows["call"].tolist()) == piece.rows["call"].tolist()
+
+
+def test_replays_have_the_claims_of_their_steps(tmp_path: Path) -> None:
+    """Claims are asked for once a replay is queued, unless the latest had tensors, which it may write."""
+    engine, graph, streams = Engine(), StandInGraph(), StandInStreams()
+    numbers, positions = torch.tensor([7, -1, 9]), torch.tensor([4, 5, -1])
+    with capturing_stand_in(tmp_path / "run.zarr", streams, DIGESTS) as counts:
+        with graph_of(graph):
+            engine.forward()
+        in_step(graph.replay, batch("a", "b", None).padded(3))
+        in_step(graph.replay, batch("a", "c", "b").padded(3))
+        for _ in range(2):
+            in_step(graph.replay, Claims(numbers, positions))
+        in_step(graph.replay, batch("d", "e").padded(3))
+    assert (counts.failures, counts.first_failure, counts.digested) == (0, None, 10)
+    (piece,) = pieces(tmp_path / "run.zarr")
+    found = []
+    for number in range(5):
+        rows = piece.rows[(piece.rows["step"] == number) & (piece.rows["kind"] == AccessKind.READ)]
+        assert len(rows) == 6
+        names = [None if one < 0 else piece.requests[one] for one in rows["request"]]
+        assert names[:3] == names[3:]
+        found.append(names[:3])
+    unknown = [None, None, None]
+    assert found == [["a", "b", None], ["a", "c", "b"], unknown, ["7", None, "9"], ["d", "e", None]]
 
 
 def graph_nodes(graph: StandInGraph, engine: Engine) -> list[Any]:
