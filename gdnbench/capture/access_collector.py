@@ -135,10 +135,10 @@ def _grouped(parts: list[Rows], most: int) -> Iterator[Rows]:
         yield np.concatenate(group)
 
 
-def _writes_elsewhere(record: DigestRecord | DigestBatch) -> bool:
+def _writes_elsewhere(record: DigestRecord | DigestBatch | EagerBatch) -> bool:
     """Whether the engine says that it also writes states in ways that are not recorded."""
-    if isinstance(record, DigestBatch):
-        return any(part.claims is not None and part.claims.elsewhere for part in record.parts)
+    if isinstance(record, DigestBatch | EagerBatch):
+        return any(one is not None and one.elsewhere for one in record.all_claims())
     return bool((record.info.dispatch.get(LINEAGE) or {}).get("elsewhere"))
 
 

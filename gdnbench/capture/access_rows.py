@@ -76,7 +76,9 @@ class _Source:
 class _Template:
     rows: Rows  # with positions and prefixes of the first call that had it, which change from step to step
     sources: tuple[_Source, ...]
-    offsets: NDArray[np.int64] | None  # of each row's position from its sequence's first token; None: as it is
+    offsets: (
+        NDArray[np.int64] | None
+    )  # of each row's position from its sequence's first token; None: as it is
     prefixed: NDArray[np.bool_] | None  # whether the row has its sequence's prefix
 
     def placed(self, claims: Mapping[str, Any]) -> Rows:

@@ -103,7 +103,7 @@ class Claims:
     def key(self) -> tuple[Any, ...]:
         """Equal for equal claims, none of which is a tensor."""
         lists = (self.requests, self.positions, self.padding, self.prefixes, self.slots)
-        return tuple(None if one is None else tuple(one) for one in lists)
+        return (*(None if one is None else tuple(one) for one in lists), tuple(self.kept), self.elsewhere)
 
     def without_values(self) -> Claims | None:
         """The part that stays true when a CUDA graph is replayed: tensors, whose elements each replay has

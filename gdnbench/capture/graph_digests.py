@@ -118,6 +118,7 @@ def graph_digests(calls: Sequence[Any], streams: Streams) -> GraphDigests | None
         key = (
             call.target,
             call.implementation,
+            call.layer.index is None and call.layer.name,  # it may stand for layers that are not known
             observation.op,
             tuple(observation.scalars.items()),
             tuple(observation.conventions.items()),
@@ -183,6 +184,7 @@ def eager_digests(observation: Observation, name: CallName, streams: Streams) ->
     kind = _kind(
         (
             *(name.target, name.implementation, observation.op, pool, form, kept.sample),
+            name.layer.index is None and name.layer.name,
             *(tuple(one.items()) for one in (observation.scalars, observation.conventions, kept.shapes)),
         )
     )
@@ -260,6 +262,9 @@ class DigestBatch:
     @property
     def calls(self) -> int:
         return len(self.plan.layers)
+
+    def all_claims(self) -> Sequence[Claims | None]:
+        return self.claims
 
     def after(self) -> None:
         """Queue what there is once the replay is queued: digests of the pools as it leaves them, and the
@@ -343,6 +348,9 @@ class EagerBatch:
     @property
     def calls(self) -> int:
         return len(self.batches)
+
+    def all_claims(self) -> Sequence[Claims | None]:
+        return self.batches[0].claims  # equal in all
 
     def calls_alike(self) -> list[AlikeDigests]:
         """All of them, as one group."""
