@@ -326,4 +326,4 @@ def test_graphs_and_eager_calls_on_a_virtual_gpu(machine: str) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert [line for line in ran.stdout.splitlines() if line in ("equal", "DIFFER")] == ["equal"] * 4
-    assert "digest_pools" in ran.stdout
+    assert "run_jobs" in ran.stdout
