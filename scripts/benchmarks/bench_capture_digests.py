@@ -43,7 +43,7 @@ from gdnbench.capture import CaptureOptions, capturing, record, runtime
 from gdnbench.capture.adapter import Observation, Target
 from gdnbench.capture.adapters.transformers import ADAPTER
 from gdnbench.capture.claims import Claims
-from gdnbench.digests import indexed_digests, row_digests
+from gdnbench.digests import Jobs, indexed_digests, row_digests
 from gdnbench.store.access_log import AccessKind
 from gdnbench.store.access_pieces import piece_of
 from gdnbench.store.reader import Store
@@ -316,10 +316,9 @@ def check_digests(device: str) -> list[str]:
 def stand_in_row(layers: int, batch: int) -> str:
     """The processor time of a replay, in which nothing runs, on the tests' stand-in for a GPU."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from gdnbench.capture import graph_digests
     from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of
 
-    graph_digests.fill_pool_digests = lambda *_: None  # type: ignore[assignment]
+    Jobs.run = lambda *_: None  # type: ignore[assignment]
     StandInGraph.replay = lambda self: None  # type: ignore[method-assign]
     decode, streams, graph = (
         Decode("cpu", layers, batch, torch.float32, dim=8),
