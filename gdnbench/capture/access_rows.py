@@ -6,7 +6,7 @@ once and copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,14 +17,24 @@ from gdnbench.capture.adapter import OnlyPadding
 from gdnbench.capture.claims import LINEAGE
 from gdnbench.capture.digest_record import DigestRecord, RowForm
 from gdnbench.capture.graph_digests import AlikeDigests, DigestBatch, EagerBatch
+from gdnbench.lineage.call_rows import (
+    Names,
+    call_rows,
+    places_among,
+    positions_at,
+    prefixes_at,
+    row_without_access,
+)
+from gdnbench.lineage.claims import Claims, claims_of
 from gdnbench.ops import operation
 from gdnbench.record import Status
-from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag, AccessKind, kept_writes
+from gdnbench.store.access_log import UNKNOWN, AccessFlag, AccessKind, kept_writes
 from gdnbench_kernels.contract import Accesses, Operation
 
 _TEMPLATES = 64
 
 Rows = NDArray[np.void]
+"""Of dtype ROW."""
 
 
 class Chain(NamedTuple):
@@ -35,26 +45,13 @@ class Chain(NamedTuple):
     pooled: bool  # rows of a pool itself; False: rows that the caller gathered or will put back
 
 
-class Names:
-    """Numbers of things in the order of their first use."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Any, int] = {}
-
-    def number(self, thing: Any) -> int:
-        return self._numbers.setdefault(thing, len(self._numbers))
-
-    def __iter__(self) -> Any:
-        return iter(self._numbers)
-
-
 @dataclass(slots=True)
 class Dictionary:
     """The names that rows refer to."""
 
-    layers: Names = field(default_factory=Names)
-    chains: Names = field(default_factory=Names)
-    requests: Names = field(default_factory=Names)
+    layers: Names[str] = field(default_factory=Names)
+    chains: Names[Chain] = field(default_factory=Names)
+    requests: Names[str] = field(default_factory=Names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +85,9 @@ class _Template:
             return rows
         sequence = rows["sequence"]
         positions = [UNKNOWN if one is None else one for one in claims.get("positions", ())]
-        first = _by_sequence(positions, sequence, UNKNOWN)
-        rows["position"] = np.where(first < 0, UNKNOWN, np.maximum(first + self.offsets, UNKNOWN))
+        rows["position"] = positions_at(positions, sequence, self.offsets)
         prefixes = [0 if one is None else int(one, 16) for one in claims.get("prefixes") or ()]
-        found = _by_sequence(prefixes, sequence, 0, np.uint64)
-        rows["prefix"] = np.where(self.prefixed, found, np.uint64(0))
+        rows["prefix"] = np.where(self.prefixed, prefixes_at(prefixes, sequence), np.uint64(0))
         return rows
 
 
@@ -213,11 +208,7 @@ def _made(record: DigestRecord, names: Dictionary) -> _Template:
                     parts.append(kept_writes(part, kept))
                     start += len(parts[-1])
     if not parts:
-        none = np.zeros(1, dtype=ROW)
-        none["kind"] = AccessKind.NONE
-        for name in ("request", "position", "slot", "accepted"):
-            none[name] = UNKNOWN
-        return _Template(none, (), None, None)
+        return _Template(row_without_access(), (), None, None)
     rows = np.concatenate(parts)
     if kept or not record.info.has_layer:
         return _Template(rows, tuple(sources), None, None)
@@ -237,85 +228,34 @@ def _part(
     record: DigestRecord, contract: Operation, accesses: Accesses, kind: AccessKind, names: Dictionary
 ) -> tuple[Rows, tuple[str, NDArray[np.int64]] | None]:
     """The reads or writes of one pool by a call, without their digests; and the tensor with those, and where
-    in it."""
-    reads = kind is AccessKind.READ
-    found = (accesses.reads if reads else accesses.writes).numpy()
-    part = np.zeros(len(found), dtype=ROW)
-    if not len(found):
-        return part, None
-    sequence, row, offset = found.T
+    in it. StoreError if an adapter's claims have another form than `lineage.claims.claims_of` reads."""
+    is_read = kind is AccessKind.READ
     # States of several layers in one chain would look overwritten.
-    claims = (record.info.dispatch.get(LINEAGE) or {}) if record.info.has_layer else {}
-    part["kind"], part["sequence"] = kind, sequence
-    requests = [UNKNOWN if one is None else names.requests.number(one) for one in claims.get("requests", ())]
-    part["request"] = _by_sequence(requests, sequence, UNKNOWN)
-    positions = [UNKNOWN if one is None else one for one in claims.get("positions", ())]
-    first = _by_sequence(positions, sequence, UNKNOWN)
-    part["position"] = np.where(first < 0, UNKNOWN, np.maximum(first + offset, UNKNOWN))
-    gathered = claims.get("slots")
-    part["slot"] = (
-        row if gathered is None and accesses.pooled else _by_sequence(gathered or (), sequence, UNKNOWN)
+    claims = (
+        claims_of(record.info.dispatch, f"call {record.info.call}") if record.info.has_layer else Claims()
     )
     accepted = record.before.get("num_accepted")
     counts = () if accepted is None else accepted.data.long().flatten().numpy()
-    part["accepted"] = _by_sequence(counts, sequence, UNKNOWN)
-    part["tokens"] = _by_sequence(accesses.tokens.numpy(), sequence, 0)
-    if reads and not accesses.window:
-        prefixes = [0 if one is None else int(one, 16) for one in claims.get("prefixes") or ()]
-        part["prefix"] = _by_sequence(prefixes, sequence, 0, np.uint64)
-    flags = np.zeros(len(found), dtype=np.uint8)
-    flags[np.isin(sequence, claims.get("padding", ()))] |= np.uint8(AccessFlag.PADDING)
-    if accesses.window:
-        flags |= np.uint8(AccessFlag.WINDOW)
-    if not reads and contract.decodes:
-        flags[offset > 1] |= np.uint8(AccessFlag.DRAFT)
-    tensor = accesses.before if reads else accesses.after
-    digested = None if tensor is None else (record.before if reads else record.after).get(tensor)
+    part = call_rows(accesses, kind, claims, counts, contract.decodes, names.requests)
+    if not len(part):
+        return part, None
+    tensor = accesses.before if is_read else accesses.after
+    digested = None if tensor is None else (record.before if is_read else record.after).get(tensor)
     source = None
     form = None if tensor is None else record.forms.get(tensor)
     if tensor is None or digested is None or form is None or not _is_whole_row(accesses, form):
-        flags |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
+        part["flags"] |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
     else:
-        places, there = _places(row, record.numbers, tensor, len(digested.data))
-        flags[~there] |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
+        row = (accesses.reads if is_read else accesses.writes).numpy()[:, 1]
+        named = record.numbers.get(tensor)
+        digests_of = np.arange(len(digested.data)) if named is None else named.numpy().astype(np.int64)
+        places, there = places_among(row, digests_of)
+        part["flags"][~there] |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
         source = (tensor, places)
     part["chain"] = names.chains.number(Chain(accesses.chain, form, accesses.pooled))
-    part["flags"] = flags
     return part, source
 
 
 def _is_whole_row(accesses: Accesses, form: RowForm) -> bool:
     """Whether the content of an access is its whole row: digests are of whole rows."""
     return accesses.columns is None or accesses.columns == form.shape[-1]
-
-
-def _places(
-    row: NDArray[np.int64], numbers: Mapping[str, Any], tensor: str, count: int
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Where the digest of each row is, and whether there is one."""
-    named = numbers.get(tensor)
-    if named is None:
-        there = (row >= 0) & (row < count)
-        return np.where(there, row, 0), there
-    known = named.numpy().astype(np.int64)
-    order = np.argsort(known, kind="stable")
-    place = np.searchsorted(known, row, sorter=order)
-    there = (place < len(known)) & (row >= 0)
-    found: NDArray[np.int64] = order[np.where(there, place, 0)] if len(known) else np.zeros_like(row)
-    if len(known):
-        there &= known[found] == row
-    return found, there
-
-
-def _by_sequence(
-    values: Sequence[int] | NDArray[np.int64],
-    sequence: NDArray[np.int64],
-    missing: int,
-    dtype: type[np.generic] = np.int64,
-) -> NDArray[Any]:
-    """values[sequence], `missing` where there is none."""
-    known = np.asarray(values, dtype=dtype)
-    found = np.full(len(sequence), missing, dtype=dtype)
-    there = (sequence >= 0) & (sequence < len(known))
-    found[there] = known[sequence[there]]
-    return found

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gdnbench.errors import StoreError
+from gdnbench.lineage.call_rows import Names
 from gdnbench.lineage.table import AccessTable, Rows
 from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag
-from gdnbench.store.access_pieces import ACCESS_LOG, MOST_ROWS, Piece, piece_of
+from gdnbench.store.access_pieces import ACCESS_LOG, Piece, piece_of, rows_of_piece
 from gdnbench.store.reader import Store, StoredRecord
 
 Progress = Callable[[int, int], None]
@@ -38,16 +39,16 @@ def tables_of_logs(
 def _table(process: str, records: Sequence[StoredRecord], advance: Progress | None) -> AccessTable:
     """The pieces in one array that is filled as they are read: two of them at a time would be twice as
     much."""
-    rows = np.empty(sum(map(_count, records)), dtype=ROW)
-    names = _Names()
+    rows = np.empty(sum(map(rows_of_piece, records)), dtype=ROW)
+    layers, requests = Names[str](), Names[str]()
     forms = _Forms()
     stop, whole, sample = 0, False, 1
     for number, record in enumerate(records):
         piece = piece_of(record)
         part = rows[stop : stop + len(piece.rows)]
         part[:] = piece.rows
-        for name in ("layer", "request"):
-            part[name] = names.renumbered(name, getattr(piece, f"{name}s"), part[name])
+        part["layer"] = _renumbered(layers, piece.layers, part["layer"])
+        part["request"] = _renumbered(requests, piece.requests, part["request"])
         forms.add(piece, part)
         stop += len(part)
         if number == 0:
@@ -59,32 +60,14 @@ def _table(process: str, records: Sequence[StoredRecord], advance: Progress | No
         if advance is not None:
             advance(number + 1, len(records))
     chains = forms.unify(rows)
-    return AccessTable(
-        process, rows, names.of("layer"), chains, names.of("request"), whole=whole, sample=sample
-    )
+    return AccessTable(process, rows, tuple(layers), chains, tuple(requests), whole=whole, sample=sample)
 
 
-def _count(record: StoredRecord) -> int:
-    count = record.info.scalars.get("rows")
-    if type(count) is not int or not 0 <= count <= MOST_ROWS:
-        raise StoreError(f"record {record.key} is no piece of an access log")
-    return count
-
-
-class _Names:
-    """Numbers of a process's names; each piece numbers its own."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, dict[str, int]] = {}
-
-    def renumbered(self, kind: str, names: Sequence[str], column: NDArray[Any]) -> NDArray[Any]:
-        numbers = self._numbers.setdefault(kind, {})
-        known = [numbers.setdefault(name, len(numbers)) for name in names]
-        found: NDArray[Any] = np.array([*known, UNKNOWN], dtype=np.int64)[column]  # UNKNOWN is the last one
-        return found
-
-    def of(self, kind: str) -> tuple[str, ...]:
-        return tuple(self._numbers.get(kind, {}))
+def _renumbered(numbers: Names[str], names: Sequence[str], column: NDArray[Any]) -> NDArray[Any]:
+    """A column [n] of numbers of a piece's `names`, with the process's numbers instead."""
+    known = [numbers.number(name) for name in names]
+    found: NDArray[Any] = np.array([*known, UNKNOWN], dtype=np.int64)[column]  # UNKNOWN is the last one
+    return found
 
 
 class _Forms:

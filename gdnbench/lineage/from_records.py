@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,11 +14,12 @@ from numpy.typing import NDArray
 from gdnbench.bits import from_bits, logical, to_bits
 from gdnbench.digests import Digests, row_digests
 from gdnbench.errors import BadInputError, StoreError
+from gdnbench.lineage.call_rows import Names, call_rows, places_among, row_without_access
 from gdnbench.lineage.claims import Claims, claims_of
 from gdnbench.lineage.table import AccessTable, Rows
 from gdnbench.ops import operations
 from gdnbench.record import Status
-from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag, AccessKind, kept_writes
+from gdnbench.store.access_log import ROW, AccessFlag, AccessKind, kept_writes
 from gdnbench.store.layout import Location
 from gdnbench.store.reader import Store, StoredRecord, TensorHandle
 from gdnbench_kernels.contract import Accesses, Call, ContractError, Operation
@@ -29,6 +29,8 @@ Progress = Callable[[int, int], None]
 
 _MOST_ELEMENTS = 1 << 48
 """Of a pool; torch counts bytes in 63 bits."""
+
+_NO_COUNTS = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +42,6 @@ class RowForm:
     shape: tuple[int, ...]
 
 
-@dataclass(slots=True)
-class _Names:
-    """Names by number, numbered as they come."""
-
-    numbers: dict[str, int] = field(default_factory=dict)
-
-    def number(self, name: str) -> int:
-        return self.numbers.setdefault(name, len(self.numbers))
-
-
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """A record and its accesses, not digested yet."""
@@ -58,7 +50,7 @@ class _Seen:
     accesses: tuple[Accesses, ...]
     decodes: bool
     claims: Claims
-    accepted: NDArray[np.int64] | None
+    accepted: NDArray[np.int64]  # num_accepted of each sequence; empty if the call has none
 
 
 def tables_of_records(
@@ -87,7 +79,7 @@ def _see(record: StoredRecord) -> _Seen | None:
     if operation is None or record.info.status is not Status.COMPLETE:
         return None
     if operation.accesses is None:
-        return _Seen(record, (), False, Claims(), None)
+        return _Seen(record, (), False, Claims(), _NO_COUNTS)
     where = f"record {record.key}"
     # States of several layers in one chain would look overwritten.
     claims = claims_of(record.info.dispatch, where) if record.info.has_layer else Claims()
@@ -99,7 +91,7 @@ def _see(record: StoredRecord) -> _Seen | None:
     except KeyError as error:
         raise StoreError(f"{where}: {record.info.op} without the tensor {error}") from error
     accepted = call.tensors.get("num_accepted")
-    counts = None if accepted is None else accepted.long().flatten().numpy()
+    counts = _NO_COUNTS if accepted is None else accepted.long().flatten().numpy()
     return _Seen(record, found, operation.decodes, claims, counts)
 
 
@@ -127,7 +119,7 @@ def _call(record: StoredRecord, operation: Operation) -> Call:
 
 
 def _table(process: str, seen: list[_Seen]) -> AccessTable:
-    layers, chains, requests = _Names(), _Names(), _Names()
+    layers, chains, requests = Names[str](), Names[str](), Names[str]()
     forms = _forms(seen)
     digests = _DigestCache()
     parts: list[Rows] = []
@@ -136,7 +128,7 @@ def _table(process: str, seen: list[_Seen]) -> AccessTable:
         first = len(parts)
         for accesses in one.accesses:
             for kind in (AccessKind.READ, AccessKind.WRITE):
-                part = _rows(one, accesses, kind, requests)
+                part = call_rows(accesses, kind, one.claims, one.accepted, one.decodes, requests)
                 if len(part):
                     part["chain"] = chains.number(accesses.chain)
                     form = forms[info.layer, accesses.chain]
@@ -145,63 +137,18 @@ def _table(process: str, seen: list[_Seen]) -> AccessTable:
                     if kind is AccessKind.READ and one.claims.kept and not accesses.window:
                         parts.append(kept_writes(part, one.claims.kept))
         if len(parts) == first:
-            none = np.zeros(1, dtype=ROW)
-            none["kind"] = AccessKind.NONE
-            for name in ("request", "position", "slot", "accepted"):
-                none[name] = UNKNOWN
-            parts.append(none)
+            parts.append(row_without_access())
         for part in parts[first:]:
             part["call"], part["step"], part["layer"] = info.call, info.step, layers.number(info.layer)
     rows = np.concatenate(parts) if parts else np.zeros(0, dtype=ROW)
     return AccessTable(
         process,
         rows,
-        tuple(layers.numbers),
-        tuple(chains.numbers),
-        tuple(requests.numbers),
+        tuple(layers),
+        tuple(chains),
+        tuple(requests),
         records={one.record.info.call: one.record.number for one in seen},
     )
-
-
-def _rows(one: _Seen, accesses: Accesses, kind: AccessKind, requests: _Names) -> Rows:
-    """The reads or writes of a call; all but layer, chain and digest."""
-    reads = kind is AccessKind.READ
-    found = (accesses.reads if reads else accesses.writes).numpy()
-    part = np.zeros(len(found), dtype=ROW)
-    if not len(found):
-        return part
-    sequence, row, offset = found.T
-    claims = one.claims
-    part["kind"], part["sequence"] = kind, sequence
-    names = [UNKNOWN if name is None else requests.number(name) for name in claims.requests]
-    part["request"] = _by_sequence(names, sequence, UNKNOWN)
-    first = _by_sequence(claims.positions, sequence, UNKNOWN)
-    part["position"] = np.where(first < 0, UNKNOWN, np.maximum(first + offset, UNKNOWN))
-    own_numbers = accesses.pooled and not claims.slots
-    part["slot"] = row if own_numbers else _by_sequence(claims.slots, sequence, UNKNOWN)
-    part["accepted"] = UNKNOWN if one.accepted is None else _by_sequence(one.accepted, sequence, UNKNOWN)
-    part["tokens"] = _by_sequence(accesses.tokens.numpy(), sequence, 0)
-    if reads and not accesses.window:
-        part["prefix"] = _by_sequence(claims.prefixes, sequence, 0, np.uint64)
-    flags = np.zeros(len(found), dtype=np.uint8)
-    flags[np.isin(sequence, list(claims.padding))] |= np.uint8(AccessFlag.PADDING)
-    if accesses.window:
-        flags |= np.uint8(AccessFlag.WINDOW)
-    if not reads and one.decodes:
-        flags[offset > 1] |= np.uint8(AccessFlag.DRAFT)
-    part["flags"] = flags
-    return part
-
-
-def _by_sequence(
-    values: Any, sequence: NDArray[np.int64], missing: int, dtype: type[np.generic] = np.int64
-) -> NDArray[Any]:
-    """values[sequence], `missing` past the end."""
-    known = np.asarray(values, dtype=dtype)
-    found = np.full(len(sequence), missing, dtype=dtype)
-    there = (sequence >= 0) & (sequence < len(known))
-    found[there] = known[sequence[there]]
-    return found
 
 
 def _handle(record: StoredRecord, accesses: Accesses, kind: AccessKind) -> TensorHandle | None:
@@ -287,7 +234,8 @@ def _fill_digests(
     name = accesses.before if kind is AccessKind.READ else accesses.after
     pool = record.info.pools.get(str(name))
     stored = np.arange(handle.meta.shape[0]) if pool is None else np.asarray(pool.rows, dtype=np.int64)
-    place, there = _places(row, accesses.split, stored)
+    place, there = places_among(row // accesses.split, stored)
+    place = place * accesses.split + row % accesses.split
     starts = accesses.read_columns if kind is AccessKind.READ else accesses.write_columns
     if accesses.columns is None or starts is None:
         part["digest"][there] = cache.rows(handle, accesses.split, None, form)[place[there]]
@@ -301,20 +249,6 @@ def _fill_digests(
     part["flags"][~there] |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
     if handle.meta.dtype != form.dtype:
         part["flags"] |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
-
-
-def _places(
-    row: NDArray[np.int64], split: int, stored: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Where each row is among the rows of `stored`, each split in `split`, and whether it is there."""
-    outer = row // split
-    order = np.argsort(stored, kind="stable")
-    found = np.searchsorted(stored, outer, sorter=order)
-    there = (found < len(stored)) & (row >= 0)
-    place = order[np.where(there, found, 0)] if len(stored) else np.zeros_like(row)
-    if len(stored):
-        there &= stored[place] == outer
-    return place * split + row % split, there
 
 
 def _fits(handle: TensorHandle, accesses: Accesses, form: RowForm) -> bool:
