@@ -33,8 +33,8 @@ class Claims:
     that are not recorded: checkpoints within a prompt, states of another host.
 
     FIELDS but `prefixes` may be integer tensors, on the device too: they are copied with the call's inputs,
-    and nothing waits for them. A negative request or position in one is unknown. ValueError if lengths
-    differ.
+    and nothing waits for them. A negative request or position in one is unknown; any negative slot is none.
+    ValueError if lengths differ.
     """
 
     requests: Sequence[str | int | None] | Tensor
@@ -133,7 +133,7 @@ class Claims:
         if values["prefixes"] is not None:
             found["prefixes"] = list(values["prefixes"])
         if values["slots"] is not None:
-            found["slots"] = [int(one) for one in values["slots"]]
+            found["slots"] = [max(int(one), -1) for one in values["slots"]]
         if self.kept:
             found["kept"] = list(self.kept)
         if self.elsewhere:

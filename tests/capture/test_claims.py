@@ -17,6 +17,7 @@ from gdnbench.capture.adapter import Observation, Target
 from gdnbench.capture.adapters.transformers_steps import STEPS, CacheSteps
 from gdnbench.capture.claims import Claims
 from gdnbench.errors import BadInputError
+from gdnbench.lineage import claims as lineage_claims
 from gdnbench.lineage.check import tables_of
 from gdnbench.store.reader import Store
 from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of
@@ -220,6 +221,15 @@ def test_a_graph_keeps_what_a_call_said_only_if_it_is_a_tensor(tmp_path: Path) -
 def test_a_field_or_place_that_cannot_be_is_refused(lineage: dict[str, str], message: str) -> None:
     with pytest.raises(BadInputError, match=message):
         record("gdn_decode", lineage=lineage)
+
+
+@pytest.mark.parametrize("slots", [[-7, 3], torch.tensor([-7, 3])])
+def test_a_negative_slot_is_unknown(slots: Any) -> None:
+    """An engine may mark padding with any negative slot; `gdnbench lineage` refuses all but -1."""
+    claims = Claims(["a", "b"], [0, 0], slots=slots)
+    written = claims.as_json(claims.bundled())
+    assert written["slots"] == [-1, 3]
+    assert lineage_claims.claims_of({"lineage": written}, "record").slots == (-1, 3)
 
 
 def test_claims_of_some_sequences() -> None:
