@@ -26,7 +26,7 @@ class Claims:
 
     `requests`: an id for each sequence, None if it is unknown. `positions`: the position in its request of
     each sequence's first token in this call, None if it is unknown. `padding`: the numbers of sequences
-    that only fill the batch. `prefixes`: for each sequence 16 hexadecimal digits of `prefix_hash` of the
+    that only fill the batch. `prefixes`: for each sequence 16 hexadecimal digits, `prefix_digits` of the
     request's tokens before its position. `slots`: the pool's row of each sequence, for states that the
     caller gathered. `kept`: the numbers of sequences whose states after each token the call keeps outside the
     pool, where the engine later puts one of them. `elsewhere`: whether the engine also writes states in ways

@@ -50,8 +50,9 @@ class SmallParts:
 
 
 def small_parts(record: PendingRecord, streams: Streams) -> SmallParts:
-    """Queue, on the current stream, digests of capture's own copies of a record's states; send them to the
-    host, and index tensors and claims with them."""
+    """Send to the host what the trigger needs of a record on a device: index tensors, claims, and digests
+    int64 [rows, 2] of capture's own copies of its states. The current stream does it; nothing waits.
+    """
     assert record.device is not None
     watched = record.observation.watched
     assert watched is not None
@@ -81,8 +82,8 @@ def _fill(record: PendingRecord, name: str, view: Tensor, states: frozenset[str]
     return None
 
 
-class LineageCheck:
-    """Follows the calls of this process. Thread safe."""
+class LineageTrigger:
+    """Follows the calls of this process to decide which records `--on-lineage` keeps. Thread safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

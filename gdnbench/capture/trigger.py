@@ -12,7 +12,7 @@ from typing import Any
 from gdnbench.capture.adapter import Observation
 from gdnbench.capture.filter_expr import TensorForm, When
 from gdnbench.capture.inflight import CallName, PendingRecord, axes_of
-from gdnbench.capture.lineage_trigger import LineageCheck, SmallParts, small_parts
+from gdnbench.capture.lineage_trigger import LineageTrigger, SmallParts, small_parts
 from gdnbench.capture.nonfinite import Flags, flags_on_device, nonfinite
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.streams import Streams
@@ -29,7 +29,7 @@ class Triggers:
     def __init__(self, options: CaptureOptions) -> None:
         self.any = options.triggered
         self._on_nonfinite = options.on_nonfinite
-        self._lineage = LineageCheck() if options.on_lineage else None
+        self._lineage = LineageTrigger() if options.on_lineage else None
         self._when = None if options.when is None else When(options.when)
         if self._when is not None:
             self._when.check_names(known_names(), tensor_names())
@@ -71,7 +71,7 @@ class Triggers:
     def after_fork(self) -> None:
         self._rank = None
         if self._lineage is not None:
-            self._lineage = LineageCheck()
+            self._lineage = LineageTrigger()
 
     def forms(self, observation: Observation) -> dict[str, TensorForm]:
         """The shapes and dtypes that `--when` may use; {} without that option."""

@@ -60,7 +60,7 @@ def lineage(
     _print(report, json)
     if junit is not None:
         _write_junit(report, junit)
-    if report.findings:
+    if report.breaks:
         raise typer.Exit(Exit.MISMATCH)
     if (reason := nothing_checked(report)) is not None:
         raise BadInputError(reason)

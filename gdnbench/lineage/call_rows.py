@@ -14,11 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gdnbench.lineage.claims import Claims
-from gdnbench.lineage.table import Rows
+from gdnbench.lineage.table import Numbers, Rows
 from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag, AccessKind
 from gdnbench_kernels.contract import Accesses
-
-Integers = NDArray[np.int64]
 
 T = TypeVar("T", bound=Hashable)
 
@@ -41,7 +39,7 @@ def call_rows(
     accesses: Accesses,
     kind: AccessKind,
     claims: Claims,
-    accepted: Sequence[int] | Integers,
+    accepted: Sequence[int] | Numbers,
     decodes: bool,
     requests: Names[str],
 ) -> Rows:
@@ -87,7 +85,7 @@ def row_without_access() -> Rows:
     return row
 
 
-def positions_at(positions: Sequence[int], sequence: Integers, offset: Integers) -> Integers:
+def positions_at(positions: Sequence[int], sequence: Numbers, offset: Numbers) -> Numbers:
     """The position of each access: `offset` [n] tokens after the first token of its `sequence` [n].
 
     `positions`: claimed, by sequence. UNKNOWN where none is claimed, and before a request's first token.
@@ -96,12 +94,12 @@ def positions_at(positions: Sequence[int], sequence: Integers, offset: Integers)
     return np.where(first < 0, UNKNOWN, np.maximum(first + offset, UNKNOWN))
 
 
-def prefixes_at(prefixes: Sequence[int], sequence: Integers) -> NDArray[np.uint64]:
+def prefixes_at(prefixes: Sequence[int], sequence: Numbers) -> NDArray[np.uint64]:
     """The prefix hash of each access's `sequence` [n]; 0 where none is claimed."""
     return _chosen(np.asarray(prefixes, dtype=np.uint64), sequence, np.uint64(0))
 
 
-def by_sequence(values: Sequence[int] | Integers, sequence: Integers, missing: int) -> Integers:
+def by_sequence(values: Sequence[int] | Numbers, sequence: Numbers, missing: int) -> Numbers:
     """values[sequence] for `sequence` [n]; `missing` past the end of `values`."""
     return _chosen(np.asarray(values, dtype=np.int64), sequence, np.int64(missing))
 
@@ -109,14 +107,14 @@ def by_sequence(values: Sequence[int] | Integers, sequence: Integers, missing: i
 V = TypeVar("V", np.int64, np.uint64)
 
 
-def _chosen(values: NDArray[V], sequence: Integers, missing: V) -> NDArray[V]:
+def _chosen(values: NDArray[V], sequence: Numbers, missing: V) -> NDArray[V]:
     found = np.full(len(sequence), missing, dtype=values.dtype)
     there = (sequence >= 0) & (sequence < len(values))
     found[there] = values[sequence[there]]
     return found
 
 
-def places_among(row: Integers, stored: Integers) -> tuple[Integers, NDArray[np.bool_]]:
+def places_among(row: Numbers, stored: Numbers) -> tuple[Numbers, NDArray[np.bool_]]:
     """Where each `row` [n] of a pool is among its `stored` rows [m], and whether it is there.
 
     The place of a row that is not stored is 0 or of another row. A negative row is nowhere.

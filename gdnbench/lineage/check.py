@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from gdnbench.errors import BadInputError, StoreError
@@ -11,12 +11,10 @@ from gdnbench.lineage.detect import ChainResult, check_states
 from gdnbench.lineage.finding import Unknown
 from gdnbench.lineage.from_log import logged_processes, tables_of_logs
 from gdnbench.lineage.from_records import tables_of_records
-from gdnbench.lineage.table import AccessTable, Chain
+from gdnbench.lineage.table import AccessTable, Chain, Progress
 from gdnbench.lineage.window import check_window
 from gdnbench.store.ranks import Rank
 from gdnbench.store.reader import Store
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(slots=True)
@@ -30,7 +28,8 @@ class ProcessResult:
     chains: list[ChainResult] = field(default_factory=list)
 
     @property
-    def findings(self) -> int:
+    def breaks(self) -> int:
+        """The number of breaks in all chains."""
         return sum(len(chain.findings) for chain in self.chains)
 
 
@@ -46,14 +45,17 @@ class LineageReport:
 
     @property
     def chains(self) -> int:
+        """The number of chains of all processes."""
         return sum(len(process.chains) for process in self.processes)
 
     @property
-    def findings(self) -> int:
-        return sum(process.findings for process in self.processes)
+    def breaks(self) -> int:
+        """The number of breaks in all processes."""
+        return sum(process.breaks for process in self.processes)
 
     @property
     def unknown(self) -> Counter[Unknown]:
+        """The number of unknown reads by reason."""
         return sum((chain.unknown for process in self.processes for chain in process.chains), Counter())
 
 
@@ -85,8 +87,11 @@ def check_chain(chain: Chain, explain: bool = False) -> ChainResult:
 
 
 def check_stores(stores: list[Store], advance: Progress | None = None) -> LineageReport:
-    """Check all processes of the stores. StoreError or BadInputError as `tables_of`, and BadInputError if
-    none recorded an access."""
+    """Check all processes of the stores.
+
+    StoreError, with the store's path, for a saved replay and for a damaged store; BadInputError if no process
+    recorded an access.
+    """
     report = LineageReport()
     for store in stores:
         try:

@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gdnbench.lineage.table import Chain
+from gdnbench.lineage.table import Chain, Numbers
 from gdnbench.store.access_log import AccessFlag
-
-Numbers = NDArray[np.int64]
 
 
 class Continuity:
-    """The calls of a chain's layer, and what is missing among them. Steps that are asked for are those of
-    recorded calls."""
+    """The recorded calls of a chain's layer, numbered from 0, and where calls are missing among them.
+
+    For example, of a layer with recorded steps 0, 1, 2, 5, 6 the calls 3 and 4 (steps 5 and 6) follow a gap.
+    Methods take steps of recorded calls only.
+    """
 
     def __init__(self, chain: Chain) -> None:
         self._steps = chain.steps

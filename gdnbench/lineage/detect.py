@@ -9,17 +9,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gdnbench.lineage.calls import call_breaks
+from gdnbench.lineage.call_breaks import call_breaks
 from gdnbench.lineage.continuity import Continuity
 from gdnbench.lineage.finding import Finding, Unknown
 from gdnbench.lineage.rules import MOST_SOURCES, PreviousCall, judge, previous_call
-from gdnbench.lineage.table import Access, Chain, Rows, access_of
+from gdnbench.lineage.table import Access, Chain, Numbers, Rows, access_of
 from gdnbench.store.access_log import AccessFlag, AccessKind
 
 MOST_BREAKS = 1000
 """Breaks of one chain that are classified; of further suspicious reads only their number is known."""
 
-Numbers = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
 

@@ -19,7 +19,7 @@ def to_json(report: LineageReport) -> dict[str, Any]:
         "schema": 1,
         "reads": report.total("reads"),
         "right": report.total("right"),
-        "breaks": report.findings,
+        "breaks": report.breaks,
         "unknown": {str(reason): count for reason, count in unknown.items()},
         "processes": [
             {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 
 from gdnbench.errors import StoreError
 from gdnbench.lineage.call_rows import Names
-from gdnbench.lineage.table import AccessTable, Rows
+from gdnbench.lineage.table import AccessTable, Progress, Rows
 from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag
 from gdnbench.store.access_pieces import ACCESS_LOG, Piece, piece_of, rows_of_piece
 from gdnbench.store.reader import Store, StoredRecord
-
-Progress = Callable[[int, int], None]
 
 
 def logged_processes(store: Store) -> dict[str, list[StoredRecord]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from gdnbench.digests import Digests, row_digests
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.lineage.call_rows import Names, call_rows, places_among, row_without_access
 from gdnbench.lineage.claims import Claims, claims_of
-from gdnbench.lineage.table import AccessTable, Rows
+from gdnbench.lineage.table import AccessTable, Progress, Rows
 from gdnbench.ops import operations
 from gdnbench.record import Status
 from gdnbench.store.access_log import ROW, AccessFlag, AccessKind, kept_writes
@@ -24,8 +24,6 @@ from gdnbench.store.layout import Location
 from gdnbench.store.reader import Store, StoredRecord, TensorHandle
 from gdnbench_kernels.contract import Accesses, Call, ContractError, Operation
 from gdnbench_kernels.validate import check_conventions, check_tensors
-
-Progress = Callable[[int, int], None]
 
 _MOST_ELEMENTS = 1 << 48
 """Of a pool; torch counts bytes in 63 bits."""

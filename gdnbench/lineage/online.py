@@ -16,7 +16,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from gdnbench.lineage.calls import breaks_of_call
+from gdnbench.lineage.call_breaks import breaks_of_call
 from gdnbench.lineage.finding import Finding
 from gdnbench.lineage.rules import MOST_SOURCES, PreviousCall, judge, previous_call
 from gdnbench.lineage.table import ZERO, Access

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,6 +14,11 @@ from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag, AccessKind
 
 Rows = NDArray[np.void]
 """Of dtype ROW."""
+
+Numbers = NDArray[np.int64]
+
+Progress = Callable[[int, int], None]
+"""Is told how many records have been read, and of how many."""
 
 
 class Access(NamedTuple):
@@ -61,9 +66,10 @@ def access_of(row: Any) -> Access:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The accesses of one pool of one layer, in order: by step, and in a call reads before writes.
+    """The accesses of one process to one pool of one layer.
 
-    `steps`: the steps of all recorded calls of the layer, ascending, whatever pool they use.
+    `rows`: dtype ROW [n], by step, and in a call reads before writes. `steps`: int64, the steps of all
+    recorded calls of the layer, ascending, whatever pool they use. `whole`: as of `AccessTable`.
     """
 
     layer: str

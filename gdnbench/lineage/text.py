@@ -129,7 +129,7 @@ def break_text(line: Line) -> str:
 def nothing_checked(report: LineageReport) -> str | None:
     """Why no read could be told right or wrong, and what to do; None if one could."""
     unknown = report.unknown
-    if report.findings or report.total("right"):
+    if report.breaks or report.total("right"):
         return None
     if not unknown:
         return "nothing could be checked: no call reads a state"
@@ -146,7 +146,7 @@ def summary(report: LineageReport) -> list[str]:
     """What was checked: processes, chains, reads, and what is unknown for which reason."""
     unknown = report.unknown
     processes = counted(len(report.processes), "process")
-    wrong = report.findings
+    wrong = report.breaks
     text = (
         f"{processes}, {counted(report.chains, 'chain')}, {counted(report.total('reads'), 'read')}:"
         f" {report.total('right')} right, {counted(wrong, 'break')}, {unknown.total()} unknown"

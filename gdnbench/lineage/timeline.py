@@ -12,6 +12,7 @@ from gdnbench.lineage.finding import Finding
 from gdnbench.lineage.table import AccessTable, Chain
 from gdnbench.store.access_log import AccessFlag
 
+PADDING_USER = -2  # in place of a request's number
 MOST_SLOTS = 32
 MOST_HOLDINGS = 1000
 """Of one timeline: those of slots with breaks first."""
@@ -19,7 +20,8 @@ MOST_HOLDINGS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Steps in which only one request used a slot. `request`: its number in the table, or -1."""
+    """Steps `first` to `last` in which only one request used a slot. `request`: its number in the table, -1
+    if it is unknown, PADDING_USER if padding used the slot."""
 
     slot: int
     request: int
@@ -67,7 +69,7 @@ def _timeline(table: AccessTable, chain: Chain, findings: list[Finding]) -> Time
     shown = list(first)[:MOST_SLOTS]
     rows = rows[np.isin(rows["slot"], shown)]
     rows = rows[np.lexsort((rows["kind"], rows["step"], rows["slot"]))]
-    user = np.where((rows["flags"] & AccessFlag.PADDING) != 0, -2, rows["request"])
+    user = np.where((rows["flags"] & AccessFlag.PADDING) != 0, PADDING_USER, rows["request"])
     begins = np.ones(len(rows), dtype=np.bool_)
     begins[1:] = (rows["slot"][1:] != rows["slot"][:-1]) | (user[1:] != user[:-1])
     starts = np.flatnonzero(begins)

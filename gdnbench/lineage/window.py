@@ -22,10 +22,8 @@ from numpy.typing import NDArray
 from gdnbench.lineage.continuity import Continuity
 from gdnbench.lineage.detect import MOST_BREAKS, ChainResult
 from gdnbench.lineage.finding import Break, Finding, Unknown
-from gdnbench.lineage.table import Chain, Rows, access_of
+from gdnbench.lineage.table import Chain, Numbers, Rows, access_of
 from gdnbench.store.access_log import AccessFlag, AccessKind
-
-Numbers = NDArray[np.int64]
 
 _COMMON_SHARE = 20
 """If one in so many contents came to several slots for several positions, rows do not depend on the position,

@@ -10,7 +10,7 @@ from gdnbench.errors import BadInputError
 from gdnbench.lineage.finding import Finding
 from gdnbench.lineage.table import Access, AccessTable
 from gdnbench.lineage.text import describe
-from gdnbench.lineage.timeline import Holding, Timeline
+from gdnbench.lineage.timeline import PADDING_USER, Holding, Timeline
 from gdnbench.page.build import asset
 from gdnbench.page.embed import csp_hash
 from gdnbench.printable import printable
@@ -112,7 +112,7 @@ def _row(
 
 
 def _user(table: AccessTable, request: int) -> str:
-    return {-1: "an unknown request", -2: "padding"}.get(request) or table.requests[request]
+    return {-1: "an unknown request", PADDING_USER: "padding"}.get(request) or table.requests[request]
 
 
 def _holding(table: AccessTable, one: Holding) -> str:

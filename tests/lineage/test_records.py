@@ -31,7 +31,7 @@ def test_a_right_store_has_no_break(tmp_path: Path, drafts: bool) -> None:
     with Store.open(tmp_path / "run.zarr") as store:
         report = check_stores([store])
     assert len(report.processes) == 2
-    assert report.findings == 0
+    assert report.breaks == 0
     assert report.total("right") == report.total("reads") > 30
 
 
@@ -53,6 +53,6 @@ def test_states_that_were_rounded_to_the_pool_are_compared(tmp_path: Path) -> No
     write_store(tmp_path / "run.zarr", Engine(3, Options()).run(20), dtype=torch.bfloat16)
     with Store.open(tmp_path / "run.zarr") as store:
         report = check_stores([store])
-    assert report.findings == 0
+    assert report.breaks == 0
     assert report.total("right") == report.total("reads")
     assert Unknown.NO_DIGEST not in report.unknown
