@@ -34,9 +34,10 @@ def lineage(
     """Check that every state, conv state and window row that a request reads is what it last wrote.
 
     Follows each request of each process through the recorded calls, by request, position and content; runs
-    no kernel. A read is called wrong only if nothing that may be missing explains it.
+    no kernel. A read is wrong only if no missing call can explain it.
 
-    Exit status: 0 no chain is broken; 1 one is; 2 nothing could be checked.
+    Exit status: 0 no chain is broken; 1 one is; 2 nothing could be checked. With --explain: 0, or 2 if no
+    call names the request.
     """
     from gdnbench.lineage.check import check_stores
     from gdnbench.lineage.text import nothing_checked

@@ -1,9 +1,9 @@
 """How a store holds an access log: pieces of rows, each a record of the pseudo-operation `access_log`.
 
-So the journal, batches, digests, merging, pruning and uploading are those of records. A piece has a tensor
-for each column of `gdnbench.store.access_log.ROW`, and in `dispatch` the names that its rows refer to by
-number.
-`call` of a piece is the number of its first row in its process, `step` the number of the piece.
+Capture writes a piece each second, or when it has enough rows. The journal, `merge`, `prune`,
+`verify` and `upload` handle a piece as they handle any record. It has a tensor for each column of
+`gdnbench.store.access_log.ROW`, and in `dispatch` the names that its rows refer to by number. Its `call` is
+the number of its first row in its process, its `step` the number of the piece.
 """
 
 from __future__ import annotations

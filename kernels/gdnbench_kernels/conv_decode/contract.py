@@ -127,7 +127,7 @@ KERNELS = {
     "hf": KernelEntry(
         "gdnbench_kernels.conv_decode.hf:hf",
         _ANY_OFFSETS,
-        meaning="transformers' causal_conv1d_update on gathered windows; no windows on the way",
+        meaning="transformers' causal_conv1d_update on gathered windows; only the last window of a sequence",
         needs=("transformers",),
     ),
     "vllm": KernelEntry(
