@@ -208,7 +208,7 @@ def _made(record: DigestRecord, names: Dictionary) -> _Template:
                     parts.append(kept_writes(part, kept))
                     start += len(parts[-1])
     if not parts:
-        return _Template(row_without_access(), (), None, None)
+        return _Template(row_without_access(contract), (), None, None)
     rows = np.concatenate(parts)
     if kept or not record.info.has_layer:
         return _Template(rows, tuple(sources), None, None)
@@ -236,26 +236,38 @@ def _part(
     )
     accepted = record.before.get("num_accepted")
     counts = () if accepted is None else accepted.data.long().flatten().numpy()
-    part = call_rows(accesses, kind, claims, counts, contract.decodes, names.requests)
+    part = call_rows(accesses, kind, claims, counts, contract, names.requests)
     if not len(part):
         return part, None
     tensor = accesses.before if is_read else accesses.after
     digested = None if tensor is None else (record.before if is_read else record.after).get(tensor)
     source = None
     form = None if tensor is None else record.forms.get(tensor)
-    if tensor is None or digested is None or form is None or not _is_whole_row(accesses, form):
+    if tensor is None or digested is None or form is None or accesses.columns not in (None, form.shape[-1]):
         part["flags"] |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
     else:
         row = (accesses.reads if is_read else accesses.writes).numpy()[:, 1]
+        starts = accesses.read_columns if is_read else accesses.write_columns
+        windows = _windows(record, tensor)
+        each = len(digested.data) // windows
         named = record.numbers.get(tensor)
-        digests_of = np.arange(len(digested.data)) if named is None else named.numpy().astype(np.int64)
+        digests_of = np.arange(each) if named is None else named.numpy().astype(np.int64)
         places, there = places_among(row, digests_of)
+        if starts is not None:
+            first = starts.numpy()
+            there &= (first >= 0) & (first < windows)
+            places = np.where(there, first * each + places, 0)
+        elif windows > 1:
+            there[:] = False
         part["flags"][~there] |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
         source = (tensor, places)
     part["chain"] = names.chains.number(Chain(accesses.chain, form, accesses.pooled))
     return part, source
 
 
-def _is_whole_row(accesses: Accesses, form: RowForm) -> bool:
-    """Whether the content of an access is its whole row: digests are of whole rows."""
-    return accesses.columns is None or accesses.columns == form.shape[-1]
+def _windows(record: DigestRecord, tensor: str) -> int:
+    """How many digests each row of a state has: one for each of its windows, if it keeps several."""
+    kept = record.observation.reduced
+    assert kept is not None
+    columns = kept.columns.get(tensor)
+    return 1 if columns is None else kept.shapes[tensor][0][-1] - columns + 1

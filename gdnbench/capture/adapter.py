@@ -69,6 +69,8 @@ class Reduced:
     shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # of all inputs
     before: frozenset[str]  # states whose rows are digested before the call
     after: frozenset[str]  # and after it, if the call leaves them
+    columns: Mapping[str, int] = field(default_factory=dict)
+    """Of states whose rows keep several windows of so many columns: each window has its digest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,12 +46,15 @@ class RowForm(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class DigestRows:
     """The rows of a tensor to digest. `index`: their numbers, with repeats and numbers that are no row; None
-    for all rows. `order`: how the axes are permuted first; None if they are not."""
+    for all rows. `order`: how the axes are permuted first; None if they are not. `columns`: of a window of
+    the last axis; the digests of all rows' first windows come first, then those of the windows a column
+    later, and so on, as only the call's index tensors say which windows it reads. None for whole rows."""
 
     index: Tensor | None
     paged: bool
     order: tuple[int, ...] | None
     sample: int
+    columns: int | None = None
 
     def view(self, tensor: Tensor) -> Tensor:
         """`tensor` with a row for each row that has a digest. NotCaptured for pages that lie apart."""
@@ -64,24 +67,34 @@ class DigestRows:
             raise NotCaptured("digests of pages that do not follow each other in memory") from None
 
     def digests(self, tensor: Tensor) -> Tensor:
-        """int64 [n, 2]."""
-        return indexed_digests(self.view(tensor), self.index, self.sample)
+        """int64 [n, 2]; [windows * n, 2] with `columns`."""
+        found = [
+            indexed_digests(rows, self.index, self.sample)
+            for rows in windows(self.view(tensor), self.columns)
+        ]
+        return found[0] if self.columns is None else torch.cat(found)
 
     def fills(self, name: str, tensor: Tensor) -> dict[str, Fill]:
         """What to pack for `tensor`: the digests, and the rows' numbers."""
-        rows, index, sample = self.view(tensor), self.index, self.sample
-        count = rows.shape[0] if index is None else index.numel()
-        found = {
-            name: Fill(
-                torch.int64,
-                (count, 2),
-                tensor.device,
-                lambda view: indexed_digests(rows, index, sample, view),
-            )
-        }
+        index, sample = self.index, self.sample
+        parts = windows(self.view(tensor), self.columns)
+        count = parts[0].shape[0] if index is None else index.numel()
+
+        def fill(view: Tensor) -> None:
+            for rows, out in zip(parts, view.view(len(parts), count, 2), strict=True):
+                indexed_digests(rows, index, sample, out)
+
+        found = {name: Fill(torch.int64, (len(parts) * count, 2), tensor.device, fill)}
         if index is not None:
             found[name + ROWS] = copy_fill(index)
         return found
+
+
+def windows(rows: Tensor, columns: int | None) -> list[Tensor]:
+    """Views of `rows` [n, ..., L]: each window of `columns` columns of the last axis; with None, the rows."""
+    if columns is None:
+        return [rows]
+    return list(rows.unfold(-1, columns, 1).unbind(-2))
 
 
 _orders: dict[frozenset[str], tuple[str, ...]] = {}
@@ -108,7 +121,7 @@ def reduced(observation: Observation, sample: int) -> Observation:
         name: seen for name, seen in observation.tensors.items() if name in states or _is_integer(seen.tensor)
     }
     kept = {name: seen for name, seen in kept.items() if name in states or name not in pools}
-    found = Reduced(sample, shapes, frozenset(states), after)
+    found = Reduced(sample, shapes, frozenset(states), after, _columns(contract, shapes))
     return replace(observation, tensors=kept, reduced=found)
 
 
@@ -124,6 +137,21 @@ def _state_names(op: str) -> tuple[frozenset[str], frozenset[str], frozenset[str
         after.add(contract.carries[1])
     pooled = frozenset(spec.name for spec in contract.tensors if spec.pool_index is not None)
     return frozenset(before), frozenset(after), pooled
+
+
+def _columns(
+    contract: Operation, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+) -> dict[str, int]:
+    """Of inputs whose rows keep several windows, the columns of one."""
+    if contract.columns is None:
+        return {}
+    named = contract.columns({name: shape for name, (shape, _) in shapes.items()})
+    return {name: one for name, one in named.items() if name in shapes and 0 < one < shapes[name][0][-1]}
+
+
+def _columns_of(observation: Observation, name: str) -> int | None:
+    kept = observation.reduced or observation.watched
+    return None if kept is None else kept.columns.get(name)
 
 
 def _shape(seen: Seen) -> tuple[int, ...]:
@@ -158,7 +186,7 @@ def digest_rows(
                 index = streams.to_device(index, device)
         if spec.pool_index is None:
             order = _order(spec.axes_in(observation.conventions))
-        found[name] = DigestRows(index, paged, order, kept.sample)
+        found[name] = DigestRows(index, paged, order, kept.sample, kept.columns.get(name))
     return found
 
 
@@ -168,10 +196,12 @@ def is_paged(observation: Observation, name: str) -> bool:
 
 
 def digests_of_copy(observation: Observation, name: str, rows: Tensor) -> Tensor:
-    """Digests of copied rows of state `name`: int64 [n, 2]; of pages, one for each row in them."""
+    """Digests of copied rows of state `name`: int64 [n, 2]; of pages, one for each row in them; of rows that
+    keep windows, as `DigestRows.digests`."""
     spec = operation(observation.op).spec(name)
     order = _order(spec.axes_in(observation.conventions)) if spec.pool_index is None else None
-    return DigestRows(None, PAGE_AXIS in spec.axes, order, 1).digests(rows)
+    columns = _columns_of(observation, name)
+    return DigestRows(None, PAGE_AXIS in spec.axes, order, 1, columns).digests(rows)
 
 
 def _order(axes: tuple[str, ...]) -> tuple[int, ...] | None:
@@ -183,7 +213,7 @@ def _order(axes: tuple[str, ...]) -> tuple[int, ...] | None:
 
 
 def row_form(observation: Observation, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> RowForm:
-    """The form of the rows of state `name`, whose tensor has `dtype` and `shape`."""
+    """The form of what has a digest of state `name`, whose tensor has `dtype` and `shape`."""
     spec = operation(observation.op).spec(name)
     axes = spec.axes_in(observation.conventions)
     if PAGE_AXIS in spec.axes:
@@ -191,6 +221,8 @@ def row_form(observation: Observation, name: str, dtype: torch.dtype, shape: tup
     order = _order(axes) if spec.pool_index is None else None
     if order is not None:
         axes, shape = tuple(axes[i] for i in order), tuple(shape[i] for i in order)
+    if (columns := _columns_of(observation, name)) is not None:
+        shape = (*shape[:-1], columns)
     return RowForm(str(dtype).removeprefix("torch."), axes[1:], tuple(shape[1:]))
 
 

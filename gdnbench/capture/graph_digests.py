@@ -96,7 +96,8 @@ class GraphDigests:
 
 def graph_digests(calls: Sequence[Any], streams: Streams) -> GraphDigests | None:
     """The calls of a graph in groups that are alike; None if one of them has to be digested by itself: it has
-    several pools, gathered states, or slots that are made of several index tensors."""
+    several pools, gathered states, rows that keep several windows, or slots that are made of several index
+    tensors."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for number, call in enumerate(calls):
         observation = call.observation
@@ -105,7 +106,7 @@ def graph_digests(calls: Sequence[Any], streams: Streams) -> GraphDigests | None
         kept = observation.reduced
         if len(call.static) != 1 or kept.before != call.static.keys() or len(call.indices) != 1:
             return None
-        if observation.claims is not None or call.inputs.here:
+        if observation.claims is not None or call.inputs.here or kept.columns:
             return None
         pool = next(iter(call.static.values())).tensor
         index = next(iter(call.indices.values())).tensor
@@ -162,7 +163,7 @@ def eager_digests(observation: Observation, name: CallName, streams: Streams) ->
     kept = observation.reduced
     assert kept is not None
     contract = operation(observation.op)
-    if len(kept.before) != 1 or kept.after != kept.before or observation.whole_pools:
+    if len(kept.before) != 1 or kept.after != kept.before or observation.whole_pools or kept.columns:
         return None
     (pool,) = kept.before
     spec = contract.spec(pool)

@@ -24,6 +24,7 @@ from gdnbench.capture.snapshot import Copied
 from gdnbench.capture.streams import HostCopy, Streams
 from gdnbench.lineage.online import OnlineLineage
 from gdnbench.lineage.table import Access, access_of
+from gdnbench.ops import operation
 from gdnbench.store.access_log import AccessFlag, AccessKind
 
 _REQUESTS = 100_000  # names that are remembered
@@ -101,7 +102,8 @@ class LineageTrigger:
         with self._lock:
             digested = _digest_record(record, parts)
             by_chain = self._accesses(digested)
-            found = self._online.add_call(record.info.layer, record.info.step, by_chain)
+            apart = operation(record.info.op).counted_apart
+            found = self._online.add_call(record.info.layer, record.info.step, by_chain, apart)
         kinds = list(dict.fromkeys(finding.kind.value for finding in found))
         return f"lineage:{','.join(kinds)}" if kinds else None
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gdnbench.lineage.claims import Claims
 from gdnbench.lineage.table import Numbers, Rows
 from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag, AccessKind
-from gdnbench_kernels.contract import Accesses
+from gdnbench_kernels.contract import Accesses, Operation
 
 T = TypeVar("T", bound=Hashable)
 
@@ -40,14 +40,14 @@ def call_rows(
     kind: AccessKind,
     claims: Claims,
     accepted: Sequence[int] | Numbers,
-    decodes: bool,
+    operation: Operation,
     requests: Names[str],
 ) -> Rows:
     """The rows of a call's reads or writes of one pool: dtype ROW [n], without call, step, layer, chain and
     digest.
 
-    `accepted`: num_accepted by sequence, int64 [sequences]; empty if the call has none. `decodes`: the
-    operation's tokens after the first may be drafts. `requests` numbers the claimed names.
+    `accepted`: num_accepted by sequence, int64 [sequences]; empty if the call has none. `operation`: of the
+    call; if it decodes, tokens after the first may be drafts. `requests` numbers the claimed names.
     """
     is_read = kind is AccessKind.READ
     found = (accesses.reads if is_read else accesses.writes).numpy()
@@ -66,20 +66,26 @@ def call_rows(
     rows["tokens"] = by_sequence(accesses.tokens.numpy(), sequence, 0)
     if is_read and not accesses.window:
         rows["prefix"] = prefixes_at(claims.prefixes, sequence)
-    flags = np.zeros(len(found), dtype=np.uint8)
+    flags = np.full(len(found), _flags_of_call(operation), dtype=np.uint8)
     flags[np.isin(sequence, list(claims.padding))] |= np.uint8(AccessFlag.PADDING)
     if accesses.window:
         flags |= np.uint8(AccessFlag.WINDOW)
-    if not is_read and decodes:
+    if accesses.recent:
+        flags |= np.uint8(AccessFlag.RECENT)
+    if not is_read and operation.decodes:
         flags[offset > 1] |= np.uint8(AccessFlag.DRAFT)
     rows["flags"] = flags
     return rows
 
 
-def row_without_access() -> Rows:
+def _flags_of_call(operation: Operation) -> AccessFlag:
+    return AccessFlag.APART if operation.counted_apart else AccessFlag(0)
+
+
+def row_without_access(operation: Operation) -> Rows:
     """The one row, of kind NONE, of a call that reads and writes nothing: its step is then not missing."""
     row = np.zeros(1, dtype=ROW)
-    row["kind"] = AccessKind.NONE
+    row["kind"], row["flags"] = AccessKind.NONE, _flags_of_call(operation)
     for name in ("request", "position", "slot", "accepted"):
         row[name] = UNKNOWN
     return row

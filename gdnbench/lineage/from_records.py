@@ -46,7 +46,7 @@ class _Seen:
 
     record: StoredRecord
     accesses: tuple[Accesses, ...]
-    decodes: bool
+    operation: Operation
     claims: Claims
     accepted: NDArray[np.int64]  # num_accepted of each sequence; empty if the call has none
 
@@ -77,7 +77,7 @@ def _see(record: StoredRecord) -> _Seen | None:
     if operation is None or record.info.status is not Status.COMPLETE:
         return None
     if operation.accesses is None:
-        return _Seen(record, (), False, Claims(), _NO_COUNTS)
+        return _Seen(record, (), operation, Claims(), _NO_COUNTS)
     where = f"record {record.key}"
     # States of several layers in one chain would look overwritten.
     claims = claims_of(record.info.dispatch, where) if record.info.has_layer else Claims()
@@ -90,7 +90,7 @@ def _see(record: StoredRecord) -> _Seen | None:
         raise StoreError(f"{where}: {record.info.op} without the tensor {error}") from error
     accepted = call.tensors.get("num_accepted")
     counts = _NO_COUNTS if accepted is None else accepted.long().flatten().numpy()
-    return _Seen(record, found, operation.decodes, claims, counts)
+    return _Seen(record, found, operation, claims, counts)
 
 
 def _call(record: StoredRecord, operation: Operation) -> Call:
@@ -126,7 +126,7 @@ def _table(process: str, seen: list[_Seen]) -> AccessTable:
         first = len(parts)
         for accesses in one.accesses:
             for kind in (AccessKind.READ, AccessKind.WRITE):
-                part = call_rows(accesses, kind, one.claims, one.accepted, one.decodes, requests)
+                part = call_rows(accesses, kind, one.claims, one.accepted, one.operation, requests)
                 if len(part):
                     part["chain"] = chains.number(accesses.chain)
                     form = forms[info.layer, accesses.chain]
@@ -135,7 +135,7 @@ def _table(process: str, seen: list[_Seen]) -> AccessTable:
                     if kind is AccessKind.READ and one.claims.kept and not accesses.window:
                         parts.append(kept_writes(part, one.claims.kept))
         if len(parts) == first:
-            parts.append(row_without_access())
+            parts.append(row_without_access(one.operation))
         for part in parts[first:]:
             part["call"], part["step"], part["layer"] = info.call, info.step, layers.number(info.layer)
     rows = np.concatenate(parts) if parts else np.zeros(0, dtype=ROW)

@@ -86,13 +86,16 @@ class OnlineLineage:
     def __init__(self, whole: bool = False, remembered: int = REMEMBERED) -> None:
         self._whole = whole
         self._remembered = remembered
-        self._layers: dict[str, _Layer] = {}
+        self._layers: dict[tuple[str, bool], _Layer] = {}
         self._chains: dict[tuple[str, str], _ChainHistory] = {}
 
-    def add_call(self, layer: str, step: int, accesses: Mapping[str, Sequence[Access]]) -> list[Finding]:
+    def add_call(
+        self, layer: str, step: int, accesses: Mapping[str, Sequence[Access]], apart: bool = False
+    ) -> list[Finding]:
         """Add the next call of a layer, of which steps ascend: its accesses by chain, but those of windows.
-        Returns the breaks that the call shows. A step that is left out is a call that is missing."""
-        calls = self._layers.setdefault(layer, _Layer())
+        Returns the breaks that the call shows. A step that is left out is a call that is missing; calls with
+        `apart` (`Operation.counted_apart`) have steps of their own."""
+        calls = self._layers.setdefault((layer, apart), _Layer())
         if step != calls.last + 1 or calls.since < 0:
             calls.since = step
         calls.last = step

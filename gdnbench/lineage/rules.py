@@ -10,6 +10,9 @@ A read is called wrong only if one of these holds, and otherwise unknown:
 - its content is from no recorded write, although the request wrote that position, no call is missing since,
   and the request has been followed from its first token or from a recognised prefix hit;
 - its position is 0 and it does not find zeros.
+
+A window of a convolution depends on the latest tokens alone, so that other requests and positions may have it
+too: such a content identifies no write, and only the second and third rule hold.
 """
 
 from __future__ import annotations
@@ -154,9 +157,10 @@ def judge(read: Access, history: History) -> Finding | Unknown | None:
         return Finding(
             Break.ACCEPTED_COUNT, history.layer, history.chain, read, read, own, _source(read, sources)
         )
-    if sources:
+    if sources and not read.is_recent:
         return _identified(read, own, previous, sources, history)
-    assert own is not None
+    if own is None:
+        return Unknown.FIRST_SEEN  # the same latest tokens leave the same content anywhere
     if not own.digest_known:
         return Unknown.NO_DIGEST
     if previous is None or previous.step != own.step:
@@ -165,6 +169,8 @@ def judge(read: Access, history: History) -> Finding | Unknown | None:
     certain = history.is_whole(read.step) or (continues and (in_place or from_first))
     if not (certain and history.is_followed(read.request, read.step)):
         return Unknown.FROM_ELSEWHERE
+    if sources:
+        return _identified(read, own, previous, sources, history)
     fresh = from_first and read.slot >= 0 and not history.slot_written(read.slot, read.step)
     kind = Break.NEVER_WRITTEN if fresh else Break.UNEXPLAINED
     return Finding(kind, history.layer, history.chain, read, read, own)

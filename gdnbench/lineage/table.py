@@ -49,6 +49,10 @@ class Access(NamedTuple):
     def is_draft(self) -> bool:
         return bool(self.flags & AccessFlag.DRAFT)
 
+    @property
+    def is_recent(self) -> bool:
+        return bool(self.flags & AccessFlag.RECENT)
+
 
 ZERO = (0, 0)
 """The digest of a row of zeros."""
@@ -69,7 +73,8 @@ class Chain:
     """The accesses of one process to one pool of one layer.
 
     `rows`: dtype ROW [n], by step, and in a call reads before writes. `steps`: int64, the steps of all
-    recorded calls of the layer, ascending, whatever pool they use. `whole`: as of `AccessTable`.
+    recorded calls of the layer, ascending, that are counted with the chain's calls, whatever pool they use.
+    `whole`: as of `AccessTable`.
     """
 
     layer: str
@@ -135,8 +140,10 @@ class AccessTable:
             rows = self.rows[order[bounds[number] : bounds[number + 1]]]
             if not len(rows):
                 continue
-            steps = np.unique(rows["step"])
+            apart = (rows["flags"] & AccessFlag.APART) != 0
+            steps = {of: np.unique(rows["step"][apart == of]) for of in (False, True)}
             for chain in np.unique(rows["chain"][rows["kind"] != AccessKind.NONE]):
                 own = rows[(rows["chain"] == chain) & (rows["kind"] != AccessKind.NONE)]
                 own = own[np.lexsort((own["kind"], own["step"]))]
-                yield Chain(name, self.chains[chain], own, steps, self.whole)
+                counted = bool(own["flags"][0] & AccessFlag.APART)
+                yield Chain(name, self.chains[chain], own, steps[counted], self.whole)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 class AccessKind(IntEnum):
     READ = 0
     WRITE = 1
-    NONE = 2  # a call that reads and writes nothing, so that its step is not missing; only call, step, layer
+    NONE = 2  # a call without accesses, so that its step is not missing; only call, step, layer, flag APART
 
 
 class AccessFlag(IntFlag):
@@ -25,6 +25,8 @@ class AccessFlag(IntFlag):
     DIGEST_UNKNOWN = 2  # the digest is not of the bytes that a reader of the slot finds, or not known at all
     DRAFT = 4  # written after a later token than the first of a decode call, which may be rejected
     WINDOW = 8  # a token's row of a window: `position` is that token's
+    APART = 16  # of a call that is counted apart from others of its layer, see `Operation.counted_apart`
+    RECENT = 32  # a state of the latest few tokens alone, which other prefixes may have too
 
 
 UNKNOWN: Final = -1
@@ -33,7 +35,7 @@ UNKNOWN: Final = -1
 ROW: Final = np.dtype(
     [
         ("call", "<i8"),  # number of the call in its process
-        ("step", "<i8"),  # which call of its layer, from 0, whatever the operation
+        ("step", "<i8"),  # which call of its layer, from 0; calls with APART are counted by themselves
         ("layer", "<i4"),  # index of its name
         ("chain", "<i2"),  # index of its name
         ("kind", "i1"),  # an AccessKind

@@ -321,6 +321,7 @@ class Accesses:
     pooled: bool  # rows are slots of a pool; otherwise they are gathered, and capture names their slots
     split: int = 1  # how many rows the tensor has in each row of axis 0: the tokens of a page
     window: bool = False  # a read row is one token's, not a state after all tokens before it
+    recent: bool = False  # a state of the latest few tokens alone, which other prefixes may have too
     columns: int | None = None  # of the last axis of a row, how many are its content; None: all of it
     read_columns: Tensor | None = None  # int64 [n], with `columns`: the first of each read
     write_columns: Tensor | None = None  # int64 [m]: the first of each write; one slot then has several
@@ -455,6 +456,9 @@ class Operation:
     accesses: Callable[[Call], tuple[Accesses, ...]] | None = None
     """The rows that a call reads and writes. It reads index tensors and shapes only: the others may be on the
     device "meta". Raises KeyError for a missing index tensor. None: unknown."""
+    columns: Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, int]] | None = None
+    """By pool, how many columns of its last axis are the content of an access (`Accesses.columns`), from the
+    inputs' shapes; `accesses` says which ones. None: the content is the whole row."""
     decodes: bool = False
     """Whether a call computes the next tokens of its sequences: successive calls of a layer then follow one
     another."""

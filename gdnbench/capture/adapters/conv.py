@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from gdnbench.capture.adapter import Finish, NotCaptured, Seen
+from gdnbench.capture.adapter import Finish, NotCaptured, OnlyPadding, Seen
 from gdnbench.capture.adapters.gdn import own_slots
 from gdnbench.capture.adapters.serving_decode import move_beside_to_dispatch
 from gdnbench.capture.adapters.slots import PADDING
@@ -88,7 +88,7 @@ def own_windows(batch: int) -> Seen:
 
 
 def without_padding(null: int, known: Mapping[str, Any]) -> Finish:
-    """A `Finish` that replaces null slots by -1 and moves metadata to `dispatch`; NotCaptured for a batch of
+    """A `Finish` that replaces null slots by -1 and moves metadata to `dispatch`; OnlyPadding for a batch of
     padding only."""
 
     def finish(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -98,7 +98,7 @@ def without_padding(null: int, known: Mapping[str, Any]) -> Finish:
                 given[name] = given[name].masked_fill(given[name] <= null, PADDING)
         read = given.get("read_indices", given.get("state_indices"))
         if read is not None and not bool((read != PADDING).any()):
-            raise NotCaptured("every sequence of a convolution is padding: a dummy run of the engine")
+            raise OnlyPadding("every sequence of a convolution is padding: a dummy run of the engine")
         return given, dispatch
 
     return finish

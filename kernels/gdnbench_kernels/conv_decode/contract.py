@@ -295,6 +295,7 @@ def accesses(call: Call) -> tuple[Accesses, ...]:
             writes=torch.tensor(writes, dtype=torch.int64).view(-1, 3),
             tokens=call.tensors["cu_seqlens"].cpu().long().diff().clamp(min=0),
             pooled=True,
+            recent=True,
             **of_windows,  # type: ignore[arg-type]
         ),
     )
@@ -344,5 +345,6 @@ OPERATION = Operation(
     decodes=True,
     shrinking=Shrinking(shrink.axes, shrink.extent, shrink.level, shrink.placed),
     accesses=accesses,
+    columns=lambda shapes: {"conv_state": shapes["weight"][1] - 1},
     counted_apart=True,
 )

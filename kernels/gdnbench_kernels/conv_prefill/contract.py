@@ -214,6 +214,7 @@ def accesses(call: Call) -> tuple[Accesses, ...]:
             writes=torch.tensor(writes, dtype=torch.int64).view(-1, 3),
             tokens=call.tensors["cu_seqlens"].cpu().long().diff().clamp(min=0),
             pooled=True,
+            recent=True,
         ),
     )
 
