@@ -11,8 +11,9 @@ A read is called wrong only if one of these holds, and otherwise unknown:
   and the request has been followed from its first token or from a recognised prefix hit;
 - its position is 0 and it does not find zeros.
 
-A window of a convolution depends on the latest tokens alone, so that other requests and positions may have it
-too: such a content identifies no write, and only the second and third rule hold.
+A window of a convolution depends on the latest tokens alone, so that other requests and positions may have
+it too. Such a content identifies a write only if it is the last one to the slot in which the reader left its
+own.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def judge(read: Access, history: History) -> Finding | Unknown | None:
         return Finding(
             Break.ACCEPTED_COUNT, history.layer, history.chain, read, read, own, _source(read, sources)
         )
-    if sources and not read.is_recent:
+    if sources and (not read.is_recent or _is_left_by_another(read, own, history)):
         return _identified(read, own, previous, sources, history)
     if own is None:
         return Unknown.FIRST_SEEN  # the same latest tokens leave the same content anywhere
@@ -210,6 +211,17 @@ def _is_right(read: Access, source: Access, continues: bool) -> bool:
     if source.request == read.request:
         return not continues
     return source.prefix == read.prefix != 0
+
+
+def _is_left_by_another(read: Access, own: Access | None, history: History) -> bool:
+    """Whether the reader finds, in the slot where it left its own content, what another's write to the slot
+    left last."""
+    if own is None or not own.digest_known or own.slot != read.slot or read.slot < 0:
+        return False
+    last = history.last_write(read.slot, read.step)
+    if last is None or last.step <= own.step or last.digest != read.digest:
+        return False
+    return last.is_padding or last.request != read.request
 
 
 def _doubt(read: Access, sources: Sequence[Access], in_place: bool) -> Unknown | None:

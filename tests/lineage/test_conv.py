@@ -1,0 +1,177 @@
+"""Windows of the convolution: right chains are right, from the prompt over drafts that are rejected; planted
+breaks are found; equal windows of other requests accuse nobody; calls of the states prove nothing."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gdnbench.capture import CaptureOptions, capturing
+from gdnbench.lineage.check import check_chain, check_stores
+from gdnbench.lineage.finding import Finding, Unknown
+from gdnbench.lineage.online import OnlineLineage
+from gdnbench.lineage.table import AccessTable, access_of
+from gdnbench.store.access_log import AccessFlag
+from gdnbench.store.reader import Store
+from tests.capture.stand_in import StandInStreams, capturing_stand_in
+from tests.lineage.conv_engine import ConvEngine, Request
+from tests.lineage.logs import Engine, Options, subset
+from tests.subset import quick
+
+WAYS = ["records", "digests", "digests on a device"]
+
+
+def served(
+    path: Path, way: str, serve: Callable[[ConvEngine], None], drafts: bool = True
+) -> tuple[list[Finding], int, Counter[Unknown]]:
+    """Findings, right reads, and reads of which nothing is known."""
+    engine = ConvEngine(drafts)
+    options = CaptureOptions(digests=way != "records")
+    if way == "digests on a device":
+        with capturing_stand_in(path, StandInStreams(), options) as counts:
+            serve(engine)
+    else:
+        with capturing(path, options) as counts:
+            serve(engine)
+    assert (counts.failures, counts.first_failure) == (0, None)
+    with Store.open(path) as store:
+        report = check_stores([store])
+    (chain,) = report.processes[0].chains
+    return chain.findings, chain.right, report.unknown
+
+
+def drafted(engine: ConvEngine, damage: Callable[[ConvEngine], None] | None = None, at: int = 0) -> None:
+    """Two prompts, one of them in two chunks, and three steps with drafts, most of which are rejected.
+
+    `damage` is called before step `at`.
+    """
+    engine.prefill("a", 1, [1, 2, 3, 4, 5])
+    engine.prefill("b", 2, [6, 7])
+    engine.prefill("b", 2, [8, 9, 10])
+    for number, accepted in enumerate(({"a": 2, "b": 1}, {"a": 1, "b": 3}, {"a": 3, "b": 2})):
+        if damage is not None and number == at:
+            damage(engine)
+        first = 11 + 6 * number
+        engine.step({"a": range(first, first + 3), "b": range(first + 3, first + 6)}, accepted)
+
+
+@pytest.mark.parametrize("way", quick(WAYS, 0, 2))
+def test_windows_of_drafts_are_right(tmp_path: Path, way: str) -> None:
+    """The second chunk of a prompt reads, and two requests in three steps."""
+    assert served(tmp_path / "run.zarr", way, drafted) == ([], 7, Counter())
+
+
+@pytest.mark.parametrize("way", quick(WAYS, 0, 2))
+def test_a_slot_that_is_given_away_before_a_step_with_drafts(tmp_path: Path, way: str) -> None:
+    """Call 3 computes another prompt in the slot of a request that waits for its first step."""
+    given_away = served(
+        tmp_path / "run.zarr",
+        way,
+        lambda engine: drafted(engine, lambda one: one.prefill("c", 1, [30, 31, 29])),
+    )
+    (found,) = given_away[0]
+    assert (found.kind, found.damage.call, found.found.call) == ("overwritten", 3, 4)
+    assert given_away[1:] == (6, Counter())
+
+
+@pytest.mark.parametrize("at", quick([1, 2], 0))
+@pytest.mark.parametrize("way", quick(WAYS, 1))
+def test_a_wrong_count(tmp_path: Path, way: str, at: int) -> None:
+    def miscounts(engine: ConvEngine) -> None:
+        engine.requests["a"].accepted = engine.requests["a"].accepted % 3 + 1
+
+    (found,), right, unknown = served(
+        tmp_path / "run.zarr", way, lambda engine: drafted(engine, miscounts, at)
+    )
+    assert (found.kind, found.found.sequence, found.found.call) == ("accepted-count", 0, 3 + at)
+    assert (right, unknown) == (6, Counter())
+
+
+@pytest.mark.parametrize("way", quick(WAYS, 0))
+def test_a_slot_that_nobody_recorded_writes(tmp_path: Path, way: str) -> None:
+    def spoils(engine: ConvEngine) -> None:
+        engine.pool[2] += 1
+
+    (found,), right, unknown = served(tmp_path / "run.zarr", way, lambda engine: drafted(engine, spoils, 2))
+    assert (found.kind, found.found.sequence, found.found.call) == ("unexplained", 1, 5)
+    assert (right, unknown) == (6, Counter())
+
+
+def test_a_break_keeps_the_calls_around_it(tmp_path: Path) -> None:
+    triggered = []
+    for name, damage in (("right", None), ("wrong", lambda one: one.prefill("c", 1, [30, 31, 29]))):
+        with capturing(tmp_path / f"{name}.zarr", CaptureOptions(on_lineage=True)) as counts:
+            drafted(ConvEngine(), damage)
+        assert (counts.failures, counts.first_failure) == (0, None)
+        triggered.append(counts.triggered)
+    assert triggered == [0, 1]
+
+
+@pytest.mark.parametrize("way", quick(WAYS, 0))
+def test_equal_windows_of_other_requests_accuse_nobody(tmp_path: Path, way: str) -> None:
+    """`b` goes on from position 7 of another process: its latest tokens are those of `a` at position 5."""
+
+    def serve(engine: ConvEngine) -> None:
+        engine.prefill("a", 1, [1, 2, 3, 4, 5])
+        engine.pool[3] = engine.pool[1]
+        engine.requests["b"] = Request("b", 3, done=7)
+        engine.step({"b": [8]})
+        engine.step({"b": [7]})
+
+    findings, right, unknown = served(tmp_path / "run.zarr", way, serve, drafts=False)
+    assert (findings, right, unknown) == ([], 1, Counter({Unknown.FIRST_SEEN: 1}))
+
+
+def beside(states: AccessTable, windows: AccessTable, flag: int = AccessFlag.APART) -> AccessTable:
+    """Both chains in one layer, with steps of their own."""
+    first, second = states.rows.copy(), windows.rows.copy()
+    second["chain"] = 1
+    second["flags"] |= np.uint8(flag)
+    second["request"][second["request"] >= 0] += len(states.requests)
+    rows = np.concatenate([first, second])
+    rows = rows[np.argsort(rows["step"], kind="stable")]
+    names = (*states.requests, *(f"{name} of the convolution" for name in windows.requests))
+    return AccessTable("made", rows, ("layer",), ("state", "conv_state"), names, whole=states.whole)
+
+
+def findings_of(table: AccessTable) -> list[tuple[str, str]]:
+    return [(chain.name, one.kind) for chain in table.by_chain() for one in check_chain(chain).findings]
+
+
+def online_findings_of(table: AccessTable) -> list[tuple[str, str]]:
+    lineage, found = OnlineLineage(whole=table.whole), []
+    for (step, chain), rows in groupby(table.rows, lambda row: (int(row["step"]), int(row["chain"]))):
+        calls = {table.chains[chain]: [access_of(row) for row in rows]}
+        found += lineage.add_call("layer", step, calls, apart=chain == 1)
+    return [(one.chain, one.kind) for one in found]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_call_that_is_missing_is_no_other_chains(swapped: bool) -> None:
+    """Calls of one chain are missing, and none of the other, whose steps have the same numbers: nobody is
+    accused, while with steps in common somebody would be."""
+    accused = 0
+    for seed in range(4):
+        chosen = random.Random(seed).sample(range(45), 36)
+        whole = Engine(seed, Options(drafts=True)).run(45).table()
+        part = subset(Engine(seed + 50, Options(drafts=True)).run(45).table(), chosen.__contains__)
+        tables = (part, whole) if swapped else (whole, part)
+        assert findings_of(beside(*tables)) == online_findings_of(beside(*tables)) == []
+        accused += bool(findings_of(beside(*tables, flag=0)))
+    assert accused
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_missing_calls_of_the_other_chain_hide_no_break(swapped: bool) -> None:
+    broken = Engine(3, Options(bug="overwritten")).run(60)
+    rare = subset(Engine(53, Options()).run(60).table(), lambda call: call % 7 == 0)
+    tables = (rare, broken.table()) if swapped else (broken.table(), rare)
+    table = beside(*tables)
+    assert (("state", "conv_state")[swapped], "overwritten") in findings_of(table)
+    assert sorted(set(online_findings_of(table))) == sorted(set(findings_of(table)))
