@@ -19,6 +19,8 @@ from gdnbench.capture.adapter import Target
 from gdnbench.capture.adapters.vllm import VllmAdapter
 from gdnbench.capture.recorder import Counts
 from gdnbench.errors import Exit
+from gdnbench.lineage.check import check_stores
+from gdnbench.lineage.finding import Unknown
 from gdnbench.ops import operation
 from gdnbench.replay.replay import replay
 from gdnbench.store.reader import Store, StoredRecord
@@ -82,29 +84,53 @@ def read(record: StoredRecord, *names: str) -> list[Any]:
 
 
 def test_transformers(tmp_path: Path) -> None:
-    """A prefill without states and steps on the cache, and each step's window is what the one before left."""
+    """A prefill leaves its last inputs in the cache, steps go on from there, and lineage follows them."""
     model = tiny_model("qwen3_5").bfloat16()
     ids = torch.arange(2 * 9).reshape(2, 9) % 60 + 1
-    plain = model.generate(ids, max_new_tokens=4, do_sample=False)
-    options = CaptureOptions(op=("conv_prefill", "conv_decode"), layer=("0-1",))
+    options = CaptureOptions(op=("conv_prefill", "conv_decode"), layer=("0",))
     with capturing(tmp_path / "run.zarr", options) as counts:
-        assert torch.equal(plain, model.generate(ids, max_new_tokens=4, do_sample=False))
+        model.generate(ids, max_new_tokens=3, do_sample=False)
     assert (counts.failures, counts.first_failure) == (0, None)
-    records = list(Store.open(tmp_path / "run.zarr").records)
-    layers = [f"model.layers.{n}.linear_attn" for n in range(2)]
-    expected = [("conv_prefill", 0)] * 2 + [("conv_decode", step) for step in (1, 2, 3) for _ in layers]
+    store = Store.open(tmp_path / "run.zarr")
+    records = list(store.records)
+    expected = [("conv_prefill", 0), ("conv_decode", 1), ("conv_decode", 2)]
     assert [(r.info.op, r.info.step) for r in records] == expected
-    assert [r.info.layer for r in records] == layers * 4
-    first, later = records[0], records[2::2]
+    assert {r.info.layer for r in records} == {"model.layers.0.linear_attn"}
+    first, second, _ = records
     weight = model.model.layers[0].linear_attn.conv1d.weight.squeeze(1)
     assert torch.equal(first.before["weight"].read(), weight)
-    assert "conv_state" not in first.before
-    assert torch.equal(later[0].before["conv_state"].read()[0], first.before["x"].read()[6:9].T)
-    for one, other in pairwise(later):
+    assert torch.equal(second.before["conv_state"].read()[0], first.before["x"].read()[6:9].T)
+    for one, other in pairwise(records):
         assert one.after["conv_state"].digest == other.before["conv_state"].digest
+    report = check_stores([store])
+    assert (report.total("reads"), report.total("right"), report.findings) == (4, 4, 0)
     for record in records:
         assert_valid(record)
-    assert_replays(tmp_path / "run.zarr", "reference", "hf")
+    assert_replays(tmp_path / "run.zarr", "hf")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("digests", [False, True])
+def test_lineage_of_transformers_prompts(tmp_path: Path, digests: bool) -> None:
+    """A prompt shorter than the window comes with zeros, and a later chunk of one with the state before it:
+    what these leave is not recorded, so their next reads are unknown."""
+    from transformers import DynamicCache
+
+    model = tiny_model("qwen3_5").bfloat16()
+    found = []
+    with capturing(tmp_path / "run.zarr", CaptureOptions(digests=digests, layer=("0-1",))) as counts:
+        plain = model.generate(torch.ones(1, 2, dtype=torch.int64), max_new_tokens=4, do_sample=False)
+        cache = DynamicCache(config=model.config)
+        for ids in ([1, 2, 3, 4, 5, 6], [7, 8, 9], [10], [11]):
+            model(torch.tensor([ids]), cache=cache, use_cache=True)
+    assert plain.shape == (1, 6)
+    assert (counts.failures, counts.first_failure) == (0, None)
+    report = check_stores([Store.open(tmp_path / "run.zarr")])
+    for chain in report.processes[0].chains:
+        if chain.name == "conv_state":
+            found.append((chain.reads, chain.right, dict(chain.unknown)))
+    assert found == [(5, 3, {Unknown.FIRST_SEEN: 2})] * 2
+    assert report.findings == 0
 
 
 def test_its_calls_are_counted_apart(tmp_path: Path) -> None:
@@ -127,6 +153,7 @@ def test_slots_of_both_pools_are_apart(tmp_path: Path) -> None:
     found = {(ops[at[0]], ops[earlier[0]]) for at, earlier in links_of(records).before.items()}
     assert found == {
         ("conv_decode", "conv_decode"),
+        ("conv_decode", "conv_prefill"),
         ("gdn_decode", "gdn_decode"),
         ("gdn_decode", "gdn_prefill"),
     }

@@ -57,7 +57,7 @@ class TransformersAdapter:
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         if target.function in FORWARD + UPDATE:
-            return conv_observation(target.function, arguments)
+            return conv_observation(target.function, arguments, self._caches.first_cache, layer)
         q, k, v = (_either(arguments, *names) for names in (("query", "q"), ("key", "k"), ("value", "v")))
         state = arguments.get("initial_state")
         keep_state = bool(arguments.get("output_final_state", False))

@@ -9,6 +9,7 @@ earlier token (assisted decoding) becomes a new request that begins in the middl
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,13 @@ class _Rows:
     rows: list[_Row] = field(default_factory=list)
 
 
+class _First(threading.local):
+    """The cache that this thread's running forward pass fills from its first token on, and of how many."""
+
+    cache: weakref.ref[Any] | None = None
+    tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
     requests: list[str]
@@ -67,11 +75,19 @@ class CacheSteps:
         self._forks = itertools.count(1)
         self._slots = 0
         self._without_cache: _Rows | None = None  # of a forward pass that will make its own cache
+        self._first = _First()
+
+    def first_cache(self, tokens: int) -> Any:
+        """The cache that the running forward pass fills from its first token on, with so many a row; None if
+        it is not known."""
+        first = self._first
+        return None if first.cache is None or first.tokens != tokens else first.cache()
 
     def step(self, target: Target, arguments: Mapping[str, Any]) -> _Known | None:
         if target == _CREATED:
             if self._without_cache is not None:
                 self._known[arguments["self"]] = self._without_cache
+                self._first.cache = weakref.ref(arguments["self"])
                 self._without_cache = None
             return None
         name = target.function.rpartition(".")[2]
@@ -83,7 +99,7 @@ class CacheSteps:
         return self._forward(arguments)
 
     def _forward(self, arguments: Mapping[str, Any]) -> _Known | None:
-        self._without_cache = None
+        self._without_cache = self._first.cache = None
         ids = arguments.get("input_ids")
         given = ids if ids is not None else arguments.get("inputs_embeds")
         if given is None or arguments.get("use_cache") is False:
@@ -92,6 +108,7 @@ class CacheSteps:
         if cache is None:
             cache = arguments.get("past_key_values")
         batch, tokens = given.shape[:2]
+        self._first.tokens = tokens
         if cache is None:
             rows = self._without_cache = self._new(0)
         elif cache in self._known:
@@ -100,6 +117,8 @@ class CacheSteps:
             rows = self._known[cache] = self._new(_length(cache))
         if len(rows.rows) != batch:
             self._begin(rows, batch)
+        if rows.seen == 0 and cache is not None:
+            self._first.cache = weakref.ref(cache)
         known = _Known([row.request for row in rows.rows], rows.seen, _prefixes(rows.rows), rows.first_slot)
         _hash(rows.rows, ids)
         if rows.seen is not None:
