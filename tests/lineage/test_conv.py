@@ -3,6 +3,7 @@ breaks are found; equal windows of other requests accuse nobody; calls of the st
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -11,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from gdnbench.capture import CaptureOptions, capturing
 from gdnbench.lineage.check import check_chain, check_stores
 from gdnbench.lineage.finding import Finding, Unknown
 from gdnbench.lineage.online import OnlineLineage
 from gdnbench.lineage.table import AccessTable, access_of
-from gdnbench.store.access_log import AccessFlag
+from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag, AccessKind
 from gdnbench.store.reader import Store
 from tests.capture.stand_in import StandInStreams, capturing_stand_in
 from tests.lineage.conv_engine import ConvEngine, Request
@@ -126,6 +128,57 @@ def test_equal_windows_of_other_requests_accuse_nobody(tmp_path: Path, way: str)
 
     findings, right, unknown = served(tmp_path / "run.zarr", way, serve, drafts=False)
     assert (findings, right, unknown) == ([], 1, Counter({Unknown.FIRST_SEEN: 1}))
+
+
+@pytest.mark.parametrize("way", quick(WAYS, 0))
+def test_drafts_that_are_committed_by_a_kernel_without_a_record(tmp_path: Path, way: str) -> None:
+    """As SGLang verifies: a call shifts the windows by all drafts, and a later kernel puts back those after
+    the accepted ones. Reads of a window that no record wrote are unknown."""
+    chosen, accepted = random.Random(4), []
+
+    def serve(engine: ConvEngine) -> None:
+        engine.prefill("a", 1, [1, 2, 3, 4, 5])
+        engine.prefill("b", 2, [6, 7, 8])
+        for _ in range(14):
+            before = engine.pool.clone()
+            ids = {name: chosen.choices(range(32), k=3) for name in "ab"}
+            counts = {name: chosen.randint(1, 3) for name in "ab"}
+            engine.step(ids, counts)
+            for name, tokens in ids.items():
+                slot, first = engine.requests[name].slot, counts[name]
+                inputs = torch.cat([before[slot], engine.embedding[tokens].T], dim=1)
+                engine.pool[slot] = inputs[:, first : first + 3]
+            accepted.append(counts)
+
+    findings, right, unknown = served(tmp_path / "run.zarr", way, serve, drafts=False)
+    assert findings == []
+    assert right == 2 + sum(count == 3 for counts in accepted[:-1] for count in counts.values())
+    assert right + unknown.total() == 28
+    assert set(unknown) <= {Unknown.FIRST_SEEN, Unknown.FROM_ELSEWHERE}
+
+
+def test_states_that_are_committed_by_a_kernel_without_a_record() -> None:
+    """The same of states, which a verification only reads; the slot is another request's later."""
+    rows, call = [], itertools.count()
+
+    def log(kind: AccessKind, request: int, position: int, tokens: int, content: int) -> None:
+        number = next(call)
+        rows.append(
+            (number, number, 0, 0, kind, 0, 0, request, position, 3, UNKNOWN, tokens, 0, (content, content))
+        )
+
+    for request in range(3):
+        log(AccessKind.WRITE, request, 5, 5, 100 * request + 5)
+        position = 5
+        for accepted in (2, 3, 1, 1, 3, 2):
+            log(AccessKind.READ, request, position, 3, 100 * request + position)
+            position += accepted
+    table = AccessTable(
+        "made", np.array(rows, dtype=ROW), ("layer",), ("state",), ("a", "b", "c"), whole=True
+    )
+    (chain,) = table.by_chain()
+    result = check_chain(chain)
+    assert (result.findings, result.right, result.unknown) == ([], 3, Counter({Unknown.FIRST_SEEN: 15}))
 
 
 def beside(states: AccessTable, windows: AccessTable, flag: int = AccessFlag.APART) -> AccessTable:
