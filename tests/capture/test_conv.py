@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,16 +19,20 @@ from gdnbench.capture import CaptureOptions, capturing, runtime
 from gdnbench.capture.adapter import Target
 from gdnbench.capture.adapters.vllm import VllmAdapter
 from gdnbench.capture.recorder import Counts
+from gdnbench.digests import row_digests
 from gdnbench.errors import Exit
 from gdnbench.lineage.check import check_stores
 from gdnbench.lineage.finding import Unknown
 from gdnbench.ops import operation
 from gdnbench.replay.replay import replay
+from gdnbench.store.access_log import AccessFlag, AccessKind
+from gdnbench.store.access_pieces import piece_of
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench_kernels.contract import Call
 from tests.capture.frameworks import framework
 from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of
 from tests.capture.test_transformers import tiny_model
+from tests.subset import quick
 
 D, W, SLOTS = 6, 4, 9
 CONV = "fla.modules.causal_conv1d.ops"
@@ -404,3 +409,52 @@ def test_vllm_in_a_graph(tmp_path: Path) -> None:
     assert read(drafted, "state_indices", "num_accepted") == [[[1], [3], [-1]], [3, 1, 1]]
     for record in (plain, drafted):
         assert_valid(record)
+
+
+@pytest.mark.parametrize("layers", quick([1, 2], 1))
+def test_digests_of_windows_in_a_graph(tmp_path: Path, layers: int) -> None:
+    """Each replay reads the windows that its own counts name; all of a slot's windows are digested."""
+    pools = [random(SLOTS, D, W + 1, seed=n) for n in range(layers)]
+    weight, x = random(D, W), random(4, D)
+    slots, accepted = ints(4, 0, 7), ints(1, 2, 1)
+    drafts: dict[str, Any] = {"conv_state_indices": slots, "num_accepted_tokens": accepted}
+    drafts |= {"max_query_len": 3, "query_start_loc": ints(0, 3, 3, 4)}
+    graph, before = StandInGraph(), []
+    options = CaptureOptions(digests=True)
+    with framework(), capturing_stand_in(tmp_path / "run.zarr", StandInStreams(), options) as counts:
+        module, session = importlib.import_module(QWEN), runtime.running[-1]._session
+        assert session is not None
+        target = Target(QWEN, "causal_conv1d_update")
+        update = session.wrap_target(VllmAdapter(), target, module.causal_conv1d_update)
+        with graph_of(graph):
+            for states in pools:
+                update(x.clone(), states, weight, None, "silu", **drafts)
+        for new_slots, new_counts in (((4, 0, 7), (1, 2, 2)), ((1, 0, 3), (3, 1, 1))):
+            slots.copy_(ints(*new_slots))
+            accepted.copy_(ints(*new_counts))
+            before.append([states.clone() for states in pools])
+            graph.replay()
+            before.append([states.clone() for states in pools])
+    assert (counts.failures, counts.first_failure, counts.digested) == (0, None, 2 * layers)
+
+    def content(states: Tensor, slot: int, column: int) -> tuple[int, ...]:
+        (found,) = row_digests(states[slot : slot + 1, :, column : column + W - 1]).tolist()
+        return tuple(found)
+
+    expected = [
+        (kind, slot, content(before[moment][layer], slot, column))
+        for replay, reads in enumerate((((4, 0), (7, 1)), ((1, 2), (3, 0))))
+        for layer in range(layers)
+        for kind, moment, windows in (
+            ("READ", 2 * replay, reads),
+            ("WRITE", 2 * replay + 1, [(reads[0][0], n) for n in range(3)] + [(reads[1][0], 0)]),
+        )
+        for slot, column in windows
+    ]
+    found = [
+        (AccessKind(row["kind"]).name, int(row["slot"]), tuple(row["digest"].view(np.int64).tolist()))
+        for record in Store.open(tmp_path / "run.zarr").records
+        for row in piece_of(record).rows
+        if not row["flags"] & AccessFlag.DIGEST_UNKNOWN
+    ]
+    assert found == expected
