@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from gdnbench.capture import CaptureOptions, capturing
-from gdnbench.lineage.check import check_chain, check_stores
+from gdnbench.lineage.check import check_chain, check_stores, tables_of
 from gdnbench.lineage.finding import Finding, Unknown
 from gdnbench.lineage.online import OnlineLineage
 from gdnbench.lineage.table import AccessTable, access_of
@@ -128,6 +128,78 @@ def test_equal_windows_of_other_requests_accuse_nobody(tmp_path: Path, way: str)
 
     findings, right, unknown = served(tmp_path / "run.zarr", way, serve, drafts=False)
     assert (findings, right, unknown) == ([], 1, Counter({Unknown.FIRST_SEEN: 1}))
+
+
+def any_schedule(engine: ConvEngine, chosen: random.Random) -> None:
+    """Requests of two kinds of tokens, so that many windows are equal: prompts in chunks, slots that are used
+    again, names that begin anew or from a cached state of another request, steps with drafts or without."""
+    cached: dict[tuple[int, ...], torch.Tensor] = {}
+    tokens: dict[str, list[int]] = {}
+    for _ in range(30):
+        live = list(tokens)
+        if len(live) < 3 or chosen.random() < 0.3:
+            if len(live) == 3:
+                name = chosen.choice(live)
+                del tokens[name], engine.requests[name]
+            name = chosen.choice([one for one in "abcdef" if one not in tokens])
+            slot = chosen.choice(
+                [n for n in range(1, 8) if all(n != one.slot for one in engine.requests.values())]
+            )
+            tokens[name] = []
+            if cached and chosen.random() < 0.4:
+                prefix, window = chosen.choice(list(cached.items()))
+                tokens[name] = list(prefix)
+                engine.requests[name] = Request(name, slot, done=len(prefix))
+                engine.pool[slot, :, :3] = window
+            for _ in range(chosen.randint(1, 2)):
+                ids = chosen.choices((1, 2), k=chosen.randint(1, 4))
+                engine.prefill(name, slot, ids)
+                tokens[name] += ids
+            cached[tuple(tokens[name])] = engine.pool[slot, :, :3].clone()
+        else:
+            names = chosen.sample(live, chosen.randint(1, 3))
+            ids = {name: chosen.choices((1, 2), k=3 if engine.drafts else 1) for name in names}
+            accepted = {name: chosen.randint(1, len(ids[name])) for name in names}
+            engine.step(ids, accepted)
+            for name in names:
+                tokens[name] += ids[name][: accepted[name]]
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+@pytest.mark.parametrize("seed", quick(range(10), 3))
+def test_a_right_schedule_is_not_accused(tmp_path: Path, seed: int, drafts: bool) -> None:
+    """Complete, and with any calls missing."""
+    chosen = random.Random(seed)
+    with capturing(tmp_path / "run.zarr", CaptureOptions(digests=True)) as counts:
+        any_schedule(ConvEngine(drafts), chosen)
+    assert (counts.failures, counts.first_failure) == (0, None)
+    with Store.open(tmp_path / "run.zarr") as store:
+        (table,) = tables_of(store)
+    (chain,) = table.by_chain()
+    result = check_chain(chain)
+    assert result.findings == []
+    assert result.right > result.reads / 2
+    for share in (0.9, 0.7, 0.4):
+        part = subset(table, lambda _, share=share: chosen.random() < share)  # type: ignore[misc]
+        assert [one for chain in part.by_chain() for one in check_chain(chain).findings] == []
+
+
+@pytest.mark.parametrize("way", quick(WAYS, 0))
+def test_a_stale_window(tmp_path: Path, way: str) -> None:
+    """The slot gets back what it had a step earlier, while its states go on."""
+    kept: list[torch.Tensor] = []
+
+    def serve(engine: ConvEngine) -> None:
+        engine.prefill("a", 1, [1, 2, 3, 4, 5])
+        for number, token in enumerate((6, 7, 8, 9)):
+            kept.append(engine.pool[1].clone())
+            if number == 2:
+                engine.pool[1] = kept[1]
+            engine.step({"a": [token]})
+
+    (found,), right, unknown = served(tmp_path / "run.zarr", way, serve, drafts=False)
+    assert (found.kind, found.found.call) == ("older-version", 3)
+    assert (right, unknown) == (3, Counter())
 
 
 @pytest.mark.parametrize("way", quick(WAYS, 0))
