@@ -30,7 +30,7 @@ from gdnbench.capture.snapshot import Copied, Form, detached_elements, snapshot
 from gdnbench.capture.streams import Streams
 from gdnbench.digests import indexed_digests
 from gdnbench.ops import operation
-from gdnbench_kernels.contract import Call, Role
+from gdnbench_kernels.contract import Call, Operation, Role
 
 PAGE_AXIS = "block_size"  # a pool of pages: the index tensor has numbers of tokens, not of pages
 
