@@ -29,12 +29,15 @@ def call_breaks(chain: Chain) -> list[Finding]:
 def breaks_of_call(writes: list[Access], layer: str, chain: str) -> list[Finding]:
     """Breaks among the writes of one call, which have slots.
 
-    Sequences that nobody claims are not accused if all write one slot or the slot is 0: an engine that warms
-    up, or records a CUDA graph, has them write a slot that nobody uses.
+    Sequences that nobody claims are accused only if nobody claims any sequence of the call. They may be
+    padding still, which an engine has write a slot that nobody uses: if the slot is 0, all write one slot, or
+    they stand together at an end of the batch.
     """
     by_slot: dict[int, dict[int, Access]] = {}
     for write in writes:
         by_slot.setdefault(write.slot, {})[write.sequence] = write
+    claims = any(write.request >= 0 or write.is_padding for write in writes)
+    sequences = sorted({write.sequence for write in writes})
     found = []
     for slot, of_sequence in by_slot.items():
         live = [write for write in of_sequence.values() if not write.is_padding]
@@ -42,8 +45,9 @@ def breaks_of_call(writes: list[Access], layer: str, chain: str) -> list[Finding
         if live and padding and live[0].request >= 0:
             found.append(Finding(Break.PADDING, layer, chain, padding[0], live[0], live[0], padding[0]))
         if len(live) > 1:
-            claimed = all(write.request >= 0 for write in live)
-            if claimed or (slot != 0 and len(by_slot) > 1):
+            unclaimed = [write.sequence for write in live if write.request < 0]
+            ends = sequences[: len(live)], sequences[-len(live) :]
+            if not unclaimed or not (claims or slot == 0 or sorted(unclaimed) in ends):
                 twice = Finding(Break.WRITTEN_TWICE, layer, chain, live[1], live[0], live[0], live[1])
                 found.append(twice)
     return found

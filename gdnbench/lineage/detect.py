@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,13 +41,18 @@ class ChainResult:
 def check_states(chain: Chain, explain: bool = False) -> ChainResult:
     """Check a chain of states."""
     result = ChainResult(chain.layer, chain.name)
-    history = ArrayHistory(chain)
     rows = chain.rows
     is_read = rows["kind"] == AccessKind.READ
     padding = (rows["flags"] & AccessFlag.PADDING) != 0
     result.padding = int((is_read & padding).sum())
     reads = np.flatnonzero(is_read & ~padding)
     result.reads = len(reads)
+    if has_several_layers(chain):
+        result.unknown[Unknown.SAME_NAME] += len(reads)
+        if explain:
+            result.verdicts = dict.fromkeys(reads.tolist(), str(Unknown.SAME_NAME))
+        return result
+    history = ArrayHistory(chain)
     verdict = history.quick_verdicts(reads)
     result.right = int((verdict == _RIGHT).sum())
     for code, reason in enumerate(_REASONS):
@@ -70,6 +76,14 @@ def check_states(chain: Chain, explain: bool = False) -> ChainResult:
             result.verdicts[place] = text
     result.findings = in_order(call_breaks(chain) + result.findings)
     return result
+
+
+def has_several_layers(chain: Chain) -> bool:
+    """Whether layers of several models have this chain's name: later steps are not later calls then."""
+    rows = chain.rows
+    same = rows["step"][1:] == rows["step"][:-1]
+    wrong = np.where(same, rows["call"][1:] != rows["call"][:-1], rows["call"][1:] <= rows["call"][:-1])
+    return bool(wrong.any())
 
 
 def in_order(findings: list[Finding]) -> list[Finding]:
@@ -276,9 +290,6 @@ class ArrayHistory:
     def from_first(self, step: int) -> bool:
         return self._number(step) < self._continuity.until
 
-    def is_whole(self, step: int) -> bool:
-        return self._whole and self.from_first(step)
-
     def slot_written(self, slot: int, step: int) -> bool:
         return bool(len(self._slots.all_before(slot, self._number(step))))
 
@@ -293,15 +304,53 @@ class ArrayHistory:
         return bool((self._write_rows["prefix"][found] == prefix).any())
 
     def is_followed(self, request: int, step: int) -> bool:
+        if self._number(step) <= self._first_prompt:
+            return False
         events = self._accesses_of(request, self._number(step))
         rows = self._rows[events]
         reads = rows["kind"] == AccessKind.READ
         if bool((reads & (rows["position"] == 0)).any()) or bool(np.isin(events, self._hit_rows).any()):
             return True
         # A call that reads nothing begins at zeros, if it has consumed no more than its tokens.
-        calls = rows["step"] << 24 | rows["sequence"]
+        calls = _sequence_keys(rows["step"], rows["sequence"])
         alone = ~reads & (rows["position"] == rows["tokens"]) & ~np.isin(calls, calls[reads])
         return bool(alone.any())
+
+    @cached_property
+    def _first_prompt(self) -> int:
+        """The number of the first call that computes a prompt: a sequence's only write is after several
+        tokens."""
+        rows = self._rows
+        claimed = (rows["request"] >= 0) & (rows["position"] >= 0)
+        claimed &= (rows["flags"] & AccessFlag.PADDING) == 0
+        reads = np.flatnonzero(claimed & (rows["kind"] == AccessKind.READ))
+        writes = claimed & (rows["kind"] == AccessKind.WRITE) & (rows["tokens"] > 1)
+        writes &= (rows["flags"] & AccessFlag.DRAFT) == 0
+        places = np.flatnonzero(writes)
+        keys = _sequence_keys(self._at, rows["sequence"])
+        order = reads[np.argsort(keys[reads], kind="stable")]
+        first = np.searchsorted(keys[order], keys[places])
+        there = first < len(order)
+        read = order[np.where(there, first, 0)] if len(order) else np.zeros_like(places)
+        there &= keys[read] == keys[places]
+        begins = np.where(there, rows["position"][read], 0)
+        found = self._at[places[rows["position"][places] - begins == rows["tokens"][places]]]
+        return int(found.min()) if len(found) else len(self._at)
+
+    def is_several(self, request: int, step: int) -> bool:
+        rows = self._rows[self._accesses_of(request, self._number(step) + 1)]
+        first = np.flatnonzero(np.append(True, rows["step"][1:] != rows["step"][:-1]))
+        sequence = rows["sequence"]
+        return bool(
+            len(rows) and (np.minimum.reduceat(sequence, first) != np.maximum.reduceat(sequence, first)).any()
+        )
+
+
+def _sequence_keys(calls: Numbers, sequences: NDArray[np.integer]) -> Numbers:
+    """One number for each sequence of each call, in the order of calls."""
+    span = int(sequences.max(initial=0)) + 1
+    number = np.unique(calls, return_inverse=True)[1].reshape(-1)
+    return number * span + sequences
 
 
 def _code(reason: Unknown) -> int:

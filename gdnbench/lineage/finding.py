@@ -37,6 +37,8 @@ class Unknown(StrEnum):
     FROM_ELSEWHERE = "the request may have resumed from a state that no record wrote"
     NO_PREFIX = "perhaps a prefix hit, and prefix hashes are missing"
     NO_CLAIMS = "the write is of a call without claims"
+    SEVERAL_SEQUENCES = "several sequences of one call have this request"
+    SAME_NAME = "several layers have this name"
     COMMON_CONTENT = "states at several positions have this content"
     NOT_CLASSIFIED = "past the first breaks of its chain"
 

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from gdnbench.lineage.call_breaks import breaks_of_call
 from gdnbench.lineage.finding import Finding
 from gdnbench.lineage.rules import MOST_SOURCES, PreviousCall, judge, previous_call
-from gdnbench.lineage.table import ZERO, Access
+from gdnbench.lineage.table import Access
 from gdnbench.store.access_log import AccessKind
 
 K = TypeVar("K", bound=Hashable)
@@ -53,10 +53,12 @@ class _Recent(Generic[K, V]):
 
 @dataclass(slots=True)
 class _Layer:
-    """The calls of a layer: the latest step, and the one since which no call is missing."""
+    """The calls of a layer, those of its convolution apart: the latest step, the one since which no call is
+    missing, and whether several layers have its name."""
 
     last: int = -1
     since: int = -1
+    several: bool = False
 
 
 @dataclass(slots=True)
@@ -67,24 +69,24 @@ class _Write:
 @dataclass(slots=True)
 class _Request:
     """What is remembered of a request. `slots`: those of its latest call; `wrote`: the step of its latest
-    write; `followed`: see `rules.History.is_followed`."""
+    write; `followed`, `several`: see `rules.History.is_followed` and `is_several`."""
 
     previous: PreviousCall
     slots: frozenset[int]
     steps: list[int] = field(default_factory=list)
     wrote: int = -1
     followed: bool = False
+    several: bool = False
 
 
 class OnlineLineage:
     """Checks the calls of one process as they come. Not thread safe.
 
-    `whole`: nothing is called before the first call that is added. `remembered`: of each chain, how many
+    `remembered`: of each chain, how many
     writes, contents, slots and requests are remembered.
     """
 
-    def __init__(self, whole: bool = False, remembered: int = REMEMBERED) -> None:
-        self._whole = whole
+    def __init__(self, remembered: int = REMEMBERED) -> None:
         self._remembered = remembered
         self._layers: dict[tuple[str, bool], _Layer] = {}
         self._chains: dict[tuple[str, str], _ChainHistory] = {}
@@ -96,6 +98,9 @@ class OnlineLineage:
         Returns the breaks that the call shows. A step that is left out is a call that is missing; calls with
         `apart` (`Operation.counted_apart`) have steps of their own."""
         calls = self._layers.setdefault((layer, apart), _Layer())
+        calls.several |= step <= calls.last  # layers of two models have this name
+        if calls.several:
+            return []
         if step != calls.last + 1 or calls.since < 0:
             calls.since = step
         calls.last = step
@@ -104,7 +109,7 @@ class OnlineLineage:
             if of_chain:
                 chain = self._chains.get((layer, name))
                 if chain is None:
-                    chain = _ChainHistory(layer, name, calls, self._whole, self._remembered)
+                    chain = _ChainHistory(layer, name, calls, self._remembered)
                     self._chains[layer, name] = chain
                 found += chain.add(step, of_chain)
         return found
@@ -114,14 +119,16 @@ class _ChainHistory:
     """`rules.History` of one chain up to the call that is being added. Steps that are asked for are before
     that call."""
 
-    def __init__(self, layer: str, chain: str, calls: _Layer, whole: bool, most: int) -> None:
+    def __init__(self, layer: str, chain: str, calls: _Layer, most: int) -> None:
         self.layer, self.chain = layer, chain
-        self._calls, self._whole = calls, whole
+        self._calls = calls
         self._own: _Recent[tuple[int, int], _Write] = _Recent(most)
         self._contents: _Recent[tuple[int, int], deque[_Write]] = _Recent(most)
         self._slots: _Recent[int, deque[_Write]] = _Recent(most)
         self._requests: _Recent[int, _Request] = _Recent(most)
         self._steps: list[int] = []
+        self._several: set[int] = set()  # requests of several sequences of the call that is being added
+        self._prompts = False  # whether a call that computes a prompt was seen
         self._unclaimed = -1  # step of the latest call with an unknown request
 
     def add(self, step: int, accesses: Sequence[Access]) -> list[Finding]:
@@ -132,6 +139,10 @@ class _ChainHistory:
         writes = [one for one in accesses if one.kind == AccessKind.WRITE]
         if any(one.request < 0 for one in live):
             self._unclaimed = step
+        sequences: dict[int, int] = {}
+        self._several = {
+            one.request for one in live if sequences.setdefault(one.request, one.sequence) != one.sequence
+        }
         for read in reads:
             self._label(read)
         found = breaks_of_call([one for one in writes if one.slot >= 0], self.layer, self.chain)
@@ -144,6 +155,7 @@ class _ChainHistory:
                 hits.add(read.request)
         for write in writes:
             self._remember_write(write)
+        self._prompts = self._prompts or any(_is_prompt(write, reads) for write in writes)
         by_request: dict[int, list[Access]] = {}
         for one in live:
             by_request.setdefault(one.request, []).append(one)
@@ -192,6 +204,7 @@ class _ChainHistory:
         if any(one.kind == AccessKind.WRITE for one in accesses):
             known.wrote = step
         known.followed |= hit or previous.first == 0
+        known.several |= request in self._several
         self._requests.put(request, known)
 
     # rules.History
@@ -205,7 +218,7 @@ class _ChainHistory:
         return None if known is None else known.previous
 
     def writes_of(self, digest: tuple[int, int], step: int) -> Sequence[Access]:
-        return [] if digest == ZERO else [one.access for one in self._contents.get(digest) or ()]
+        return [one.access for one in self._contents.get(digest) or ()]
 
     def wrote_after(self, request: int, after: int, before: int) -> bool:
         known = self._requests.get(request)
@@ -242,9 +255,6 @@ class _ChainHistory:
         forgot = self._own.forgot or self._contents.forgot or self._slots.forgot
         return self._calls.since == 0 and not forgot
 
-    def is_whole(self, step: int) -> bool:
-        return self._whole and self.from_first(step)
-
     def slot_written(self, slot: int, step: int) -> bool:
         return self._slots.get(slot) is not None
 
@@ -254,7 +264,19 @@ class _ChainHistory:
 
     def is_followed(self, request: int, step: int) -> bool:
         known = self._requests.get(request)
-        return known is not None and known.followed
+        return self._prompts and known is not None and known.followed
+
+    def is_several(self, request: int, step: int) -> bool:
+        known = self._requests.get(request)
+        return request in self._several or (known is not None and known.several)
+
+
+def _is_prompt(write: Access, reads: Sequence[Access]) -> bool:
+    """Whether a write of a call is its sequence's only one, after several tokens of a prompt."""
+    if write.tokens < 2 or write.is_draft or write.is_padding or write.request < 0 or write.position < 0:
+        return False
+    own = (one.position for one in reads if one.sequence == write.sequence and one.position >= 0)
+    return write.position - next(own, 0) == write.tokens
 
 
 def _append(steps: list[int], step: int) -> None:

@@ -7,8 +7,9 @@ log, or in dictionaries while a program runs.
 A read is called wrong only if one of these holds, and otherwise unknown:
 - its content is identified: a recorded write of another position, of another request or prefix, has it, and
   no write that the reader may rightly find does;
-- its content is from no recorded write, although the request wrote that position, no call is missing since,
-  and the request has been followed from its first token or from a recognised prefix hit;
+- its content is from no recorded write, although the request wrote that position in one of the last two calls
+  of the pool, none is missing since, and the request has been followed from its first token or from a
+  recognised prefix hit;
 - its position is 0 and it does not find zeros.
 
 A window of a convolution depends on the latest tokens alone, so that other requests and positions may have
@@ -110,9 +111,6 @@ class History(Protocol):
     def from_first(self, step: int) -> bool:
         """Whether every call of the layer up to `step` is recorded."""
 
-    def is_whole(self, step: int) -> bool:
-        """As `from_first`, and nothing wrote before the log began."""
-
     def slot_written(self, slot: int, step: int) -> bool:
         """Whether a recorded call before `step` wrote the slot."""
 
@@ -120,7 +118,12 @@ class History(Protocol):
         """Whether the state of that prefix was written to the slot before `step`."""
 
     def is_followed(self, request: int, step: int) -> bool:
-        """Whether the request's first token was seen before `step`, or a prefix hit that a record wrote."""
+        """Whether the request's first token was seen before `step`, or a prefix hit that a record wrote; and
+        before that step a call that computes a prompt, anybody's: otherwise such calls may not be
+        recorded, and a preempted request's is not."""
+
+    def is_several(self, request: int, step: int) -> bool:
+        """Whether, in some call up to `step`, several sequences were this request's."""
 
 
 def judge(read: Access, history: History) -> Finding | Unknown | None:
@@ -143,9 +146,13 @@ def judge(read: Access, history: History) -> Finding | Unknown | None:
         and history.contiguous(previous.step, read.step)
         and history.calls_apart(previous.step, read.step) <= _ADJACENT
     )
-    sources = [] if read.digest == ZERO else history.writes_of(read.digest, read.step)
+    sources = history.writes_of(read.digest, read.step)
     if any(_is_right(read, source, continues) for source in sources):
         return None
+    if read.digest == ZERO:
+        sources = []  # zeros identify no write
+    if history.is_several(read.request, read.step):
+        return Unknown.SEVERAL_SEQUENCES
     in_place = continues and own is not None and own.slot == read.slot >= 0
     if (reason := _doubt(read, sources, in_place)) is not None:
         return reason
@@ -167,7 +174,7 @@ def judge(read: Access, history: History) -> Finding | Unknown | None:
     if previous is None or previous.step != own.step:
         return Unknown.FROM_ELSEWHERE  # a later call may have left its state where no record shows it
     from_first = history.from_first(read.step)
-    certain = history.is_whole(read.step) or (continues and (in_place or from_first))
+    certain = continues and (in_place or from_first)
     if not (certain and history.is_followed(read.request, read.step)):
         return Unknown.FROM_ELSEWHERE
     if sources:
@@ -231,11 +238,13 @@ def _doubt(read: Access, sources: Sequence[Access], in_place: bool) -> Unknown |
     if any(source.request < 0 or source.position < 0 for source in live):
         return Unknown.NO_CLAIMS
     positions = {source.position for source in live}
-    if len(sources) > MOST_SOURCES or (len(positions) > 1 and read.position in positions):
+    if len(sources) > MOST_SOURCES or len(positions) > 1:
         return Unknown.COMMON_CONTENT
     for source in live:
         same = source.position == read.position and source.request != read.request
-        if same and not in_place and not (source.prefix and read.prefix):
+        # A beam search copies states of one position from slot to slot.
+        written_here = in_place and source.slot == read.slot
+        if same and not written_here and not (source.prefix and read.prefix):
             return Unknown.NO_PREFIX
     return None
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gdnbench.lineage.continuity import Continuity
-from gdnbench.lineage.detect import MOST_BREAKS, ChainResult
+from gdnbench.lineage.detect import MOST_BREAKS, ChainResult, has_several_layers
 from gdnbench.lineage.finding import Break, Finding, Unknown
 from gdnbench.lineage.table import Chain, Numbers, Rows, access_of
 from gdnbench.store.access_log import AccessFlag, AccessKind
@@ -48,6 +48,11 @@ def check_window(chain: Chain, explain: bool = False) -> ChainResult:
     result.padding = int((is_read & padding).sum())
     reads = np.flatnonzero(is_read & ~padding)
     result.reads = len(reads)
+    if has_several_layers(chain):
+        result.unknown[Unknown.SAME_NAME] += len(reads)
+        if explain:
+            result.verdicts = dict.fromkeys(reads.tolist(), str(Unknown.SAME_NAME))
+        return result
     places, reasons = _usable(rows, reads, result)
     check = _WindowCheck(chain, rows[places])
     verdicts = check.verdicts()

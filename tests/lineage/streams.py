@@ -11,7 +11,7 @@ from gdnbench.lineage.table import AccessTable, access_of
 
 def online_findings(table: AccessTable, remembered: int = REMEMBERED) -> list[Finding]:
     """What the online check finds in the calls of a table of one layer and one chain."""
-    lineage = OnlineLineage(whole=table.whole, remembered=remembered)
+    lineage = OnlineLineage(remembered=remembered)
     accesses = [access_of(row) for row in table.rows]
     found = []
     for step, of_call in groupby(accesses, lambda one: one.step):

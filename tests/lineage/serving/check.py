@@ -137,7 +137,7 @@ def found_in(table: AccessTable) -> list[list[Event]]:
 
 def found_online(table: AccessTable, remembered: int = 50_000) -> list[list[Event]]:
     """The same by the check that runs beside a program, call by call."""
-    online = OnlineLineage(table.whole, remembered)
+    online = OnlineLineage(remembered)
     found: dict[int, list[Finding]] = {number: [] for number in range(len(table.layers))}
     for call in np.split(table.rows, np.flatnonzero(np.diff(table.rows["call"])) + 1):
         layer, step = int(call["layer"][0]), int(call["step"][0])
