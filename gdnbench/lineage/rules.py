@@ -154,7 +154,7 @@ def judge(read: Access, history: History) -> Finding | Unknown | None:
     if history.is_several(read.request, read.step):
         return Unknown.SEVERAL_SEQUENCES
     in_place = continues and own is not None and own.slot == read.slot >= 0
-    if (reason := _doubt(read, sources, in_place)) is not None:
+    if (reason := _doubt(read, own, sources, in_place)) is not None:
         return reason
     anchor = own or (sources[-1] if sources else None)
     if anchor is None:
@@ -231,14 +231,16 @@ def _is_left_by_another(read: Access, own: Access | None, history: History) -> b
     return last.is_padding or last.request != read.request
 
 
-def _doubt(read: Access, sources: Sequence[Access], in_place: bool) -> Unknown | None:
+def _doubt(read: Access, own: Access | None, sources: Sequence[Access], in_place: bool) -> Unknown | None:
     """Why the content of `sources` does not tell whether the read is wrong. `in_place`: the request reads the
     slot that it wrote a moment ago, so this is no prefix hit."""
     live = [source for source in sources if not source.is_padding]
     if any(source.request < 0 or source.position < 0 for source in live):
         return Unknown.NO_CLAIMS
     positions = {source.position for source in live}
-    if len(sources) > MOST_SOURCES or len(positions) > 1:
+    # Without a write of its own, the content may be one that no token changes, such as NaN throughout.
+    common = len(positions) > 1 and (own is None or read.position in positions)
+    if len(sources) > MOST_SOURCES or common:
         return Unknown.COMMON_CONTENT
     for source in live:
         same = source.position == read.position and source.request != read.request

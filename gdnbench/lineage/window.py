@@ -205,7 +205,8 @@ class _WindowCheck:
         """First reads whose content the slot had for another position, with the latest such read."""
         rows = self._rows
         _, number = np.unique(rows["slot"], return_inverse=True)
-        key = number * (int(rows["step"].max()) + 1) + rows["step"]
+        _, at = np.unique(rows["step"], return_inverse=True)  # a step may have 48 bits
+        key = number * (int(at.max()) + 1) + at
         order = np.argsort(key, kind="stable")
         before = np.searchsorted(key[order], key) - 1  # the last read of the slot in an earlier call
         other = np.flatnonzero(~again & (before >= 0) & (rows["digest"] != 0).any(axis=1))
