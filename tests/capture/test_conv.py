@@ -108,7 +108,7 @@ def test_transformers(tmp_path: Path) -> None:
     for one, other in pairwise(records):
         assert one.after["conv_state"].digest == other.before["conv_state"].digest
     report = check_stores([store])
-    assert (report.total("reads"), report.total("right"), report.findings) == (4, 4, 0)
+    assert (report.total("reads"), report.total("right"), report.breaks) == (4, 4, 0)
     for record in records:
         assert_valid(record)
     assert_replays(tmp_path / "run.zarr", "hf")
@@ -135,7 +135,7 @@ def test_lineage_of_transformers_prompts(tmp_path: Path, digests: bool) -> None:
         if chain.name == "conv_state":
             found.append((chain.reads, chain.right, dict(chain.unknown)))
     assert found == [(5, 3, {Unknown.FIRST_SEEN: 2})] * 2
-    assert report.findings == 0
+    assert report.breaks == 0
 
 
 def test_its_calls_are_counted_apart(tmp_path: Path) -> None:

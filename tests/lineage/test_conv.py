@@ -270,7 +270,7 @@ def findings_of(table: AccessTable) -> list[tuple[str, str]]:
 
 
 def online_findings_of(table: AccessTable) -> list[tuple[str, str]]:
-    lineage, found = OnlineLineage(whole=table.whole), []
+    lineage, found = OnlineLineage(), []
     for (step, chain), rows in groupby(table.rows, lambda row: (int(row["step"]), int(row["chain"]))):
         calls = {table.chains[chain]: [access_of(row) for row in rows]}
         found += lineage.add_call("layer", step, calls, apart=chain == 1)

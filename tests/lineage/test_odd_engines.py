@@ -12,7 +12,7 @@ from gdnbench.lineage.check import check_chain
 from gdnbench.lineage.finding import Finding
 from gdnbench.lineage.online import OnlineLineage
 from gdnbench.lineage.table import AccessTable, access_of
-from gdnbench.store.access_log import ROW, AccessKind
+from gdnbench.store.access_log import ROW, AccessFlag, AccessKind
 
 Sequenced = tuple[int, int, int, int, int, int]
 """A sequence of a call: request or -1, slot, position, tokens, content that it reads, content that it leaves;
@@ -66,6 +66,7 @@ WRONG: Sequence[Sequence[Sequenced]] = (
 
 def table_of(calls: Sequence[Sequence[Sequenced]], chain: str) -> AccessTable:
     rows = []
+    flags = int(AccessFlag.APART | AccessFlag.RECENT) if chain == "conv_state" else 0
     for step, call in enumerate(calls):
         for kind in (AccessKind.READ, AccessKind.WRITE):
             for sequence, (request, slot, position, tokens, found, left) in enumerate(call):
@@ -78,7 +79,7 @@ def table_of(calls: Sequence[Sequence[Sequenced]], chain: str) -> AccessTable:
                         0,
                         0,
                         kind,
-                        0,
+                        flags,
                         sequence,
                         request,
                         at,
@@ -97,7 +98,8 @@ def findings_of(table: AccessTable) -> tuple[list[Finding], list[Finding]]:
     online = OnlineLineage()
     found = []
     for step, of_call in groupby(map(access_of, table.rows), lambda one: one.step):
-        found += online.add_call("layer", step, {table.chains[0]: list(of_call)})
+        apart = table.chains[0] == "conv_state"
+        found += online.add_call("layer", step, {table.chains[0]: list(of_call)}, apart)
     return [one for chain in table.by_chain() for one in check_chain(chain).findings], found
 
 
@@ -131,7 +133,7 @@ def test_a_call_of_the_convolution_fills_no_gap_of_the_states() -> None:
     """A prefill that raised changed the state, and is not recorded; its convolution is."""
     state = table_of(WRONG, "state").rows
     call_2 = state[state["step"] == 2].copy()
-    call_2["chain"] = 1
+    call_2["chain"], call_2["flags"] = 1, AccessFlag.APART
     rows = np.concatenate([state[state["step"] != 2], call_2])
     both = AccessTable("made", rows, ("layer",), ("state", "conv_state"), ("x", "y"))
     chains = {chain.name: chain.steps.tolist() for chain in both.by_chain()}
