@@ -172,7 +172,7 @@ def test_its_own_runner(runner: None, toy: ToyFramework, tmp_path: Path) -> None
     found = [record.info.dispatch["lineage"] for record in store.records]
     assert found == [{**claims, "padding": []} for claims in CLAIMS]
     report = check_stores([store])
-    assert (report.findings, report.total("reads"), report.total("right")) == (0, 11, 10)
+    assert (report.breaks, report.total("reads"), report.total("right")) == (0, 11, 10)
     assert report.unknown == {Unknown.NO_DIGEST: 1}  # a's read of what was kept of its drafts
 
 

@@ -137,7 +137,7 @@ def test_requests_of_each_step(tmp_path: Path) -> None:
         {"requests": ["a"], "positions": [12], "padding": []},
     ]
     report = check_stores([Store.open(tmp_path / "run.zarr")])
-    assert (report.findings, report.total("reads"), report.total("right")) == (0, 11, 10)
+    assert (report.breaks, report.total("reads"), report.total("right")) == (0, 11, 10)
     assert report.unknown == {Unknown.NO_DIGEST: 1}  # a's read of what was kept of its drafts
 
 
@@ -145,7 +145,7 @@ def test_requests_of_each_step(tmp_path: Path) -> None:
 def test_lineage_of_digests(tmp_path: Path) -> None:
     run(tmp_path / "run.zarr", options=CaptureOptions(digests=True))
     report = check_stores([Store.open(tmp_path / "run.zarr")])
-    assert (report.findings, report.total("reads"), report.total("right")) == (0, 11, 10)
+    assert (report.breaks, report.total("reads"), report.total("right")) == (0, 11, 10)
     assert report.unknown == {Unknown.NO_DIGEST: 1}
 
 

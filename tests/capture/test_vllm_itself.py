@@ -248,7 +248,7 @@ def test_its_own_runner(scheduling: str, runner: None, toy: ToyFramework, tmp_pa
     found = [record.info.dispatch["lineage"] for record in store.records]
     assert found == [{**claims, "padding": []} for claims in CLAIMS]
     report = check_stores([store])
-    assert (report.findings, report.total("reads"), report.total("right")) == (0, 11, 11)
+    assert (report.breaks, report.total("reads"), report.total("right")) == (0, 11, 11)
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ def broken(path: Path) -> list[tuple[Break, str, int]]:
     """The breaks that `gdnbench lineage` finds: kind, request and position of the read."""
     report = check_stores([Store.open(path)])
     (process,) = report.processes
-    assert report.total("right") + report.findings == report.total("reads") == 9
+    assert report.total("right") + report.breaks == report.total("reads") == 9
     return [
         (one.kind, process.table.requests[one.found.request], one.found.position)
         for chain in process.chains
@@ -229,7 +229,7 @@ def test_a_batch_filled_up_for_a_graph(version: str, tmp_path: Path) -> None:
     plans = [STEPS[0], Plan({"b": 1, "a": 1}, [3, 5], [-1, -1], [1, 1], padding=2)]
     run(tmp_path / "digests.zarr", version, plans, CaptureOptions(digests=True))
     report = check_stores([Store.open(tmp_path / "digests.zarr")])
-    assert (report.findings, report.total("right")) == (0, 4)
+    assert (report.breaks, report.total("right")) == (0, 4)
     _, found = run(tmp_path / "run.zarr", version, plans)
     assert found["requests"] == ["b", "a", None, None]
     assert (found["positions"], found["padding"]) == ([3, 5, None, None], [2, 3])
@@ -279,7 +279,7 @@ def test_requests_of_the_convolution(tmp_path: Path) -> None:
     ]
     assert found == [{name: one[name] for name in one if name != "slots"} for one in EXPECTED]
     report = check_stores([Store.open(tmp_path / "run.zarr")])
-    assert report.findings == 0
+    assert report.breaks == 0
 
 
 @pytest.mark.slow
