@@ -150,6 +150,7 @@ class ArrayHistory:
 
     def __init__(self, chain: Chain) -> None:
         self.layer, self.chain, self._whole = chain.layer, chain.name, chain.whole
+        self._elsewhere = chain.elsewhere
         rows = self._rows = chain.rows
         self._continuity = Continuity(chain)
         self._at = self._continuity.at
@@ -288,7 +289,7 @@ class ArrayHistory:
         return self._continuity.contiguous(first, second)
 
     def from_first(self, step: int) -> bool:
-        return self._number(step) < self._continuity.until
+        return not self._elsewhere and self._number(step) < self._continuity.until
 
     def slot_written(self, slot: int, step: int) -> bool:
         return bool(len(self._slots.all_before(slot, self._number(step))))

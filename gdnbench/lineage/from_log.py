@@ -40,7 +40,7 @@ def _table(process: str, records: Sequence[StoredRecord], advance: Progress | No
     rows = np.empty(sum(map(rows_of_piece, records)), dtype=ROW)
     layers, requests = Names[str](), Names[str]()
     forms = _Forms()
-    stop, whole, sample = 0, False, 1
+    stop, whole, elsewhere, sample = 0, False, False, 1
     for number, record in enumerate(records):
         piece = piece_of(record)
         part = rows[stop : stop + len(piece.rows)]
@@ -52,13 +52,22 @@ def _table(process: str, records: Sequence[StoredRecord], advance: Progress | No
         if number == 0:
             # The oldest pieces of a bounded log are gone; the first piece of a log has number 0.
             whole, sample = piece.whole and record.info.step == 0, piece.sample
-        whole &= not piece.elsewhere
+        elsewhere |= piece.elsewhere
         if piece.sample != sample:
             raise StoreError(f"record {record.key}: its digests have sample {piece.sample}, others {sample}")
         if advance is not None:
             advance(number + 1, len(records))
     chains = forms.unify(rows)
-    return AccessTable(process, rows, tuple(layers), chains, tuple(requests), whole=whole, sample=sample)
+    return AccessTable(
+        process,
+        rows,
+        tuple(layers),
+        chains,
+        tuple(requests),
+        whole=whole and not elsewhere,
+        elsewhere=elsewhere,
+        sample=sample,
+    )
 
 
 def _renumbered(numbers: Names[str], names: Sequence[str], column: NDArray[Any]) -> NDArray[Any]:

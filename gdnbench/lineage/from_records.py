@@ -145,6 +145,7 @@ def _table(process: str, seen: list[_Seen]) -> AccessTable:
         tuple(layers),
         tuple(chains),
         tuple(requests),
+        elsewhere=any(one.claims.elsewhere for one in seen),
         records={one.record.info.call: one.record.number for one in seen},
     )
 

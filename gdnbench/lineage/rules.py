@@ -109,7 +109,7 @@ class History(Protocol):
         """Whether every call of the layer between the two steps is recorded, with its requests."""
 
     def from_first(self, step: int) -> bool:
-        """Whether every call of the layer up to `step` is recorded."""
+        """Whether every call of the layer up to `step` is recorded, and states come from calls alone."""
 
     def slot_written(self, slot: int, step: int) -> bool:
         """Whether a recorded call before `step` wrote the slot."""

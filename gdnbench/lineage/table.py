@@ -74,7 +74,7 @@ class Chain:
 
     `rows`: dtype ROW [n], by step, and in a call reads before writes. `steps`: int64, the steps of all
     recorded calls of the layer, ascending, that are counted with the chain's calls, whatever pool they use.
-    `whole`: as of `AccessTable`.
+    `whole`, `elsewhere`: as of `AccessTable`.
     """
 
     layer: str
@@ -82,6 +82,7 @@ class Chain:
     rows: Rows
     steps: NDArray[np.int64]
     whole: bool
+    elsewhere: bool = False
 
     @property
     def is_window(self) -> bool:
@@ -94,7 +95,8 @@ class AccessTable:
     """The accesses of one process, in order of its calls. BadInputError for rows that name no layer, chain or
     request of it.
 
-    `whole`: nothing was called before the first row. `records`: of a table made of records, the number of
+    `whole`: nothing was called before the first row. `elsewhere`: the engine also wrote states in other ways
+    than by calls. `records`: of a table made of records, the number of
     each call's record in its store.
     """
 
@@ -104,6 +106,7 @@ class AccessTable:
     chains: Sequence[str]
     requests: Sequence[str]
     whole: bool = False
+    elsewhere: bool = False
     sample: int = 1
     records: Mapping[int, int] = field(default_factory=dict)
 
@@ -146,4 +149,4 @@ class AccessTable:
                 own = rows[(rows["chain"] == chain) & (rows["kind"] != AccessKind.NONE)]
                 own = own[np.lexsort((own["kind"], own["step"]))]
                 counted = bool(own["flags"][0] & AccessFlag.APART)
-                yield Chain(name, self.chains[chain], own, steps[counted], self.whole)
+                yield Chain(name, self.chains[chain], own, steps[counted], self.whole, self.elsewhere)

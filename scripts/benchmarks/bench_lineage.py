@@ -96,7 +96,7 @@ with open_store(sys.argv[1]) as store:
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps({
     "seconds": time.perf_counter() - start, "cpu": time.process_time(), "peak": peak,
-    "reads": report.total("reads"), "right": report.total("right"), "breaks": report.findings,
+    "reads": report.total("reads"), "right": report.total("right"), "breaks": report.breaks,
     "unknown": report.unknown.total(),
 }))
 """

@@ -285,11 +285,11 @@ def test_requests_of_the_convolution(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("blocks", [0, 1])
 def test_lineage_of_a_state_that_no_call_wrote(blocks: int, tmp_path: Path) -> None:
-    """b goes on after a pause with a state that it did not leave: wrong, unless the engine writes others."""
+    """b goes on with a state that it did not leave: wrong, unless the engine writes others."""
     elsewhere = {"a": [1, 2, 3], "b": [7, 8, 6]}
     plans = [
         Plan({"b": 3}, [0], [-1], [1]),
-        *(Plan({"a": 2}, [first], [-1], [1]) for first in (0, 2, 4, 6)),
+        Plan({"a": 2}, [0], [-1], [1]),
         Plan({"b": 1}, [3], [-1], [1], slots=elsewhere),
     ]
     with capturing(tmp_path / "run.zarr", CaptureOptions(digests=True)):
