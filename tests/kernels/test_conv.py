@@ -284,6 +284,13 @@ def test_accesses() -> None:
     assert PREFILL.accesses(without) == ()
 
 
+def test_who_owns_a_slot_is_known_from_the_index_tensors() -> None:
+    """As `gdnbench diff` asks, which reads no floating tensor."""
+    slots = P.tensors["state_indices"].tolist()
+    regions = PREFILL.partition(edited(P, conv_state=None), "conv_state").regions
+    assert [(one.start, one.sequence) for one in regions] == sorted((slots[n], n) for n in (0, 2))
+
+
 def test_cost() -> None:
     """By hand: 7 tokens of 6 channels and 4 taps in bf16, two windows of which one is read."""
     assert PREFILL.work is not None

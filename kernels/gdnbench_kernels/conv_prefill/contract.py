@@ -201,7 +201,7 @@ def accesses(call: Call) -> tuple[Accesses, ...]:
     pool."""
     if "state_indices" not in call.tensors:
         return ()
-    plan = plan_of({**call.tensors, "conv_state": call.tensors["state_indices"]})
+    plan = plan_of(call.tensors)
     rows = list(zip(plan.active, plan.slots, plan.reads, strict=True))
     reads = [(n, slot, 0) for n, slot, reads in rows if reads]
     writes = [(n, slot, plan.bounds[n][1] - plan.bounds[n][0]) for n, slot, _ in rows]
