@@ -66,8 +66,8 @@ class Slice:
 class DigestBuffer:
     """Open chunks, one for each stream. Thread safe.
 
-    `send` gets a chunk whose slices are all filled. `reserve` is asked for the bytes of a new chunk, and may
-    wait or refuse; whoever has written the records of a chunk gives it back by `recycle`.
+    `send` gets a chunk whose slices are all filled. A new chunk asks `reserve` for its bytes, which may wait
+    or refuse; whoever has written the records of a chunk gives it back by `recycle`.
     """
 
     def __init__(

@@ -133,7 +133,7 @@ class Plan:
     copies: SharedCopies = field(default_factory=SharedCopies)
     digests: GraphDigests | None = None  # once `planned`: of all calls, if they are digested at once
     planned: bool = False
-    late_claims: bool = False  # claims are asked for once a replay is queued: the latest had no tensors
+    late_claims: bool = False  # ask for claims after a replay is queued: the latest had no tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -525,8 +525,8 @@ class Graphs:
         return replace(observation, claims=claims), with_claims(rows, claims)
 
     def _late_claims(self, plan: Plan, batch: DigestBatch) -> list[Claims | None]:
-        """The claims of a replay that is queued. Tensors among them may be as the replay leaves them: such
-        claims are left out, and asked for in time from now on."""
+        """The claims of a replay that is queued. The replay may have changed tensors among them: this one
+        then has no such claims, and later replays ask for theirs before they are queued."""
         claims = [self._claims_now(group.visible) for group in batch.plan.groups]
         if any(one is not None and one.tensors() for one in claims):
             plan.late_claims = False

@@ -38,8 +38,9 @@ class ChainResult:
     verdicts: dict[int, str] = field(default_factory=dict)
 
 
-def check_states(chain: Chain, explain: bool = False) -> ChainResult:
-    """Check a chain of states."""
+def counted_reads(chain: Chain, explain: bool) -> tuple[ChainResult, Numbers | None]:
+    """The chain's result with its reads counted, and int64 [n], the places of the reads to judge: those that
+    are not of padding. None if several layers have the chain's name, which leaves all of them unknown."""
     result = ChainResult(chain.layer, chain.name)
     rows = chain.rows
     is_read = rows["kind"] == AccessKind.READ
@@ -51,7 +52,16 @@ def check_states(chain: Chain, explain: bool = False) -> ChainResult:
         result.unknown[Unknown.SAME_NAME] += len(reads)
         if explain:
             result.verdicts = dict.fromkeys(reads.tolist(), str(Unknown.SAME_NAME))
+        return result, None
+    return result, reads
+
+
+def check_states(chain: Chain, explain: bool = False) -> ChainResult:
+    """Check a chain of states."""
+    result, reads = counted_reads(chain, explain)
+    if reads is None:
         return result
+    rows = chain.rows
     history = ArrayHistory(chain)
     verdict = history.quick_verdicts(reads)
     result.right = int((verdict == _RIGHT).sum())

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gdnbench.lineage.continuity import Continuity
-from gdnbench.lineage.detect import MOST_BREAKS, ChainResult, has_several_layers
+from gdnbench.lineage.detect import MOST_BREAKS, ChainResult, counted_reads
 from gdnbench.lineage.finding import Break, Finding, Unknown
 from gdnbench.lineage.table import Chain, Numbers, Rows, access_of
-from gdnbench.store.access_log import AccessFlag, AccessKind
+from gdnbench.store.access_log import AccessFlag
 
 _COMMON_SHARE = 20
 """If one in so many contents came to several slots for several positions, rows do not depend on the position,
@@ -41,18 +41,10 @@ class _Queries:
 
 def check_window(chain: Chain, explain: bool = False) -> ChainResult:
     """Check a chain whose reads are of tokens' rows; `explain` as in `check_states`."""
-    result = ChainResult(chain.layer, chain.name)
-    rows = chain.rows
-    is_read = rows["kind"] == AccessKind.READ
-    padding = (rows["flags"] & AccessFlag.PADDING) != 0
-    result.padding = int((is_read & padding).sum())
-    reads = np.flatnonzero(is_read & ~padding)
-    result.reads = len(reads)
-    if has_several_layers(chain):
-        result.unknown[Unknown.SAME_NAME] += len(reads)
-        if explain:
-            result.verdicts = dict.fromkeys(reads.tolist(), str(Unknown.SAME_NAME))
+    result, reads = counted_reads(chain, explain)
+    if reads is None:
         return result
+    rows = chain.rows
     places, reasons = _usable(rows, reads, result)
     check = _WindowCheck(chain, rows[places])
     verdicts = check.verdicts()

@@ -40,7 +40,7 @@ def plan_windows(
 
 
 def plan_of(tensors: Mapping[str, Tensor]) -> PrefillPlan:
-    """The plan of a call with these tensors; the index tensors suffice. Raises KeyError without cu_seqlens."""
+    """The plan of a call with these tensors, of which index tensors suffice. KeyError without cu_seqlens."""
     pool = "state_indices" in tensors
     names = ("state_indices", "has_initial_state")
     slots, initial = (tensors.get(name) if pool else None for name in names)
