@@ -110,12 +110,13 @@ def recur(
     """One token of B sequences: advances `state` [B, Hv, V, K] in place, returns S q, unscaled, and u, both
     [B, Hv, V].
 
-        S' = alpha S;   u = beta (v - S' k);   S = S' + u k^T
+        S' = S diag(alpha);   u = beta (v - S' k);   S = S' + u k^T
 
-    q, k are [B, Hv, K], v [B, Hv, V], alpha and beta [B, Hv], all of the state's dtype; the state is
-    contiguous. Every (sequence, head) is a product of its own, so a NaN reaches no other.
+    q, k are [B, Hv, K], v [B, Hv, V], beta [B, Hv], and alpha is [B, Hv], or [B, Hv, K] with a factor for each
+    key channel; all have the state's dtype, and the state is contiguous. Every (sequence, head) is a product
+    of its own, so a NaN reaches no other.
     """
-    state.mul_(alpha[..., None, None])
+    state.mul_(alpha[..., None, None] if alpha.dim() == 2 else alpha.unsqueeze(-2))
     update = beta.unsqueeze(-1) * (v - (state @ k.unsqueeze(-1)).squeeze(-1))
     per_head = state.view(-1, *state.shape[-2:])
     per_head.baddbmm_(update.flatten(0, 1).unsqueeze(-1), k.flatten(0, 1).unsqueeze(-2))
