@@ -112,9 +112,9 @@ def recur(
 
         S' = S diag(alpha);   u = beta (v - S' k);   S = S' + u k^T
 
-    q, k are [B, Hv, K], v [B, Hv, V], beta [B, Hv], and alpha is [B, Hv], or [B, Hv, K] with a factor for each
-    key channel; all have the state's dtype, and the state is contiguous. Every (sequence, head) is a product
-    of its own, so a NaN reaches no other.
+    q, k are [B, Hv, K], v [B, Hv, V], beta [B, Hv], and alpha is [B, Hv], or [B, Hv, K] with a factor for
+    each key channel; all have the state's dtype, and the state is contiguous. Every (sequence, head) is a
+    product of its own, so a NaN reaches no other.
     """
     state.mul_(alpha[..., None, None] if alpha.dim() == 2 else alpha.unsqueeze(-2))
     update = beta.unsqueeze(-1) * (v - (state @ k.unsqueeze(-1)).squeeze(-1))

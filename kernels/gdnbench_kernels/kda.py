@@ -31,8 +31,8 @@ from gdnbench_kernels.gdn import OFFSETS_DTYPE, QK, STATE_LAYOUT
 GATE = Convention(
     "gate",
     ("log", "raw", "bounded"),
-    "g holds the log-space decay (<= 0) of each key channel, or x: g = -exp(A_log) softplus(x + dt_bias) where"
-    " raw, g = lower_bound sigmoid(exp(A_log) (x + dt_bias)) where bounded",
+    "g holds the log-space decay (<= 0) of each key channel, or x: g = -exp(A_log) softplus(x + dt_bias)"
+    " where raw, g = lower_bound sigmoid(exp(A_log) (x + dt_bias)) where bounded",
     rounds=True,
 )
 BETA = Convention(
