@@ -6,11 +6,11 @@ KDA is Gated DeltaNet with one gate for each key channel: a state S [V, K] advan
 
 (arXiv 2510.26692). With equal channels this is Gated DeltaNet. g and beta come in one of these forms:
 
-    gate log        g holds the log-space decay, <= 0
-    gate raw        g = -exp(A_log) softplus(x + dt_bias)                softplus(x) = log(1 + exp(x))
-    gate bounded    g = lower_bound sigmoid(exp(A_log) (x + dt_bias))    lower_bound < 0, -5 in served models
-    beta value      beta holds the step size, in [0, beta_max]
-    beta logit      beta = beta_max sigmoid(b)
+    gate log         g holds the log-space decay, <= 0
+    gate raw         g = -exp(A_log) softplus(x + dt_bias)                softplus(x) = log(1 + exp(x))
+    gate bounded     g = lower_bound sigmoid(exp(A_log) (x + dt_bias))    lower_bound < 0, -5 in served models
+    beta_form value  beta holds the step size, in [0, beta_max]
+    beta_form logit  beta = beta_max sigmoid(b)
 
 where x and b, the outputs of the model's projections, stand in the tensors g and beta. dt_bias may be absent
 and is then 0; with gate bounded A_log may be absent and is then 0.
@@ -36,7 +36,7 @@ GATE = Convention(
     rounds=True,
 )
 BETA = Convention(
-    "beta",
+    "beta_form",
     ("value", "logit"),
     "beta holds the step size, or b: beta = beta_max sigmoid(b) where logit",
     rounds=True,
@@ -51,7 +51,7 @@ class KdaGates:
     form: str
     """Value of the convention gate."""
     beta_form: str
-    """Value of the convention beta."""
+    """Value of the convention beta_form."""
     beta_max: float
     """Upper end of beta's range, 1 or 2."""
     A_log: Tensor | None = None
