@@ -175,6 +175,7 @@ def check_gates(op: str, call: Call, beta_max: Scalar) -> None:
 
 IMPOSSIBLE: Mapping[str, str] = {
     "gate": "what a gate was made of cannot be had from it",
+    "beta_form": "what a step size was made of cannot be had from it",
     "qk": "normalising them again would change their bits",
 }
 """Why a conversion cannot be inverted."""

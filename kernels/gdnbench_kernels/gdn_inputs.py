@@ -149,3 +149,8 @@ def random_betas(shape: tuple[int, ...], beta: Span, generator: Generator) -> Te
         raise ContractError(f"beta reaches {high:g}; it must lie in [0, 2]")
     drawn = low + torch.rand(shape, generator=generator) * (high - low)
     return drawn.clamp(low, high)
+
+
+def inverse_softplus(y: Tensor) -> Tensor:
+    """x such that log(1 + exp(x)) = y, for y >= 0."""
+    return y + torch.log(-torch.expm1(-y))

@@ -1,4 +1,4 @@
-"""Finds transformers' own torch implementations of the gated delta rule and of the convolution before it;
+"""Finds transformers' own torch implementations of the delta rules and of the convolution before them;
 imported on demand."""
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ from collections.abc import Callable
 from typing import Any
 
 MODELING = "transformers.models.qwen3_next.modeling_qwen3_next"
+KIMI = "transformers.models.kimi_linear.modeling_kimi_linear"
 
 
-def transformers_function(name: str, former: str = "") -> Callable[..., Any]:
-    """The function `name` of `MODELING` without the wrappers that transformers or a hook added, or the one
-    that earlier releases call `former`.
+def transformers_function(name: str, former: str = "", modeling: str = MODELING) -> Callable[..., Any]:
+    """The function `name` of the module `modeling` without the wrappers that transformers or a hook added, or
+    the one that earlier releases call `former`.
 
     A wrapper would call flash-linear-attention or causal-conv1d if it is installed; this kernel uses torch
     only.
     """
     try:
-        modeling = importlib.import_module(MODELING)
+        module = importlib.import_module(modeling)
     except ImportError as error:
         raise ImportError(
             f"the kernel hf needs transformers ({error}): pip install 'gdnbench[hf]'"
         ) from error
-    found = getattr(modeling, former, None) if former else None
-    function: Callable[..., Any] = inspect.unwrap(found or getattr(modeling, name))
+    found = getattr(module, former, None) if former else None
+    function: Callable[..., Any] = inspect.unwrap(found or getattr(module, name))
     return function
 
 

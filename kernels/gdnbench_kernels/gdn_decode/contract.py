@@ -9,11 +9,12 @@ token whose slot is -1 writes no state. Several sequences may read a slot that n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from gdnbench_kernels import delta_decode_laws, delta_decode_shrink, state_pool
 from gdnbench_kernels.contract import (
     Call,
     ContractError,
@@ -23,19 +24,17 @@ from gdnbench_kernels.contract import (
     Operation,
     Partition,
     Ranges,
-    Region,
     Role,
     ScalarSpec,
     Shaped,
     Shrinking,
-    Stage,
     TensorSpec,
     Work,
 )
+from gdnbench_kernels.delta_decode_cost import work_of
+from gdnbench_kernels.delta_decode_tensors import BETA, OUTPUT, POOL, QKV, QUERIES_AND_KEYS, SCALE, stage
 from gdnbench_kernels.gdn import (
-    ACTIVATIONS,
     CONVERSIONS,
-    OFFSETS,
     OFFSETS_DTYPE,
     QK,
     STATE_LAYOUT,
@@ -46,21 +45,14 @@ from gdnbench_kernels.gdn import (
     convert_states,
     index_tensors,
 )
-from gdnbench_kernels.gdn_decode import laws, shrink
-from gdnbench_kernels.gdn_decode.accesses import accesses
 from gdnbench_kernels.gdn_decode.gates import CONVENTIONS, GATE, Gates
 from gdnbench_kernels.gdn_decode.leeway import leeway
-from gdnbench_kernels.gdn_decode.op_cost import work_of
 from gdnbench_kernels.gdn_decode.ranges import ranges as ranges_of
-from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
 from gdnbench_kernels.gdn_decode.stage_rules import stage_limit
 from gdnbench_kernels.gdn_decode.steps import CUTE_STEPS, EXACT_STEPS, TORCH_STEPS
 from gdnbench_kernels.gdn_decode.synth import synth
-from gdnbench_kernels.validate import (
-    element_name,
-    first_true,
-    resolved_scalars,
-)
+from gdnbench_kernels.state_pool import check_slots, one_accepted, slots_of
+from gdnbench_kernels.validate import resolved_scalars
 
 NAME = "gdn_decode"
 RAW_TENSORS = ("A_log", "dt_bias")
@@ -72,11 +64,7 @@ DECODE_CONVERSIONS: Mapping[tuple[str, str, str], str] = {
 }
 
 TENSORS = (
-    TensorSpec("q", ("B", "S", "H", "K"), ACTIVATIONS, Role.INPUT, "queries"),
-    TensorSpec("k", ("B", "S", "H", "K"), ACTIVATIONS, Role.INPUT, "keys, of q's dtype"),
-    TensorSpec(
-        "v", ("B", "S", "Hv", "V"), ACTIVATIONS, Role.INPUT, "values, of q's dtype; Hv is a multiple of H"
-    ),
+    *QKV,
     TensorSpec(
         "g",
         ("B", "S", "Hv"),
@@ -86,32 +74,7 @@ TENSORS = (
         minus_infinity=True,
     ),
     TensorSpec("beta", ("B", "S", "Hv"), STATES, Role.INPUT, "step size, in [0, beta_max]; b where raw"),
-    TensorSpec(
-        "state",
-        ("slots", "Hv", "V", "K"),
-        STATES,
-        Role.MUTATED,
-        "the state pool; its slots may lie further apart than they are long",
-        pool_index="state_indices",
-        axes_by={("state_layout", "KV"): ("slots", "Hv", "K", "V")},
-    ),
-    TensorSpec("state_indices", ("B", "S"), OFFSETS, Role.INPUT, "slot of each token's state; -1 is padding"),
-    TensorSpec(
-        "num_accepted",
-        ("B",),
-        ("int32",),
-        Role.INPUT,
-        "which token's slot holds the state to read, counted from 1; 1 if absent",
-        optional=True,
-    ),
-    TensorSpec(
-        "read_indices",
-        ("B",),
-        ("int32",),
-        Role.INPUT,
-        "slot that each sequence reads, -1 for padding; not together with num_accepted",
-        optional=True,
-    ),
+    *POOL,
     TensorSpec("A_log", ("Hv",), ("float32",), Role.INPUT, "log of a head's rate, where raw", optional=True),
     TensorSpec(
         "dt_bias",
@@ -121,26 +84,16 @@ TENSORS = (
         "added to a before the softplus, where raw",
         optional=True,
     ),
-    TensorSpec("o", ("B", "S", "Hv", "V"), ACTIVATIONS, Role.OUTPUT, "outputs, of v's dtype"),
+    OUTPUT,
 )
 
-SCALARS = (
-    ScalarSpec("scale", float, None, "factor of the output; K ** -0.5 unless given"),
-    ScalarSpec("beta_max", float, 1.0, "upper end of beta's range, 1 or 2"),
-)
-
-
-def _stage(name: str, axes: tuple[str, ...], meaning: str, formula: str) -> Stage:
-    """A stage of decode, which kernels keep in registers as fp32."""
-    return Stage(TensorSpec(name, axes, ("float32",), Role.OUTPUT, meaning), formula, "float32")
-
+SCALARS = (SCALE, ScalarSpec("beta_max", float, 1.0, "upper end of beta's range, 1 or 2"))
 
 STAGES = (
-    _stage("alpha_t", ("B", "S", "Hv"), "factor of the state", "exp(g)"),
-    _stage("beta_t", ("B", "S", "Hv"), "step size", "beta, or beta_max sigmoid(b)"),
-    _stage("q_t", ("B", "S", "H", "K"), "queries", "q, or q (sum q^2 + 1e-6)^-1/2"),
-    _stage("k_t", ("B", "S", "H", "K"), "keys", "k, or k (sum k^2 + 1e-6)^-1/2"),
-    _stage("delta_t", ("B", "S", "Hv", "V"), "update", "beta_t (v - alpha_t S k_t)"),
+    stage("alpha_t", ("B", "S", "Hv"), "factor of the state", "exp(g)"),
+    BETA,
+    *QUERIES_AND_KEYS,
+    stage("delta_t", ("B", "S", "Hv", "V"), "update", "beta_t (v - alpha_t S k_t)"),
 )
 """The stages of a token: the gates, q and k after conversion from raw ones, and the update."""
 
@@ -233,7 +186,7 @@ def validate(call: Call) -> None:
     if sizes["S"] < 1:
         raise ContractError(f"{NAME}: q has S = 0 on axis 1; a sequence has at least one token")
     _check_raw(call)
-    _check_slots(call, sizes)
+    check_slots(NAME, call, sizes)
     check_gates(NAME, call, resolved_scalars(SCALARS, call)["beta_max"])
 
 
@@ -245,77 +198,6 @@ def _check_raw(call: Call) -> None:
             raise ContractError(f"{NAME}: tensor {name} is missing; with gate raw its axes are [Hv]")
         if form != "raw" and name in call.tensors:
             raise ContractError(f"{NAME}: tensor {name} belongs to gate raw, not to {form}; leave it out")
-
-
-def _check_slots(call: Call, sizes: Mapping[str, int]) -> None:
-    if "read_indices" in call.tensors and "num_accepted" in call.tensors:
-        raise ContractError(
-            f"{NAME}: read_indices and num_accepted are both given; each says which slot is read, give one"
-        )
-    for name in ("state_indices", "read_indices"):
-        if name in call.tensors:
-            _check_in_pool(name, call.tensors[name], sizes["slots"])
-    indices, accepted = call.tensors["state_indices"].cpu(), call.tensors.get("num_accepted")
-    if accepted is not None:
-        counts = accepted.cpu()
-        wrong = first_true(((counts < 1) | (counts > sizes["S"])) & (indices != PADDING).any(1))
-        if wrong is not None:
-            raise ContractError(
-                f"{NAME}: {element_name('num_accepted', wrong)} is {int(counts[wrong])};"
-                f" it must lie in [1, S = {sizes['S']}]"
-            )
-    _check_races(slots_of(call))
-
-
-def _check_in_pool(name: str, tensor: Tensor, slots: int) -> None:
-    indices = tensor.cpu().long()
-    outside = first_true((indices < PADDING) | (indices >= slots))
-    if outside is not None:
-        raise ContractError(
-            f"{NAME}: {element_name(name, outside)} is {int(indices[outside])};"
-            f" it must be a slot in [0, {slots - 1}], or -1 for padding"
-        )
-
-
-def _check_races(plan: SlotPlan) -> None:
-    """Raises ContractError for a slot that two sequences write, or that one sequence reads and another
-    writes."""
-    tokens = plan.write.shape[1]
-    slots = plan.write.flatten()
-    order = slots.argsort(stable=True)  # stable: by sequence within a slot
-    slots, owners = slots[order], order // tokens
-
-    def place(ordered: int) -> str:
-        token = int(order[ordered])
-        return element_name("state_indices", (int(plan.active[token // tokens]), token % tokens))
-
-    raced = first_true((slots[1:] == slots[:-1]) & (owners[1:] != owners[:-1]) & (slots[1:] != PADDING))
-    if raced is not None:
-        raise ContractError(
-            f"{NAME}: {place(raced[0] + 1)} is {int(slots[raced])}, as is {place(raced[0])};"
-            " two sequences would race for that slot"
-        )
-    # Each slot now has at most one writer. Without read_indices a sequence reads its own slot.
-    found = torch.searchsorted(slots, plan.read).clamp(max=max(0, len(slots) - 1))
-    theirs = (slots[found] == plan.read) & (owners[found] != torch.arange(len(plan.read)))
-    if (stolen := first_true(theirs)) is not None:
-        raise ContractError(
-            f"{NAME}: {element_name('read_indices', (int(plan.active[stolen]),))} is {int(plan.read[stolen])}"
-            f", as is {place(int(found[stolen]))}; one sequence would read what another writes"
-        )
-
-
-def _one_accepted(call: Call) -> Tensor:
-    return torch.ones(len(call.tensors["q"]), dtype=torch.int32, device=call.tensors["q"].device)
-
-
-def slots_of(call: Call) -> SlotPlan:
-    """The slots of a call, on the host."""
-    named = (call.tensors.get(name) for name in ("state_indices", "num_accepted", "read_indices"))
-    indices, accepted, read = (None if tensor is None else tensor.cpu() for tensor in named)
-    if indices is None:
-        raise KeyError("state_indices")
-    return plan_slots(indices, accepted, read)
 
 
 def convert(call: Call, target: Mapping[str, str]) -> Call:
@@ -349,64 +231,9 @@ def outputs(call: Call) -> dict[str, Shaped]:
     return {"o": (tuple(v.shape), v.dtype)}
 
 
-def touched(call: Call) -> dict[str, Tensor]:
-    """The slots that active sequences read or write: sorted, unique, int64 on the host."""
-    return {"state": slots_of(call).touched}
-
-
-def named_rows(call: Call) -> dict[str, Tensor]:
-    """Every slot in an index tensor, whether its sequence is active or not."""
-    named = (call.tensors.get(name) for name in ("state_indices", "read_indices"))
-    return {"state": torch.cat([indices.flatten() for indices in named if indices is not None])}
-
-
-def renumber(call: Call, stored: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """state_indices and read_indices for a pool with only the slots `stored`. Slots of padding sequences,
-    which are never accessed, become -1. Raises ContractError for another slot that is not stored."""
-    if "state" not in stored:
-        return {}
-    slots = torch.tensor(stored["state"], dtype=torch.int64)
-    idle = torch.ones(len(call.tensors["state_indices"]), dtype=torch.bool)
-    idle[slots_of(call).active] = False
-    found = {}
-    for name in ("state_indices", "read_indices"):
-        if name in call.tensors:
-            indices = call.tensors[name]
-            unused = idle if indices.ndim == 1 else idle.unsqueeze(1)
-            found[name] = _places(name, indices.long().masked_fill(unused, PADDING), slots).to(indices.dtype)
-    return found
-
-
-def _places(name: str, indices: Tensor, slots: Tensor) -> Tensor:
-    """The position of each index among `slots`, ascending."""
-    place = torch.searchsorted(slots, indices)
-    there = torch.zeros_like(indices, dtype=torch.bool)
-    if len(slots):
-        there = slots[place.clamp(max=len(slots) - 1)] == indices
-    if (lost := first_true((indices != PADDING) & ~there)) is not None:
-        raise ContractError(f"{name} names slot {int(indices[lost])} of state, which was not captured")
-    return torch.where(indices == PADDING, PADDING, place)
-
-
 def partition(call: Call, name: str) -> Partition:
-    """Active sequences own rows of o and of stages, and slots of the pool. A slot that is only read belongs
-    to its first reader and must not change. Raises KeyError for any other name."""
-    plan = slots_of(call)
-    if name == "o" or any(stage.tensor.name == name for stage in STAGES):
-        return Partition(tuple(Region(i, i + 1, i) for i in plan.active.tolist()), head_axis=2, token_axis=1)
-    if name == "state":
-        owner_of: dict[int, tuple[int, int | None]] = {}
-        for sequence, slot in zip(plan.active.tolist(), plan.read.tolist(), strict=True):
-            owner_of.setdefault(slot, (sequence, None))
-        # In order of tokens: a slot that a sequence writes twice belongs to the later token.
-        for sequence, slots in zip(plan.active.tolist(), plan.write.tolist(), strict=True):
-            owner_of |= {slot: (sequence, token) for token, slot in enumerate(slots) if slot != PADDING}
-        regions = (
-            Region(slot, slot + 1, sequence, token=token)
-            for slot, (sequence, token) in sorted(owner_of.items())
-        )
-        return Partition(tuple(regions), head_axis=1)
-    raise KeyError(name)
+    """See `state_pool.partition`."""
+    return state_pool.partition(call, name, ("o", *(stage.tensor.name for stage in STAGES)))
 
 
 def work(call: Call) -> Work:
@@ -431,20 +258,25 @@ OPERATION = Operation(
     convert=convert,
     convert_outputs=convert_outputs,
     outputs=outputs,
-    touched=touched,
+    touched=state_pool.touched,
     partition=partition,
     synth=synth,
-    absent={"num_accepted": _one_accepted},
+    absent={"num_accepted": one_accepted},
     stage_limit=stage_limit,
     leeway=leeway,
     conversions=DECODE_CONVERSIONS,
-    renumber=renumber,
-    named_rows=NamedRows(("state_indices", "read_indices"), named_rows),
-    accesses=accesses,
+    renumber=state_pool.renumber,
+    named_rows=NamedRows(state_pool.INDICES, state_pool.named_rows),
+    accesses=state_pool.accesses,
     work=work,
     carries=("state", "state"),
-    laws=Laws(laws.variants, laws.splits),
+    laws=Laws(delta_decode_laws.variants, delta_decode_laws.splits),
     ranges=ranges,
     decodes=True,
-    shrinking=Shrinking(shrink.axes, shrink.extent, shrink.level, shrink.placed),
+    shrinking=Shrinking(
+        delta_decode_shrink.axes,
+        delta_decode_shrink.extent,
+        delta_decode_shrink.level,
+        state_pool.placed,
+    ),
 )

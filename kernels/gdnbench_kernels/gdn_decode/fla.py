@@ -21,7 +21,6 @@ from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
 from gdnbench_kernels.gdn_decode.params import DecodeParams
-from gdnbench_kernels.gdn_decode.slots import PADDING, plan_slots
 from gdnbench_kernels.params import by_name, takes_params
 from gdnbench_kernels.peers import (
     PeerLaunch,
@@ -30,6 +29,7 @@ from gdnbench_kernels.peers import (
     fla_module,
     warmed_up,
 )
+from gdnbench_kernels.state_slots import PADDING, plan_slots
 
 takes_call = takes_params(DecodeParams, without=("num_accepted", "state_layout"))
 

@@ -22,7 +22,6 @@ from torch import Tensor
 from gdnbench_kernels.contract import Launch
 from gdnbench_kernels.gdn import default_scale
 from gdnbench_kernels.gdn_decode.params import DecodeParams
-from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
 from gdnbench_kernels.params import by_name, takes_params
 from gdnbench_kernels.peers import (
     ALIGN,
@@ -36,6 +35,7 @@ from gdnbench_kernels.peers import (
     require_dtypes,
     warmed_up,
 )
+from gdnbench_kernels.state_slots import PADDING, SlotPlan, plan_slots
 
 NAME = "FlashInfer's decode"
 HEAD_DIM = 128

@@ -20,7 +20,6 @@ from gdnbench_kernels.compiling import Program
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan
 from gdnbench_kernels.gdn_decode.params import DecodeParams
 from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM, MAX_BATCH, MAX_TOKENS
-from gdnbench_kernels.gdn_decode.slots import PADDING
 from gdnbench_kernels.gdn_decode.sources import (
     ALIGN,
     BIAS_DTYPES,
@@ -39,6 +38,7 @@ from gdnbench_kernels.launch_checks import (
 )
 from gdnbench_kernels.params import by_name
 from gdnbench_kernels.programs import SM90, SM100, SM103, compiled
+from gdnbench_kernels.state_slots import PADDING
 from gdnbench_kernels.validate import dtype_name
 
 INT32, FLOAT32, BFLOAT16 = (torch.int32,), (torch.float32,), (torch.bfloat16,)

@@ -27,7 +27,6 @@ from torch import Tensor
 from gdnbench_kernels.contract import Launch
 from gdnbench_kernels.gdn import default_scale
 from gdnbench_kernels.gdn_decode.params import DecodeParams
-from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
 from gdnbench_kernels.params import by_name, takes_params
 from gdnbench_kernels.peers import (
     PeerLaunch,
@@ -39,6 +38,7 @@ from gdnbench_kernels.peers import (
     sglang_function,
     warmed_up,
 )
+from gdnbench_kernels.state_slots import PADDING, SlotPlan, plan_slots
 
 TRITON = "SGLang's decode"
 CUTE_DSL = "SGLang's CuTe DSL decode"

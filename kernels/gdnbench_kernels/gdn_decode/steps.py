@@ -1,110 +1,25 @@
-"""The steps of decode, each runnable alone, in torch's arithmetic and in the oracle's.
-
-    step        reads                          returns
-    gates                                      alpha_t, beta_t
-    normalise                                  q_t, k_t
-    update      alpha_t, beta_t, q_t, k_t      delta_t, o, state
-
-`update` passes the state from token to token: from the second token on, delta_t depends on the earlier
-tokens' updates.
-"""
+"""The steps of gdn_decode, in torch's arithmetic, in the oracle's, and those of `cute`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from gdnbench_kernels.contract import Step
-from gdnbench_kernels.gdn import default_scale, in_vk, normalised
+from gdnbench_kernels.delta_decode_steps import DecodeSteps, Gate, steps_of
 from gdnbench_kernels.gdn_decode.gates import Gates
-from gdnbench_kernels.gdn_decode.recurrence import Terms, decode
-from gdnbench_kernels.gdn_decode.slots import plan_slots
-from gdnbench_kernels.rounding import EXACT, Arithmetic, tensor_core_arithmetic
-
-_TAKES_AND_GIVES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("gates", (), ("alpha_t", "beta_t")),
-    ("normalise", (), ("q_t", "k_t")),
-    ("update", ("alpha_t", "beta_t", "q_t", "k_t"), ("delta_t", "o", "state")),
-)
+from gdnbench_kernels.rounding import EXACT, tensor_core_arithmetic
 
 
-class DecodeSteps:
-    """The steps in the arithmetic that `arithmetic` returns for a dtype: o is stored in v's dtype, states in
-    the pool's. Each method is the function of a step; it takes a call's tensors, scalars and conventions by
-    name."""
-
-    def __init__(self, arithmetic: Callable[[torch.dtype], Arithmetic]) -> None:
-        self._arithmetic = arithmetic
-
-    def gates(self, **call: Any) -> dict[str, Tensor]:
-        gates, compute = _gates(call), self._compute(call)
-        return {
-            "alpha_t": _by_token(lambda g: gates.alpha(g, compute), call["g"]),
-            "beta_t": _by_token(lambda beta: gates.beta(beta, compute), call["beta"]),
-        }
-
-    def normalise(self, **call: Any) -> dict[str, Tensor]:
-        qk, compute = call.get("qk", "normalised"), self._compute(call)
-        return {"q_t": normalised(call["q"], qk, compute), "k_t": normalised(call["k"], qk, compute)}
-
-    def update(self, *, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
-        """Writes `state` in place if it has the stored dtype."""
-        v, state, layout = call["v"], call["state"], call.get("state_layout", "VK")
-        pool = state.to(self._arithmetic(state.dtype).stored)
-        o = torch.full(v.shape, torch.nan, dtype=self._arithmetic(v.dtype).stored, device=v.device)
-        delta = decode(
-            Terms(*(stages[name] for name in ("alpha_t", "beta_t", "q_t", "k_t"))),
-            v=v,
-            source=in_vk(state, layout),
-            pool=in_vk(pool, layout),
-            o=o,
-            plan=plan_slots(call["state_indices"], call.get("num_accepted"), call.get("read_indices")),
-            scale=default_scale(call.get("scale"), call["k"].shape[3]),
-            compute=self._compute(call),
-        )
-        return {"delta_t": delta, "o": o, "state": pool}
-
-    def run_steps(self, stages: dict[str, Tensor] | None, **call: Any) -> dict[str, Tensor]:
-        """Run all steps and return o and the pool, which is as in `update`; fill `stages`, if given, with
-        every stage."""
-        made = {**self.gates(**call), **self.normalise(**call)}
-        found = self.update(stages=made, **call)
-        made["delta_t"] = found.pop("delta_t")
-        if stages is not None:
-            stages.update(made)
-        return found
-
-    def _compute(self, call: Mapping[str, Any]) -> torch.dtype:
-        return self._arithmetic(call["v"].dtype).compute
+def _gates(call: Mapping[str, Any]) -> tuple[Gate, Gate]:
+    form, beta_max = call.get("gate", "log"), float(call.get("beta_max") or 1.0)
+    gates = Gates(form, call.get("A_log"), call.get("dt_bias"), beta_max)
+    return gates.alpha, gates.beta
 
 
-def _by_token(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`function` of x [B, S, Hv], one token at a time. So the bits do not depend on the number of tokens: a
-    CPU computes the last elements of a long row differently."""
-    return torch.stack([function(x[:, token].contiguous()) for token in range(x.shape[1])], dim=1)
-
-
-def _gates(call: Mapping[str, Any]) -> Gates:
-    return Gates(
-        call.get("gate", "log"), call.get("A_log"), call.get("dt_bias"), float(call.get("beta_max") or 1.0)
-    )
-
-
-torch_steps = DecodeSteps(tensor_core_arithmetic)
-exact_steps = DecodeSteps(lambda dtype: EXACT)
-
-
-def steps_of(name: str) -> tuple[Step, ...]:
-    """The steps of `torch_steps` or `exact_steps`."""
-    return tuple(
-        Step(step, takes, gives, f"{__name__}:{name}.{step}") for step, takes, gives in _TAKES_AND_GIVES
-    )
-
-
-TORCH_STEPS, EXACT_STEPS = steps_of("torch_steps"), steps_of("exact_steps")
+torch_steps = DecodeSteps(tensor_core_arithmetic, _gates)
+exact_steps = DecodeSteps(lambda dtype: EXACT, _gates)
+TORCH_STEPS, EXACT_STEPS = steps_of(__name__, "torch_steps"), steps_of(__name__, "exact_steps")
 
 _CUTE = "gdnbench_kernels.gdn_decode.cute_steps"
 CUTE_STEPS = (

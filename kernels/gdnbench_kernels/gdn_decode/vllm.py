@@ -21,7 +21,6 @@ from torch import Tensor
 from gdnbench_kernels.contract import Launch
 from gdnbench_kernels.gdn import default_scale
 from gdnbench_kernels.gdn_decode.params import DecodeParams
-from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
 from gdnbench_kernels.params import by_name, takes_params
 from gdnbench_kernels.peers import (
     PeerLaunch,
@@ -31,6 +30,7 @@ from gdnbench_kernels.peers import (
     vllm_module,
     warmed_up,
 )
+from gdnbench_kernels.state_slots import PADDING, SlotPlan, plan_slots
 
 NAME = "vLLM's decode"
 OPS = "third_party.flash_linear_attention.ops"

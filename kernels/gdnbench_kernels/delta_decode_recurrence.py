@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.gdn import per_value_head, recur
-from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan
+from gdnbench_kernels.state_slots import PADDING, SlotPlan
 
 # Bytes of state processed together; further sequences take another pass.
 STATE_BYTES_AT_ONCE = 256 << 20
@@ -16,8 +16,8 @@ STATE_BYTES_AT_ONCE = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The inputs of the recurrence: alpha_t, beta_t [B, S, Hv], q_t, k_t [B, S, H, K]. Rows of padding
-    sequences exist and are ignored."""
+    """The inputs of the recurrence: alpha_t [B, S, Hv] or [B, S, Hv, K], beta_t [B, S, Hv], q_t and k_t
+    [B, S, H, K]. Rows of padding sequences exist and are ignored."""
 
     alpha_t: Tensor
     beta_t: Tensor

@@ -1,14 +1,13 @@
-"""Makes calls of gdn_decode smaller: sequences, heads, tokens of each sequence, unused slots."""
+"""Makes calls of gdn_decode and kda_decode smaller: sequences, heads, tokens of a sequence, unused slots."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Axis, Call, Operation
-from gdnbench_kernels.gdn_decode.slots import PADDING
 from gdnbench_kernels.shrinking import (
     axis_of,
     head_axes,
@@ -55,13 +54,6 @@ def level(call: Call) -> dict[str, float]:
         unit = call.tensors["k"].shape[3] ** -0.5
         found |= {"q": unit, "k": unit}
     return found
-
-
-def placed(call: Call, rows: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """state_indices and read_indices for a pool in which the call's slots are at `rows`."""
-    slots = torch.tensor([*rows["state"], PADDING], dtype=torch.long)  # -1 counts from the end
-    names = [name for name in ("state_indices", "read_indices") if name in call.tensors]
-    return {name: slots[call.tensors[name].long()].to(call.tensors[name].dtype) for name in names}
 
 
 def _accepted(counts: Tensor, kept: Sequence[int]) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Call, Shaped, Work
-from gdnbench_kernels.gdn_decode.slots import SlotPlan
+from gdnbench_kernels.state_slots import SlotPlan
 
 BY_SEQUENCE = ("q", "k", "v", "g", "beta")
 WHOLE = ("state_indices", "num_accepted", "read_indices", "A_log", "dt_bias")

@@ -1,5 +1,5 @@
-"""The laws of gdn_decode: causality over draft tokens, independence and order of sequences, slots that are
-not named, and a call in two parts."""
+"""The laws of gdn_decode and kda_decode: causality over draft tokens, independence and order of sequences,
+slots that are not named, and a call in two parts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Call, Carried, Operation, Piece, Split, Variant
-from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
 from gdnbench_kernels.gdn_laws import STATE_FACTOR, changed_tokens, output_factor
 from gdnbench_kernels.shrinking import select_units, take_units, with_tensors
+from gdnbench_kernels.state_pool import slots_of
+from gdnbench_kernels.state_slots import PADDING, SlotPlan
 
 
 def variants(operation: Operation, call: Call) -> Iterator[Variant]:
@@ -24,7 +25,7 @@ def variants(operation: Operation, call: Call) -> Iterator[Variant]:
     - order: a batch and a pool only say where sequences and states are.
     - unnamed slots: the call reads the slots that its index tensors name, and no other.
     """
-    plan, steps = _plan(call), call.tensors["q"].shape[1]
+    plan, steps = slots_of(call), call.tensors["q"].shape[1]
     if not len(plan.active):
         return
     if steps > 1:
@@ -41,17 +42,10 @@ def variants(operation: Operation, call: Call) -> Iterator[Variant]:
 def splits(operation: Operation, call: Call) -> Iterator[Split]:
     """The first tokens of each sequence, then the rest, which reads the slots that the first part wrote.
     There is none if a sequence writes no slot there."""
-    plan, steps = _plan(call), call.tensors["q"].shape[1]
+    plan, steps = slots_of(call), call.tensors["q"].shape[1]
     place = steps // 2
     if place and len(plan.active) and bool((plan.write[:, place - 1] != PADDING).all()):
         yield _split(operation, call, plan, place)
-
-
-def _plan(call: Call) -> SlotPlan:
-    names = ("state_indices", "num_accepted", "read_indices")
-    indices, accepted, read = (call.tensors.get(name) for name in names)
-    assert indices is not None
-    return plan_slots(indices, accepted, read)
 
 
 def _pieces(

@@ -1,0 +1,11 @@
+"""Limits of kda_decode's stages besides the ratio to torch's error; `delta_decode_rules` derives them."""
+
+from __future__ import annotations
+
+from gdnbench_kernels.contract import Call, Limit
+from gdnbench_kernels.delta_decode_rules import computed_beta_limit
+
+
+def stage_limit(call: Call, stage: str) -> Limit | None:
+    """The limit of a stage; None without one, and for a beta that is an input."""
+    return computed_beta_limit(call, stage) if call.conventions.get("beta_form") == "logit" else None

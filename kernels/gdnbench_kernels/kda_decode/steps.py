@@ -1,0 +1,20 @@
+"""The steps of kda_decode, in torch's arithmetic and in the oracle's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gdnbench_kernels.delta_decode_steps import DecodeSteps, Gate, steps_of
+from gdnbench_kernels.kda_contract import gates_of
+from gdnbench_kernels.rounding import EXACT, tensor_core_arithmetic
+
+
+def _gates(call: Mapping[str, Any]) -> tuple[Gate, Gate]:
+    gates = gates_of(call)
+    return gates.alpha, gates.step_size
+
+
+torch_steps = DecodeSteps(tensor_core_arithmetic, _gates)
+exact_steps = DecodeSteps(lambda dtype: EXACT, _gates)
+TORCH_STEPS, EXACT_STEPS = steps_of(__name__, "torch_steps"), steps_of(__name__, "exact_steps")
