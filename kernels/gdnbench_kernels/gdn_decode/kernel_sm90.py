@@ -84,7 +84,7 @@ BF16 = 2
 class Taps:
     """Float32 tensors that the builds of kernel_sm90_taps.py store to or load from."""
 
-    alpha: cute.Tensor  # [B, S, Hv]
+    alpha: cute.Tensor  # [B, S, Hv]; with a gate per channel [B, S, Hv, 128]
     beta: cute.Tensor  # [B, S, Hv]
     delta: cute.Tensor  # [B, S, Hv, 128]
 
@@ -108,6 +108,7 @@ class KernelParams:
     taps: Taps | None
     scale: cutlass.Float32
     beta_max: cutlass.Float32
+    lower_bound: cutlass.Float32 | None = None
 
 
 @dataclass(frozen=True)
@@ -134,13 +135,19 @@ class WorkTile:
 
 @dataclass(frozen=True)
 class Gates:
-    """Inputs of the gates, as floats: g or a, and beta or b, of this lane's token; A_log and dt_bias of the
-    head, None unless gates are raw."""
+    """Inputs of the gates in registers, as floats: g or a, and beta or b, of this lane's token; A_log and
+    dt_bias of the head. None if the call has none. With a gate per channel (kda_decode) g is in shared
+    memory, and dt_bias lists this lane's channels."""
 
     g: Any
     beta: Any
     A_log: Any
     dt_bias: Any
+
+    def loaded(self) -> list[Any]:
+        """All of them."""
+        bias = self.dt_bias if isinstance(self.dt_bias, list) else [self.dt_bias]
+        return [x for x in (self.g, self.beta, self.A_log, *bias) if x is not None]
 
 
 @dataclass(frozen=True)
@@ -157,11 +164,13 @@ class Factors:
 
 @dataclass(frozen=True)
 class Token:
-    """This lane's elements of a token's q and k as floats, and the token's factors."""
+    """This lane's elements of a token's q and k as floats, and the token's factors. `decays`: shared-memory
+    address of this lane's gates where each channel has its own (kda_decode), else None."""
 
     queries: list[Any]
     keys: list[Any]
     factors: Factors
+    decays: Any = None
 
 
 class StateUpdate:
@@ -257,6 +266,7 @@ class StateUpdate:
         gates = self.tap_gates(work, self.gates(given, params.beta_max), params.taps)
         # mbarrier_wait spins in a loop. ptxas would hoist a single wait instruction above the state loads.
         cute.arch.mbarrier_wait(work.qkv_barrier, 0)
+        self.make_channel_gates(work, given, params)
         first = self.token(work, 0, gates, params.scale)
         if read >= 0:
             self.update_state(work, slots, read, gates, first, loaded, params)
@@ -267,7 +277,7 @@ class StateUpdate:
         work: WorkTile,
         slots: Any,
         read: Any,
-        gates: tuple[Any, Any],
+        gates: tuple[Any, ...],
         first: Token,
         loaded: Any,
         params: KernelParams,
@@ -342,7 +352,7 @@ class StateUpdate:
             state_barrier=work.state_barrier + turn,
         )
 
-    def token(self, work: WorkTile, number: int, gates: tuple[Any, Any], scale: Any) -> Token:
+    def token(self, work: WorkTile, number: int, gates: tuple[Any, ...], scale: Any) -> Token:
         """Everything of a token that does not depend on the state."""
         queries, keys = self.operands(work, number)
         alpha, beta = (self.broadcast(gate, number) for gate in gates)
@@ -358,24 +368,31 @@ class StateUpdate:
         updates: list[Any] = []
         for first in range(0, self.plan.rows, ROWS_AT_ONCE):
             some = slice(first, first + ROWS_AT_ONCE)
-            sums = [
-                (dot(row, token.keys), dot(row, token.queries)) for row in map(self.to_floats, rows[some])
-            ]
-            for row, value, (sk, sq) in zip(rows[some], values[some], sums, strict=True):
+            given = self.before_sums(token, rows[some])
+            sums = [(dot(row, token.keys), dot(row, token.queries)) for row in map(self.to_floats, given)]
+            for row, value, (sk, sq) in zip(given, values[some], sums, strict=True):
                 sk, sq = ptx.summed(sk, ROW_LANES), ptx.summed(sq, ROW_LANES)
                 u = ptx.multiply(found.beta, ptx.fma(ptx.negative(found.sk_factor), sk, value))
                 updates.append(u)
                 outputs.append(ptx.fma(found.u_factor, u, ptx.multiply(found.sq_factor, sq)))
                 uk = ptx.multiply(u, found.k_factor) if self.raw_qk else u
                 moved = [
-                    ptx.fma(uk, key, ptx.multiply(found.alpha, x))
+                    ptx.fma(uk, key, self.after_sums(token, x))
                     for key, x in zip(token.keys, self.to_floats(row), strict=True)
                 ]
                 # After the last token pack bf16 states here: they take half the registers until stored.
                 after.append(self.to_words(moved) if last else moved)
         return after, outputs, updates
 
-    def tap_gates(self, work: WorkTile, gates: tuple[Any, Any], taps: Any) -> tuple[Any, Any]:
+    def before_sums(self, token: Token, rows: list[list[Any]]) -> list[list[Any]]:
+        """The rows that are summed: the old ones, whose factor alpha is one of the sums' factors."""
+        return rows
+
+    def after_sums(self, token: Token, x: Any) -> Any:
+        """An element of a row that was summed, decayed."""
+        return ptx.multiply(token.factors.alpha, x)
+
+    def tap_gates(self, work: WorkTile, gates: tuple[Any, ...], taps: Any) -> tuple[Any, ...]:
         """Returns the gates to use. The tapped build stores or replaces them."""
         return gates
 
@@ -384,13 +401,9 @@ class StateUpdate:
 
     def factors(self, gate: tuple[Any, Any], keys: list[Any], queries: list[Any], scale: Any) -> Factors:
         alpha, beta = gate
-        kq = ptx.summed(dot(keys, queries), ROW_LANES)
+        kq, k_factor, q_norm = self.norms(keys, queries)
         if not self.raw_qk:
-            return Factors(alpha, alpha, ptx.multiply(scale, alpha), ptx.multiply(scale, kq), F32(1.0), beta)
-        k_factor, q_norm = (
-            gate_math.inverse_norm(ptx.add(ptx.summed(dot(x, x), ROW_LANES), F32(NORM_EPS)))
-            for x in (keys, queries)
-        )
+            return Factors(alpha, alpha, ptx.multiply(scale, alpha), ptx.multiply(scale, kq), k_factor, beta)
         scaled_q = ptx.multiply(scale, q_norm)
         return Factors(
             alpha=alpha,
@@ -401,7 +414,18 @@ class StateUpdate:
             beta=beta,
         )
 
-    def gates(self, given: Gates, beta_max: Any) -> tuple[Any, Any]:
+    def norms(self, keys: list[Any], queries: list[Any]) -> tuple[Any, Any, Any]:
+        """(k . q, n(k), n(q))."""
+        kq = ptx.summed(dot(keys, queries), ROW_LANES)
+        if not self.raw_qk:
+            return kq, F32(1.0), F32(1.0)
+        k_norm, q_norm = (
+            gate_math.inverse_norm(ptx.add(ptx.summed(dot(x, x), ROW_LANES), F32(NORM_EPS)))
+            for x in (keys, queries)
+        )
+        return kq, k_norm, q_norm
+
+    def gates(self, given: Gates, beta_max: Any) -> tuple[Any, ...]:
         """(alpha, beta) of this lane's token."""
         if not self.raw_gate:
             return gate_math.exp(given.g), given.beta
@@ -456,7 +480,14 @@ class StateUpdate:
             ptx.cp_async_16B(here, row + I64(place * CHUNK))
             values = address(params.v, (work.sequence, number, work.head), BF16) + I64(work.first_row * BF16)
             ptx.cp_async_16B_if(mine, here + 2 * HEAD_DIM * BF16, values + I64(offset))
+            self.load_channel_gates_async(work, number, params)
         ptx.cp_async_arrive(work.qkv_barrier.toint())
+
+    def load_channel_gates_async(self, work: WorkTile, number: int, params: KernelParams) -> None:
+        """Does nothing: a token has one gate. kda_decode has one per channel."""
+
+    def make_channel_gates(self, work: WorkTile, given: Gates, params: KernelParams) -> None:
+        """Does nothing, as above."""
 
     def load_gates(self, work: WorkTile, params: KernelParams) -> Gates:
         """The inputs of the gates of this lane's token."""
@@ -526,9 +557,7 @@ class StateUpdate:
         """The slot to read, made to depend on the gates' inputs: the state's loads issue after those have
         arrived. Issued earlier, they may share one of the warp's six scoreboards for loads with the inputs,
         and the gates then wait for all of the state (docs/gdn_decode.md)."""
-        return ptx.false_dependency(
-            read, [x for x in (given.g, given.beta, given.A_log, given.dt_bias) if x is not None]
-        )
+        return ptx.false_dependency(read, given.loaded())
 
     def load_state(self, work: WorkTile, read: Any, state: cute.Tensor) -> Any:
         """Load this thread's rows of a pass, zeros for padding. All loads are issued before one is used."""

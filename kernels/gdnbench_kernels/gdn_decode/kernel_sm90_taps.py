@@ -96,11 +96,15 @@ class Tapped(StateUpdate):
         return gates
 
     def tap_updates(self, work: WorkTile, number: int, updates: list[Any], taps: Taps) -> None:
-        """Store u of each row. All eight lanes of a group have every row's: they take turns."""
-        first = address(taps.delta, (work.sequence, number, work.head), FLOAT)
-        for row, update in enumerate(updates):
-            mine = ptx.select_value(work.part == row % ROW_LANES, I32(0), I32(-1))
-            ptx.store_if(mine, first + I64((work.row + row * self.plan.row_step) * FLOAT), [update])
+        store_updates(work, number, updates, taps, self.plan)
+
+
+def store_updates(work: WorkTile, number: int, updates: list[Any], taps: Taps, plan: DecodePlan) -> None:
+    """Store u of each row. All eight lanes of a group have every row's: they take turns."""
+    first = address(taps.delta, (work.sequence, number, work.head), FLOAT)
+    for row, update in enumerate(updates):
+        mine = ptx.select_value(work.part == row % ROW_LANES, I32(0), I32(-1))
+        ptx.store_if(mine, first + I64((work.row + row * plan.row_step) * FLOAT), [update])
 
 
 class TappedBulkLoads(Tapped, BulkLoads):

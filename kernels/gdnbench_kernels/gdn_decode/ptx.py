@@ -94,6 +94,35 @@ def load_float(address: Any, kind: Any) -> Any:
     )
 
 
+def load_words(address: Any, words: int, kind: Any = I32) -> Words:
+    """2 or 4 words of global memory. Not `ld.global.nc`, as above."""
+    names = ", ".join(f"{{$w{place}}}" for place in range(words))
+    return list(
+        cute.arch.inline_ptx(
+            f"ld.global.v{words}.{_type(kind)} {{{names}}}, [{{$r0}}];",
+            write_only_types=[kind] * words,
+            read_only_args=[address],
+        )
+    )
+
+
+def floats_of(words: Words, kind: Any) -> list[Any]:
+    """The elements of words of f32, bf16 or f16, as floats."""
+    if kind is cutlass.Float32:
+        return [float_of(word) for word in words]
+    if kind is cutlass.BFloat16:
+        return [value for word in words for value in widened(word)]
+    return [
+        cute.arch.inline_ptx(
+            f"{{ .reg .b16 x; .reg .b16 y; mov.b32 {{x, y}}, {{$r0}}; cvt.f32.f16 {{$w0}}, {half}; }}",
+            write_only_types=[F32],
+            read_only_args=[word],
+        )
+        for word in words
+        for half in "xy"
+    ]
+
+
 def false_dependency(value: Any, floats: list[Any]) -> Any:
     """`value` with a false dependency on `floats`: a load from an address made of the result is issued only
     after they have arrived. Adds popc(x) >> 6 of the floats' bits: always 0, which ptxas does not know."""
@@ -118,6 +147,13 @@ def cp_async_16B_if(given: Any, shared: Any, source: Any) -> None:
     cute.arch.inline_ptx(
         "{ .reg .pred p; setp.ge.s32 p, {$r2}, 0; @p cp.async.cg.shared.global [{$r0}], [{$r1}], 16; }",
         read_only_args=[shared, source, given],
+    )
+
+
+def cp_async(shared: Any, source: Any, size: int) -> None:
+    """As `cp_async_16B`, 4, 8 or 16 bytes."""
+    cute.arch.inline_ptx(
+        f"cp.async.ca.shared.global [{{$r0}}], [{{$r1}}], {size};", read_only_args=[shared, source]
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 from gdnbench_kernels.gdn_decode.decode_plan import Advice, DecodePlan, Transport, default_plans
-from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM, MAX_TOKENS
+from gdnbench_kernels.gdn_decode.sizes import MAX_TOKENS
 from gdnbench_kernels.source import Source
 
 ALIGN = 16
@@ -74,22 +74,18 @@ def source(
     tap: Tap | None = None,
 ) -> Source:
     """`StateUpdate` with a plan. Raises ValueError for options that no kernel supports."""
-    if not 1 <= tokens <= MAX_TOKENS:
-        raise ValueError(f"tokens is 1 to {MAX_TOKENS}, not {tokens}")
-    if group < 1:
-        raise ValueError(f"group is {group}; a key head has at least one value head")
-    for name, value, taken in (
-        ("state_dtype", state_dtype, STATE_DTYPES),
-        ("gate", gate, get_args(Gate)),
-        ("qk", qk, get_args(Norm)),
-        ("g_dtype", g_dtype, GATE_DTYPES),
-        ("beta_dtype", beta_dtype, GATE_DTYPES),
-        ("reads", reads, get_args(Reads)),
-    ):
-        if value not in taken:
-            raise ValueError(f"{name} is {' or '.join(taken)}, not {value!r}")
-    if gate == "raw" and bias_dtype not in BIAS_DTYPES:
-        raise ValueError(f"bias_dtype is {' or '.join(BIAS_DTYPES)}, not {bias_dtype!r}")
+    check_options(
+        tokens,
+        group,
+        state_dtype=(state_dtype, STATE_DTYPES),
+        gate=(gate, get_args(Gate)),
+        qk=(qk, get_args(Norm)),
+        g_dtype=(g_dtype, GATE_DTYPES),
+        beta_dtype=(beta_dtype, GATE_DTYPES),
+        reads=(reads, get_args(Reads)),
+    )
+    if gate == "raw":
+        check_options(tokens, group, bias_dtype=(bias_dtype, BIAS_DTYPES))
     return Source.create(
         f"gdn_decode.state_update_{plan.rows}x{plan.warps}",
         f"{__name__}:build",
@@ -105,6 +101,17 @@ def source(
         **plan.options,
         **({} if tap is None else {"tap": tap}),
     )
+
+
+def check_options(tokens: int, group: int, **options: tuple[object, tuple[str, ...]]) -> None:
+    """Raises ValueError for numbers, or an option (value, supported values), that no kernel supports."""
+    if not 1 <= tokens <= MAX_TOKENS:
+        raise ValueError(f"tokens is 1 to {MAX_TOKENS}, not {tokens}")
+    if group < 1:
+        raise ValueError(f"group is {group}; a key head has at least one value head")
+    for name, (value, taken) in options.items():
+        if value not in taken:
+            raise ValueError(f"{name} is {' or '.join(taken)}, not {value!r}")
 
 
 def build(
@@ -158,53 +165,20 @@ def examples(
     tap: Tap | None,
 ) -> tuple[Any, ...]:
     """Examples of the arguments; they have only types."""
-    import cutlass
-    import cutlass.cute as cute
-    from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+    from gdnbench_kernels.gdn_decode.example_tensors import ExampleTensors, number, stream
 
-    make: Any = make_fake_tensor
-    types = {"float32": cutlass.Float32, "bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
-    batch, heads, value_heads = cute.sym_int(), cute.sym_int(), cute.sym_int()
-
-    def rows(of: Any, dtype: Any = cutlass.BFloat16) -> Any:
-        strides = tuple(cute.sym_int64(divisibility=ALIGN // (dtype.width // 8)) for _ in range(3))
-        return make(dtype, (batch, tokens, of, HEAD_DIM), (*strides, 1), assumed_align=ALIGN)
-
-    def by_head(dtype: str) -> Any:
-        strides = tuple(cute.sym_int64() for _ in range(3))
-        size = types[dtype].width // 8
-        return make(types[dtype], (batch, tokens, value_heads), strides, assumed_align=size)
-
-    def per_head(dtype: str | None) -> Any:
-        if dtype is None:
-            return None
-        return make(types[dtype], (value_heads,), (1,), assumed_align=types[dtype].width // 8)
-
-    def per_sequence(there: bool) -> Any:
-        return make(cutlass.Int32, (batch,), (1,), assumed_align=4) if there else None
-
-    taps = (by_head("float32"), by_head("float32"), rows(value_heads, cutlass.Float32))
-    slot_stride = cute.sym_int64(divisibility=ALIGN // (types[state_dtype].width // 8))
+    tensors = ExampleTensors(tokens)
     return (
-        rows(heads),
-        rows(heads),
-        rows(value_heads),
-        by_head(g_dtype),
-        by_head(beta_dtype),
-        per_head(None if bias_dtype is None else "float32"),
-        per_head(bias_dtype),
-        make(
-            types[state_dtype],
-            (cute.sym_int(), value_heads, HEAD_DIM, HEAD_DIM),
-            (slot_stride, HEAD_DIM**2, HEAD_DIM, 1),
-            assumed_align=ALIGN,
-        ),
-        make(cutlass.Int32, (batch, tokens), (cute.sym_int64(), cute.sym_int64()), assumed_align=4),
-        per_sequence(reads == "accepted"),
-        per_sequence(reads == "given"),
-        rows(value_heads),
-        *(() if tap is None else taps),
-        cutlass.Float32(1.0),
-        cutlass.Float32(1.0),
-        make_fake_stream(),
+        *tensors.operands(),
+        tensors.by_head(g_dtype),
+        tensors.by_head(beta_dtype),
+        None if bias_dtype is None else tensors.per_head("float32"),
+        None if bias_dtype is None else tensors.per_head(bias_dtype),
+        *tensors.pool(state_dtype, reads),
+        tensors.values("bfloat16"),
+        *(() if tap is None else (tensors.by_head("float32"), tensors.by_head("float32"))),
+        *(() if tap is None else (tensors.values("float32"),)),
+        number(),
+        number(),
+        stream(),
     )
