@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gdnbench_kernels.chunks import plan_chunks
 from gdnbench_kernels.contract import Step
-from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
 from gdnbench_kernels.gdn_prefill.steps import TORCH_STEPS, torch_steps
 
 HEAD = 1

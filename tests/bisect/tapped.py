@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.replay.taps import tap
-from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
+from gdnbench_kernels.chunks import plan_chunks
 from gdnbench_kernels.gdn_prefill.steps import torch_steps
 
 BLOCK = 16

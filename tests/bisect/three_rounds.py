@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.gdn_prefill.chunked import ChunkedPrefill, PrefillInputs
+from gdnbench_kernels.delta_prefill_chunked import ChunkedPrefill
+from gdnbench_kernels.gdn_prefill.chunked import inputs_of
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.rounding import tensor_core_arithmetic
@@ -51,7 +52,7 @@ class _ThreeRounds(ChunkedPrefill):
 
 @takes_params(PrefillParams, without=("beta_max", "gate", "state_layout", "qk"))
 def prefill(params: PrefillParams) -> dict[str, Tensor]:
-    run = _ThreeRounds(PrefillInputs.from_params(params), tensor_core_arithmetic(params.v.dtype))
+    run = _ThreeRounds(inputs_of(params), tensor_core_arithmetic(params.v.dtype))
     outputs = {"o": run.run_steps()}
     if params.output_final_state:
         outputs["final_state"] = run.state.float()

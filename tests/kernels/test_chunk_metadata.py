@@ -12,9 +12,9 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from torch import Tensor
 
 from gdnbench import sim
+from gdnbench_kernels.chunks import plan_chunks
 from gdnbench_kernels.gdn_prefill import chunk_metadata
 from gdnbench_kernels.gdn_prefill.chunk_metadata import PLAN, ChunkMetadata
-from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
 
 UNWRITTEN = -7
 STRIP = PLAN.threads

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gdnbench import sim
+from gdnbench_kernels.chunks import gather_chunks, scatter_chunks
 from gdnbench_kernels.gdn_prefill.chunked import form_p, read_out
-from gdnbench_kernels.gdn_prefill.chunks import gather_chunks, scatter_chunks
 from gdnbench_kernels.gdn_prefill.contract import OPERATION, plan_of
 from gdnbench_kernels.gdn_prefill.sources import build_output
 from gdnbench_kernels.gdn_prefill.synth import synth

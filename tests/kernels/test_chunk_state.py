@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from gdnbench import sim
+from gdnbench_kernels.chunks import ChunkPlan, gather_chunks
 from gdnbench_kernels.gdn_prefill import chunk_state
 from gdnbench_kernels.gdn_prefill.chunk_state import PLAN
 from gdnbench_kernels.gdn_prefill.chunked import advance_state
-from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, gather_chunks
 from gdnbench_kernels.gdn_prefill.contract import OPERATION, plan_of
 from gdnbench_kernels.gdn_prefill.sources import StateDtype, build_state
 from gdnbench_kernels.gdn_prefill.synth import synth

@@ -21,7 +21,7 @@ from gdnbench import sim
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill import chunk_uw
 from gdnbench_kernels.gdn_prefill.chunk_uw import PLAN, SPLIT_PLAN, ChunkUW, Tap
-from gdnbench_kernels.gdn_prefill.contract import OPERATION, plan_of
+from gdnbench_kernels.gdn_prefill.contract import OPERATION, PACKED
 from gdnbench_kernels.gdn_prefill.stage_rules import stage_limit, with_rounded_sums
 from gdnbench_kernels.plan import KernelPlan
 from gdnbench_kernels.run import run_kernel
@@ -83,7 +83,7 @@ class Found:
 
     def finite(self, call: Call) -> bool:
         """Whether every row that a chunk has is."""
-        rows = 64 * plan_of(call).total
+        rows = 64 * PACKED.plan_of(call).total
         return all(bool(self.stages[name][:rows].isfinite().all()) for name in STAGES)
 
 
@@ -96,7 +96,7 @@ def launch(
     **settings: Any,
 ) -> Found:
     """By the build for the call's betas. `a`, `ai`: what is injected."""
-    given, plan = call.tensors, plan_of(call)
+    given, plan = call.tensors, PACKED.plan_of(call)
     (tokens, heads, _), value_heads = given["k"].shape, given["v"].shape[1]
     indices = torch.full((plan.bound, 2), 2**30, dtype=torch.int32)
     indices[: plan.total] = torch.stack([plan.sequence, plan.index], 1)
@@ -174,7 +174,7 @@ def check(call: Call, found: Found) -> None:
 
 def check_tails(call: Call, found: Found) -> None:
     """Rows of a chunk that no token owns are 0, not merely small."""
-    plan = plan_of(call)
+    plan = PACKED.plan_of(call)
     for chunk, length in enumerate(plan.length.tolist()):
         for name in ("U", "W"):
             assert (found.stages[name][64 * chunk + length : 64 * chunk + 64] == 0).all(), (name, chunk)
@@ -253,7 +253,7 @@ def test_bits_do_not_depend_on_the_number_of_ctas() -> None:
 def test_a_sequence_has_the_same_bits_alone_and_in_a_batch() -> None:
     call = made()
     batch, bounds = launch(call), call.tensors["cu_seqlens"].tolist()
-    plan = plan_of(call)
+    plan = PACKED.plan_of(call)
     for n in (1, 6):
         tokens = slice(bounds[n], bounds[n + 1])
         alone = {name: call.tensors[name][tokens] for name in ("q", "k", "v", "g", "beta")}
@@ -275,7 +275,7 @@ def test_what_neighbours_hold_reaches_nobody(poison: float) -> None:
         for name in ("k", "v", "g", "beta"):
             tensors[name][bounds[n] : bounds[n + 1]] = poison
     found = launch(Call(tensors, call.scalars, call.conventions))
-    plan = plan_of(call)
+    plan = PACKED.plan_of(call)
     for n in (0, 2):
         rows = slice(64 * int(plan.offsets[n]), 64 * int(plan.offsets[n + 1]))
         assert torch.equal(*(x.stages["g_cu"][bounds[n] : bounds[n + 1]] for x in (found, clean)))
@@ -340,7 +340,7 @@ def test_taps_change_nothing_and_are_what_they_say(upper: float) -> None:
 
     exact: dict[str, Tensor] = {}
     run_kernel(OPERATION, "reference_staged", with_rounded_sums(call), exact)
-    plan = plan_of(call)
+    plan = PACKED.plan_of(call)
     for chunk, length in enumerate(plan.length.tolist()):
         assert (a[chunk].triu() == 0).all()
         assert (a[chunk, :, length:] == 0).all()
@@ -368,7 +368,7 @@ def test_beta_to_two(correlation: float, beta: float | tuple[float, float]) -> N
     check(call, found)
     exact: dict[str, Tensor] = {}
     run_kernel(OPERATION, "reference_staged", with_rounded_sums(call), exact)
-    chunks = plan_of(call).total
+    chunks = PACKED.plan_of(call).total
     ai, wanted = found.stages["Ai"][:chunks].double(), exact["Ai"][:chunks]
     assert (norms(ai - wanted) <= INVERSE_BEYOND_ONE * norms(wanted)).all()
     # 4 is the norm of an identity: a block may be zero but for rounding.

@@ -9,9 +9,9 @@ import torch
 
 from gdnbench.ops import operation
 from gdnbench_kernels.artifacts import ARCHS
+from gdnbench_kernels.chunks import plan_chunks
 from gdnbench_kernels.compiling import Program, program
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.gdn_prefill.sm100 import ChunkTables
 from gdnbench_kernels.gdn_prefill.sources import metadata_source

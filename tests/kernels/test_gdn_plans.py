@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gdnbench_kernels.chunks import gather_chunks, plan_chunks, scatter_chunks
 from gdnbench_kernels.contract import Call, ContractError
 from gdnbench_kernels.gdn_decode.contract import OPERATION as DECODE
-from gdnbench_kernels.gdn_prefill.chunks import gather_chunks, plan_chunks, scatter_chunks
 
 
 @given(st.lists(st.integers(0, 40), max_size=6), st.integers(1, 16))

@@ -21,9 +21,9 @@ from gdnbench.replay.simulated import programs_simulated
 from gdnbench.report.outcome import Outcome
 from gdnbench.sim import Session, Settings, active
 from gdnbench.store.recover import open_store
+from gdnbench_kernels.chunks import plan_chunks
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill import sm100 as kernels
-from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.sm100 import ChunkTables, Workspace, sm100
 from gdnbench_kernels.gdn_prefill.synth import synth

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.gdn_prefill.chunked import causal_decay, chunk_cumsum, invert
-from gdnbench_kernels.gdn_prefill.contract import OPERATION, plan_of
+from gdnbench_kernels.delta_prefill_chunked import chunk_cumsum, invert
+from gdnbench_kernels.gdn_prefill.chunked import causal_decay
+from gdnbench_kernels.gdn_prefill.contract import OPERATION, PACKED
 from gdnbench_kernels.rounding import EXACT
 from gdnbench_kernels.run import run_kernel
 
@@ -195,7 +196,7 @@ def test_fp32_inputs_are_not_rounded_below_fp32() -> None:
 
 
 def test_chunk_plan(call: Call) -> None:
-    plan = plan_of(call)
+    plan = PACKED.plan_of(call)
     assert plan.sequence.tolist() == [0, 0, 2]
     assert plan.index.tolist() == [0, 1, 0]
     assert plan.start.tolist() == [0, 64, 70]
@@ -230,6 +231,7 @@ def test_an_inverse_is_spoilt_where_it_depends_on_what_is_spoilt(value: float) -
 
 def test_gates_that_no_sum_takes() -> None:
     g = torch.tensor([-1.0, -torch.inf, -3e38, -(2.0**101), torch.inf, -1.0], dtype=torch.float64)
-    assert chunk_cumsum(g)[:4].tolist() == [-1.0, -129.0, -129.0 - 2.0**100, -129.0 - 2.0**101]
-    assert chunk_cumsum(g)[4:].isnan().all()
-    assert chunk_cumsum(torch.full((64,), -3e38)).isfinite().all()
+    sums = chunk_cumsum(g.view(1, 1, -1)).flatten()
+    assert sums[:4].tolist() == [-1.0, -129.0, -129.0 - 2.0**100, -129.0 - 2.0**101]
+    assert sums[4:].isnan().all()
+    assert chunk_cumsum(torch.full((1, 1, 64), -3e38)).isfinite().all()

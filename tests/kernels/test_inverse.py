@@ -14,8 +14,9 @@ from torch import Tensor
 
 from gdnbench import sim
 from gdnbench.sim.errors import KernelFault
+from gdnbench_kernels.delta_prefill_chunked import chunk_cumsum
 from gdnbench_kernels.gdn_prefill import inverse
-from gdnbench_kernels.gdn_prefill.chunked import chunk_cumsum, form_a
+from gdnbench_kernels.gdn_prefill.chunked import form_a
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.rounding import EXACT
 from tests.kernels.inverse_kernel import Inverse

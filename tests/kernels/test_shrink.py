@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gdnbench.ops import operation
 from gdnbench.synth import synthesise
+from gdnbench_kernels.chunks import plan_chunks
 from gdnbench_kernels.contract import Axis, Call, Shrinking
-from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
 from gdnbench_kernels.run import run_kernel
 
 SMALL = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])

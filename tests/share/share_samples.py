@@ -13,8 +13,9 @@ from torch import Tensor
 from gdnbench.record import RecordDraft
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
-from gdnbench_kernels.gdn_prefill.chunked import ChunkedPrefill, PrefillInputs
-from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
+from gdnbench_kernels.chunks import plan_chunks
+from gdnbench_kernels.delta_prefill_chunked import ChunkedPrefill, PrefillInputs
+from gdnbench_kernels.gdn_prefill.chunked import MATH, GdnGates
 from gdnbench_kernels.rounding import tensor_core_arithmetic
 
 PREFILL: dict[str, Any] = {
@@ -79,6 +80,8 @@ def _inputs(call: Mapping[str, Any]) -> PrefillInputs:
         *(call[name] for name in ("q", "k", "v", "g", "beta", "initial_state")),
         plan_chunks(call["cu_seqlens"], 64),
         call["k"].shape[-1] ** -0.5,
+        GdnGates(),
+        MATH,
     )
 
 

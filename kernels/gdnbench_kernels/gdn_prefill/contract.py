@@ -8,31 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor
-
+from gdnbench_kernels import delta_prefill_laws as laws
 from gdnbench_kernels.contract import (
     Call,
-    ContractError,
     KernelEntry,
     Laws,
     Operation,
-    Partition,
-    Region,
     Role,
     ScalarSpec,
-    Shaped,
     Shrinking,
-    Stage,
     TensorSpec,
     Work,
 )
+from gdnbench_kernels.delta_prefill_accesses import accesses
+from gdnbench_kernels.delta_prefill_contract import (
+    OUTPUTS,
+    QKV,
+    SEQUENCES,
+    SQUARE,
+    STATE_TENSORS,
+    PackedPrefill,
+    chunk_stage,
+    convert_outputs,
+    prefill_scalars,
+    touched,
+)
+from gdnbench_kernels.delta_prefill_cost import work_of
+from gdnbench_kernels.delta_prefill_shrink import axes, unit_vectors
+from gdnbench_kernels.delta_prefill_steps import cut_of
 from gdnbench_kernels.gdn import (
-    ACTIVATIONS,
     CONVENTIONS,
     CONVERSIONS,
     GATE,
-    OFFSETS,
     OFFSETS_DTYPE,
     QK,
     STATE_LAYOUT,
@@ -40,32 +47,19 @@ from gdnbench_kernels.gdn import (
     check_form,
     check_gates,
     convert_call,
-    convert_states,
     index_tensors,
 )
-from gdnbench_kernels.gdn_prefill import laws, shrink
-from gdnbench_kernels.gdn_prefill.accesses import accesses
-from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, plan_chunks
-from gdnbench_kernels.gdn_prefill.op_cost import work_of
 from gdnbench_kernels.gdn_prefill.ranges import ranges
-from gdnbench_kernels.gdn_prefill.stage_rules import stage_limit, with_rounded_sums
-from gdnbench_kernels.gdn_prefill.stage_sums import stage_leeway
-from gdnbench_kernels.gdn_prefill.steps import CUT, EXACT_STEPS, SM100_STEPS, TORCH_STEPS
+from gdnbench_kernels.gdn_prefill.sizes import CHUNK
+from gdnbench_kernels.gdn_prefill.stage_rules import stage_leeway, stage_limit, with_rounded_sums
+from gdnbench_kernels.gdn_prefill.steps import EXACT_STEPS, SM100_STEPS, TORCH_STEPS
 from gdnbench_kernels.gdn_prefill.synth import synth
-from gdnbench_kernels.validate import (
-    check_integers,
-    first_true,
-    resolved_scalars,
-)
+from gdnbench_kernels.validate import resolved_scalars
 
 NAME = "gdn_prefill"
-STATE_TENSORS = ("initial_state", "final_state")
-KV_AXES: Mapping[tuple[str, str], tuple[str, ...]] = {("state_layout", "KV"): ("N", "Hv", "K", "V")}
 
 TENSORS = (
-    TensorSpec("q", ("T", "H", "K"), ACTIVATIONS, Role.INPUT, "queries"),
-    TensorSpec("k", ("T", "H", "K"), ACTIVATIONS, Role.INPUT, "keys, of q's dtype"),
-    TensorSpec("v", ("T", "Hv", "V"), ACTIVATIONS, Role.INPUT, "values, of q's dtype; Hv is a multiple of H"),
+    *QKV,
     TensorSpec(
         "g",
         ("T", "Hv"),
@@ -75,81 +69,34 @@ TENSORS = (
         minus_infinity=True,
     ),
     TensorSpec("beta", ("T", "Hv"), STATES, Role.INPUT, "step size, in [0, beta_max]"),
-    TensorSpec(
-        "cu_seqlens", ("N+1",), OFFSETS, Role.INPUT, "sequence n is tokens cu_seqlens[n] .. cu_seqlens[n+1]-1"
-    ),
-    TensorSpec(
-        "initial_state",
-        ("N", "Hv", "V", "K"),
-        STATES,
-        Role.INPUT,
-        "state before the first token; zeros if absent",
-        optional=True,
-        axes_by=KV_AXES,
-    ),
-    TensorSpec(
-        "chunk_indices",
-        ("UB", "2"),
-        OFFSETS,
-        Role.INPUT,
-        "(sequence, chunk within it) of every chunk; rows past total_chunks are not read",
-        optional=True,
-    ),
-    TensorSpec("chunk_offsets", ("N+1",), OFFSETS, Role.INPUT, "chunks before each sequence", optional=True),
-    TensorSpec("o", ("T", "Hv", "V"), ACTIVATIONS, Role.OUTPUT, "outputs, of v's dtype"),
-    TensorSpec(
-        "final_state",
-        ("N", "Hv", "V", "K"),
-        STATES,
-        Role.OUTPUT,
-        "state after the last token, if output_final_state",
-        optional=True,
-        axes_by=KV_AXES,
-    ),
+    *SEQUENCES,
+    *OUTPUTS,
 )
 
 SCALARS = (
-    ScalarSpec("scale", float, None, "factor of the output; K ** -0.5 unless given"),
-    ScalarSpec("chunk_size", int, 64, "C, tokens of a chunk"),
-    ScalarSpec("output_final_state", bool, True, "whether final_state is an output"),
-    ScalarSpec(
-        "final_state_dtype",
-        str,
-        None,
-        "dtype of final_state; that of initial_state, or float32, unless given",
-    ),
+    *prefill_scalars(CHUNK),
     ScalarSpec("beta_max", float, 1.0, "upper end of beta's range, 1 or 2"),
 )
+PACKED = PackedPrefill(NAME, SCALARS)
 
-
-def _stage(
-    name: str,
-    axes: tuple[str, ...],
-    meaning: str,
-    formula: str,
-    rounded_to: str = "v",
-    dtypes: tuple[str, ...] = (),
-) -> Stage:
-    return Stage(TensorSpec(name, axes, dtypes or ACTIVATIONS, Role.OUTPUT, meaning), formula, rounded_to)
-
-
-_SQUARE = ("UB", "Hv", "C", "C")
 STAGES = (
-    _stage("g_cu", ("T", "Hv"), "gate summed from the chunk's start", "cumsum(g)", "float32", ("float32",)),
-    _stage(
+    chunk_stage(
+        "g_cu", ("T", "Hv"), "gate summed from the chunk's start", "cumsum(g)", "float32", ("float32",)
+    ),
+    chunk_stage(
         "A",
-        _SQUARE,
+        SQUARE,
         "what a token's update takes from earlier ones",
         "strict_lower(beta_i (K K^T)[i,j] Gamma[i,j])",
     ),
-    _stage("Ai", _SQUARE, "unit lower triangular inverse", "(I + A)^-1"),
-    _stage("U", ("UB*C", "Hv", "V"), "updates if the state before the chunk were zero", "(Ai beta_j) V"),
-    _stage(
+    chunk_stage("Ai", SQUARE, "unit lower triangular inverse", "(I + A)^-1"),
+    chunk_stage("U", ("UB*C", "Hv", "V"), "updates if the state before the chunk were zero", "(Ai beta_j) V"),
+    chunk_stage(
         "W", ("UB*C", "Hv", "K"), "keys that read the state before the chunk", "(Ai beta_j exp(g_cu_j)) K"
     ),
-    _stage("h", ("UB", "Hv", "V", "K"), "state before the chunk", "S"),
-    _stage("V_new", ("UB*C", "Hv", "V"), "updates", "U - W S^T"),
-    _stage("P", _SQUARE, "what a token's output takes from updates", "lower(Q K^T Gamma)"),
+    chunk_stage("h", ("UB", "Hv", "V", "K"), "state before the chunk", "S"),
+    chunk_stage("V_new", ("UB*C", "Hv", "V"), "updates", "U - W S^T"),
+    chunk_stage("P", SQUARE, "what a token's output takes from updates", "lower(Q K^T Gamma)"),
 )
 
 KERNELS = {
@@ -271,80 +218,8 @@ KERNELS = {
 def validate(call: Call) -> None:
     """Raises ContractError, with tensor, position and value, for a call that breaks the contract."""
     sizes = check_form(NAME, TENSORS, SCALARS, call)
-    scalars = resolved_scalars(SCALARS, call)
-    if int(scalars["chunk_size"] or 0) < 1:
-        raise ContractError(f"{NAME}: scalar chunk_size is {scalars['chunk_size']}; it must be at least 1")
-    if scalars["final_state_dtype"] not in (None, *STATES):
-        raise ContractError(
-            f"{NAME}: scalar final_state_dtype is {scalars['final_state_dtype']!r};"
-            f" it must be {' or '.join(STATES)}"
-        )
-    _check_cu_seqlens(call.tensors["cu_seqlens"], sizes["T"])
-    _check_chunks(call)
-    check_gates(NAME, call, scalars["beta_max"])
-
-
-def _check_cu_seqlens(cu_seqlens: Tensor, tokens: int) -> None:
-    bounds = cu_seqlens.cpu().long()
-    if int(bounds[0]) != 0:
-        raise ContractError(f"{NAME}: cu_seqlens[0] is {int(bounds[0])}; offsets must start at 0")
-    if (past := first_true(bounds > tokens)) is not None:
-        raise ContractError(f"{NAME}: cu_seqlens[{past[0]}] is {int(bounds[past])}, past T = {tokens}")
-    if (falls := first_true(bounds.diff() < 0)) is not None:
-        i = falls[0] + 1
-        raise ContractError(
-            f"{NAME}: cu_seqlens[{i}] is {int(bounds[i])}, below cu_seqlens[{i - 1}] = {int(bounds[i - 1])};"
-            " offsets must not decrease"
-        )
-    if int(bounds[-1]) != tokens:
-        raise ContractError(
-            f"{NAME}: cu_seqlens[{len(bounds) - 1}] is {int(bounds[-1])};"
-            f" the last offset must be T = {tokens}"
-        )
-
-
-def _check_chunks(call: Call) -> None:
-    """Raises ContractError for chunk tables that do not match cu_seqlens and chunk_size."""
-    plan = plan_of(call)
-    why = f"chunks of {plan.chunk_size} over cu_seqlens"
-    if call.tensors.get("chunk_offsets") is not None:
-        check_integers(NAME, call, "chunk_offsets", plan.offsets, why)
-    indices = call.tensors.get("chunk_indices")
-    if indices is not None:
-        if len(indices) < plan.total:
-            raise ContractError(
-                f"{NAME}: chunk_indices has {len(indices)} rows; {why} makes {plan.total} chunks"
-            )
-        check_integers(NAME, call, "chunk_indices", torch.stack([plan.sequence, plan.index], dim=1), why)
-
-
-def plan_of(call: Call) -> ChunkPlan:
-    """The chunks of a valid call."""
-    chunk_size = resolved_scalars(SCALARS, call)["chunk_size"]
-    assert isinstance(chunk_size, int)
-    return plan_chunks(call.tensors["cu_seqlens"], chunk_size)
-
-
-def _zero_state(call: Call) -> Tensor:
-    """Zeros, in the layout and dtype of the final states."""
-    k, v = call.tensors["k"], call.tensors["v"]
-    last = (v.shape[2], k.shape[2])
-    if call.conventions.get(STATE_LAYOUT.name) == "KV":
-        last = last[::-1]
-    dtype = getattr(torch, str(resolved_scalars(SCALARS, call)["final_state_dtype"] or "float32"))
-    return torch.zeros(len(call.tensors["cu_seqlens"]) - 1, v.shape[1], *last, dtype=dtype, device=v.device)
-
-
-def _chunk_indices(call: Call) -> Tensor:
-    """[UB, 2]; rows past the chunks hold zeros."""
-    plan = plan_of(call)
-    found = torch.zeros(plan.bound, 2, dtype=torch.int64)
-    found[: plan.total] = torch.stack([plan.sequence, plan.index], dim=1)
-    return found.to(call.tensors["cu_seqlens"])
-
-
-def _chunk_offsets(call: Call) -> Tensor:
-    return plan_of(call).offsets.to(call.tensors["cu_seqlens"])
+    PACKED.check(call, sizes["T"])
+    check_gates(NAME, call, resolved_scalars(SCALARS, call)["beta_max"])
 
 
 def convert(call: Call, target: Mapping[str, str]) -> Call:
@@ -352,62 +227,15 @@ def convert(call: Call, target: Mapping[str, str]) -> Call:
     return convert_call(NAME, call, target, STATE_TENSORS, index_tensors(TENSORS, call))
 
 
-def convert_outputs(
-    outputs: Mapping[str, Tensor], source: Mapping[str, str], target: Mapping[str, str]
-) -> dict[str, Tensor]:
-    """Outputs in the conventions `target`: final_state is transposed if the layouts differ."""
-    return convert_states(outputs, source, target, STATE_TENSORS)
-
-
-def outputs(call: Call) -> dict[str, Shaped]:
-    """Shape and dtype of every output of a valid call, in the call's conventions."""
-    k, v, first = call.tensors["k"], call.tensors["v"], call.tensors.get("initial_state")
-    scalars = resolved_scalars(SCALARS, call)
-    found = {"o": (tuple(v.shape), v.dtype)}
-    if scalars["output_final_state"]:
-        sequences = len(call.tensors["cu_seqlens"]) - 1
-        value_by_key = (v.shape[2], k.shape[2])
-        last = value_by_key[::-1] if call.conventions.get(STATE_LAYOUT.name) == "KV" else value_by_key
-        asked = scalars["final_state_dtype"]
-        dtype: torch.dtype = (
-            getattr(torch, str(asked)) if asked else torch.float32 if first is None else first.dtype
-        )
-        found["final_state"] = ((sequences, v.shape[1], *last), dtype)
-    return found
-
-
-def touched(call: Call) -> dict[str, Tensor]:
-    """Empty: the operation has no pools."""
-    return {}
-
-
-def partition(call: Call, name: str) -> Partition:
-    """The owners of the rows of an output or stage. Raises KeyError for any other name."""
-    plan = plan_of(call)
-    if name == "final_state":
-        return Partition(tuple(Region(n, n + 1, n) for n in range(len(plan.offsets) - 1)), head_axis=1)
-    chunks = zip(
-        plan.sequence.tolist(), plan.index.tolist(), plan.start.tolist(), plan.length.tolist(), strict=True
-    )
-    size = plan.chunk_size
-    if name in ("o", "g_cu"):
-        regions = (Region(start, start + length, n, c, c * size) for n, c, start, length in chunks)
-    elif name in ("U", "W", "V_new"):
-        regions = (
-            Region(i * size, i * size + length, n, c, c * size) for i, (n, c, _, length) in enumerate(chunks)
-        )
-    elif name in ("A", "Ai", "P"):
-        regions = (Region(i, i + 1, n, c, tokens=length) for i, (n, c, _, length) in enumerate(chunks))
-    elif name == "h":
-        regions = (Region(i, i + 1, n, c) for i, (n, c, _, _) in enumerate(chunks))
-    else:
-        raise KeyError(name)
-    return Partition(tuple(regions), head_axis=1)
-
-
 def work(call: Call) -> Work:
     """The bytes and FLOP of a valid call."""
-    return work_of(call, SCALARS, outputs(call))
+    return work_of(call, SCALARS, PACKED.outputs(call))
+
+
+def level(call: Call) -> dict[str, float]:
+    """A decay of 1; q and k of norm 1 if they are normalised."""
+    found = {} if call.conventions.get("gate") == "linear" else {"g": 0.0}
+    return found | unit_vectors(call)
 
 
 OPERATION = Operation(
@@ -421,15 +249,11 @@ OPERATION = Operation(
     validate=validate,
     convert=convert,
     convert_outputs=convert_outputs,
-    outputs=outputs,
+    outputs=PACKED.outputs,
     touched=touched,
-    partition=partition,
+    partition=PACKED.partition,
     synth=synth,
-    absent={
-        "initial_state": _zero_state,
-        "chunk_indices": _chunk_indices,
-        "chunk_offsets": _chunk_offsets,
-    },
+    absent=PACKED.absent,
     conversions=CONVERSIONS,
     stage_limit=stage_limit,
     stage_leeway=stage_leeway,
@@ -437,8 +261,8 @@ OPERATION = Operation(
     accesses=accesses,
     work=work,
     carries=STATE_TENSORS,
-    cut=CUT,
+    cut=cut_of(PACKED.plan_of),
     laws=Laws(laws.variants, laws.splits),
     ranges=ranges,
-    shrinking=Shrinking(shrink.axes, shrink.extent, shrink.level),
+    shrinking=Shrinking(axes, PACKED.extent, level),
 )

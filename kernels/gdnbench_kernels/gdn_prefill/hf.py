@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gdnbench_kernels.delta_prefill_chunked import final_dtype
 from gdnbench_kernels.gdn import per_value_head
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
-from gdnbench_kernels.gdn_prefill.torch_chunked import final_dtype
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.transformers_functions import check_scale, transformers_function
 

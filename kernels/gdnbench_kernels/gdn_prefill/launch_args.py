@@ -17,10 +17,10 @@ from torch import Tensor
 from gdnbench_kernels import arguments, programs
 from gdnbench_kernels.arguments import Output
 from gdnbench_kernels.compiling import Program
+from gdnbench_kernels.delta_prefill_chunked import final_dtype
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sources import ALIGN, BETA_MAX, STATE_DTYPES, check_heads
-from gdnbench_kernels.gdn_prefill.torch_chunked import final_dtype
 from gdnbench_kernels.gpu import multiprocessors
 from gdnbench_kernels.launch_checks import TensorCheck, dtypes_of
 from gdnbench_kernels.source import Source

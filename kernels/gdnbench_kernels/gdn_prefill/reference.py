@@ -5,67 +5,24 @@ They accept every convention, so no conversion changes the caller's inputs first
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from gdnbench_kernels.gdn import decay, default_scale, in_vk, normalised, per_value_head, recur
-from gdnbench_kernels.gdn_prefill.chunked import ChunkedPrefill, PrefillInputs, published_stages
+from gdnbench_kernels.delta_prefill_chunked import run_chunked
+from gdnbench_kernels.delta_prefill_recurrence import recurrence
+from gdnbench_kernels.gdn_prefill.chunked import GdnGates, inputs_of
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.rounding import EXACT
-
-# Bytes of fp64 state processed together; further sequences take another pass over the tokens.
-STATE_BYTES_AT_ONCE = 256 << 20
 
 
 @takes_params(PrefillParams, without=("chunk_size", "final_state_dtype", "beta_max"))
 def reference(params: PrefillParams) -> dict[str, Tensor]:
     """The recurrence, one token at a time in fp64: o [T, Hv, V] and final_state [N, Hv, V, K] in the caller's
-    layout.
-
-    All heads and all sequences that still have tokens advance together. Sequences are sorted by length,
-    longest first, so those of one step are a prefix.
-    """
-    q, k, v, initial_state, qk = params.q, params.k, params.v, params.initial_state, params.qk
-    bounds = params.cu_seqlens.cpu().long()
-    lengths = bounds.diff()
-    value_heads, value_dim, key_dim = v.shape[1], v.shape[2], k.shape[2]
-    factor = default_scale(params.scale, key_dim)
-    o = torch.empty(v.shape, dtype=torch.float64, device=v.device)
-    if initial_state is None:
-        final = o.new_zeros(len(lengths), value_heads, value_dim, key_dim)
-    else:
-        final = in_vk(initial_state, params.state_layout).to(torch.float64, copy=True).contiguous()
-    longest_first = lengths.argsort(descending=True, stable=True)
-    at_once = max(1, STATE_BYTES_AT_ONCE // max(1, 8 * value_heads * value_dim * key_dim))
-    for start in range(0, len(longest_first), at_once):
-        sequences = longest_first[start : start + at_once]
-        state = final[sequences.to(v.device)]
-        for step in range(int(lengths[sequences[0]])):
-            active = int((lengths[sequences] > step).sum())
-            tokens = (bounds[sequences[:active]] + step).to(v.device)
-            out, _ = recur(
-                state[:active],
-                per_value_head(normalised(q[tokens], qk, torch.float64), value_heads, axis=1),
-                per_value_head(normalised(k[tokens], qk, torch.float64), value_heads, axis=1),
-                v[tokens].double(),
-                decay(params.g[tokens], params.gate, torch.float64),
-                params.beta[tokens].double(),
-            )
-            o[tokens] = out * factor
-        final[sequences.to(v.device)] = state
-    if not params.output_final_state:
-        return {"o": o}
-    return {"o": o, "final_state": in_vk(final, params.state_layout).contiguous()}
+    layout."""
+    return recurrence(params, GdnGates(params.gate))
 
 
 @takes_params(PrefillParams, without=("final_state_dtype", "beta_max"))
 def reference_staged(params: PrefillParams, *, stages: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
     """The chunked form in fp64, nothing rounded; fills `stages`, if given, with every stage."""
-    run = ChunkedPrefill(PrefillInputs.from_params(params), EXACT)
-    outputs = {"o": run.run_steps()}
-    if params.output_final_state:
-        outputs["final_state"] = in_vk(run.state, params.state_layout).contiguous()
-    if stages is not None:
-        stages.update(published_stages(run))
-    return outputs
+    return run_chunked(inputs_of(params), EXACT, params, stages)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gdnbench_kernels.chunks import chunk_bound
 from gdnbench_kernels.gdn import default_scale
-from gdnbench_kernels.gdn_prefill.chunks import chunk_bound
 from gdnbench_kernels.gdn_prefill.launch_args import (
     BFLOAT16,
     FLOAT32,

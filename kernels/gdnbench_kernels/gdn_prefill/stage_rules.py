@@ -21,17 +21,21 @@ rounded sums.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+from torch import Tensor
 
+from gdnbench_kernels.chunks import plan_chunks
 from gdnbench_kernels.contract import Call, Limit
+from gdnbench_kernels.delta_prefill_rules import HALF_TINY, gate_sum_limit, half_tiny, rounded_gates
+from gdnbench_kernels.delta_prefill_sums import sum_leeway
 from gdnbench_kernels.gdn import log_decay
-from gdnbench_kernels.gdn_prefill.chunked import chunk_cumsum
-from gdnbench_kernels.gdn_prefill.chunks import gather_chunks, plan_chunks, scatter_chunks
+from gdnbench_kernels.gdn_prefill.chunked import inputs_of
+from gdnbench_kernels.gdn_prefill.params import PrefillParams
+from gdnbench_kernels.gdn_prefill.sizes import CHUNK
+from gdnbench_kernels.params import from_call
 
-UNIT = 2.0**-24
-"""Unit roundoff of float32."""
-HALF_TINY = 2.0**-25
-"""Half the smallest subnormal of fp16."""
 INVERSE_BLOCK = 16
 
 
@@ -39,35 +43,29 @@ def stage_limit(call: Call, stage: str) -> Limit | None:
     """The limit of the table above; None for other stages."""
     beyond_one = float(call.scalars.get("beta_max") or 1.0) > 1
     inverse = 2e-2 if beyond_one else 3e-3
-    chunk_size = int(call.scalars.get("chunk_size") or 64)
+    chunk_size = int(call.scalars.get("chunk_size") or CHUNK)
     if stage == "g_cu":
-        return Limit((chunk_size - 1) * UNIT, added=True)
+        return gate_sum_limit(chunk_size)
     if stage == "A":
         return Limit(inverse, absolute=chunk_size * HALF_TINY, instead=True)
     if stage == "Ai":
         return Limit(inverse, block=INVERSE_BLOCK, instead=True)
     if stage == "U":
         v = call.tensors["v"]
-        form = torch.finfo(v.dtype)
-        half_tiny = form.smallest_normal * form.eps / 2
         elements = chunk_size * v.shape[-1]
-        return Limit(5e-3, absolute=elements**0.5 * half_tiny)
+        return Limit(5e-3, absolute=elements**0.5 * half_tiny(v.dtype))
     return None
 
 
 def with_rounded_sums(call: Call) -> Call:
-    """The call with fp64 log-space gates whose sums in each chunk are the exact sums rounded to float32.
-
-    The gates are differences of neighbouring sums; in fp64 their error is at most 2^-53 of the larger sum.
-    """
-    tensors = dict(call.tensors)
-    gates = log_decay(tensors["g"], call.conventions.get("gate", "log"), torch.float64)
-    plan = plan_chunks(tensors["cu_seqlens"], int(call.scalars.get("chunk_size") or 64))
-    rows = plan.part(0, plan.total)
-    sums = chunk_cumsum(gather_chunks(gates, *rows))
-    rounded = sums.clamp(min=torch.finfo(torch.float32).min).float().double()
-    tensors["g"] = torch.empty_like(gates)
-    scatter_chunks(
-        tensors["g"], rounded.diff(dim=-1, prepend=rounded.new_zeros(*rounded.shape[:-1], 1)), *rows
-    )
+    """The call with fp64 log-space gates whose sums in each chunk are the exact sums rounded to float32."""
+    gates = log_decay(call.tensors["g"], call.conventions.get("gate", "log"), torch.float64)
+    plan = plan_chunks(call.tensors["cu_seqlens"], int(call.scalars.get("chunk_size") or CHUNK))
+    tensors = {**call.tensors, "g": rounded_gates(gates, plan)}
     return Call(tensors, call.scalars, {**call.conventions, "gate": "log"})
+
+
+def stage_leeway(call: Call, stage: str, exact: Mapping[str, Tensor]) -> Tensor | None:
+    """What the order of sums may cost a stage; see `delta_prefill_sums`."""
+    given = {**call.tensors, **call.scalars, **call.conventions}
+    return sum_leeway(inputs_of(from_call(PrefillParams, given)), stage, exact)

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gdnbench_kernels.chunks import plan_chunks
 from gdnbench_kernels.contract import Launch
+from gdnbench_kernels.delta_prefill_chunked import final_dtype
 from gdnbench_kernels.gdn_prefill.chunk_cutedsl import CHUNK, gated_inputs, refuse
-from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
-from gdnbench_kernels.gdn_prefill.torch_chunked import final_dtype
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.peers import (
     PeerLaunch,

@@ -1,8 +1,7 @@
-"""The minimal cost of a call of gdn_prefill: memory traffic and FLOP.
+"""The minimal cost of a call of gdn_prefill or kda_prefill: memory traffic and FLOP.
 
-Bytes: q, k, v, g, beta, cu_seqlens and the initial states are read once, o and the final states written once;
-q and k are read once for all value heads of a key head. Chunk tables follow from cu_seqlens and are not
-counted.
+Bytes: the inputs but chunk tables, which follow from cu_seqlens, are read once, o and the final states
+written once; q and k are read once for all value heads of a key head.
 
 FLOP: those of the fused chunked form, which forms no W, since U - W S^T = Ai beta (V - exp(g_cu) K S^T). Per
 value head and chunk of L tokens (L < C in the last chunk of a sequence), where a product of M x N over K is
@@ -14,8 +13,9 @@ value head and chunk of L tokens (L < C in the last chunk of a sequence), where 
     V_new^T K                          V x K over L
     inverse of a unit lower triangle   L^3 / 3
 
-With K = V = 128, two value heads per key head and full chunks of 64 this is 165.2 kFLOP and 776 bytes per
-token and value head. Scalings and exponentials, below 1 %, are left out.
+With K = V = 128, two value heads per key head, fp32 gates, bf16 elsewhere and full chunks this is per token
+and value head 165.2 kFLOP and 776 bytes in gdn_prefill, whose chunks have 64 tokens, and 114.8 kFLOP and 1284
+bytes in kda_prefill, whose chunks have 16. Scalings and exponentials, below 1 %, are left out.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from gdnbench_kernels.chunks import plan_chunks
 from gdnbench_kernels.contract import Call, ScalarSpec, Shaped, Work
-from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
 from gdnbench_kernels.validate import resolved_scalars
 
-_READ = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state")
+_READ = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state", "A_log", "dt_bias")
 
 
 def work_of(call: Call, scalars: tuple[ScalarSpec, ...], outputs: Mapping[str, Shaped]) -> Work:

@@ -1,4 +1,5 @@
-"""Makes calls of gdn_prefill smaller. Offsets and chunk tables are adapted to the removed tokens.
+"""Makes calls of gdn_prefill and kda_prefill smaller. Offsets and chunk tables are adapted to the removed
+tokens.
 
 Chunks can be removed in two ways. Either the rest starts from the sequence's own initial state, or the state
 is carried: if the first chunks of a sequence are removed, its initial state becomes the exact state after
@@ -12,21 +13,16 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from gdnbench_kernels.chunks import UNREAD, ChunkPlan, chunk_bound, plan_chunks
 from gdnbench_kernels.contract import Axis, Call, Operation
-from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, chunk_bound, plan_chunks
-from gdnbench_kernels.gdn_prefill.reference import reference
+from gdnbench_kernels.run import run_kernel
 from gdnbench_kernels.shrinking import head_axes, optional_axis, select_units, with_tensors
-
-CHUNK_SIZE = 64
-"""The contract's default chunk size."""
-BY_TOKEN = ("q", "k", "v", "g", "beta")
-UNREAD = -1
-"""Value of rows of chunk_indices past the last chunk, if the call had no such rows before."""
+from gdnbench_kernels.validate import resolved_scalars
 
 
 def axes(operation: Operation, call: Call) -> tuple[Axis, ...]:
     """Sequences, heads, chunks, tokens, and optional tensors."""
-    plan = _plan(call)
+    plan = plan_of(operation, call)
     sequences, tokens = len(plan.offsets) - 1, plan.tokens
 
     def keep_chunks(kept: Sequence[int]) -> Call:
@@ -68,28 +64,17 @@ def keep_tokens(operation: Operation, call: Call, tokens: Sequence[int]) -> Call
     return _cut(operation, call, tokens, range(len(call.tensors["cu_seqlens"]) - 1))
 
 
-def extent(call: Call) -> dict[str, int]:
-    plan = _plan(call)
-    return {
-        "token": plan.tokens,
-        "sequence": len(plan.offsets) - 1,
-        "chunk": plan.total,
-        "key head": call.tensors["q"].shape[1],
-        "value head": call.tensors["v"].shape[1],
-    }
+def unit_vectors(call: Call) -> dict[str, float]:
+    """The elements of q and k of norm 1, if they are normalised."""
+    if call.conventions.get("qk", "normalised") != "normalised":
+        return {}
+    unit = call.tensors["k"].shape[2] ** -0.5
+    return {"q": unit, "k": unit}
 
 
-def level(call: Call) -> dict[str, float]:
-    """A decay of 1; q and k of norm 1 if they are normalised."""
-    found = {} if call.conventions.get("gate") == "linear" else {"g": 0.0}
-    if call.conventions.get("qk", "normalised") == "normalised":
-        unit = call.tensors["k"].shape[2] ** -0.5
-        found |= {"q": unit, "k": unit}
-    return found
-
-
-def _plan(call: Call) -> ChunkPlan:
-    size = call.scalars.get("chunk_size", CHUNK_SIZE)
+def plan_of(operation: Operation, call: Call) -> ChunkPlan:
+    """The chunks of a valid call."""
+    size = resolved_scalars(operation.scalars, call)["chunk_size"]
     assert isinstance(size, int)
     return plan_chunks(call.tensors["cu_seqlens"], size)
 
@@ -103,12 +88,12 @@ def _cut(operation: Operation, call: Call, tokens: Sequence[int], sequences: Seq
     tensors = select_units(call, operation.tensors, {"T": list(tokens), "N": list(sequences)})
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     tensors["cu_seqlens"] = offsets.to(call.tensors["cu_seqlens"].dtype)
-    return with_tensors(call, tensors | _chunk_tables(with_tensors(call, tensors)))
+    return with_tensors(call, tensors | _chunk_tables(operation, with_tensors(call, tensors)))
 
 
-def _chunk_tables(call: Call) -> dict[str, Tensor]:
+def _chunk_tables(operation: Operation, call: Call) -> dict[str, Tensor]:
     """The chunk tables that the call has, recomputed for its cu_seqlens."""
-    plan, found = _plan(call), {}
+    plan, found = plan_of(operation, call), {}
     if "chunk_offsets" in call.tensors:
         found["chunk_offsets"] = plan.offsets.to(call.tensors["chunk_offsets"].dtype)
     if "chunk_indices" in call.tensors:
@@ -143,12 +128,8 @@ def _carried(operation: Operation, call: Call, plan: ChunkPlan, kept: Sequence[i
     if not before:
         return call
     prefix = keep_tokens(operation, call, before)
-    names = (*BY_TOKEN, "cu_seqlens", "initial_state")
-    given = {name: prefix.tensors[name] for name in names if name in prefix.tensors}
-    conventions = {
-        name: call.conventions[name] for name in ("gate", "state_layout", "qk") if name in call.conventions
-    }
-    exact = reference(**given, **conventions)["final_state"]
+    leaves = Call(prefix.tensors, {**prefix.scalars, "output_final_state": True}, prefix.conventions)
+    exact = run_kernel(operation, "reference", leaves)["final_state"]
     initial = call.tensors.get("initial_state")
     dtype = operation.outputs(call)["final_state"][1] if _returns_state(call) else torch.float32
     state = exact.to(dtype if initial is None else initial.dtype)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+UNREAD = -1
+"""Value that rows of chunk_indices past the last chunk are given here; no kernel reads them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:

@@ -1,4 +1,5 @@
-"""The laws of gdn_prefill: causality, independence and order of sequences, and a call in two parts."""
+"""The laws of gdn_prefill and kda_prefill: causality, independence and order of sequences, and a call in two
+parts."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Call, Carried, Operation, Piece, Split, Variant
+from gdnbench_kernels.delta_prefill_shrink import keep_sequences, keep_tokens, plan_of
 from gdnbench_kernels.gdn_laws import STATE_FACTOR, changed_tokens, output_factor
-from gdnbench_kernels.gdn_prefill.shrink import CHUNK_SIZE, keep_sequences, keep_tokens
 from gdnbench_kernels.shrinking import with_tensors
 
 
@@ -28,7 +29,7 @@ def variants(operation: Operation, call: Call) -> Iterator[Variant]:
     if not sum(lengths):
         return
     longest = max(range(len(bounds)), key=lambda n: lengths[n])
-    for place, what in _places(lengths[longest]):
+    for place, what in _places(lengths[longest], plan_of(operation, call).chunk_size):
         yield _from_token(operation, call, longest, place, what)
     filled = [n for n, length in enumerate(lengths) if length]
     if len(bounds) > 1:
@@ -41,8 +42,9 @@ def splits(operation: Operation, call: Call) -> Iterator[Split]:
     if not call.scalars.get("output_final_state", True):
         return
     lengths = [stop - start for start, stop in _bounds(call)]
-    if max(lengths, default=0) > CHUNK_SIZE:
-        yield _split(operation, call, "at a chunk's border", _border)
+    chunk_size = plan_of(operation, call).chunk_size
+    if max(lengths, default=0) > chunk_size:
+        yield _split(operation, call, "at a chunk's border", lambda length: _border(length, chunk_size))
     if max(lengths, default=0) > 1:
         yield _split(operation, call, "inside a chunk", _inside)
 
@@ -52,9 +54,9 @@ def _bounds(call: Call) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
-def _border(length: int) -> int:
+def _border(length: int, chunk_size: int) -> int:
     """The chunk's border nearest to the middle, 0 for a sequence of one chunk."""
-    return (length // 2 + CHUNK_SIZE // 2) // CHUNK_SIZE * CHUNK_SIZE if length > CHUNK_SIZE else 0
+    return (length // 2 + chunk_size // 2) // chunk_size * chunk_size if length > chunk_size else 0
 
 
 def _inside(length: int) -> int:
@@ -63,11 +65,11 @@ def _inside(length: int) -> int:
     return place if place % 16 or place < 2 else place - 3
 
 
-def _places(length: int) -> Iterator[tuple[int, str]]:
+def _places(length: int, chunk_size: int) -> Iterator[tuple[int, str]]:
     if length > 1:
         yield _inside(length), "inside a chunk"
-    if length > CHUNK_SIZE:
-        yield _border(length), "at a chunk's border"
+    if length > chunk_size:
+        yield _border(length, chunk_size), "at a chunk's border"
 
 
 def _pieces(

@@ -1,0 +1,155 @@
+"""kda_prefill: Kimi Delta Attention over a packed batch of sequences, from given states to final states.
+
+Axes: T tokens of all sequences, N sequences, H key heads, Hv value heads, K and V head dims, C the chunk
+size, UB the upper bound of the number of chunks.
+
+It is gdn_prefill with a gate for each key channel; see `kda` for the equations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gdnbench_kernels import delta_prefill_laws as laws
+from gdnbench_kernels.contract import Call, KernelEntry, Laws, Operation, Shrinking, Work
+from gdnbench_kernels.delta_prefill_accesses import accesses
+from gdnbench_kernels.delta_prefill_contract import (
+    OUTPUTS,
+    QKV,
+    SEQUENCES,
+    SQUARE,
+    STATE_TENSORS,
+    PackedPrefill,
+    chunk_stage,
+    convert_outputs,
+    prefill_scalars,
+    touched,
+)
+from gdnbench_kernels.delta_prefill_cost import work_of
+from gdnbench_kernels.delta_prefill_shrink import axes, unit_vectors
+from gdnbench_kernels.delta_prefill_steps import cut_of
+from gdnbench_kernels.gdn import check_form, index_tensors
+from gdnbench_kernels.kda import CONVENTIONS
+from gdnbench_kernels.kda_contract import (
+    CONVERSIONS,
+    GATE_SCALARS,
+    GATE_TENSORS,
+    check_gates,
+    convert_call,
+    gate_tensors,
+)
+from gdnbench_kernels.kda_prefill.ranges import ranges
+from gdnbench_kernels.kda_prefill.sizes import CHUNK
+from gdnbench_kernels.kda_prefill.stage_rules import stage_leeway, stage_limit, with_rounded_sums
+from gdnbench_kernels.kda_prefill.steps import EXACT_STEPS, TORCH_STEPS
+from gdnbench_kernels.kda_prefill.synth import synth
+from gdnbench_kernels.validate import resolved_scalars
+
+NAME = "kda_prefill"
+
+TENSORS = (*QKV, *gate_tensors(("T",)), *SEQUENCES, *GATE_TENSORS, *OUTPUTS)
+SCALARS = (*prefill_scalars(CHUNK), *GATE_SCALARS)
+PACKED = PackedPrefill(NAME, SCALARS)
+
+STAGES = (
+    chunk_stage(
+        "g_cu", ("T", "Hv", "K"), "gate summed from the chunk's start", "cumsum(g)", "float32", ("float32",)
+    ),
+    chunk_stage(
+        "A",
+        SQUARE,
+        "what a token's update takes from earlier ones",
+        "strict_lower(beta_i sum_c k_i[c] k_j[c] exp(g_cu[i,c] - g_cu[j,c]))",
+    ),
+    chunk_stage("Ai", SQUARE, "unit lower triangular inverse", "(I + A)^-1"),
+    chunk_stage("U", ("UB*C", "Hv", "V"), "updates if the state before the chunk were zero", "(Ai beta_j) V"),
+    chunk_stage(
+        "W",
+        ("UB*C", "Hv", "K"),
+        "keys that read the state before the chunk",
+        "(Ai beta_j) (exp(g_cu_j) o k_j)",
+    ),
+    chunk_stage("h", ("UB", "Hv", "V", "K"), "state before the chunk", "S"),
+    chunk_stage("V_new", ("UB*C", "Hv", "V"), "updates", "U - W S^T"),
+    chunk_stage(
+        "P",
+        SQUARE,
+        "what a token's output takes from updates",
+        "lower(sum_c q_i[c] k_j[c] exp(g_cu[i,c] - g_cu[j,c]))",
+    ),
+)
+
+KERNELS = {
+    "reference": KernelEntry(
+        "gdnbench_kernels.kda_prefill.reference:reference",
+        {convention.name: convention.values for convention in CONVENTIONS},
+        meaning="the fp64 oracle, token by token",
+        fp64=True,
+    ),
+    "reference_staged": KernelEntry(
+        "gdnbench_kernels.kda_prefill.reference:reference_staged",
+        {convention.name: convention.values for convention in CONVENTIONS},
+        meaning="the chunked form in fp64, with every stage",
+        fp64=True,
+        steps=EXACT_STEPS,
+    ),
+    "torch": KernelEntry(
+        "gdnbench_kernels.kda_prefill.torch_chunked:torch_chunked",
+        {},
+        meaning="the chunked form in torch, every operand and every stored value rounded to the served dtype",
+        steps=TORCH_STEPS,
+    ),
+}
+
+
+def validate(call: Call) -> None:
+    """Raises ContractError, with tensor, position and value, for a call that breaks the contract."""
+    sizes = check_form(NAME, TENSORS, SCALARS, call, CONVENTIONS)
+    PACKED.check(call, sizes["T"])
+    check_gates(NAME, call, resolved_scalars(SCALARS, call))
+
+
+def convert(call: Call, target: Mapping[str, str]) -> Call:
+    """The call in other conventions; see `CONVERSIONS`. Raises ContractError if that is impossible."""
+    return convert_call(NAME, call, target, STATE_TENSORS, index_tensors(TENSORS, call))
+
+
+def work(call: Call) -> Work:
+    """The bytes and FLOP of a valid call."""
+    return work_of(call, SCALARS, PACKED.outputs(call))
+
+
+def level(call: Call) -> dict[str, float]:
+    """A decay of 1 where g is the decay; q and k of norm 1 if they are normalised."""
+    found = {"g": 0.0} if call.conventions.get("gate", "log") == "log" else {}
+    return found | unit_vectors(call)
+
+
+OPERATION = Operation(
+    name=NAME,
+    summary="Kimi Delta Attention over packed sequences, chunk by chunk",
+    tensors=TENSORS,
+    scalars=SCALARS,
+    conventions=CONVENTIONS,
+    stages=STAGES,
+    kernels=KERNELS,
+    validate=validate,
+    convert=convert,
+    convert_outputs=convert_outputs,
+    outputs=PACKED.outputs,
+    touched=touched,
+    partition=PACKED.partition,
+    synth=synth,
+    absent=PACKED.absent,
+    conversions=CONVERSIONS,
+    stage_limit=stage_limit,
+    stage_leeway=stage_leeway,
+    stage_call=with_rounded_sums,
+    accesses=accesses,
+    work=work,
+    carries=STATE_TENSORS,
+    cut=cut_of(PACKED.plan_of),
+    laws=Laws(laws.variants, laws.splits),
+    ranges=ranges,
+    shrinking=Shrinking(axes, PACKED.extent, level),
+)
