@@ -2,52 +2,15 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from gdnbench_kernels.delta_prefill_chunked import final_dtype
-from gdnbench_kernels.gdn import per_value_head
+from gdnbench_kernels.delta_prefill_hf import run_by_sequence
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.params import takes_params
-from gdnbench_kernels.transformers_functions import check_scale, transformers_function
+from gdnbench_kernels.transformers_functions import transformers_function
 
 
 @takes_params(PrefillParams, without=("beta_max", "gate", "state_layout"))
 def hf(params: PrefillParams) -> dict[str, Tensor]:
-    """o [T, Hv, V] in v's dtype and final_state [N, Hv, K, V]; states have layout KV.
-
-    The function does not take a sequence without tokens; its state stays unchanged.
-    """
-    q, k, v, initial_state = params.q, params.k, params.v, params.initial_state
-    chunked = transformers_function("torch_chunk_gated_delta_rule")
-    check_scale(params.scale, k.shape[2])
-    bounds = params.cu_seqlens.tolist()
-    sequences, value_heads = len(bounds) - 1, v.shape[1]
-    if initial_state is None:
-        states = torch.zeros(sequences, value_heads, k.shape[2], v.shape[2], device=v.device)
-    else:
-        states = initial_state.float()
-    finals = torch.empty_like(states)
-    o = torch.empty_like(v)
-    for n in range(sequences):
-        rows = slice(bounds[n], bounds[n + 1])
-        if rows.start == rows.stop:
-            finals[n] = states[n]
-            continue
-        # Repeat heads here: releases before 5.23 expect their caller to do it.
-        out, final = chunked(
-            per_value_head(q[rows], value_heads, axis=1).unsqueeze(0),
-            per_value_head(k[rows], value_heads, axis=1).unsqueeze(0),
-            v[rows].unsqueeze(0),
-            g=params.g[rows].unsqueeze(0),
-            beta=params.beta[rows].unsqueeze(0),
-            chunk_size=params.chunk_size,
-            initial_state=states[n : n + 1],
-            output_final_state=True,
-            use_qk_l2norm_in_kernel=params.qk == "raw",
-        )
-        assert final is not None
-        o[rows], finals[n] = out[0], final[0]
-    if not params.output_final_state:
-        return {"o": o}
-    return {"o": o, "final_state": finals.to(final_dtype(initial_state, params.final_state_dtype))}
+    """See `run_by_sequence`."""
+    return run_by_sequence(transformers_function("torch_chunk_gated_delta_rule"), params)

@@ -28,7 +28,7 @@ from gdnbench_kernels.delta_prefill_contract import (
 from gdnbench_kernels.delta_prefill_cost import work_of
 from gdnbench_kernels.delta_prefill_shrink import axes, unit_vectors
 from gdnbench_kernels.delta_prefill_steps import cut_of
-from gdnbench_kernels.gdn import check_form, index_tensors
+from gdnbench_kernels.gdn import QK, STATE_LAYOUT, check_form, index_tensors
 from gdnbench_kernels.kda import CONVENTIONS
 from gdnbench_kernels.kda_contract import (
     CONVERSIONS,
@@ -98,6 +98,12 @@ KERNELS = {
         {},
         meaning="the chunked form in torch, every operand and every stored value rounded to the served dtype",
         steps=TORCH_STEPS,
+    ),
+    "hf": KernelEntry(
+        "gdnbench_kernels.kda_prefill.hf:hf",
+        {STATE_LAYOUT.name: ("KV",), QK.name: QK.values},
+        meaning="transformers' chunk_kimi_delta_attention, sequence by sequence",
+        needs=("transformers",),
     ),
 }
 
