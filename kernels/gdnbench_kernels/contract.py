@@ -344,7 +344,10 @@ class Carried:
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Rows of one tensor that a law says are equal in two calls: `one` in the first call, `other` in the
-    other. Heads are axis `head_axis` of what the index leaves. `where` names the rows for people."""
+    other. Heads are axis `head_axis` of what the index leaves. `where` names the rows for people.
+
+    `factor`: a power of two; the rows of the other call are that many times those of the first. `underflow`:
+    by how much elements may differ in a law that is exact, for products too small for fp32."""
 
     tensor: str
     where: str
@@ -352,6 +355,8 @@ class Piece:
     other: Index
     head_axis: int
     carried: Carried | None = None
+    factor: float = 1.0
+    underflow: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

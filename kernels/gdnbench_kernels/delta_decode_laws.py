@@ -1,15 +1,24 @@
 """The laws of gdn_decode and kda_decode: causality over draft tokens, independence and order of sequences,
-slots that are not named, and a call in two parts."""
+padding, scale, slots that are not named, and a call in two parts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Call, Carried, Operation, Piece, Split, Variant
-from gdnbench_kernels.gdn_laws import STATE_FACTOR, changed_tokens, output_factor
+from gdnbench_kernels.gdn_laws import (
+    BY_TOKEN,
+    SCALE_FACTOR,
+    STATE_FACTOR,
+    changed_tokens,
+    output_factor,
+    scaled_outputs,
+    scaled_values,
+)
 from gdnbench_kernels.shrinking import select_units, take_units, with_tensors
 from gdnbench_kernels.state_pool import slots_of
 from gdnbench_kernels.state_slots import PADDING, SlotPlan
@@ -17,12 +26,15 @@ from gdnbench_kernels.state_slots import PADDING, SlotPlan
 
 def variants(operation: Operation, call: Call) -> Iterator[Variant]:
     """Draft tokens changed from one on; one sequence changed as a whole; sequences and slots in another
-    order; and other values in slots that the call does not name.
+    order; padding with other values; other scales; and other values in slots that the call does not name.
 
     - causality: token t of a sequence depends on earlier tokens and on the state read. Later draft tokens may
-      be rejected, and must change neither earlier outputs nor the states after earlier tokens.
+      be rejected, and must change neither earlier outputs nor the states after earlier tokens: not one bit,
+      since the kernel computes those from the same numbers.
     - sequences: no sequence depends on another one.
     - order: a batch and a pool only say where sequences and states are.
+    - padding: the inputs of a padding sequence are not read. Without one in the call, one is put first.
+    - scale: o is linear in the scale, and o and states are linear in v and states together.
     - unnamed slots: the call reads the slots that its index tensors name, and no other.
     """
     plan, steps = slots_of(call), call.tensors["q"].shape[1]
@@ -33,6 +45,8 @@ def variants(operation: Operation, call: Call) -> Iterator[Variant]:
     if len(plan.active) > 1:
         yield _one_sequence(call, plan)
         yield _reordered(operation, call, plan)
+    yield _padding(operation, call, plan)
+    yield from _scaled(call, plan)
     named = torch.zeros(len(call.tensors["state"]), dtype=torch.bool)
     named[plan.touched] = True
     if not bool(named.all()):
@@ -71,9 +85,8 @@ def _from_token(call: Call, plan: SlotPlan, place: int) -> Variant:
     chosen = torch.zeros(call.tensors["q"].shape[:2], dtype=torch.bool)
     chosen[:, place:] = True
     changed = with_tensors(call, {**call.tensors, **changed_tokens(call, chosen)})
-    return Variant(
-        "causality", f"draft tokens from {place} changed", changed, tuple(_pieces(plan, slice(0, place)))
-    )
+    pieces = tuple(_pieces(plan, slice(0, place)))
+    return Variant("causality", f"draft tokens from {place} changed", changed, pieces, exact=True)
 
 
 def _one_sequence(call: Call, plan: SlotPlan) -> Variant:
@@ -113,6 +126,39 @@ def _reordered(operation: Operation, call: Call, plan: SlotPlan) -> Variant:
     )
     what = "sequences and slots in reverse order"
     return Variant("order", what, with_tensors(call, tensors), tuple(pieces))
+
+
+def _padding(operation: Operation, call: Call, plan: SlotPlan) -> Variant:
+    """The padding sequences hold NaN. Or, without any, one that does is put before the others."""
+    batch = len(call.tensors["q"])
+    idle = [row for row in range(batch) if row not in set(plan.active.tolist())]
+    tensors, moved = dict(call.tensors), 0
+    if not idle:
+        idle, moved = [0], 1
+        tensors = select_units(call, operation.tensors, {"B": [0, *range(batch)]})
+        for name in ("state_indices", "read_indices"):
+            if name in tensors:
+                tensors[name][0] = PADDING
+    for name in BY_TOKEN:
+        tensors[name] = tensors[name].clone()
+        tensors[name][idle] = torch.nan
+    pieces = tuple(_pieces(plan, slice(0, None), row_of=lambda row: row + moved))
+    what = "a padding sequence of NaN before the others" if moved else "padding sequences hold NaN"
+    return Variant("padding", what, with_tensors(call, tensors), pieces, exact=not moved)
+
+
+def _scaled(call: Call, plan: SlotPlan) -> Iterator[Variant]:
+    pieces = tuple(_pieces(plan, slice(0, None)))
+    outputs = (replace(piece, factor=SCALE_FACTOR) if piece.tensor == "o" else piece for piece in pieces)
+    yield Variant("scale", f"{SCALE_FACTOR:g} x the scale", scaled_outputs(call), tuple(outputs))
+    scaled = scaled_values(call, "state", _same_layout)
+    if scaled is not None:
+        both = (
+            replace(piece, factor=scaled.factor, underflow=scaled.underflow(call, piece.tensor))
+            for piece in pieces
+        )
+        what = f"v and states {scaled.factor:g} times as large"
+        yield Variant("scale", what, with_tensors(call, scaled.tensors), tuple(both), exact=scaled.exact)
 
 
 def _unnamed(call: Call, plan: SlotPlan, named: Tensor) -> Variant:

@@ -1,8 +1,10 @@
-"""Shared by the laws of both Gated DeltaNet operations: other values for tokens."""
+"""Shared by the laws of Gated DeltaNet and Kimi Delta Attention: other values for tokens, other scales."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,6 +18,14 @@ LARGEST_V = 2.0**13
 """Of a changed v in magnitude: float16 ends at 65504, and a state sums several v."""
 STATE_FACTOR = -16.0
 """Of a changed state."""
+SCALE_FACTOR = 4.0
+"""Of the scalar `scale`."""
+SCALED = 2.0**10
+"""Factor of v and states. It takes values of 1 beyond the largest of fp8 (E4M3, 448), and 1e-3 beyond a
+threshold of 1."""
+LARGEST_SCALED = 2.0**100
+"""Of v and states in magnitude before they are scaled up; larger ones are scaled down. fp32 ends at 2^128,
+and a state sums many v."""
 BY_TOKEN = ("q", "k", "v", "g", "beta")
 
 
@@ -47,7 +57,7 @@ def _louder(v: Tensor) -> float:
 def _stronger(g: Tensor, gate: str) -> Tensor:
     if gate == "linear":
         return g * 0.5
-    return g + 2 if gate == "raw" else 2 * g - 0.5
+    return g + 2 if gate in ("raw", "bounded") else 2 * g - 0.5
 
 
 def output_factor(call: Call) -> float:
@@ -65,3 +75,54 @@ def output_factor(call: Call) -> float:
     if call.conventions.get("qk", "normalised") == "normalised" and q.numel():
         longest = float(q.float().norm(dim=-1).nan_to_num(0.0, 0.0).max())
     return factor * longest * math.sqrt(key_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A call in which v and the states are `factor` times as large: u, states and o are linear in them.
+
+    A factor of a power of two changes no rounding of a sum or product, except where a value is too small for
+    fp32: then each of up to 2^24 operations that lead to an element (2^7 channels, 2^17 tokens) loses 2^-126,
+    which keys of norm 1 and a step size of at most 2 increase to less than `underflow` = 2^-100 in a state,
+    and `scale` times that in an output. float16 loses more; there the law is not exact.
+    """
+
+    tensors: Mapping[str, Tensor]
+    factor: float
+    exact: bool
+
+    def underflow(self, call: Call, output: str) -> float:
+        """Allowed difference of the rows of `output`, divided by the factor."""
+        scale = abs(float(call.scalars.get("scale") or 1.0)) if output == "o" else 1.0
+        return 2.0**-100 * max(1.0, scale) * max(1.0, 1 / self.factor)
+
+
+def scaled_values(call: Call, state: str, copy: Callable[[Tensor], Tensor] = Tensor.clone) -> Scaled | None:
+    """`call` with v and the tensor `state`, if it has one, scaled; `copy` copies a state. None where no power
+    of two keeps all of them finite."""
+    names = [name for name in ("v", state) if name in call.tensors]
+    dtypes = {call.tensors[name].dtype for name in names}
+    largest = max((_largest(call.tensors[name]) for name in names), default=0.0)
+    narrow = torch.float16 in dtypes or call.scalars.get("final_state_dtype") == "float16"
+    factor = SCALED if largest <= LARGEST_SCALED else 1 / SCALED
+    if narrow:
+        factor = min(SCALED, math.ldexp(1.0, math.floor(math.log2(LARGEST_V / max(largest, 1.0)))))
+        if factor < 2:
+            return None
+    tensors = {}
+    for name in names:
+        tensors[name] = copy(call.tensors[name]) if name == state else call.tensors[name].clone()
+        tensors[name] *= factor
+    return Scaled({**call.tensors, **tensors}, factor, exact=not narrow)
+
+
+def scaled_outputs(call: Call) -> Call:
+    """`call` with `SCALE_FACTOR` times its scale: o is that many times as large, and states stay."""
+    scale = call.scalars.get("scale")
+    given = float(call.tensors["q"].shape[-1]) ** -0.5 if scale is None else float(scale)
+    return Call(call.tensors, {**call.scalars, "scale": SCALE_FACTOR * given}, call.conventions)
+
+
+def _largest(values: Tensor) -> float:
+    finite = values[values.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
