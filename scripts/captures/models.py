@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from transformers import (
+    BailingHybridConfig,
+    BailingHybridForCausalLM,
     DeepseekV4Config,
     DeepseekV4ForCausalLM,
+    KimiLinearConfig,
+    KimiLinearForCausalLM,
     PreTrainedModel,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
@@ -119,6 +124,94 @@ def deepseek_v4_sinks() -> PreTrainedModel:
     return model
 
 
+KDA_SIZES = {
+    "vocab_size": 256,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+    "mlp_layer_types": ["dense"] * 3,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 32,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 64,
+    "max_position_embeddings": 4096,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "tie_word_embeddings": False,
+}
+"""Of both models with Kimi Delta Attention (H 2, head dim 128). The attention layer comes first: alone it cannot
+find what followed an earlier occurrence of the last bytes."""
+
+
+def kimi_linear() -> PreTrainedModel:
+    """One attention layer, then two of Kimi Delta Attention with the unbounded gate.
+
+    Each channel of a head has a dt of its own, spread evenly on a log scale as in flash-linear-attention: from
+    0.0003 to 0.03 with a rate of 1 in head 0, whose half-lives start at 23 to 2,310 tokens, and from 0.03 to 0.7
+    with a rate of 8 in head 1: 2.9 to 0.12 tokens, at the fast end a log decay of -5.6 a token.
+    """
+    model = KimiLinearForCausalLM(
+        KimiLinearConfig(
+            **KDA_SIZES,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            linear_head_dim=128,
+            linear_num_heads=2,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+        )
+    )
+    steps = torch.stack([spread(0.0003, 0.03), spread(0.03, 0.7)])
+    with torch.no_grad():
+        for layer in model.model.layers[1:]:
+            gate = layer.self_attn.forget_gate
+            gate.A_log.copy_(torch.tensor([1.0, 8.0]).log().view_as(gate.A_log))
+            gate.dt_bias.copy_((steps + torch.log(-torch.expm1(-steps))).flatten())  # softplus of it is `steps`
+            vary(gate.f_b_proj)
+    return model
+
+
+def bailing_hybrid() -> PreTrainedModel:
+    """The same sizes with the bounded gate: at least -5 a token.
+
+    The log decays of the channels start between -0.0005 and -0.05 in head 0, between -0.05 and -4.9 in head 1.
+    """
+    model = BailingHybridForCausalLM(
+        BailingHybridConfig(
+            **KDA_SIZES,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=128,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            n_group=1,
+            topk_group=1,
+            kda_safe_gate=True,
+            kda_lower_bound=-5.0,
+        )
+    )
+    decays = torch.stack([spread(0.0005, 0.05), spread(0.05, 4.9)])
+    with torch.no_grad():
+        for layer in model.model.layers[1:]:
+            gate = layer.self_attn.forget_gate
+            gate.A_log.zero_()
+            gate.dt_bias.copy_((decays / 5).logit().flatten())  # -5 sigmoid of it is -`decays`
+            vary(gate.f_proj)
+    return model
+
+
+def spread(least: float, most: float) -> torch.Tensor:
+    """[128], evenly on a log scale."""
+    return torch.logspace(math.log10(least), math.log10(most), 128)
+
+
+def vary(projection: torch.nn.Linear) -> None:
+    """The libraries' 0.02 is for widths of 2,304 and more: outputs then vary as much over tokens."""
+    projection.weight.mul_((2304 / projection.in_features) ** 0.5)
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How a model is made and trained. Weights whose name ends in one of `undecayed` have no weight decay."""
@@ -139,4 +232,10 @@ MODELS: Mapping[str, Recipe] = {
         undecayed=("A_log", "dt_bias", "in_proj_ba.weight"),
     ),
     "deepseek_v4_sinks": Recipe(deepseek_v4_sinks, undecayed=("sinks",)),
+    "kimi_linear": Recipe(
+        kimi_linear, context=1024, repeats=True, undecayed=("A_log", "dt_bias", "f_b_proj.weight")
+    ),
+    "bailing_hybrid": Recipe(
+        bailing_hybrid, context=1024, repeats=True, undecayed=("A_log", "dt_bias", "f_proj.weight")
+    ),
 }
