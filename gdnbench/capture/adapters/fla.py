@@ -1,4 +1,5 @@
-"""Adapter for flash-linear-attention: the chunk and recurrent functions of the gated delta rule.
+"""Adapter for flash-linear-attention: the chunk and recurrent functions of the gated delta rule, and those of
+Kimi Delta Attention and of the convolution, see fla_kda and fla_conv.
 
 | function | tokens per sequence | recorded as | |---|---|---| | `chunk_gated_delta_rule` | any | gdn_prefill
 | | `fused_recurrent_gated_delta_rule` | 1, no cu_seqlens, an fp32 state in and out | gdn_decode | | the same
@@ -18,7 +19,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
 from gdnbench.capture.adapters.fla_conv import conv_observation, conv_results
-from gdnbench.capture.adapters.fla_signatures import CHUNK, CONV, CONV_UPDATE, RECURRENT, SIGNATURES
+from gdnbench.capture.adapters.fla_kda import kda_observation, kda_results
+from gdnbench.capture.adapters.fla_signatures import (
+    CHUNK,
+    CONV,
+    CONV_UPDATE,
+    KDA_CHUNK,
+    KDA_RECURRENT,
+    RECURRENT,
+    SIGNATURES,
+)
 from gdnbench.capture.adapters.gdn import decode_tensors, flatten_tokens, sequence_offsets
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
 
@@ -32,19 +42,26 @@ NAMES = {
     "chunk_gdn": CHUNK,
     RECURRENT: RECURRENT,
     "fused_recurrent_gdn": RECURRENT,
+    KDA_CHUNK: KDA_CHUNK,
+    KDA_RECURRENT: KDA_RECURRENT,
     CONV: CONV,
     CONV_UPDATE: CONV_UPDATE,
 }
 """The functions by the names that they are bound to."""
 RULES = ("chunk_gdn", "fused_recurrent_gdn", CHUNK, RECURRENT)
-OPS = "fla.ops.gated_delta_rule"
+KDA = (KDA_CHUNK, KDA_RECURRENT)
+OPS, KDA_OPS = "fla.ops.gated_delta_rule", "fla.ops.kda"
 MODULES = {
     f"{OPS}.chunk": (CHUNK, "chunk_gdn"),
     f"{OPS}.fused_recurrent": (RECURRENT, "fused_recurrent_gdn"),
     OPS: RULES,
-    "fla.ops": RULES,
+    f"{KDA_OPS}.chunk": (KDA_CHUNK,),
+    f"{KDA_OPS}.fused_recurrent": (KDA_RECURRENT,),
+    KDA_OPS: KDA,
+    "fla.ops": RULES + KDA,
     "fla.layers.gated_deltanet": (CHUNK, RECURRENT, CONV),
     "fla.layers.gated_deltaproduct": (RECURRENT,),
+    "fla.layers.kda": KDA,
     "fla.layers.mom": (CHUNK, RECURRENT),
     "fla.modules.causal_conv1d.ops": (CONV, CONV_UPDATE),
     "fla.modules.causal_conv1d": (CONV, CONV_UPDATE),
@@ -56,6 +73,7 @@ MODULES = {
 LAYERS = {
     "fla.layers.gated_deltanet": "GatedDeltaNet",
     "fla.layers.gated_deltaproduct": "GatedDeltaProduct",
+    "fla.layers.kda": "KimiDeltaAttention",
     "fla.layers.mom": "MomAttention",
     "fla.modules.causal_conv1d.ops": "ShortConvolution",
     "fla.modules.conv.short_conv": "ShortConvolution",
@@ -91,6 +109,8 @@ class FlaAdapter:
         self.signatures.check(name, arguments)
         if name in (CONV, CONV_UPDATE):
             return conv_observation(name, arguments)
+        if name in KDA:
+            return kda_observation(name, arguments, layer)
         q, k, v = (arguments[one] for one in ("q", "k", "v"))
         _refuse(q, k, v, arguments)
         state, cu_seqlens = arguments.get("initial_state"), arguments.get("cu_seqlens")
@@ -138,6 +158,8 @@ class FlaAdapter:
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
         if seen.op in ("conv_prefill", "conv_decode"):
             return conv_results(seen, arguments, result)
+        if seen.op.startswith("kda_"):
+            return kda_results(seen, result)
         o, state = result
         if seen.op == "gdn_decode":
             return {"o": Seen(o), "state": Seen(state)}
@@ -147,6 +169,8 @@ class FlaAdapter:
         name = NAMES[target.function]
         if name in (CONV, CONV_UPDATE):
             return ("conv_prefill",) if name == CONV else ("conv_decode",)
+        if name in KDA:
+            return ("kda_prefill",) if name == KDA_CHUNK else ("kda_prefill", "kda_decode")
         return ("gdn_prefill",) if name == CHUNK else ("gdn_prefill", "gdn_decode")
 
     def implementation(self, function: Callable[..., Any]) -> str | None:

@@ -1,5 +1,5 @@
-"""Signatures of flash-linear-attention's gated delta rule and short convolution, as adapters/fla.py expects
-them."""
+"""Signatures of flash-linear-attention's gated delta rule, Kimi Delta Attention and short convolution, as
+adapters/fla.py expects them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from gdnbench.capture.adapters.signatures import Signature, Signatures
 
 CHUNK = "chunk_gated_delta_rule"
 RECURRENT = "fused_recurrent_gated_delta_rule"
+KDA_CHUNK = "chunk_kda"
+KDA_RECURRENT = "fused_recurrent_kda"
 CONV = "causal_conv1d"
 CONV_UPDATE = "causal_conv1d_update"
 
@@ -32,6 +34,23 @@ SIGNATURES = Signatures(
             needs=_NEEDS,
             others="transpose_state_layout use_exp2 head_first",
         ),
+        KDA_CHUNK: Signature(
+            "q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False,"
+            " use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False,"
+            " allow_neg_eigval=False, safe_gate=False, lower_bound=None, disable_recompute=False,"
+            " return_intermediate_states=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None,"
+            " cp_context=None, use_graph=False, max_num_seqs=None",
+            needs=_NEEDS,
+            others="A_log dt_bias chunk_size transpose_state_layout",
+        ),
+        KDA_RECURRENT: Signature(
+            "q, k, v, g, beta, A_log=None, dt_bias=None, scale=None, initial_state=None,"
+            " output_final_state=False, use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False,"
+            " use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, lower_bound=None,"
+            " state_v_first=False, cu_seqlens=None",
+            needs=_NEEDS,
+            others="transpose_state_layout",
+        ),
         CONV: Signature(
             "x, weight=None, bias=None, residual=None, initial_state=None, output_final_state=False,"
             " activation=None, backend='triton', cu_seqlens=None, cu_seqlens_cpu=None, chunk_indices=None,"
@@ -46,4 +65,5 @@ SIGNATURES = Signatures(
     },
 )
 """0.4.2 and 0.5.0 call state_v_first transpose_state_layout, which later ones take with a warning; releases
-before 0.5.1 make no beta, and chunk_indices came after 0.5.2. The convolution of 0.3.0 has no states."""
+before 0.5.1 make no beta, and chunk_indices came after 0.5.2. Kimi Delta Attention came with 0.4.0 at the latest,
+its gate in the kernel by 0.4.2. The convolution of 0.3.0 has no states."""

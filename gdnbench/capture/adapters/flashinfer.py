@@ -1,4 +1,5 @@
-"""Adapter for FlashInfer: prefill and decode of the gated delta rule.
+"""Adapter for FlashInfer: prefill and decode of the gated delta rule, and of Kimi Delta Attention, see
+flashinfer_kda.
 
 | function | states | operation, gate | |---|---|---| | `chunk_gated_delta_rule` | [N, Hv, V, K], or rows of a
 pool by `state_indices` | gdn_prefill, linear | | `gated_delta_rule_decode` | [B, Hv, K, V] in place, one per
@@ -23,7 +24,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
-from gdnbench.capture.adapters.flashinfer_signatures import CHUNK, DECODE, MTP, PRETRANSPOSE, SIGNATURES
+from gdnbench.capture.adapters import flashinfer_kda as kda
+from gdnbench.capture.adapters.flashinfer_signatures import (
+    CHUNK,
+    DECODE,
+    KDA_SIGNATURES,
+    MTP,
+    PRETRANSPOSE,
+    SIGNATURES,
+)
 from gdnbench.capture.adapters.gdn import STATE_DTYPES, own_slots
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
 from gdnbench.capture.adapters.slots import gather_states, int32_slots, refuse_in_graph, unwritten_slots
@@ -36,7 +45,9 @@ if TYPE_CHECKING:
 MODULES = {
     "flashinfer.gdn_prefill": (CHUNK,),
     "flashinfer.gdn_decode": (DECODE, PRETRANSPOSE, MTP),
-    "flashinfer": (CHUNK,),
+    "flashinfer.kda": (kda.RECURRENT,),
+    "flashinfer.kda_decode": kda.FUNCTIONS,
+    "flashinfer": (CHUNK, *kda.FUNCTIONS),
 }
 
 
@@ -48,15 +59,25 @@ class FlashinferAdapter:
     )
     scopes: tuple[Target, ...] = ()
     signatures: Signatures = field(default_factory=SIGNATURES.copy_unchecked, compare=False, repr=False)
+    kda_signatures: Signatures = field(
+        default_factory=KDA_SIGNATURES.copy_unchecked, compare=False, repr=False
+    )
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
-        self.signatures.check(target.function, arguments)
+        signatures = self.kda_signatures if target.function in kda.FUNCTIONS else self.signatures
+        signatures.check(target.function, arguments)
+        if target.function == kda.PACKED:
+            return kda.kda_observation(target.function, arguments)
         _refuse(arguments)
+        if target.function == kda.RECURRENT:
+            return kda.kda_observation(target.function, arguments)
         if target.function == CHUNK:
             return _prefill(arguments)
         return _decode(target.function, arguments)
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
+        if seen.op.startswith("kda_"):
+            return kda.kda_results(str(seen.dispatch["path"]), seen, arguments, result)
         o = result[0] if isinstance(result, tuple) else result
         found = {"o": Seen(o)}
         if seen.op == "gdn_decode":
@@ -66,11 +87,14 @@ class FlashinferAdapter:
         return found
 
     def operations(self, target: Target) -> tuple[str, ...]:
+        if target.function in kda.FUNCTIONS:
+            return ("kda_decode",) if target.function == kda.PACKED else ("kda_prefill", "kda_decode")
         return ("gdn_prefill" if target.function == CHUNK else "gdn_decode",)
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
-        if function.__name__ in SIGNATURES.functions:
-            self.signatures.compare_function(function.__name__, function)
+        for signatures in (self.signatures, self.kda_signatures):
+            if function.__name__ in signatures.functions:
+                signatures.compare_function(function.__name__, function)
         return qualified_name(function)
 
 

@@ -1,5 +1,5 @@
-"""Signatures of FlashInfer's gated delta rule and of its sparse attention of DeepSeek-V4, as
-adapters/flashinfer.py and flashinfer_sparse_mla.py expect them."""
+"""Signatures of FlashInfer's gated delta rule, of its Kimi Delta Attention and of its sparse attention of
+DeepSeek-V4, as adapters/flashinfer.py, flashinfer_kda.py and flashinfer_sparse_mla.py expect them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ CHUNK = "chunk_gated_delta_rule"
 DECODE = "gated_delta_rule_decode"
 PRETRANSPOSE = "gated_delta_rule_decode_pretranspose"
 MTP = "gated_delta_rule_mtp"
+RECURRENT_KDA = "recurrent_kda"
+PACKED_KDA = "packed_kda_decode"
 SPARSE_MLA = "trtllm_batch_decode_sparse_mla_dsv4"
 
 _GATES = "A_log a dt_bias b"
@@ -49,6 +51,31 @@ SIGNATURES = Signatures(
 )
 """The pool of gated_delta_rule_decode_pretranspose came with 0.6.6 or shortly before, output_state_indices by
 0.6.9, slots of single tokens, state_indices and backend later."""
+
+KDA_SIGNATURES = Signatures(
+    distribution="flashinfer-python",
+    versions=("0.6.14", "0.7.2.post1"),
+    read="2026-11-27",
+    functions={
+        RECURRENT_KDA: Signature(
+            "q, k, v, g, beta, A_log=None, dt_bias=None, scale=None, initial_state=None,"
+            " output_final_state=False, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=False,"
+            " lower_bound=None, cu_seqlens=None, ssm_state_indices=None, num_spec_tokens=None,"
+            " num_accepted_tokens=None, output=None, initial_state_source=None, initial_state_indices=None,"
+            " beta_is_logit=False, seq_order=None, prefill_workspace=None, state_checkpoints=None,"
+            " checkpoint_cu_starts=None, checkpoint_every_n_tokens=0, checkpoint_state_indices=None, *,"
+            " disable_state_update=False, correction_cache=None, kg_cache=None, backend='auto'",
+            needs="q k v g beta A_log dt_bias scale initial_state output_final_state use_qk_l2norm_in_kernel"
+            " use_gate_in_kernel lower_bound cu_seqlens ssm_state_indices num_accepted_tokens",
+        ),
+        PACKED_KDA: Signature(
+            "mixed_qkv, raw_gate, raw_beta, A_log, dt_bias, state, state_indices, output=None",
+            needs="mixed_qkv raw_gate raw_beta A_log dt_bias state state_indices",
+        ),
+    },
+)
+"""flashinfer.kda, which also prefills, came with 0.6.18 or shortly before, as did packed_kda_decode;
+flashinfer.kda_decode has a function of the same name with fewer parameters."""
 
 SPARSE_MLA_SIGNATURES = Signatures(
     distribution="flashinfer-python",
