@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,6 +16,10 @@ from gdnbench_kernels.swa_decode.sizes import GROUP, HEAD_DIM, NOPE_DIM
 
 Hidden = tuple[dict[str, Tensor], dict[str, Tensor]]
 """Tensors before and after the call."""
+KDA = ("kda_prefill", "kda_decode")
+DELTA_RULES = ("gdn_prefill", "gdn_decode", *KDA)
+CHANNEL_GATES = ("g", "dt_bias")
+"""The tensors of KDA with a number, not a coordinate, for each channel of a key."""
 Change = Callable[[str, Sequence[str], Tensor], Tensor]
 """A function of a tensor's name, axes and elements: the tensor in another basis, in its dtype."""
 
@@ -26,11 +31,12 @@ def anonymized_tensors(record: StoredRecord, bases: Bases) -> Hidden:
     keep.
     """
     where = record.segment.name, record.info.layer
-    if record.info.op in ("gdn_prefill", "gdn_decode"):
+    if record.info.op in DELTA_RULES:
         if "k" not in record.line.before:
             raise BadInputError(f"record {record.key} has no k, by whose heads the others go; leave it out")
         keys = record.line.before["k"].meta
-        change = of_delta_rule(bases, where, keys.shape[keys.axes.index("H")])
+        key_heads = keys.shape[keys.axes.index("H")]
+        change = of_delta_rule(bases, where, key_heads, by_channel=record.info.op in KDA)
     elif record.info.op == "swa_decode":
         change = of_window(bases, where, record.info.conventions.get("cache_layout", ""))
     else:
@@ -42,13 +48,21 @@ def anonymized_tensors(record: StoredRecord, bases: Bases) -> Hidden:
     return before, after
 
 
-def of_delta_rule(bases: Bases, where: Sequence[str], key_heads: int) -> Change:
+def of_delta_rule(bases: Bases, where: Sequence[str], key_heads: int, *, by_channel: bool = False) -> Change:
     """Transform for the gated delta rule: one basis for each key head (q, k, the K axis of states), one for
-    each value head (everything with V)."""
+    each value head (everything with V). `by_channel`: gates belong to channels of a key, so that the basis of
+    a key head is a signed permutation, and gates move with it."""
+    of_keys = replace(bases, kind=Kind.PERMUTATION) if by_channel else bases
 
-    def change(_: str, axes: Sequence[str], x: Tensor) -> Tensor:
-        x = _by_head(x, axes, "K", key_heads, lambda head, size: bases.basis(size, *where, "k", head))
-        return _by_head(x, axes, "V", None, lambda head, size: bases.basis(size, *where, "v", head))
+    def key_basis(name: str, head: int, size: int) -> Basis:
+        basis = of_keys.basis(size, *where, "k", head)
+        if name in CHANNEL_GATES and isinstance(basis, Permutation):
+            return replace(basis, negated=torch.zeros_like(basis.negated))
+        return basis
+
+    def change(name: str, axes: Sequence[str], x: Tensor) -> Tensor:
+        x = by_head(x, axes, "K", key_heads, lambda head, size: key_basis(name, head, size))
+        return by_head(x, axes, "V", None, lambda head, size: bases.basis(size, *where, "v", head))
 
     return change
 
@@ -98,7 +112,7 @@ def _pages(pages: Tensor, basis: Permutation) -> Tensor:
     return flat.reshape(pages.shape)
 
 
-def _by_head(
+def by_head(
     data: Tensor, axes: Sequence[str], axis: str, key_heads: int | None, basis: Callable[[int, int], Basis]
 ) -> Tensor:
     """`data` with each head's `axis` in that head's basis; with `key_heads`, the basis of key head hv // (Hv

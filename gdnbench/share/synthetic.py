@@ -2,7 +2,9 @@
 similarity.
 
 The inverse of a chunk depends only on beta, g and K K^T (`gdn_prefill`'s stages A and Ai). Keys are rotated,
-by one rotation for each record and key head, which keeps K K^T up to the rounding of their dtype. Queries and
+by one rotation for each record and key head, which keeps K K^T up to the rounding of their dtype. With a gate
+for each channel the terms of K K^T decay apart: channels of keys are permuted and negated instead, and their
+gates permuted with them. Queries and
 values are random directions with the recorded norms, by head and token; states are random with the recorded
 Frobenius norm of each head.
 """
@@ -15,28 +17,35 @@ import torch
 from torch import Tensor
 
 from gdnbench.errors import BadInputError
+from gdnbench.share.anonymize import CHANNEL_GATES, DELTA_RULES, KDA, of_delta_rule
 from gdnbench.share.transforms import Bases, normal
 from gdnbench.store.reader import StoredRecord
 
-OPERATIONS = ("gdn_prefill", "gdn_decode")
 _LENGTHS = {"q": "K", "v": "V"}
 _STATES = ("initial_state", "state")
 
 
 def synthetic_inputs(record: StoredRecord, bases: Bases) -> dict[str, Tensor]:
     """Synthetic inputs for the record. BadInputError for another operation."""
-    if record.info.op not in OPERATIONS:
+    if record.info.op not in DELTA_RULES:
         raise BadInputError(
-            f"record {record.key} is of {record.info.op}: --hide synthetic knows {' and '.join(OPERATIONS)}"
+            f"record {record.key} is of {record.info.op}: --hide synthetic knows {' and '.join(DELTA_RULES)}"
         )
 
     def drawn(x: Tensor, name: str) -> Tensor:
         return normal(bases.numbers(x.numel(), record.key, name)).view(x.shape)
 
+    by_channel = record.info.op in KDA and "k" in record.before
+    if by_channel:
+        keys = record.before["k"].meta
+        key_heads = keys.shape[keys.axes.index("H")]
+        permuted = of_delta_rule(bases, (record.key,), key_heads, by_channel=True)
     found = {}
     for name, handle in record.before.items():
         x, axes = handle.read(), handle.meta.axes
-        if name == "k":
+        if by_channel and name in ("k", *CHANNEL_GATES):
+            found[name] = permuted(name, axes, x).contiguous()
+        elif name == "k":
             found[name] = _rotated(x, axes, bases, record.key)
         elif name in _LENGTHS:
             found[name] = _of_norm(x, (axes.index(_LENGTHS[name]),), drawn(x, name))

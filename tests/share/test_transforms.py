@@ -16,14 +16,20 @@ from gdnbench.synth import synthesise
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.reference import reference as decode_oracle
 from gdnbench_kernels.gdn_prefill.reference import reference as prefill_oracle
+from gdnbench_kernels.kda_decode.reference import reference as kda_decode_oracle
 from gdnbench_kernels.swa_decode.layouts import unpack
 from gdnbench_kernels.validate import resolved_conventions
 from tests.messages import wording
 
-ORACLES: dict[str, Any] = {"gdn_prefill": prefill_oracle, "gdn_decode": decode_oracle}
+ORACLES: dict[str, Any] = {
+    "gdn_prefill": prefill_oracle,
+    "gdn_decode": decode_oracle,
+    "kda_decode": kda_decode_oracle,
+}
 SMALL: dict[str, dict[str, Any]] = {
     "gdn_prefill": {"seqlens": (1, 20), "heads": (2, 4), "head_dim": (16, 24), "initial_state": True},
     "gdn_decode": {"batch": 3, "heads": (2, 4), "head_dim": (16, 24)},
+    "kda_decode": {"batch": 3, "heads": (2, 4), "head_dim": (16, 24), "gate": "bounded"},
 }
 # Each element of a result comes of at most 21 tokens, each of some 4 sums of 24 products, of numbers below
 # 8: their roundings in fp64 come to 21 * 4 * 24 * 8 * 2^-53 = 1.8e-12. Turning there and back adds less.
@@ -50,9 +56,12 @@ def changed(op: str, call: Call, change: Change, tensors: dict[str, Tensor]) -> 
 @pytest.mark.parametrize("op", ORACLES)
 def test_the_delta_rule_does_not_notice(op: str, qk: str, layout: str, kind: Kind) -> None:
     call = synthesise(op, state_layout=layout, qk=qk, **SMALL[op])
-    change = of_delta_rule(bases(kind), ("segment", "layer"), 2)
+    by_channel = op.startswith("kda")
+    change = of_delta_rule(bases(kind), ("segment", "layer"), 2, by_channel=by_channel)
     inputs = in_fp64(call)
     known = {"state_layout": layout, "qk": qk}
+    if by_channel:
+        known |= {"gate": "bounded", "lower_bound": -5.0}
     wanted = changed(op, call, change, ORACLES[op](**inputs, **known))
     found = ORACLES[op](**changed(op, call, change, inputs), **known)
     assert wanted.keys() == found.keys()
@@ -60,7 +69,7 @@ def test_the_delta_rule_does_not_notice(op: str, qk: str, layout: str, kind: Kin
         assert float((tensor - found[name]).abs().max()) < FP64, name
     moved = changed(op, call, change, inputs)
     assert all(not torch.equal(moved[name], inputs[name]) for name in ("q", "k", "v"))
-    assert torch.equal(moved["g"], inputs["g"])
+    assert torch.equal(moved["g"], inputs["g"]) != by_channel
 
 
 def test_heads_have_bases_of_their_own_and_share_them_with_their_values() -> None:
