@@ -8,16 +8,13 @@ finds it in the cache.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from gdnbench_kernels.compiling import Program
 from gdnbench_kernels.contract import Launch
-from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, default_plan
-from gdnbench_kernels.gdn_decode.launch_args import Arguments, arch_of, arguments
+from gdnbench_kernels.delta_decode_launch import launch, launch_tapped, prepared_launch
+from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan
+from gdnbench_kernels.gdn_decode.launch_args import arguments
 from gdnbench_kernels.gdn_decode.params import DecodeParams
-from gdnbench_kernels.gdn_decode.sources import Tap
-from gdnbench_kernels.gpu import multiprocessors
 from gdnbench_kernels.params import takes_params
 
 __all__ = ["cute", "prepare"]
@@ -44,35 +41,10 @@ def cute(
     """
     given = arguments(params, o)
     if stages is not None:
-        stages.update(run_tapped(given, "dump", stages_of(given), plan, arch))
-    elif given.batch:
-        _program(given, plan, arch)(*given.given)
+        stages.update(launch_tapped(given, "dump", given.stage_tensors(), plan, arch))
+    else:
+        launch(given, plan, arch)
     return given.finish()
-
-
-def run_tapped(
-    given: Arguments,
-    tap: Tap,
-    shown: dict[str, Tensor],
-    plan: DecodePlan | None = None,
-    arch: str | None = None,
-) -> dict[str, Tensor]:
-    """Run the call by a build with a tap, which writes to or reads from the tensors `shown`."""
-    if given.batch:
-        target = arch or arch_of(given.device)
-        program = given.compiled(plan or plan_of(given, target), target, tap)
-        program(*given.tapped(**shown))
-    return shown
-
-
-def stages_of(given: Arguments) -> dict[str, Tensor]:
-    """Tensors for the stages, filled with NaN."""
-    v = given.v
-    shapes = {"alpha_t": v.shape[:3], "beta_t": v.shape[:3], "delta_t": v.shape}
-    return {
-        name: torch.full(shape, torch.nan, dtype=torch.float32, device=v.device)
-        for name, shape in shapes.items()
-    }
 
 
 @takes_call
@@ -90,29 +62,4 @@ def prepare(
     Also raises NotImplementedError for an o that the kernel cannot write directly, because each call would
     copy it.
     """
-    given = arguments(params, o)
-    if given.o is not o:
-        raise NotImplementedError("a launch writes to o itself: give a contiguous o, aligned to 16 bytes")
-    if not given.batch:
-        return launch_nothing
-    program = _program(given, plan, arch)
-    if given.device.type == "cuda":
-        # Launch once with padding only, which accesses no state: the first launch loads the program, which a
-        # graph cannot capture.
-        program(*given.idle)
-    return program.prepared(*given.given)
-
-
-def launch_nothing() -> None:
-    """The launch of a call of no sequences."""
-
-
-def _program(given: Arguments, plan: DecodePlan | None, arch: str | None) -> Program:
-    target = arch or arch_of(given.device)
-    return given.compiled(plan or plan_of(given, target), target)
-
-
-def plan_of(given: Arguments, arch: str) -> DecodePlan:
-    """The default plan of the call on a GPU that code for `arch` runs on."""
-    sms = multiprocessors(given.device, arch)
-    return default_plan(given.batch, given.value_heads, given.state_dtype, given.tokens, sms)
+    return prepared_launch(arguments(params, o), o, plan, arch)

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from gdnbench_kernels.gdn_decode.cute import run_tapped, stages_of
-from gdnbench_kernels.gdn_decode.launch_args import Arguments, arguments
+from gdnbench_kernels.delta_decode_launch import LaunchArguments, launch_tapped
+from gdnbench_kernels.gdn_decode.launch_args import arguments
 from gdnbench_kernels.gdn_decode.params import DecodeParams
 from gdnbench_kernels.params import from_call
 
 
 def gates(*, state: Tensor, **call: Any) -> dict[str, Tensor]:
-    found = run_tapped(*_begun({**call, "state": state.clone(), "o": None}, "dump"))
+    found = launch_tapped(*_begun({**call, "state": state.clone(), "o": None}, "dump"))
     return {name: found[name] for name in ("alpha_t", "beta_t")}
 
 
@@ -23,11 +23,11 @@ def update(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
     given, tap, shown = _begun(call, "inject")
     for name in ("alpha_t", "beta_t"):
         shown[name].copy_(stages[name])
-    found = run_tapped(given, tap, shown)
+    found = launch_tapped(given, tap, shown)
     return {"delta_t": found["delta_t"], "state": call["state"], **given.finish()}
 
 
-def _begun(call: Mapping[str, Any], tap: Any) -> tuple[Arguments, Any, dict[str, Tensor]]:
+def _begun(call: Mapping[str, Any], tap: Any) -> tuple[LaunchArguments, Any, dict[str, Tensor]]:
     """The checked call, and tensors for its stages."""
     given = arguments(from_call(DecodeParams, call), call.get("o"))
-    return given, tap, stages_of(given)
+    return given, tap, given.stage_tensors()

@@ -183,12 +183,18 @@ def default_plans(state_dtype: str, tokens: int) -> tuple[DecodePlan, DecodePlan
 
 
 def default_plan(
-    batch: int, value_heads: int, state_dtype: str, tokens: int, multiprocessors: int
+    batch: int,
+    value_heads: int,
+    state_dtype: str,
+    tokens: int,
+    multiprocessors: int,
+    small_ctas: int = SMALL_CTAS,
 ) -> DecodePlan:
-    """The default plan of a call; docs/gdn_decode.md has the reasons."""
+    """The default plan of a call; docs/gdn_decode.md has the reasons. `small_ctas`: CTAs of the small plan
+    that an SM has registers for."""
     states = batch * value_heads
     small, middle, large = default_plans(state_dtype, tokens)
-    if states * small.tiles <= SMALL_CTAS * multiprocessors:
+    if states * small.tiles <= small_ctas * multiprocessors:
         return small
     return middle if states * middle.tiles <= MIDDLE_CTAS[state_dtype] * multiprocessors else large
 

@@ -11,6 +11,8 @@ GATE_ELEMENTS = HEAD_DIM // WARP
 """Channels whose gates a lane computes: a warp computes all of a token's."""
 GATE_BYTES = 4 * HEAD_DIM
 """Bytes of a token's gates in a warp's shared memory: floats, in place of g."""
+SMALL_CTAS = 20
+"""The small plan is chosen up to this many CTAs per SM: 96 registers per thread allow 21."""
 
 
 class ChannelPlan(DecodePlan):
@@ -34,3 +36,20 @@ def default_plans(state_dtype: str, tokens: int) -> tuple[ChannelPlan, ChannelPl
     """The plans for few, medium and many states."""
     small, middle, large = map(with_channels, decode_plan.default_plans(state_dtype, tokens))
     return small, middle, large
+
+
+def default_plan(
+    batch: int, value_heads: int, state_dtype: str, tokens: int, multiprocessors: int
+) -> ChannelPlan:
+    """The default plan of a call: gdn_decode's choice, by the resident CTAs of `ChannelUpdate`."""
+    found = decode_plan.default_plan(
+        batch, value_heads, state_dtype, tokens, multiprocessors, small_ctas=SMALL_CTAS
+    )
+    return with_channels(found)
+
+
+def candidate_plans(batch: int, value_heads: int, state_dtype: str, tokens: int) -> tuple[ChannelPlan, ...]:
+    """Plans worth measuring for such a call, starting with an H200's default."""
+    first = default_plan(batch, value_heads, state_dtype, tokens, H200_SMS)
+    swept = decode_plan.candidate_plans(batch, value_heads, state_dtype, tokens)
+    return tuple(dict.fromkeys((first, *map(with_channels, swept))))

@@ -1,9 +1,9 @@
-"""Decode of Kimi Delta Attention: gdn_decode's `StateUpdate` with a gate per key channel. CuTe DSL, sm_90a and
-sm_100a.
+"""Decode of Kimi Delta Attention: gdn_decode's `StateUpdate` with a gate per key channel. CuTe DSL, sm_90a
+and sm_100a.
 
-gdn_decode/kernel_sm90.py has the division of a call among CTAs, warps and lanes, the other tensors, the waits and
-the limits, which hold here too. alpha [128] multiplies the columns of S before the sums, so that an element
-still costs four operations:
+gdn_decode/kernel_sm90.py has the division of a call among CTAs, warps and lanes, the other tensors, the waits
+and the limits, which hold here too. alpha [128] multiplies the columns of S before the sums, so that an
+element still costs four operations:
 
     alpha = exp(g)                     gate log
             exp(-exp(A_log) softplus(g + dt_bias))                   raw
@@ -41,8 +41,8 @@ import cutlass
 import cutlass.cute as cute
 
 from gdnbench_kernels.gdn_decode import gate_math, ptx
+from gdnbench_kernels.gdn_decode.decode_plan import ROW_LANES
 from gdnbench_kernels.gdn_decode.kernel_sm90 import (
-    BF16,
     CHUNK,
     F32,
     I32,
@@ -58,8 +58,6 @@ from gdnbench_kernels.gdn_decode.kernel_sm90 import (
 )
 from gdnbench_kernels.gdn_decode.kernel_sm90_bulk import BulkLoads, BulkUpdate
 from gdnbench_kernels.gdn_decode.kernel_sm90_taps import FLOAT, store_updates
-from gdnbench_kernels.gdn_decode.decode_plan import ROW_LANES
-from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM
 from gdnbench_kernels.kda_decode.decode_plan import GATE_BYTES, GATE_ELEMENTS, ChannelPlan
 
 

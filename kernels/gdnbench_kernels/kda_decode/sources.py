@@ -1,14 +1,14 @@
-"""What is compiled for the kernel `cute`: a `ChannelUpdate`, which launches it, and the types of its arguments.
+"""What is compiled for the kernel `cute`: a `ChannelUpdate`, which launches it, and its arguments' types.
 
-It takes q, k, v, g, beta, A_log, dt_bias, state, state_indices, num_accepted, read_indices, o, alpha_t, beta_t,
-delta_t, scale, beta_max, lower_bound, as in `launch_args.Arguments`; alpha_t, beta_t and delta_t are None
-without a tap. What is compiled in and what is a run-time value are as in gdn_decode. `build` imports CuTe DSL
-when the kernel is compiled.
+It takes q, k, v, g, beta, A_log, dt_bias, state, state_indices, num_accepted, read_indices, o, alpha_t,
+beta_t, delta_t, scale, beta_max, lower_bound; alpha_t, beta_t and delta_t are None without a tap. What is
+compiled in and what is a run-time value are as in gdn_decode. `build` imports CuTe DSL when the kernel is
+compiled.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from gdnbench_kernels.gdn_decode.decode_plan import Advice, Transport
 from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM
