@@ -14,7 +14,7 @@ from gdnbench_kernels.transformers_functions import check_scale
 
 
 class Decode(Protocol):
-    """What is read of the parameters of a call with gates in log space and a pool [slots, Hv, K, V]."""
+    """The parameters of a decode call that functions of gathered states read."""
 
     @property
     def q(self) -> Tensor: ...

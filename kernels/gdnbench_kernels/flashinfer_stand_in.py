@@ -17,6 +17,25 @@ from gdnbench_kernels.stand_ins import StandIns
 PACKAGE = "flashinfer"
 
 
+NVCC = (
+    "FlashInfer builds this kernel from CUDA C++ with nvcc, which the simulator does not run; its CuTe DSL"
+    " kernels run there"
+)
+
+
+class _JitSpec:
+    """The build of a CUDA C++ module, which modules name in annotations."""
+
+
+def _refuse_nvcc(*args: object, **kwargs: object) -> _JitSpec:
+    raise NotImplementedError(NVCC)
+
+
+def _jit_core() -> dict[str, Any]:
+    flags: dict[str, list[str]] = {f"sm{arch}_nvcc_flags": [] for arch in ("100a", "100f", "103a")}
+    return {"logger": _Logger(PACKAGE), "JitSpec": _JitSpec, "gen_jit_spec": _refuse_nvcc, **flags}
+
+
 class _Logger(logging.Logger):
     """The logger of `flashinfer.jit.core`, which also warns once."""
 
@@ -35,7 +54,9 @@ STAND_INS = StandIns(
     PACKAGE,
     empty=(f"{PACKAGE}.jit", f"{PACKAGE}.cute_dsl"),
     made={
-        f"{PACKAGE}.jit.core": lambda: {"logger": _Logger(PACKAGE)},
+        f"{PACKAGE}.jit.core": _jit_core,
+        # Nothing is built by the CUDA toolkit here, so that no release of it is too old.
+        f"{PACKAGE}.jit.cpp_ext": lambda: {"is_cuda_version_at_least": lambda version: True},
         f"{PACKAGE}.jit.cute_dsl_core": lambda: {"build_and_load_cute_dsl_kernel": _build},
         f"{PACKAGE}.jit.spdlog": lambda: {"gen_spdlog_module": None},
         f"{PACKAGE}.jit.cake_gdn": None,  # CUDA C++, built with nvcc where a caller asks for it

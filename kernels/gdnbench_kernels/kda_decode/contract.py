@@ -66,6 +66,8 @@ STAGES = (
 
 _ALL = {convention.name: convention.values for convention in CONVENTIONS}
 
+_FLA = {c.name: c.values for c in (GATE, BETA, STATE_LAYOUT, QK)}
+
 KERNELS = {
     "reference": KernelEntry(
         "gdnbench_kernels.kda_decode.reference:reference", _ALL, meaning="the fp64 oracle", fp64=True
@@ -88,6 +90,42 @@ KERNELS = {
         {STATE_LAYOUT.name: ("KV",), QK.name: QK.values},
         meaning="transformers' recurrent_kimi_delta_attention on gathered slots; one token a sequence",
         needs=("transformers",),
+    ),
+    "fla": KernelEntry(
+        "gdnbench_kernels.kda_decode.fla:fla",
+        _FLA,
+        devices=("cuda", "sim"),
+        meaning="flash-linear-attention's fused_recurrent_kda on gathered slots; one token a sequence",
+        needs=("flash-linear-attention", "triton"),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.kda_decode.fla:prepare",
+    ),
+    "fla_pool": KernelEntry(
+        "gdnbench_kernels.kda_decode.fla:fla_pool",
+        _FLA,
+        devices=("cuda", "sim"),
+        meaning="flash-linear-attention's fused_recurrent_kda_fwd, on the pool in place",
+        needs=("flash-linear-attention", "triton"),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.kda_decode.fla:prepare_pool",
+    ),
+    "flashinfer": KernelEntry(
+        "gdnbench_kernels.kda_decode.flashinfer:flashinfer",
+        {GATE.name: GATE.values, BETA.name: BETA.values, QK.name: QK.values},
+        devices=("cuda", "sim"),
+        meaning="FlashInfer's recurrent_kda on the pool, bf16 states",
+        needs=("flashinfer-python",),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.kda_decode.flashinfer:prepare",
+    ),
+    "flashinfer_k3": KernelEntry(
+        "gdnbench_kernels.kda_decode.flashinfer:flashinfer_k3",
+        {GATE.name: ("log", "bounded"), BETA.name: BETA.values, QK.name: ("raw",)},
+        devices=("cuda", "sim"),
+        meaning="FlashInfer's kernel for one token of Kimi K3's 12 heads, bf16 states",
+        needs=("flashinfer-python",),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.kda_decode.flashinfer:prepare_k3",
     ),
 }
 
