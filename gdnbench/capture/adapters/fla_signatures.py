@@ -65,5 +65,5 @@ SIGNATURES = Signatures(
     },
 )
 """0.4.2 and 0.5.0 call state_v_first transpose_state_layout, which later ones take with a warning; releases
-before 0.5.1 make no beta, and chunk_indices came after 0.5.2. Kimi Delta Attention came with 0.4.0 at the latest,
-its gate in the kernel by 0.4.2. The convolution of 0.3.0 has no states."""
+before 0.5.1 make no beta, and chunk_indices came after 0.5.2. Kimi Delta Attention came with 0.4.0 at the
+latest, its gate in the kernel by 0.4.2. The convolution of 0.3.0 has no states."""

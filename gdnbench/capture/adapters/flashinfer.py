@@ -30,7 +30,9 @@ from gdnbench.capture.adapters.flashinfer_signatures import (
     DECODE,
     KDA_SIGNATURES,
     MTP,
+    PACKED_KDA,
     PRETRANSPOSE,
+    RECURRENT_KDA,
     SIGNATURES,
 )
 from gdnbench.capture.adapters.gdn import STATE_DTYPES, own_slots
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 MODULES = {
     "flashinfer.gdn_prefill": (CHUNK,),
     "flashinfer.gdn_decode": (DECODE, PRETRANSPOSE, MTP),
-    "flashinfer.kda": (kda.RECURRENT,),
+    "flashinfer.kda": (RECURRENT_KDA,),
     "flashinfer.kda_decode": kda.FUNCTIONS,
     "flashinfer": (CHUNK, *kda.FUNCTIONS),
 }
@@ -66,10 +68,10 @@ class FlashinferAdapter:
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         signatures = self.kda_signatures if target.function in kda.FUNCTIONS else self.signatures
         signatures.check(target.function, arguments)
-        if target.function == kda.PACKED:
+        if target.function == PACKED_KDA:
             return kda.kda_observation(target.function, arguments)
         _refuse(arguments)
-        if target.function == kda.RECURRENT:
+        if target.function == RECURRENT_KDA:
             return kda.kda_observation(target.function, arguments)
         if target.function == CHUNK:
             return _prefill(arguments)
@@ -88,7 +90,7 @@ class FlashinferAdapter:
 
     def operations(self, target: Target) -> tuple[str, ...]:
         if target.function in kda.FUNCTIONS:
-            return ("kda_decode",) if target.function == kda.PACKED else ("kda_prefill", "kda_decode")
+            return ("kda_decode",) if target.function == PACKED_KDA else ("kda_prefill", "kda_decode")
         return ("gdn_prefill" if target.function == CHUNK else "gdn_decode",)
 
     def implementation(self, function: Callable[..., Any]) -> str | None:

@@ -1,14 +1,14 @@
 """Kimi Delta Attention of FlashInfer, for `flashinfer.FlashinferAdapter`.
 
-    recurrent_kda, one token of each sequence              kda_decode
-    the same with num_spec_tokens: drafts                  kda_decode, S tokens
-    the same with disable_state_update: verification       kda_decode, S tokens, no slot written
-    the same, more tokens                                  kda_prefill, states from and to a pool by ssm_state_indices
-    packed_kda_decode                                      kda_decode, bounded gate, q, k, v as views of one tensor
+    recurrent_kda, one token of each sequence            kda_decode
+    the same with num_spec_tokens: drafts                kda_decode, S tokens
+    the same with disable_state_update: verification     kda_decode, S tokens, no slot written
+    the same, more tokens                                kda_prefill, states by ssm_state_indices of a pool
+    packed_kda_decode                                    kda_decode, bounded, q, k, v as views of one tensor
 
 States are [slots, Hv, V, K] and updated in place; a slot below 0 is padding. g is a log gate, or with
-`use_gate_in_kernel` the input of a gate, bounded where there is a `lower_bound`. The operations have no output for
-`state_checkpoints`, `correction_cache` and `kg_cache`: `dispatch.not_recorded` lists them.
+`use_gate_in_kernel` the input of a gate, bounded where there is a `lower_bound`. The operations have no
+output for `state_checkpoints`, `correction_cache` and `kg_cache`: `dispatch.not_recorded` lists them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen
-from gdnbench.capture.adapters.flashinfer_signatures import PACKED_KDA as PACKED
-from gdnbench.capture.adapters.flashinfer_signatures import RECURRENT_KDA as RECURRENT
+from gdnbench.capture.adapters.flashinfer_signatures import PACKED_KDA, RECURRENT_KDA
 from gdnbench.capture.adapters.gdn import flatten_tokens, own_slots, sequence_offsets
 from gdnbench.capture.adapters.kda import KdaForms, kda_forms
 from gdnbench.capture.adapters.serving_decode import OFFSETS, Batch, metadata_tensors, split_features
@@ -27,7 +26,7 @@ from gdnbench.capture.adapters.slots import gather_states, int32_slots, refuse_i
 if TYPE_CHECKING:
     from torch import Tensor
 
-FUNCTIONS = (RECURRENT, PACKED)
+FUNCTIONS = (RECURRENT_KDA, PACKED_KDA)
 NULL_SLOT = -1
 PACKED_LOWER_BOUND = -5.0
 """Of packed_kda_decode, which takes none."""
@@ -38,7 +37,7 @@ BESIDE_STATES = ("state_checkpoints", "correction_cache", "kg_cache")
 
 def kda_observation(name: str, arguments: Mapping[str, Any]) -> Observation:
     """A call of the function `name`. NotCaptured for one that the operations do not describe."""
-    if name == PACKED:
+    if name == PACKED_KDA:
         return _packed(arguments)
     return _decode(arguments) if _decodes(arguments) else _prefill(arguments)
 
@@ -47,8 +46,8 @@ def kda_results(name: str, seen: Observation, arguments: Mapping[str, Any], resu
     """o, and the states as the call left them."""
     o = result[0] if isinstance(result, tuple) else result
     if seen.op == "kda_decode":
-        batch = _packed_batch(arguments) if name == PACKED else _batch(arguments)
-        pool = arguments["state"] if name == PACKED else _pool(arguments)
+        batch = _packed_batch(arguments) if name == PACKED_KDA else _batch(arguments)
+        pool = arguments["state"] if name == PACKED_KDA else _pool(arguments)
         return {"o": batch.rows(o), "state": Seen(pool)}
     found = {"o": flatten_tokens(o)}
     if seen.scalars["output_final_state"]:
@@ -123,7 +122,7 @@ def _decode(arguments: Mapping[str, Any]) -> Observation:
         tensors=tensors | forms.parameters,
         scalars=forms.scalars(arguments["scale"], arguments["q"].shape[-1]),
         conventions=_conventions(forms, arguments),
-        dispatch={"path": RECURRENT, **_told(arguments)},
+        dispatch={"path": RECURRENT_KDA, **_told(arguments)},
         whole_pools=frozenset(("state",) if _slots(arguments) is None else ()),
         finish=batch.finish({}),
     )
@@ -210,7 +209,7 @@ def _packed(arguments: Mapping[str, Any]) -> Observation:
         tensors=tensors | forms.parameters,
         scalars=forms.scalars(None, key_dim),
         conventions=forms.conventions("VK", raw_keys=True),
-        dispatch={"path": PACKED},
+        dispatch={"path": PACKED_KDA},
         finish=batch.finish({}),
     )
 

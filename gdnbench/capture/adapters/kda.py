@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ class KdaForms:
     beta_form: str
     beta_max: float = 1.0
     lower_bound: float | None = None
-    parameters: Mapping[str, Seen] = field(default_factory=dict)  # A_log and dt_bias
+    parameters: dict[str, Seen] = field(default_factory=dict)  # A_log and dt_bias
 
     def scalars(self, scale: float | None, key_dim: int) -> dict[str, Scalar]:
         """scale, beta_max and, with a bounded gate, lower_bound."""
@@ -70,8 +69,8 @@ def kda_forms(
 
 
 def _parameters(A_log: Tensor | None, dt_bias: Tensor | None, sizes: tuple[int, int]) -> dict[str, Seen]:
-    """A_log [Hv] and dt_bias [Hv, K], those that the call has, in the dtypes that the operations take; frameworks
-    keep them as [1, 1, Hv, 1] or [Hv * K] too."""
+    """A_log [Hv] and dt_bias [Hv, K], those that the call has, in the dtypes that the operations take.
+    Frameworks keep them as [1, 1, Hv, 1] or [Hv * K] too."""
     from gdnbench_kernels.validate import dtype_name
 
     found = {}

@@ -1,4 +1,5 @@
-"""Adapter for SGLang: Gated DeltaNet in every kernel backend of prefill, decode and speculative verification.
+"""Adapter for SGLang: Gated DeltaNet and Kimi Delta Attention (see sglang_kda) in every kernel backend of
+prefill, decode and speculative verification.
 
     extend of a backend's kernels: Triton, FlashInfer, CuTe DSL   gdn_prefill, states from and to the pool
     packed_decode of Triton's                                     gdn_decode, raw gates, q, k, v as views
@@ -27,36 +28,63 @@ from gdnbench.capture.adapters.parallel import parallel_ranks
 from gdnbench.capture.adapters.serving_conv import FUNCTIONS as CONVOLUTIONS
 from gdnbench.capture.adapters.serving_conv import conv_observation, conv_results, keeps_windows
 from gdnbench.capture.adapters.serving_decode import (
-    BESIDE,
-    NO_TOKENS,
     OFFSETS,
-    Batch,
     finish_prefill_with_metadata,
     gate_parameters,
     metadata_tensors,
     refuse_states,
     split_features,
 )
+from gdnbench.capture.adapters.sglang_calls import (
+    OFFSET_NAMES,
+    RING,
+    SLOTS,
+    SLOTS_BESIDE,
+    batch_of,
+    first_of,
+    pool_of,
+    refusing_padding,
+    verifies,
+)
+from gdnbench.capture.adapters.sglang_kda import BACKENDS as KDA_BACKENDS
+from gdnbench.capture.adapters.sglang_kda import PREFILLS as KDA_PREFILLS
+from gdnbench.capture.adapters.sglang_kda import is_kda, kda_observation, kda_results
 from gdnbench.capture.adapters.sglang_steps import STEPS, SglangStep, slots_of_the_step, step
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
-from gdnbench.capture.adapters.slots import gather_states, int32_slots, refuse_in_graph, unwritten_slots
+from gdnbench.capture.adapters.slots import gather_states, int32_slots, refuse_in_graph
 from gdnbench.capture.parts import Part
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gdnbench.capture.adapter import Finish
     from gdnbench.capture.claims import Claims
 
 KERNELS = "sglang.srt.layers.attention.linear.kernels"
 RADIX = "sglang.srt.layers.radix_linear_attention"
 BACKEND = "sglang.srt.layers.attention.linear.gdn_backend"
+KDA_BACKEND = "sglang.srt.layers.attention.linear.kda_backend"
+KDA_FILES = {"FlashInferKDAPrefillKernel": "flashinfer_prefill"}
 FLA = ("sglang.kernels.ops.attention.fla", "sglang.srt.layers.attention.fla")
 """Modules of the functions taken from flash-linear-attention: since 0.5.16 at the latest, and before."""
 SIGMOID_SINCE = "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent"
+CUTEDSL_KDA = "sglang.kernels.ops.attention.cutedsl_kda"
 MTP_RING = "sglang.kernels.ops.attention.cutedsl_gdn_mtp_ring"
 BACKENDS = {names.TRITON: "triton", names.FLASHINFER: "flashinfer", names.CUTEDSL: "cutedsl"}
+
+
+def _kda_modules() -> dict[str, tuple[str, ...]]:
+    """The functions of Kimi Delta Attention by module."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in names.KDA_SIGNATURES.functions:
+        kernels, _, method = name.rpartition(".")
+        if method and kernels:
+            module = f"{KERNELS}.kda_{KDA_FILES.get(kernels, KDA_BACKENDS[kernels])}"
+            found[module] = (*found.get(module, ()), name)
+    return found
+
+
 MODULES = {
+    **_kda_modules(),
+    **{f"{package}.kda": (names.KDA_CHUNK,) for package in FLA},
+    CUTEDSL_KDA: (names.CUTEDSL_KDA,),
     **{
         f"{KERNELS}.gdn_{backend}": tuple(
             name for name in names.SIGNATURES.functions if name.startswith(f"{kernels}.")
@@ -64,19 +92,14 @@ MODULES = {
         for kernels, backend in BACKENDS.items()
     },
     **{f"{package}.chunk": (names.CHUNK,) for package in FLA},
-    **{f"{package}.fused_recurrent": (names.PACKED,) for package in FLA},
+    **{f"{package}.fused_recurrent": (names.PACKED, names.KDA_PACKED) for package in FLA},
     **{f"{package}.fused_sigmoid_gating_recurrent": (names.SIGMOID,) for package in FLA},
     SIGMOID_SINCE: (names.SIGMOID,),
     MTP_RING: (names.MTP_RING,),
     BACKEND: CONVOLUTIONS,
+    KDA_BACKEND: CONVOLUTIONS,
 }
 PREFILLS = (names.EXTEND, names.CHUNK)
-POOLS = ("ssm_states", "initial_state_source", "initial_state")
-SLOTS = ("cache_indices", "ssm_state_indices", "initial_state_indices")
-OFFSET_NAMES = ("query_start_loc", "cu_seqlens")
-SLOTS_BESIDE = "state_indices"
-NULL_SLOT = -1
-RING = ("replayssm_d", "replayssm_k", "replayssm_g", "replayssm_write_pos")
 
 
 def parallel() -> Mapping[str, tuple[int, int]]:
@@ -92,6 +115,9 @@ class SglangAdapter:
     scopes: tuple[Target, ...] = (Target(RADIX, "RadixLinearAttention.forward"),)
     steps: tuple[Target, ...] = STEPS
     signatures: Signatures = field(default_factory=names.SIGNATURES.copy_unchecked, compare=False, repr=False)
+    kda_signatures: Signatures = field(
+        default_factory=names.KDA_SIGNATURES.copy_unchecked, compare=False, repr=False
+    )
 
     def step(self, target: Target, arguments: Mapping[str, Any]) -> SglangStep | None:
         return step(arguments)
@@ -100,7 +126,10 @@ class SglangAdapter:
         return known.claims(observation.part)
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
-        self.signatures.check(target.function, arguments)
+        known = target.function in self.kda_signatures.functions
+        (self.kda_signatures if known else self.signatures).check(target.function, arguments)
+        if is_kda(target.function, arguments):
+            return kda_observation(target.function, arguments)
         kernels, _, name = target.function.rpartition(".")
         if name in CONVOLUTIONS:
             seen = conv_observation(name, arguments, {})
@@ -114,24 +143,35 @@ class SglangAdapter:
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
         if seen.op in ("conv_prefill", "conv_decode"):
             return conv_results(seen, arguments, result)
+        if seen.op.startswith("kda_"):
+            return kda_results(seen, arguments, result)
         if seen.op == "gdn_prefill":
             outputs = {"o": flatten_tokens(result[0])}
             if seen.scalars["output_final_state"]:
-                final = gather_states(_pool(arguments), _first(arguments, SLOTS))
+                final = gather_states(pool_of(arguments), first_of(arguments, SLOTS))
                 outputs["final_state"] = Seen(final)
             return outputs
         o = result[0] if isinstance(result, tuple) else result
-        batch = _batch(arguments)
-        return {"o": Seen(o, (batch.sequences, batch.steps, *o.shape[-2:])), "state": Seen(_pool(arguments))}
+        batch = batch_of(arguments)
+        return {
+            "o": Seen(o, (batch.sequences, batch.steps, *o.shape[-2:])),
+            "state": Seen(pool_of(arguments)),
+        }
 
     def operations(self, target: Target) -> tuple[str, ...]:
         if target.function in CONVOLUTIONS:
             return ("conv_prefill" if target.function == CONVOLUTIONS[0] else "conv_decode",)
-        return ("gdn_prefill" if target.function.rpartition(".")[2] in PREFILLS else "gdn_decode",)
+        name = target.function.rpartition(".")[2]
+        if target.function in self.kda_signatures.functions:
+            return ("kda_prefill" if name in KDA_PREFILLS else "kda_decode",)
+        if name == names.SIGMOID:  # for both layers
+            return ("gdn_decode", "kda_decode")
+        return ("gdn_prefill" if name in PREFILLS else "gdn_decode",)
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
-        if function.__qualname__ in names.SIGNATURES.functions:
-            self.signatures.compare_function(function.__qualname__, function)
+        for signatures in (self.signatures, self.kda_signatures):
+            if function.__qualname__ in signatures.functions:
+                signatures.compare_function(function.__qualname__, function)
         return qualified_name(function)
 
     def parallel(self) -> Mapping[str, tuple[int, int]]:
@@ -143,10 +183,10 @@ def _prefill(backend: str, arguments: Mapping[str, Any]) -> Observation:
 
     if arguments.get("head_first"):
         raise NotCaptured("heads lie before tokens (head_first); the operation has tokens first")
-    q, k, pool, slots = arguments["q"], arguments["k"], _pool(arguments), _first(arguments, SLOTS)
+    q, k, pool, slots = arguments["q"], arguments["k"], pool_of(arguments), first_of(arguments, SLOTS)
     refuse_states(pool)
     seen = {name: flatten_tokens(arguments[name]) for name in ("q", "k", "v", "g", "beta")}
-    seen["cu_seqlens"] = sequence_offsets(q, _first(arguments, OFFSET_NAMES))
+    seen["cu_seqlens"] = sequence_offsets(q, first_of(arguments, OFFSET_NAMES))
     if pool is not None:
         if slots is not None:
             refuse_in_graph(slots)
@@ -177,27 +217,14 @@ def _prefill(backend: str, arguments: Mapping[str, Any]) -> Observation:
             **({} if slots is None else {"states": "gathered by state_indices"}),
             **({"not_recorded": "states on the way, for the prefix cache"} if tracked else {}),
         },
-        finish=_refusing_padding(finish_prefill_with_metadata({})),
+        finish=refusing_padding(finish_prefill_with_metadata({})),
         part=Part(range(sequences), slots=slots_of_the_step(sequences, slots)),
     )
 
 
-def _refusing_padding(finish: Finish) -> Finish:
-    """A `Finish` that also refuses padding (NotCaptured): backends differ in which slot they use for it, if
-    any."""
-
-    def refuse_padding(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        slots = tensors.get(f"{BESIDE}{SLOTS_BESIDE}")
-        if slots is not None and bool((slots < 0).any()):
-            raise NotCaptured("a sequence of a prefill has no slot: padding of the engine")
-        return finish(tensors)
-
-    return refuse_padding
-
-
 def _decode(name: str, backend: str, arguments: Mapping[str, Any]) -> Observation:
     _refuse_decode(arguments)
-    pool, batch = _pool(arguments), _batch(arguments)
+    pool, batch = pool_of(arguments), batch_of(arguments)
     if "mixed_qkv" in arguments:
         q, k, v = split_features(arguments["mixed_qkv"], pool)
     else:
@@ -209,8 +236,8 @@ def _decode(name: str, backend: str, arguments: Mapping[str, Any]) -> Observatio
     }
     seen |= gate_parameters(arguments["A_log"], arguments["dt_bias"])
     seen |= {"state": Seen(pool), **batch.indices()}
-    if _verifies(arguments):
-        slots = _first(arguments, SLOTS)
+    if verifies(arguments):
+        slots = first_of(arguments, SLOTS)
         seen["read_indices"] = Seen(int32_slots(slots[: batch.sequences]), None, slots)
     seen |= metadata_tensors({OFFSETS: batch.offsets})
     scale = arguments.get("scale")
@@ -229,42 +256,21 @@ def _decode(name: str, backend: str, arguments: Mapping[str, Any]) -> Observatio
         dispatch={
             "path": name,
             "backend": backend,
-            **({"not_recorded": "what is kept of each draft"} if _verifies(arguments) else {}),
+            **({"not_recorded": "what is kept of each draft"} if verifies(arguments) else {}),
         },
         finish=batch.finish({}),
-        part=Part(range(batch.sequences), keeps=_verifies(arguments)),
+        part=Part(range(batch.sequences), keeps=verifies(arguments)),
     )
-
-
-def _batch(arguments: Mapping[str, Any]) -> Batch:
-    mixed, slots = arguments.get("mixed_qkv"), _first(arguments, SLOTS)
-    tokens = len(mixed) if mixed is not None else arguments["q"].shape[:2].numel()
-    bounds = _first(arguments, OFFSET_NAMES)
-    if _verifies(arguments):
-        sequences = len(bounds) - 1 if bounds is not None else len(arguments["q"])
-        if sequences == 0:
-            raise NotCaptured(NO_TOKENS)
-        if len(slots) < sequences or tokens % sequences:
-            raise NotCaptured("requests that are verified differ in drafts, or have fewer slots")
-        slots = unwritten_slots(sequences, tokens // sequences, slots.device)
-    return Batch(tokens, slots, bounds, None, null=NULL_SLOT)
-
-
-def _verifies(arguments: Mapping[str, Any]) -> bool:
-    """Whether the call leaves the pool as it is."""
-    return bool(arguments.get("disable_state_update", "retrieve_parent_token" in arguments))
 
 
 def _only_verifies(arguments: Mapping[str, Any]) -> bool:
     """Whether a call of CuTe DSL's kernel of drafts only gives outputs, and keeps its inputs in a ring."""
     updates = arguments["accepted_steps"] is not None or arguments["recovery_steps"]
-    return _verifies(arguments) and not updates and not arguments["disable_output"]
+    return verifies(arguments) and not updates and not arguments["disable_output"]
 
 
 def _refuse_decode(arguments: Mapping[str, Any]) -> None:
     """NotCaptured for a call that gdn_decode does not describe."""
-    if arguments.get("is_kda"):
-        raise NotCaptured("gates of every key channel (is_kda), which no operation here has")
     if arguments.get("lower_bound") is not None:
         raise NotCaptured("a gate with a lower bound (lower_bound), which no convention here has")
     if arguments.get("softplus_beta", 1.0) != 1.0:
@@ -279,16 +285,6 @@ def _refuse_decode(arguments: Mapping[str, Any]) -> None:
         raise NotCaptured(
             "CuTe DSL's kernel of drafts updates states or gives no outputs; SGLang verifies by it"
         )
-    if _first(arguments, SLOTS) is None or _pool(arguments) is None:
+    if first_of(arguments, SLOTS) is None or pool_of(arguments) is None:
         raise NotCaptured("states are not updated in a pool; the operation has nothing else")
-    refuse_states(_pool(arguments))
-
-
-def _pool(arguments: Mapping[str, Any]) -> Any:
-    """States [slots, Hv, V, K], updated in place; None if the call has none."""
-    return _first(arguments, POOLS)
-
-
-def _first(arguments: Mapping[str, Any], given: tuple[str, ...]) -> Any:
-    """The first of the parameters `given` that the call has: methods and functions use different names."""
-    return next((arguments[name] for name in given if arguments.get(name) is not None), None)
+    refuse_states(pool_of(arguments))

@@ -10,8 +10,8 @@ and recurrent paths and the convolution before them.
 From 5.17 on, a layer calls the torch_* name, which calls the implementation that transformers picked. Earlier
 releases bind flash-linear-attention's function or their own when a layer is built; both names are wrapped.
 Tensors are q, k [B, T, H, K], v [B, T, Hv, V], g, beta [B, T, Hv], states [B, Hv, K, V]; g is a log gate,
-[B, T, Hv, K] in Kimi Delta Attention. Releases before 5.23 repeat q and k to Hv heads before the call; repeats
-with equal bits are recorded once.
+[B, T, Hv, K] in Kimi Delta Attention. Releases before 5.23 repeat q and k to Hv heads before the call;
+repeats with equal bits are recorded once.
 """
 
 from __future__ import annotations

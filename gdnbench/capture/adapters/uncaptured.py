@@ -14,6 +14,7 @@ from fnmatch import translate
 from functools import cached_property
 
 GDN = ("gdn_prefill", "gdn_decode")
+KDA = ("kda_prefill", "kda_decode")
 SWA = ("swa_decode",)
 
 QUERIES_BEFORE_ROPE = (
@@ -25,18 +26,22 @@ LATENT_OF_DEEPSEEK_V3 = "reads latent rows of 576 features, as DeepSeek-V3 has t
 OTHER_PLATFORM = "a kernel of another platform than CUDA, which no adapter reads"
 PAGE_FORMAT_IN_OBJECT = "the format of its pages is in the object and not in the call, which no adapter reads"
 RING_OF_INPUTS = (
-    "computes its state from a checkpoint and a ring of earlier inputs; gdn_decode has the state in a pool"
+    "computes its state from a checkpoint and a ring of earlier inputs; the operations have states in a pool"
 )
 COMMIT_OF_DRAFTS = (
     "moves accepted drafts from a ring of inputs into the states; no operation here does that alone"
 )
-GATES_OF_KEY_CHANNELS = "gates of every key channel (KDA), which no operation here has"
+FUSED_LAYER = (
+    "convolves, updates the state and normalises in one kernel: q, k and v of kda_decode are never in memory"
+)
+FUSED_PREFIX = "convolves and updates the state in one kernel: q, k and v of kda_decode are never in memory"
+BELOW_A_RECORDED_ONE = "a kernel below a function that is recorded; calls of other code are not"
 OTHER_DELTA_RULE = (
     "another delta rule than the gated one with one gate of a head, which no operation here has"
 )
 LINEAR_ATTENTION = "linear attention without a delta rule, which no operation here has"
 MAMBA_STATE = "the state of a Mamba layer, which no operation here has"
-OTHER_CONVOLUTION = "the convolution of a layer that is no Gated DeltaNet, which no adapter reads"
+OTHER_CONVOLUTION = "the convolution of a layer whose convolution no adapter reads"
 FUSED_CONVOLUTION = (
     "unpacks projections and convolves them in one kernel; conv_decode has the convolution alone"
 )
@@ -92,16 +97,6 @@ UNCAPTURED = (
         GDN,
         ("vllm.model_executor.layers.mamba.gdn.*", "*._forward_core_decode_aiter", OTHER_PLATFORM),
         ("vllm.*.cpu.gdn_attention", "cpu_gdn_attention_core", OTHER_PLATFORM),
-        (
-            "vllm.*kda*",
-            "chunk_kda chunk_kda_with_fused_gate chunk_kda_prefill fused_kda_chunk fused_recurrent_kda"
-            " fused_recurrent_kda_packed_decode",
-            GATES_OF_KEY_CHANNELS,
-        ),
-        ("vllm.models.*.kda", "_flashinfer_kda_prefill _flashkda_prefill", GATES_OF_KEY_CHANNELS),
-        ("vllm.models.*.kda.fused_recurrent", "fused_recurrent_gated_delta_rule*", GATES_OF_KEY_CHANNELS),
-        ("vllm.models.*recoverssm", "kda_recoverssm_verify", GATES_OF_KEY_CHANNELS),
-        ("vllm._custom_ops", "fused_kda_decode", GATES_OF_KEY_CHANNELS),
         ("vllm.*lightning_attn", "lightning_attention linear_decode_forward_triton", LINEAR_ATTENTION),
         (
             "vllm.model_executor.layers.mamba.ops.*",
@@ -114,6 +109,13 @@ UNCAPTURED = (
             "causal_conv1d_fn causal_conv1d_update",
             OTHER_CONVOLUTION,
         ),
+    ),
+    *_functions_of_framework(
+        "vllm",
+        KDA,
+        ("vllm._custom_ops", "fused_kda_decode", FUSED_LAYER),
+        ("vllm.models.*.recoverssm.kernels", "CuteRecoverSSMVerify.__call__", FUSED_PREFIX),
+        ("vllm.models.*.amd.ops.kda_chunk", "fused_kda_chunk", OTHER_PLATFORM),
     ),
     *_functions_of_framework(
         "sglang",
@@ -129,14 +131,6 @@ UNCAPTURED = (
         ("sglang.*gdn_replayssm_spec_decode", "gdn_replayssm_spec_decode", RING_OF_INPUTS),
         ("sglang.*linear_replayssm", "fused_recurrent_linear_replayssm_decode", RING_OF_INPUTS),
         ("sglang.*gdn_replayssm_spec_*", "commit_gdn_replayssm_*", COMMIT_OF_DRAFTS),
-        (
-            "sglang.*attention.*",
-            "chunk_kda chunk_kda_cutedsl cutedsl_fused_sigmoid_gating_kda_update fused_kda_conv_gating_verify"
-            " fused_kda_decode_mtp_dspark fused_recurrent_kda fused_recurrent_kda_packed_decode"
-            " helion_fused_recurrent_kda_* helion_kda_verify kda_fused_decode kda_packed_decode",
-            GATES_OF_KEY_CHANNELS,
-        ),
-        ("sglang.*kda_replayssm_spec_decode", "commit_kda_replayssm_*", GATES_OF_KEY_CHANNELS),
         ("sglang.*lightning_attn", "lightning_attention", LINEAR_ATTENTION),
         ("sglang.*seg_la", "seg_la_fwd", LINEAR_ATTENTION),
         ("sglang.*mamba.triton_ops.*", "mamba_chunk_scan_combined selective_state_update", MAMBA_STATE),
@@ -146,6 +140,18 @@ UNCAPTURED = (
             OTHER_CONVOLUTION,
         ),
         ("sglang.*triton_gdn_fused_proj", "fused_qkvzba_causal_conv1d_update_contiguous", FUSED_CONVOLUTION),
+    ),
+    *_functions_of_framework(
+        "sglang",
+        KDA,
+        ("sglang.*attention.*", "kda_fused_decode fused_kda_decode_mtp_dspark", FUSED_LAYER),
+        ("sglang.*attention.*", "fused_kda_conv_gating_verify", FUSED_PREFIX),
+        (
+            "sglang.*attention.*",
+            "chunk_kda_cutedsl helion_fused_recurrent_kda_* helion_kda_verify kda_packed_decode",
+            BELOW_A_RECORDED_ONE,
+        ),
+        ("sglang.*kda_replayssm_spec_decode", "commit_kda_replayssm_*", COMMIT_OF_DRAFTS),
     ),
     *_functions_of_framework(
         "flashinfer",
@@ -163,20 +169,19 @@ UNCAPTURED = (
         GDN,
         ("flashinfer.gdn_decode", "gated_delta_rule_replayssm_commit", COMMIT_OF_DRAFTS),
         (
-            "flashinfer.kda*",
-            "recurrent_kda packed_kda_decode fused_kda_decode packed_fused_kda_decode",
-            GATES_OF_KEY_CHANNELS,
-        ),
-        (
             "flashinfer.mamba.*",
             "selective_state_update checkpointing_ssu replayssm_materialize",
             MAMBA_STATE,
         ),
     ),
     *_functions_of_framework(
+        "flashinfer",
+        KDA,
+        ("flashinfer.kda*", "fused_kda_decode packed_fused_kda_decode", FUSED_LAYER),
+    ),
+    *_functions_of_framework(
         "fla",
         GDN,
-        ("fla.ops.kda.*", "chunk_kda fused_recurrent_kda", GATES_OF_KEY_CHANNELS),
         *(
             (
                 f"fla.ops.{package}.*",

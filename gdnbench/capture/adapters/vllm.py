@@ -1,4 +1,5 @@
-"""Adapter for vLLM: Gated DeltaNet in every backend of prefill, recurrent decode and speculative decode.
+"""Adapter for vLLM: Gated DeltaNet and Kimi Delta Attention (see vllm_kda) in every backend of prefill,
+recurrent decode and speculative decode.
 
 | function | recorded as | |---|---| | `ChunkGatedDeltaRule.forward_*`, and what these call: FlashInfer,
 Triton, CuTe DSL, AITER | gdn_prefill | | `fused_recurrent_gated_delta_rule_packed_decode` | gdn_decode, raw
@@ -35,6 +36,18 @@ from gdnbench.capture.adapters.serving_decode import (
     split_features,
 )
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
+from gdnbench.capture.adapters.vllm_kda import (
+    FUNCTIONS as KDA,
+)
+from gdnbench.capture.adapters.vllm_kda import (
+    KDA_LAYERS,
+    KDA_MODULES,
+    kda_observation,
+    kda_results,
+    known_as,
+    signature_of,
+)
+from gdnbench.capture.adapters.vllm_kda import PREFILLS as KDA_PREFILLS
 from gdnbench.capture.adapters.vllm_steps import PREPARED, STEPS, VllmStep, VllmSteps, part_of
 
 if TYPE_CHECKING:
@@ -86,6 +99,7 @@ MODULES = {
     **{f"{package}.fused_recurrent": (names.RECURRENT, names.PACKED) for package in FLA},
     **{f"{package}.fused_sigmoid_gating": (names.SIGMOID,) for package in FLA},
     f"{FLA[0]}.fused_gdn_decode_post_conv_mtp": (names.MTP_TRITON,),
+    **KDA_MODULES,
 }
 """Whoever imports a function from one of these, before or after capture begins, calls a wrapper."""
 CORES = (
@@ -94,6 +108,7 @@ CORES = (
     "_forward_core_fused_norm",
     "_forward_core_fused_norm_packed",
 )
+KDA_CORES = ("_forward",)
 LAYERS = {QWEN: "QwenGatedDeltaNetAttention", OLMO: "OlmoHybridGatedDeltaNetAttention"}
 NULL_SLOT = 0
 COUNTS = (
@@ -118,9 +133,17 @@ class VllmAdapter:
         Target(module, function) for module, functions in MODULES.items() for function in functions
     )
     scopes: tuple[Target, ...] = tuple(
-        Target(module, f"{layer}.{method}") for module, layer in LAYERS.items() for method in CORES
+        Target(module, f"{layer}.{method}")
+        for module, layer, methods in (
+            *((module, layer, CORES) for module, layer in LAYERS.items()),
+            *((module, layer, KDA_CORES) for module, layer in KDA_LAYERS.items()),
+        )
+        for method in methods
     )
     signatures: Signatures = field(default_factory=names.SIGNATURES.copy_unchecked, compare=False, repr=False)
+    kda_signatures: Signatures = field(
+        default_factory=names.KDA_SIGNATURES.copy_unchecked, compare=False, repr=False
+    )
     steps: tuple[Target, ...] = STEPS
     parts_of_steps: tuple[Target, ...] = PREPARED
     _steps: VllmSteps = field(default_factory=VllmSteps, compare=False, repr=False)
@@ -135,6 +158,12 @@ class VllmAdapter:
         return None if known.batch is None else known.batch.claims(observation.part)
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
+        if target.function in KDA:
+            known = known_as(target.module, target.function)
+            assert known is not None
+            self.kda_signatures.check(known, arguments)
+            step = step_of(layer, getattr(layer, "prefix", None))
+            return kda_observation(target.function, arguments, step, known_of(step, COUNTS))
         name = BOUND[target.function]
         self.signatures.check(name, arguments)
         step = step_of(layer, getattr(layer, "prefix", None))
@@ -148,6 +177,8 @@ class VllmAdapter:
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
         if seen.op in ("conv_prefill", "conv_decode"):
             return conv_results(seen, arguments, result)
+        if seen.op.startswith("kda_"):
+            return kda_results(seen, arguments, result)
         if seen.op == "gdn_decode":
             state = {"state": Seen(_pool(arguments))}
             if "output_gate" in arguments:
@@ -163,12 +194,18 @@ class VllmAdapter:
     def operations(self, target: Target) -> tuple[str, ...]:
         if target.function in CONVOLUTIONS:
             return ("conv_prefill" if target.function == CONVOLUTIONS[0] else "conv_decode",)
+        if target.function in KDA:
+            prefills = target.function.rpartition(".")[2] in KDA_PREFILLS
+            return ("kda_prefill" if prefills else "kda_decode",)
         return ("gdn_prefill" if BOUND[target.function] in PREFILLS else "gdn_decode",)
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
         known = BOUND.get(function.__qualname__.removesuffix("_cpu"))
         if known is not None:
             self.signatures.compare_function(known, function)
+        known = signature_of(function)
+        if known is not None:
+            self.kda_signatures.compare_function(known, function)
         return qualified_name(function)
 
     def parallel(self) -> Mapping[str, tuple[int, int]]:
@@ -308,7 +345,7 @@ def _scalars(scale: float | None, key_dim: int, layer: object | None) -> dict[st
 def _refuse_decode(name: str, arguments: Mapping[str, Any]) -> None:
     """NotCaptured for a call that gdn_decode does not describe."""
     if arguments.get("is_kda"):
-        raise NotCaptured("gates of every key channel (is_kda), which no operation here has")
+        raise NotCaptured("gates of every key channel (is_kda): capture reads those of the functions of Kimi Delta Attention alone")
     if name == names.SIGMOID and arguments["beta"] != 1.0:
         raise NotCaptured("the softplus of the gate has another slope than 1")
     in_place = arguments.get("inplace_final_state", True) and _pool(arguments) is not None

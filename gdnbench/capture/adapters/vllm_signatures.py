@@ -1,5 +1,5 @@
-"""Signatures of vLLM's gated delta rule and sparse attention, as adapters/vllm.py and vllm_deepseek_v4.py
-expect them."""
+"""Signatures of vLLM's gated delta rule, Kimi Delta Attention and sparse attention, as adapters/vllm.py,
+vllm_kda.py and vllm_deepseek_v4.py expect them."""
 
 from __future__ import annotations
 
@@ -106,3 +106,93 @@ SIGNATURES = Signatures(
 """The last function is FlashMLA's, which vLLM builds from a separate source; only its callers are in vLLM's.
 Between 0.24.0 and 0.28.0 vllm.model_executor.layers.fla became vllm.third_party.flash_linear_attention, and
 the fused speculative decode came."""
+
+_KDA_CHUNK_NEEDS = "q k v initial_state output_final_state use_qk_l2norm_in_kernel cu_seqlens"
+_KDA_GATED = (
+    "q, k, v, raw_g, raw_beta, A_log, g_bias, scale=None, initial_state=None, output_final_state=False,"
+    " lower_bound=None, use_qk_l2norm_in_kernel=False, cu_seqlens=None, out=None"
+)
+_KDA_PLAIN = Signature(
+    "q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False,"
+    " use_qk_l2norm_in_kernel=False, cu_seqlens=None",
+    needs=f"g beta {_KDA_CHUNK_NEEDS}",
+    others="safe_gate lower_bound",  # Ling-3.0 gives them, and the function takes no notice
+)
+_KDA_SLOTS = "initial_state cu_seqlens ssm_state_indices"
+
+KDA_SIGNATURES = Signatures(
+    distribution="vllm",
+    versions=("0.33.0", "0.33.0"),
+    read="2026-11-27",
+    functions={
+        "kimi_k3.chunk_kda": _KDA_PLAIN,
+        "kimi_k3.chunk_kda_with_fused_gate": Signature(
+            _KDA_GATED,
+            needs=f"raw_g raw_beta A_log g_bias lower_bound {_KDA_CHUNK_NEEDS}",
+            others="chunk_indices chunk_offsets",
+        ),
+        "kimi_k3.fused_recurrent_kda": Signature(
+            "q, k, v, raw_g, raw_beta, A_log, dt_bias, lower_bound, initial_state, cu_seqlens,"
+            " ssm_state_indices, num_accepted_tokens=None, out=None, fuse_gate=None",
+            needs=f"q k v raw_g raw_beta A_log dt_bias lower_bound {_KDA_SLOTS} num_accepted_tokens",
+            others="uniform_sequence_length",
+        ),
+        "kimi_k3.fused_recurrent_kda_packed_decode": Signature(
+            "mixed_qkv, raw_g, raw_beta, A_log, dt_bias, lower_bound, initial_state, state_indices,"
+            " scale=None, out=None",
+            needs="mixed_qkv raw_g raw_beta A_log dt_bias lower_bound initial_state state_indices scale",
+        ),
+        "kimi_k3.kda_recoverssm_verify": Signature(
+            "q, k, v, raw_g, raw_beta, A_log, dt_bias, lower_bound, checkpoint_state, records,"
+            " query_start_loc, state_indices, spec_query_len, out=None",
+            needs="q k v raw_g raw_beta A_log dt_bias lower_bound checkpoint_state query_start_loc"
+            " state_indices spec_query_len",
+        ),
+        "kimi_k3._flashkda_prefill": Signature(
+            "q, k, v, g, beta, A_log, dt_bias, lower_bound, initial_state, cu_seqlens, out, final_state,"
+            " workspace, checkpoint_state=None, checkpoint_offsets=None",
+            needs="q k v g beta A_log dt_bias lower_bound initial_state cu_seqlens final_state",
+        ),
+        "kimi_k3._flashinfer_kda_prefill": Signature(
+            "q, k, v, raw_g, raw_beta, A_log, dt_bias, lower_bound, initial_state, cu_seqlens, out,"
+            " seq_order=None, prefill_workspace=None",
+            needs="q k v raw_g raw_beta A_log dt_bias lower_bound initial_state cu_seqlens",
+        ),
+        "glm5next.chunk_kda_with_fused_gate": Signature(
+            "q, k, v, raw_g, beta, A_log, g_bias, scale=None, initial_state=None, output_final_state=False,"
+            " use_qk_l2norm_in_kernel=False, cu_seqlens=None, safe_gate=False, lower_bound=-5.0",
+            needs=f"raw_g beta A_log g_bias safe_gate lower_bound {_KDA_CHUNK_NEEDS}",
+        ),
+        "glm5next.fused_recurrent_kda": Signature(
+            "q, k, v, g, beta=None, scale=None, initial_state=None, inplace_final_state=True,"
+            " use_qk_l2norm_in_kernel=True, cu_seqlens=None, ssm_state_indices=None,"
+            " num_accepted_tokens=None, out=None, sigmoid_beta=False, a_log=None, g_bias=None,"
+            " compute_gate=False, lower_bound=-5.0",
+            needs=f"q k v g beta {_KDA_SLOTS} num_accepted_tokens sigmoid_beta a_log g_bias compute_gate"
+            " lower_bound use_qk_l2norm_in_kernel",
+        ),
+        "glm5next.Glm5NextLinearAttention._flashkda_prefill": Signature(
+            "self, q, k, v, g, beta, initial_state, cu_seqlens, out, checkpoint=None, raw_qkv=None,"
+            " conv_state=None, recurrent_state=None",
+            needs="self q k v g beta initial_state cu_seqlens",
+        ),
+        "fla.chunk_kda": _KDA_PLAIN,
+        "fla.chunk_kda_with_fused_gate": Signature(
+            "q, k, v, raw_g, beta, A_log, g_bias, scale=None, initial_state=None, output_final_state=False,"
+            " lower_bound=None, use_qk_l2norm_in_kernel=False, cu_seqlens=None",
+            needs=f"raw_g beta A_log g_bias lower_bound {_KDA_CHUNK_NEEDS}",
+        ),
+        "fla.fused_recurrent_kda": Signature(
+            "q, k, v, g, beta=None, scale=None, initial_state=None, inplace_final_state=True,"
+            " use_qk_l2norm_in_kernel=True, cu_seqlens=None, ssm_state_indices=None",
+            needs=f"q k v g beta {_KDA_SLOTS} inplace_final_state use_qk_l2norm_in_kernel",
+            others="safe_gate lower_bound",
+        ),
+        "fla.fused_recurrent_kda_fwd": Signature(
+            "q, k, v, g, beta, scale, initial_state, inplace_final_state=True, cu_seqlens=None,"
+            " ssm_state_indices=None, num_accepted_tokens=None, use_qk_l2norm_in_kernel=False",
+            needs=f"q k v g beta scale {_KDA_SLOTS} num_accepted_tokens use_qk_l2norm_in_kernel",
+        ),
+    },
+)
+"""By package, see `vllm_kda`. The copies for AMD have more parameters, which `others` lists."""
