@@ -79,6 +79,10 @@ class Host(Protocol):
     counts: Counts
     active: bool
 
+    counting: threading.Lock
+    """Held while a call gets its number and its step: of two calls of a layer, on two threads, the later step
+    then has the larger number."""
+
     @property
     def selection(self) -> Selection: ...
 
@@ -440,7 +444,8 @@ class Graphs:
 
     def _count_replay(self, digests: GraphDigests) -> tuple[list[int], list[int]]:
         """Count the calls of a replay; returns their numbers and steps."""
-        return self._host.next_numbers(len(digests.layers)), self._host.selection.replayed(digests.layers)
+        with self._host.counting:
+            return self._host.next_numbers(len(digests.layers)), self._host.selection.replayed(digests.layers)
 
     def _before_replay(self, plan: Plan) -> list[_Kept] | DigestBatch | None:
         """Count the calls of a replay that is about to start, and copy the pool rows of those that are
@@ -472,7 +477,8 @@ class Graphs:
     def _counted(self, call: GraphCall) -> CallName | None:
         """Count a call of the replay; returns its name if it is kept."""
         selection = self._host.selection
-        step, number = selection.step(call.layer), self._host.next_number()
+        with self._host.counting:
+            step, number = selection.step(call.layer), self._host.next_number()
         if selection.full or call.outputs is None or call.observation is None:
             return None
         if selection.switch.off:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ class Capture:
         self._report = report
         self._on_first_record = on_first_record
         self._session: Session | None = None
+        self._lock = threading.RLock()
         self._remote = SwitchControl(Switch(options.paused), options, report)
         found, problems = adapters.load_adapters(options)
         for problem in problems:
@@ -71,14 +73,20 @@ class Capture:
         if self._session is None:
             from gdnbench.capture.session import Session
 
-            self._session = Session(
-                local_store(self._store),
-                self._options,
-                report=self._report,
-                on_first_record=self._on_first_record,
-                remote=self._remote,
-            )
+            with self._lock:  # two threads may make the first calls at once
+                if self._session is None:
+                    self._session = Session(
+                        local_store(self._store),
+                        self._options,
+                        report=self._report,
+                        on_first_record=self._on_first_record,
+                        remote=self._remote,
+                    )
         return self._session
+
+    def after_fork(self) -> None:
+        """In a forked child: a thread that held the lock does not exist here."""
+        self._lock = threading.RLock()
 
     def selects(self, adapter: Adapter, target: Target) -> bool:
         """Whether `--target` names this decorated function, which no adapter's table holds."""
@@ -118,6 +126,14 @@ class Capture:
 
 # Running captures, innermost last.
 running: list[Capture] = []
+
+
+def _after_fork() -> None:
+    for capture in running:
+        capture.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def innermost() -> Capture | None:

@@ -157,6 +157,7 @@ class Session:
         self._no_layer: dict[str, Layer] = {}  # for functions called outside any scope, by target
         self._scopes = ScopeStack()
         self._numbers = itertools.count()
+        self.counting = threading.Lock()
         self._called: set[str] = set()
         self.recorder: Recorder | None = None
         self._adapter: Adapter | None = None  # adapter of the latest recorded call
@@ -333,8 +334,9 @@ class Session:
                 arguments = site.arguments(args, kwargs)
                 pending = self._graphs.before(target, layer, site, arguments, module)
             else:
-                number = self.next_number()
-                step = self.selection.step_if_due(layer, site.operations)
+                with self.counting:
+                    number = self.next_number()
+                    step = self.selection.step_if_due(layer, site.operations)
                 if step is None:
                     return None
                 arguments = site.arguments(args, kwargs)
@@ -555,6 +557,7 @@ class Session:
         """In a forked child: forget the parent's journal, and renew locks whose holders do not exist here."""
         self.recorder = None
         self._lock = threading.Lock()
+        self.counting = threading.Lock()
         self._layers.after_fork()
         self.selection.after_fork()
         self._graphs.after_fork()
