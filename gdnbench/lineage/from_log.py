@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gdnbench.errors import StoreError
 from gdnbench.lineage.call_rows import Names
 from gdnbench.lineage.table import AccessTable, Progress, Rows
-from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag
+from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag, AccessKind
 from gdnbench.store.access_pieces import ACCESS_LOG, Piece, piece_of, rows_of_piece
 from gdnbench.store.reader import Store, StoredRecord
 
@@ -92,7 +92,8 @@ class _Forms:
         if len(self._numbers) > np.iinfo(np.int16).max:
             raise StoreError("an access log has more than 32767 pools")
         part["chain"] = np.array([*known, 0], dtype=np.int16)[part["chain"]]
-        pairs = part["layer"].astype(np.int64) << 16 | part["chain"]
+        accesses = part[part["kind"] != AccessKind.NONE]
+        pairs = accesses["layer"].astype(np.int64) << 16 | accesses["chain"]
         for pair, count in zip(*map(np.ndarray.tolist, np.unique(pairs, return_counts=True)), strict=True):
             self._counts[pair >> 16, pair & 0xFFFF] += count
 

@@ -143,7 +143,7 @@ def _table(process: str, seen: list[_Seen]) -> AccessTable:
         process,
         rows,
         tuple(layers),
-        tuple(chains),
+        tuple(chains) or ("",),
         tuple(requests),
         elsewhere=any(one.claims.elsewhere for one in seen),
         records={one.record.info.call: one.record.number for one in seen},

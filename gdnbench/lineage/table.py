@@ -148,5 +148,11 @@ class AccessTable:
             for chain in np.unique(rows["chain"][rows["kind"] != AccessKind.NONE]):
                 own = rows[(rows["chain"] == chain) & (rows["kind"] != AccessKind.NONE)]
                 own = own[np.lexsort((own["kind"], own["step"]))]
-                counted = bool(own["flags"][0] & AccessFlag.APART)
+                apart_here = (own["flags"] & AccessFlag.APART) != 0
+                counted = bool(apart_here[0])
+                if not (apart_here == counted).all():
+                    raise BadInputError(
+                        f"process {self.process}: chain {self.chains[chain]} of layer {name} has accesses that"
+                        " are counted apart and others that are not; the log is damaged"
+                    )
                 yield Chain(name, self.chains[chain], own, steps[counted], self.whole, self.elsewhere)

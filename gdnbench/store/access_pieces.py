@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gdnbench.errors import StoreError
 from gdnbench.record import ACCESS_LOG, RecordDraft, RecordInfo, Status, TensorDraft, TensorMeta
-from gdnbench.store.access_log import ROW
+from gdnbench.store.access_log import ROW, UNKNOWN, AccessKind
 
 if TYPE_CHECKING:
     from gdnbench.store.reader import StoredRecord
@@ -112,8 +112,10 @@ def piece_of(record: StoredRecord) -> Piece:
         if not isinstance(listed, list) or not all(isinstance(one, kind) for one in listed):
             raise StoreError(f"{where}: {name} is no list of {'objects' if kind is dict else 'names'}")
         column = rows[name.removesuffix("s")]
-        least = -1 if name == "requests" else 0
-        if count and not (column.min() >= least and column.max() < max(len(listed), 1)):
+        if name == "chains":  # a call without an access has no pool, and the number 0
+            column = column[(rows["kind"] != AccessKind.NONE) | (column != 0)]
+        least = UNKNOWN if name == "requests" else 0
+        if len(column) and not (column.min() >= least and column.max() < len(listed)):
             raise StoreError(f"{where}: a row has a number that {name} do not have")
     sample, whole, lost = said.get("sample"), said.get("whole"), said.get("lost", 0)
     if type(sample) is not int or sample < 1 or not isinstance(whole, bool) or type(lost) is not int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 from gdnbench.errors import StoreError
 from gdnbench.printable import printable
 from gdnbench.store.address import Address, is_url, local_path
-from gdnbench.store.layout import JOURNAL, is_name
+from gdnbench.store.layout import JOURNAL, METADATA, is_name
 from gdnbench.store.reader import Store
 from gdnbench.store.summary import SegmentSummary, segment_summary
 from gdnbench.units import counted
@@ -31,6 +31,11 @@ def open_store(path: Address, *, notes: TextIO | None = None) -> Store:
         return Store.open(path)
     place = local_path(path)
     seal_dead(place, sys.stderr if notes is None else notes)
+    if _journals(place) and not (place / METADATA).exists():
+        raise StoreError(
+            f"{place} has no sealed record yet, only journals; try again once its program has recorded for a few"
+            " seconds"
+        )
     return Store.open(place)
 
 

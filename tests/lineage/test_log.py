@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gdnbench.errors import StoreError
+from gdnbench.errors import BadInputError, StoreError
 from gdnbench.lineage.check import check_stores, tables_of
 from gdnbench.lineage.table import AccessTable
+from gdnbench.store.access_log import UNKNOWN, AccessFlag, AccessKind
 from gdnbench.store.access_pieces import Piece, draft_of_piece
 from gdnbench.store.compression import Chunking, Compression
 from gdnbench.store.reader import Store
@@ -96,5 +97,60 @@ def test_a_value_out_of_range_is_one_line(tmp_path: Path, column: str, value: in
 
     write_log(tmp_path / "log.zarr", Engine(3, Options()).run(10).table(), 2, damage)
     sentence = wording("lineage.value-out-of-range", column=column, value=value)
+    with Store.open(tmp_path / "log.zarr") as store, pytest.raises(StoreError, match=sentence):
+        check_stores([store])
+
+
+def only_padding(rows: Any, said: dict[str, Any]) -> None:
+    """As of a call whose batch is padding throughout: an access of nothing, and no pool."""
+    rows["kind"], rows["chain"], rows["request"], rows["slot"] = AccessKind.NONE, 0, UNKNOWN, UNKNOWN
+    said["chains"] = []
+
+
+def test_calls_without_any_access_are_no_traceback(tmp_path: Path) -> None:
+    write_log(tmp_path / "log.zarr", Engine(3, Options()).run(10).table(), 2, only_padding)
+    with Store.open(tmp_path / "log.zarr") as store:
+        (table,) = tables_of(store)
+        assert list(table.by_chain()) == []
+        with pytest.raises(BadInputError, match=wording("lineage.no-access")):
+            check_stores([store])
+
+
+def test_calls_without_any_access_beside_others(tmp_path: Path) -> None:
+    """Their steps are not missing."""
+    table = Engine(3, Options()).run(60).table()
+    first = table.rows["call"][len(table.rows) // 3]
+
+    def padded(rows: Any, said: dict[str, Any]) -> None:
+        if rows["call"][0] == 0:
+            only_padding(rows, said)
+
+    write_log(tmp_path / "log.zarr", table, 3, padded)
+    with Store.open(tmp_path / "log.zarr") as store:
+        (found,) = tables_of(store)
+        report = check_stores([store])
+    (chain,) = found.by_chain()
+    assert chain.steps.tolist() == np.unique(table.rows["step"]).tolist()
+    assert chain.rows["call"].min() >= first
+    assert report.breaks == 0
+    assert report.total("right") > 50
+
+
+def test_rows_of_pools_that_nobody_names_are_one_line(tmp_path: Path) -> None:
+    def damage(rows: Any, said: dict[str, Any]) -> None:
+        said["chains"] = []
+
+    write_log(tmp_path / "log.zarr", Engine(3, Options()).run(10).table(), 2, damage)
+    sentence = wording("lineage.number-unnamed", names="chains")
+    with Store.open(tmp_path / "log.zarr") as store, pytest.raises(StoreError, match=sentence):
+        check_stores([store])
+
+
+def test_a_chain_that_is_counted_in_two_ways_is_one_line(tmp_path: Path) -> None:
+    def damage(rows: Any, said: dict[str, Any]) -> None:
+        rows["flags"][::3] |= np.uint8(AccessFlag.APART)
+
+    write_log(tmp_path / "log.zarr", Engine(3, Options()).run(10).table(), 2, damage)
+    sentence = wording("lineage.mixed-counts", chain="state", layer="layer")
     with Store.open(tmp_path / "log.zarr") as store, pytest.raises(StoreError, match=sentence):
         check_stores([store])

@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from gdnbench.capture import CaptureOptions, capturing
+from gdnbench.errors import BadInputError
 from gdnbench.lineage.check import check_stores
 from gdnbench.lineage.finding import Unknown
 from gdnbench.lineage.text import lines, table_of_lines
 from gdnbench.store.reader import Store
+from tests.capture.test_graphs import Engine as Server
 from tests.lineage.logs import Engine, Options
 from tests.lineage.stores import write_store
+from tests.messages import wording
 
 
 def test_lines_of_several_processes_name_them(tmp_path: Path) -> None:
@@ -56,3 +60,15 @@ def test_states_that_were_rounded_to_the_pool_are_compared(tmp_path: Path) -> No
     assert report.breaks == 0
     assert report.total("right") == report.total("reads")
     assert Unknown.NO_DIGEST not in report.unknown
+
+
+@pytest.mark.parametrize("digests", [False, True])
+def test_calls_of_padding_alone_are_no_traceback(tmp_path: Path, digests: bool) -> None:
+    """As of an engine that warmed up and served nobody."""
+    server = Server()
+    server.next_step([-1, -1, -1])
+    with capturing(tmp_path / "run.zarr", CaptureOptions(digests=digests)):
+        server.forward()
+    with Store.open(tmp_path / "run.zarr") as store:
+        with pytest.raises(BadInputError, match=wording("lineage.no-access")):
+            check_stores([store])

@@ -377,6 +377,15 @@ def test_a_living_writer_is_left_alone_and_mentioned(tmp_path: Path) -> None:
         assert [record.info.call for record in store.records_of(living.segment)] == [1, 2]
 
 
+def test_a_store_of_which_nothing_is_sealed_yet(tmp_path: Path) -> None:
+    living = new_writer(tmp_path)
+    living.append(calls.draft(0))
+    with pytest.raises(StoreError, match=wording("store.no-batch-yet", path=tmp_path)):
+        open_store(tmp_path, notes=io.StringIO())
+    living.close({})
+    open_store(tmp_path, notes=io.StringIO()).close()
+
+
 def test_a_read_only_store_is_opened_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     StoreWriter(tmp_path, kind="capture").close()
     writer = new_writer(tmp_path)
