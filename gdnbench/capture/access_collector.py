@@ -66,7 +66,7 @@ class AccessCollector:
                 parts = [self._rows.rows(record)]
             if self._begins_whole is None:
                 self._begins_whole = min(int(rows["call"].min()) for rows in parts) == 0
-            self._elsewhere |= _writes_elsewhere(record)
+            self._elsewhere |= writes_elsewhere(record)
             self._parts += parts
             self._count += sum(map(len, parts))
             if self._thread is None:
@@ -135,7 +135,7 @@ def _grouped(parts: list[Rows], most: int) -> Iterator[Rows]:
         yield np.concatenate(group)
 
 
-def _writes_elsewhere(record: DigestRecord | DigestBatch | EagerBatch) -> bool:
+def writes_elsewhere(record: DigestRecord | DigestBatch | EagerBatch) -> bool:
     """Whether the engine says that it also writes states in ways that are not recorded."""
     if isinstance(record, DigestBatch | EagerBatch):
         return any(one is not None and one.elsewhere for one in record.all_claims())

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from gdnbench.capture.access_collector import writes_elsewhere
 from gdnbench.capture.access_rows import AccessRows
 from gdnbench.capture.adapter import Observation, Reduced
 from gdnbench.capture.device_snapshot import ROWS, Arriving
@@ -103,7 +104,9 @@ class LineageTrigger:
             digested = _digest_record(record, parts)
             by_chain = self._accesses(digested)
             apart = operation(record.info.op).counted_apart
-            found = self._online.add_call(record.info.layer, record.info.step, by_chain, apart)
+            found = self._online.add_call(
+                record.info.layer, record.info.step, by_chain, apart, writes_elsewhere(digested)
+            )
         kinds = list(dict.fromkeys(finding.kind.value for finding in found))
         return f"lineage:{','.join(kinds)}" if kinds else None
 

@@ -54,11 +54,12 @@ class _Recent(Generic[K, V]):
 @dataclass(slots=True)
 class _Layer:
     """The calls of a layer, those of its convolution apart: the latest step, the one since which no call is
-    missing, and whether several layers have its name."""
+    missing, whether several layers have its name, and whether states also come from elsewhere."""
 
     last: int = -1
     since: int = -1
     several: bool = False
+    elsewhere: bool = False
 
 
 @dataclass(slots=True)
@@ -88,16 +89,25 @@ class OnlineLineage:
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._remembered = remembered
+        self._elsewhere = False
         self._layers: dict[tuple[str, bool], _Layer] = {}
         self._chains: dict[tuple[str, str], _ChainHistory] = {}
 
     def add_call(
-        self, layer: str, step: int, accesses: Mapping[str, Sequence[Access]], apart: bool = False
+        self,
+        layer: str,
+        step: int,
+        accesses: Mapping[str, Sequence[Access]],
+        apart: bool = False,
+        elsewhere: bool = False,
     ) -> list[Finding]:
         """Add the next call of a layer, of which steps ascend: its accesses by chain, but those of windows.
         Returns the breaks that the call shows. A step that is left out is a call that is missing; calls with
-        `apart` (`Operation.counted_apart`) have steps of their own."""
+        `apart` (`Operation.counted_apart`) have steps of their own. `elsewhere`: the engine said at this call
+        that it also writes states in other ways, which is taken to be so from then on."""
         calls = self._layers.setdefault((layer, apart), _Layer())
+        self._elsewhere |= elsewhere
+        calls.elsewhere = self._elsewhere
         calls.several |= step <= calls.last  # layers of two models have this name
         if calls.several:
             return []
@@ -253,7 +263,7 @@ class _ChainHistory:
 
     def from_first(self, step: int) -> bool:
         forgot = self._own.forgot or self._contents.forgot or self._slots.forgot
-        return self._calls.since == 0 and not forgot
+        return self._calls.since == 0 and not forgot and not self._calls.elsewhere
 
     def slot_written(self, slot: int, step: int) -> bool:
         return self._slots.get(slot) is not None

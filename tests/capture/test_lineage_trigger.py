@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ import torch
 from gdnbench.capture import CaptureOptions, capturing
 from gdnbench.capture.claims import Claims
 from gdnbench.errors import BadInputError
+from gdnbench.lineage.finding import Finding
+from gdnbench.lineage.online import OnlineLineage
 from gdnbench.store.reader import Store
 from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of
 from tests.capture.test_claims import in_step
@@ -84,3 +87,21 @@ def test_right_chains_keep_nothing(tmp_path: Path) -> None:
 def test_calls_may_not_be_left_out() -> None:
     with pytest.raises(BadInputError, match=wording("capture.lineage-beside-every")):
         CaptureOptions(on_lineage=True, every=2)
+
+
+def test_the_check_learns_that_states_come_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the claims of each call; what follows of it, tests/lineage/test_odd_engines.py tests."""
+    add_call, learned = OnlineLineage.add_call, []
+
+    def spy(lineage: OnlineLineage, *arguments: Any) -> list[Finding]:
+        learned.append(bool(arguments[4]))
+        return add_call(lineage, *arguments)
+
+    monkeypatch.setattr(OnlineLineage, "add_call", spy)
+    engine = Engine()
+    with capturing(tmp_path / "run.zarr", ON_LINEAGE) as counts:
+        for elsewhere in (False, True):
+            in_step(engine.forward, Claims(["a", "b", "c"], [4, 5, 6], elsewhere=elsewhere))
+    assert (counts.failures, learned) == (0, [False, False, True, True])

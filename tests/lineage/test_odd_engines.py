@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
@@ -99,7 +100,7 @@ def findings_of(table: AccessTable) -> tuple[list[Finding], list[Finding]]:
     found = []
     for step, of_call in groupby(map(access_of, table.rows), lambda one: one.step):
         apart = table.chains[0] == "conv_state"
-        found += online.add_call("layer", step, {table.chains[0]: list(of_call)}, apart)
+        found += online.add_call("layer", step, {table.chains[0]: list(of_call)}, apart, table.elsewhere)
     return [one for chain in table.by_chain() for one in check_chain(chain).findings], found
 
 
@@ -112,6 +113,22 @@ def test_an_odd_engine_is_not_accused(case: str) -> None:
 def test_an_unknown_content_is_still_found() -> None:
     for found in findings_of(table_of(WRONG, "state")):
         assert [(one.kind.value, one.found.step) for one in found] == [("unexplained", 3)]
+
+
+MOVED: Sequence[Sequence[Sequenced]] = (
+    *HELLO, [(X, 1, 4, 1, 10, 11), (Y, 2, 4, 1, 20, 21)], [(X, 1, 5, 1, 11, 12), (Y, 3, 5, 1, 99, 22)],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_content_of_another_slot_may_come_from_elsewhere(elsewhere: bool) -> None:
+    """If all states come from calls, nobody left this one in slot 3. An engine that says that it also writes
+    states in other ways, such as checkpoints within a prompt, may have put it there."""
+    table = replace(table_of(MOVED, "state"), elsewhere=elsewhere, whole=not elsewhere)
+    for found in findings_of(table):
+        assert [(one.kind.value, one.found.step) for one in found] == (
+            [] if elsewhere else [("never-written", 3)]
+        )
 
 
 def test_two_layers_of_one_name_are_not_judged() -> None:
