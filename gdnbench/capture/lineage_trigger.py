@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.capture.access_collector import writes_elsewhere
-from gdnbench.capture.access_rows import AccessRows
+from gdnbench.capture.access_rows import AccessRows, Chain
 from gdnbench.capture.adapter import Observation, Reduced
 from gdnbench.capture.device_snapshot import ROWS, Arriving
 from gdnbench.capture.digest_record import DigestRecord, digests_of_copy, is_paged, row_form
@@ -93,7 +93,9 @@ class LineageTrigger:
         self._online = OnlineLineage()
         self._names: OrderedDict[str, int] = OrderedDict()
         self._named = 0
-        self._forms: dict[tuple[str, str], object] = {}  # of pools, by layer and chain
+        self._forms: dict[tuple[str, str], tuple[object, bool]] = {}
+        """By layer and chain, the form of the rows that are compared, and whether it is the pool's: until a
+        call has used the pool itself it is that of the first gathered rows."""
 
     def reason(self, record: PendingRecord, parts: SmallParts | None) -> str | None:
         """Why a complete record is kept: `lineage:` and the kinds of breaks; None if it is right.
@@ -122,15 +124,24 @@ class LineageTrigger:
             if access.request >= 0:
                 access = access._replace(request=self._number(requests[access.request]))
             chain = chains[row["chain"]]
-            key = (record.info.layer, chain.name)
-            if chain.pooled:
-                self._forms[key] = chain.form
-            if chain.form is None or self._forms.get(key) != chain.form:
+            if not self._is_comparable(record.info.layer, chain):
                 access = access._replace(flags=access.flags | AccessFlag.DIGEST_UNKNOWN)
             found.setdefault(chain.name, []).append(access)
         if len(requests) > _RENEWED:
             self._rows.renew()
         return found
+
+    def _is_comparable(self, layer: str, chain: Chain) -> bool:
+        """Whether digests of these rows can be compared with those of the chain's others. The first rows of
+        the pool itself decide that; if the rows before them have another form, those are forgotten."""
+        if chain.form is None:
+            return False
+        known, of_pool = self._forms.get((layer, chain.name), (None, False))
+        if known is None or (chain.pooled and not of_pool):
+            if known is not None and known != chain.form:
+                self._online.forget(layer, chain.name)
+            self._forms[layer, chain.name] = known, of_pool = chain.form, chain.pooled
+        return known == chain.form
 
     def _number(self, request: str) -> int:
         """A number of the request for as long as it is used."""

@@ -124,6 +124,11 @@ class OnlineLineage:
                 found += chain.add(step, of_chain)
         return found
 
+    def forget(self, layer: str, chain: str) -> None:
+        """Forget the accesses of a chain, as if they were of calls without accesses: reads of what they wrote
+        are unknown."""
+        self._chains.pop((layer, chain), None)
+
 
 class _ChainHistory:
     """`rules.History` of one chain up to the call that is being added. Steps that are asked for are before

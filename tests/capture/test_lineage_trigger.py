@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from gdnbench.capture import CaptureOptions, capturing
 from gdnbench.capture.claims import Claims
@@ -18,6 +19,7 @@ from gdnbench.store.reader import Store
 from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of
 from tests.capture.test_claims import in_step
 from tests.capture.test_graphs import Engine
+from tests.lineage.serving.calls import gdn_decode, gdn_prefill
 from tests.messages import wording
 
 ON_LINEAGE = CaptureOptions(on_lineage=True, around=1)
@@ -105,3 +107,27 @@ def test_the_check_learns_that_states_come_from_elsewhere(
         for elsewhere in (False, True):
             in_step(engine.forward, Claims(["a", "b", "c"], [4, 5, 6], elsewhere=elsewhere))
     assert (counts.failures, learned) == (0, [False, False, True, True])
+
+
+@pytest.mark.parametrize(("dtype", "spoiled"), [("float32", True), ("float32", False), ("bfloat16", False)])
+def test_the_first_step_after_the_prompts(tmp_path: Path, dtype: str, spoiled: bool) -> None:
+    """The states of the prompts come before any call that uses the pool itself. Rounded to a pool of another
+    dtype they cannot be compared with its rows."""
+    pool = torch.zeros(4, 2, 16, 16, dtype=getattr(torch, dtype))
+    drawn = torch.Generator().manual_seed(5)
+
+    def tokens(*lead: int) -> dict[str, Tensor]:
+        q, k, v = (torch.randn(*lead, 2, 16, generator=drawn) for _ in range(3))
+        g, beta = -torch.rand(*lead, 2, generator=drawn), torch.rand(*lead, 2, generator=drawn)
+        return {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+
+    with capturing(tmp_path / "run.zarr", CaptureOptions(on_lineage=True)) as counts:
+        offsets = torch.tensor([0, 5, 8], dtype=torch.int32)
+        _, left = gdn_prefill(**tokens(8), cu_seqlens=offsets, request_ids="ab", positions=[0, 0])
+        pool[1:3] = left.to(pool.dtype)
+        if spoiled:
+            pool[1] = pool[2]
+        indices = torch.tensor([[1], [2]], dtype=torch.int32)
+        gdn_decode(**tokens(2, 1), state=pool, state_indices=indices, request_ids="ab", positions=[5, 3])
+    assert (counts.failures, counts.first_failure, counts.looked_at) == (0, None, 2)
+    assert counts.triggered == spoiled

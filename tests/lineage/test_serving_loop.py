@@ -10,10 +10,18 @@ from pathlib import Path
 import pytest
 
 from gdnbench.capture import CaptureOptions
-from tests.lineage.serving.bugs import BUGS, Bug, DuplicateRow, PermutedCounts, StalePadding, StaleRow
+from tests.lineage.serving.bugs import (
+    BUGS,
+    Bug,
+    DuplicateRow,
+    PermutedCounts,
+    SkippedToken,
+    StalePadding,
+    StaleRow,
+)
 from tests.lineage.serving.check import differences, false_accusations, findings_of, found_in, serve
 from tests.lineage.serving.paged import PagedLoop, PageFreedEarly, WindowNotShared
-from tests.lineage.serving.stores import DIGESTS, RECORDS, serve_recorded
+from tests.lineage.serving.stores import DIGESTS, RECORDS, serve_recorded, serve_triggered
 from tests.lineage.serving.toy_model import ToyModel
 from tests.lineage.serving.window_check import serve_pages, window_differences, windows_found
 from tests.subset import quick
@@ -72,6 +80,12 @@ def test_the_real_model_gives_the_tokens_of_its_plain_generate() -> None:
         run = serve(model, seed)
         assert run.wrong_outputs == []
         assert not any(findings_of(run.table).values())
+
+
+def test_the_trigger_keeps_the_first_step_after_a_prompt(tmp_path: Path) -> None:
+    """With this seed the first call after the prompts, of which there is one a layer, reads a wrong state."""
+    run, kept = serve_triggered(MODEL, 0, SkippedToken, tmp_path / "on-lineage.zarr")
+    assert [event.found for event in run.certain] == kept == [MODEL.layers, MODEL.layers + 1]
 
 
 @pytest.mark.slow

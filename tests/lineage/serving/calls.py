@@ -63,14 +63,14 @@ def gdn_decode(
         column = torch.zeros_like(state_indices[:, 0]) if num_accepted is None else num_accepted - 1
         read_indices = state_indices.gather(1, column.to(state_indices.dtype)[:, None].long())[:, 0]
     live = read_indices >= 0
-    current = state[read_indices.clamp(min=0).long()]
+    current = state[read_indices.clamp(min=0).long()].to(v.dtype)
     o = torch.zeros_like(v)
     for t in range(q.shape[1]):
         current, o[:, t] = _token(current, q[:, t], k[:, t], v[:, t], g[:, t], beta[:, t])
         if steps is not None:
             steps[:, t] = current
         written = live & (state_indices[:, t] >= 0)
-        state[state_indices[written, t].long()] = current[written]
+        state[state_indices[written, t].long()] = current[written].to(state.dtype)
     return o
 
 
