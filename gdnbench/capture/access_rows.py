@@ -17,6 +17,7 @@ from gdnbench.capture.adapter import OnlyPadding
 from gdnbench.capture.claims import LINEAGE
 from gdnbench.capture.digest_record import DigestRecord, RowForm
 from gdnbench.capture.graph_digests import AlikeDigests, DigestBatch, EagerBatch
+from gdnbench.capture.kept_states import KEPT
 from gdnbench.lineage.call_rows import (
     Names,
     call_rows,
@@ -28,7 +29,7 @@ from gdnbench.lineage.call_rows import (
 from gdnbench.lineage.claims import Claims, claims_of
 from gdnbench.ops import operation
 from gdnbench.record import Status
-from gdnbench.store.access_log import UNKNOWN, AccessFlag, AccessKind, kept_writes
+from gdnbench.store.access_log import UNKNOWN, AccessFlag, AccessKind, kept_writes, know_digests
 from gdnbench_kernels.contract import Accesses, Operation
 
 _TEMPLATES = 64
@@ -130,7 +131,7 @@ class AccessRows:
             layers = [self.dictionary.layers.number(layer.name) for layer in alike.layers]
             rows["layer"] = np.array(layers)[:, None]
             for source in template.sources:
-                digests = alike.before if source.kind is AccessKind.READ else alike.after
+                digests = alike.digests_of(source.tensor, is_read=source.kind is AccessKind.READ)
                 rows["digest"][:, source.start : source.stop] = (
                     digests if source.in_order(digests.shape[1]) else digests[:, source.places]
                 )
@@ -205,8 +206,13 @@ def _made(record: DigestRecord, names: Dictionary) -> _Template:
                 prefixed.append(np.full(len(part), kind is AccessKind.READ and not accesses.window))
                 start += len(part)
                 if kind is AccessKind.READ and kept and not accesses.window:
-                    parts.append(kept_writes(part, kept))
-                    start += len(parts[-1])
+                    writes, token = kept_writes(part, kept)
+                    if KEPT in record.after and found is not None:
+                        know_digests(writes)
+                        places = token * len(accesses.tokens) + writes["sequence"]
+                        sources.append(_Source(start, start + len(writes), AccessKind.WRITE, KEPT, places))
+                    parts.append(writes)
+                    start += len(writes)
     if not parts:
         return _Template(row_without_access(contract), (), None, None)
     rows = np.concatenate(parts)

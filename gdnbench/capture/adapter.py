@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gdnbench.capture.claims import Claims
+    from gdnbench.capture.kept_states import KeptStates
     from gdnbench.capture.parts import Part
     from gdnbench_kernels.contract import Scalar
 
@@ -89,6 +90,7 @@ class Observation:
     claims: Claims | None = None  # of the call's sequences; None: the step around the call may know
     reduced: Reduced | None = None  # set by capture, if only digests of it are kept
     watched: Reduced | None = None  # set by capture, if its lineage is checked
+    kept_states: KeptStates | None = None  # states that the call keeps outside its pool
 
 
 class Adapter(Protocol):

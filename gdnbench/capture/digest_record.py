@@ -24,6 +24,7 @@ from gdnbench.capture.inflight import (
     as_call,
     pending_record,
     with_claims,
+    with_kept_states,
 )
 from gdnbench.capture.packing import Fill, copy_fill
 from gdnbench.capture.snapshot import Copied, Form, detached_elements, snapshot
@@ -238,13 +239,20 @@ class DigestRecord(PendingRecord):
         """Digest the states that a call on the CPU left."""
         for name, one in self._states(seen).items():
             self.after[name] = Form.from_seen(one).rows(self.rows_of[name].digests(one.tensor))
+        self.close_kept_states(self._sample)
         self.observation = replace(self.observation, tensors={})
+
+    @property
+    def _sample(self) -> int:
+        assert self.observation.reduced is not None
+        return self.observation.reduced.sample
 
     def outputs(self, seen: Mapping[str, Seen], streams: Streams) -> DeviceSnapshot:
         """The digests to take of the states that a call on a device left."""
-        states = self._states(seen)
-        self.observation = replace(self.observation, tensors={})
-        return snapshot_on_device(states, {name: self.rows_of[name] for name in states}, streams)
+        states, kept = self._states(seen), self.observation.kept_states
+        self.observation = replace(self.observation, tensors={}, kept_states=None)
+        found = snapshot_on_device(states, {name: self.rows_of[name] for name in states}, streams)
+        return with_kept_states(found, kept, self._sample)
 
     def _states(self, seen: Mapping[str, Seen]) -> dict[str, Seen]:
         states = written_states(self.observation, seen)

@@ -23,6 +23,7 @@ from gdnbench.capture.device_snapshot import Arriving
 from gdnbench.capture.digest_buffer import DigestBuffer, Slice
 from gdnbench.capture.digest_record import PAGE_AXIS, DigestRecord, RowForm, digest_record, row_form
 from gdnbench.capture.inflight import CallName, OnDevice
+from gdnbench.capture.kept_states import KEPT, KeptStates
 from gdnbench.capture.layers import Layer
 from gdnbench.capture.packing import Bundle, Part, copy_fill, lay_out, pack, views
 from gdnbench.capture.snapshot import Copied, Form
@@ -79,6 +80,7 @@ class _Sources:
     pools: tuple[Tensor, ...]
     rows: Tensor
     inputs: Mapping[str, Tensor]
+    kept: tuple[KeptStates, ...] = ()  # states that the calls keep outside their pools
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ def graph_digests(calls: Sequence[Any], streams: Streams) -> GraphDigests | None
             return None
         if kept.after & call.static.keys() != kept.before:
             return None  # a pool that is only read needs no digest after the call
+        if call.kept_states is not None and not _has_jobs(call.kept_states):
+            return None
         shared = tuple(id(bundle) for bundle in call.inputs.bundles)
         where = (pool.device, pool.dtype, tuple(pool.shape), tuple(pool.stride()), index.data_ptr())
         key = (
@@ -126,6 +130,7 @@ def graph_digests(calls: Sequence[Any], streams: Streams) -> GraphDigests | None
             tuple(kept.shapes.items()),
             shared,
             where,
+            _place_of_kept(call.kept_states, with_buffer=False),
         )
         groups.setdefault(key, []).append(number)
     found = [_alike(calls, at) for at in groups.values()]
@@ -155,7 +160,21 @@ def _alike(calls: Sequence[Any], at: list[int]) -> tuple[AlikeCalls, _Sources]:
     for bundle in first.inputs.bundles:
         inputs |= bundle.views(bundle.memory)
     pools = tuple(calls[number].static[pool].tensor for number in at)
-    return group, _Sources(pools, index.reshape(-1), inputs)
+    kept = tuple(one for number in at if (one := calls[number].kept_states) is not None)
+    return group, _Sources(pools, index.reshape(-1), inputs, kept)
+
+
+def _has_jobs(kept: KeptStates) -> bool:
+    return kept.rows.is_contiguous() and kept.rows.dtype in (torch.int32, torch.int64)
+
+
+def _place_of_kept(kept: KeptStates | None, *, with_buffer: bool) -> tuple[Any, ...]:
+    """What the jobs of digesting kept states depend on."""
+    if kept is None:
+        return ()
+    buffer, rows = kept.buffer, kept.rows
+    found = (buffer.dtype, buffer.shape, buffer.stride(), rows.data_ptr(), rows.dtype, rows.shape)
+    return (*found, buffer.data_ptr(), rows.stride()) if with_buffer else found
 
 
 def eager_digests(observation: Observation, name: CallName, streams: Streams) -> GraphDigests | None:
@@ -181,12 +200,16 @@ def eager_digests(observation: Observation, name: CallName, streams: Streams) ->
         return None
     form = row_form(observation, pool, tensors[pool].dtype, tuple(tensors[pool].shape))
     inputs = {one: tensor for one, tensor in tensors.items() if one != pool}
-    empty = replace(observation, tensors={}, claims=None, finish=None)
+    states = observation.kept_states
+    if states is not None and not (_has_jobs(states) and streams.holds(states.buffer)):
+        return None
+    empty = replace(observation, tensors={}, claims=None, finish=None, kept_states=None)
     kind = _kind(
         (
             *(name.target, name.implementation, observation.op, pool, form, kept.sample),
             name.layer.index is None and name.layer.name,
             *(tuple(one.items()) for one in (observation.scalars, observation.conventions, kept.shapes)),
+            None if states is None else states.shape,
         )
     )
     group = AlikeCalls(
@@ -201,7 +224,7 @@ def eager_digests(observation: Observation, name: CallName, streams: Streams) ->
         {one: Form.from_seen(observation.tensors[one]) for one in inputs},
         kind,
     )
-    sources = _Sources((tensors[pool],), index.reshape(-1), inputs)
+    sources = _Sources((tensors[pool],), index.reshape(-1), inputs, () if states is None else (states,))
     found = _laid_out([(group, sources)], (name.layer,), index.device, streams, eager=True)
     return found if found.before.holds_nothing and found.after.holds_nothing else None
 
@@ -227,6 +250,8 @@ def _laid_out(
     for number, (group, sources) in enumerate(groups):
         shape = (len(group.at), sources.rows.numel(), 2)
         wanted[f"{number}/before"] = wanted[f"{number}/after"] = (torch.int64, shape)
+        if sources.kept:
+            wanted[f"{number}/kept"] = (torch.int64, (len(group.at), *sources.kept[0].shape))
     parts, nbytes = lay_out(wanted)
     before: list[RowsJob | CopyJob] = []
     after: list[RowsJob | CopyJob] = []
@@ -238,6 +263,12 @@ def _laid_out(
             start = parts[f"{number}/{moment}"].start
             for place, pool in enumerate(sources.pools):
                 jobs.append(RowsJob(pool, sources.rows, start + place * sources.rows.numel() * 16))
+        if sources.kept:
+            start = parts[f"{number}/kept"].start
+            for one in sources.kept:
+                for states in one.by_token():
+                    after.append(RowsJob(states, one.rows, start))
+                    start += one.rows.numel() * 16
     kept = groups[0][0].observation.reduced
     assert kept is not None
     made = [Jobs(jobs, kept.sample, streams.to_device) for jobs in (before, after)]
@@ -299,6 +330,7 @@ class DigestBatch:
             arrived["rows"],
             arrived["before"].numpy().view(np.uint64),
             arrived["after"].numpy().view(np.uint64),
+            arrived["kept"].numpy().view(np.uint64) if "kept" in arrived else None,
         )
 
 
@@ -316,6 +348,14 @@ class AlikeDigests:
     rows: Tensor
     before: Digests  # [calls, n, 2]
     after: Digests
+    kept: Digests | None  # [calls, tokens * sequences, 2], of states kept outside the pool
+
+    def digests_of(self, tensor: str, *, is_read: bool) -> Digests:
+        """Of the pool before or after the calls, or of what they keep outside it."""
+        if tensor != KEPT:
+            return self.before if is_read else self.after
+        assert self.kept is not None
+        return self.kept
 
     def record(self) -> DigestRecord:
         """The record of the first call."""
@@ -327,6 +367,8 @@ class AlikeDigests:
             record.before[tensor] = group.forms[tensor].copied(one)
         for kept, digests in ((record.before, self.before), (record.after, self.after)):
             kept[group.pool] = _copied(torch.from_numpy(digests[0].view(np.int64)))
+        if self.kept is not None:
+            record.after[KEPT] = _copied(torch.from_numpy(self.kept[0].view(np.int64)))
         record.numbers[group.pool] = self.rows
         record.forms[group.pool] = group.form
         return record
@@ -361,22 +403,24 @@ class EagerBatch:
         host = self.batches[0].taken.chunk.host
         assert host is not None
         octets = host.numpy()
-        digests = []
-        for moment in ("before", "after"):
-            part = self.batches[0].plan.parts[f"0/{moment}"]
-            found = [
-                octets[batch.taken.start + part.start : batch.taken.start + part.stop]
-                for batch in self.batches
-            ]
-            digests.append(np.concatenate(found).view(np.uint64).reshape(len(found), -1, 2))
+        digests: dict[str, Digests] = {}
+        for moment in ("before", "after", "kept"):
+            part = self.batches[0].plan.parts.get(f"0/{moment}")
+            if part is not None:
+                found = [
+                    octets[batch.taken.start + part.start : batch.taken.start + part.stop]
+                    for batch in self.batches
+                ]
+                digests[moment] = np.concatenate(found).view(np.uint64).reshape(len(found), -1, 2)
         return [
             replace(
                 first,
                 layers=[batch.plan.layers[0] for batch in self.batches],
                 numbers=[batch.numbers[0] for batch in self.batches],
                 steps=[batch.steps[0] for batch in self.batches],
-                before=digests[0],
-                after=digests[1],
+                before=digests["before"],
+                after=digests["after"],
+                kept=digests.get("kept"),
             )
         ]
 
@@ -451,6 +495,7 @@ class EagerDigests:
             *(*observation.scalars.items(), *observation.conventions.items()),
             *kept.shapes.items(),
             *((one, *_place(seen)) for one, seen in observation.tensors.items()),
+            _place_of_kept(observation.kept_states, with_buffer=True),
         )
         if key not in self._plans:
             if len(self._plans) >= _EAGER_PLANS:

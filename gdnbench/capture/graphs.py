@@ -58,7 +58,9 @@ from gdnbench.capture.inflight import (
     pending_record,
     pool_names,
     with_claims,
+    with_kept_states,
 )
+from gdnbench.capture.kept_states import KEPT, KeptStates
 from gdnbench.capture.layers import Layer
 from gdnbench.capture.recorder import Counts, Recorder
 from gdnbench.capture.selection import Selection
@@ -119,6 +121,7 @@ class GraphCall:
     whole: dict[str, int] = field(default_factory=dict)  # slots of pools that are copied whole
     forms: dict[str, TensorForm] = field(default_factory=dict)  # of the inputs, for triggers
     row_forms: dict[str, RowForm] = field(default_factory=dict)  # of the states, if digests are kept
+    kept_states: KeptStates | None = None  # of which digests are taken outside the graph
 
     def written(self) -> Iterator[int]:
         """Addresses of the static pools that the call writes."""
@@ -290,6 +293,9 @@ class Graphs:
                 if call.outputs is not None and any(start <= address < stop for start, stop in memory):
                     call.outputs = None
                     self._host.counts.fail(ValueError(f"{name} is made by the CUDA graph that works on it"))
+            kept = call.kept_states
+            if kept is not None and any(start <= kept.buffer.data_ptr() < stop for start, stop in memory):
+                call.kept_states = None  # the next replay may have something else there
 
     def before(self, target: str, layer: Layer, site: Any, arguments: Any, module: Any) -> GraphCall | None:
         """Add copies of a call's inputs to the graph being captured. None: the call is not recorded."""
@@ -353,7 +359,7 @@ class Graphs:
         observation = call.observation
         assert observation is not None
         # The graph reuses the memory of intermediates: hold no reference to them.
-        call.observation = replace(observation, tensors={})
+        call.observation = replace(observation, tensors={}, kept_states=None)
         seen = site.adapter.after(observation, arguments, result)
         for name, before in call.static.items():
             if name in seen and seen[name].tensor.data_ptr() != before.tensor.data_ptr():
@@ -367,6 +373,10 @@ class Graphs:
             digested = digest_rows(observation, inside, None)
             self._note_forms(call, observation, seen)
         outputs = self._packed(inside, plan, None, digested)
+        kept = observation.kept_states
+        if kept is not None and call.static:
+            rows = plan.copies.copy(KEPT, Seen(kept.rows))
+            call.kept_states = replace(kept, rows=rows.views(rows.memory)[KEPT])
         for other in plan.calls:
             if other is not call and set(other.written()) & set(call.written()):
                 other.outputs = None
@@ -577,7 +587,9 @@ class Graphs:
         before.join(one.pools_before)
         written = {name: seen for name, seen in one.call.static.items() if self._is_written(one, name)}
         rows = snapshot_on_device(written, one.pools, self._streams)
-        if one.observation.reduced is not None:
+        reduced = one.observation.reduced
+        rows = with_kept_states(rows, one.call.kept_states, 1 if reduced is None else reduced.sample)
+        if reduced is not None:
             return self._digests(one, before, after), rows
         device = OnDevice(one.pools, before, after, one.reserved)  # type: ignore[arg-type]
         whole = {name: PoolRows(slots, tuple(range(slots))) for name, slots in one.call.whole.items()}

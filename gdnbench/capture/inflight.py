@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,9 +20,10 @@ from gdnbench.capture.device_snapshot import (
     pool_on_device,
     snapshot_on_device,
 )
+from gdnbench.capture.kept_states import KEPT, KeptStates
 from gdnbench.capture.layers import Layer
-from gdnbench.capture.packing import copy_fill
-from gdnbench.capture.snapshot import Copied, is_plain, snapshot
+from gdnbench.capture.packing import Fill, copy_fill
+from gdnbench.capture.snapshot import Copied, Form, is_plain, snapshot
 from gdnbench.capture.streams import Streams
 from gdnbench.ops import operation
 from gdnbench.pools import checksum, digits, mixed, untouched_rows
@@ -95,15 +97,24 @@ class PendingRecord:
                 self.after[name] = snapshot(tensor, reused=waits)
             else:
                 self.after[name], rows.after = _copy_rows(tensor, rows, reused=waits)
+        self.close_kept_states(1)
         if waits:
             self.observation = replace(self.observation, tensors={})
+
+    def close_kept_states(self, sample: int) -> None:
+        """Digest the states that a call on the CPU kept outside its pool."""
+        kept = self.observation.kept_states
+        if kept is not None:
+            self.after[KEPT] = _form_of(kept).copied(kept.digests(sample))
+            self.observation = replace(self.observation, kept_states=None)
 
     def outputs(self, seen: Mapping[str, Seen], streams: Streams) -> DeviceSnapshot:
         """The snapshot to take of the outputs of a call on a device."""
         assert self.device is not None
+        kept = self.observation.kept_states
         # Drop references to the caller's tensors, so that their memory can be reused.
-        self.observation = replace(self.observation, tensors={})
-        return snapshot_on_device(seen, self.device.pools, streams)
+        self.observation = replace(self.observation, tensors={}, kept_states=None)
+        return with_kept_states(snapshot_on_device(seen, self.device.pools, streams), kept, 1)
 
     def close_unfinished(self, error: BaseException) -> None:
         dispatch = {**self.info.dispatch, "raised": type(error).__name__}
@@ -153,10 +164,25 @@ class PendingRecord:
         self.claims = None
 
     def finish_info(self) -> RecordInfo:
-        """The call's info with pool checksums; the copies must be complete."""
+        """The call's info with pool checksums, and with the digests of states that it kept outside its pool;
+        the copies must be complete."""
+        self._claim_kept_states()
         if len(self.info.pools) == len(self.pools) and all(r.before is None for r in self.pools.values()):
             return self.info  # whole pools have no checksums
         return replace(self.info, pools={name: rows.recorded() for name, rows in self.pools.items()})
+
+    def _claim_kept_states(self) -> None:
+        claims = self.info.dispatch.get(LINEAGE)
+        copied = self.after.get(KEPT)
+        if copied is None or not claims or not claims.get("kept"):
+            return
+        words = copied.data.numpy().view(np.uint64)
+        by_sequence = words.reshape(-1, len(claims["requests"]), 2).transpose(1, 0, 2)
+        digests = [
+            [f"{first:016x}{second:016x}" for first, second in by_sequence[number].tolist()]
+            for number in claims["kept"]
+        ]
+        self.claim({**claims, "kept_digests": digests})
 
     def finish_inputs(self) -> dict[str, TensorDraft]:
         """The inputs as they are stored; their copies must be complete. The adapter's `finish` may add to the
@@ -169,7 +195,7 @@ class PendingRecord:
         return {name: self.before[name].draft(self.axes[name], data) for name, data in tensors.items()}
 
     def finish_outputs(self) -> dict[str, TensorDraft]:
-        return {name: copied.draft(self.axes[name]) for name, copied in self.after.items()}
+        return {name: copied.draft(self.axes[name]) for name, copied in self.after.items() if name != KEPT}
 
     def draft(self) -> RecordDraft:
         before = self.finish_inputs()
@@ -269,6 +295,18 @@ def with_claims(found: DeviceSnapshot, claims: Claims | None) -> DeviceSnapshot:
         return found
     fills = {name: copy_fill(tensor) for name, tensor in tensors.items()}
     return replace(found, fills={**found.fills, **fills})
+
+
+def with_kept_states(found: DeviceSnapshot, kept: KeptStates | None, sample: int) -> DeviceSnapshot:
+    """`found`, with the digests of the states that a call kept outside its pool."""
+    if kept is None:
+        return found
+    fill = Fill(torch.int64, kept.shape, kept.buffer.device, lambda view: kept.digests(sample, view))
+    return replace(found, forms={**found.forms, KEPT: _form_of(kept)}, fills={**found.fills, KEPT: fill})
+
+
+def _form_of(kept: KeptStates) -> Form:
+    return Form(kept.shape, torch.Size(kept.shape), (2, 1), 0, "cpu")
 
 
 def whole_pool(seen: Seen) -> PoolRows:

@@ -20,6 +20,7 @@ from gdnbench.capture.adapter import Observation, Reduced
 from gdnbench.capture.device_snapshot import ROWS, Arriving
 from gdnbench.capture.digest_record import DigestRecord, digests_of_copy, is_paged, row_form
 from gdnbench.capture.inflight import PendingRecord
+from gdnbench.capture.kept_states import KEPT
 from gdnbench.capture.packing import Bundle, Fill, copy_fill, pack
 from gdnbench.capture.snapshot import Copied
 from gdnbench.capture.streams import HostCopy, Streams
@@ -79,7 +80,7 @@ def _fill(record: PendingRecord, name: str, view: Tensor, states: frozenset[str]
         return copy_fill(digests_of_copy(record.observation, name, view))
     integer = not (view.is_floating_point() or view.is_complex())
     state_rows = name.endswith(ROWS) and name.removesuffix(ROWS) in states
-    if state_rows or "/" not in name or name.startswith("claims/"):
+    if state_rows or "/" not in name or name == KEPT or name.startswith("claims/"):
         return copy_fill(view) if integer else None
     return None
 
@@ -171,7 +172,7 @@ def _digest_record(record: PendingRecord, parts: SmallParts | None) -> DigestRec
         for name, tensor in _small(record, parts, moment, states):
             if name.endswith(ROWS):
                 found.numbers.setdefault(name.removesuffix(ROWS), tensor)
-            elif "/" in name:
+            elif "/" in name and name != KEPT:
                 beside[name] = tensor
             else:
                 kept[name] = Copied(tensor, tensor.shape, tensor.stride(), 0, "cpu")

@@ -463,7 +463,7 @@ class Session:
     ) -> None:
         observation = batch.observation
         assert observation is not None
-        batch.observation = replace(observation, tensors={}, claims=None)
+        batch.observation = replace(observation, tensors={}, claims=None, kept_states=None)
         pool = batch.plan.groups[0].pool
         try:
             seen = site.adapter.after(observation, arguments, result).get(pool)

@@ -19,7 +19,7 @@ from gdnbench.lineage.claims import Claims, claims_of
 from gdnbench.lineage.table import AccessTable, Progress, Rows
 from gdnbench.ops import operations
 from gdnbench.record import Status
-from gdnbench.store.access_log import ROW, AccessFlag, AccessKind, kept_writes
+from gdnbench.store.access_log import ROW, AccessFlag, AccessKind, kept_writes, know_digests
 from gdnbench.store.layout import Location
 from gdnbench.store.reader import Store, StoredRecord, TensorHandle
 from gdnbench_kernels.contract import Accesses, Call, ContractError, Operation
@@ -133,7 +133,7 @@ def _table(process: str, seen: list[_Seen]) -> AccessTable:
                     _fill_digests(part, one.record, accesses, kind, form, digests)
                     parts.append(part)
                     if kind is AccessKind.READ and one.claims.kept and not accesses.window:
-                        parts.append(kept_writes(part, one.claims.kept))
+                        parts.append(_kept_writes(part, one, accesses, form))
         if len(parts) == first:
             parts.append(row_without_access(one.operation))
         for part in parts[first:]:
@@ -148,6 +148,20 @@ def _table(process: str, seen: list[_Seen]) -> AccessTable:
         elsewhere=any(one.claims.elsewhere for one in seen),
         records={one.record.info.call: one.record.number for one in seen},
     )
+
+
+def _kept_writes(reads: Rows, seen: _Seen, accesses: Accesses, form: RowForm | None) -> Rows:
+    """Writes of states that a call keeps outside its pool, with their digests if the record has them: those
+    are of rows in the pool's form."""
+    writes, token = kept_writes(reads, seen.claims.kept)
+    digests, handle = seen.claims.kept_digests, _handle(seen.record, accesses, AccessKind.READ)
+    if digests and handle is not None and accesses.split == 1 and _form(handle, accesses) == form:
+        for write, number in zip(writes, token.tolist(), strict=True):
+            of_sequence = digests[int(write["sequence"])]
+            if number < len(of_sequence):
+                write["digest"] = of_sequence[number]
+                know_digests(write)
+    return writes
 
 
 def _handle(record: StoredRecord, accesses: Accesses, kind: AccessKind) -> TensorHandle | None:

@@ -53,10 +53,10 @@ ROW: Final = np.dtype(
 """One access. A call's reads find the pool as it was before the call, its writes as it is after it."""
 
 
-def kept_writes(reads: NDArray[np.void], kept: Collection[int]) -> NDArray[np.void]:
+def kept_writes(reads: NDArray[np.void], kept: Collection[int]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
     """Writes of the sequences `kept` of a call whose reads are given: it leaves the pool as it is, keeps the
     state after each token elsewhere, and the engine puts one of them into the slot later. Their digests are
-    unknown."""
+    unknown. Also the number of each write's token in its sequence, int64 [n]."""
     chosen = reads[np.isin(reads["sequence"], list(kept)) & (reads["tokens"] > 0)]
     tokens = chosen["tokens"].astype(np.int64)
     found = np.repeat(chosen, tokens)
@@ -65,4 +65,9 @@ def kept_writes(reads: NDArray[np.void], kept: Collection[int]) -> NDArray[np.vo
     found["position"] = np.where(found["position"] < 0, UNKNOWN, found["position"] + token)
     found["flags"] |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
     found["flags"][token > 1] |= np.uint8(AccessFlag.DRAFT)
-    return found
+    return found, token - 1
+
+
+def know_digests(writes: NDArray[np.void]) -> None:
+    """Flag the digests of `writes` as known."""
+    writes["flags"] &= np.uint8(0xFF & ~AccessFlag.DIGEST_UNKNOWN)

@@ -11,8 +11,10 @@ prefill, decode and speculative verification.
     causal_conv1d_fn, causal_conv1d_update of the backend         conv_prefill, conv_decode
 
 States are [slots, Hv, V, K]; a slot below 0 is null. Verification writes no slot: the states after each draft
-go to a buffer that no operation has, listed in `dispatch.not_recorded`. A prefill record has no chunk tables,
-because each backend makes its own. The layer is the running `RadixLinearAttention`.
+go to a buffer that no operation has, listed in `dispatch.not_recorded`. Capture keeps their digests, by which
+lineage knows the one that the engine puts into the slot (`update_mamba_state_after_mtp_verify`). A prefill
+record has no chunk tables, because each backend makes its own. The layer is the running
+`RadixLinearAttention`.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from gdnbench.capture.adapters.sglang_calls import (
     SLOTS_BESIDE,
     batch_of,
     first_of,
+    kept_of,
     pool_of,
     refusing_padding,
     verifies,
@@ -260,6 +263,7 @@ def _decode(name: str, backend: str, arguments: Mapping[str, Any]) -> Observatio
         },
         finish=batch.finish({}),
         part=Part(range(batch.sequences), keeps=verifies(arguments)),
+        kept_states=kept_of(arguments, batch) if verifies(arguments) else None,
     )
 
 

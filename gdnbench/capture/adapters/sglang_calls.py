@@ -15,11 +15,13 @@ from gdnbench.capture.adapters.serving_decode import (
     Batch,
 )
 from gdnbench.capture.adapters.slots import unwritten_slots
+from gdnbench.capture.kept_states import kept_states
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from gdnbench.capture.adapter import Finish
+    from gdnbench.capture.kept_states import KeptStates
 
 POOLS = ("ssm_states", "initial_state_source", "initial_state")
 SLOTS = ("cache_indices", "ssm_state_indices", "initial_state_indices")
@@ -59,6 +61,12 @@ def batch_of(arguments: Mapping[str, Any]) -> Batch:
 def verifies(arguments: Mapping[str, Any]) -> bool:
     """Whether the call leaves the pool as it is."""
     return bool(arguments.get("disable_state_update", "retrieve_parent_token" in arguments))
+
+
+def kept_of(arguments: Mapping[str, Any], batch: Batch) -> KeptStates | None:
+    """Where a verification keeps the states after each draft."""
+    buffer, rows = (arguments.get(f"intermediate_{name}") for name in ("states_buffer", "state_indices"))
+    return kept_states(buffer, rows, batch.sequences, batch.steps, pool_of(arguments))
 
 
 def pool_of(arguments: Mapping[str, Any]) -> Any:
