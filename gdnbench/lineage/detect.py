@@ -251,9 +251,7 @@ class ArrayHistory:
         if not len(events):
             return None
         rows = self._rows[events]
-        rows = rows[rows["step"] == rows["step"][-1]]
-        rows = rows[rows["sequence"] == rows["sequence"][-1]]
-        return previous_call([access_of(row) for row in rows])
+        return self._call_of(rows, int(rows["step"][-1]))
 
     def _accesses_of(self, request: int, at: int) -> Numbers:
         if self._of_request is None:
@@ -347,6 +345,27 @@ class ArrayHistory:
         begins = np.where(there, rows["position"][read], 0)
         found = self._at[places[rows["position"][places] - begins == rows["tokens"][places]]]
         return int(found.min()) if len(found) else len(self._at)
+
+    def was_rejected(self, write: Access, step: int) -> bool:
+        if not write.is_draft or write.request < 0 or write.position < 0:
+            return False
+        events = self._accesses_of(write.request, self._number(step))
+        rows = self._rows[events]
+        later = rows["step"][rows["step"] > write.step]
+        if not len(later):
+            return False
+        call, following = self._call_of(rows, write.step), self._call_of(rows, int(later.min()))
+        return (
+            call.rejects_from(following)
+            and following.first < write.position
+            and self.contiguous(call.step, following.step)
+        )
+
+    def _call_of(self, rows: Rows, step: int) -> PreviousCall:
+        """The call `step` of a request whose accesses `rows` are."""
+        rows = rows[rows["step"] == step]
+        rows = rows[rows["sequence"] == rows["sequence"][-1]]
+        return previous_call([access_of(row) for row in rows])
 
     def is_several(self, request: int, step: int) -> bool:
         rows = self._rows[self._accesses_of(request, self._number(step) + 1)]

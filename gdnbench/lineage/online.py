@@ -65,6 +65,7 @@ class _Layer:
 @dataclass(slots=True)
 class _Write:
     access: Access  # which is replaced by one with its prefix once that is known
+    rejected: bool = False
 
 
 @dataclass(slots=True)
@@ -168,12 +169,14 @@ class _ChainHistory:
                 found.append(said)
             elif said is None and self._is_hit(read):
                 hits.add(read.request)
-        for write in writes:
-            self._remember_write(write)
-        self._prompts = self._prompts or any(_is_prompt(write, reads) for write in writes)
         by_request: dict[int, list[Access]] = {}
         for one in live:
             by_request.setdefault(one.request, []).append(one)
+        for request, own in by_request.items():
+            self._reject_drafts(request, _latest_call(own))
+        for write in writes:
+            self._remember_write(write)
+        self._prompts = self._prompts or any(_is_prompt(write, reads) for write in writes)
         for request, own in by_request.items():
             self._remember_request(request, own, request in hits)
         return found
@@ -207,9 +210,21 @@ class _ChainHistory:
         of_slot.append(kept)
         self._slots.put(write.slot, of_slot)
 
+    def _reject_drafts(self, request: int, call: PreviousCall) -> None:
+        """Mark the drafts of the request's previous call that this one says were rejected."""
+        known = self._requests.get(request)
+        if known is None or request < 0 or not known.previous.rejects_from(call):
+            return
+        previous = known.previous
+        if not self.contiguous(previous.step, call.step):
+            return
+        for position in range(call.first + 1, previous.first + previous.tokens + 1):
+            write = self._own.get((request, position))
+            if write is not None and write.access.step == previous.step and write.access.is_draft:
+                write.rejected = True
+
     def _remember_request(self, request: int, accesses: Sequence[Access], hit: bool) -> None:
-        step, last = accesses[0].step, max(one.sequence for one in accesses)
-        previous = previous_call([one for one in accesses if one.sequence == last])
+        step, previous = accesses[0].step, _latest_call(accesses)
         known = self._requests.get(request)
         slots = frozenset(one.slot for one in accesses)
         if known is None:
@@ -281,9 +296,18 @@ class _ChainHistory:
         known = self._requests.get(request)
         return self._prompts and known is not None and known.followed
 
+    def was_rejected(self, write: Access, step: int) -> bool:
+        return any(one.rejected and one.access is write for one in self._contents.get(write.digest) or ())
+
     def is_several(self, request: int, step: int) -> bool:
         known = self._requests.get(request)
         return request in self._several or (known is not None and known.several)
+
+
+def _latest_call(accesses: Sequence[Access]) -> PreviousCall:
+    """The call of a request, all of whose accesses in it these are."""
+    last = max(one.sequence for one in accesses)
+    return previous_call([one for one in accesses if one.sequence == last])
 
 
 def _is_prompt(write: Access, reads: Sequence[Access]) -> bool:

@@ -6,7 +6,7 @@ log, or in dictionaries while a program runs.
 
 A read is called wrong only if one of these holds, and otherwise unknown:
 - its content is identified: a recorded write of another position, of another request or prefix, has it, and
-  no write that the reader may rightly find does;
+  no write that the reader may rightly find does; so has the state after a rejected draft, at any position;
 - its content is from no recorded write, although the request wrote that position in one of the last two calls
   of the pool, none is missing since, and the request has been followed from its first token or from a
   recognised prefix hit;
@@ -56,6 +56,12 @@ class PreviousCall(NamedTuple):
     def right_count(self, position: int) -> int:
         """`num_accepted` of a next call at the position: the number of the token whose slot has the state."""
         return position - self.first if self.drafts else 1
+
+    def rejects_from(self, following: PreviousCall) -> bool:
+        """Whether the request's next call goes on from a token of this one, and later tokens were drafts that
+        are not the request's. A prompt that is computed again takes up all of the request's tokens."""
+        decodes = following.drafts or following.tokens == 1
+        return self.drafts and decodes and self.first < following.first < self.first + self.tokens
 
 
 def previous_call(accesses: Sequence[Access]) -> PreviousCall:
@@ -122,6 +128,10 @@ class History(Protocol):
         before that step a call that computes a prompt, anybody's: otherwise such calls may not be
         recorded, and a preempted request's is not."""
 
+    def was_rejected(self, write: Access, step: int) -> bool:
+        """Whether `write` is of a draft that its request does not have: the request's next call before `step`
+        decodes from an earlier position of the same call."""
+
     def is_several(self, request: int, step: int) -> bool:
         """Whether, in some call up to `step`, several sequences were this request's."""
 
@@ -147,14 +157,14 @@ def judge(read: Access, history: History) -> Finding | Unknown | None:
         and history.calls_apart(previous.step, read.step) <= _ADJACENT
     )
     sources = history.writes_of(read.digest, read.step)
-    if any(_is_right(read, source, continues) for source in sources):
+    if any(_is_right(read, source, continues, history) for source in sources):
         return None
     if read.digest == ZERO:
         sources = []  # zeros identify no write
     if history.is_several(read.request, read.step):
         return Unknown.SEVERAL_SEQUENCES
     in_place = continues and own is not None and own.slot == read.slot >= 0
-    if (reason := _doubt(read, own, sources, in_place)) is not None:
+    if (reason := _doubt(read, own, sources, in_place, history)) is not None:
         return reason
     anchor = own or (sources[-1] if sources else None)
     if anchor is None:
@@ -210,14 +220,22 @@ def _is_miscounted(read: Access, own: Access, previous: PreviousCall | None, his
     return read.digest == (ZERO if last is None else last.digest)
 
 
-def _is_right(read: Access, source: Access, continues: bool) -> bool:
+def _is_right(read: Access, source: Access, continues: bool, history: History) -> bool:
     """Whether `read` may find the content of `source`: a cached state of the same prefix, which the request
-    itself may have left before it was preempted."""
-    if source.position != read.position or source.is_padding:
+    itself may have left before it was preempted. Nobody may cache the state after a rejected draft."""
+    if source.position != read.position or source.is_padding or _is_rejected(source, read, history):
         return False
     if source.request == read.request:
         return not continues
     return source.prefix == read.prefix != 0
+
+
+def _is_rejected(source: Access, read: Access, history: History) -> bool:
+    """Whether `source` is the state after a draft that its request rejected, which is of tokens that nobody
+    has. Other tokens may have the same window of a convolution."""
+    if read.is_recent or not source.is_draft or history.is_several(source.request, read.step):
+        return False
+    return history.was_rejected(source, read.step)
 
 
 def _is_left_by_another(read: Access, own: Access | None, history: History) -> bool:
@@ -231,7 +249,9 @@ def _is_left_by_another(read: Access, own: Access | None, history: History) -> b
     return last.is_padding or last.request != read.request
 
 
-def _doubt(read: Access, own: Access | None, sources: Sequence[Access], in_place: bool) -> Unknown | None:
+def _doubt(
+    read: Access, own: Access | None, sources: Sequence[Access], in_place: bool, history: History
+) -> Unknown | None:
     """Why the content of `sources` does not tell whether the read is wrong. `in_place`: the request reads the
     slot that it wrote a moment ago, so this is no prefix hit."""
     live = [source for source in sources if not source.is_padding]
@@ -246,7 +266,8 @@ def _doubt(read: Access, own: Access | None, sources: Sequence[Access], in_place
         same = source.position == read.position and source.request != read.request
         # A beam search copies states of one position from slot to slot.
         written_here = in_place and source.slot == read.slot
-        if same and not written_here and not (source.prefix and read.prefix):
+        known = (source.prefix and read.prefix) or _is_rejected(source, read, history)
+        if same and not written_here and not known:
             return Unknown.NO_PREFIX
     return None
 
@@ -265,6 +286,8 @@ def _identified(
         kind, damage = Break.PADDING, _first_damage(read, own, previous, history)
         if damage is read:
             damage = source  # the request's state was elsewhere then
+    elif source.position == read.position and _is_rejected(source, read, history):
+        kind, damage = Break.REJECTED_DRAFT, source
     elif source.request == read.request:
         kind, damage = _own_break(read, own, previous, source, history)
     elif previous is None or not previous.goes_on(read.position):

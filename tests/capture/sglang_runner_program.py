@@ -4,7 +4,8 @@ and a configuration: below `forward` stands the layer over references of its ker
 `main` says.
 
 Prints one JSON line: digests by step of what the layer returned and left in its pool. The argument
-`stale-slots` plants a bug: in the last step a has the row, and so the slot, of b.
+`stale-slots` plants a bug: in the last step a has the row, and so the slot, of b. `wrong-commit` plants
+another: of the verified drafts of a the state after the third goes into its slot, though two are right.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def main() -> None:
     found.append(server.run("MIXED", {"a": 5, "b": 3}, [1, 2], [3, 1]))
     found.append(server.run("DECODE", {"b": 4, "a": 8}, [2, 1], [1, 1]))
     found.append(server.run("TARGET_VERIFY", {"b": 5, "a": 9}, [2, 1], [DRAFTS, DRAFTS]))
-    server.commit([1, 2])
+    server.commit([1, 3 if "wrong-commit" in sys.argv else 2])
     # b is retracted, and begins again in another row and slot.
     found.append(server.run("DECODE", {"a": 11}, [1], [1]))
     found.append(server.run("EXTEND", {"b": 0}, [3], [6]))

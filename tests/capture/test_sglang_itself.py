@@ -26,7 +26,7 @@ import pytest
 from gdnbench.capture.adapters import sglang_signatures as names
 from gdnbench.capture.adapters.serving_conv import FUNCTIONS as CONVOLUTIONS
 from gdnbench.lineage.check import check_stores
-from gdnbench.lineage.finding import Break, Unknown
+from gdnbench.lineage.finding import Break
 from gdnbench.replay.replay import replay
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
@@ -170,10 +170,23 @@ def test_its_own_runner(runner: None, toy: ToyFramework, tmp_path: Path) -> None
     assert "without their requests" not in ran.err
     store = Store.open(tmp_path / "run.zarr")
     found = [record.info.dispatch["lineage"] for record in store.records]
+    kept = [claims.pop("kept_digests") for claims in found if "kept" in claims]
+    assert [[len(one) for one in digests] for digests in kept] == [[3, 3]]
     assert found == [{**claims, "padding": []} for claims in CLAIMS]
     report = check_stores([store])
-    assert (report.breaks, report.total("reads"), report.total("right")) == (0, 11, 10)
-    assert report.unknown == {Unknown.NO_DIGEST: 1}  # a's read of what was kept of its drafts
+    assert (report.breaks, report.total("reads"), report.total("right")) == (0, 11, 11)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_wrong_commit_of_its_own_runner(runner: None, toy: ToyFramework, tmp_path: Path) -> None:
+    """Of a the state after a draft more than was right."""
+    ran = toy.capture(tmp_path / "run.zarr", [python(), str(RUNNER_PROGRAM), "wrong-commit"])
+    assert ran.status == 0, ran.err
+    (process,) = check_stores([Store.open(tmp_path / "run.zarr")]).processes
+    (found,) = [one for chain in process.chains for one in chain.findings]
+    assert (found.kind, found.found.position) == (Break.REJECTED_DRAFT, 11)
+    assert process.table.requests[found.found.request] == "a"
 
 
 @pytest.mark.slow

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from gdnbench.capture import CaptureOptions, capturing
+from gdnbench.capture.recorder import Counts
 from gdnbench.lineage.check import check_stores
-from gdnbench.lineage.finding import Break
+from gdnbench.lineage.finding import Break, Unknown
 from gdnbench.store.reader import Store
 from tests.capture.frameworks import framework
 from tests.capture.test_sglang import ints, kernel_of, pool, prefill, raw
@@ -162,6 +163,82 @@ def test_lineage_of_a_stale_slot(digests: bool, tmp_path: Path) -> None:
     (found,) = [one for chain in process.chains for one in chain.findings]
     assert found.kind is Break.SHARED_SLOT
     assert (process.table.requests[found.found.request], found.found.position) == ("a", 12)
+
+
+def tracked(path: Path, materialised: bool, options: CaptureOptions | None = None) -> Counts:
+    """The scheduling strategy extra_buffer: of each verification the state at a position that is a multiple
+    of 6 goes to a slot for the prefix cache. With SGLang #36537 planted it goes there before the engine knows
+    which drafts are right. Request c has a's prompt and answer so far and begins at the cached position; then
+    a is retracted, and begins there too."""
+    with capturing(path, options) as counts:
+        engine = Engine()
+        engine.extend(batch("extend", {"a": 0}, [9]), [4])
+        engine.verify(batch("target_verify", {"a": 9}), [4])
+        engine.commit([4], [2])
+        if materialised:
+            engine.pool[8] = engine.kept[0, 2]  # after position 12; of the drafts 10 and 11 are right
+        engine.verify(batch("target_verify", {"a": 11}), [4])
+        engine.commit([4], [3])
+        if not materialised:
+            engine.pool[8] = engine.kept[0, 0]
+        for name, slot in (("c", 6), ("a", 5)):
+            engine.pool[slot] = engine.pool[8]
+            engine.extend(batch("extend", {name: 12}, [2], mamba_track_indices=ints(8)), [slot])
+    assert (counts.failures, counts.first_failure) == (0, None)
+    return counts
+
+
+@pytest.mark.parametrize("digests", quick((False, True), 0))
+def test_states_of_the_prefix_cache_that_were_committed(digests: bool, tmp_path: Path) -> None:
+    tracked(tmp_path / "run.zarr", False, CaptureOptions(digests=digests))
+    report = check_stores([Store.open(tmp_path / "run.zarr")])
+    assert (report.breaks, report.total("reads"), report.total("right")) == (0, 5, 4)
+    assert report.unknown == {Unknown.NO_PREFIX: 1}  # c's tokens are not known to be a's
+
+
+@pytest.mark.parametrize("digests", quick((False, True), 0))
+def test_a_draft_in_the_prefix_cache_before_it_is_accepted(digests: bool, tmp_path: Path) -> None:
+    tracked(tmp_path / "run.zarr", True, CaptureOptions(digests=digests))
+    (process,) = check_stores([Store.open(tmp_path / "run.zarr")]).processes
+    found = [one for chain in process.chains for one in chain.findings]
+    assert [
+        (one.kind, one.damage.call, one.damage.position, process.table.requests[one.found.request])
+        for one in found
+    ] == [(Break.REJECTED_DRAFT, 1, 12, "c"), (Break.REJECTED_DRAFT, 1, 12, "a")]
+
+
+def test_the_trigger_keeps_the_read_of_such_a_draft(tmp_path: Path) -> None:
+    for materialised in (False, True):
+        counts = tracked(tmp_path / f"{materialised}.zarr", materialised, CaptureOptions(on_lineage=True))
+        assert (counts.looked_at, counts.triggered) == (5, 2 * materialised)
+
+
+COMMITS: dict[str, tuple[list[int], list[int], Break, str]] = {
+    "one draft too many": ([7, 4], [1, 3], Break.REJECTED_DRAFT, "a"),
+    "one draft too few": ([7, 4], [1, 1], Break.OLDER_VERSION, "a"),
+    "of another request": ([4, 7], [2, 2], Break.SHARED_SLOT, "a"),
+    "none": ([], [], Break.OLDER_VERSION, "a"),
+}
+"""Slots and accepted drafts of b and a, where slots 7 and 4 and counts 1 and 2 are right."""
+
+
+@pytest.mark.parametrize("case", quick(COMMITS, 0))
+@pytest.mark.parametrize("digests", quick((False, True), 1))
+def test_a_wrong_commit(case: str, digests: bool, tmp_path: Path) -> None:
+    slots, accepted, kind, request = COMMITS[case]
+    with capturing(tmp_path / "run.zarr", CaptureOptions(digests=digests)):
+        engine = Engine()
+        engine.extend(batch("extend", {"a": 0, "b": 0}, [9, 5]), [4, 7])
+        engine.verify(batch("target_verify", {"b": 5, "a": 9}), [7, 4])
+        engine.commit(slots, accepted)
+        engine.decode(batch("decode", {"a": 11}), [4])
+    (process,) = check_stores([Store.open(tmp_path / "run.zarr")]).processes
+    (found,) = [one for chain in process.chains for one in chain.findings]
+    assert (found.kind, process.table.requests[found.found.request], found.found.position) == (
+        kind,
+        request,
+        11,
+    )
 
 
 @pytest.mark.slow

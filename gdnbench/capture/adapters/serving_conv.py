@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen
 from gdnbench.capture.adapters import conv
 from gdnbench.capture.adapters.gdn import own_slots
+from gdnbench.capture.kept_states import KeptStates, kept_states
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +42,17 @@ def null_slot(arguments: Mapping[str, Any]) -> int:
 def keeps_windows(arguments: Mapping[str, Any]) -> bool:
     """Whether the call keeps the window after each draft outside the pool, where one of them is put later."""
     return arguments.get("intermediate_conv_window") is not None
+
+
+def kept_windows(seen: Observation, arguments: Mapping[str, Any]) -> KeptStates | None:
+    """The windows after each draft, if the call `seen` keeps them outside the pool."""
+    if not keeps_windows(arguments):
+        return None
+    buffer, rows = arguments["intermediate_conv_window"], arguments.get("intermediate_state_indices")
+    sequences = len(seen.tensors["cu_seqlens"].tensor) - 1
+    x = arguments["x"]
+    tokens = x.shape[2] if x.ndim == 3 else 1
+    return kept_states(buffer, rows, sequences, tokens, seen.tensors[conv.STATE].tensor)
 
 
 def conv_observation(function: str, arguments: Mapping[str, Any], known: Mapping[str, Any]) -> Observation:

@@ -28,7 +28,7 @@ from gdnbench.capture.adapters import sglang_signatures as names
 from gdnbench.capture.adapters.gdn import flatten_tokens, sequence_offsets
 from gdnbench.capture.adapters.parallel import parallel_ranks
 from gdnbench.capture.adapters.serving_conv import FUNCTIONS as CONVOLUTIONS
-from gdnbench.capture.adapters.serving_conv import conv_observation, conv_results, keeps_windows
+from gdnbench.capture.adapters.serving_conv import conv_observation, conv_results, kept_windows, keeps_windows
 from gdnbench.capture.adapters.serving_decode import (
     OFFSETS,
     finish_prefill_with_metadata,
@@ -137,7 +137,7 @@ class SglangAdapter:
         if name in CONVOLUTIONS:
             seen = conv_observation(name, arguments, {})
             part = Part(range(len(seen.tensors["cu_seqlens"].tensor) - 1), keeps=keeps_windows(arguments))
-            return replace(seen, part=part)
+            return replace(seen, part=part, kept_states=kept_windows(seen, arguments))
         backend = "cutedsl" if name == names.MTP_RING else BACKENDS.get(kernels, "triton")
         if name in PREFILLS:
             return _prefill(backend, arguments)

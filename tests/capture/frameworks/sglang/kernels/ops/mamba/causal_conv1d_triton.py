@@ -55,6 +55,14 @@ def causal_conv1d_update(
 ):
     tokens = x.shape[2] if x.ndim == 3 else 1
     rows = x.transpose(1, 2).flatten(0, 1) if x.ndim == 3 else x
+    if intermediate_conv_window is not None:
+        columns = weight.shape[1] - 1
+        for n, slot in enumerate(conv_state_indices.tolist()):
+            if slot != pad_slot_id:
+                inputs = torch.cat([conv_state[slot, :, :columns], x[n]], dim=1)
+                for t in range(tokens):
+                    kept = intermediate_conv_window[intermediate_state_indices[n], t]
+                    kept.copy_(inputs[:, t + 1 : t + 1 + columns])
     y = causal_convolution.update(
         rows,
         weight,
