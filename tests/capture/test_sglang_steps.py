@@ -67,12 +67,12 @@ class Engine:
     def extend(self, given: Any, slots: list[int]) -> None:
         bounds = torch.tensor([0, *given.extend_seq_lens_cpu]).cumsum(0).int()
         call = prefill(bounds, ints(*slots), ssm_states=self.pool)
-        self._run(given, self.kernel.extend, call)
+        self.run(given, self.kernel.extend, call)
 
     def decode(self, given: Any, slots: list[int]) -> None:
         bounds = torch.arange(len(slots) + 1, dtype=torch.int32)
         call = raw(len(slots), cache_indices=ints(*slots), query_start_loc=bounds, ssm_states=self.pool)
-        self._run(given, self.kernel.decode, call)
+        self.run(given, self.kernel.decode, call)
 
     def verify(self, given: Any, slots: list[int]) -> None:
         """The states after each draft go to a buffer."""
@@ -89,14 +89,14 @@ class Engine:
             cache_steps=DRAFTS,
             retrieve_parent_token=None,
         )
-        self._run(given, self.kernel.target_verify, call)
+        self.run(given, self.kernel.target_verify, call)
         self.kept = kept
 
     def commit(self, slots: list[int], accepted: list[int]) -> None:
         for row, (slot, count) in enumerate(zip(slots, accepted, strict=True)):
             self.pool[slot] = self.kept[row, count - 1]
 
-    def _run(self, given: Any, kernel: Any, call: dict[str, Any]) -> None:
+    def run(self, given: Any, kernel: Any, call: dict[str, Any]) -> None:
         self.layer.backend = kernel
         given.model = lambda _: self.layer(**call)
         self.runner.forward(given)
@@ -239,6 +239,53 @@ def test_a_wrong_commit(case: str, digests: bool, tmp_path: Path) -> None:
         request,
         11,
     )
+
+
+CONV_D, TAPS = 6, 4
+
+
+@pytest.mark.parametrize("accepted", quick((2, 3, 1), 0, 1))
+@pytest.mark.parametrize("digests", quick((False, True), 0))
+def test_the_commit_of_a_window(accepted: int, digests: bool, tmp_path: Path) -> None:
+    """Of a's drafts two are right. The windows of a request lie over each other in the buffer."""
+    drawn = torch.Generator().manual_seed(7)
+    windows = torch.zeros(9, CONV_D, TAPS - 1)
+    stored = torch.zeros(2, CONV_D, DRAFTS + TAPS - 2)
+    kept = stored.as_strided((2, DRAFTS, CONV_D, TAPS - 1), (stored.stride(0), 1, stored.stride(1), 1))
+    weight = torch.randn(CONV_D, TAPS, generator=drawn)
+    with capturing(tmp_path / "run.zarr", CaptureOptions(digests=digests)) as counts:
+        engine, module = Engine(), import_module("sglang.srt.layers.attention.linear.gdn_backend")
+
+        def prompt(given: Any, length: int, slot: int) -> None:
+            call = {
+                "x": torch.randn(CONV_D, length, generator=drawn),
+                "conv_states": windows,
+                "seq_lens_cpu": [length],
+            }
+            call |= {
+                "query_start_loc": ints(0, length),
+                "cache_indices": ints(slot),
+                "bias": None,
+                "weight": weight,
+            }
+            engine.run(given, module.causal_conv1d_fn, call)
+
+        def update(given: Any, tokens: int, slot: int, **more: Any) -> None:
+            x = torch.randn(1, CONV_D, tokens, generator=drawn)
+            call = {"x": x, "conv_state": windows, "weight": weight, "conv_state_indices": ints(slot), **more}
+            engine.run(given, module.causal_conv1d_update, call)
+
+        prompt(batch("extend", {"a": 0}, [9]), 9, 4)
+        buffer = {"intermediate_conv_window": kept, "intermediate_state_indices": ints(1)}
+        update(batch("target_verify", {"a": 9}), DRAFTS, 4, **buffer)
+        windows[4] = kept[1, accepted - 1]
+        update(batch("decode", {"a": 11}), 1, 4)
+    assert (counts.failures, counts.first_failure, counts.unclaimed) == (0, None, {})
+    report = check_stores([Store.open(tmp_path / "run.zarr")])
+    kinds = [one.kind for chain in report.processes[0].chains for one in chain.findings]
+    assert report.total("reads") == 2
+    assert kinds == {1: [Break.OLDER_VERSION], 2: [], 3: [Break.REJECTED_DRAFT]}[accepted]
+    assert report.total("right") == 2 - len(kinds)
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from gdnbench.capture.adapters import sglang_signatures as names
 from gdnbench.capture.adapters.gdn import flatten_tokens, sequence_offsets
 from gdnbench.capture.adapters.parallel import parallel_ranks
 from gdnbench.capture.adapters.serving_conv import FUNCTIONS as CONVOLUTIONS
-from gdnbench.capture.adapters.serving_conv import conv_observation, conv_results, kept_windows, keeps_windows
+from gdnbench.capture.adapters.serving_conv import conv_observation, conv_results, keeps_windows, kept_windows
 from gdnbench.capture.adapters.serving_decode import (
     OFFSETS,
     finish_prefill_with_metadata,
