@@ -4,9 +4,9 @@ import torch
 from delta_rule import raw_gates, tokens_of, unit
 
 
-def over_pool(q, k, v, g, beta, scale, pool, bounds, slots, normalise, update=True, each=None):
+def over_pool(q, k, v, g, beta, scale, pool, bounds, slots, normalise, update=True, each=None, rows=None):
     """q, k, v [1, T, heads, dim], g and beta [T, Hv] as they are used; o like v, NaN for padding. `each`
-    [N, S, Hv, V, K] gets the state after each token."""
+    [R, S, Hv, V, K] gets the state after each token, in row `rows[n]`, or n without `rows`."""
     if normalise:
         q, k = unit(q), unit(k)
     scale = k.shape[-1] ** -0.5 if scale is None else scale
@@ -19,7 +19,8 @@ def over_pool(q, k, v, g, beta, scale, pool, bounds, slots, normalise, update=Tr
         o, states = tokens_of(*tokens, pool[slot].clone(), scale)
         out[0, part] = o.to(v.dtype)
         if each is not None:
-            each[n, : len(states)] = torch.stack(states).to(each.dtype)
+            row = n if rows is None else int(rows[n])
+            each[row, : len(states)] = torch.stack(states).to(each.dtype)
         if update:
             pool[slot] = states[-1].to(pool.dtype)
     return out

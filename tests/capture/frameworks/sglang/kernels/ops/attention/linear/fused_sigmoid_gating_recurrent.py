@@ -45,4 +45,5 @@ def fused_sigmoid_gating_delta_rule_update(
         use_qk_l2norm_in_kernel,
         update=not disable_state_update,
         each=intermediate_states_buffer,
+        rows=intermediate_state_indices,
     )

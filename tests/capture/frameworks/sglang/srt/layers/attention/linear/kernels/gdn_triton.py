@@ -94,5 +94,6 @@ class TritonGDNKernel:
             cu_seqlens=query_start_loc,
             disable_state_update=True,
             intermediate_states_buffer=intermediate_states_buffer,
+            intermediate_state_indices=intermediate_state_indices,
             retrieve_parent_token=retrieve_parent_token,
         )
