@@ -39,6 +39,7 @@ from gdnbench.capture.adapters.sglang_calls import (
     SLOTS_BESIDE,
     batch_of,
     first_of,
+    kept_of,
     pool_of,
     refusing_padding,
     verifies,
@@ -191,6 +192,7 @@ def _decode(name: str, backend: str, arguments: Mapping[str, Any]) -> Observatio
         },
         finish=batch.finish({}),
         part=Part(range(batch.sequences), keeps=leaves),
+        kept_states=kept_of(arguments, batch) if leaves else None,
     )
 
 
