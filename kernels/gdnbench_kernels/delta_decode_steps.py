@@ -100,3 +100,11 @@ def steps_of(module: str, name: str) -> tuple[Step, ...]:
     return tuple(
         Step(step, takes, gives, f"{module}:{name}.{step}") for step, takes, gives in _TAKES_AND_GIVES
     )
+
+
+def compiled_steps(module: str) -> tuple[Step, ...]:
+    """The steps of a compiled kernel: builds that store their stages or load the gates."""
+    return (
+        Step("gates", (), ("alpha_t", "beta_t"), f"{module}:gates"),
+        Step("update", ("alpha_t", "beta_t"), ("delta_t", "o", "state"), f"{module}:update"),
+    )

@@ -168,9 +168,7 @@ def kimi_linear() -> PreTrainedModel:
         for layer in model.model.layers[1:]:
             gate = layer.self_attn.forget_gate
             gate.A_log.copy_(torch.tensor([1.0, 8.0]).log().view_as(gate.A_log))
-            gate.dt_bias.copy_(
-                (steps + torch.log(-torch.expm1(-steps))).flatten()
-            )  # softplus of it is `steps`
+            gate.dt_bias.copy_((steps + torch.log(-torch.expm1(-steps))).flatten())  # softplus of it is `steps`
             vary(gate.f_b_proj)
     return model
 

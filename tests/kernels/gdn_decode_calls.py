@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from gdnbench.judge.tensor import Subject, judge
 from gdnbench.record import When
 from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim import Settings, active
-from gdnbench_kernels.contract import Call
+from gdnbench_kernels.contract import Call, Operation
 from gdnbench_kernels.gdn_decode.contract import OPERATION, slots_of
 from gdnbench_kernels.gdn_decode.cute import cute
 from gdnbench_kernels.gdn_decode.synth import synth
@@ -81,11 +82,18 @@ def with_gaps(state: Tensor) -> Tensor:
 
 def run(call: Call, options: dict[str, Any] | None = None, **settings: Any) -> Outputs:
     """o and the pool after the call; o is poisoned, and the inputs are as they were."""
+    return run_by(cute, call, arguments(call) | (options or {}), settings)
+
+
+def run_by(
+    kernel: Callable[..., Outputs], call: Call, given: dict[str, Any], settings: dict[str, Any]
+) -> Outputs:
+    """As `run`, by that kernel with these arguments."""
     state = with_gaps(call.tensors["state"])
     o = torch.full(call.tensors["v"].shape, torch.nan, dtype=torch.bfloat16)
     before = {name: tensor.clone() for name, tensor in call.tensors.items()}
     with active(Settings(**settings)) as session, programs_simulated():
-        returned = cute(**{**arguments(call), "state": state}, o=o, **(options or {}))
+        returned = kernel(**{**given, "state": state}, o=o)
     assert returned["o"] is o
     assert all(same(call.tensors[name], before[name]) for name in before)
     assert [finding for report in session.reports for finding in report.findings] == []
@@ -100,11 +108,11 @@ def same_outputs(x: Outputs, y: Outputs) -> bool:
     return x.keys() == y.keys() and all(same(x[name], y[name]) for name in x)
 
 
-def assert_passes(call: Call, outputs: Outputs) -> None:
+def assert_passes(call: Call, outputs: Outputs, operation: Operation = OPERATION) -> None:
     """Each within twice torch's error; padding and slots that nobody writes as they were."""
-    oracle, torchs = (run_kernel(OPERATION, kernel, call) for kernel in ("reference", "torch"))
+    oracle, torchs = (run_kernel(operation, kernel, call) for kernel in ("reference", "torch"))
     for name, tensor in outputs.items():
-        subject = Subject(name, When.AFTER, OPERATION.partition(call, name), OPERATION.spec(name).axes)
+        subject = Subject(name, When.AFTER, operation.partition(call, name), operation.spec(name).axes)
         assert judge(subject, tensor, oracle[name], torchs[name], Bound()).reasons == (), name
     plan = slots_of(call)
     padding = torch.ones(len(outputs["o"]), dtype=torch.bool)

@@ -42,6 +42,7 @@ from gdnbench.synth import draft, synthesise
 from gdnbench_kernels.cases import Case
 from gdnbench_kernels.gdn_decode.cases import cases as gdn_decode_cases
 from gdnbench_kernels.gdn_prefill.cases import cases as gdn_prefill_cases
+from gdnbench_kernels.kda_decode.cases import cases as kda_decode_cases
 from gdnbench_kernels.swa_decode.cases import cases as swa_decode_cases
 from gdnbench_kernels.swa_decode.contract import SERVED
 
@@ -80,6 +81,7 @@ GRIDS: Final = {
         # test_chunk_*.py run each of its kernels under the other schedules.
         Grid("gdn_prefill", gdn_prefill_cases, ("sm100", "sm100_fused"), schedules=("late",)),
         Grid("gdn_decode", gdn_decode_cases, ("cute",)),
+        Grid("kda_decode", kda_decode_cases, ("cute",)),
         Grid(
             "swa_decode",
             swa_decode_cases,

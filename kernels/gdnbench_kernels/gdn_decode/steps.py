@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gdnbench_kernels.contract import Step
-from gdnbench_kernels.delta_decode_steps import DecodeSteps, Gate, steps_of
+from gdnbench_kernels.delta_decode_steps import DecodeSteps, Gate, compiled_steps, steps_of
 from gdnbench_kernels.gdn_decode.gates import Gates
 from gdnbench_kernels.rounding import EXACT, tensor_core_arithmetic
 
@@ -21,9 +20,4 @@ torch_steps = DecodeSteps(tensor_core_arithmetic, _gates)
 exact_steps = DecodeSteps(lambda dtype: EXACT, _gates)
 TORCH_STEPS, EXACT_STEPS = steps_of(__name__, "torch_steps"), steps_of(__name__, "exact_steps")
 
-_CUTE = "gdnbench_kernels.gdn_decode.cute_steps"
-CUTE_STEPS = (
-    Step("gates", (), ("alpha_t", "beta_t"), f"{_CUTE}:gates"),
-    Step("update", ("alpha_t", "beta_t"), ("delta_t", "o", "state"), f"{_CUTE}:update"),
-)
-"""The steps of `cute`: builds that store their stages or load the gates."""
+CUTE_STEPS = compiled_steps("gdnbench_kernels.gdn_decode.cute_steps")

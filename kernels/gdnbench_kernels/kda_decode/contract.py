@@ -32,7 +32,7 @@ from gdnbench_kernels.contract import (
 from gdnbench_kernels.delta_decode_cost import work_of
 from gdnbench_kernels.delta_decode_tensors import BETA as BETA_STAGE
 from gdnbench_kernels.delta_decode_tensors import OUTPUT, POOL, QKV, QUERIES_AND_KEYS, SCALE, stage
-from gdnbench_kernels.gdn import QK, STATE_LAYOUT, check_form, convert_states, index_tensors
+from gdnbench_kernels.gdn import OFFSETS_DTYPE, QK, STATE_LAYOUT, check_form, convert_states, index_tensors
 from gdnbench_kernels.kda import BETA, CONVENTIONS, GATE
 from gdnbench_kernels.kda_contract import (
     CONVERSIONS,
@@ -45,7 +45,7 @@ from gdnbench_kernels.kda_contract import (
 from gdnbench_kernels.kda_decode.leeway import leeway
 from gdnbench_kernels.kda_decode.ranges import ranges as ranges_of
 from gdnbench_kernels.kda_decode.stage_rules import stage_limit
-from gdnbench_kernels.kda_decode.steps import EXACT_STEPS, TORCH_STEPS
+from gdnbench_kernels.kda_decode.steps import CUTE_STEPS, EXACT_STEPS, TORCH_STEPS
 from gdnbench_kernels.kda_decode.synth import synth
 from gdnbench_kernels.state_pool import check_slots, one_accepted, slots_of
 from gdnbench_kernels.validate import resolved_scalars
@@ -84,6 +84,20 @@ KERNELS = {
         {GATE.name: GATE.values, BETA.name: BETA.values, QK.name: QK.values},
         meaning="the recurrence in fp32, state and outputs rounded to their dtypes",
         steps=TORCH_STEPS,
+    ),
+    "cute": KernelEntry(
+        "gdnbench_kernels.kda_decode.cute:cute",
+        {
+            GATE.name: GATE.values,
+            BETA.name: BETA.values,
+            QK.name: QK.values,
+            OFFSETS_DTYPE.name: ("int32",),
+        },
+        devices=("sim", "cuda"),
+        meaning="CuTe DSL for SM90 and SM100: gdn_decode's, with a gate per channel",
+        sources="gdnbench_kernels.kda_decode.sources:sources",
+        prepare="gdnbench_kernels.kda_decode.cute:prepare",
+        steps=CUTE_STEPS,
     ),
     "hf": KernelEntry(
         "gdnbench_kernels.kda_decode.hf:hf",
