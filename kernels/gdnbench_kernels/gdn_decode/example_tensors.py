@@ -8,8 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM
-from gdnbench_kernels.gdn_decode.sources import ALIGN
+from gdnbench_kernels.gdn_decode.sizes import ALIGN, HEAD_DIM
 
 _TYPES = {"float32": cutlass.Float32, "bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 _make: Any = make_fake_tensor

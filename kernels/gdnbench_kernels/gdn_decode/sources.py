@@ -15,9 +15,6 @@ from gdnbench_kernels.gdn_decode.decode_plan import Advice, DecodePlan, Transpor
 from gdnbench_kernels.gdn_decode.sizes import MAX_TOKENS
 from gdnbench_kernels.source import Source
 
-ALIGN = 16
-"""Alignment of q, k, v, o, their rows and every slot in bytes: a lane copies that many at once."""
-
 StateDtype = Literal["float32", "bfloat16"]
 GateDtype = Literal["float32", "bfloat16", "float16"]
 BiasDtype = Literal["float32", "bfloat16"]
