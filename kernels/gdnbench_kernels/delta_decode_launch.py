@@ -21,8 +21,8 @@ from gdnbench_kernels.compiling import Program
 from gdnbench_kernels.contract import Launch
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan
 from gdnbench_kernels.gdn_decode.params import DecodeParams
-from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM, MAX_BATCH, MAX_TOKENS
-from gdnbench_kernels.gdn_decode.sources import ALIGN, GATE_DTYPES, STATE_DTYPES, Tap
+from gdnbench_kernels.gdn_decode.sizes import ALIGN, HEAD_DIM, MAX_BATCH, MAX_TOKENS
+from gdnbench_kernels.gdn_decode.sources import GATE_DTYPES, STATE_DTYPES, Tap
 from gdnbench_kernels.gpu import multiprocessors
 from gdnbench_kernels.kda_decode.params import KdaDecodeParams
 from gdnbench_kernels.launch_checks import (
