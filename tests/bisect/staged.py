@@ -1,4 +1,5 @@
-"""Kernels made of torch's steps, with faults whose place is known: sequence 2, chunk 1, head 1."""
+"""Kernels made of torch's steps, with faults whose place is known: head 1 of the chunk whose first value is
+marked."""
 
 from __future__ import annotations
 
@@ -11,21 +12,27 @@ from torch import Tensor
 
 from gdnbench_kernels.chunks import plan_chunks
 from gdnbench_kernels.contract import Step
-from gdnbench_kernels.gdn_prefill.steps import TORCH_STEPS, torch_steps
+from gdnbench_kernels.gdn_prefill import steps as gdn
+from gdnbench_kernels.kda_prefill import steps as kda
 
 HEAD = 1
 Spoil = Callable[[Mapping[str, Any], dict[str, Tensor]], None]
 
 
+def size_of(call: Mapping[str, Any]) -> int:
+    """The default chunk size of the call's operation: kda_prefill has a gate for each channel."""
+    return 16 if call["g"].dim() == 3 else 64
+
+
 def first_token(call: Mapping[str, Any]) -> int:
     """Of the spoiled chunk."""
-    plan = plan_chunks(call["cu_seqlens"], 64)
+    plan = plan_chunks(call["cu_seqlens"], size_of(call))
     return int(plan.start[_spoiled(call)])
 
 
 def _spoiled(call: Mapping[str, Any]) -> int:
     """The chunk whose first token's values are marked: v[t, 0, 0] is 3, however the call is cut."""
-    plan = plan_chunks(call["cu_seqlens"], 64)
+    plan = plan_chunks(call["cu_seqlens"], size_of(call))
     marked = call["v"][plan.start, 0, 0] == 3
     (chunk,) = torch.nonzero(marked).flatten().tolist()
     return int(chunk)
@@ -39,7 +46,7 @@ def element(name: str) -> Spoil:
         if name in ("g_cu", "o"):
             at = tensor[first_token(call) + 3, HEAD : HEAD + 1]
         elif name in ("U", "W", "V_new"):
-            at = tensor[64 * chunk + 3, HEAD, 5:6]
+            at = tensor[size_of(call) * chunk + 3, HEAD, 5:6]
         elif name == "h":
             at = tensor[chunk, HEAD, 3, 5:6]
         else:
@@ -54,8 +61,9 @@ def rows(name: str) -> Spoil:
     """All of the spoiled chunk and head is 3 % off."""
 
     def spoil(call: Mapping[str, Any], made: dict[str, Tensor]) -> None:
-        chunk, tensor = _spoiled(call), made[name].clone()
-        part = slice(64 * chunk, 64 * chunk + 64) if name in ("U", "W", "V_new") else slice(chunk, chunk + 1)
+        chunk, size, tensor = _spoiled(call), size_of(call), made[name].clone()
+        each = size if name in ("U", "W", "V_new") else 1
+        part = slice(each * chunk, each * chunk + each)
         tensor[part, HEAD] *= 1.03
         made[name] = tensor
 
@@ -69,15 +77,16 @@ def wrong_keys(call: dict[str, Any]) -> None:
     """What the spoiled chunk hands on is made of other keys: a step that carries states uses keys for nothing
     else."""
     k, start = call["k"].clone(), first_token(call)
-    k[start : start + 64, HEAD // 2, :4] *= -1
+    k[start : start + size_of(call), HEAD // 2, :4] *= -1
     call["k"] = k
 
 
-def broken(before: Mapping[str, Before] | None = None, **spoils: Spoil) -> Any:
-    """torch's steps, with what `before` does to the call that a step gets, and `spoils` to what it gives."""
+def broken(before: Mapping[str, Before] | None = None, of: Any = gdn, **spoils: Spoil) -> Any:
+    """torch's steps of an operation, with what `before` does to the call that a step gets, and `spoils` to
+    what it gives."""
 
     def stepped(step: Step) -> Step:
-        function = getattr(torch_steps, step.name)
+        function = getattr(of.torch_steps, step.name)
 
         def run(**call: Any) -> dict[str, Tensor]:
             if before is not None and step.name in before:
@@ -90,7 +99,7 @@ def broken(before: Mapping[str, Before] | None = None, **spoils: Spoil) -> Any:
 
         return replace(step, target=run)
 
-    steps = tuple(stepped(step) for step in TORCH_STEPS)
+    steps = tuple(stepped(step) for step in of.TORCH_STEPS)
 
     def kernel(*, stages: dict[str, Tensor] | None = None, **call: Any) -> dict[str, Tensor]:
         made: dict[str, Tensor] = {}
@@ -110,6 +119,8 @@ g_cu, A, Ai, U, W, h, V_new, P, o = (
     broken(**{name: element(name)}) for name in ("g_cu", "A", "Ai", "U", "W", "h", "V_new", "P", "o")
 )
 carried = broken({"scan": wrong_keys})
+kda_right, kda_carried = broken(of=kda), broken({"scan": wrong_keys}, of=kda)
+kda_A, kda_W, kda_P = (broken(of=kda, **{name: element(name)}) for name in ("A", "W", "P"))
 two = broken(U=rows("U"), V_new=element("V_new"))
 
 

@@ -23,9 +23,9 @@ from gdnbench.errors import BadInputError
 from gdnbench.store.reader import Store
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
-from gdnbench_kernels.contract import Call
+from gdnbench_kernels.contract import Call, Operation
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
-from gdnbench_kernels.gdn_prefill.steps import CUT
+from gdnbench_kernels.kda_prefill.contract import OPERATION as KDA
 from gdnbench_kernels.run import run_kernel
 from tests.messages import wording
 from tests.subset import quick
@@ -53,8 +53,8 @@ def write(path: Path, *calls: tuple[str, Call]) -> Path:
     return path
 
 
-def made(**options: object) -> Call:
-    """A call whose chunk 1 of sequence 2 is marked."""
+def made(op: str = "gdn_prefill", **options: object) -> Call:
+    """A call whose chunk 1 of sequence 2 is marked, or with chunks of 16 tokens its chunk 4."""
     given = {
         "seqlens": SEQLENS,
         "heads": (1, 2),
@@ -64,7 +64,7 @@ def made(**options: object) -> Call:
         "gate_span": 1.0,
         "seed": 5,
     }
-    call = synthesise("gdn_prefill", **{**given, **options})
+    call = synthesise(op, **{**given, **options})
     v = call.tensors["v"].clone()
     v[SPOILED, 0, 0] = 3
     return Call({**call.tensors, "v": v}, call.scalars, call.conventions)
@@ -177,6 +177,30 @@ def test_two_spoiled_stages_are_both_named(store: Path, session: Session) -> Non
     assert re.search(wording("bisect.stage-mended-together", stages="U and V_new") + "$", answer(result))
 
 
+@pytest.mark.parametrize("name", ["A", "W", "P", "carried", "right"])
+def test_gates_by_channel(tmp_path: Path, session: Session, name: str) -> None:
+    """kda_prefill: the same search in chunks of 16."""
+    store = write(tmp_path / "store.zarr", ("kda_prefill", made("kda_prefill")))
+    result = found(store, f"kda_{name}", session)
+    if name == "right":
+        assert result.label is None
+        return
+    stage = "h" if name == "carried" else name
+    assert [row.name for row in result.rows if row.adds] == [stage]
+    assert result.same_bits is True
+    assert result.first is not None
+    assert result.first.alone is not None
+    at = result.first.alone["at"]
+    assert (at["sequence"], at["chunk"]) == (2, 4)
+    if name != "carried":  # both value heads have the key head of the wrong keys
+        assert at["head"] == 1
+    if name == "W":
+        assert at["index"] == [(5 + 4) * 16 + 3, 1, 5]
+    text = answer(result)
+    assert re.search(wording("bisect.stage-mended", stage=stage) + "$", text)
+    assert bool(re.search(wording("bisect.stage-handed-on"), text)) == (name == "carried")
+
+
 @pytest.mark.parametrize("kernel", ["torch", "right"])
 def test_a_kernel_that_is_right_passes(store: Path, session: Session, kernel: str) -> None:
     result = found(store, kernel, session)
@@ -270,18 +294,20 @@ def test_identical_keys_where_torch_is_off(tmp_path: Path, session: Session) -> 
     assert "inherits" in answer(result)
 
 
-def test_chunks_apart_are_the_call(store: Path) -> None:
+@pytest.mark.parametrize("operation", [OPERATION, KDA], ids=lambda operation: operation.name)
+def test_chunks_apart_are_the_call(operation: Operation) -> None:
     """The chunks of a call, each from the exact state before it, leave what the call leaves."""
-    call = made()
+    call = made(operation.name)
     exact: dict[str, torch.Tensor] = {}
-    whole = run_kernel(OPERATION, "reference_staged", call, exact)
-    cut = CUT.of(call, exact)
-    OPERATION.validate(cut)
+    whole = run_kernel(operation, "reference_staged", call, exact)
+    assert operation.cut is not None
+    cut = operation.cut.of(call, exact)
+    operation.validate(cut)
     stages: dict[str, torch.Tensor] = {}
-    apart = run_kernel(OPERATION, "reference_staged", cut, stages)
+    apart = run_kernel(operation, "reference_staged", cut, stages)
     # States go through fp32 on the way: relative 2^-24, of which a chunk makes no more.
     assert torch.allclose(apart["o"], whole["o"], rtol=0, atol=64 * 2**-24 * float(whole["o"].abs().max()))
-    back = CUT.back(call, {**stages, **apart})
+    back = operation.cut.back(call, {**stages, **apart})
     final = whole["final_state"].float()
     assert torch.allclose(back["final_state"], final, rtol=0, atol=64 * 2**-24 * float(final.abs().max()))
     assert torch.equal(back["final_state"][1], call.tensors["initial_state"][1].float())

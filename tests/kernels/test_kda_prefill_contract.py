@@ -81,7 +81,8 @@ def axis_differs(tensor: str, symbol: str, size: int, axis: int, source: str, so
     )
 
 
-LOG, RAW, BOUNDED, LOGIT = {}, {"gate": "raw"}, {"gate": "bounded"}, {"beta_form": "logit"}
+LOG: dict[str, str] = {}
+RAW, BOUNDED, LOGIT = {"gate": "raw"}, {"gate": "bounded"}, {"beta_form": "logit"}
 KNOWN = "q, k, v, g, beta, cu_seqlens, initial_state, chunk_indices, chunk_offsets, A_log, dt_bias"
 REFUSALS: list[tuple[dict[str, str], Edit, dict[str, Any], str]] = [
     (LOG, drop("g"), {}, wording("kernels.tensor-missing", tensor="g", axes="T, Hv, K")),
