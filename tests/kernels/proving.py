@@ -43,6 +43,7 @@ from gdnbench_kernels.cases import Case
 from gdnbench_kernels.gdn_decode.cases import cases as gdn_decode_cases
 from gdnbench_kernels.gdn_prefill.cases import cases as gdn_prefill_cases
 from gdnbench_kernels.kda_decode.cases import cases as kda_decode_cases
+from gdnbench_kernels.kda_prefill.cases import cases as kda_prefill_cases
 from gdnbench_kernels.swa_decode.cases import cases as swa_decode_cases
 from gdnbench_kernels.swa_decode.contract import SERVED
 
@@ -82,6 +83,7 @@ GRIDS: Final = {
         Grid("gdn_prefill", gdn_prefill_cases, ("sm100", "sm100_fused"), schedules=("late",)),
         Grid("gdn_decode", gdn_decode_cases, ("cute",)),
         Grid("kda_decode", kda_decode_cases, ("cute",)),
+        Grid("kda_prefill", kda_prefill_cases, ()),
         Grid(
             "swa_decode",
             swa_decode_cases,
@@ -297,6 +299,8 @@ def main(description: str) -> Exit:
         print("\n".join(case.name for case in grid.cases()))
         return Exit.PASS
     schedules = tuple(options.schedules.split(",")) if options.schedules else grid.schedules
+    if options.kernel is None and not grid.compiled:
+        parser.error(f"--kernel is needed: {grid.op} has no compiled kernel")
     kernel = options.kernel or grid.compiled[0]
     prover = Prover(grid, kernel, options.on, schedules, options.seed, check=options.check)
     found: list[Proof] = []

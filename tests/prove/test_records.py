@@ -49,7 +49,7 @@ def test_the_lengths_of_prefill_are_the_hard_ones() -> None:
     assert {0, 1, 63, 64, 65, 127, 128, 129, 500, 3000} <= lengths
 
 
-@pytest.mark.parametrize("op", ["gdn_prefill", "gdn_decode", "kda_decode", "swa_decode"])
+@pytest.mark.parametrize("op", ["gdn_prefill", "gdn_decode", "kda_prefill", "kda_decode", "swa_decode"])
 def test_every_record_is_a_valid_call(op: str) -> None:
     found = list(made_records(op))
     assert [name for name, _ in found] == [record.name for record in read_made() if record.op == op]
