@@ -1,28 +1,46 @@
-"""The laws of gdn_prefill and kda_prefill: causality, independence and order of sequences, and a call in two
-parts."""
+"""The laws of gdn_prefill and kda_prefill: causality, independence and order of sequences, padding, scale,
+and a call in two parts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Call, Carried, Operation, Piece, Split, Variant
-from gdnbench_kernels.delta_prefill_shrink import keep_sequences, keep_tokens, plan_of
-from gdnbench_kernels.gdn_laws import STATE_FACTOR, changed_tokens, output_factor
-from gdnbench_kernels.shrinking import with_tensors
+from gdnbench_kernels.delta_prefill_shrink import chunk_tables, keep_sequences, keep_tokens, plan_of
+from gdnbench_kernels.gdn_laws import (
+    BY_TOKEN,
+    SCALE_FACTOR,
+    STATE_FACTOR,
+    changed_tokens,
+    output_factor,
+    scaled_outputs,
+    scaled_values,
+)
+from gdnbench_kernels.shrinking import select_units, with_tensors
+
+EARLY = 3
+"""Tokens of a chunk before the changed ones."""
+TAIL = 5
+"""Tokens of the sequence of NaN: no multiple of what a kernel loads at once."""
 
 
 def variants(operation: Operation, call: Call) -> Iterator[Variant]:
-    """Causality at a place inside a chunk and at a chunk's border, in the longest sequence; one sequence
-    changed as a whole; and the sequences in another order.
+    """Causality at places inside a chunk and at a chunk's border, in the longest sequence; one sequence
+    changed as a whole; the sequences in another order; padding; and other scales.
 
     - causality: o of a token is a function of that token, of earlier tokens of its sequence and of the
-      initial state. So tokens from P on may change, and nothing before P does.
+      initial state. So tokens from P on may change, and not one bit before P does: a chunked kernel masks
+      later tokens. One that scales gates by those of a later token rounds by it (flash-linear-attention
+      #1240), within every limit.
     - sequences: no sequence depends on another one.
     - order: a packed call says only where its sequences are, so that reordering them reorders the results.
+    - padding: sequences without tokens, and tokens of NaN behind the last one, change no other sequence.
+    - scale: o is linear in the scale, and o and states are linear in v and states together.
     """
     bounds = _bounds(call)
     lengths = [stop - start for start, stop in bounds]
@@ -35,6 +53,8 @@ def variants(operation: Operation, call: Call) -> Iterator[Variant]:
     if len(bounds) > 1:
         yield _one_sequence(operation, call, filled[0])
         yield _reordered(operation, call)
+    yield _padding(operation, call)
+    yield from _scaled(operation, call)
 
 
 def splits(operation: Operation, call: Call) -> Iterator[Split]:
@@ -66,6 +86,10 @@ def _inside(length: int) -> int:
 
 
 def _places(length: int, chunk_size: int) -> Iterator[tuple[int, str]]:
+    """Early in a chunk most rows of it are changed, the middle one too, and rows before them are not."""
+    early = length // 2 // chunk_size * chunk_size + EARLY
+    if early < length:
+        yield early, "early in a chunk"
     if length > 1:
         yield _inside(length), "inside a chunk"
     if length > chunk_size:
@@ -93,7 +117,8 @@ def _from_token(operation: Operation, call: Call, sequence: int, place: int, wha
     chosen[start + place : stop] = True
     changed = with_tensors(call, {**call.tensors, **changed_tokens(call, chosen)})
     pieces = tuple(piece for _, piece in _pieces(operation, call, {sequence: place}))
-    return Variant("causality", f"tokens from {place} of sequence {sequence}, {what}", changed, pieces)
+    where = f"tokens from {place} of sequence {sequence}, {what}"
+    return Variant("causality", where, changed, pieces, exact=True)
 
 
 def _one_sequence(operation: Operation, call: Call, sequence: int) -> Variant:
@@ -119,6 +144,40 @@ def _reordered(operation: Operation, call: Call) -> Variant:
         at = (slice(*theirs[place]),) if piece.tensor == "o" else (place,)
         pieces.append(Piece(piece.tensor, piece.where, piece.one, at, piece.head_axis))
     return Variant("order", "sequences in reverse order", other, tuple(pieces))
+
+
+def _padding(operation: Operation, call: Call) -> Variant:
+    """A sequence without tokens before the others, and one of NaN behind them, whose tokens lie beside the
+    last chunk of the last sequence."""
+    bounds, tokens = call.tensors["cu_seqlens"], len(call.tensors["q"])
+    sequences = len(bounds) - 1
+    kept = {"T": [*range(tokens), *[0] * TAIL], "N": [0, *range(sequences), 0]}
+    tensors = select_units(call, operation.tensors, kept)
+    for name in BY_TOKEN:
+        tensors[name][tokens:] = torch.nan
+    tensors["cu_seqlens"] = torch.cat([bounds[:1], bounds, bounds[-1:] + TAIL])
+    other = with_tensors(call, tensors)
+    other = with_tensors(other, {**tensors, **chunk_tables(operation, other)})
+    pieces = (
+        piece if piece.tensor == "o" else replace(piece, other=(n + 1,))
+        for n, piece in _pieces(operation, call)
+    )
+    what = f"an empty sequence before the others and one of {TAIL} tokens of NaN behind them"
+    return Variant("padding", what, other, tuple(pieces))
+
+
+def _scaled(operation: Operation, call: Call) -> Iterator[Variant]:
+    pieces = [piece for _, piece in _pieces(operation, call)]
+    outputs = (replace(piece, factor=SCALE_FACTOR) if piece.tensor == "o" else piece for piece in pieces)
+    yield Variant("scale", f"{SCALE_FACTOR:g} x the scale", scaled_outputs(call), tuple(outputs))
+    scaled = scaled_values(call, "initial_state")
+    if scaled is not None:
+        both = (
+            replace(piece, factor=scaled.factor, underflow=scaled.underflow(call, piece.tensor))
+            for piece in pieces
+        )
+        what = f"v and states {scaled.factor:g} times as large"
+        yield Variant("scale", what, with_tensors(call, scaled.tensors), tuple(both), exact=scaled.exact)
 
 
 def _split(operation: Operation, call: Call, what: str, place_of: Callable[[int], int]) -> Split:

@@ -88,10 +88,10 @@ def _cut(operation: Operation, call: Call, tokens: Sequence[int], sequences: Seq
     tensors = select_units(call, operation.tensors, {"T": list(tokens), "N": list(sequences)})
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     tensors["cu_seqlens"] = offsets.to(call.tensors["cu_seqlens"].dtype)
-    return with_tensors(call, tensors | _chunk_tables(operation, with_tensors(call, tensors)))
+    return with_tensors(call, tensors | chunk_tables(operation, with_tensors(call, tensors)))
 
 
-def _chunk_tables(operation: Operation, call: Call) -> dict[str, Tensor]:
+def chunk_tables(operation: Operation, call: Call) -> dict[str, Tensor]:
     """The chunk tables that the call has, recomputed for its cu_seqlens."""
     plan, found = plan_of(operation, call), {}
     if "chunk_offsets" in call.tensors:
