@@ -224,7 +224,7 @@ def vectors(smem: Any, buffer: plan.Buffer) -> cute.Tensor:
 def tiles(smem: Any, buffer: plan.Buffer) -> cute.Tensor:
     """Allocate the plan's buffer of tiles in `load_layout`: (rows, columns, number of tiles)."""
     *often, rows, columns = buffer.shape
-    dtype = getattr(cutlass, {"bfloat16": "BFloat16", "float16": "Float16"}[buffer.dtype])
+    dtype = getattr(cutlass, {"bfloat16": "BFloat16", "float16": "Float16", "float32": "Float32"}[buffer.dtype])
     layout = load_layout(dtype, rows, columns, buffer.stages * prod(often))
     return smem.allocate_tensor(dtype, layout.outer, buffer.align, layout.inner)
 
@@ -360,6 +360,16 @@ class TmemCopy:
         stage_start = cute.assume(stage * part.columns, divby=part.columns)
         t_part = cute.make_tensor(self.base + part.offset + column + stage_start, self.layout)
         cute.copy(self.copy, self.copy.get_slice(self.thread).partition_S(t_part), values)
+
+    def store(self, part: plan.Accumulator, stage: Any, column: int, values: cute.Tensor) -> None:
+        """Start tcgen05.st of values in the order of `load`. They are in tensor memory after
+        `fence_view_async_tmem_store`."""
+        stage_start = cute.assume(stage * part.columns, divby=part.columns)
+        t_part = cute.make_tensor(self.base + part.offset + column + stage_start, self.layout)
+        columns = cute.size(self.coords.shape) // 4
+        atom = cute.make_copy_atom(tcgen05.St16x256bOp(tcgen05.Repetition(columns)), cutlass.Float32)
+        copy = tcgen05.make_tmem_copy(atom, t_part)
+        cute.copy(copy, values, copy.get_slice(self.thread).partition_D(t_part))
 
     def load_and_release(
         self, pipe: Pipeline, state: Any, part: plan.Accumulator, values: cute.Tensor

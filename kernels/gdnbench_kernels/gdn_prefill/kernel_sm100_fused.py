@@ -189,14 +189,15 @@ class TileMma:
             tiled_mma, base, part, *blackwell.operands(tiled_mma, s_left, s_right, (*part.shape, depth))
         )
 
-    def issue(self, left: Any, right: Any, stage: Any = 0) -> None:
-        """Issue the MMAs of the two operands' stages into a stage of the accumulator."""
+    def issue(self, left: Any, right: Any, stage: Any = 0, add: bool = False) -> None:
+        """Issue the MMAs of the two operands' stages into a stage of the accumulator, or with `add` add to
+        what it holds."""
         t_part = blackwell.accumulator(self.tiled_mma, self.base, self.part, stage)
         r_left, r_right = (
             self.r_left[None, None, None, left.index],
             self.r_right[None, None, None, right.index],
         )
-        blackwell.mma(self.tiled_mma, t_part, r_left, r_right)
+        blackwell.mma(self.tiled_mma, t_part, r_left, r_right, add)
 
 
 @dataclass(frozen=True)

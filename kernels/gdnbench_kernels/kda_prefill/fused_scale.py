@@ -1,0 +1,223 @@
+"""The SCALE role of kernel_sm100_fused.py: scales K and Q by products of decays, for the levels and the state.
+
+A thread has two neighbouring channels in half of the chunk's tokens: their decays, K and Q stay in registers.
+Products run over a thread's own tokens, so threads exchange only the product over each half, and for the
+chunk's decay the sum of gates over each half. A warp writes 128 contiguous bytes of a row.
+
+A factor of token i is a product of decays of consecutive tokens: of an upper half's start up to i (`up`), or
+from the one after i to a lower half's end (`down`). Every decay is at most 1, so is every product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+
+from gdnbench_kernels.gdn_prefill.fused_plan import WorkTile
+from gdnbench_kernels.gdn_prefill.gate_scan import decay, rounded_decay
+from gdnbench_kernels.gdn_prefill.sizes import CHUNK
+from gdnbench_kernels.kda_prefill.fused_plan import HALVES, LEVELS, Barrier, Pipelines, Role, Row, Shared
+from gdnbench_kernels.plan import WARP
+
+BF16 = cutlass.BFloat16
+PAIR = 2
+"""Channels of a thread."""
+OWN = CHUNK // HALVES
+"""Tokens of a thread."""
+
+
+@dataclass(frozen=True)
+class Mine:
+    """A thread's tokens and channels, and what it holds of them."""
+
+    first: cutlass.Int32  # token in the chunk
+    pair: cutlass.Int32  # of channels
+    r_decay: cute.Tensor  # (channel of the pair, token)
+    r_k: cute.Tensor
+    r_q: cute.Tensor
+
+    def place(self, s_tile: cute.Tensor, token: int) -> cute.Tensor:
+        """The thread's two elements in the row of one of its tokens."""
+        return cute.local_tile(s_tile, (1, PAIR), (self.first + token, self.pair))
+
+    def put(self, s_tile: cute.Tensor, r_values: cute.Tensor, token: int, factor: Any) -> None:
+        """Write the row's two elements of r_values times `factor`, rounded once."""
+        r_scaled = cute.make_rmem_tensor((1, PAIR), BF16)
+        for c in range(PAIR):
+            r_scaled[0, c] = (cutlass.Float32(r_values[c, token]) * factor[c]).to(BF16)
+        cute.autovec_copy(r_scaled, self.place(s_tile, token))
+
+    def copy(self, s_tile: cute.Tensor, r_values: cute.Tensor, token: int) -> None:
+        """Write the row's two elements of r_values as they are."""
+        r_same = cute.make_rmem_tensor((1, PAIR), BF16)
+        for c in range(PAIR):
+            r_same[0, c] = r_values[c, token]
+        cute.autovec_copy(r_same, self.place(s_tile, token))
+
+    def decayed(self, factor: Any, token: int) -> Any:
+        """A product with the token's decays taken in."""
+        return tuple(factor[c] * self.r_decay[c, token] for c in range(PAIR))
+
+
+@cute.jit
+def scale(work: WorkTile, pipelines: Pipelines, shared: Shared) -> None:
+    """Write the operands of all chunks."""
+    thread = cute.arch.thread_idx()[0] % (WARP * 4)
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - Role.SCALE
+    half = warp // HALVES
+    pair = cute.arch.lane_idx() + WARP * (warp % 2)
+    together = pipeline.NamedBarrier(barrier_id=Barrier.SCALE, num_threads=WARP * 4)
+    k, q, g = (pipe.consumer_state() for pipe in (pipelines.k, pipelines.q, pipelines.g))
+    scaled, reads, ends, total = (
+        pipe.producer_state()
+        for pipe in (pipelines.scaled, pipelines.reads, pipelines.ends, pipelines.total)
+    )
+    for i in cutlass.range(work.chunks, unroll=1):
+        mine = Mine(
+            half * OWN,
+            pair,
+            cute.make_rmem_tensor((PAIR, OWN), cutlass.Float32),
+            cute.make_rmem_tensor((PAIR, OWN), BF16),
+            cute.make_rmem_tensor((PAIR, OWN), BF16),
+        )
+        length = work.stop - work.start - CHUNK * i
+        sums = _load_gates(mine, pipelines, shared, g, length)
+        _put_half(shared, Row.SUM, half, pair, sums)
+        _load_keys(mine, pipelines, shared, k, q)
+        together.arrive_and_wait()
+        pipelines.total.producer_acquire(total)
+        # An accurate exponential of the sum, not the product: its error would remain in the state.
+        shared.total[thread, total.index] = rounded_decay(
+            shared.halves[2 * Row.SUM, thread] + shared.halves[2 * Row.SUM + 1, thread]
+        )
+        pipelines.total.producer_commit(total)
+
+        s_k, s_q = shared.scaled_k[None, None, 0], shared.scaled_q[None, None, 0]
+        for level in cutlass.range_constexpr(len(LEVELS) - 1):
+            pipelines.scaled.producer_acquire(scaled)
+            pipelines.reads.producer_acquire(reads)
+            _write_level(mine, s_k, s_q, LEVELS[level])
+            cute.arch.fence_proxy("async.shared", space="cta")
+            pipelines.scaled.producer_commit(scaled)
+            scaled.advance()
+        # The last level's lower half belongs to two of the warps, its upper half to the others.
+        pipelines.scaled.producer_acquire(scaled)
+        if half == 0:
+            product = _down(mine, s_k, (0, OWN), _ones())
+            _put_half(shared, Row.PRODUCT, half, pair, product)
+        else:
+            product = _up(mine, s_k, s_q, (0, OWN), _ones())
+            _put_half(shared, Row.PRODUCT, half, pair, product)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        pipelines.scaled.producer_commit(scaled)
+        scaled.advance()
+
+        together.arrive_and_wait()
+        before, after = _ones(), _ones()
+        other = [shared.halves[2 * Row.PRODUCT + 1 - half, PAIR * pair + c] for c in range(PAIR)]
+        before = tuple(other[c] if half == 1 else before[c] for c in range(PAIR))
+        after = tuple(other[c] if half == 0 else after[c] for c in range(PAIR))
+        pipelines.scaled.producer_acquire(scaled)
+        _up(mine, s_k, s_q, (0, OWN), before)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        pipelines.reads.producer_commit(reads)
+        # Ke replaces K, which products of level 0 have read: those of later levels are complete.
+        _down(mine, shared.k[None, None, k.index], (0, OWN), after)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        pipelines.ends.producer_commit(ends)
+        k.advance()
+        q.advance()
+        g.advance()
+        reads.advance()
+        ends.advance()
+        total.advance()
+    pipelines.scaled.producer_tail(scaled)
+    pipelines.reads.producer_tail(reads)
+    pipelines.total.producer_tail(total)
+
+
+def _ones() -> Any:
+    return tuple(cutlass.Float32(1.0) for _ in range(PAIR))
+
+
+def _put_half(shared: Shared, row: Row, half: Any, pair: Any, values: Any) -> None:
+    for c in range(PAIR):
+        shared.halves[HALVES * row + half, PAIR * pair + c] = values[c]
+
+
+@cute.jit
+def _load_gates(mine: Mine, pipelines: Pipelines, shared: Shared, g: Any, length: cutlass.Int32) -> Any:
+    """Fill r_decay; returns the sums of gates. Rows past the end of the sequence, `length`, do not decay.
+    exp(+inf) is no decay, hence NaN."""
+    pipelines.g.consumer_wait(g)
+    sums = [cutlass.Float32(0.0) for _ in range(PAIR)]
+    r_g = cute.make_rmem_tensor((1, PAIR), cutlass.Float32)
+    for token in cutlass.range_constexpr(OWN):
+        cute.autovec_copy(mine.place(shared.g[None, None, g.index], token), r_g)
+        for c in cutlass.range_constexpr(PAIR):
+            value = r_g[0, c]
+            value = cutlass.Float32(float("nan")) if value == float("inf") else value
+            value = value if mine.first + token < length else cutlass.Float32(0.0)
+            mine.r_decay[c, token] = decay(value)
+            sums[c] = sums[c] + value
+    # The next gates are written through the async proxy: order this thread's reads before it.
+    cute.arch.fence_proxy("async.shared", space="cta")
+    pipelines.g.consumer_release(g)
+    return tuple(sums)
+
+
+@cute.jit
+def _load_keys(mine: Mine, pipelines: Pipelines, shared: Shared, k: Any, q: Any) -> None:
+    """Fill r_k and r_q."""
+    r_two = cute.make_rmem_tensor((1, PAIR), BF16)
+    pipelines.k.consumer_wait(k)
+    for token in cutlass.range_constexpr(OWN):
+        cute.autovec_copy(mine.place(shared.k[None, None, k.index], token), r_two)
+        for c in cutlass.range_constexpr(PAIR):
+            mine.r_k[c, token] = r_two[0, c]
+    pipelines.q.consumer_wait(q)
+    for token in cutlass.range_constexpr(OWN):
+        cute.autovec_copy(mine.place(shared.q[None, None, q.index], token), r_two)
+        for c in cutlass.range_constexpr(PAIR):
+            mine.r_q[c, token] = r_two[0, c]
+    cute.arch.fence_proxy("async.shared", space="cta")
+    pipelines.q.consumer_release(q)
+
+
+@cute.jit
+def _write_level(mine: Mine, s_k: cute.Tensor, s_q: cute.Tensor, size: cutlass.Constexpr) -> None:
+    """Write K and Q of a level whose blocks have 2 `size` tokens. Rows of Q in lower halves affect no result;
+    the first level writes them so that none is uninitialised."""
+    for start in cutlass.range_constexpr(0, OWN, 2 * size):
+        _down(mine, s_k, (start, start + size), _ones())
+        _up(mine, s_k, s_q, (start + size, start + 2 * size), _ones())
+    if cutlass.const_expr(size == LEVELS[0]):
+        for token in cutlass.range_constexpr(0, OWN, 2):
+            mine.copy(s_q, mine.r_q, token)
+
+
+@cute.jit
+def _down(mine: Mine, s_k: cute.Tensor, tokens: cutlass.Constexpr, factor: Any) -> Any:
+    """Write K of tokens [start, stop) times `factor` and the decays of the tokens after each; returns
+    `factor` times all decays."""
+    for j in cutlass.range_constexpr(tokens[1] - 1, tokens[0] - 1, -1):
+        mine.put(s_k, mine.r_k, j, factor)
+        factor = mine.decayed(factor, j)
+    return factor
+
+
+@cute.jit
+def _up(
+    mine: Mine, s_k: cute.Tensor, s_q: cute.Tensor, tokens: cutlass.Constexpr, factor: Any
+) -> Any:
+    """Write K and Q of tokens [start, stop) times `factor` and the decays up to each, its own included;
+    returns `factor` times all decays."""
+    for i in cutlass.range_constexpr(tokens[0], tokens[1]):
+        factor = mine.decayed(factor, i)
+        mine.put(s_k, mine.r_k, i, factor)
+        mine.put(s_q, mine.r_q, i, factor)
+    return factor
