@@ -1,6 +1,6 @@
 """The SCALE role of kernel_sm100_fused.py: scales K and Q by products of decays, for the levels and the state.
 
-A thread has two neighbouring channels in half of the chunk's tokens: their decays, K and Q stay in registers.
+A thread has two neighbouring channels in half of the chunk's tokens: their decays stay in registers.
 Products run over a thread's own tokens, so threads exchange only the product over each half, and for the
 chunk's decay the sum of gates over each half. A warp writes 128 contiguous bytes of a row.
 
@@ -22,8 +22,8 @@ from gdnbench_kernels.gdn_prefill.gate_scan import decay, rounded_decay
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.kda_prefill.fused_plan import HALVES, LEVELS, Barrier, Pipelines, Role, Row, Shared
 from gdnbench_kernels.plan import WARP
+from gdnbench_kernels.warp_values import bfloats, widened
 
-BF16 = cutlass.BFloat16
 PAIR = 2
 """Channels of a thread."""
 OWN = CHUNK // HALVES
@@ -32,35 +32,59 @@ OWN = CHUNK // HALVES
 
 @dataclass(frozen=True)
 class Mine:
-    """A thread's tokens and channels, and what it holds of them."""
+    """A thread's tokens and channels, and its tokens' decays.
+
+    A row has 128 contiguous bytes in each of a tile's columns of atoms, one after the other; the 16 bytes of
+    lanes 4l .. 4l + 3 are swapped with those of 4 (l ^ row % 8). With the address computed here ptxas needs
+    eight registers, one for each row of an atom, for the rows of all tiles.
+    """
 
     first: cutlass.Int32  # token in the chunk
     pair: cutlass.Int32  # of channels
     r_decay: cute.Tensor  # (channel of the pair, token)
-    r_k: cute.Tensor
-    r_q: cute.Tensor
 
-    def place(self, s_tile: cute.Tensor, token: int) -> cute.Tensor:
-        """The thread's two elements in the row of one of its tokens."""
-        return cute.local_tile(s_tile, (1, PAIR), (self.first + token, self.pair))
+    def word(self, token: int) -> Any:
+        """Index of the two bf16 of one of the thread's tokens in `words` of a tile."""
+        corner = CHUNK * WARP * (self.pair // WARP) + WARP * self.first + self.pair % WARP
+        return (corner ^ (4 * (token % 8))) + WARP * token
 
-    def put(self, s_tile: cute.Tensor, r_values: cute.Tensor, token: int, factor: Any) -> None:
-        """Write the row's two elements of r_values times `factor`, rounded once."""
-        r_scaled = cute.make_rmem_tensor((1, PAIR), BF16)
-        for c in range(PAIR):
-            r_scaled[0, c] = (cutlass.Float32(r_values[c, token]) * factor[c]).to(BF16)
-        cute.autovec_copy(r_scaled, self.place(s_tile, token))
+    def rescale(self, from_words: cute.Tensor, to_words: cute.Tensor, token: int, factor: Any) -> None:
+        """Write a row's two elements times `factor`, rounded once."""
+        at = self.word(token)
+        low, high = widened(from_words[at])
+        to_words[at] = bfloats(low * factor[0], high * factor[1])
 
-    def copy(self, s_tile: cute.Tensor, r_values: cute.Tensor, token: int) -> None:
-        """Write the row's two elements of r_values as they are."""
-        r_same = cute.make_rmem_tensor((1, PAIR), BF16)
-        for c in range(PAIR):
-            r_same[0, c] = r_values[c, token]
-        cute.autovec_copy(r_same, self.place(s_tile, token))
+    def gates(self, s_tile: cute.Tensor, token: int) -> cute.Tensor:
+        """The two f32 of a row."""
+        pairs = cute.make_tensor(
+            cute.recast_ptr(s_tile.iterator, dtype=cutlass.Float32).align(8),
+            cute.make_layout((PAIR, cute.size(s_tile) // PAIR)),
+        )
+        columns = WARP // PAIR
+        corner = CHUNK * columns * (self.pair // columns) + columns * self.first + self.pair % columns
+        r_pair = cute.make_rmem_tensor((PAIR,), cutlass.Float32)
+        cute.autovec_copy(pairs[None, (corner ^ (2 * (token % 8))) + columns * token], r_pair)
+        return r_pair
 
     def decayed(self, factor: Any, token: int) -> Any:
         """A product with the token's decays taken in."""
         return tuple(factor[c] * self.r_decay[c, token] for c in range(PAIR))
+
+
+def words(s_tile: cute.Tensor) -> cute.Tensor:
+    """A tile of bf16 as words of two, in the order of addresses."""
+    iterator = cute.recast_ptr(s_tile.iterator, dtype=cutlass.Int32)
+    return cute.make_tensor(iterator, cute.make_layout(cute.size(s_tile) // PAIR))
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """K and Q of a chunk, and their scaled copies, as `words`."""
+
+    s_k: cute.Tensor
+    s_q: cute.Tensor
+    s_scaled_k: cute.Tensor
+    s_scaled_q: cute.Tensor
 
 
 @cute.jit
@@ -81,13 +105,10 @@ def scale(work: WorkTile, pipelines: Pipelines, shared: Shared) -> None:
             half * OWN,
             pair,
             cute.make_rmem_tensor((PAIR, OWN), cutlass.Float32),
-            cute.make_rmem_tensor((PAIR, OWN), BF16),
-            cute.make_rmem_tensor((PAIR, OWN), BF16),
         )
         length = work.stop - work.start - CHUNK * i
         sums = _load_gates(mine, pipelines, shared, g, length)
         _put_half(shared, Row.SUM, half, pair, sums)
-        _load_keys(mine, pipelines, shared, k, q)
         together.arrive_and_wait()
         pipelines.total.producer_acquire(total)
         # An accurate exponential of the sum, not the product: its error would remain in the state.
@@ -96,21 +117,28 @@ def scale(work: WorkTile, pipelines: Pipelines, shared: Shared) -> None:
         )
         pipelines.total.producer_commit(total)
 
-        s_k, s_q = shared.scaled_k[None, None, 0], shared.scaled_q[None, None, 0]
+        tiles = Tiles(
+            words(shared.k[None, None, k.index]),
+            words(shared.q[None, None, q.index]),
+            words(shared.scaled_k[None, None, 0]),
+            words(shared.scaled_q[None, None, 0]),
+        )
+        pipelines.k.consumer_wait(k)
+        pipelines.q.consumer_wait(q)
         for level in cutlass.range_constexpr(len(LEVELS) - 1):
             pipelines.scaled.producer_acquire(scaled)
             pipelines.reads.producer_acquire(reads)
-            _write_level(mine, s_k, s_q, LEVELS[level])
+            _write_level(mine, tiles, LEVELS[level])
             cute.arch.fence_proxy("async.shared", space="cta")
             pipelines.scaled.producer_commit(scaled)
             scaled.advance()
         # The last level's lower half belongs to two of the warps, its upper half to the others.
         pipelines.scaled.producer_acquire(scaled)
         if half == 0:
-            product = _down(mine, s_k, (0, OWN), _ones())
+            product = _down(mine, tiles, tiles.s_scaled_k, (0, OWN), _ones())
             _put_half(shared, Row.PRODUCT, half, pair, product)
         else:
-            product = _up(mine, s_k, s_q, (0, OWN), _ones())
+            product = _up(mine, tiles, (0, OWN), _ones())
             _put_half(shared, Row.PRODUCT, half, pair, product)
         cute.arch.fence_proxy("async.shared", space="cta")
         pipelines.scaled.producer_commit(scaled)
@@ -122,11 +150,13 @@ def scale(work: WorkTile, pipelines: Pipelines, shared: Shared) -> None:
         before = tuple(other[c] if half == 1 else before[c] for c in range(PAIR))
         after = tuple(other[c] if half == 0 else after[c] for c in range(PAIR))
         pipelines.scaled.producer_acquire(scaled)
-        _up(mine, s_k, s_q, (0, OWN), before)
+        _up(mine, tiles, (0, OWN), before)
         cute.arch.fence_proxy("async.shared", space="cta")
         pipelines.reads.producer_commit(reads)
+        # The fence also orders this thread's reads of Q before TMA writes the next.
+        pipelines.q.consumer_release(q)
         # Ke replaces K, which products of level 0 have read: those of later levels are complete.
-        _down(mine, shared.k[None, None, k.index], (0, OWN), after)
+        _down(mine, tiles, tiles.s_k, (0, OWN), after)
         cute.arch.fence_proxy("async.shared", space="cta")
         pipelines.ends.producer_commit(ends)
         k.advance()
@@ -155,11 +185,10 @@ def _load_gates(mine: Mine, pipelines: Pipelines, shared: Shared, g: Any, length
     exp(+inf) is no decay, hence NaN."""
     pipelines.g.consumer_wait(g)
     sums = [cutlass.Float32(0.0) for _ in range(PAIR)]
-    r_g = cute.make_rmem_tensor((1, PAIR), cutlass.Float32)
     for token in cutlass.range_constexpr(OWN):
-        cute.autovec_copy(mine.place(shared.g[None, None, g.index], token), r_g)
+        r_g = mine.gates(shared.g[None, None, g.index], token)
         for c in cutlass.range_constexpr(PAIR):
-            value = r_g[0, c]
+            value = r_g[c]
             value = cutlass.Float32(float("nan")) if value == float("inf") else value
             value = value if mine.first + token < length else cutlass.Float32(0.0)
             mine.r_decay[c, token] = decay(value)
@@ -171,53 +200,35 @@ def _load_gates(mine: Mine, pipelines: Pipelines, shared: Shared, g: Any, length
 
 
 @cute.jit
-def _load_keys(mine: Mine, pipelines: Pipelines, shared: Shared, k: Any, q: Any) -> None:
-    """Fill r_k and r_q."""
-    r_two = cute.make_rmem_tensor((1, PAIR), BF16)
-    pipelines.k.consumer_wait(k)
-    for token in cutlass.range_constexpr(OWN):
-        cute.autovec_copy(mine.place(shared.k[None, None, k.index], token), r_two)
-        for c in cutlass.range_constexpr(PAIR):
-            mine.r_k[c, token] = r_two[0, c]
-    pipelines.q.consumer_wait(q)
-    for token in cutlass.range_constexpr(OWN):
-        cute.autovec_copy(mine.place(shared.q[None, None, q.index], token), r_two)
-        for c in cutlass.range_constexpr(PAIR):
-            mine.r_q[c, token] = r_two[0, c]
-    cute.arch.fence_proxy("async.shared", space="cta")
-    pipelines.q.consumer_release(q)
-
-
-@cute.jit
-def _write_level(mine: Mine, s_k: cute.Tensor, s_q: cute.Tensor, size: cutlass.Constexpr) -> None:
+def _write_level(mine: Mine, tiles: Tiles, size: cutlass.Constexpr) -> None:
     """Write K and Q of a level whose blocks have 2 `size` tokens. Rows of Q in lower halves affect no result;
     the first level writes them so that none is uninitialised."""
     for start in cutlass.range_constexpr(0, OWN, 2 * size):
-        _down(mine, s_k, (start, start + size), _ones())
-        _up(mine, s_k, s_q, (start + size, start + 2 * size), _ones())
+        _down(mine, tiles, tiles.s_scaled_k, (start, start + size), _ones())
+        _up(mine, tiles, (start + size, start + 2 * size), _ones())
     if cutlass.const_expr(size == LEVELS[0]):
         for token in cutlass.range_constexpr(0, OWN, 2):
-            mine.copy(s_q, mine.r_q, token)
+            mine.rescale(tiles.s_q, tiles.s_scaled_q, token, _ones())
 
 
 @cute.jit
-def _down(mine: Mine, s_k: cute.Tensor, tokens: cutlass.Constexpr, factor: Any) -> Any:
-    """Write K of tokens [start, stop) times `factor` and the decays of the tokens after each; returns
+def _down(
+    mine: Mine, tiles: Tiles, s_to: cute.Tensor, tokens: cutlass.Constexpr, factor: Any
+) -> Any:
+    """Write K of tokens [start, stop) times `factor` and the decays of the tokens after each to s_to; returns
     `factor` times all decays."""
     for j in cutlass.range_constexpr(tokens[1] - 1, tokens[0] - 1, -1):
-        mine.put(s_k, mine.r_k, j, factor)
+        mine.rescale(tiles.s_k, s_to, j, factor)
         factor = mine.decayed(factor, j)
     return factor
 
 
 @cute.jit
-def _up(
-    mine: Mine, s_k: cute.Tensor, s_q: cute.Tensor, tokens: cutlass.Constexpr, factor: Any
-) -> Any:
+def _up(mine: Mine, tiles: Tiles, tokens: cutlass.Constexpr, factor: Any) -> Any:
     """Write K and Q of tokens [start, stop) times `factor` and the decays up to each, its own included;
     returns `factor` times all decays."""
     for i in cutlass.range_constexpr(tokens[0], tokens[1]):
         factor = mine.decayed(factor, i)
-        mine.put(s_k, mine.r_k, i, factor)
-        mine.put(s_q, mine.r_q, i, factor)
+        mine.rescale(tiles.s_k, tiles.s_scaled_k, i, factor)
+        mine.rescale(tiles.s_q, tiles.s_scaled_q, i, factor)
     return factor
