@@ -11,6 +11,7 @@ and the diagonal of P from the product of Q and K themselves.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -28,6 +29,41 @@ from gdnbench_kernels.kda_prefill.fused_plan import LEVELS, T_KKT, T_QK, Barrier
 from gdnbench_kernels.plan import WARP
 
 BF16 = cutlass.BFloat16
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A thread's values of its warp's 16 rows, in blocks of 16 columns, before they are in the order of
+    columns."""
+
+    r_own: cute.Tensor  # the diagonal block
+    r_before: cute.Tensor  # the block before it, of warps 1 and 3
+    r_first: cute.Tensor  # the first two, of warps 2 and 3
+
+    @staticmethod
+    def create() -> Blocks:
+        own, before, first = (
+            cute.make_rmem_tensor(shape, cutlass.Float32) for shape in (VALUES, VALUES, (VALUES, 2))
+        )
+        for r_values in (own, before, first):
+            r_values.fill(0.0)
+        return Blocks(own, before, first)
+
+    @cute.jit
+    def assemble(self, warp: cutlass.Int32) -> cute.Tensor:
+        """All 64 columns, in the order of `triangle`; 0 above the diagonal block."""
+        r_rows = cute.make_rmem_tensor((VALUES, WARPS), cutlass.Float32)
+        r_rows.fill(0.0)
+        for row in cutlass.range_constexpr(WARPS):
+            if warp == row:
+                for value in cutlass.range_constexpr(VALUES):
+                    r_rows[value, row] = self.r_own[value]
+                    if cutlass.const_expr(row % 2 == 1):
+                        r_rows[value, row - 1] = self.r_before[value]
+                    if cutlass.const_expr(row >= WARPS // 2):
+                        for block in cutlass.range_constexpr(WARPS // 2):
+                            r_rows[value, block] = self.r_first[value, block]
+        return r_rows
 
 
 @cute.jit
@@ -49,21 +85,10 @@ def invert(
     for i in cutlass.range(work.chunks, unroll=1):
         lane = blackwell.opaque(cute.arch.lane_idx())
         r_beta = _load_beta(work, beta, CHUNK * i, lane)
-        r_a, r_p = (cute.make_rmem_tensor((VALUES, WARPS), cutlass.Float32) for _ in range(2))
-        r_a.fill(0.0)
-        r_p.fill(0.0)
-        for level in cutlass.range_constexpr(1 + len(LEVELS)):
-            pipelines.scores.consumer_wait(scores)
-            blackwell.after_thread_sync()
-            size = 0 if level == 0 else LEVELS[level - 1]
-            if cutlass.const_expr(size == 0):
-                _read(tmem_copy, T_QK, scores.index, r_p, warp, lane, size)
-            else:
-                _read(tmem_copy, T_KKT, scores.index, r_a, warp, lane, size)
-                _read(tmem_copy, T_QK, scores.index, r_p, warp, lane, size)
-            blackwell.before_thread_sync()
-            pipelines.scores.consumer_release(scores)
-            scores.advance()
+        a, p = Blocks.create(), Blocks.create()
+        _read_diagonal(tmem_copy, pipelines, scores, a, p, warp, lane)
+        _read_before(tmem_copy, pipelines, scores, a, p, warp)
+        r_a, r_p = a.assemble(warp), p.assemble(warp)
         _scale_rows(r_a, r_beta, warp, lane)
         r_rounded = cute.make_rmem_tensor(CHUNK // 2, BF16)
         r_rounded.store(cute.make_tensor(r_p.iterator, cute.make_layout(CHUNK // 2)).load().to(BF16))
@@ -95,40 +120,75 @@ def _load_beta(work: WorkTile, beta: cute.Tensor, first: cutlass.Int32, lane: cu
 
 
 @cute.jit
-def _read(
+def _read_diagonal(
     tmem_copy: blackwell.TmemCopy,
-    part: cutlass.Constexpr,
-    stage: cutlass.Int32,
-    r_square: cute.Tensor,
+    pipelines: Pipelines,
+    scores: Any,
+    a: Blocks,
+    p: Blocks,
     warp: cutlass.Int32,
     lane: cutlass.Int32,
-    size: cutlass.Constexpr,
 ) -> None:
-    """Take this warp's elements of a level from its product; `size` is half the level's blocks, 0 for the
-    diagonal."""
+    """Take the diagonal blocks from the product of Q and K, and from the levels within 16 tokens."""
+    column = cute.assume(BLOCK * warp, divby=BLOCK)
     r_block = cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32)
     r_values = cute.make_tensor(r_block.iterator, cute.make_layout(VALUES))
-    for row in cutlass.range_constexpr(WARPS):
-        if warp == row:
-            for column in cutlass.range_constexpr(row + 1):
-                if cutlass.const_expr(_meets(row, column, size)):
-                    tmem_copy.load(part, stage, BLOCK * column, r_block)
+    for size in cutlass.range_constexpr(BLOCK):
+        if cutlass.const_expr(size in (0, *LEVELS)):
+            pipelines.scores.consumer_wait(scores)
+            blackwell.after_thread_sync()
+            for part, blocks in ((T_KKT, a), (T_QK, p)):
+                if cutlass.const_expr(size > 0 or part is T_QK):
+                    tmem_copy.load(part, scores.index, column, r_block)
                     cute.arch.fence_view_async_tmem_load()
                     for value in cutlass.range_constexpr(VALUES):
-                        if cutlass.const_expr(row != column):
-                            r_square[value, column] = r_values[value]
-                        else:
-                            i = lane // 4 + 8 * (value // 2 % 2)
-                            j = 2 * (lane % 4) + value % 2 + 8 * (value // 4)
-                            if _in_level(i, j, size):
-                                r_square[value, column] = r_values[value]
+                        if _in_level(*_place(value, lane), size):
+                            blocks.r_own[value] = r_values[value]
+            blackwell.before_thread_sync()
+            pipelines.scores.consumer_release(scores)
+            scores.advance()
 
 
-def _meets(row: int, column: int, size: int) -> bool:
-    """Whether elements of a 16 x 16 block of the chunk belong to a level."""
-    if row == column:
-        return size < BLOCK
-    return size >= BLOCK and (BLOCK * row) ^ (BLOCK * column) >= size and (row ^ column) * BLOCK < 2 * size
+@cute.jit
+def _read_before(
+    tmem_copy: blackwell.TmemCopy,
+    pipelines: Pipelines,
+    scores: Any,
+    a: Blocks,
+    p: Blocks,
+    warp: cutlass.Int32,
+) -> None:
+    """Take the other blocks from the last two levels."""
+    pipelines.scores.consumer_wait(scores)
+    blackwell.after_thread_sync()
+    if warp % 2 == 1:
+        column = cute.assume(BLOCK * (warp - 1), divby=BLOCK)
+        tmem_copy.load(T_KKT, scores.index, column, _fragment(tmem_copy, a.r_before))
+        tmem_copy.load(T_QK, scores.index, column, _fragment(tmem_copy, p.r_before))
+        cute.arch.fence_view_async_tmem_load()
+        blackwell.before_thread_sync()
+    pipelines.scores.consumer_release(scores)
+    scores.advance()
+    pipelines.scores.consumer_wait(scores)
+    blackwell.after_thread_sync()
+    if warp >= WARPS // 2:
+        for block in cutlass.range_constexpr(WARPS // 2):
+            tmem_copy.load(T_KKT, scores.index, BLOCK * block, _fragment(tmem_copy, a.r_first[None, block]))
+            tmem_copy.load(T_QK, scores.index, BLOCK * block, _fragment(tmem_copy, p.r_first[None, block]))
+        cute.arch.fence_view_async_tmem_load()
+        blackwell.before_thread_sync()
+    pipelines.scores.consumer_release(scores)
+    scores.advance()
+
+
+def _fragment(tmem_copy: blackwell.TmemCopy, r_block: cute.Tensor) -> cute.Tensor:
+    """A block's values in the shape that tcgen05.ld fills."""
+    return cute.make_tensor(r_block.iterator, cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32).layout)
+
+
+def _place(value: int, lane: Any) -> tuple[Any, Any]:
+    """(row, column) of a thread's value in a 16 x 16 block."""
+    return lane // 4 + 8 * (value // 2 % 2), 2 * (lane % 4) + value % 2 + 8 * (value // 4)
 
 
 def _in_level(i: Any, j: Any, size: int) -> Any:

@@ -17,6 +17,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 
+from gdnbench_kernels import blackwell
 from gdnbench_kernels.gdn_prefill.fused_plan import WorkTile
 from gdnbench_kernels.gdn_prefill.gate_scan import decay, rounded_decay
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
@@ -42,6 +43,10 @@ class Mine:
     first: cutlass.Int32  # token in the chunk
     pair: cutlass.Int32  # of channels
     r_decay: cute.Tensor  # (channel of the pair, token)
+
+    def anew(self) -> Mine:
+        """The same, but with addresses computed anew: those of all levels would not fit in registers."""
+        return Mine(self.first, blackwell.opaque(self.pair), self.r_decay)
 
     def word(self, token: int) -> Any:
         """Index of the two bf16 of one of the thread's tokens in `words` of a tile."""
@@ -128,7 +133,7 @@ def scale(work: WorkTile, pipelines: Pipelines, shared: Shared) -> None:
         for level in cutlass.range_constexpr(len(LEVELS) - 1):
             pipelines.scaled.producer_acquire(scaled)
             pipelines.reads.producer_acquire(reads)
-            _write_level(mine, tiles, LEVELS[level])
+            _write_level(mine.anew(), tiles, LEVELS[level])
             cute.arch.fence_proxy("async.shared", space="cta")
             pipelines.scaled.producer_commit(scaled)
             scaled.advance()
