@@ -25,10 +25,12 @@ from gdnbench_kernels.gdn_prefill.fused_plan import WorkTile
 from gdnbench_kernels.gdn_prefill.inverse import BLOCK, VALUES, WARPS
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.gdn_prefill.triangle import ROWS_OF_WARP, fragment_column, fragment_row
-from gdnbench_kernels.kda_prefill.fused_plan import LEVELS, T_KKT, T_QK, Barrier, Pipelines, Role, Shared
+from gdnbench_kernels.kda_prefill.fused_plan import BETAS, LEVELS, T_KKT, T_QK, Barrier, Pipelines, Role, Shared
 from gdnbench_kernels.plan import WARP
 
 BF16 = cutlass.BFloat16
+EIGHT = 8
+"""Rows and columns of the quarters of a diagonal block, which a thread has two values of each."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,9 @@ class Blocks:
     @cute.jit
     def assemble(self, warp: cutlass.Int32) -> cute.Tensor:
         """All 64 columns, in the order of `triangle`; 0 above the diagonal block."""
-        r_rows = cute.make_rmem_tensor((VALUES, WARPS), cutlass.Float32)
-        r_rows.fill(0.0)
+        r_values = cute.make_rmem_tensor(CHUNK // 2, cutlass.Float32)
+        r_values.fill(0.0)
+        r_rows = cute.make_tensor(r_values.iterator, cute.make_layout((VALUES, WARPS)))
         for row in cutlass.range_constexpr(WARPS):
             if warp == row:
                 for value in cutlass.range_constexpr(VALUES):
@@ -63,7 +66,7 @@ class Blocks:
                     if cutlass.const_expr(row >= WARPS // 2):
                         for block in cutlass.range_constexpr(WARPS // 2):
                             r_rows[value, block] = self.r_first[value, block]
-        return r_rows
+        return r_values
 
 
 @cute.jit
@@ -76,31 +79,28 @@ def invert(
     beta: cute.Tensor,
 ) -> None:
     """Compute Ai beta and P of each chunk. Warp w of the four has rows 16w .. 16w + 15."""
-    thread = cute.arch.thread_idx()[0] - WARP * Role.INVERT
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - Role.INVERT
     together = pipeline.NamedBarrier(barrier_id=Barrier.INVERT, num_threads=WARP * WARPS)
     tiled_mma = blackwell.make_tiled_mma(OperandMajorMode.K, CHUNK, BLOCK)
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - Role.INVERT
+    thread = cute.arch.thread_idx()[0] - WARP * Role.INVERT
     tmem_copy = blackwell.TmemCopy.create(tiled_mma, (CHUNK, BLOCK), base, thread)
     scores, squares = pipelines.scores.consumer_state(), pipelines.squares.producer_state()
     for i in cutlass.range(work.chunks, unroll=1):
-        lane = blackwell.opaque(cute.arch.lane_idx())
-        r_beta = _load_beta(work, beta, CHUNK * i, lane)
+        # 0 plus the lane: what is computed from it is computed in each turn. Hoisted out of the loop, for which
+        # ptxas sees through `opaque` alone, the addresses would not fit in registers.
+        lane = ((blackwell.opaque(i) >> 31) + cute.arch.lane_idx()) % WARP
+        s_beta = shared.beta[None, i % BETAS]
+        r_beta = _load_beta(work, beta, CHUNK * i, s_beta, warp, lane)
         a, p = Blocks.create(), Blocks.create()
         _read_diagonal(tmem_copy, pipelines, scores, a, p, warp, lane)
         _read_before(tmem_copy, pipelines, scores, a, p, warp)
-        r_a, r_p = a.assemble(warp), p.assemble(warp)
-        _scale_rows(r_a, r_beta, warp, lane)
-        r_rounded = cute.make_rmem_tensor(CHUNK // 2, BF16)
-        r_rounded.store(cute.make_tensor(r_p.iterator, cute.make_layout(CHUNK // 2)).load().to(BF16))
-        r_values = cute.make_tensor(r_a.iterator, cute.make_layout(CHUNK // 2))
-        inverse.invert(r_values, scratch, warp, lane, together)
-        # Recompute the lane id here: otherwise ptxas keeps the store addresses live across the inverse.
-        lane = blackwell.opaque(lane)
-        _scale_columns(r_values, r_beta, lane)
         pipelines.squares.producer_acquire(squares)
-        _store_rows(r_rounded, shared.p[None, None, squares.index], warp, lane)
-        r_rounded.store(r_values.load().to(BF16))
-        _store_rows(r_rounded, shared.aib[None, None, squares.index], warp, lane)
+        _write_rows(p.assemble(warp), shared.p[None, None, squares.index], warp, lane)
+        r_values = a.assemble(warp)
+        _scale_rows(r_values, r_beta)
+        inverse.invert(r_values, scratch, warp, lane, together)
+        _scale_columns(r_values, s_beta, lane)
+        _write_rows(r_values, shared.aib[None, None, squares.index], warp, lane)
         cute.arch.fence_proxy("async.shared", space="cta")
         pipelines.squares.producer_commit(squares)
         squares.advance()
@@ -108,14 +108,26 @@ def invert(
 
 
 @cute.jit
-def _load_beta(work: WorkTile, beta: cute.Tensor, first: cutlass.Int32, lane: cutlass.Int32) -> cute.Tensor:
-    """beta of tokens lane and lane + 32 of a chunk; 0 past the end of the sequence."""
-    r_beta = cute.make_rmem_tensor(CHUNK // WARP, cutlass.Float32)
+def _load_beta(
+    work: WorkTile,
+    beta: cute.Tensor,
+    first: cutlass.Int32,
+    s_beta: cute.Tensor,
+    warp: cutlass.Int32,
+    lane: cutlass.Int32,
+) -> cute.Tensor:
+    """beta of a thread's two rows, 0 past the end of the sequence; also written to s_beta, for all columns.
+    The barriers of the inverse order these writes before `_scale_columns`, and those two chunks later behind
+    it."""
+    r_beta = cute.make_rmem_tensor(2, cutlass.Float32)
     r_beta.fill(0.0)
-    for part in cutlass.range_constexpr(CHUNK // WARP):
-        token = work.start + first + WARP * part + lane
+    for half in cutlass.range_constexpr(2):
+        row = fragment_row(warp, lane, half)
+        token = work.start + first + row
         if token < work.stop:
-            r_beta[part] = beta[token, work.head]
+            r_beta[half] = beta[token, work.head]
+        if lane % 4 == 0:
+            s_beta[row] = r_beta[half]
     return r_beta
 
 
@@ -142,8 +154,12 @@ def _read_diagonal(
                     tmem_copy.load(part, scores.index, column, r_block)
                     cute.arch.fence_view_async_tmem_load()
                     for value in cutlass.range_constexpr(VALUES):
-                        if _in_level(*_place(value, lane), size):
+                        right, lower, odd = value // 4, value // 2 % 2, value % 2
+                        if cutlass.const_expr(size == EIGHT and lower > right):
                             blocks.r_own[value] = r_values[value]
+                        if cutlass.const_expr(size < EIGHT and lower == right):
+                            if _in_level(lane // 4, 2 * (lane % 4) + odd, size):
+                                blocks.r_own[value] = r_values[value]
             blackwell.before_thread_sync()
             pipelines.scores.consumer_release(scores)
             scores.advance()
@@ -186,42 +202,33 @@ def _fragment(tmem_copy: blackwell.TmemCopy, r_block: cute.Tensor) -> cute.Tenso
     return cute.make_tensor(r_block.iterator, cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32).layout)
 
 
-def _place(value: int, lane: Any) -> tuple[Any, Any]:
-    """(row, column) of a thread's value in a 16 x 16 block."""
-    return lane // 4 + 8 * (value // 2 % 2), 2 * (lane % 4) + value % 2 + 8 * (value // 4)
-
-
 def _in_level(i: Any, j: Any, size: int) -> Any:
-    """Whether an element of a diagonal block belongs to a level, or with size 0 to the diagonal."""
+    """Whether an element of 8 x 8 on the diagonal belongs to a level, or with size 0 to the diagonal."""
     if size == 0:
         return i == j
     return (i > j) & ((i ^ j) >= size) & ((i ^ j) < 2 * size)
 
 
 @cute.jit
-def _scale_rows(r_a: cute.Tensor, r_beta: cute.Tensor, warp: cutlass.Int32, lane: cutlass.Int32) -> None:
+def _scale_rows(r_a: cute.Tensor, r_beta: cute.Tensor) -> None:
     """Replace r_a by beta_i r_a."""
-    own = r_beta[0] if warp < WARPS // 2 else r_beta[1]
-    for half in cutlass.range_constexpr(2):
-        row = fragment_row(warp, lane, half)
-        beta = cute.arch.shuffle_sync(own, row % WARP)
-        for n in cutlass.range_constexpr(CHUNK // 8):
-            for j in cutlass.range_constexpr(2):
-                at = 4 * n + 2 * half + j
-                r_a[at] = beta * r_a[at]
+    for n in cutlass.range_constexpr(CHUNK // 8):
+        for value in cutlass.range_constexpr(4):
+            r_a[4 * n + value] = r_beta[value // 2] * r_a[4 * n + value]
 
 
 @cute.jit
-def _scale_columns(r_ai: cute.Tensor, r_beta: cute.Tensor, lane: cutlass.Int32) -> None:
+def _scale_columns(r_ai: cute.Tensor, s_beta: cute.Tensor, lane: cutlass.Int32) -> None:
     """Replace Ai by Ai beta_j."""
     for n in cutlass.range_constexpr(CHUNK // 8):
         for j in cutlass.range_constexpr(2):
-            column = fragment_column(lane, n, j)
-            beta = cute.arch.shuffle_sync(r_beta[8 * n // WARP], column % WARP)
+            beta = s_beta[fragment_column(lane, n, j)]
             for half in cutlass.range_constexpr(2):
                 r_ai[4 * n + 2 * half + j] = r_ai[4 * n + 2 * half + j] * beta
 
 
-def _store_rows(r_rounded: cute.Tensor, s_square: cute.Tensor, warp: Any, lane: Any) -> None:
-    """Store this warp's rows."""
+def _write_rows(r_values: cute.Tensor, s_square: cute.Tensor, warp: Any, lane: Any) -> None:
+    """Round and store this warp's rows."""
+    r_rounded = cute.make_rmem_tensor(CHUNK // 2, BF16)
+    r_rounded.store(r_values.load().to(BF16))
     triangle.store_rows(r_rounded, cute.local_tile(s_square, (ROWS_OF_WARP, CHUNK), (warp, 0)), lane)

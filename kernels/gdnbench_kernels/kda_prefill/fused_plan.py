@@ -57,6 +57,7 @@ KEYS = 2
 """Stages of K: for the chunk being scaled and for the one whose state is updated."""
 SCORES = 3
 TOTALS = 2
+BETAS = 2
 K_MAJOR = "K-major, SW128"
 BY_TOKEN = "row = token, SW128"
 ROWS = "row r in lane r"
@@ -102,6 +103,7 @@ def planned(split: bool) -> KernelPlan:
             Buffer("s_o", TOKENS, "bfloat16", BY_TOKEN),
             Buffer("s_total", (HEAD_DIM,), "float32", "the chunk's decay of each channel", TOTALS, align=128),
             Buffer("s_halves", (HALVES * len(Row), HEAD_DIM), "float32", "rows contiguous", align=128),
+            Buffer("s_beta", (CHUNK,), "float32", "a chunk's", BETAS, align=128),
             *inverse.buffers(split),
         ),
         tmem=(T_S, T_O, T_KS, T_V_NEW, T_KKT, T_QK),
@@ -175,7 +177,8 @@ class Pipelines(blackwell.Pipelines):
 
 @dataclass(frozen=True)
 class Shared:
-    """The plan's buffers: tiles (rows, columns, stages), s_total (channel, stage), s_halves (row, channel)."""
+    """The plan's buffers: tiles (rows, columns, stages), s_total (channel, stage), s_halves (row, channel),
+    s_beta (token, stage)."""
 
     k: cute.Tensor
     q: cute.Tensor
@@ -190,11 +193,12 @@ class Shared:
     o: cute.Tensor
     total: cute.Tensor
     halves: cute.Tensor
+    beta: cute.Tensor
 
     @staticmethod
     def allocate(plan: KernelPlan, smem: Any) -> Shared:
         """Allocate all buffers but the inverse's."""
-        *tiles, total, halves = plan.smem[: -len(inverse.buffers())]
+        *tiles, total, halves, beta = plan.smem[: -len(inverse.buffers())]
         s_tiles = [blackwell.tiles(smem, tile) for tile in tiles]
-        s_total, s_halves = (blackwell.vectors(smem, buffer) for buffer in (total, halves))
-        return Shared(*s_tiles, s_total, s_halves[None, None, 0])
+        s_total, s_halves, s_beta = (blackwell.vectors(smem, buffer) for buffer in (total, halves, beta))
+        return Shared(*s_tiles, s_total, s_halves[None, None, 0], s_beta)

@@ -41,34 +41,37 @@ class Mine:
     """
 
     first: cutlass.Int32  # token in the chunk
-    pair: cutlass.Int32  # of channels
+    word: cutlass.Int32  # of the thread's first token and two channels in `words` of a tile, in a first row
+    gate: cutlass.Int32  # the same of the pairs of s_g
     r_decay: cute.Tensor  # (channel of the pair, token)
+
+    @staticmethod
+    def create(warp: Any) -> Mine:
+        """For the calling thread, in a warp of SCALE."""
+        lane, first, columns = cute.arch.lane_idx(), OWN * (warp // HALVES), WARP // PAIR
+        word = CHUNK * WARP * (warp % HALVES) + WARP * first + lane
+        gate = CHUNK * (WARP * (warp % HALVES) + columns * (lane // columns)) + columns * first + lane % columns
+        return Mine(first, word, gate, cute.make_rmem_tensor((PAIR, OWN), cutlass.Float32))
 
     def anew(self) -> Mine:
         """The same, but with addresses computed anew: those of all levels would not fit in registers."""
-        return Mine(self.first, blackwell.opaque(self.pair), self.r_decay)
-
-    def word(self, token: int) -> Any:
-        """Index of the two bf16 of one of the thread's tokens in `words` of a tile."""
-        corner = CHUNK * WARP * (self.pair // WARP) + WARP * self.first + self.pair % WARP
-        return (corner ^ (4 * (token % 8))) + WARP * token
+        return Mine(self.first, blackwell.opaque(self.word), blackwell.opaque(self.gate), self.r_decay)
 
     def rescale(self, from_words: cute.Tensor, to_words: cute.Tensor, token: int, factor: Any) -> None:
         """Write a row's two elements times `factor`, rounded once."""
-        at = self.word(token)
+        at = (self.word ^ (4 * (token % 8))) + WARP * token
         low, high = widened(from_words[at])
         to_words[at] = bfloats(low * factor[0], high * factor[1])
 
     def gates(self, s_tile: cute.Tensor, token: int) -> cute.Tensor:
         """The two f32 of a row."""
+        columns = WARP // PAIR
         pairs = cute.make_tensor(
             cute.recast_ptr(s_tile.iterator, dtype=cutlass.Float32).align(8),
             cute.make_layout((PAIR, cute.size(s_tile) // PAIR)),
         )
-        columns = WARP // PAIR
-        corner = CHUNK * columns * (self.pair // columns) + columns * self.first + self.pair % columns
         r_pair = cute.make_rmem_tensor((PAIR,), cutlass.Float32)
-        cute.autovec_copy(pairs[None, (corner ^ (2 * (token % 8))) + columns * token], r_pair)
+        cute.autovec_copy(pairs[None, (self.gate ^ (2 * (token % 8))) + columns * token], r_pair)
         return r_pair
 
     def decayed(self, factor: Any, token: int) -> Any:
@@ -106,11 +109,7 @@ def scale(work: WorkTile, pipelines: Pipelines, shared: Shared) -> None:
         for pipe in (pipelines.scaled, pipelines.reads, pipelines.ends, pipelines.total)
     )
     for i in cutlass.range(work.chunks, unroll=1):
-        mine = Mine(
-            half * OWN,
-            pair,
-            cute.make_rmem_tensor((PAIR, OWN), cutlass.Float32),
-        )
+        mine = Mine.create(warp).anew()
         length = work.stop - work.start - CHUNK * i
         sums = _load_gates(mine, pipelines, shared, g, length)
         _put_half(shared, Row.SUM, half, pair, sums)
@@ -140,10 +139,10 @@ def scale(work: WorkTile, pipelines: Pipelines, shared: Shared) -> None:
         # The last level's lower half belongs to two of the warps, its upper half to the others.
         pipelines.scaled.producer_acquire(scaled)
         if half == 0:
-            product = _down(mine, tiles, tiles.s_scaled_k, (0, OWN), _ones())
+            product = _down(mine.anew(), tiles, tiles.s_scaled_k, (0, OWN), _ones())
             _put_half(shared, Row.PRODUCT, half, pair, product)
         else:
-            product = _up(mine, tiles, (0, OWN), _ones())
+            product = _up(mine.anew(), tiles, (0, OWN), _ones())
             _put_half(shared, Row.PRODUCT, half, pair, product)
         cute.arch.fence_proxy("async.shared", space="cta")
         pipelines.scaled.producer_commit(scaled)
@@ -155,13 +154,13 @@ def scale(work: WorkTile, pipelines: Pipelines, shared: Shared) -> None:
         before = tuple(other[c] if half == 1 else before[c] for c in range(PAIR))
         after = tuple(other[c] if half == 0 else after[c] for c in range(PAIR))
         pipelines.scaled.producer_acquire(scaled)
-        _up(mine, tiles, (0, OWN), before)
+        _up(mine.anew(), tiles, (0, OWN), before)
         cute.arch.fence_proxy("async.shared", space="cta")
         pipelines.reads.producer_commit(reads)
         # The fence also orders this thread's reads of Q before TMA writes the next.
         pipelines.q.consumer_release(q)
         # Ke replaces K, which products of level 0 have read: those of later levels are complete.
-        _down(mine, tiles, tiles.s_k, (0, OWN), after)
+        _down(mine.anew(), tiles, tiles.s_k, (0, OWN), after)
         cute.arch.fence_proxy("async.shared", space="cta")
         pipelines.ends.producer_commit(ends)
         k.advance()
