@@ -18,7 +18,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 from gdnbench.compile import compile_programs, sources_of
 from gdnbench.kernel_figures import Figures, figures, limits, problems
 from gdnbench_kernels.gdn_decode.decode_plan import MIDDLE_CTAS, SMALL_CTAS, default_plans
-from gdnbench_kernels.plan import CTA_SMEM, SM_SMEM
+from tests.kernels.occupancy import resident
 
 BUDGET = Path(__file__).parent / "gdn_decode_budget.json"
 OTHERS: list[tuple[str, dict[str, Any]]] = [
@@ -26,8 +26,6 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("sm_100a", {"gate": "log", "qk": "normalised", "g_dtype": "float32", "beta_dtype": "float32"}),
     ("sm_90a", {"tokens": 2, "reads": "accepted"}),
 ]
-SM_REGISTERS = 65_536
-SM_CTAS = 32
 CTAS = {"float32": (25, 4, 23), "bfloat16": (28, 4, 12)}
 """Of the chosen plans, on an SM: what docs/gdn_decode.md counts bytes in flight by."""
 
@@ -61,9 +59,3 @@ def test_plans_take_what_they_say(state_dtype: str) -> None:
     assert resident(found[0]) >= SMALL_CTAS
     assert resident(found[1]) == plans[1].resident
     assert state_dtype == "float32" or resident(found[1]) == MIDDLE_CTAS[state_dtype]
-
-
-def resident(figure: Figures) -> int:
-    """CTAs of an SM of sm_90 at once."""
-    registers = -(-figure.registers // 8) * 8
-    return min(SM_CTAS, SM_REGISTERS // (figure.threads * registers), SM_SMEM // (figure.smem + CTA_SMEM))

@@ -69,12 +69,14 @@ def asked(
 
 QUICK = [
     ("gdn_decode cute, tapped", "bf16, drafts"),
+    ("kda_decode cute", "bf16, drafts"),
 ]
 SLOW = [
     ("swa_decode portable", "ds_mla, sink on"),
     ("gdn_prefill sm100_fused", "beta to 2, a tail"),
     ("gdn_prefill sm100", "beta to 2, a tail"),
     ("gdn_decode cute, bulk", "bf16, drafts"),
+    ("kda_decode cute, bulk, tapped", "bf16, drafts"),
     ("swa_decode sm100", "per token, -1 in 25% of a row"),
     ("swa_decode wgmma", "ds_mla, sink on"),
 ]

@@ -21,7 +21,8 @@ import cutlass
 import cutlass.cute as cute
 
 from gdnbench_kernels.gdn_decode import ptx
-from gdnbench_kernels.gdn_decode.kernel_sm90 import CHUNK, Gates, StateUpdate, WorkTile
+from gdnbench_kernels.gdn_decode.kernel_sm90 import CHUNK, StateUpdate
+from gdnbench_kernels.gdn_decode.kernel_values import Gates, WorkTile
 
 
 class BulkLoads(StateUpdate):

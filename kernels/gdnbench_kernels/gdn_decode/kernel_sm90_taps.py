@@ -19,17 +19,9 @@ import cutlass.cute as cute
 
 from gdnbench_kernels.gdn_decode import ptx
 from gdnbench_kernels.gdn_decode.decode_plan import ROW_LANES, DecodePlan
-from gdnbench_kernels.gdn_decode.kernel_sm90 import (
-    F32,
-    I32,
-    I64,
-    KernelParams,
-    StateUpdate,
-    Taps,
-    WorkTile,
-    address,
-)
+from gdnbench_kernels.gdn_decode.kernel_sm90 import F32, I32, I64, StateUpdate, address
 from gdnbench_kernels.gdn_decode.kernel_sm90_bulk import BulkLoads, BulkUpdate
+from gdnbench_kernels.gdn_decode.kernel_values import KernelParams, Taps, WorkTile
 
 FLOAT = F32.width // 8
 

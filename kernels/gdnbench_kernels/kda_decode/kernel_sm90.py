@@ -42,22 +42,10 @@ import cutlass.cute as cute
 
 from gdnbench_kernels.gdn_decode import gate_math, ptx
 from gdnbench_kernels.gdn_decode.decode_plan import ROW_LANES
-from gdnbench_kernels.gdn_decode.kernel_sm90 import (
-    CHUNK,
-    F32,
-    I32,
-    I64,
-    Factors,
-    Gates,
-    KernelParams,
-    StateUpdate,
-    Taps,
-    Token,
-    WorkTile,
-    address,
-)
+from gdnbench_kernels.gdn_decode.kernel_sm90 import CHUNK, F32, I32, I64, StateUpdate, address
 from gdnbench_kernels.gdn_decode.kernel_sm90_bulk import BulkLoads, BulkUpdate
 from gdnbench_kernels.gdn_decode.kernel_sm90_taps import FLOAT, store_updates
+from gdnbench_kernels.gdn_decode.kernel_values import Factors, Gates, KernelParams, Taps, Token, WorkTile
 from gdnbench_kernels.kda_decode.decode_plan import GATE_BYTES, GATE_ELEMENTS, ChannelPlan
 
 

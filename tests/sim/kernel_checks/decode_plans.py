@@ -1,4 +1,5 @@
-"""gdn_decode with plans that it does not choose for small calls, and step by step, as kernels of a user's."""
+"""gdn_decode and kda_decode with plans that they do not choose for small calls, and gdn_decode step by step,
+as kernels of a user's."""
 
 from __future__ import annotations
 
@@ -11,6 +12,9 @@ from gdnbench_kernels.gdn_decode.contract import OPERATION
 from gdnbench_kernels.gdn_decode.cute import cute
 from gdnbench_kernels.gdn_decode.cute_steps import gates, update
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan
+from gdnbench_kernels.kda_decode import contract as kda
+from gdnbench_kernels.kda_decode.cute import cute as kda_cute
+from gdnbench_kernels.kda_decode.decode_plan import with_channels
 
 CONVENTIONS = OPERATION.kernels["cute"].conventions
 
@@ -21,9 +25,19 @@ def _dealt(plan: DecodePlan) -> Any:
     return kernel
 
 
-registers = _dealt(DecodePlan(rows=2, warps=8, passes=2, spread=True, pdl=True))
-bulk_in = _dealt(DecodePlan(warps=2, transport="bulk_in", passes=4))
-bulk = _dealt(DecodePlan(warps=2, transport="bulk", passes=4))
+def _kda(plan: DecodePlan) -> Any:
+    kernel: Any = partial(kda_cute, plan=with_channels(plan))
+    kernel.conventions = kda.OPERATION.kernels["cute"].conventions
+    return kernel
+
+
+PLANS = {
+    "registers": DecodePlan(rows=2, warps=8, passes=2, spread=True, pdl=True),
+    "bulk_in": DecodePlan(warps=2, transport="bulk_in", passes=4),
+    "bulk": DecodePlan(warps=2, transport="bulk", passes=4),
+}
+registers, bulk_in, bulk = map(_dealt, PLANS.values())
+kda_registers, kda_bulk_in, kda_bulk = map(_kda, PLANS.values())
 
 
 def by_steps(

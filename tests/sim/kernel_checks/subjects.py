@@ -27,16 +27,21 @@ class Subject:
 
 def _subjects() -> dict[str, Subject]:
     prefill, decode, swa = (GRIDS[op] for op in ("gdn_prefill", "gdn_decode", "swa_decode"))
+    kda = GRIDS["kda_decode"]
     found = {
         # Stages come from the same launches.
         "gdn_prefill sm100": Subject(prefill, "sm100", stages=True),
         "gdn_prefill sm100_fused": Subject(prefill, "sm100_fused"),
         "gdn_decode cute": Subject(decode, "cute"),
         "gdn_decode cute, tapped": Subject(decode, "cute", stages=True),
+        "kda_decode cute": Subject(kda, "cute"),
+        "kda_decode cute, tapped": Subject(kda, "cute", stages=True),
     }
     for plan in ("registers", "bulk_in", "bulk"):
         found[f"gdn_decode cute, {plan}"] = Subject(decode, f"{PLANS}:{plan}")
         found[f"gdn_decode cute, {plan}, tapped"] = Subject(decode, f"{PLANS}:{plan}", stages=True)
+        found[f"kda_decode cute, {plan}"] = Subject(kda, f"{PLANS}:kda_{plan}")
+        found[f"kda_decode cute, {plan}, tapped"] = Subject(kda, f"{PLANS}:kda_{plan}", stages=True)
     found["gdn_decode cute, by steps"] = Subject(decode, f"{PLANS}:by_steps")
     for kernel in ("portable", "sm100", "wgmma"):
         found[f"swa_decode {kernel}"] = Subject(swa, kernel)

@@ -243,6 +243,25 @@ class _Decode:
             cute(**call.tensors, **call.scalars, **conventions, plan=plan)
 
 
+@dataclass(frozen=True, slots=True)
+class _KdaDecode:
+    """kda_decode with a plan."""
+
+    transport: str
+
+    def __call__(self) -> None:
+        from gdnbench.replay.simulated import programs_simulated
+        from gdnbench.synth import synthesise
+        from gdnbench_kernels.kda_decode.cute import cute
+        from gdnbench_kernels.kda_decode.decode_plan import ChannelPlan
+
+        plan = ChannelPlan(warps=2, transport=self.transport, passes=2)  # type: ignore[arg-type]
+        forms = {"gate": "raw", "beta_form": "logit", "qk": "raw"}
+        call = synthesise("kda_decode", batch=2, heads=(1, 1), steps=2, **forms)
+        with programs_simulated():
+            cute(**call.tensors, **call.scalars, **forms, plan=plan)
+
+
 _PREFILL: tuple[dict[str, Any], ...] = (
     {"seqlens": (193, 1), "heads": (1, 1), "initial_state": True},
     {"seqlens": (64,), "heads": (1, 1), "initial_state": True},  # nothing comes after a full chunk
@@ -320,6 +339,9 @@ SUBJECTS: dict[str, Subject] = {
     "gdn_decode": Subject(_Decode("registers")),
     "gdn_decode_bulk_in": Subject(_Decode("bulk_in")),
     "gdn_decode_bulk": Subject(_Decode("bulk")),
+    "kda_decode": Subject(_KdaDecode("registers")),
+    "kda_decode_bulk_in": Subject(_KdaDecode("bulk_in")),
+    "kda_decode_bulk": Subject(_KdaDecode("bulk")),
     "swa_decode_portable": Subject(_Operation("swa_decode", "portable", _DECODE_ATTENTION)),
     "swa_decode_sm100": Subject(_Operation("swa_decode", "sm100", _DECODE_ATTENTION)),
     "swa_decode_wgmma": Subject(_Operation("swa_decode", "wgmma", _WIDE_DECODE)),

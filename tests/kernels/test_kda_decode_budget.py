@@ -1,0 +1,74 @@
+"""The compiled kernel of kda_decode stays within its budget, and takes what its plans say.
+
+What it takes now is recorded, in this folder, by
+
+    gdnbench compile --json --op kda_decode --kernel cute --arch sm_90a > kda_decode_budget.json
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+
+from gdnbench.compile import compile_programs, sources_of
+from gdnbench.kernel_figures import Figures, figures, limits, problems
+from gdnbench_kernels.gdn_decode.decode_plan import MIDDLE_CTAS
+from gdnbench_kernels.kda_decode.decode_plan import SMALL_CTAS, default_plans
+from tests.kernels.occupancy import resident
+
+BUDGET = Path(__file__).parent / "kda_decode_budget.json"
+OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("sm_90a", {"tokens": 4, "reads": "accepted"}),
+    ("sm_90a", {"tokens": 8, "state_dtype": "bfloat16", "gate": "bounded"}),
+    (
+        "sm_100a",
+        {
+            "gate": "log",
+            "beta_form": "value",
+            "qk": "normalised",
+            "g_dtype": "float32",
+            "beta_dtype": "float32",
+        },
+    ),
+    ("sm_100a", {"gate": "bounded", "rate": False, "bias_dtype": "none", "g_dtype": "float16"}),
+]
+CTAS = {"float32": (21, 4, 19), "bfloat16": (21, 4, 14)}
+"""Of the chosen plans, on an SM: docs/kda_decode.md has them."""
+
+
+def compiled(arch: str, options: dict[str, Any]) -> list[Figures]:
+    _, sources = sources_of("kda_decode", "cute")
+    return [figures(program) for program in compile_programs(sources, options, arch, lambda *_: None)]
+
+
+def test_within_the_budget() -> None:
+    budget = json.loads(BUDGET.read_text())
+    assert (budget["op"], budget["kernel"], budget["arch"]) == ("kda_decode", "cute", "sm_90a")
+    assert problems(compiled("sm_90a", budget["options"]), budget) == []
+    assert [kernel["spills"] for kernel in budget["kernels"]] == [0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "options"), OTHERS)
+def test_other_builds_are_within_the_limits(arch: str, options: dict[str, Any]) -> None:
+    found = compiled(arch, options)
+    assert found
+    assert [line for figure in found for line in limits(figure)] == []
+
+
+@pytest.mark.parametrize("state_dtype", CTAS)
+def test_plans_take_what_they_say(state_dtype: str) -> None:
+    found = compiled("sm_90a", {"state_dtype": state_dtype})
+    plans = default_plans(state_dtype, 1)
+    for figure, plan in zip(found, plans, strict=True):
+        assert (figure.smem, figure.threads) == (plan.shared_bytes(1, state_dtype), plan.threads), figure.name
+        assert figure.spills == figure.stack == 0
+    assert tuple(map(resident, found)) == CTAS[state_dtype]
+    assert resident(found[0]) >= SMALL_CTAS
+    assert resident(found[1]) == plans[1].resident
+    assert state_dtype == "float32" or resident(found[1]) == MIDDLE_CTAS[state_dtype]
