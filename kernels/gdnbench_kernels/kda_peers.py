@@ -1,4 +1,5 @@
-"""Shared by the wrappers of other packages' kernels for Kimi Delta Attention: arguments of gates."""
+"""Shared by the wrappers of other packages' kernels for Kimi Delta Attention: arguments of
+gates, and the calls that serving engines' functions take."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from gdnbench_kernels.peers import contiguous_aligned
 
 
 class Gated(Protocol):
@@ -27,6 +30,13 @@ class Gated(Protocol):
     def beta_form(self) -> str: ...
 
 
+class Served(Gated, Protocol):
+    """The same with q."""
+
+    @property
+    def q(self) -> Tensor: ...
+
+
 def fla_gates(params: Gated) -> dict[str, Any]:
     """The arguments of flash-linear-attention's functions that tell what g and beta hold."""
     given: dict[str, Any] = {}
@@ -44,12 +54,30 @@ def flashinfer_gates(params: Gated) -> dict[str, Any]:
     is given as zeros. dt_bias is [H*K], the one form that all its kernels take."""
     given: dict[str, Any] = {"beta_is_logit": params.beta_form == "logit"}
     if params.gate != "log":
-        rate = params.A_log
-        if rate is None:
-            rate = torch.zeros(params.v.shape[-2], dtype=torch.float32, device=params.v.device)
-        bias = params.dt_bias
-        given |= {"use_gate_in_kernel": True, "A_log": rate.contiguous()}
-        given |= {"dt_bias": None if bias is None else bias.contiguous().view(-1)}
+        given |= {"use_gate_in_kernel": True, "A_log": rate(params), "dt_bias": bias(params)}
     if params.gate == "bounded":
         given["lower_bound"] = params.lower_bound
     return given
+
+
+def refuse_engine(params: Served, peer: str) -> None:
+    """Raises NotImplementedError for a call that neither vLLM's nor SGLang's functions take."""
+    heads = params.q.shape[-2], params.v.shape[-2]
+    if heads[0] != heads[1]:
+        raise NotImplementedError(
+            f"{peer} takes as many key heads as value heads, not {heads[0]} and {heads[1]}"
+        )
+    if params.beta_form == "logit" and params.beta_max != 1:
+        raise NotImplementedError(f"{peer} computes beta as sigmoid(b), at most 1")
+
+
+def rate(params: Gated) -> Tensor:
+    """A_log [Hv], zeros where it is absent."""
+    if params.A_log is not None:
+        return contiguous_aligned(params.A_log)
+    return torch.zeros(params.v.shape[-2], dtype=torch.float32, device=params.v.device)
+
+
+def bias(params: Gated) -> Tensor | None:
+    """dt_bias [Hv * K], None where it is absent."""
+    return None if params.dt_bias is None else contiguous_aligned(params.dt_bias).view(-1)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
+from gdnbench_kernels.delta_decode_sglang import VerifiedSlots
 from gdnbench_kernels.gdn import default_scale
 from gdnbench_kernels.gdn_decode.params import DecodeParams
 from gdnbench_kernels.params import by_name, takes_params
@@ -38,7 +39,7 @@ from gdnbench_kernels.peers import (
     sglang_function,
     warmed_up,
 )
-from gdnbench_kernels.state_slots import PADDING, SlotPlan, plan_slots
+from gdnbench_kernels.state_slots import plan_slots
 
 TRITON = "SGLang's decode"
 CUTE_DSL = "SGLang's CuTe DSL decode"
@@ -55,65 +56,11 @@ HEAD_DIM = 128
 takes_call = takes_params(DecodeParams, without=("state_layout",))
 
 
-class _Slots:
-    """The pool that a function gets, the slot that each sequence reads, and where the new states are."""
-
-    def __init__(self, params: DecodeParams) -> None:
-        state, tokens = params.state, params.q.shape[1]
-        self.params = params
-        self.plan: SlotPlan = plan_slots(params.state_indices, params.num_accepted, params.read_indices)
-        self.in_place = tokens == 1 and torch.equal(self.plan.read, self.plan.write[:, 0])
-        # The packed function, which alone takes slots with gaps between them, is called for raw gates only.
-        packed = self.in_place and params.gate == "raw"
-        self.gathered = not (state[:1] if packed else state).is_contiguous()
-        read = torch.full((len(params.q),), PADDING, dtype=torch.int32, device=state.device)
-        read[self.plan.active] = self.plan.read.int()
-        self.pool = state
-        if self.gathered:
-            self.pool = state[self.plan.touched]
-            places = torch.searchsorted(self.plan.touched, read.clamp(min=0).long())
-            read = torch.where(read == PADDING, read, places.int())
-        self.read = read
-        self.after: Tensor | None = None
-        if not self.in_place:
-            self.after = torch.empty(
-                len(params.q), tokens, *state.shape[1:], dtype=state.dtype, device=state.device
-            )
-
-    def verifying(self) -> dict[str, Any]:
-        """The arguments for a call that stores the state after each token in `after`, if there is one."""
-        rows = torch.arange(len(self.read), dtype=torch.int32, device=self.read.device)
-        # Given without a buffer too: 0.5.21 asks for its length.
-        given: dict[str, Any] = {
-            "intermediate_state_indices": torch.where(self.read == PADDING, PADDING, rows)
-        }
-        if self.after is not None:
-            given |= {
-                "disable_state_update": True,
-                "intermediate_states_buffer": self.after,
-                "cache_steps": self.after.shape[1],
-            }
-        return given
-
-    def finish(self, out: Tensor) -> dict[str, Tensor]:
-        """Bring the new states to their slots, and return o."""
-        plan, state, v = self.plan, self.params.state, self.params.v
-        if self.after is not None:
-            for token in range(self.after.shape[1]):
-                kept = plan.write[:, token] != PADDING
-                state[plan.write[kept, token]] = self.after[plan.active[kept], token]
-        elif self.gathered:
-            state[plan.touched] = self.pool
-        o = torch.full_like(v, torch.nan)
-        o[plan.active] = out.reshape(v.shape)[plan.active]
-        return {"o": o}
-
-
 def _bind(params: DecodeParams) -> PeerLaunch:
     """The arguments of SGLang's Triton functions for a call of the contract whose pool is
     [slots, Hv, V, K]."""
     _refuse_beta(params, TRITON)
-    slots = _Slots(params)
+    slots = VerifiedSlots(params, packed=params.gate == "raw")
     if params.gate != "raw":
         call = _recurrent(params, slots)
     else:
@@ -121,7 +68,7 @@ def _bind(params: DecodeParams) -> PeerLaunch:
     return PeerLaunch(partial(sglang_call, call), slots.finish)
 
 
-def _packed_decode(params: DecodeParams, slots: _Slots) -> Callable[[], Tensor]:
+def _packed_decode(params: DecodeParams, slots: VerifiedSlots) -> Callable[[], Tensor]:
     v = params.v
     call = partial(
         sglang_function("fused_recurrent_gated_delta_rule_packed_decode", RECURRENT),
@@ -144,7 +91,7 @@ def _packed_decode(params: DecodeParams, slots: _Slots) -> Callable[[], Tensor]:
     return run
 
 
-def _verify(params: DecodeParams, slots: _Slots) -> Callable[[], Tensor]:
+def _verify(params: DecodeParams, slots: VerifiedSlots) -> Callable[[], Tensor]:
     """SGLang's verification of drafts."""
     function = sglang_function("fused_sigmoid_gating_delta_rule_update", *SIGMOID)
     gates = {
@@ -156,7 +103,7 @@ def _verify(params: DecodeParams, slots: _Slots) -> Callable[[], Tensor]:
     return partial(function, **gates, **SOFTPLUS, **_tokens(params), **_pool(params, slots))
 
 
-def _recurrent(params: DecodeParams, slots: _Slots) -> Callable[[], Tensor]:
+def _recurrent(params: DecodeParams, slots: VerifiedSlots) -> Callable[[], Tensor]:
     function = sglang_function("fused_recurrent_gated_delta_rule_update", RECURRENT)
     gates = {"g": params.g, "beta": params.beta}
     rows = {name: contiguous_aligned(x.flatten(0, 1)).unsqueeze(0) for name, x in gates.items()}
@@ -173,7 +120,7 @@ def _tokens(params: DecodeParams) -> dict[str, Tensor]:
     }
 
 
-def _pool(params: DecodeParams, slots: _Slots) -> dict[str, Any]:
+def _pool(params: DecodeParams, slots: VerifiedSlots) -> dict[str, Any]:
     return {
         "scale": params.scale,
         "initial_state_source": slots.pool,
@@ -187,7 +134,7 @@ def _bind_cutedsl(params: DecodeParams) -> PeerLaunch:
     """The arguments of SGLang's CuTe DSL function for a call of the contract whose pool is
     [slots, Hv, V, K]."""
     _refuse_cutedsl(params)
-    slots = _Slots(params)
+    slots = VerifiedSlots(params, packed=params.gate == "raw")
     if not slots.in_place:
         raise NotImplementedError(f"{CUTE_DSL} writes a state to the slot that it was read from")
     call = partial(

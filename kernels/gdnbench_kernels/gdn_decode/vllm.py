@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
+from gdnbench_kernels.delta_decode_vllm import PoolWithoutSlot0
 from gdnbench_kernels.gdn import default_scale
 from gdnbench_kernels.gdn_decode.params import DecodeParams
 from gdnbench_kernels.params import by_name, takes_params
@@ -30,7 +31,7 @@ from gdnbench_kernels.peers import (
     vllm_module,
     warmed_up,
 )
-from gdnbench_kernels.state_slots import PADDING, SlotPlan, plan_slots
+from gdnbench_kernels.state_slots import SlotPlan, plan_slots
 
 NAME = "vLLM's decode"
 OPS = "third_party.flash_linear_attention.ops"
@@ -40,30 +41,15 @@ takes_call = takes_params(DecodeParams, without=("state_layout",))
 
 def _bind(params: DecodeParams) -> PeerLaunch:
     """The arguments of vLLM for a call of the contract whose pool is [slots, Hv, V, K]."""
-    v, state = params.v, params.state
     plan = plan_slots(params.state_indices, params.num_accepted, params.read_indices)
     _refuse(params, plan)
-    gathered = bool((plan.touched == 0).any()) or not state[0].is_contiguous()
-    indices = params.state_indices.int().clamp(min=0)
-    pool = state
-    if gathered:
-        empty = torch.zeros_like(state[:1], memory_format=torch.contiguous_format)
-        pool = torch.cat([empty, state[plan.touched]])
-        places = torch.searchsorted(plan.touched, params.state_indices.long()) + 1
-        indices = torch.where(params.state_indices == PADDING, 0, places).int()
-    idle = torch.ones(len(indices), dtype=torch.bool, device=indices.device)
-    idle[plan.active] = False
-    indices = indices.masked_fill(idle.unsqueeze(1), 0).contiguous()
-    call = _packed_decode(params, pool, indices) if _is_packed(params) else _recurrent(params, pool, indices)
-
-    def finish(result: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-        if gathered:
-            state[plan.touched] = pool[1:]
-        o = torch.full_like(v, torch.nan)
-        o[plan.active] = result[0].view(v.shape)[plan.active]
-        return {"o": o}
-
-    return PeerLaunch(partial(vllm_call, call), finish)
+    slots = PoolWithoutSlot0(params, plan)
+    call = (
+        _packed_decode(params, slots.pool, slots.indices)
+        if _is_packed(params)
+        else _recurrent(params, slots.pool, slots.indices)
+    )
+    return PeerLaunch(partial(vllm_call, call), lambda result: slots.finish(result[0]))
 
 
 def _is_packed(params: DecodeParams) -> bool:

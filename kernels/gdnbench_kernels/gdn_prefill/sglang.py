@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
-from gdnbench_kernels.delta_prefill_chunked import final_dtype
+from gdnbench_kernels.delta_prefill_states import OverwrittenStates
 from gdnbench_kernels.gdn_prefill.chunk_cutedsl import CHUNK, gated_inputs, refuse
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.params import takes_params
@@ -49,7 +49,7 @@ def _bind(params: PrefillParams) -> PeerLaunch:
     if not len(params.q):
         raise NotImplementedError(f"{TRITON} launches nothing for no tokens")
     require_dtypes(TRITON, "q, k and v", params.q, torch.bfloat16, torch.float16)
-    states = _States(params)
+    states = OverwrittenStates(params, sglang_call)
     call = partial(
         sglang_function("chunk_gated_delta_rule", CHUNKED),
         **gated_inputs(params),
@@ -59,7 +59,7 @@ def _bind(params: PrefillParams) -> PeerLaunch:
         cu_seqlens=contiguous_aligned(params.cu_seqlens),
         use_qk_l2norm_in_kernel=params.qk == "raw",
     )
-    return states.launch(call)
+    return states.launch(call, unpacked)
 
 
 def _bind_cutedsl(params: PrefillParams) -> PeerLaunch:
@@ -70,7 +70,7 @@ def _bind_cutedsl(params: PrefillParams) -> PeerLaunch:
     chunk_indices, chunk_offsets = sglang_call(
         sglang_function("prepare_metadata_cutedsl", BLACKWELL), cu_seqlens, len(params.q), CHUNK
     )
-    states = _States(params)
+    states = OverwrittenStates(params, sglang_call)
     call = partial(
         function,
         **gated_inputs(params),
@@ -81,38 +81,13 @@ def _bind_cutedsl(params: PrefillParams) -> PeerLaunch:
     )
     if takes_argument(function, "initial_state_indices"):
         call = partial(call, initial_state_indices=states.slots)
-    return states.launch(call)
+    return states.launch(call, unpacked)
 
 
-class _States:
-    """The pool of states that a call reads and overwrites: slot n is that of sequence n."""
-
-    def __init__(self, params: PrefillParams) -> None:
-        k, v, initial = params.k, params.v, params.initial_state
-        self.output = params.output_final_state
-        self.final = final_dtype(initial, params.final_state_dtype)
-        count = len(params.cu_seqlens) - 1
-        shape = (count, v.shape[1], v.shape[2], k.shape[2])
-        # The wider of both dtypes, so that neither the states that are read nor those written are rounded.
-        dtype = self.final if initial is None else torch.promote_types(initial.dtype, self.final)
-        self.initial = torch.zeros(shape, dtype=dtype, device=v.device) if initial is None else initial
-        self.pool = torch.empty(shape, dtype=dtype, device=v.device)
-        self.slots = torch.arange(count, dtype=torch.int32, device=v.device)
-
-    def launch(self, call: partial[Any]) -> PeerLaunch:
-        """A launch of `call`, which returns o [1, T, Hv, V] first, and the final states second unless it
-        writes them to the pool."""
-
-        def run() -> tuple[Any, ...]:
-            self.pool.copy_(self.initial)
-            found: tuple[Any, ...] = sglang_call(call)
-            return found
-
-        def finish(result: tuple[Any, ...]) -> dict[str, Tensor]:
-            o, final = result[0][0], self.pool if result[1] is None else result[1]
-            return {"o": o} | ({"final_state": final.to(self.final)} if self.output else {})
-
-        return PeerLaunch(run, finish)
+def unpacked(result: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
+    """o [T, Hv, V], and the final states [N, Hv, V, K] unless they are in the pool: what SGLang's functions
+    return."""
+    return result[0][0], result[1]
 
 
 @takes_raw_qk

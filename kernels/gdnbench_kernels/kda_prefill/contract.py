@@ -28,8 +28,8 @@ from gdnbench_kernels.delta_prefill_contract import (
 from gdnbench_kernels.delta_prefill_cost import work_of
 from gdnbench_kernels.delta_prefill_shrink import axes, unit_vectors
 from gdnbench_kernels.delta_prefill_steps import cut_of
-from gdnbench_kernels.gdn import QK, STATE_LAYOUT, check_form, index_tensors
-from gdnbench_kernels.kda import CONVENTIONS
+from gdnbench_kernels.gdn import OFFSETS_DTYPE, QK, STATE_LAYOUT, check_form, index_tensors
+from gdnbench_kernels.kda import BETA, CONVENTIONS, GATE
 from gdnbench_kernels.kda_contract import (
     CONVERSIONS,
     GATE_SCALARS,
@@ -79,6 +79,11 @@ STAGES = (
     ),
 )
 
+_SERVED = {convention.name: convention.values for convention in (GATE, BETA, QK)}
+_FLA = {**_SERVED, STATE_LAYOUT.name: STATE_LAYOUT.values}
+_LAYER = {GATE.name: ("bounded",), BETA.name: ("logit",), QK.name: ("raw",)}
+"""As Kimi Linear's layers make their inputs."""
+
 KERNELS = {
     "reference": KernelEntry(
         "gdnbench_kernels.kda_prefill.reference:reference",
@@ -104,6 +109,87 @@ KERNELS = {
         {STATE_LAYOUT.name: ("KV",), QK.name: QK.values},
         meaning="transformers' chunk_kimi_delta_attention, sequence by sequence",
         needs=("transformers",),
+    ),
+    "fla": KernelEntry(
+        "gdnbench_kernels.kda_prefill.fla:fla",
+        _FLA,
+        devices=("cuda", "sim"),
+        meaning="flash-linear-attention's chunk_kda, dispatch to other backends off",
+        needs=("flash-linear-attention", "triton"),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.kda_prefill.fla:prepare",
+    ),
+    "fla_safe": KernelEntry(
+        "gdnbench_kernels.kda_prefill.fla:fla_safe",
+        _FLA,
+        devices=("cuda", "sim"),
+        meaning="flash-linear-attention's chunk_kda with safe_gate, for gates of -5 a token or more",
+        needs=("flash-linear-attention", "triton"),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.kda_prefill.fla:prepare_safe",
+    ),
+    "flashinfer": KernelEntry(
+        "gdnbench_kernels.kda_prefill.flashinfer:flashinfer",
+        _LAYER,
+        devices=("cuda", "sim"),
+        meaning="FlashInfer's recurrent_kda, by the backend that it chooses",
+        needs=("flashinfer-python",),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.kda_prefill.flashinfer:prepare",
+    ),
+    "flashinfer_cutedsl": KernelEntry(
+        "gdnbench_kernels.kda_prefill.flashinfer:flashinfer_cutedsl",
+        _LAYER,
+        devices=("cuda", "sim"),
+        meaning="FlashInfer's tcgen05 kernels in chunks of 16 tokens",
+        needs=("flashinfer-python",),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.kda_prefill.flashinfer:prepare_cutedsl",
+    ),
+    "flashinfer_small_bh": KernelEntry(
+        "gdnbench_kernels.kda_prefill.flashinfer:flashinfer_small_bh",
+        _LAYER,
+        devices=("cuda", "sim"),
+        meaning="FlashInfer's two mma.sync kernels for few sequences and heads; bf16 states",
+        needs=("flashinfer-python",),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.kda_prefill.flashinfer:prepare_small_bh",
+    ),
+    "flashinfer_persistent": KernelEntry(
+        "gdnbench_kernels.kda_prefill.flashinfer:flashinfer_persistent",
+        _LAYER,
+        devices=("cuda", "sim"),
+        meaning="FlashInfer's tcgen05 kernel in chunks of 32 tokens; fp32 states",
+        needs=("flashinfer-python",),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.kda_prefill.flashinfer:prepare_persistent",
+    ),
+    "sglang": KernelEntry(
+        "gdnbench_kernels.kda_prefill.sglang:sglang",
+        {**_SERVED, OFFSETS_DTYPE.name: ("int32",)},
+        devices=("cuda", "sim"),
+        meaning="SGLang's chunk_kda, the Triton kernels of its copy of flash-linear-attention",
+        needs=("sglang", "triton"),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.kda_prefill.sglang:prepare",
+    ),
+    "sglang_cutedsl": KernelEntry(
+        "gdnbench_kernels.kda_prefill.sglang:sglang_cutedsl",
+        {GATE.name: ("log", "raw"), OFFSETS_DTYPE.name: ("int32",)},
+        devices=("cuda", "sim"),
+        meaning="SGLang's chunk_kda_cutedsl, three CuTe DSL kernels for SM100",
+        needs=("sglang", "quack-kernels", "triton"),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.kda_prefill.sglang:prepare_cutedsl",
+    ),
+    "vllm": KernelEntry(
+        "gdnbench_kernels.kda_prefill.vllm:vllm",
+        {**_SERVED, OFFSETS_DTYPE.name: ("int32",)},
+        devices=("cuda", "sim"),
+        meaning="vLLM's chunk_kda, the Triton kernels of Kimi K3",
+        needs=("vllm", "triton"),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.kda_prefill.vllm:prepare",
     ),
 }
 
