@@ -13,9 +13,9 @@ that is divided, among ranks (context parallel), in two that overlap, or in item
 rewrite a block (diffusion).
 
 Verification leaves the pool as it is: the states after each draft are in a buffer, and
-`update_mamba_state_after_mtp_verify` puts one of them into the request's slot. The claims say so (`kept`),
-and also whether the prefix cache takes states from within a call or from elsewhere (`elsewhere`). There are
-no prefixes: the batch has only the tokens of the step.
+`update_mamba_state_after_mtp_verify` puts one of them into the request's slot. The claims say so (`kept`;
+capture adds digests of the buffer), and also whether the prefix cache takes states from within a call or from
+elsewhere (`elsewhere`). There are no prefixes: the batch has only the tokens of the step.
 """
 
 from __future__ import annotations
