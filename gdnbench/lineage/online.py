@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from gdnbench.lineage.call_breaks import breaks_of_call
 from gdnbench.lineage.finding import Finding
 from gdnbench.lineage.rules import MOST_SOURCES, PreviousCall, judge, previous_call
-from gdnbench.lineage.table import Access
+from gdnbench.lineage.table import ZERO, Access
 from gdnbench.store.access_log import AccessKind
 
 K = TypeVar("K", bound=Hashable)
@@ -190,8 +190,9 @@ class _ChainHistory:
             write.access = write.access._replace(prefix=read.prefix)
 
     def _is_hit(self, read: Access) -> bool:
-        """Whether a right read found the state of its prefix, and not its own."""
-        if not read.prefix or read.position <= 0:
+        """Whether a right read found the state of its prefix, and not its own. Zeros are no state that
+        anybody computed."""
+        if not read.prefix or read.position <= 0 or read.digest == ZERO:
             return False
         own = self._own.get((read.request, read.position))
         if own is not None and own.access.digest == read.digest:
@@ -314,7 +315,8 @@ def _is_prompt(write: Access, reads: Sequence[Access]) -> bool:
     """Whether a write of a call is its sequence's only one, after several tokens of a prompt."""
     if write.tokens < 2 or write.is_draft or write.is_padding or write.request < 0 or write.position < 0:
         return False
-    own = (one.position for one in reads if one.sequence == write.sequence and one.position >= 0)
+    claimed = (one for one in reads if one.request >= 0 and one.position >= 0)
+    own = (one.position for one in claimed if one.sequence == write.sequence)
     return write.position - next(own, 0) == write.tokens
 
 

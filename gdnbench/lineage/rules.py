@@ -210,9 +210,9 @@ def _source(read: Access, sources: Sequence[Access]) -> Access | None:
 
 def _is_miscounted(read: Access, own: Access, previous: PreviousCall | None, history: History) -> bool:
     """Whether `num_accepted` is not the number of tokens that the request accepted, and so names another slot
-    than the one with its state. The slot must hold what was last written to it: an engine that restores a
-    state after a preemption does so to the first slot, and begins to count anew."""
-    if previous is None or own.step != previous.step or own.slot == read.slot:
+    than the one with its state; both slots must be known. The slot must hold what was last written to it: an
+    engine that restores a state after a preemption does so to the first slot, and begins to count anew."""
+    if previous is None or own.step != previous.step or own.slot == read.slot or min(own.slot, read.slot) < 0:
         return False
     if not 0 <= read.accepted != previous.right_count(read.position):
         return False

@@ -152,7 +152,7 @@ class AccessTable:
                 counted = bool(apart_here[0])
                 if not (apart_here == counted).all():
                     raise BadInputError(
-                        f"process {self.process}: chain {self.chains[chain]} of layer {name} has accesses that"
-                        " are counted apart and others that are not; the log is damaged"
+                        f"process {self.process}: chain {self.chains[chain]} of layer {name} has accesses"
+                        " that are counted apart and others that are not; the log is damaged"
                     )
                 yield Chain(name, self.chains[chain], own, steps[counted], self.whole, self.elsewhere)

@@ -155,3 +155,21 @@ def test_a_call_of_the_convolution_fills_no_gap_of_the_states() -> None:
     both = AccessTable("made", rows, ("layer",), ("state", "conv_state"), ("x", "y"))
     chains = {chain.name: chain.steps.tolist() for chain in both.by_chain()}
     assert chains == {"state": [0, 1, 3], "conv_state": [2]}
+
+
+MISCOUNTED: Sequence[Sequence[Sequenced]] = (*HELLO, [(X, 1, 4, 1, 10, 11)], [(X, 3, 5, 1, 0, 12)])
+
+
+@pytest.mark.parametrize(("slots", "kinds"), [((1, 3), ["accepted-count"]), ((1, -1), []), ((-1, 3), [])])
+def test_a_count_names_another_slot_only_if_both_slots_are_known(
+    slots: tuple[int, int], kinds: list[str]
+) -> None:
+    """X accepted one token, and its count says two. Zeros are also what an engine may have put into a state
+    whose slot nobody claims."""
+    rows = table_of(MISCOUNTED, "state").rows.copy()
+    rows["step"] += 5
+    rows["slot"][rows["call"] == 2], rows["slot"][rows["call"] == 3] = slots
+    rows["accepted"][(rows["call"] == 3) & (rows["kind"] == AccessKind.READ)] = 2
+    table = AccessTable("made", rows, ("layer",), ("state",), ("x", "y"))
+    for found in findings_of(table):
+        assert [one.kind.value for one in found] == kinds

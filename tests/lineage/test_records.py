@@ -69,6 +69,6 @@ def test_calls_of_padding_alone_are_no_traceback(tmp_path: Path, digests: bool) 
     server.next_step([-1, -1, -1])
     with capturing(tmp_path / "run.zarr", CaptureOptions(digests=digests)):
         server.forward()
-    with Store.open(tmp_path / "run.zarr") as store:
-        with pytest.raises(BadInputError, match=wording("lineage.no-access")):
-            check_stores([store])
+    sentence = wording("lineage.no-access")
+    with Store.open(tmp_path / "run.zarr") as store, pytest.raises(BadInputError, match=sentence):
+        check_stores([store])
