@@ -181,7 +181,7 @@ def run_jobs(  # type: ignore[no-untyped-def]
 
 
 @dataclass(frozen=True, slots=True)
-class RowForm:
+class RowMemory:
     """How a row of a pool lies in memory: at most three axes, in elements of `size` bytes."""
 
     size: int
@@ -204,7 +204,7 @@ class RowForm:
         return max(1, -(-(-(-groups // sample) * group) // _BLOCK))
 
 
-def bits_and_form(pool: Tensor) -> tuple[Tensor, RowForm] | None:
+def bits_and_form(pool: Tensor) -> tuple[Tensor, RowMemory] | None:
     """`pool` [slots, ...] as int32, int16 or int8, and the form of its rows.
 
     None if rows have more than three axes that do not follow each other, or such elements of 8 bytes.
@@ -217,13 +217,13 @@ def bits_and_form(pool: Tensor) -> tuple[Tensor, RowForm] | None:
         if octets % 4 == 0 and row_octets % 4 == 0 and pool.data_ptr() % 4 == 0:
             words = pool.view(torch.uint8) if size == 1 else pool
             flat = torch.as_strided(words, (pool.shape[0], axes[0][0]), (pool.stride(0), 1))
-            return flat.view(torch.int32), RowForm(4, row_octets // 4, (1, 1, octets // 4), (0, 0, 1))
+            return flat.view(torch.int32), RowMemory(4, row_octets // 4, (1, 1, octets // 4), (0, 0, 1))
     if size == 8 or len(axes) > 3:
         return None
     bits = pool.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[size])
     padded = [(1, 0)] * (3 - len(axes)) + axes
     (a, b, c), (x, y, z) = zip(*padded, strict=True)
-    return bits, RowForm(size, pool.stride(0), (a, b, c), (x, y, z))
+    return bits, RowMemory(size, pool.stride(0), (a, b, c), (x, y, z))
 
 
 def _collapsed(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:

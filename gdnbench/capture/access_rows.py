@@ -15,18 +15,19 @@ from numpy.typing import NDArray
 
 from gdnbench.capture.adapter import OnlyPadding
 from gdnbench.capture.claims import LINEAGE
-from gdnbench.capture.digest_record import DigestRecord, RowForm
+from gdnbench.capture.digest_record import DigestRecord
 from gdnbench.capture.graph_digests import AlikeDigests, DigestBatch, EagerBatch
 from gdnbench.capture.kept_states import KEPT
 from gdnbench.lineage.call_rows import (
     Names,
+    RowForm,
     call_rows,
     places_among,
     positions_at,
     prefixes_at,
     row_without_access,
 )
-from gdnbench.lineage.claims import Claims, claims_of
+from gdnbench.lineage.claims import StoredClaims, claims_of
 from gdnbench.ops import operation
 from gdnbench.record import Status
 from gdnbench.store.access_log import UNKNOWN, AccessFlag, AccessKind, kept_writes, know_digests
@@ -238,7 +239,9 @@ def _part(
     is_read = kind is AccessKind.READ
     # States of several layers in one chain would look overwritten.
     claims = (
-        claims_of(record.info.dispatch, f"call {record.info.call}") if record.info.has_layer else Claims()
+        claims_of(record.info.dispatch, f"call {record.info.call}")
+        if record.info.has_layer
+        else StoredClaims()
     )
     accepted = record.before.get("num_accepted")
     counts = () if accepted is None else accepted.data.long().flatten().numpy()

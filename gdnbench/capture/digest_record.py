@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,18 +29,11 @@ from gdnbench.capture.packing import Fill, copy_fill
 from gdnbench.capture.snapshot import Copied, Form, detached_elements, snapshot
 from gdnbench.capture.streams import Streams
 from gdnbench.digests import indexed_digests
+from gdnbench.lineage.call_rows import RowForm
 from gdnbench.ops import operation
 from gdnbench_kernels.contract import Call, Operation, Role
 
 PAGE_AXIS = "block_size"  # a pool of pages: the index tensor has numbers of tokens, not of pages
-
-
-class RowForm(NamedTuple):
-    """What a row's digest depends on besides its elements: rows of equal forms can be compared."""
-
-    dtype: str
-    axes: tuple[str, ...]
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from gdnbench.capture.adapter import Observation, Seen
 from gdnbench.capture.claims import Claims
 from gdnbench.capture.device_snapshot import Arriving
 from gdnbench.capture.digest_buffer import DigestBuffer, Slice
-from gdnbench.capture.digest_record import PAGE_AXIS, DigestRecord, RowForm, digest_record, row_form
+from gdnbench.capture.digest_record import PAGE_AXIS, DigestRecord, digest_record, row_form
 from gdnbench.capture.inflight import CallName, OnDevice
 from gdnbench.capture.kept_states import KEPT, KeptStates
 from gdnbench.capture.layers import Layer
@@ -29,6 +29,7 @@ from gdnbench.capture.packing import Bundle, Part, copy_fill, lay_out, pack, vie
 from gdnbench.capture.snapshot import Copied, Form
 from gdnbench.capture.streams import Streams
 from gdnbench.digests import CopyJob, Digests, Jobs, RowsJob
+from gdnbench.lineage.call_rows import RowForm
 from gdnbench.ops import operation
 
 

@@ -35,7 +35,6 @@ from gdnbench.capture.device_snapshot import (
 from gdnbench.capture.digest_record import (
     DigestRecord,
     DigestRows,
-    RowForm,
     digest_record,
     digest_rows,
     row_form,
@@ -67,6 +66,7 @@ from gdnbench.capture.selection import Selection
 from gdnbench.capture.snapshot import Form
 from gdnbench.capture.streams import Graph, Streams, called_by_graph_trees
 from gdnbench.capture.trigger import Triggers
+from gdnbench.lineage.call_rows import RowForm
 from gdnbench.ops import operation
 from gdnbench_kernels.contract import Operation, Role
 

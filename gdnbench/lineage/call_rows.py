@@ -8,17 +8,25 @@ slot 6 at 24, and r6 writes slot 6 at 25. Layer, chain and digests are filled in
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gdnbench.lineage.claims import Claims
+from gdnbench.lineage.claims import StoredClaims
 from gdnbench.lineage.table import Numbers, Rows
 from gdnbench.store.access_log import ROW, UNKNOWN, AccessFlag, AccessKind
 from gdnbench_kernels.contract import Accesses, Operation
 
 T = TypeVar("T", bound=Hashable)
+
+
+class RowForm(NamedTuple):
+    """What a digest depends on besides the values: rows of equal values and forms have equal digests."""
+
+    dtype: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
 
 
 class Names(Generic[T]):
@@ -38,7 +46,7 @@ class Names(Generic[T]):
 def call_rows(
     accesses: Accesses,
     kind: AccessKind,
-    claims: Claims,
+    claims: StoredClaims,
     accepted: Sequence[int] | Numbers,
     operation: Operation,
     requests: Names[str],

@@ -18,7 +18,7 @@ _SLOTS: Final = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
+class StoredClaims:
     """By sequence; past the end of a list nothing is known.
 
     `requests`: names, or None. `positions`: of the sequence's first token in its request. `prefixes`: hashes
@@ -37,11 +37,11 @@ class Claims:
     kept_digests: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
 
-def claims_of(dispatch: Mapping[str, Any], where: str) -> Claims:
+def claims_of(dispatch: Mapping[str, Any], where: str) -> StoredClaims:
     """The claims of a record; StoreError, which begins with `where`, if they have another form."""
     found = dispatch.get(LINEAGE)
     if found is None:
-        return Claims()
+        return StoredClaims()
     if not isinstance(found, Mapping):
         raise StoreError(f"{where}: lineage is not an object")
     requests = _items(found, "requests", where)
@@ -51,7 +51,7 @@ def claims_of(dispatch: Mapping[str, Any], where: str) -> Claims:
     if not all(one is None or (isinstance(one, str) and _HASH.fullmatch(one)) for one in prefixes):
         raise StoreError(f"{where}: lineage: prefixes are not 16 hexadecimal digits or null")
     kept = _numbers(found, "kept", where, 1 << 31)
-    return Claims(
+    return StoredClaims(
         tuple(None if one is None else str(one) for one in requests),
         _numbers(found, "positions", where, _POSITIONS),
         frozenset(_numbers(found, "padding", where, 1 << 31)),

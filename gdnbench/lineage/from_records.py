@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from gdnbench.bits import from_bits, logical, to_bits
 from gdnbench.digests import Digests, row_digests
 from gdnbench.errors import BadInputError, StoreError
-from gdnbench.lineage.call_rows import Names, call_rows, places_among, row_without_access
-from gdnbench.lineage.claims import Claims, claims_of
+from gdnbench.lineage.call_rows import Names, RowForm, call_rows, places_among, row_without_access
+from gdnbench.lineage.claims import StoredClaims, claims_of
 from gdnbench.lineage.table import AccessTable, Progress, Rows
 from gdnbench.ops import operations
 from gdnbench.record import Status
@@ -32,22 +32,13 @@ _NO_COUNTS = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class RowForm:
-    """What a digest depends on besides the values: two rows of equal values and forms have equal digests."""
-
-    dtype: str
-    axes: tuple[str, ...]
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Seen:
     """A record and its accesses, not digested yet."""
 
     record: StoredRecord
     accesses: tuple[Accesses, ...]
     operation: Operation
-    claims: Claims
+    claims: StoredClaims
     accepted: NDArray[np.int64]  # num_accepted of each sequence; empty if the call has none
 
 
@@ -77,10 +68,10 @@ def _see(record: StoredRecord) -> _Seen | None:
     if operation is None or record.info.status is not Status.COMPLETE:
         return None
     if operation.accesses is None:
-        return _Seen(record, (), operation, Claims(), _NO_COUNTS)
+        return _Seen(record, (), operation, StoredClaims(), _NO_COUNTS)
     where = f"record {record.key}"
     # States of several layers in one chain would look overwritten.
-    claims = claims_of(record.info.dispatch, where) if record.info.has_layer else Claims()
+    claims = claims_of(record.info.dispatch, where) if record.info.has_layer else StoredClaims()
     try:
         call = _call(record, operation)
         found = operation.accesses(call)

@@ -33,8 +33,8 @@ def open_store(path: Address, *, notes: TextIO | None = None) -> Store:
     seal_dead(place, sys.stderr if notes is None else notes)
     if _journals(place) and not (place / METADATA).exists():
         raise StoreError(
-            f"{place} has no sealed record yet, only journals; try again once its program has recorded for a few"
-            " seconds"
+            f"{place} has no sealed record yet, only journals; try again once its program has recorded for a"
+            " few seconds"
         )
     return Store.open(place)
 

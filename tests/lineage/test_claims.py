@@ -1,4 +1,4 @@
-"""Claims of a record, which a store may hold in any shape."""
+"""StoredClaims of a record, which a store may hold in any shape."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gdnbench.errors import StoreError
-from gdnbench.lineage.claims import Claims, claims_of
+from gdnbench.lineage.claims import StoredClaims, claims_of
 from tests.messages import wording
 
 
@@ -19,9 +19,9 @@ def test_claims_are_read() -> None:
         "prefixes": ["00000000000000ff", None, None],
         "slots": [4, 0, 9],
     }
-    expected = Claims(("a", None, "7"), (3, -1, 0), frozenset({1}), (255, 0, 0), (4, 0, 9))
+    expected = StoredClaims(("a", None, "7"), (3, -1, 0), frozenset({1}), (255, 0, 0), (4, 0, 9))
     assert claims_of({"lineage": said}, "record k/0") == expected
-    assert claims_of({}, "record k/0") == Claims()
+    assert claims_of({}, "record k/0") == StoredClaims()
 
 
 @pytest.mark.parametrize(
