@@ -14,8 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from gdnbench.capture.adapters import sglang_signatures
-from gdnbench.capture.adapters.flashinfer_signatures import SPARSE_MLA, SPARSE_MLA_SIGNATURES
+from gdnbench.capture.adapters import fla_signatures, sglang_signatures, vllm_signatures
+from gdnbench.capture.adapters.flashinfer_signatures import (
+    KDA_SIGNATURES,
+    PACKED_KDA,
+    RECURRENT_KDA,
+    SPARSE_MLA,
+    SPARSE_MLA_SIGNATURES,
+)
 from gdnbench.capture.adapters.flashinfer_sparse_mla import LAYERS
 from gdnbench.capture.adapters.uncaptured import UNCAPTURED, UncapturedFunctions
 from tests.capture import test_sglang_itself, test_vllm_itself
@@ -29,12 +35,73 @@ PACKAGES = {
     "fla": ("GDNBENCH_FLA", "fla-core 0.6.0"),
 }
 SPARSE_MLA_FILE = "mla/_core.py"
+K3_OPS, GLM_OPS = "models/kimi_k3/nvidia/ops/third_party/kda", "models/glm5next/nvidia/ops/third_party/kda"
+SGLANG_KERNELS, SGLANG_FLA = "srt/layers/attention/linear/kernels", "kernels/ops/attention/fla"
+KDA_FILES = {
+    ("vllm", "kimi_k3."): {
+        f"{K3_OPS}/chunk.py": ("chunk_kda", "chunk_kda_with_fused_gate"),
+        f"{K3_OPS}/fused_recurrent.py": ("fused_recurrent_kda", "fused_recurrent_kda_packed_decode"),
+        "models/kimi_k3/nvidia/ops/recoverssm.py": ("kda_recoverssm_verify",),
+        "models/kimi_k3/nvidia/kda.py": ("_flashkda_prefill", "_flashinfer_kda_prefill"),
+    },
+    ("vllm", "glm5next."): {
+        f"{GLM_OPS}/kernels.py": ("chunk_kda_with_fused_gate", "fused_recurrent_kda"),
+        "models/glm5next/common/kda.py": ("Glm5NextLinearAttention._flashkda_prefill",),
+    },
+    ("vllm", "fla."): {
+        "third_party/flash_linear_attention/ops/kda.py": (
+            "chunk_kda",
+            "chunk_kda_with_fused_gate",
+            "fused_recurrent_kda",
+            "fused_recurrent_kda_fwd",
+        )
+    },
+    ("sglang", ""): {
+        **{
+            f"{SGLANG_KERNELS}/kda_{file}.py": tuple(
+                name for name in sglang_signatures.KDA_SIGNATURES.functions if name.startswith(f"{kernels}.")
+            )
+            for file, kernels in (
+                ("triton", "TritonKDAKernel"),
+                ("flashinfer", "FlashInferKDAKernel"),
+                ("flashinfer_prefill", "FlashInferKDAPrefillKernel"),
+                ("cutedsl", "CuteDSLKDAKernel"),
+                ("flashkda", "FlashKDAKernel"),
+                ("helion", "HelionKDAKernel"),
+                ("nvidia", "NvidiaKDAKernel"),
+                ("ptx", "PtxKDAKernel"),
+            )
+        },
+        f"{SGLANG_FLA}/kda.py": ("chunk_kda",),
+        f"{SGLANG_FLA}/fused_recurrent.py": ("fused_recurrent_kda_packed_decode",),
+        "kernels/ops/attention/cutedsl_kda.py": ("cutedsl_fused_sigmoid_gating_kda_update",),
+    },
+    ("flashinfer", ""): {"kda.py": (RECURRENT_KDA,), "kda_decode.py": (PACKED_KDA,)},
+    ("fla", ""): {
+        "ops/kda/chunk.py": (fla_signatures.KDA_CHUNK,),
+        "ops/kda/fused_recurrent.py": (fla_signatures.KDA_RECURRENT,),
+    },
+}
+"""Functions of Kimi Delta Attention by package, prefix of their names in the tables, and file."""
+KDA_TABLES = {
+    "vllm": vllm_signatures.KDA_SIGNATURES,
+    "sglang": sglang_signatures.KDA_SIGNATURES,
+    "flashinfer": KDA_SIGNATURES,
+    "fla": fla_signatures.SIGNATURES,
+}
+KDA = [
+    (package, file, name, KDA_TABLES[package].functions[f"{prefix}{name}"])
+    for (package, prefix), files in KDA_FILES.items()
+    for file, names in files.items()
+    for name in names
+]
 SIGNATURES = [
     *(("vllm", file, name, test_vllm_itself.known_of(name)) for name, file in test_vllm_itself.FILES.items()),
     *(
         ("sglang", file, name, sglang_signatures.SIGNATURES.functions[name].parameters)
         for name, file in test_sglang_itself.FILES.items()
     ),
+    *((package, file, name, known.parameters) for package, file, name, known in KDA),
     (
         "flashinfer",
         SPARSE_MLA_FILE,
@@ -67,12 +134,31 @@ def tree(path: Path) -> ast.Module:
 
 @pytest.mark.slow  # of packages that tests do not install
 @pytest.mark.parametrize(
-    ("package", "file", "name", "known"), SIGNATURES, ids=[f"{one[0]}-{one[2]}" for one in SIGNATURES]
+    ("package", "file", "name", "known"),
+    SIGNATURES,
+    ids=[f"{one[0]}-{one[1]}-{one[2]}" for one in SIGNATURES],
 )
 def test_signatures(package: str, file: str, name: str, known: str) -> None:
     """Where a release that changed a signature fails this, read the adapter against it, then bring up the
     table and its date."""
     assert parameters(source(package) / file, name) == known
+
+
+def test_every_function_of_kda_is_compared() -> None:
+    compared = {
+        (package, f"{prefix}{name}")
+        for (package, prefix), files in KDA_FILES.items()
+        for names in files.values()
+        for name in names
+    }
+    assert compared >= {
+        (package, name)
+        for package, table in KDA_TABLES.items()
+        for name in table.functions
+        if "kda" in name.lower()
+    }
+    for *_, known in KDA:
+        assert set(known.needs.split()) <= known.names
 
 
 def test_the_stand_in_has_the_signature() -> None:

@@ -211,6 +211,8 @@ def _pool_and_batch(arguments: Mapping[str, Any]) -> tuple[Tensor, Batch]:
         return pool_of(arguments), batch_of(arguments)
     pool: Tensor = arguments["intermediate_states_buffer"].detach().flatten(0, 1)
     tokens, bounds = arguments["q"].shape[:2].numel(), first_of(arguments, OFFSET_NAMES)
+    refuse_in_graph(slots)
+    slots = slots.clamp(min=NULL_SLOT)  # SGLang computes other numbers below 0 for padding
     return pool, Batch(tokens, slots, bounds, arguments[DRAFT_COUNTS], null=NULL_SLOT)
 
 

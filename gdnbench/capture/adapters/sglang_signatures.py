@@ -161,6 +161,7 @@ def _kda_verify(more: str) -> Signature:
 
 
 _KDA_DECODE = Signature(f"{_DECODE}, lower_bound=None", needs=f"{_RAW} {_POOL}")
+_KDA_DECODE_UNBOUNDED = Signature(_DECODE, needs=f"{_RAW} {_POOL}", others="lower_bound")
 _KDA_PACKED_DECODE = Signature(
     "self, mixed_qkv, a, b, *, A_log, dt_bias, scale, ssm_states, cache_indices, num_v_heads, head_v_dim,"
     " lower_bound=None",
@@ -191,14 +192,14 @@ KDA_SIGNATURES = Signatures(
             " num_state_checkpoints=0, state_checkpoint_every_n_tokens=0, state_checkpoint_indices=None,"
             " track_ssm_h_batch_src=None"
         ),
-        f"CuteDSLKDAKernel.{DECODE}": _KDA_DECODE,
+        f"CuteDSLKDAKernel.{DECODE}": _KDA_DECODE_UNBOUNDED,
         f"CuteDSLKDAKernel.{EXTEND}": _kda_extend(),
         f"FlashKDAKernel.{EXTEND}": _kda_extend(
             f"{_KDA_GATE}, extend_seq_lens_cpu=None, is_spec_decode=False, beta_is_raw=False,"
             " return_intermediate_states=False"
         ),
         f"HelionKDAKernel.{PACKED_DECODE}": _KDA_PACKED_DECODE,
-        f"HelionKDAKernel.{DECODE}": _KDA_DECODE,
+        f"HelionKDAKernel.{DECODE}": _KDA_DECODE_UNBOUNDED,
         f"HelionKDAKernel.{VERIFY}": Signature(
             "self, *, q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices, query_start_loc,"
             " intermediate_states_buffer, intermediate_state_indices, cache_steps,"

@@ -26,6 +26,9 @@ MODELS = {
     "transformers.models.qwen3_5.modeling_qwen3_5": "Qwen3_5TextModel",
     "transformers.models.qwen3_5_moe.modeling_qwen3_5_moe": "Qwen3_5MoeTextModel",
     "transformers.models.olmo_hybrid.modeling_olmo_hybrid": "OlmoHybridModel",
+    "transformers.models.kimi_linear.modeling_kimi_linear": "KimiLinearModel",
+    "transformers.models.bailing_hybrid.modeling_bailing_hybrid": "BailingHybridModel",
+    "transformers.models.glm5_next.modeling_glm5_next": "Glm5NextTextModel",
 }
 _FORWARDS = tuple(Target(module, f"{model}.forward") for module, model in MODELS.items())
 _CACHES = "transformers.cache_utils"

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import torch
-from delta_rule import raw_gates, tokens_of, unit
+from delta_rule import kda_gates, raw_gates, tokens_of, unit
 
 
 def batch(
@@ -23,10 +23,13 @@ def batch(
     doubled,
     value_first,
     cu_seqlens,
+    lower_bound=None,
 ):
     g = torch.zeros(v.shape[:3]) if g is None else g
     beta = torch.ones(v.shape[:3]) if beta is None else beta
-    if raw_gate:
+    if raw_gate and g.ndim == 4:
+        g = kda_gates(g, A_log, dt_bias, lower_bound)
+    elif raw_gate:
         g = raw_gates(g, g, A_log, dt_bias)[0]
     if raw_beta:
         beta = raw_gates(beta, beta, torch.zeros(()), None)[1] * (2 if doubled else 1)

@@ -1,3 +1,4 @@
+from kda_pool import over_pool
 from sglang.kernels.ops.attention.fla.pool import over_pool_raw
 
 
@@ -30,6 +31,22 @@ def fused_sigmoid_gating_delta_rule_update(
     replayssm_beta=None,
     match_cutedsl_decode=False,
 ):
+    if is_kda:
+        return over_pool(
+            *(x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v)),
+            a.reshape(1, -1, v.shape[2], k.shape[3]),
+            b.reshape(1, -1, v.shape[2]),
+            initial_state_source,
+            cu_seqlens,
+            initial_state_indices,
+            scale=scale,
+            normalise=use_qk_l2norm_in_kernel,
+            gates=(A_log, dt_bias, lower_bound),
+            logit=not match_cutedsl_decode,
+            last_only=True,
+            update=not disable_state_update,
+            each=intermediate_states_buffer,
+        )
     return over_pool_raw(
         q,
         k,
