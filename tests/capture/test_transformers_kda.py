@@ -95,7 +95,7 @@ def kda_records(path: Path) -> list[StoredRecord]:
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"), quick(product(MODELS, [torch.float32, torch.bfloat16]), 0, 3, 4)
+    ("family", "dtype"), quick(product(MODELS, [torch.float32, torch.bfloat16]), 0, 3)
 )
 def test_generate_is_captured_bit_for_bit_and_replays(
     family: str, dtype: torch.dtype, tmp_path: Path
@@ -172,6 +172,6 @@ def test_the_text_model_of_glm(tmp_path: Path) -> None:
         model(input_ids=torch.arange(1, 22)[None], use_cache=False)
     records = kda_records(tmp_path / "run.zarr")
     assert [r.info.layer_index for r in records] == [0, 1]
-    assert all(-5 <= float(r.before["g"].read().min()) for r in records)
+    assert all(float(r.before["g"].read().min()) >= -5 for r in records)
     report = replay(Store.open(tmp_path / "run.zarr"), kernel="torch", against="recorded", isolate=False)
     assert report.exit_code is Exit.PASS, [r.reason for r in report.records]
