@@ -25,8 +25,10 @@ CONTENTS: dict[str, tuple[str, list[tuple[int, ...]]]] = {
 WINDOWS = {"swa_per_token_scale": 3, "swa_fp8_ds_mla": 3, "swa_bfloat16": 1}
 # Of those that tests/test_serving_captures.py looks into.
 SERVED = {"packed_states": 1, "chunked": 3, "batched_decode": 2, "drafts": 1, "swa_lse": 3}
-RECORDS = {name: len(calls) for name, (_, calls) in CONTENTS.items()} | WINDOWS | SERVED
-BYTES = 16_000_000
+# Of those that tests/test_kda_captures.py looks into.
+KDA = {"kda_prefill": 3, "kda_decode": 2}
+RECORDS = {name: len(calls) for name, (_, calls) in CONTENTS.items()} | WINDOWS | SERVED | KDA
+BYTES = 16 * 2**20
 
 
 def path_of(name: str) -> Path:

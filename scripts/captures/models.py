@@ -141,16 +141,16 @@ KDA_SIZES = {
     "eos_token_id": None,
     "tie_word_embeddings": False,
 }
-"""Of both models with Kimi Delta Attention (H 2, head dim 128). The attention layer comes first: alone it cannot
-find what followed an earlier occurrence of the last bytes."""
+"""Of both models with Kimi Delta Attention (H 2, head dim 128). The attention layer comes first: alone it
+cannot find what followed an earlier occurrence of the last bytes."""
 
 
 def kimi_linear() -> PreTrainedModel:
     """One attention layer, then two of Kimi Delta Attention with the unbounded gate.
 
-    Each channel of a head has a dt of its own, spread evenly on a log scale as in flash-linear-attention: from
-    0.0003 to 0.03 with a rate of 1 in head 0, whose half-lives start at 23 to 2,310 tokens, and from 0.03 to 0.7
-    with a rate of 8 in head 1: 2.9 to 0.12 tokens, at the fast end a log decay of -5.6 a token.
+    Each channel of a head has a dt of its own, spread evenly on a log scale as in flash-linear-attention.
+    Head 0: from 0.0003 to 0.03 with a rate of 1; half-lives start at 23 to 2,310 tokens. Head 1: from 0.03 to
+    0.7 with a rate of 8; half-lives start at 0.12 to 2.9 tokens, the fastest at a log decay of -5.6 a token.
     """
     model = KimiLinearForCausalLM(
         KimiLinearConfig(
@@ -168,7 +168,9 @@ def kimi_linear() -> PreTrainedModel:
         for layer in model.model.layers[1:]:
             gate = layer.self_attn.forget_gate
             gate.A_log.copy_(torch.tensor([1.0, 8.0]).log().view_as(gate.A_log))
-            gate.dt_bias.copy_((steps + torch.log(-torch.expm1(-steps))).flatten())  # softplus of it is `steps`
+            gate.dt_bias.copy_(
+                (steps + torch.log(-torch.expm1(-steps))).flatten()
+            )  # softplus of it is `steps`
             vary(gate.f_b_proj)
     return model
 
@@ -176,7 +178,8 @@ def kimi_linear() -> PreTrainedModel:
 def bailing_hybrid() -> PreTrainedModel:
     """The same sizes with the bounded gate: at least -5 a token.
 
-    The log decays of the channels start between -0.0005 and -0.05 in head 0, between -0.05 and -4.9 in head 1.
+    The log decays of the channels start between -0.0005 and -0.05 in head 0, and between -0.05 and -4.9 in
+    head 1.
     """
     model = BailingHybridForCausalLM(
         BailingHybridConfig(
