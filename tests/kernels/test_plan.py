@@ -188,7 +188,8 @@ def test_the_tables_of_kernels_name_files_that_exist() -> None:
             continue
         for name in re.findall(r"`([\w/]+\.py)`", line):
             kind = {"test_": "tests/kernels", "bench": "scripts/benchmarks"}.get(name[:5])
-            named.add(root / kind / name if kind else folder / operation / name)
+            beside, shared = folder / operation / name, folder / name
+            named.add(root / kind / name if kind else beside if beside.is_file() else shared)
     assert [path for path in sorted(named) if not path.is_file()] == []
     assert len(named) > 30
     assert {path for path in folder.rglob("*.py") if "@cute.kernel" in path.read_text()} <= named
