@@ -26,6 +26,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("gdn_decode", {"batch": 3, "steps": 4, "speculative": True, "gate": "linear", **GDN}),
     ("gdn_decode", {"batch": 3, "steps": 2, "read_indices": "shared", "gate": "raw", "qk": "raw", **GDN}),
     ("gdn_decode", {"batch": 3, "read_indices": "own", "state_layout": "KV", "beta": (0.0, 2.0), **GDN}),
+    ("kda_prefill", {"seqlens": (3, 0, 20), "closed_gates": 0.1, **GDN}),
+    ("kda_prefill", {"seqlens": (3, 5), "initial_state": True, "gate": "raw", "beta_form": "logit", **GDN}),
+    ("kda_prefill", {"seqlens": (9,), "gate": "bounded", "state_layout": "KV", "qk": "raw", **GDN}),
+    ("kda_prefill", {"seqlens": (9, 4), "initial_state": True, "nan_at": (2,), "scale": 2.0, **GDN}),
     ("conv_prefill", {"seqlens": (3, 0, 9), "channels": 5, "bias": True, "padding": 0.4}),
     ("conv_prefill", {"seqlens": (3, 9), "channels": 5, "pool": False, "activation": "none", "nan_at": (4,)}),
     (
