@@ -48,10 +48,14 @@ def axes(operation: Operation, call: Call) -> tuple[Axis, ...]:
         Axis("chunks", plan.total, keep_chunks, least=0, unit_at=chunk_at),
         Axis("chunks, states carried", plan.total, keep_chunks_carried, least=0, unit_at=chunk_at),
         Axis("tokens", tokens, lambda kept: keep_tokens(operation, call, kept), least=0),
-        optional_axis(
-            call, ("chunk_indices", "chunk_offsets", "initial_state"), {"output_final_state": True}
-        ),
+        optional_axis(call, _optional(call), {"output_final_state": True}),
     )
+
+
+def _optional(call: Call) -> tuple[str, ...]:
+    """The tensors that the call is valid without: a raw gate of kda_prefill needs A_log."""
+    names = ("chunk_indices", "chunk_offsets", "initial_state", "dt_bias")
+    return (*names, "A_log") if call.conventions.get("gate") == "bounded" else names
 
 
 def keep_sequences(operation: Operation, call: Call, sequences: Sequence[int]) -> Call:

@@ -31,6 +31,18 @@ prefills = st.fixed_dictionaries(
         "offsets_dtype": st.sampled_from(["int32", "int64"]),
     }
 )
+channels = st.fixed_dictionaries(
+    {
+        "seqlens": st.lists(st.integers(0, 40), min_size=1, max_size=4).map(tuple),
+        "heads": st.sampled_from([(1, 1), (1, 3), (2, 4)]),
+        "head_dim": st.just((4, 4)),
+        "initial_state": st.booleans(),
+        "state_layout": st.sampled_from(["VK", "KV"]),
+        "gate": st.sampled_from(["log", "raw", "bounded"]),
+        "beta_form": st.sampled_from(["value", "logit"]),
+        "qk": st.sampled_from(["normalised", "raw"]),
+    }
+)
 decodes = st.fixed_dictionaries(
     {
         "batch": st.integers(1, 5),
@@ -72,9 +84,9 @@ def axes(op: str, call: Call) -> dict[str, Axis]:
     return {axis.name: axis for axis in shrinking_of(op).axes(operation(op), call)}
 
 
-def with_chunk_tables(call: Call) -> Call:
+def with_chunk_tables(call: Call, chunk_size: int = 64) -> Call:
     bounds = call.tensors["cu_seqlens"]
-    plan = plan_chunks(bounds, 64)
+    plan = plan_chunks(bounds, chunk_size)
     indices = torch.full((plan.bound + 1, 2), 77, dtype=bounds.dtype)
     indices[: plan.total] = torch.stack([plan.sequence, plan.index], 1)
     tables = {"chunk_indices": indices, "chunk_offsets": plan.offsets.to(bounds.dtype)}
@@ -108,6 +120,15 @@ def reduce_at_random(op: str, call: Call, data: st.DataObject) -> None:
 def test_prefills_stay_valid(options: dict[str, Any], tables: bool, data: st.DataObject) -> None:
     call = synthesise("gdn_prefill", **options)
     reduce_at_random("gdn_prefill", with_chunk_tables(call) if tables else call, data)
+
+
+@SMALL
+@given(channels, st.booleans(), st.data())
+def test_prefills_with_gates_by_channel_stay_valid(
+    options: dict[str, Any], tables: bool, data: st.DataObject
+) -> None:
+    call = synthesise("kda_prefill", **options)
+    reduce_at_random("kda_prefill", with_chunk_tables(call, 16) if tables else call, data)
 
 
 @SMALL
@@ -164,6 +185,37 @@ def test_a_state_that_is_carried_stands_for_the_chunks_before(layout: str) -> No
     found = exact("gdn_prefill", carried)
     torch.testing.assert_close(found["o"], before["o"][198:], rtol=0, atol=1e-6)
     torch.testing.assert_close(found["final_state"][1], before["final_state"][1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("gate", ["log", "raw", "bounded"])
+def test_what_is_left_of_a_prefill_with_gates_by_channel_computes_the_same(gate: str) -> None:
+    call = synthesise(
+        "kda_prefill",
+        seqlens=(20, 0, 35),
+        heads=(2, 4),
+        head_dim=(8, 4),
+        initial_state=True,
+        gate=gate,
+        beta_form="logit",
+        dtype="float32",
+    )
+    before, found = exact("kda_prefill", call), axes("kda_prefill", call)
+    smaller = exact("kda_prefill", found["sequences"].keep([1, 2]))
+    equal(smaller["o"], before["o"][20:])
+    equal(smaller["final_state"], before["final_state"][1:])
+    equal(exact("kda_prefill", found["key heads"].keep([1]))["o"], before["o"][:, 2:])
+    equal(exact("kda_prefill", found["value heads a key head"].keep([1]))["o"], before["o"][:, 1::2])
+    # Chunks of 16: two of the first sequence and three of the last.
+    equal(
+        exact("kda_prefill", found["chunks"].keep([0, 2, 3]))["o"], before["o"][[*range(16), *range(20, 52)]]
+    )
+    carried = found["chunks, states carried"].keep([3, 4])
+    assert carried.tensors["cu_seqlens"].tolist() == [0, 0, 0, 19]
+    # The state is kept in fp32: 2^-24 of it, and of what follows from it.
+    torch.testing.assert_close(exact("kda_prefill", carried)["o"], before["o"][36:], rtol=0, atol=1e-6)
+    parts = {"log": 2, "raw": 3, "bounded": 4}[gate]  # initial and final state; dt_bias; A_log
+    assert found["optional parts"].units == parts
+    operation("kda_prefill").validate(found["optional parts"].keep([]))
 
 
 def test_chunk_tables_follow(prefill: Call) -> None:
