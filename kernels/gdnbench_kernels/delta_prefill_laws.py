@@ -90,7 +90,7 @@ def _places(length: int, chunk_size: int) -> Iterator[tuple[int, str]]:
     early = length // 2 // chunk_size * chunk_size + EARLY
     if early < length:
         yield early, "early in a chunk"
-    if length > 1:
+    if length > 1 and _inside(length) != early:
         yield _inside(length), "inside a chunk"
     if length > chunk_size:
         yield _border(length, chunk_size), "at a chunk's border"

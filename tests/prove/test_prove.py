@@ -45,14 +45,16 @@ def test_a_right_prefill_kernel_passes_everything(made: Path, captures: Path) ->
     assert proof.exit_code is Exit.PASS
     assert proof.failing == ()
     counts = {(str(row.section), row.name): row.passed for row in proof.rows}
-    # The made record has causality at 2 places, inside a chunk and at a border, and a split at either. The
-    # captured one is a sequence of 40 tokens.
+    # The made record has causality at 3 places, two inside a chunk and one at a border, and 2 splits, inside
+    # and at one. The captured one is a sequence of 40 tokens.
     assert counts == {
         ("captures", "served"): 1,
         ("made", "made records"): 2,
-        ("laws", "causality"): 3,
+        ("laws", "causality"): 5,
         ("laws", "sequences"): 1,
         ("laws", "order"): 1,
+        ("laws", "padding"): 2,
+        ("laws", "scale"): 4,
         ("laws", "split"): 3,
         ("repeat", "same bits"): 2,
     }
@@ -62,7 +64,7 @@ def test_a_right_prefill_kernel_passes_everything(made: Path, captures: Path) ->
 def test_a_right_decode_kernel_passes_everything(made: Path, captures: Path) -> None:
     proof = prove("decode", captures, op="gdn_decode")
     assert proof.exit_code is Exit.PASS, proof.failing
-    assert {"causality", "sequences", "order", "unnamed slots", "split"} == {
+    assert {"causality", "sequences", "order", "padding", "scale", "unnamed slots", "split"} == {
         row.name for row in proof.rows if row.section is Section.LAWS
     }
 
