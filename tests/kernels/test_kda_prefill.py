@@ -3,12 +3,8 @@ kernels against the oracle."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,11 +17,11 @@ from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill.contract import OPERATION as GDN
 from gdnbench_kernels.kda_prefill.contract import OPERATION
 from gdnbench_kernels.run import run_kernel
+from tests.kernels.fla_kda import fla_recurrence
 
 Array = NDArray[np.float64]
 Measure = Callable[[Tensor, Tensor], float]
 
-FOLDER = "GDNBENCH_THIRD_PARTY"
 # Unit roundoff: half the distance from 1 to the next number.
 ROUNDOFF = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-24}
 # Roundings between input and output of the chunked form: the decayed row of A, A, Ai, Ai beta, decayed keys
@@ -155,25 +151,6 @@ def test_absent_parts_of_a_gate_are_0(drop: tuple[str, ...]) -> None:
     found = run_kernel(OPERATION, "reference", call)
     for name, expected in zip(("o", "final_state"), written_out(call), strict=True):
         np.testing.assert_allclose(found[name].numpy(), expected, rtol=0, atol=EXACT)
-
-
-def fla_recurrence() -> Callable[..., tuple[Tensor, Tensor]]:
-    """flash-linear-attention's naive_recurrent_kda, without its package, which needs Triton."""
-    folder = Path(os.environ.get(FOLDER, "")).absolute()
-    path = folder / "with-triton" / "fla" / "ops" / "kda" / "naive.py"
-    if not os.environ.get(FOLDER) or not path.is_file():
-        pytest.skip(f"{FOLDER} has no flash-linear-attention: see tests/sim/third_party")
-    spec = importlib.util.spec_from_file_location("naive_kda", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(folder))  # einops
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(folder))
-    found: Callable[..., tuple[Tensor, Tensor]] = module.naive_recurrent_kda
-    return found
 
 
 def test_the_oracle_is_flash_linear_attentions(relative_error: Measure) -> None:
