@@ -88,7 +88,7 @@ def invert(
     for i in cutlass.range(work.chunks, unroll=1):
         # 0 plus the lane: what is computed from it is computed in each turn. Hoisted out of the loop, for which
         # ptxas sees through `opaque` alone, the addresses would not fit in registers.
-        lane = ((blackwell.opaque(i) >> 31) + cute.arch.lane_idx()) % WARP
+        lane = ((blackwell.opaque(i) >> 31) + cute.arch.lane_idx()) & (WARP - 1)
         s_beta = shared.beta[None, i % BETAS]
         r_beta = _load_beta(work, beta, CHUNK * i, s_beta, warp, lane)
         a, p = Blocks.create(), Blocks.create()
