@@ -189,6 +189,12 @@ def opaque(value: cutlass.Int32) -> cutlass.Int32:
     )
 
 
+def lane_of_turn(turn: cutlass.Int32) -> cutlass.Int32:
+    """The lane, computed from a loop's counter, which counts from 0: what is computed from the result is
+    computed in each turn. ptxas sees through `opaque` alone, and hoists."""
+    return ((opaque(turn) >> 31) + cute.arch.lane_idx()) & (plan.WARP - 1)
+
+
 def load_layout(dtype: Any, rows: int, columns: int, stages: int) -> cute.ComposedLayout:
     """The layout (rows, columns, stages) that TMA writes: columns contiguous, 128-byte swizzle.
 

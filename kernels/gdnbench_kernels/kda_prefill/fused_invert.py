@@ -82,13 +82,10 @@ def invert(
     together = pipeline.NamedBarrier(barrier_id=Barrier.INVERT, num_threads=WARP * WARPS)
     tiled_mma = blackwell.make_tiled_mma(OperandMajorMode.K, CHUNK, BLOCK)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - Role.INVERT
-    thread = cute.arch.thread_idx()[0] - WARP * Role.INVERT
-    tmem_copy = blackwell.TmemCopy.create(tiled_mma, (CHUNK, BLOCK), base, thread)
     scores, squares = pipelines.scores.consumer_state(), pipelines.squares.producer_state()
     for i in cutlass.range(work.chunks, unroll=1):
-        # 0 plus the lane: what is computed from it is computed in each turn. Hoisted out of the loop, for which
-        # ptxas sees through `opaque` alone, the addresses would not fit in registers.
-        lane = ((blackwell.opaque(i) >> 31) + cute.arch.lane_idx()) & (WARP - 1)
+        lane = blackwell.lane_of_turn(i)
+        tmem_copy = blackwell.TmemCopy.create(tiled_mma, (CHUNK, BLOCK), base, WARP * warp + lane)
         s_beta = shared.beta[None, i % BETAS]
         r_beta = _load_beta(work, beta, CHUNK * i, s_beta, warp, lane)
         a, p = Blocks.create(), Blocks.create()

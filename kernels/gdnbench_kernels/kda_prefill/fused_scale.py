@@ -46,9 +46,9 @@ class Mine:
     r_decay: cute.Tensor  # (channel of the pair, token)
 
     @staticmethod
-    def create(warp: Any) -> Mine:
-        """For the calling thread, in a warp of SCALE."""
-        lane, first, columns = cute.arch.lane_idx(), OWN * (warp // HALVES), WARP // PAIR
+    def create(warp: Any, lane: Any) -> Mine:
+        """For a thread of SCALE."""
+        first, columns = OWN * (warp // HALVES), WARP // PAIR
         word = CHUNK * WARP * (warp % HALVES) + WARP * first + lane
         gate = CHUNK * (WARP * (warp % HALVES) + columns * (lane // columns)) + columns * first + lane % columns
         return Mine(first, word, gate, cute.make_rmem_tensor((PAIR, OWN), cutlass.Float32))
@@ -98,10 +98,8 @@ class Tiles:
 @cute.jit
 def scale(work: WorkTile, pipelines: Pipelines, shared: Shared) -> None:
     """Write the operands of all chunks."""
-    thread = cute.arch.thread_idx()[0] % (WARP * 4)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - Role.SCALE
     half = warp // HALVES
-    pair = cute.arch.lane_idx() + WARP * (warp % 2)
     together = pipeline.NamedBarrier(barrier_id=Barrier.SCALE, num_threads=WARP * 4)
     k, q, g = (pipe.consumer_state() for pipe in (pipelines.k, pipelines.q, pipelines.g))
     scaled, reads, ends, total = (
@@ -109,7 +107,9 @@ def scale(work: WorkTile, pipelines: Pipelines, shared: Shared) -> None:
         for pipe in (pipelines.scaled, pipelines.reads, pipelines.ends, pipelines.total)
     )
     for i in cutlass.range(work.chunks, unroll=1):
-        mine = Mine.create(warp).anew()
+        lane = blackwell.lane_of_turn(i)
+        thread, pair = WARP * warp + lane, WARP * (warp % 2) + lane
+        mine = Mine.create(warp, lane).anew()
         length = work.stop - work.start - CHUNK * i
         sums = _load_gates(mine, pipelines, shared, g, length)
         _put_half(shared, Row.SUM, half, pair, sums)

@@ -34,7 +34,7 @@ from gdnbench_kernels.kda_prefill.fused_plan import (
 from gdnbench_kernels.plan import WARP
 
 BF16 = cutlass.BFloat16
-STATE_REGISTERS, SCALE_REGISTERS, INVERT_REGISTERS, OTHER_REGISTERS = 96, 104, 128, 56
+STATE_REGISTERS, SCALE_REGISTERS, INVERT_REGISTERS, OTHER_REGISTERS = 88, 112, 136, 56
 """Registers per thread after setmaxnreg; 96 at launch."""
 
 PLAN = planned(split=False)
