@@ -8,6 +8,8 @@ import are SGLang's own files. The device is torch's: a GPU, or on the simulator
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,6 +23,19 @@ HOPPER = 9
 
 def _capability(device_id: int = 0) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device_id)
+
+
+def _refuse_nvcc(*args: object, **options: object) -> None:
+    raise NotImplementedError(
+        "SGLang builds its kernel for this call from CUDA C++, which needs nvcc and its engine; its Triton and"
+        " CuTe DSL kernels do not"
+    )
+
+
+def _architecture() -> SimpleNamespace:
+    """The compute capability as SGLang's JIT has it."""
+    major, minor = _capability()
+    return SimpleNamespace(major=major, minor=minor, suffix="")
 
 
 def _device_sm() -> int:
@@ -37,11 +52,17 @@ def _torch_release() -> tuple[int, ...]:
 
 def _utils() -> Mapping[str, Any]:
     return {
+        "cdiv": lambda a, b: -(-a // b),
+        "cpu_has_amx_support": lambda: False,
         "get_device_sm": _device_sm,
+        "is_cpu": lambda: False,
         "is_cuda": lambda: True,
         "is_gfx95_supported": lambda: False,
         "is_hip": lambda: False,
+        "is_npu": lambda: False,
         "is_sm90_supported": lambda device=None: _capability()[0] == HOPPER,
+        "is_xpu": lambda: False,
+        "next_power_of_2": lambda n: 1 << max(n - 1, 0).bit_length(),
     }
 
 
@@ -63,7 +84,11 @@ STAND_INS = StandIns(
     ),
     made={
         f"{PACKAGE}.kernels.jit.utils": lambda: {
-            "is_arch_support_pdl": lambda: _capability()[0] >= PDL_SINCE
+            "cache_once": cache,
+            "get_jit_cuda_arch": _architecture,
+            "is_arch_support_pdl": lambda: _capability()[0] >= PDL_SINCE,
+            "load_jit": _refuse_nvcc,
+            "make_cpp_args": lambda *args: args,
         },
         f"{PACKAGE}.srt.utils": _utils,
         f"{PACKAGE}.srt.utils.common": lambda: {"torch_release": _torch_release()},

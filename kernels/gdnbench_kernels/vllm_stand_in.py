@@ -43,6 +43,11 @@ class Platform:
         major, _ = torch.cuda.get_device_capability()
         return major >= PDL_SINCE
 
+    def has_device_capability(self, capability: int, device_id: int = 0) -> bool:
+        """Whether the device's capability, such as 100, is at least that."""
+        major, minor = torch.cuda.get_device_capability(device_id)
+        return 10 * major + minor >= capability
+
     def is_device_capability_family(self, capability: int, device_id: int = 0) -> bool:
         """Whether the device is of the family, such as 100, which has major version 10."""
         major, _ = torch.cuda.get_device_capability(device_id)

@@ -141,6 +141,33 @@ KERNELS = {
         cuda_tensors=True,
         prepare="gdnbench_kernels.kda_decode.flashinfer:prepare_k3",
     ),
+    "sglang": KernelEntry(
+        "gdnbench_kernels.kda_decode.sglang:sglang",
+        {GATE.name: ("raw", "bounded"), BETA.name: ("logit",), QK.name: QK.values},
+        devices=("cuda", "sim"),
+        meaning="SGLang's Triton kernels: fused_recurrent_kda_packed_decode, or that of drafts",
+        needs=("sglang", "triton"),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.kda_decode.sglang:prepare",
+    ),
+    "sglang_cutedsl": KernelEntry(
+        "gdnbench_kernels.kda_decode.sglang:sglang_cutedsl",
+        {GATE.name: ("raw",), BETA.name: ("logit",), QK.name: ("raw",)},
+        devices=("cuda", "sim"),
+        meaning="SGLang's cutedsl_fused_sigmoid_gating_kda_update, one token a sequence",
+        needs=("sglang",),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.kda_decode.sglang:prepare_cutedsl",
+    ),
+    "vllm": KernelEntry(
+        "gdnbench_kernels.kda_decode.vllm:vllm",
+        {GATE.name: GATE.values, BETA.name: BETA.values, QK.name: QK.values},
+        devices=("cuda", "sim"),
+        meaning="vLLM's fused_recurrent_kda_fwd, the Triton kernel of Kimi K3",
+        needs=("vllm", "triton"),
+        cuda_tensors=True,
+        prepare="gdnbench_kernels.kda_decode.vllm:prepare",
+    ),
 }
 
 
