@@ -218,9 +218,9 @@ def state_after(part: Activations) -> Tensor:
 
 
 def kda_prefill(raw: Server, bounded: Server, text: bytes) -> None:
-    """With the bounded gate three fresh prompts in one row, of 33, 1 and 14 tokens. With the unbounded one two
-    more pieces of a prompt of which 200 tokens were prefilled before: 35 and 13 tokens, each from the state
-    that the last piece left."""
+    """With the bounded gate three fresh prompts in one row, of 33, 1 and 14 tokens. With the unbounded one
+    two more pieces of a prompt of which 200 tokens were prefilled before: 35 and 13 tokens, each from the
+    state that the last piece left."""
     pieces = (text[1000:1033], text[2000:2001], text[4000:4014])
     parts = [bounded.run(piece)[0] for piece in pieces]
     bounded.prefill(joined(parts, torch.cat), [len(part) for part in parts], None)
