@@ -1,6 +1,7 @@
 """Prints what captures hold, as Markdown: a table of the Gated DeltaNet ones (gate spans, beta, how alike the
-keys of a chunk are), one of their heads (how long each remembers), and one of the sliding-window ones
-(windows, scores, sinks, scales).
+keys of a chunk are), one of their heads (how long each remembers), one of the Kimi Delta Attention ones (how
+far apart the gates of a head's channels are), and one of the sliding-window ones (windows, scores, sinks,
+scales).
 
 python scripts/captures/describe.py captures/*.zarr.zip
 """
@@ -22,6 +23,7 @@ from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn import log_decay
 from gdnbench_kernels.gdn_decode.contract import slots_of
 from gdnbench_kernels.gdn_ranges import KeyCosines
+from gdnbench_kernels.kda_contract import gates_of_call
 from gdnbench_kernels.swa_decode.contract import flat_of, layout_of
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.window import attended
@@ -48,6 +50,17 @@ HEAD_HEADER = (
     "beta, 10 % .. median .. 90 %",
     "key cosine",
     "99 %",
+)
+KDA_HEADER = (
+    "capture, record",
+    "gate",
+    "tokens",
+    "head",
+    "least g",
+    "least sum of g in 16 tokens",
+    "g, 1 % .. median .. 99 %",
+    "half-life of channels, 10 % .. median .. 90 %",
+    "beta",
 )
 SWA_HEADER = (
     "capture",
@@ -99,6 +112,40 @@ def head_rows(path: Path, calls: Sequence[Call]) -> list[tuple[object, ...]]:
             )
         )
     return rows
+
+
+def kda_rows(path: Path, calls: Sequence[Call]) -> list[tuple[object, ...]]:
+    """A row for each head of each record. A channel's half-life is in tokens: ln 2 over its mean of -g."""
+    rows: list[tuple[object, ...]] = []
+    for number, call in enumerate(calls):
+        gates = gates_of_call(call)
+        decays = gates.log_decay(per_token(call, "g"), torch.float64)
+        beta = gates.step_size(per_token(call, "beta"), torch.float64)
+        for head, g in enumerate(decays.unbind(1)):
+            sums = [
+                part.sum(0).min()
+                for start, stop in itertools.pairwise(bounds_of(call))
+                for part in g[start:stop].split(16)
+            ]
+            lives = math.log(2) / -g.mean(0)
+            rows.append(
+                (
+                    f"`{path.name}` {number}",
+                    call.conventions["gate"],
+                    len(g),
+                    head,
+                    f"{float(g.min()):.3g}",
+                    f"{float(min(sums)):.4g}",
+                    quantiles(g, (0.01, 0.5, 0.99)),
+                    quantiles(lives, (0.1, 0.5, 0.9)),
+                    f"{float(beta[:, head].min()):.2f} .. {float(beta[:, head].max()):.2f}",
+                )
+            )
+    return rows
+
+
+def quantiles(values: torch.Tensor, shares: tuple[float, ...]) -> str:
+    return " .. ".join(f"{float(values.flatten().quantile(share)):.3g}" for share in shares)
 
 
 def key_cosines(calls: Sequence[Call], head: int | None = None) -> KeyCosines:
@@ -185,6 +232,8 @@ def main() -> None:
         ranges = [{one.name: one.values for one in op.ranges(call)} for call in calls]
         if op.name == "swa_decode":
             tables.setdefault(SWA_HEADER, []).append(swa_row(path, calls, ranges))
+        elif op.name.startswith("kda_"):
+            tables.setdefault(KDA_HEADER, []).extend(kda_rows(path, calls))
         else:
             tables.setdefault(GDN_HEADER, []).append(gdn_row(path, calls, ranges))
             tables.setdefault(HEAD_HEADER, []).extend(head_rows(path, calls))
