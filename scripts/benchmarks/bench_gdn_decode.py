@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -54,8 +54,7 @@ from gdnbench.timing.statistics import Rule
 from gdnbench.timing.types import Cache, Form, Mode
 from gdnbench_kernels.contract import Call
 
-OUT = Path(__file__).parents[2] / "results" / "gdn_decode"
-OP = "gdn_decode"
+RESULTS = Path(__file__).parents[2] / "results"
 COMPILED = "cute"
 PEER = "flashinfer"
 PEERS = (PEER, "fla")
@@ -80,6 +79,14 @@ Other head counts are held to the target of the batch that moves the same bytes.
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    """A call of `op`, whose inputs are those of `forms`; bench_kda_decode.py has another."""
+
+    op: ClassVar[str] = "gdn_decode"
+    forms: ClassVar[Mapping[str, Any]] = {"gate": "raw", "qk": "raw"}
+    most_heads: ClassVar[tuple[int, int]] = HEADS
+    other_heads: ClassVar[Sequence[tuple[int, int]]] = OTHER_HEADS
+    targets: ClassVar[Mapping[str, Mapping[int, float]]] = TARGETS
+
     state_dtype: str
     heads: tuple[int, int]
     batch: int
@@ -91,7 +98,7 @@ class Shape:
         states = self.batch * self.heads[1]
         if self.steps > 1 or states % 32:
             return None
-        return TARGETS[self.state_dtype].get(states // 32)
+        return self.targets.get(self.state_dtype, {}).get(states // 32)
 
     @property
     def label(self) -> str:
@@ -104,33 +111,32 @@ class Shape:
 
     def call(self, seed: int = 0) -> Call:
         return synthesise(
-            OP,
+            self.op,
             batch=self.batch,
             steps=self.steps,
             heads=self.heads,
             state_dtype=self.state_dtype,
-            gate="raw",
-            qk="raw",
             speculative=self.steps > 1,
             seed=seed,
+            **self.forms,
         )
 
 
-def groups(batches: Sequence[int], tiny: bool) -> dict[str, list[Shape]]:
+def groups(batches: Sequence[int], tiny: bool, shape: type[Shape] = Shape) -> dict[str, list[Shape]]:
     """Tables by name, and their rows."""
     if tiny:
-        small = [Shape(dtype, (1, 2), 2, steps) for dtype in TARGETS for steps in (1, 2)]
+        small = [shape(dtype, (1, 2), 2, steps) for dtype in TARGETS for steps in (1, 2)]
         return {"tiny": small}
     found = {}
     for dtype, name in (("float32", "fp32"), ("bfloat16", "bf16")):
-        found[name] = [Shape(dtype, HEADS, batch) for batch in batches]
+        found[name] = [shape(dtype, shape.most_heads, batch) for batch in batches]
         found[f"{name} heads"] = [
-            Shape(dtype, heads, states // heads[1])
-            for heads in OTHER_HEADS
+            shape(dtype, heads, states // heads[1])
+            for heads in shape.other_heads
             for states in OTHER_STATES
             if states % heads[1] == 0
         ]
-        found[f"{name} drafts"] = [Shape(dtype, HEADS, batch, DRAFTS) for batch in DRAFT_BATCHES]
+        found[f"{name} drafts"] = [shape(dtype, shape.most_heads, batch, DRAFTS) for batch in DRAFT_BATCHES]
     return found
 
 
@@ -152,7 +158,7 @@ def timed(
         with StoreWriter(path, kind="synth", compression=Compression(None), durable=False) as writer:
             for index, shape in enumerate(shapes):
                 # Batches are read in the order of their names.
-                writer.write(f"{index:06}", [draft(OP, shape.call(), index=index)])
+                writer.write(f"{index:06}", [draft(shape.op, shape.call(), index=index)])
         say(f"made {len(shapes)} calls in {time.monotonic() - begin:.1f} s")
 
         def progress(done: int, total: int, timing: RecordTiming) -> None:
@@ -240,13 +246,13 @@ def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join([texts[0], f"|{'---|' * len(head)}", *texts[1:]])
 
 
-def page(kept: Mapping[str, Sequence[Timed]]) -> str:
+def page(kept: Mapping[str, Sequence[Timed]], op: str = Shape.op) -> str:
     """README.md of the folder."""
     parts = [
-        "# gdn_decode: times",
-        "Made by `python scripts/benchmarks/bench_gdn_decode.py`; every sample is in"
+        f"# {op}: times",
+        f"Made by `python scripts/benchmarks/bench_{op}.py`; every sample is in"
         " [timings.json](timings.json), what was tried and expected in"
-        " [docs/gdn_decode.md](../../docs/gdn_decode.md), how times are taken in"
+        f" [docs/{op}.md](../../docs/{op}.md), how times are taken in"
         " [docs/timing.md](../../docs/timing.md). Launches are cold; us are medians of rounds; a speed-up is"
         " a kernel's time over that of the first one in its rows, with its 99 % interval; the ceiling is the"
         " best way to read half and write half of the same bytes, measured in the same session. CUDA events"
@@ -284,7 +290,7 @@ def about(timings: Sequence[Timed]) -> Iterator[str]:
         yield "\n".join(f"- {note}" for note in notes)
 
 
-def load_kept(path: Path) -> dict[str, list[Timed]]:
+def load_kept(path: Path, shape: type[Shape] = Shape) -> dict[str, list[Timed]]:
     """Tables of earlier runs, by group."""
     if not path.is_file():
         return {}
@@ -292,7 +298,7 @@ def load_kept(path: Path) -> dict[str, list[Timed]]:
     return {
         name: [
             (
-                Shape(**{**one["shape"], "heads": tuple(one["shape"]["heads"])}),
+                shape(**{**one["shape"], "heads": tuple(one["shape"]["heads"])}),
                 RecordTiming.from_json(one["timing"], f"{path}: {name}"),
             )
             for one in timings
@@ -301,20 +307,20 @@ def load_kept(path: Path) -> dict[str, list[Timed]]:
     }
 
 
-def save_kept(out: Path, kept: Mapping[str, Sequence[Timed]]) -> None:
+def save_kept(out: Path, kept: Mapping[str, Sequence[Timed]], op: str = Shape.op) -> None:
     plain = {
         name: [{"shape": asdict(shape), "timing": timing.to_json()} for shape, timing in timings]
         for name, timings in kept.items()
     }
     out.mkdir(parents=True, exist_ok=True)
     (out / "timings.json").write_text(json.dumps(plain, allow_nan=False) + "\n", encoding="utf-8")
-    (out / "README.md").write_text(page(kept), encoding="utf-8")
+    (out / "README.md").write_text(page(kept, op), encoding="utf-8")
 
 
-def with_plan(plan: Any) -> LoadedKernel:
+def with_plan(plan: Any, op: str = Shape.op) -> LoadedKernel:
     """The compiled kernel, dealt as `plan` says."""
-    module = importlib.import_module("gdnbench_kernels.gdn_decode.cute")
-    entry = operation(OP).kernels[COMPILED]
+    module = importlib.import_module(f"gdnbench_kernels.{op}.cute")
+    entry = operation(op).kernels[COMPILED]
     function: Any = partial(module.cute, plan=plan)
     function.prepare = partial(module.prepare, plan=plan)
     return LoadedKernel(named(plan), named(plan), function, entry.conventions, entry.devices)
@@ -327,10 +333,9 @@ def named(plan: Any) -> str:
 
 def plans_of(shape: Shape) -> Sequence[LoadedKernel]:
     """The compiled kernel in every plan worth measuring, the one that is chosen first."""
-    from gdnbench_kernels.gdn_decode.decode_plan import candidate_plans
-
-    plans = candidate_plans(shape.batch, shape.heads[1], shape.state_dtype, shape.steps)
-    return [with_plan(plan) for plan in plans]
+    module = importlib.import_module(f"gdnbench_kernels.{shape.op}.decode_plan")
+    plans = module.candidate_plans(shape.batch, shape.heads[1], shape.state_dtype, shape.steps)
+    return [with_plan(plan, shape.op) for plan in plans]
 
 
 def sweep(
@@ -338,7 +343,7 @@ def sweep(
 ) -> tuple[Comparison, dict[str, str]]:
     """Kernels timed on one shape in this process, and why others could not be, by name. All must leave the
     bits that the first leaves."""
-    device, op = device_of(on), operation(OP)
+    device, op = device_of(on), operation(shape.op)
     made = shape.call()
     given = {name: tensor.to(device) for name, tensor in made.tensors.items()}
     call = Call(given, made.scalars, {**op.default_conventions, **made.conventions})
@@ -352,10 +357,10 @@ def sweep(
     )
     watch = UnknownWatch("nobody looked, as asked by busy") if options.busy else watch_of(device)
     subjects, wrong = [], dict[str, str]()
-    expected = left_by(kernels[0], call)
+    expected = left_by(kernels[0], call, shape.op)
     for kernel in kernels:
         try:
-            found = left_by(kernel, call)
+            found = left_by(kernel, call, shape.op)
             if not all(same_bits(found[name], tensor) for name, tensor in expected.items()):
                 wrong[kernel.name] = "other bits than the first plan leaves"
                 continue
@@ -371,11 +376,11 @@ def sweep(
         watch.close()
 
 
-def left_by(kernel: LoadedKernel, call: Call) -> dict[str, Tensor]:
+def left_by(kernel: LoadedKernel, call: Call, name: str = Shape.op) -> dict[str, Tensor]:
     """o, zeros in rows of padding, and the states that a kernel leaves of a call, where that lies."""
     from gdnbench.replay.call import call_kernel, conversion
 
-    op = operation(OP)
+    op = operation(name)
     given = op.convert(call, conversion(call, op, kernel).target)
     given = replace(given, tensors={**given.tensors, "state": given.tensors["state"].clone()})
     return dict(op.convert_outputs(call_kernel(given, op, kernel), given.conventions, call.conventions))
@@ -402,7 +407,7 @@ def run_sweep(tables: Mapping[str, Sequence[Shape]], options: argparse.Namespace
     lines, kept = list[tuple[str, ...]](), list[dict[str, Any]]()
     for shape in (shape for shapes in tables.values() for shape in shapes):
         own = options.kernels.split(",")
-        kernels = plans_of(shape) if own[0] == COMPILED else [load(name, operation(OP)) for name in own]
+        kernels = plans_of(shape) if own[0] == COMPILED else [load(name, operation(shape.op)) for name in own]
         found, wrong = sweep(shape, kernels, options.on, timing_options(options))
         lines += swept(shape, found, wrong)
         say(" | ".join(lines[-1]))
@@ -434,9 +439,9 @@ def timing_options(options: argparse.Namespace) -> TimingOptions:
     )
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(shape: type[Shape] = Shape) -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    found.add_argument("--out", type=Path, default=OUT)
+    found.add_argument("--out", type=Path, default=RESULTS / shape.op)
     found.add_argument("--on", default="cuda", help="cuda, or cpu for kernels that run there")
     found.add_argument("--kernels", default=f"{COMPILED},{PEER},fla", help="separated by commas")
     found.add_argument("--groups", default="", help="tables, separated by commas; all if left out")
@@ -450,7 +455,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def chosen(options: argparse.Namespace) -> dict[str, list[Shape]]:
+def chosen(options: argparse.Namespace, shape: type[Shape] = Shape) -> dict[str, list[Shape]]:
     """The tables that are asked for."""
     try:
         batches = [int(text) for text in options.batches.split(",")]
@@ -458,7 +463,7 @@ def chosen(options: argparse.Namespace) -> dict[str, list[Shape]]:
         raise BadInputError(
             f"--batches {options.batches!r} are no numbers; write them like 1,16,64"
         ) from None
-    found = groups(batches, options.tiny)
+    found = groups(batches, options.tiny, shape)
     names = options.groups.split(",") if options.groups else list(found)
     for name in names:
         if name not in found:
@@ -466,16 +471,16 @@ def chosen(options: argparse.Namespace) -> dict[str, list[Shape]]:
     return {name: found[name] for name in names}
 
 
-def main() -> Exit:
-    options = parser().parse_args()
+def main(kind: type[Shape] = Shape) -> Exit:
+    options = parser(kind).parse_args()
     try:
         device_of(options.on)
-        tables = chosen(options)
+        tables = chosen(options, kind)
         if options.sweep:
             return run_sweep(tables, options)
         kernels, kept, new = (
             options.kernels.split(","),
-            load_kept(options.out / "timings.json"),
+            load_kept(options.out / "timings.json", kind),
             list[Timed](),
         )
         of = [(name, shape) for name, shapes in tables.items() for shape in shapes]
@@ -484,7 +489,7 @@ def main() -> Exit:
             name = of[len(new)][0]
             new.append((shape, timing))
             kept[name] = [one for (group, _), one in zip(of, new, strict=False) if group == name]
-            save_kept(options.out, kept)  # what was measured stays, whatever comes
+            save_kept(options.out, kept, kind.op)  # what was measured stays, whatever comes
 
         timed([shape for _, shape in of], kernels, options.on, timing_options(options), found)
         for name in tables:
