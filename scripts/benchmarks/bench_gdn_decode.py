@@ -440,7 +440,9 @@ def timing_options(options: argparse.Namespace) -> TimingOptions:
 
 
 def parser(shape: type[Shape] = Shape) -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    found = argparse.ArgumentParser(
+        description=f"Times the kernels of {shape.op} beside one another and makes a folder of results."
+    )
     found.add_argument("--out", type=Path, default=RESULTS / shape.op)
     found.add_argument("--on", default="cuda", help="cuda, or cpu for kernels that run there")
     found.add_argument("--kernels", default=f"{COMPILED},{PEER},fla", help="separated by commas")

@@ -56,7 +56,7 @@ def test_accurate(name: str) -> None:
     assert_passes(call, run(call))
 
 
-@pytest.fixture(scope="module", params=MIXED)
+@pytest.fixture(scope="module", params=quick(list(MIXED), 0, 2))
 def mixed(request: pytest.FixtureRequest) -> tuple[Call, Outputs]:
     call = made(**MIXED[request.param], seed=1)
     return call, run(call)
@@ -214,7 +214,7 @@ def shown(call: Call, plan: ChannelPlan | None = None) -> tuple[Outputs, dict[st
     return outputs, stages
 
 
-@pytest.mark.parametrize("name", ["log gates", "bounded, bf16 state", "drafted tokens"])
+@pytest.mark.parametrize("name", quick(["log gates", "bounded, bf16 state", "drafted tokens"], 1))
 def test_stages_are_right_and_taps_change_no_bit(name: str) -> None:
     call = made(**CALLS[name])
     outputs, stages = shown(call)
