@@ -182,8 +182,11 @@ def _scaled(operation: Operation, call: Call) -> Iterator[Variant]:
 
 def _split(operation: Operation, call: Call, what: str, place_of: Callable[[int], int]) -> Split:
     """The limit of the second part. Its state differs from that of the whole call by at most the limit of a
-    final state. Gates of at most 1 and updates I - beta k k^T, of norm 1 for a key of norm 1 and beta in [0,
-    2], carry a difference of states on without increase, and `output_factor` says what it is in an output."""
+    final state. A token carries a difference D of states on as D diag(alpha) (I - beta k k^T), since S' +
+    beta (v - S' k) k^T is linear in S' = S diag(alpha); with a gate for each head all alpha are equal. In the
+    Frobenius norm this is at most |D| times the 2-norms of the factors: the largest alpha, at most 1, and 1
+    for a key of norm 1 and beta in [0, 2]. So a difference never increases, and `output_factor` says what it
+    is in an output."""
     bounds = _bounds(call)
     places = [place_of(stop - start) for start, stop in bounds]
     first = keep_tokens(operation, call, _tokens(bounds, [(0, place) for place in places]))

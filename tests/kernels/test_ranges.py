@@ -12,6 +12,7 @@ from gdnbench_kernels.contract import Call, Operation
 from gdnbench_kernels.gdn_decode.contract import OPERATION as DECODE
 from gdnbench_kernels.gdn_prefill.contract import OPERATION as PREFILL
 from gdnbench_kernels.gdn_ranges import KeyCosines
+from gdnbench_kernels.kda_prefill.contract import OPERATION as KDA
 from gdnbench_kernels.swa_decode.contract import OPERATION as SWA
 from gdnbench_kernels.swa_decode.layouts import unpack
 
@@ -56,6 +57,23 @@ def test_gates_are_in_log_space_whatever_the_convention() -> None:
     call = PREFILL.synth(seqlens=(5,), heads=(1, 1), head_dim=(16, 8))
     linear = PREFILL.convert(call, {**call.conventions, "gate": "linear"})
     assert ranges(PREFILL, linear)["g"]["min"] == pytest.approx(ranges(PREFILL, call)["g"]["min"], rel=1e-5)
+
+
+def test_of_a_prefill_with_gates_by_channel() -> None:
+    """In chunks of 16, of each channel, and from what the call holds instead of gates and step sizes."""
+    call = KDA.synth(seqlens=(20, 0, 3), heads=(1, 2), head_dim=(16, 8), gate="raw", beta_form="logit")
+    found = ranges(KDA, call)
+    x, b, rate, bias = (call.tensors[name].double().numpy() for name in ("g", "beta", "A_log", "dt_bias"))
+    g = -np.exp(rate)[:, None] * np.log1p(np.exp(x + bias))
+    beta = 1 / (1 + np.exp(-b))
+    sums = [part.sum(0).min() for part in (g[:16], g[16:20], g[20:])]
+    wanted = {"g": g, "beta": beta}
+    for name, values in wanted.items():
+        assert found[name]["min"] == pytest.approx(values.min(), rel=1e-12)
+        assert found[name]["max"] == pytest.approx(values.max(), rel=1e-12)
+    assert found["g_chunk"]["min"] == pytest.approx(min(sums), rel=1e-12)
+    cosines = cosines_by_hand(call.tensors["k"].double().numpy(), [0, 20, 20, 23], 16)
+    assert found["key_cosine"]["mean"] == pytest.approx(cosines.mean(), abs=1e-12)
 
 
 def test_of_a_call_without_tokens_nothing_is_said_of_them() -> None:
