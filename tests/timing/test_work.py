@@ -7,6 +7,7 @@ import torch
 
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill.contract import work as prefill_work
+from gdnbench_kernels.kda_prefill.contract import work as channel_work
 from gdnbench_kernels.swa_decode.contract import work as swa_work
 
 D = 128
@@ -54,6 +55,16 @@ def test_prefill_reads_the_states_it_starts_from() -> None:
     begun = Call({**call.tensors, "initial_state": state}, call.scalars, {})
     assert prefill_work(begun).read - prefill_work(call).read == 2 * D * D * 2
     assert prefill_work(begun).flop == prefill_work(call).flop
+
+
+def test_prefill_with_gates_by_channel_per_token_and_value_head() -> None:
+    """In chunks of 16: 2 (16 x 16 over K and V, twice each), 3 (16 x V over K), 16^3 / 3. A gate has K floats."""
+    call = prefill([2048], (2, 4))
+    tensors = {**call.tensors, "g": torch.empty(2048, 4, D), "A_log": torch.empty(4)}
+    found, units = channel_work(Call(tensors, call.scalars, {"gate": "raw"})), 2048 * 4
+    assert found.flop * 16 / units == pytest.approx(4 * 2 * 16 * 16 * D + 3 * 2 * 16 * D * D + 16**3 / 3)
+    # q and k of two value heads, v, o, g, beta; cu_seqlens and A_log.
+    assert found.bytes == (2 * D + 2 * D + 2 * D + 4 * D + 4) * units + 2 * 4 + 4 * 4
 
 
 @pytest.mark.parametrize(("heads", "flop", "size"), [(64, 16.8e6, 206e3), (128, 33.6e6, 337e3)])
