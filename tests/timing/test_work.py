@@ -58,7 +58,8 @@ def test_prefill_reads_the_states_it_starts_from() -> None:
 
 
 def test_prefill_with_gates_by_channel_per_token_and_value_head() -> None:
-    """In chunks of 16: 2 (16 x 16 over K and V, twice each), 3 (16 x V over K), 16^3 / 3. A gate has K floats."""
+    """In chunks of 16: four products of 16 x 16 by 128, three of 16 x 128 by 128, 16^3 / 3. A gate has K
+    floats."""
     call = prefill([2048], (2, 4))
     tensors = {**call.tensors, "g": torch.empty(2048, 4, D), "A_log": torch.empty(4)}
     found, units = channel_work(Call(tensors, call.scalars, {"gate": "raw"})), 2048 * 4
