@@ -15,7 +15,7 @@ from torch import Tensor
 from gdnbench import sim
 from gdnbench_kernels.chunks import gather_chunks, scatter_chunks
 from gdnbench_kernels.gdn_prefill.chunked import form_p, read_out
-from gdnbench_kernels.gdn_prefill.contract import OPERATION, plan_of
+from gdnbench_kernels.gdn_prefill.contract import OPERATION, PACKED
 from gdnbench_kernels.gdn_prefill.sources import build_output
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.rounding import EXACT, Arithmetic, tensor_core_arithmetic
@@ -49,7 +49,7 @@ class Given:
         rounded = {"V_new": torch.bfloat16, "h": torch.bfloat16, "g_cu": torch.float32}
         inputs = {name: stages[name].to(dtype) for name, dtype in rounded.items()}
         kept = {name: call.tensors[name] for name in ("q", "k", "cu_seqlens")}
-        return cls(kept | inputs, plan_of(call))
+        return cls(kept | inputs, PACKED.plan_of(call))
 
     @property
     def heads(self) -> tuple[int, int]:
@@ -189,7 +189,7 @@ def test_a_sequence_alone_has_the_bits_it_has_in_a_batch(mixed: tuple[Given, Ten
             "cu_seqlens": torch.tensor([0, stop - start], dtype=torch.int32),
         }
         call = synth(seqlens=(stop - start,), heads=given.heads)
-        assert same_bits(Given(alone, plan_of(call)).run(), o[start:stop])
+        assert same_bits(Given(alone, PACKED.plan_of(call)).run(), o[start:stop])
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

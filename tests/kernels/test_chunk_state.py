@@ -16,7 +16,7 @@ from gdnbench_kernels.chunks import ChunkPlan, gather_chunks
 from gdnbench_kernels.gdn_prefill import chunk_state
 from gdnbench_kernels.gdn_prefill.chunk_state import PLAN
 from gdnbench_kernels.gdn_prefill.chunked import advance_state
-from gdnbench_kernels.gdn_prefill.contract import OPERATION, plan_of
+from gdnbench_kernels.gdn_prefill.contract import OPERATION, PACKED
 from gdnbench_kernels.gdn_prefill.sources import StateDtype, build_state
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.rounding import EXACT, Arithmetic, tensor_core_arithmetic
@@ -52,7 +52,7 @@ class Given:
         call = synth(initial_state=initial is not None, state_dtype=initial or "float32", **options)
         stages: dict[str, Tensor] = {}
         run_kernel(OPERATION, "reference_staged", call, stages)
-        plan = plan_of(call)
+        plan = PACKED.plan_of(call)
         given: dict[str, Tensor | None] = {name: call.tensors[name] for name in ("k", "cu_seqlens")}
         given["g_cu"] = stages["g_cu"].float()
         given |= {name: stages[name].bfloat16() for name in ("U", "W")}
@@ -259,7 +259,7 @@ def only(given: Given, n: int) -> Given:
     x |= {name: given[name][64 * first : 64 * last] for name in ("U", "W")}
     x["initial_state"] = given["initial_state"][n : n + 1]
     x["cu_seqlens"] = torch.tensor([0, stop - start], dtype=torch.int32)
-    return Given(dict(x), plan_of(synth(seqlens=(stop - start,), heads=given.heads)))
+    return Given(dict(x), PACKED.plan_of(synth(seqlens=(stop - start,), heads=given.heads)))
 
 
 def test_a_sequence_alone_has_the_bits_it_has_in_a_batch(mixed: tuple[Given, Outputs]) -> None:
