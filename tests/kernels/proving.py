@@ -83,7 +83,7 @@ GRIDS: Final = {
         Grid("gdn_prefill", gdn_prefill_cases, ("sm100", "sm100_fused"), schedules=("late",)),
         Grid("gdn_decode", gdn_decode_cases, ("cute",)),
         Grid("kda_decode", kda_decode_cases, ("cute",)),
-        Grid("kda_prefill", kda_prefill_cases, ()),
+        Grid("kda_prefill", kda_prefill_cases, ("sm100_fused",), schedules=("late",)),
         Grid(
             "swa_decode",
             swa_decode_cases,

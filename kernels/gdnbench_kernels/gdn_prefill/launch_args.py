@@ -1,4 +1,4 @@
-"""Checks the arguments of a call of gdn_prefill's SM100 kernels, and makes the tensors for its launches.
+"""Checks the arguments of a call of the SM100 prefill kernels, and makes the tensors for its launches.
 
 The errors name the argument: NotImplementedError for what another kernel could take, ValueError for what no
 kernel could. Inputs and outputs whose memory layout the kernels cannot use are copied.
@@ -17,7 +17,7 @@ from torch import Tensor
 from gdnbench_kernels import arguments, programs
 from gdnbench_kernels.arguments import Output
 from gdnbench_kernels.compiling import Program
-from gdnbench_kernels.delta_prefill_chunked import final_dtype
+from gdnbench_kernels.delta_prefill_chunked import PrefillTensors, final_dtype
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sources import ALIGN, BETA_MAX, STATE_DTYPES, check_heads
@@ -69,7 +69,7 @@ class Outputs:
 
     @classmethod
     def allocate(
-        cls, params: PrefillParams, o: Tensor | None = None, final_state: Tensor | None = None
+        cls, params: PrefillTensors, o: Tensor | None = None, final_state: Tensor | None = None
     ) -> Outputs:
         """Use the given tensors, or allocate new ones. Raises ValueError for a final state that is not
         requested."""
@@ -114,8 +114,17 @@ def contiguous_aligned(tensor: Tensor) -> Tensor:
 
 
 def refuse(params: PrefillParams) -> None:
+    """`refuse_sizes`, and other chunks than the kernels have."""
+    refuse_sizes(params)
+    if params.chunk_size != CHUNK:
+        raise NotImplementedError(
+            f"the SM100 kernels take chunks of {CHUNK} tokens, not of {params.chunk_size}"
+        )
+
+
+def refuse_sizes(params: PrefillTensors) -> None:
     """Raises NotImplementedError for sizes that the kernels do not support, ValueError for invalid ones."""
-    k, v, chunk_size, beta_max = params.k, params.v, params.chunk_size, params.beta_max
+    k, v, beta_max = params.k, params.v, params.beta_max
     for name, tensor in (("q", params.q), ("k", k), ("v", v)):
         if tensor.dim() != 3:
             raise ValueError(f"{name} has {tensor.dim()} axes; it has three: tokens, heads, features")
@@ -124,8 +133,6 @@ def refuse(params: PrefillParams) -> None:
         raise NotImplementedError(
             f"the SM100 kernels take K = V = {HEAD_DIM}, not K = {k.shape[2]} and V = {v.shape[2]}"
         )
-    if chunk_size != CHUNK:
-        raise NotImplementedError(f"the SM100 kernels take chunks of {CHUNK} tokens, not of {chunk_size}")
     if not beta_max <= BETA_MAX:
         raise NotImplementedError(
             f"the SM100 kernels take beta up to {BETA_MAX:g}, beyond which their inverse is not accurate"
@@ -133,15 +140,19 @@ def refuse(params: PrefillParams) -> None:
         )
 
 
-def check_inputs(params: PrefillParams) -> None:
-    """Check before the launch that inputs share a device, have supported dtypes, and have matching shapes."""
+def check_inputs(params: PrefillTensors, by_channel: bool = False) -> None:
+    """Check before the launch that inputs share a device, have supported dtypes, and have matching shapes.
+    `by_channel`: g has a gate for each key channel, and TMA reads it."""
     k, v, cu_seqlens, initial_state = params.k, params.v, params.cu_seqlens, params.initial_state
     tokens, value_heads = v.shape[:2]
     check_form("v", v, (tokens, value_heads, HEAD_DIM), BFLOAT16, v.device)
     for name, tensor in (("q", params.q), ("k", k)):
         check_form(name, tensor, (tokens, k.shape[1], HEAD_DIM), BFLOAT16, v.device)
-    for name, tensor in (("g", params.g), ("beta", params.beta)):
-        check_form(name, tensor, (tokens, value_heads), GATES, v.device)
+    check_form("beta", params.beta, (tokens, value_heads), GATES, v.device)
+    if by_channel:
+        _check("g", params.g, (tokens, value_heads, HEAD_DIM), GATES, v.device)
+    else:
+        check_form("g", params.g, (tokens, value_heads), GATES, v.device)
     check_form("cu_seqlens", cu_seqlens, (cu_seqlens.numel(),), INT32, v.device)
     if len(cu_seqlens) < (2 if tokens else 1):
         raise ValueError(f"cu_seqlens has {len(cu_seqlens)} elements: no sequence for {tokens} tokens")

@@ -110,6 +110,13 @@ KERNELS = {
         meaning="transformers' chunk_kimi_delta_attention, sequence by sequence",
         needs=("transformers",),
     ),
+    "sm100_fused": KernelEntry(
+        "gdnbench_kernels.kda_prefill.fused:sm100_fused",
+        {OFFSETS_DTYPE.name: ("int32",)},
+        devices=("sim", "cuda"),
+        meaning="one tcgen05 kernel for SM100 in CuTe DSL, without stages; another build where beta_max is 2",
+        sources="gdnbench_kernels.kda_prefill.sources:fused_sources",
+    ),
     "fla": KernelEntry(
         "gdnbench_kernels.kda_prefill.fla:fla",
         _FLA,

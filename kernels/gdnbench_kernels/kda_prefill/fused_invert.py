@@ -89,8 +89,8 @@ def invert(
         s_beta = shared.beta[None, i % BETAS]
         r_beta = _load_beta(work, beta, CHUNK * i, s_beta, warp, lane)
         a, p = Blocks.create(), Blocks.create()
-        _read_diagonal(tmem_copy, pipelines, scores, a, p, warp, lane)
-        _read_before(tmem_copy, pipelines, scores, a, p, warp)
+        scores = _read_diagonal(tmem_copy, pipelines, scores, a, p, warp, lane)
+        scores = _read_before(tmem_copy, pipelines, scores, a, p, warp)
         pipelines.squares.producer_acquire(squares)
         _write_rows(p.assemble(warp), shared.p[None, None, squares.index], warp, lane)
         r_values = a.assemble(warp)
@@ -137,8 +137,9 @@ def _read_diagonal(
     p: Blocks,
     warp: cutlass.Int32,
     lane: cutlass.Int32,
-) -> None:
-    """Take the diagonal blocks from the product of Q and K, and from the levels within 16 tokens."""
+) -> Any:
+    """Take the diagonal blocks from the product of Q and K, and from the levels within 16 tokens; returns the
+    state of the next level."""
     column = cute.assume(BLOCK * warp, divby=BLOCK)
     r_block = cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32)
     r_values = cute.make_tensor(r_block.iterator, cute.make_layout(VALUES))
@@ -160,6 +161,7 @@ def _read_diagonal(
             blackwell.before_thread_sync()
             pipelines.scores.consumer_release(scores)
             scores.advance()
+    return scores
 
 
 @cute.jit
@@ -170,8 +172,8 @@ def _read_before(
     a: Blocks,
     p: Blocks,
     warp: cutlass.Int32,
-) -> None:
-    """Take the other blocks from the last two levels."""
+) -> Any:
+    """Take the other blocks from the last two levels; returns the state of the next chunk."""
     pipelines.scores.consumer_wait(scores)
     blackwell.after_thread_sync()
     if warp % 2 == 1:
@@ -192,6 +194,7 @@ def _read_before(
         blackwell.before_thread_sync()
     pipelines.scores.consumer_release(scores)
     scores.advance()
+    return scores
 
 
 def _fragment(tmem_copy: blackwell.TmemCopy, r_block: cute.Tensor) -> cute.Tensor:
