@@ -123,8 +123,8 @@ def test_targets_by_framework_family_function_and_glob() -> None:
 
     frameworks = ("transformers", "fla", "flashinfer", "vllm", "sglang")
     # The copies of flash-linear-attention that vLLM and SGLang have lie in folders called fla too: 8 and 10.
-    # vLLM and SGLang call FlashInfer's sparse attention, which has 6 names. Of Kimi Delta Attention transformers
-    # has 3 models with 5 names each, fla 8, FlashInfer 5, vLLM 40 and SGLang 23.
+    # vLLM and SGLang call FlashInfer's sparse attention, which has 6 names. Of Kimi Delta Attention
+    # transformers has 3 models with 5 names each, fla 8, FlashInfer 5, vLLM 40 and SGLang 23.
     assert [len(chosen(framework)) for framework in frameworks] == [
         29 + 3 * 5,
         41 + 8 + 4,

@@ -345,7 +345,7 @@ def _scalars(scale: float | None, key_dim: int, layer: object | None) -> dict[st
 def _refuse_decode(name: str, arguments: Mapping[str, Any]) -> None:
     """NotCaptured for a call that gdn_decode does not describe."""
     if arguments.get("is_kda"):
-        raise NotCaptured("gates of every key channel (is_kda): capture reads those of the functions of Kimi Delta Attention alone")
+        raise NotCaptured("gates of every key channel (is_kda), in a function that no layer of vLLM calls so")
     if name == names.SIGMOID and arguments["beta"] != 1.0:
         raise NotCaptured("the softplus of the gate has another slope than 1")
     in_place = arguments.get("inplace_final_state", True) and _pool(arguments) is not None
