@@ -39,8 +39,8 @@ class HittingEngine(Engine):
 
 
 def check(seed: int, options: Options) -> int:
-    """The number of hits. The engine begins with the log, so that all hits are on recorded states. The hash of
-    a state is known once its request has read it, which a hit may have kept it from."""
+    """The number of hits. The engine begins with the log, so that all hits are on recorded states. The hash
+    of a state is known once its request has read it, which a hit may have kept it from."""
     engine = HittingEngine(seed, options).run(60)
     table = engine.table()
     chosen = random.Random(seed)
