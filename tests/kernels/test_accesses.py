@@ -22,8 +22,9 @@ def rows(tensor: torch.Tensor) -> list[tuple[int, ...]]:
     return [tuple(row) for row in tensor.tolist()]
 
 
+@pytest.mark.parametrize("op", ["gdn_decode", "kda_decode"])
 @pytest.mark.parametrize("seed", range(4))
-def test_decode(seed: int) -> None:
+def test_decode(seed: int, op: str) -> None:
     """Sequence i reads slot state_indices[i, num_accepted[i] - 1], or read_indices[i], and after its token t
     writes slot state_indices[i, t]; the later token's state stays."""
     chosen = random.Random(seed)
@@ -32,7 +33,7 @@ def test_decode(seed: int) -> None:
     named = seed % 2 == 0
     column = indices.gather(1, (accepted.long() - 1)[:, None])[:, 0]
     extra = {"num_accepted": accepted} if named else {"read_indices": column}
-    found = accesses_of("gdn_decode", {"state_indices": indices, **extra})
+    found = accesses_of(op, {"state_indices": indices, **extra})
     reads, writes = [], []
     for sequence, slots in enumerate(indices.tolist()):
         read = slots[int(accepted[sequence]) - 1]

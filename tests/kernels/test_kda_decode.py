@@ -1,5 +1,5 @@
-"""Numerics and refusals of kda_decode: the oracle against a plain loop, flash-linear-attention and gdn_decode;
-other kernels against the oracle; conversions."""
+"""Numerics and refusals of kda_decode: the oracle against a plain loop, flash-linear-attention's and that of
+gdn_decode; other kernels against the oracle; conversions."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from gdnbench_kernels.contract import Call, Operation
 from gdnbench_kernels.gdn_decode.contract import OPERATION as DECODE
 from gdnbench_kernels.gdn_prefill.contract import OPERATION as PREFILL
 from gdnbench_kernels.gdn_ranges import KeyCosines
-from gdnbench_kernels.kda_prefill.contract import OPERATION as KDA
+from gdnbench_kernels.kda_decode.contract import OPERATION as KDA_DECODE
+from gdnbench_kernels.kda_prefill.contract import OPERATION as KDA_PREFILL
 from gdnbench_kernels.swa_decode.contract import OPERATION as SWA
 from gdnbench_kernels.swa_decode.layouts import unpack
 
@@ -61,8 +62,8 @@ def test_gates_are_in_log_space_whatever_the_convention() -> None:
 
 def test_of_a_prefill_with_gates_by_channel() -> None:
     """In chunks of 16, of each channel, and from what the call holds instead of gates and step sizes."""
-    call = KDA.synth(seqlens=(20, 0, 3), heads=(1, 2), head_dim=(16, 8), gate="raw", beta_form="logit")
-    found = ranges(KDA, call)
+    call = KDA_PREFILL.synth(seqlens=(20, 0, 3), heads=(1, 2), head_dim=(16, 8), gate="raw", beta_form="logit")
+    found = ranges(KDA_PREFILL, call)
     x, b, rate, bias = (call.tensors[name].double().numpy() for name in ("g", "beta", "A_log", "dt_bias"))
     g = -np.exp(rate)[:, None] * np.log1p(np.exp(x + bias))
     beta = 1 / (1 + np.exp(-b))
@@ -103,6 +104,17 @@ def test_raw_gates_are_those_that_the_update_gets() -> None:
     a, b, scale, bias = (call.tensors[name].double().numpy() for name in ("g", "beta", "A_log", "dt_bias"))
     g = -np.exp(scale) * np.log1p(np.exp(a + bias))
     assert found["g"]["min"] == pytest.approx(g.min(), rel=1e-9)
+    assert found["beta"]["max"] == pytest.approx((1 / (1 + np.exp(-b))).max(), rel=1e-9)
+
+
+def test_bounded_gates_of_drafts_are_those_of_each_channel() -> None:
+    call = KDA_DECODE.synth(batch=2, steps=3, heads=(1, 2), head_dim=(16, 8), gate="bounded", beta_form="logit")
+    found = ranges(KDA_DECODE, call)
+    x, b, scale, bias = (call.tensors[name].double().numpy() for name in ("g", "beta", "A_log", "dt_bias"))
+    g = -5 / (1 + np.exp(-np.exp(scale)[:, None] * (x + bias)))
+    assert found["g"]["min"] == pytest.approx(g.min(), rel=1e-9)
+    assert found["g"]["max"] == pytest.approx(g.max(), rel=1e-9)
+    assert found["g_chunk"]["min"] == pytest.approx(g.sum(1).min(), rel=1e-9)
     assert found["beta"]["max"] == pytest.approx((1 / (1 + np.exp(-b))).max(), rel=1e-9)
 
 

@@ -132,11 +132,15 @@ def test_prefills_with_gates_by_channel_stay_valid(
 
 
 @SMALL
-@given(decodes, reads, st.data())
-def test_decodes_stay_valid(options: dict[str, Any], read: dict[str, Any], data: st.DataObject) -> None:
+@given(st.sampled_from(["gdn_decode", "kda_decode"]), decodes, reads, st.data())
+def test_decodes_stay_valid(
+    op: str, options: dict[str, Any], read: dict[str, Any], data: st.DataObject
+) -> None:
     if read.get("read_indices") in ("first", "last"):
         options = {**options, "holes": 0.0}  # or the slot to read may be none
-    reduce_at_random("gdn_decode", synthesise("gdn_decode", **options, **read), data)
+    if op == "kda_decode" and options.get("gate") == "linear":
+        options = {**options, "gate": "bounded"}
+    reduce_at_random(op, synthesise(op, **options, **read), data)
 
 
 @SMALL
@@ -224,17 +228,19 @@ def test_chunk_tables_follow(prefill: Call) -> None:
     assert smaller.tensors["chunk_indices"][:3].tolist() == [[0, 0], [0, 1], [0, 2]]
 
 
-def test_what_is_left_of_a_decode_computes_the_same() -> None:
-    call = synthesise("gdn_decode", batch=5, steps=3, heads=(2, 4), head_dim=(8, 8), padding=0.2, slots=30)
-    before, found = exact("gdn_decode", call), axes("gdn_decode", call)
-    equal(exact("gdn_decode", found["sequences"].keep([1, 4]))["o"], before["o"][[1, 4]])
-    equal(exact("gdn_decode", found["key heads"].keep([0]))["o"], before["o"][:, :, :2])
-    equal(exact("gdn_decode", found["tokens a sequence"].keep([0, 1]))["o"], before["o"][:, :2])
+@pytest.mark.parametrize("op", ["gdn_decode", "kda_decode"])
+def test_what_is_left_of_a_decode_computes_the_same(op: str) -> None:
+    sizes: dict[str, Any] = {"batch": 5, "steps": 3, "heads": (2, 4), "head_dim": (8, 8), "slots": 30}
+    call = synthesise(op, **sizes, padding=0.2, gate="raw")
+    before, found = exact(op, call), axes(op, call)
+    equal(exact(op, found["sequences"].keep([1, 4]))["o"], before["o"][[1, 4]])
+    equal(exact(op, found["key heads"].keep([0]))["o"], before["o"][:, :, :2])
+    equal(exact(op, found["tokens a sequence"].keep([0, 1]))["o"], before["o"][:, :2])
     few = found["slots not touched"].keep([])
     assert len(few.tensors["state"]) == 12  # four sequences of three tokens
-    after = exact("gdn_decode", few)
+    after = exact(op, few)
     equal(after["o"], before["o"])
-    touched = operation("gdn_decode").touched(call)["state"]
+    touched = operation(op).touched(call)["state"]
     equal(after["state"], before["state"][touched])
 
 

@@ -279,7 +279,7 @@ def test_unread_slots_are_finite_and_stale_entries_live() -> None:
     assert (variant.call.tensors["swa_indices"] < slots).all()
 
 
-@pytest.mark.parametrize("op", ["gdn_prefill", "gdn_decode", "kda_decode", "swa_decode"])
+@pytest.mark.parametrize("op", ["gdn_prefill", "gdn_decode", "kda_prefill", "kda_decode", "swa_decode"])
 def test_the_made_records_for_laws_have_each_law(op: str) -> None:
     found = operation(op)
     assert found.laws is not None
@@ -293,6 +293,7 @@ def test_the_made_records_for_laws_have_each_law(op: str) -> None:
     expected = {
         "gdn_prefill": {"causality", "sequences", "order", "padding", "scale", "split"},
         "gdn_decode": {"causality", "sequences", "order", "padding", "scale", "unnamed slots", "split"},
+        "kda_prefill": {"causality", "sequences", "order", "padding", "scale", "split"},
         "kda_decode": {"causality", "sequences", "order", "padding", "scale", "unnamed slots", "split"},
         "swa_decode": {"requests", "order", "pages", "unread slots"},
     }
