@@ -62,7 +62,9 @@ def test_gates_are_in_log_space_whatever_the_convention() -> None:
 
 def test_of_a_prefill_with_gates_by_channel() -> None:
     """In chunks of 16, of each channel, and from what the call holds instead of gates and step sizes."""
-    call = KDA_PREFILL.synth(seqlens=(20, 0, 3), heads=(1, 2), head_dim=(16, 8), gate="raw", beta_form="logit")
+    call = KDA_PREFILL.synth(
+        seqlens=(20, 0, 3), heads=(1, 2), head_dim=(16, 8), gate="raw", beta_form="logit"
+    )
     found = ranges(KDA_PREFILL, call)
     x, b, rate, bias = (call.tensors[name].double().numpy() for name in ("g", "beta", "A_log", "dt_bias"))
     g = -np.exp(rate)[:, None] * np.log1p(np.exp(x + bias))
@@ -108,7 +110,9 @@ def test_raw_gates_are_those_that_the_update_gets() -> None:
 
 
 def test_bounded_gates_of_drafts_are_those_of_each_channel() -> None:
-    call = KDA_DECODE.synth(batch=2, steps=3, heads=(1, 2), head_dim=(16, 8), gate="bounded", beta_form="logit")
+    call = KDA_DECODE.synth(
+        batch=2, steps=3, heads=(1, 2), head_dim=(16, 8), gate="bounded", beta_form="logit"
+    )
     found = ranges(KDA_DECODE, call)
     x, b, scale, bias = (call.tensors[name].double().numpy() for name in ("g", "beta", "A_log", "dt_bias"))
     g = -5 / (1 + np.exp(-np.exp(scale)[:, None] * (x + bias)))
