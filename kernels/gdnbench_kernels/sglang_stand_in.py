@@ -27,8 +27,8 @@ def _capability(device_id: int = 0) -> tuple[int, int]:
 
 def _refuse_nvcc(*args: object, **options: object) -> None:
     raise NotImplementedError(
-        "SGLang builds its kernel for this call from CUDA C++, which needs nvcc and its engine; its Triton and"
-        " CuTe DSL kernels do not"
+        "SGLang builds its kernel for this call from CUDA C++, which needs nvcc and its engine; its Triton"
+        " and CuTe DSL kernels do not"
     )
 
 
