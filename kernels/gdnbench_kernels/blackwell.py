@@ -230,7 +230,8 @@ def vectors(smem: Any, buffer: plan.Buffer) -> cute.Tensor:
 def tiles(smem: Any, buffer: plan.Buffer) -> cute.Tensor:
     """Allocate the plan's buffer of tiles in `load_layout`: (rows, columns, number of tiles)."""
     *often, rows, columns = buffer.shape
-    dtype = getattr(cutlass, {"bfloat16": "BFloat16", "float16": "Float16", "float32": "Float32"}[buffer.dtype])
+    names = {"bfloat16": "BFloat16", "float16": "Float16", "float32": "Float32"}
+    dtype = getattr(cutlass, names[buffer.dtype])
     layout = load_layout(dtype, rows, columns, buffer.stages * prod(often))
     return smem.allocate_tensor(dtype, layout.outer, buffer.align, layout.inner)
 

@@ -6,19 +6,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-import cutlass
 import cutlass.cute as cute
 
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.gdn_prefill import inverse
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
-from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Pipeline, Sync
-
-HALF = HEAD_DIM // 2
-"""Rows of S that one of the two warpgroups of STATE updates."""
-HALF_LANES = 16
-"""Lanes of each 32 tensor-memory lanes, hence of each 32 rows, that belong to one warpgroup."""
-GROUP_WARPS = 4
+from gdnbench_kernels.plan import Accumulator, Buffer, KernelPlan, Pipeline, Sync
 
 
 class Role(IntEnum):
@@ -182,24 +175,3 @@ class Shared:
         *tiles, gate = plan.smem[: -len(inverse.buffers())]
         s_tiles = [blackwell.tiles(smem, tile) for tile in tiles]
         return Shared(*s_tiles, *[blackwell.vectors(smem, gate)])
-
-
-@dataclass(frozen=True)
-class WorkTile:
-    """The work of a CTA: the chunks of a sequence, for one value head."""
-
-    sequence: cutlass.Int32
-    head: cutlass.Int32
-    start: cutlass.Int32  # the first token
-    stop: cutlass.Int32
-    chunks: cutlass.Int32
-
-
-def rows_of_half(tile: cute.Tensor, half: Any) -> cute.Tensor:
-    """The 64 rows of a 128-row tile that belong to a warpgroup of STATE: the first or last 16 of each 32
-    rows. Their tensor-memory lanes are those of an M=64 accumulator, so its TmemCopy loads them."""
-    order = cute.make_layout((HALF_LANES, GROUP_WARPS, 2), stride=(1, WARP, HALF_LANES))
-    columns = cute.size(tile, mode=[1])
-    return cute.local_tile(
-        cute.composition(tile, (order, cute.make_layout(columns))), (HALF, columns), (half, 0)
-    )

@@ -7,18 +7,14 @@ in the order that tcgen05.ld 16x256b, stmatrix and ldmatrix share. So threads ex
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass.cute.nvgpu import OperandMajorMode
 
 from gdnbench_kernels import blackwell
+from gdnbench_kernels.delta_prefill_fused import GROUP_WARPS, PARTS, Half, WorkTile
 from gdnbench_kernels.gdn_prefill.fused_plan import (
-    GROUP_WARPS,
-    HALF,
-    HALF_LANES,
     T_ADDED,
     T_KS,
     T_PV,
@@ -27,50 +23,13 @@ from gdnbench_kernels.gdn_prefill.fused_plan import (
     Pipelines,
     Row,
     Shared,
-    WorkTile,
-    rows_of_half,
 )
-from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
+from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.plan import WARP
 
 BF16 = cutlass.BFloat16
-PARTS = HEAD_DIM // CHUNK
-"""Parts of the columns of S, each as wide as an accumulator of one chunk's tokens, so one TmemCopy fits
-all."""
-
 State = list[cute.Tensor]
 """A thread's elements of each part."""
-
-
-@dataclass(frozen=True)
-class Half:
-    """A warpgroup's part of all tiles, and the copies with which a thread reads and writes its elements."""
-
-    index: cutlass.Int32
-    tmem_copy: blackwell.TmemCopy
-
-    @staticmethod
-    def create(base: cute.Pointer, thread: cutlass.Int32) -> Half:
-        """For the calling thread, number `thread` of its warpgroup."""
-        index = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // GROUP_WARPS
-        apart = HALF_LANES * blackwell.LANE
-        lanes = base + cute.assume(index * apart, divby=apart)
-        tiled_mma = blackwell.make_tiled_mma(OperandMajorMode.K, HALF, CHUNK)
-        return Half(index, blackwell.TmemCopy.create(tiled_mma, (HALF, CHUNK), lanes, thread))
-
-    def registers(self, dtype: Any = cutlass.Float32) -> cute.Tensor:
-        return cute.make_rmem_tensor(self.tmem_copy.coords.shape, dtype)
-
-    def part(self, tile: cute.Tensor, part: int = 0) -> cute.Tensor:
-        """A part of the columns of a tile of 128 rows."""
-        return cute.local_tile(rows_of_half(tile, self.index), (HALF, CHUNK), (0, part))
-
-    def by_token(self, s_vector: cute.Tensor) -> cute.Tensor:
-        """A per-token number for each of a thread's elements of (rows, tokens)."""
-        r_values = self.registers()
-        columns = cute.make_tensor(s_vector.iterator, cute.make_layout((HALF, CHUNK), stride=(0, 1)))
-        cute.autovec_copy(self.tmem_copy.partition(columns), r_values)
-        return r_values
 
 
 @cute.jit

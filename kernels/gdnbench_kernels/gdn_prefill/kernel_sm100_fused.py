@@ -123,6 +123,7 @@ import cutlass.pipeline as pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync
 
 from gdnbench_kernels import blackwell
+from gdnbench_kernels.delta_prefill_fused import TileMma, WorkTile, load_own_rows, store_output
 from gdnbench_kernels.gdn_prefill import fused_state, inverse, triangle
 from gdnbench_kernels.gdn_prefill.fused_plan import (
     SQUARE,
@@ -139,13 +140,12 @@ from gdnbench_kernels.gdn_prefill.fused_plan import (
     Role,
     Row,
     Shared,
-    WorkTile,
     planned,
 )
 from gdnbench_kernels.gdn_prefill.gate_scan import decay, rounded_decay, scan
-from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
+from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.gdn_prefill.triangle import ROWS_OF_WARP, fragment_column, fragment_row
-from gdnbench_kernels.plan import WARP, Accumulator
+from gdnbench_kernels.plan import WARP
 
 BF16 = cutlass.BFloat16
 STATE_REGISTERS, INVERT_REGISTERS, OTHER_REGISTERS = 152, 144, 64
@@ -163,41 +163,6 @@ class Tma:
     q: blackwell.Tma
     v: blackwell.Tma
     o: blackwell.Tma
-
-
-@dataclass(frozen=True)
-class TileMma:
-    """One of the kernel's products: operand tiles in shared memory and their accumulator."""
-
-    tiled_mma: cute.TiledMma
-    base: cute.Pointer
-    part: Accumulator
-    r_left: cute.Tensor
-    r_right: cute.Tensor
-
-    @staticmethod
-    def create(
-        base: cute.Pointer,
-        part: Accumulator,
-        s_left: cute.Tensor,
-        s_right: cute.Tensor,
-        major: OperandMajorMode = OperandMajorMode.K,
-    ) -> TileMma:
-        tiled_mma = blackwell.make_tiled_mma(major, *part.shape)
-        depth = cute.size(s_left, mode=[1])
-        return TileMma(
-            tiled_mma, base, part, *blackwell.operands(tiled_mma, s_left, s_right, (*part.shape, depth))
-        )
-
-    def issue(self, left: Any, right: Any, stage: Any = 0, add: bool = False) -> None:
-        """Issue the MMAs of the two operands' stages into a stage of the accumulator, or with `add` add to
-        what it holds."""
-        t_part = blackwell.accumulator(self.tiled_mma, self.base, self.part, stage)
-        r_left, r_right = (
-            self.r_left[None, None, None, left.index],
-            self.r_right[None, None, None, right.index],
-        )
-        blackwell.mma(self.tiled_mma, t_part, r_left, r_right, add)
 
 
 @dataclass(frozen=True)
@@ -264,29 +229,25 @@ class ChunkFused:
         # Each role computes its work tile itself: ptxas spills values that live across setmaxnreg.
         if warp < Role.INVERT:
             cute.arch.setmaxregister_increase(STATE_REGISTERS)
-            fused_state.recurrence(self.work_tile(cu_seqlens), pipelines, shared, base, *states, scale)
+            fused_state.recurrence(self.work(cu_seqlens), pipelines, shared, base, *states, scale)
         elif warp < Role.LOAD:
             cute.arch.setmaxregister_increase(INVERT_REGISTERS)
-            self.invert(self.work_tile(cu_seqlens), pipelines, shared, scratch, base)
+            self.invert(self.work(cu_seqlens), pipelines, shared, scratch, base)
         else:
             cute.arch.setmaxregister_decrease(OTHER_REGISTERS)
         if warp == Role.LOAD:
-            self.load(self.work_tile(cu_seqlens), pipelines, shared, tma)
+            self.load(self.work(cu_seqlens), pipelines, shared, tma)
         if warp == Role.MMA:
-            self.mma(self.work_tile(cu_seqlens), pipelines, shared, base)
+            self.mma(self.work(cu_seqlens), pipelines, shared, base)
         if warp == Role.GATE:
-            self.scan_gates(self.work_tile(cu_seqlens), pipelines, shared, *gates)
+            self.scan_gates(self.work(cu_seqlens), pipelines, shared, *gates)
         if warp == Role.STORE:
-            self.store(self.work_tile(cu_seqlens), pipelines, shared, tma, o)
+            store_output(self.work(cu_seqlens), pipelines.o, shared.o, tma.o, o, self.value_heads)
         cute.arch.sync_threads()
         tmem.free(base)
 
-    def work_tile(self, cu_seqlens: cute.Tensor) -> WorkTile:
-        """Order: heads of a sequence, sequences. So CTAs that read the same Q and K are neighbours."""
-        block = cute.arch.block_idx()[0]
-        n = block // self.value_heads
-        start, stop = cu_seqlens[n], cu_seqlens[n + 1]
-        return WorkTile(n, block % self.value_heads, start, stop, (stop - start + CHUNK - 1) // CHUNK)
+    def work(self, cu_seqlens: cute.Tensor) -> WorkTile:
+        return WorkTile.create(cu_seqlens, self.value_heads)
 
     @cute.jit
     def load(self, work: WorkTile, pipelines: Pipelines, shared: Shared, tma: Tma) -> None:
@@ -299,15 +260,15 @@ class ChunkFused:
         for i in cutlass.range(work.chunks, unroll=1):
             token = work.start + CHUNK * i
             pipelines.k.producer_acquire(k)
-            self._load_own_rows(
-                pipelines, pipelines.k, k, k_tail, tma.k, shared.k, work.stop - token, token, key_head
+            load_own_rows(
+                pipelines.tail, pipelines.k, k, k_tail, tma.k, shared.k, work.stop - token, token, key_head
             )
             pipelines.q.producer_acquire(q)
             pipelines.q.arrive_and_expect_tx(q)
             tma.q.load(pipelines.q, q, shared.q, token, key_head)
             pipelines.v.producer_acquire(v)
-            self._load_own_rows(
-                pipelines, pipelines.v, v, v_tail, tma.v, shared.v, work.stop - token, token, work.head
+            load_own_rows(
+                pipelines.tail, pipelines.v, v, v_tail, tma.v, shared.v, work.stop - token, token, work.head
             )
             k.advance()
             q.advance()
@@ -315,31 +276,6 @@ class ChunkFused:
         pipelines.k.producer_tail(k)
         pipelines.q.producer_tail(q)
         pipelines.v.producer_tail(v)
-
-    @cute.jit
-    def _load_own_rows(
-        self,
-        pipelines: Pipelines,
-        pipe: blackwell.Pipeline,
-        state: Any,
-        tail: Any,
-        tma: blackwell.Tma,
-        s_tiles: cute.Tensor,
-        length: cutlass.Int32,
-        token: cutlass.Int32,
-        head: cutlass.Int32,
-    ) -> None:
-        """Load a tile, with zeros in its rows from `length` on. A sequence has one tail, which uses its stage
-        once."""
-        if length >= CHUNK:
-            pipe.arrive_and_expect_tx(state)
-            tma.load(pipe, state, s_tiles, token, head)
-        else:
-            pipelines.tail.arrive_and_expect_tx(tail)
-            tma.load(pipelines.tail, tail, s_tiles, token, head, stage=state.index)
-            pipelines.tail.consumer_wait(tail)
-            blackwell.zero_rows(s_tiles[None, None, state.index], length)
-            pipe.producer_commit(state)
 
     @cute.jit
     def scan_gates(
@@ -536,41 +472,3 @@ class ChunkFused:
         r_rounded = cute.make_rmem_tensor(r_values.shape, BF16)
         r_rounded.store(r_values.load().to(BF16))
         triangle.store_rows(r_rounded, cute.local_tile(s_square, (ROWS_OF_WARP, CHUNK), (warp, 0)), lane)
-
-    @cute.jit
-    def store(self, work: WorkTile, pipelines: Pipelines, shared: Shared, tma: Tma, o: cute.Tensor) -> None:
-        """Store a full chunk by TMA. Of a shorter one store only its own rows, because the next sequence
-        follows."""
-        state = pipelines.o.consumer_state()
-        for i in cutlass.range(work.chunks, unroll=1):
-            token = work.start + CHUNK * i
-            s_o = shared.o[None, None, state.index]
-            pipelines.o.consumer_wait(state)
-            if token + CHUNK <= work.stop:
-                with cute.arch.elect_one():
-                    tma.o.store(s_o, token, work.head)
-                    cute.arch.cp_async_bulk_commit_group()
-                    cute.arch.cp_async_bulk_wait_group(0, read=True)
-                    pipelines.o.consumer_release_thread(state)
-            else:
-                self._store_rows(s_o, o, token, work)
-                pipelines.o.consumer_release(state)
-            state.advance()
-        with cute.arch.elect_one():
-            cute.arch.cp_async_bulk_wait_group(0)
-
-    @cute.jit
-    def _store_rows(self, s_o: cute.Tensor, o: cute.Tensor, token: cutlass.Int32, work: WorkTile) -> None:
-        """Store rows up to the end of the sequence, 16 bytes per lane."""
-        # In 64 bits: T Hv 128 may exceed 2^31.
-        stride = self.value_heads * HEAD_DIM
-        first = cutlass.Int64(token) * stride + work.head * HEAD_DIM
-        g_o = cute.make_tensor((o.iterator + first).align(16), cute.make_layout(TOKENS, stride=(stride, 1)))
-        lane, lanes = cute.arch.lane_idx(), HEAD_DIM // blackwell.VECTOR
-        for row in cutlass.range(lane // lanes, work.stop - token, WARP // lanes, unroll=1):
-            r_vector = cute.make_rmem_tensor((1, blackwell.VECTOR), BF16)
-            s_vector, g_vector = (
-                cute.local_tile(tile, (1, blackwell.VECTOR), (row, lane % lanes)) for tile in (s_o, g_o)
-            )
-            cute.autovec_copy(s_vector, r_vector)
-            cute.autovec_copy(r_vector, g_vector)

@@ -164,7 +164,7 @@ def build_metadata() -> Build:
     """cu_seqlens, chunk_offsets, chunk_indices, total_chunks."""
     from gdnbench_kernels.gdn_prefill.chunk_metadata import ChunkMetadata
 
-    of = _Examples()
+    of = Examples()
     return ChunkMetadata(), (
         of.tensor("int32", of.offsets),
         of.tensor("int32", of.offsets),
@@ -181,7 +181,7 @@ def build_uw(heads: int, value_heads: int, tap: Tap, beta_max: int) -> Build:
     from gdnbench_kernels.gdn_prefill import triangle
     from gdnbench_kernels.gdn_prefill.chunk_uw import ChunkUW
 
-    of = _Examples()
+    of = Examples()
     square = ("float32", of.chunks, value_heads, CHUNK, CHUNK)
     return ChunkUW(heads, value_heads, triangle.Tap[tap.upper()], split=beta_max > 1), (
         of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
@@ -207,7 +207,7 @@ def build_state(
     """k, u, w, g_cu, cu_seqlens, chunk_offsets, initial_state, h, v_new, final_state."""
     from gdnbench_kernels.gdn_prefill.chunk_state import ChunkState
 
-    of = _Examples()
+    of = Examples()
 
     return ChunkState(heads, value_heads), (
         of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
@@ -230,7 +230,7 @@ def build_output(heads: int, value_heads: int) -> Build:
 
     from gdnbench_kernels.gdn_prefill.chunk_output import ChunkOutput
 
-    of = _Examples()
+    of = Examples()
     return ChunkOutput(heads, value_heads), (
         of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
         of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
@@ -259,7 +259,7 @@ def build_fused(
 
     from gdnbench_kernels.gdn_prefill.kernel_sm100_fused import ChunkFused
 
-    of = _Examples()
+    of = Examples()
     return ChunkFused(heads, value_heads, split=beta_max > 1), (
         of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
         of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
@@ -275,7 +275,7 @@ def build_fused(
     )
 
 
-class _Examples:
+class Examples:
     """Contiguous tensors with only types, and the open extents."""
 
     def __init__(self) -> None:

@@ -20,12 +20,21 @@ import cutlass.pipeline as pipeline
 from cutlass.cute.nvgpu import OperandMajorMode
 
 from gdnbench_kernels import blackwell
+from gdnbench_kernels.delta_prefill_fused import WorkTile
 from gdnbench_kernels.gdn_prefill import inverse, triangle
-from gdnbench_kernels.gdn_prefill.fused_plan import WorkTile
 from gdnbench_kernels.gdn_prefill.inverse import BLOCK, VALUES, WARPS
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.gdn_prefill.triangle import ROWS_OF_WARP, fragment_column, fragment_row
-from gdnbench_kernels.kda_prefill.fused_plan import BETAS, LEVELS, T_KKT, T_QK, Barrier, Pipelines, Role, Shared
+from gdnbench_kernels.kda_prefill.fused_plan import (
+    BETAS,
+    LEVELS,
+    T_KKT,
+    T_QK,
+    Barrier,
+    Pipelines,
+    Role,
+    Shared,
+)
 from gdnbench_kernels.plan import WARP
 
 BF16 = cutlass.BFloat16
@@ -156,8 +165,8 @@ def _read_diagonal(
                         if cutlass.const_expr(size == EIGHT and lower > right):
                             blocks.r_own[value] = r_values[value]
                         if cutlass.const_expr(size < EIGHT and lower == right):
-                            if _in_level(lane // 4, 2 * (lane % 4) + odd, size):
-                                blocks.r_own[value] = r_values[value]
+                            taken = _in_level(lane // 4, 2 * (lane % 4) + odd, size)
+                            blocks.r_own[value] = r_values[value] if taken else blocks.r_own[value]
             blackwell.before_thread_sync()
             pipelines.scores.consumer_release(scores)
             scores.advance()
@@ -199,7 +208,8 @@ def _read_before(
 
 def _fragment(tmem_copy: blackwell.TmemCopy, r_block: cute.Tensor) -> cute.Tensor:
     """A block's values in the shape that tcgen05.ld fills."""
-    return cute.make_tensor(r_block.iterator, cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32).layout)
+    like = cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32)
+    return cute.make_tensor(r_block.iterator, like.layout)
 
 
 def _in_level(i: Any, j: Any, size: int) -> Any:

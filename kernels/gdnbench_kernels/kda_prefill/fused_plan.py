@@ -82,7 +82,7 @@ def planned(split: bool) -> KernelPlan:
         warps={"STATE": 8, "SCALE": 4, "INVERT": 4, "LOAD": 1, "SCORES": 1, "MMA": 1, "STORE": 1},
         does={
             "STATE": "rounds S to h and decays S in TMEM; X, V_new and o; 64 rows each four warps",
-            "SCALE": "decays of all tokens; K and Q of each level, Kd, Qd, Ke and the chunk's decay into SMEM",
+            "SCALE": "K and Q of each level, Kd, Qd, Ke and the decay of the chunk into SMEM",
             "INVERT": "A and P from the levels' products; Ai in registers; Ai beta and P into SMEM",
             "LOAD": "TMA of K, Q, g and V; zeros past the end of the sequence",
             "SCORES": "products of the levels",
@@ -200,5 +200,5 @@ class Shared:
         """Allocate all buffers but the inverse's."""
         *tiles, total, halves, beta = plan.smem[: -len(inverse.buffers())]
         s_tiles = [blackwell.tiles(smem, tile) for tile in tiles]
-        s_total, s_halves, s_beta = (blackwell.vectors(smem, buffer) for buffer in (total, halves, beta))
-        return Shared(*s_tiles, s_total, s_halves[None, None, 0], s_beta)
+        s_total, s_halves, s_beta = [blackwell.vectors(smem, buffer) for buffer in (total, halves, beta)]
+        return Shared(*s_tiles, *[s_total, s_halves[None, None, 0], s_beta])

@@ -1,4 +1,4 @@
-"""The SCALE role of kernel_sm100_fused.py: scales K and Q by products of decays, for the levels and the state.
+"""The SCALE role of kernel_sm100_fused.py: K and Q times products of decays, for the levels and the state.
 
 A thread has two neighbouring channels in half of the chunk's tokens: their decays stay in registers.
 Products run over a thread's own tokens, so threads exchange only the product over each half, and for the
@@ -18,7 +18,7 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 
 from gdnbench_kernels import blackwell
-from gdnbench_kernels.gdn_prefill.fused_plan import WorkTile
+from gdnbench_kernels.delta_prefill_fused import WorkTile
 from gdnbench_kernels.gdn_prefill.gate_scan import decay, rounded_decay
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.kda_prefill.fused_plan import HALVES, LEVELS, Barrier, Pipelines, Role, Row, Shared
@@ -50,7 +50,8 @@ class Mine:
         """For a thread of SCALE."""
         first, columns = OWN * (warp // HALVES), WARP // PAIR
         word = CHUNK * WARP * (warp % HALVES) + WARP * first + lane
-        gate = CHUNK * (WARP * (warp % HALVES) + columns * (lane // columns)) + columns * first + lane % columns
+        column = WARP * (warp % HALVES) + columns * (lane // columns)
+        gate = CHUNK * column + columns * first + lane % columns
         return Mine(first, word, gate, cute.make_rmem_tensor((PAIR, OWN), cutlass.Float32))
 
     def anew(self) -> Mine:
@@ -103,8 +104,7 @@ def scale(work: WorkTile, pipelines: Pipelines, shared: Shared) -> None:
     together = pipeline.NamedBarrier(barrier_id=Barrier.SCALE, num_threads=WARP * 4)
     k, q, g = (pipe.consumer_state() for pipe in (pipelines.k, pipelines.q, pipelines.g))
     scaled, reads, ends, total = (
-        pipe.producer_state()
-        for pipe in (pipelines.scaled, pipelines.reads, pipelines.ends, pipelines.total)
+        pipe.producer_state() for pipe in (pipelines.scaled, pipelines.reads, pipelines.ends, pipelines.total)
     )
     for i in cutlass.range(work.chunks, unroll=1):
         lane = blackwell.lane_of_turn(i)
@@ -216,9 +216,7 @@ def _write_level(mine: Mine, tiles: Tiles, size: cutlass.Constexpr) -> None:
 
 
 @cute.jit
-def _down(
-    mine: Mine, tiles: Tiles, s_to: cute.Tensor, tokens: cutlass.Constexpr, factor: Any
-) -> Any:
+def _down(mine: Mine, tiles: Tiles, s_to: cute.Tensor, tokens: cutlass.Constexpr, factor: Any) -> Any:
     """Write K of tokens [start, stop) times `factor` and the decays of the tokens after each to s_to; returns
     `factor` times all decays."""
     for j in cutlass.range_constexpr(tokens[1] - 1, tokens[0] - 1, -1):

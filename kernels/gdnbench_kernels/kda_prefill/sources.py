@@ -5,8 +5,8 @@ from __future__ import annotations
 from gdnbench_kernels.gdn_prefill.sizes import HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sources import (
     Build,
+    Examples,
     StateDtype,
-    _Examples,
     check_beta_max,
     check_heads,
     check_states,
@@ -63,7 +63,7 @@ def build_fused(
 
     from gdnbench_kernels.kda_prefill.kernel_sm100_fused import KdaFused
 
-    of = _Examples()
+    of = Examples()
     return KdaFused(heads, value_heads, split=beta_max > 1), (
         of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
         of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
