@@ -15,10 +15,10 @@ product of elements and alpha = exp(g) [C, K] the decays:
     o      = scale (Qd h^T + P V_new)
     S      = S diag(exp(sum g)) + V_new^T Ke
 
-**Levels.** D of all pairs has C C K elements, and D[i,j] = exp(g_cu[i] - g_cu[j]) is no product of a factor of
-i and one of j that fits in f32 if gates span more than 88. It is one for the pairs of a level: the level of
-size 1, 2, 4 .. 32 has the pairs whose block of 2 size tokens has i in its upper half and j in its lower half.
-With m the first token of the upper half,
+Levels: D of all pairs has C C K elements, and D[i,j] = exp(g_cu[i] - g_cu[j]) is no product of a factor of i
+and one of j that fits in f32 if gates span more than 88. It is one for the pairs of a level: the level of size
+1, 2, 4 .. 32 has the pairs whose block of 2 size tokens has i in its upper half and j in its lower half. With
+m the first token of the upper half,
 
     D[i,j] = up_i down_j        up_i = prod_(m <= t <= i) alpha_t, down_j = prod_(j < t < m) alpha_t
 
@@ -97,32 +97,32 @@ chunk ahead of the recurrence, of STATE and MMA.
     out       1       1 MMA commit          8 STATE warp
     o         1       8 STATE warp          1 STORE
 
-    sync                               who                         orders
-    fence.mbarrier_init, barrier TMEM  all                         mbarriers, tensor memory: before their use
-    setmaxnreg                         all                         increases wait for the others' decrease
-    tail pipeline                      LOAD                        K, V have landed before zeros are stored
-    fence.proxy.async                  LOAD                        zeros in s_k written before products read them
-    fence.proxy.async                  SCALE                       s_scaled_k, s_scaled_q, s_k written before products
-    fence.proxy.async                  SCALE                       s_q, s_g read before TMA writes
-    barrier SCALE                      SCALE                       s_halves: sums, then products, written before the other half's reads
-    barrier INVERT                     INVERT                      exchanges within the inverse: inverse.py
-    fence.proxy.async                  INVERT                      s_aib, s_p written before products read them
-    fence.proxy.async                  STATE                       s_h, s_left written before products
-    fence.proxy.async                  STATE                       s_o written before TMA, s_v read before TMA writes
-    tcgen05.wait::ld                   INVERT, STATE               tensor memory read before its release
-    tcgen05.wait::st                   STATE                       S written before products add to it
-    tcgen05.fence before, after        SCORES, MMA, INVERT, STATE  tensor memory, with the mbarriers
-    bulk wait_group.read               STORE                       the TMA store has read s_o before its release
-    bulk wait_group                    STORE                       o stored before the CTA ends
-    producer_tail                      each producer               no arrival after the CTA ends
-    barrier of the CTA                 all                         tensor memory read before it is freed
+    sync                               who            orders
+    fence.mbarrier_init, barrier TMEM  all            mbarriers, tensor memory: before their use
+    setmaxnreg                         all            increases wait for the others' decrease
+    tail pipeline                      LOAD           K, V have landed before zeros are stored
+    fence.proxy.async                  LOAD           zeros in s_k written before products read them
+    fence.proxy.async                  SCALE          s_scaled_k, s_scaled_q, s_k written before products
+    fence.proxy.async                  SCALE          s_q, s_g read before TMA writes
+    barrier SCALE                      SCALE          s_halves written before the other half is read
+    barrier INVERT                     INVERT         exchanges within the inverse: inverse.py
+    fence.proxy.async                  INVERT         s_aib, s_p written before products read them
+    fence.proxy.async                  STATE          s_h, s_left written before products
+    fence.proxy.async                  STATE          s_o written before TMA, s_v read before TMA writes
+    tcgen05.wait::ld                   INVERT, STATE  tensor memory read before its release
+    tcgen05.wait::st                   STATE          S written before products add to it
+    tcgen05.fence before, after        TMEM's users   tensor memory, with the mbarriers around
+    bulk wait_group.read               STORE          the TMA store has read s_o before its release
+    bulk wait_group                    STORE          o stored before the CTA ends
+    producer_tail                      each producer  no arrival after the CTA ends
+    barrier of the CTA                 all            tensor memory read before it is freed
 
 640 threads, 230276 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
 
 fused_plan.py makes these tables. With `split` there is 1 stage of s_k and 2 of s_blocks, 222052 bytes.
 
-A last chunk of fewer than 64 tokens: past its end LOAD sets rows of K and V to zero, beta is 0 and SCALE takes
-decays of 1. So A, X and V_new are 0 there, unless h is not finite. Q continues with the next sequence: those
+A last chunk of fewer than 64 tokens: past its end LOAD sets rows of K and V to zero, beta is 0 and SCALE
+takes decays of 1. So A, X and V_new are 0 there, unless h is not finite. Q continues with the next sequence: those
 rows of P and o are not stored. A sequence without tokens has no chunks: its final state is its initial one.
 
 Limits: K = V = 128, Hv a multiple of H, bf16 tensors, f32 gates. Initial and final states are f32, bf16 or
