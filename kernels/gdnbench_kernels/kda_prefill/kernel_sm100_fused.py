@@ -16,9 +16,9 @@ product of elements and alpha = exp(g) [C, K] the decays:
     S      = S diag(exp(sum g)) + V_new^T Ke
 
 Levels: D of all pairs has C C K elements, and D[i,j] = exp(g_cu[i] - g_cu[j]) is no product of a factor of i
-and one of j that fits in f32 if gates span more than 88. It is one for the pairs of a level: the level of size
-1, 2, 4 .. 32 has the pairs whose block of 2 size tokens has i in its upper half and j in its lower half. With
-m the first token of the upper half,
+and one of j that fits in f32 if gates span more than 88. It is one for the pairs of a level: the level of
+size 1, 2, 4 .. 32 has the pairs whose block of 2 size tokens has i in its upper half and j in its lower half.
+With m the first token of the upper half,
 
     D[i,j] = up_i down_j        up_i = prod_(m <= t <= i) alpha_t, down_j = prod_(j < t < m) alpha_t
 
@@ -122,8 +122,9 @@ chunk ahead of the recurrence, of STATE and MMA.
 fused_plan.py makes these tables. With `split` there is 1 stage of s_k and 2 of s_blocks, 222052 bytes.
 
 A last chunk of fewer than 64 tokens: past its end LOAD sets rows of K and V to zero, beta is 0 and SCALE
-takes decays of 1. So A, X and V_new are 0 there, unless h is not finite. Q continues with the next sequence: those
-rows of P and o are not stored. A sequence without tokens has no chunks: its final state is its initial one.
+takes decays of 1. So A, X and V_new are 0 there, unless h is not finite. Q continues with the next sequence:
+those rows of P and o are not stored. A sequence without tokens has no chunks: its final state is its initial
+one.
 
 Limits: K = V = 128, Hv a multiple of H, bf16 tensors, f32 gates. Initial and final states are f32, bf16 or
 absent; an absent initial state is 0. beta at most 1, with `split` 2; N >= 1; N Hv < 2^31, T Hv < 2^31, with
