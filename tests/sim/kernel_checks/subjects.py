@@ -27,13 +27,14 @@ class Subject:
 
 def _subjects() -> dict[str, Subject]:
     prefill, decode, swa = (GRIDS[op] for op in ("gdn_prefill", "gdn_decode", "swa_decode"))
-    kda = GRIDS["kda_decode"]
+    kda, kda_prefill = (GRIDS[op] for op in ("kda_decode", "kda_prefill"))
     found = {
         # Stages come from the same launches.
         "gdn_prefill sm100": Subject(prefill, "sm100", stages=True),
         "gdn_prefill sm100_fused": Subject(prefill, "sm100_fused"),
         "gdn_decode cute": Subject(decode, "cute"),
         "gdn_decode cute, tapped": Subject(decode, "cute", stages=True),
+        "kda_prefill sm100_fused": Subject(kda_prefill, "sm100_fused"),
         "kda_decode cute": Subject(kda, "cute"),
         "kda_decode cute, tapped": Subject(kda, "cute", stages=True),
     }

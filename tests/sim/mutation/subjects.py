@@ -336,6 +336,7 @@ SUBJECTS: dict[str, Subject] = {
     "launch_control": Subject(launch_control, sms=2),
     "gdn_prefill": Subject(_Operation("gdn_prefill", "sm100", _PREFILL)),
     "gdn_prefill_fused": Subject(_Operation("gdn_prefill", "sm100_fused", _PREFILL)),
+    "kda_prefill_fused": Subject(_Operation("kda_prefill", "sm100_fused", _PREFILL)),
     "gdn_decode": Subject(_Decode("registers")),
     "gdn_decode_bulk_in": Subject(_Decode("bulk_in")),
     "gdn_decode_bulk": Subject(_Decode("bulk")),

@@ -14,6 +14,7 @@ _DECODE_ATTENTION = {"heads": 8, "lens": (128,), "cache_layout": "per_token_scal
 _CALLS: dict[str, dict[str, Any]] = {
     "gdn_prefill": _PREFILL,
     "gdn_prefill_fused": _PREFILL,
+    "kda_prefill_fused": _PREFILL,
     "swa_decode_portable": _DECODE_ATTENTION,
     "swa_decode_sm100": _DECODE_ATTENTION,
     "swa_decode_wgmma": _DECODE_ATTENTION,
