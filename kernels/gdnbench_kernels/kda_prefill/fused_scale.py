@@ -130,8 +130,11 @@ def scale(work: WorkTile, pipelines: Pipelines, shared: Shared) -> None:
         pipelines.k.consumer_wait(k)
         pipelines.q.consumer_wait(q)
         for level in cutlass.range_constexpr(len(LEVELS) - 1):
-            pipelines.scaled.producer_acquire(scaled)
-            pipelines.reads.producer_acquire(reads)
+            # The tiles hold Kd and Qd of the chunk before, then the level before.
+            if cutlass.const_expr(level == 0):
+                pipelines.reads.producer_acquire(reads)
+            else:
+                pipelines.scaled.producer_acquire(scaled)
             _write_level(mine.anew(), tiles, LEVELS[level])
             cute.arch.fence_proxy("async.shared", space="cta")
             pipelines.scaled.producer_commit(scaled)
