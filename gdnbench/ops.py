@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import pkgutil
 from functools import cache
 
@@ -17,10 +17,9 @@ def operations() -> dict[str, Operation]:
     """All operations by name, in name order."""
     found: dict[str, Operation] = {}
     for folder in sorted(pkgutil.iter_modules(gdnbench_kernels.__path__), key=lambda info: info.name):
-        if folder.ispkg:
-            operation: Operation = importlib.import_module(
-                f"gdnbench_kernels.{folder.name}.contract"
-            ).OPERATION
+        contract = f"gdnbench_kernels.{folder.name}.contract"
+        if folder.ispkg and importlib.util.find_spec(contract) is not None:
+            operation: Operation = importlib.import_module(contract).OPERATION
             found[operation.name] = operation
     return found
 

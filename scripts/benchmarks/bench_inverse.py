@@ -31,7 +31,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from torch import Tensor
 
 from gdnbench import sim
-from gdnbench_kernels.delta_prefill_chunked import chunk_cumsum, invert
+from gdnbench_kernels.delta_prefill.chunked import chunk_cumsum, invert
 from gdnbench_kernels.gdn_inputs import Span
 from gdnbench_kernels.gdn_prefill.chunked import form_a
 from gdnbench_kernels.gdn_prefill.inverse import BLOCK, SIZE, WARPS

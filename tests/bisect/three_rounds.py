@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.delta_prefill_chunked import ChunkedPrefill
+from gdnbench_kernels.delta_prefill.chunked import ChunkedPrefill
 from gdnbench_kernels.gdn_prefill.chunked import inputs_of
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.params import takes_params

@@ -256,7 +256,7 @@ def test_sequences_go_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None
     call = made(batch=5, steps=2, padding=0.2, head_dim=(8, 8))
     expected = run_kernel(OPERATION, "torch", call)
     two_states = 2 * 4 * 8 * 8 * 4
-    monkeypatch.setattr("gdnbench_kernels.delta_decode_recurrence.STATE_BYTES_AT_ONCE", two_states)
+    monkeypatch.setattr("gdnbench_kernels.delta_decode.recurrence.STATE_BYTES_AT_ONCE", two_states)
     found = run_kernel(OPERATION, "torch", call)
     # Each sequence and head is a product of its own; only the order of sums inside may differ.
     for name, tensor in expected.items():

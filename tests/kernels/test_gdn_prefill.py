@@ -239,7 +239,7 @@ def test_many_sequences_go_in_several_passes(
     call = made(seqlens=(3, 9, 0, 4, 9, 1), head_dim=(8, 8), initial_state=True)
     expected = run_kernel(OPERATION, "reference", call)
     two_states = 2 * 4 * 8 * 8 * 8
-    monkeypatch.setattr("gdnbench_kernels.delta_prefill_recurrence.STATE_BYTES_AT_ONCE", two_states)
+    monkeypatch.setattr("gdnbench_kernels.delta_prefill.recurrence.STATE_BYTES_AT_ONCE", two_states)
     found = run_kernel(OPERATION, "reference", call)
     for name, tensor in expected.items():
         assert relative_error(found[name], tensor) < EXACT
@@ -248,7 +248,7 @@ def test_many_sequences_go_in_several_passes(
 def test_chunks_go_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     call = made(seqlens=(70, 0, 150), head_dim=(8, 8))
     expected = run_kernel(OPERATION, "torch", call)
-    monkeypatch.setattr("gdnbench_kernels.delta_prefill_chunked.CHUNKS_AT_ONCE", 2)
+    monkeypatch.setattr("gdnbench_kernels.delta_prefill.chunked.CHUNKS_AT_ONCE", 2)
     found = run_kernel(OPERATION, "torch", call)
     # Each chunk and head is a product of its own; the sums inside are the same.
     assert all(found[name].equal(tensor) for name, tensor in expected.items())

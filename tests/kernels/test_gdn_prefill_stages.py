@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.delta_prefill_chunked import chunk_cumsum, invert
+from gdnbench_kernels.delta_prefill.chunked import chunk_cumsum, invert
 from gdnbench_kernels.gdn_prefill.chunked import causal_decay
 from gdnbench_kernels.gdn_prefill.contract import OPERATION, PACKED
 from gdnbench_kernels.rounding import EXACT

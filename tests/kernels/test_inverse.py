@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gdnbench import sim
 from gdnbench.sim.errors import KernelFault
-from gdnbench_kernels.delta_prefill_chunked import chunk_cumsum
+from gdnbench_kernels.delta_prefill.chunked import chunk_cumsum
 from gdnbench_kernels.gdn_prefill import inverse
 from gdnbench_kernels.gdn_prefill.chunked import form_a
 from gdnbench_kernels.gdn_prefill.synth import synth

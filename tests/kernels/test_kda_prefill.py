@@ -319,7 +319,7 @@ def test_a_resumed_prefill_is_the_long_one(cut: int, relative_error: Measure) ->
 def test_chunks_go_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     call = made(seqlens=(70, 0, 50), head_dim=(8, 8))
     expected = run_kernel(OPERATION, "torch", call)
-    monkeypatch.setattr("gdnbench_kernels.delta_prefill_chunked.CHUNKS_AT_ONCE", 2)
+    monkeypatch.setattr("gdnbench_kernels.delta_prefill.chunked.CHUNKS_AT_ONCE", 2)
     found = run_kernel(OPERATION, "torch", call)
     # Each chunk and head is a product of its own; the sums inside are the same.
     assert all(found[name].equal(tensor) for name, tensor in expected.items())

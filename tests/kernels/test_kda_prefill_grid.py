@@ -61,7 +61,7 @@ ANCHORED = """
 import torch
 from gdnbench_kernels.kda_prefill.chunked import MATH, gates_of
 from gdnbench_kernels.kda_prefill.params import KdaPrefillParams
-from gdnbench_kernels.delta_prefill_chunked import prefill_inputs, run_chunked
+from gdnbench_kernels.delta_prefill.chunked import prefill_inputs, run_chunked
 from gdnbench_kernels.gdn import per_value_head
 from gdnbench_kernels.params import from_call
 from gdnbench_kernels.rounding import tensor_core_arithmetic

@@ -16,7 +16,7 @@ from gdnbench.judge.rule import Bound
 from gdnbench.judge.stages import judge_stages
 from gdnbench_kernels.chunks import gather_chunks
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.delta_prefill_chunked import ChunkedPrefill, invert, published_stages
+from gdnbench_kernels.delta_prefill.chunked import ChunkedPrefill, invert, published_stages
 from gdnbench_kernels.kda_prefill import stage_rules
 from gdnbench_kernels.kda_prefill.chunked import inputs_of
 from gdnbench_kernels.kda_prefill.contract import OPERATION

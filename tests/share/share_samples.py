@@ -14,7 +14,7 @@ from gdnbench.record import RecordDraft
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
 from gdnbench_kernels.chunks import plan_chunks
-from gdnbench_kernels.delta_prefill_chunked import ChunkedPrefill, PrefillInputs
+from gdnbench_kernels.delta_prefill.chunked import ChunkedPrefill, PrefillInputs
 from gdnbench_kernels.gdn_prefill.chunked import MATH, GdnGates
 from gdnbench_kernels.rounding import tensor_core_arithmetic
 

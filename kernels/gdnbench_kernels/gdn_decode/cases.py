@@ -1,4 +1,4 @@
-"""Synthetic calls that a kernel of gdn_decode must compute correctly: those of `delta_decode_cases`, and its
+"""Synthetic calls that a kernel of gdn_decode must compute correctly: those of `delta_decode.cases`, and its
 gates."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gdnbench_kernels.cases import Case
-from gdnbench_kernels.delta_decode_cases import Made, decode_cases
+from gdnbench_kernels.delta_decode.cases import Made, decode_cases
 
 HEADS = (
     *((16, 16), (8, 8), (4, 4), (2, 2)),

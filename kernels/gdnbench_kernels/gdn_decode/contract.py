@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gdnbench_kernels import delta_decode_laws, delta_decode_shrink, state_pool
+from gdnbench_kernels import state_pool
 from gdnbench_kernels.contract import (
     Call,
     ContractError,
@@ -31,8 +31,9 @@ from gdnbench_kernels.contract import (
     TensorSpec,
     Work,
 )
-from gdnbench_kernels.delta_decode_cost import work_of
-from gdnbench_kernels.delta_decode_tensors import BETA, OUTPUT, POOL, QKV, QUERIES_AND_KEYS, SCALE, stage
+from gdnbench_kernels.delta_decode import laws, shrink
+from gdnbench_kernels.delta_decode.op_cost import work_of
+from gdnbench_kernels.delta_decode.tensors import BETA, OUTPUT, POOL, QKV, QUERIES_AND_KEYS, SCALE, stage
 from gdnbench_kernels.gdn import (
     CONVERSIONS,
     OFFSETS_DTYPE,
@@ -270,13 +271,13 @@ OPERATION = Operation(
     accesses=state_pool.accesses,
     work=work,
     carries=("state", "state"),
-    laws=Laws(delta_decode_laws.variants, delta_decode_laws.splits),
+    laws=Laws(laws.variants, laws.splits),
     ranges=ranges,
     decodes=True,
     shrinking=Shrinking(
-        delta_decode_shrink.axes,
-        delta_decode_shrink.extent,
-        delta_decode_shrink.level,
+        shrink.axes,
+        shrink.extent,
+        shrink.level,
         state_pool.placed,
     ),
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
-from gdnbench_kernels.delta_decode_launch import launch, launch_tapped, prepared_launch
+from gdnbench_kernels.delta_decode.launch import launch, launch_tapped, prepared_launch
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan
 from gdnbench_kernels.gdn_decode.launch_args import arguments
 from gdnbench_kernels.gdn_decode.params import DecodeParams

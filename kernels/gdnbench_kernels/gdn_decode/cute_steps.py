@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gdnbench_kernels.delta_decode_launch import LaunchArguments, launch_tapped
+from gdnbench_kernels.delta_decode.launch import LaunchArguments, launch_tapped
 from gdnbench_kernels.gdn_decode.launch_args import arguments
 from gdnbench_kernels.gdn_decode.params import DecodeParams
 from gdnbench_kernels.params import from_call

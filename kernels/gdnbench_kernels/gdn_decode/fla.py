@@ -1,5 +1,5 @@
 """The kernel named `fla` of gdn_decode: flash-linear-attention's fused_recurrent_gated_delta_rule, on
-gathered states: see `delta_decode_fla`."""
+gathered states: see `delta_decode.fla`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
-from gdnbench_kernels.delta_decode_fla import bind_gathered, refuse_drafts
+from gdnbench_kernels.delta_decode.fla import bind_gathered, refuse_drafts
 from gdnbench_kernels.gdn_decode.params import DecodeParams
 from gdnbench_kernels.params import by_name, takes_params
 from gdnbench_kernels.peers import PeerLaunch, call_kind, fla_module, warmed_up

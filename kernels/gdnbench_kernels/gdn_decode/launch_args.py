@@ -1,6 +1,6 @@
 """Checks the arguments of a call of gdn_decode's compiled kernel, and makes those of its launch.
 
-`delta_decode_launch` has the checks that it shares with kda_decode. g and beta may have any strides.
+`delta_decode.launch` has the checks that it shares with kda_decode. g and beta may have any strides.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.compiling import Program
-from gdnbench_kernels.delta_decode_launch import (
+from gdnbench_kernels.delta_decode.launch import (
     GATES,
     LaunchArguments,
     call_options,
@@ -22,7 +22,7 @@ from gdnbench_kernels.delta_decode_launch import (
     check_call,
     check_tensor,
 )
-from gdnbench_kernels.delta_decode_launch import arch_of as arch_of
+from gdnbench_kernels.delta_decode.launch import arch_of as arch_of
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, default_plan
 from gdnbench_kernels.gdn_decode.params import DecodeParams
 from gdnbench_kernels.gdn_decode.sources import BIAS_DTYPES, Tap, source

@@ -6,9 +6,9 @@ A state in fp32 is held to twice torch's error, some 2^-24 of its values. `ex2.a
     term      where            error              from
     alpha_t   always           2^-22 + 2 u |g|    ex2.approx; g log2(e) and the constant round
               |g| < 2^-20      0, not 2^-22       see `FAINT`
-              gate raw         and 9 u |g|        g itself: as beta_t, `delta_decode_rules`
+              gate raw         and 9 u |g|        g itself: as beta_t, `delta_decode.stage_rules`
                                and u exp(A_log)   1 + exp(x), see below
-    beta_t    gate raw         9 u                `delta_decode_rules`
+    beta_t    gate raw         9 u                `delta_decode.stage_rules`
     q_t, k_t  qk raw           2^-22              rsqrt.approx (PTX ISA, "rsqrt")
 
 The decode kernels of vLLM and SGLang compute softplus(x) as log(1 + exp(x)), and as x above 20. The sum
@@ -24,8 +24,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.delta_decode_leeway import APPROXIMATE, Errors, exponential_error, leeway_of
-from gdnbench_kernels.delta_decode_rules import BETA_UNITS, UNIT
+from gdnbench_kernels.delta_decode.leeway import APPROXIMATE, Errors, exponential_error, leeway_of
+from gdnbench_kernels.delta_decode.stage_rules import BETA_UNITS, UNIT
 from gdnbench_kernels.gdn_decode.steps import exact_steps
 
 

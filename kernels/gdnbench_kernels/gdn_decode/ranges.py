@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from gdnbench_kernels.contract import Call, Ranges
-from gdnbench_kernels.delta_decode_ranges import ranges_of
+from gdnbench_kernels.delta_decode.ranges import ranges_of
 from gdnbench_kernels.gdn import log_decay
 from gdnbench_kernels.gdn_decode.gates import Gates
 from gdnbench_kernels.state_slots import SlotPlan

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.delta_decode_inputs import Options, apart, drawn_tensors
+from gdnbench_kernels.delta_decode.inputs import Options, apart, drawn_tensors
 from gdnbench_kernels.gdn import STATES, convert_call
 from gdnbench_kernels.gdn_decode.gates import CONVENTIONS
 from gdnbench_kernels.gdn_inputs import (

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
-from gdnbench_kernels.delta_decode_vllm import PoolWithoutSlot0
+from gdnbench_kernels.delta_decode.vllm import PoolWithoutSlot0
 from gdnbench_kernels.gdn import default_scale
 from gdnbench_kernels.gdn_decode.params import DecodeParams
 from gdnbench_kernels.params import by_name, takes_params

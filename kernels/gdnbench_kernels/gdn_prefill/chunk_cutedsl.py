@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.delta_prefill_chunked import final_dtype
+from gdnbench_kernels.delta_prefill.chunked import final_dtype
 from gdnbench_kernels.gdn import default_scale
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.peers import contiguous_aligned, require_dims, require_dtypes

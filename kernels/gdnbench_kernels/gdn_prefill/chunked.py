@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.delta_prefill_chunked import ChunkMath, PrefillInputs, prefill_inputs
+from gdnbench_kernels.delta_prefill.chunked import ChunkMath, PrefillInputs, prefill_inputs
 from gdnbench_kernels.gdn import decay, log_decay, per_value_head
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.rounding import Arithmetic

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gdnbench_kernels import delta_prefill_laws as laws
 from gdnbench_kernels.contract import (
     Call,
     KernelEntry,
@@ -20,8 +19,10 @@ from gdnbench_kernels.contract import (
     TensorSpec,
     Work,
 )
-from gdnbench_kernels.delta_prefill_accesses import accesses
-from gdnbench_kernels.delta_prefill_contract import (
+from gdnbench_kernels.delta_prefill import laws
+from gdnbench_kernels.delta_prefill.accesses import accesses
+from gdnbench_kernels.delta_prefill.op_cost import work_of
+from gdnbench_kernels.delta_prefill.packed import (
     OUTPUTS,
     QKV,
     SEQUENCES,
@@ -33,9 +34,8 @@ from gdnbench_kernels.delta_prefill_contract import (
     prefill_scalars,
     touched,
 )
-from gdnbench_kernels.delta_prefill_cost import work_of
-from gdnbench_kernels.delta_prefill_shrink import axes, unit_vectors
-from gdnbench_kernels.delta_prefill_steps import cut_of
+from gdnbench_kernels.delta_prefill.shrink import axes, unit_vectors
+from gdnbench_kernels.delta_prefill.steps import cut_of
 from gdnbench_kernels.gdn import (
     CONVENTIONS,
     CONVERSIONS,

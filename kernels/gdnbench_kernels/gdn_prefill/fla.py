@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
-from gdnbench_kernels.delta_prefill_chunked import final_dtype
+from gdnbench_kernels.delta_prefill.chunked import final_dtype
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.peers import (

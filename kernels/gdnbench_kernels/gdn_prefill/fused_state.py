@@ -13,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 
 from gdnbench_kernels import blackwell
-from gdnbench_kernels.delta_prefill_fused import GROUP_WARPS, PARTS, Half, WorkTile
+from gdnbench_kernels.delta_prefill.fused_tiles import GROUP_WARPS, PARTS, Half, WorkTile
 from gdnbench_kernels.gdn_prefill.fused_plan import (
     T_ADDED,
     T_KS,

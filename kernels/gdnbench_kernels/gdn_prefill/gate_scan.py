@@ -8,7 +8,7 @@ from enum import IntEnum
 import cutlass
 import cutlass.cute as cute
 
-from gdnbench_kernels.delta_prefill_chunked import CLOSED_GATE, LEAST_GATE
+from gdnbench_kernels.delta_prefill.chunked import CLOSED_GATE, LEAST_GATE
 
 LOG2_E = math.log2(math.e)
 

@@ -123,7 +123,7 @@ import cutlass.pipeline as pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync
 
 from gdnbench_kernels import blackwell
-from gdnbench_kernels.delta_prefill_fused import TileMma, WorkTile, load_own_rows, store_output
+from gdnbench_kernels.delta_prefill.fused_tiles import TileMma, WorkTile, load_own_rows, store_output
 from gdnbench_kernels.gdn_prefill import fused_state, inverse, triangle
 from gdnbench_kernels.gdn_prefill.fused_plan import (
     SQUARE,

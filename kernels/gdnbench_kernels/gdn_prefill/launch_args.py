@@ -17,7 +17,7 @@ from torch import Tensor
 from gdnbench_kernels import arguments, programs
 from gdnbench_kernels.arguments import Output
 from gdnbench_kernels.compiling import Program
-from gdnbench_kernels.delta_prefill_chunked import PrefillTensors, final_dtype
+from gdnbench_kernels.delta_prefill.chunked import PrefillTensors, final_dtype
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sources import ALIGN, BETA_MAX, STATE_DTYPES, check_heads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gdnbench_kernels.contract import Call, Ranges
-from gdnbench_kernels.delta_prefill_ranges import ranges_of
+from gdnbench_kernels.delta_prefill.ranges import ranges_of
 from gdnbench_kernels.gdn import log_decay
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gdnbench_kernels.delta_prefill_chunked import run_chunked
-from gdnbench_kernels.delta_prefill_recurrence import recurrence
+from gdnbench_kernels.delta_prefill.chunked import run_chunked
+from gdnbench_kernels.delta_prefill.recurrence import recurrence
 from gdnbench_kernels.gdn_prefill.chunked import GdnGates, inputs_of
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.params import takes_params

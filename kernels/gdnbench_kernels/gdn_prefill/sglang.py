@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
-from gdnbench_kernels.delta_prefill_states import OverwrittenStates
+from gdnbench_kernels.delta_prefill.states import OverwrittenStates
 from gdnbench_kernels.gdn_prefill.chunk_cutedsl import CHUNK, gated_inputs, refuse
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.params import takes_params

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from gdnbench_kernels.chunks import plan_chunks
 from gdnbench_kernels.contract import Call, Limit
-from gdnbench_kernels.delta_prefill_rules import HALF_TINY, gate_sum_limit, half_tiny, rounded_gates
-from gdnbench_kernels.delta_prefill_sums import sum_leeway
+from gdnbench_kernels.delta_prefill.stage_rules import HALF_TINY, gate_sum_limit, half_tiny, rounded_gates
+from gdnbench_kernels.delta_prefill.sums import sum_leeway
 from gdnbench_kernels.gdn import log_decay
 from gdnbench_kernels.gdn_prefill.chunked import inputs_of
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
@@ -66,6 +66,6 @@ def with_rounded_sums(call: Call) -> Call:
 
 
 def stage_leeway(call: Call, stage: str, exact: Mapping[str, Tensor]) -> Tensor | None:
-    """What the order of sums may cost a stage; see `delta_prefill_sums`."""
+    """What the order of sums may cost a stage; see `delta_prefill.sums`."""
     given = {**call.tensors, **call.scalars, **call.conventions}
     return sum_leeway(inputs_of(from_call(PrefillParams, given)), stage, exact)

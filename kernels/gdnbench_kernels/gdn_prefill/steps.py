@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gdnbench_kernels.contract import Step
-from gdnbench_kernels.delta_prefill_steps import ChunkedSteps, steps_of
+from gdnbench_kernels.delta_prefill.steps import ChunkedSteps, steps_of
 from gdnbench_kernels.gdn_prefill.chunked import inputs_of
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.params import from_call

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Generator, Tensor
 
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.delta_prefill_inputs import Options, drawn_tensors
+from gdnbench_kernels.delta_prefill.inputs import Options, drawn_tensors
 from gdnbench_kernels.gdn import convert_call
 from gdnbench_kernels.gdn_inputs import Span, made_conventions, random_gates
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gdnbench_kernels.chunks import plan_chunks
 from gdnbench_kernels.contract import Launch
-from gdnbench_kernels.delta_prefill_chunked import final_dtype
+from gdnbench_kernels.delta_prefill.chunked import final_dtype
 from gdnbench_kernels.gdn_prefill.chunk_cutedsl import CHUNK, gated_inputs, refuse
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.params import takes_params

@@ -1,6 +1,6 @@
 """The kernels named `fla` and `fla_pool` of kda_decode: flash-linear-attention's recurrent kernel.
 
-    fla       fused_recurrent_kda, its public function, on gathered states: see `delta_decode_fla`
+    fla       fused_recurrent_kda, its public function, on gathered states: see `delta_decode.fla`
     fla_pool  fused_recurrent_kda_fwd, the function below it, on the pool in place; it takes the slots of
               drafted tokens and the number accepted, as vLLM's copy of it is called
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
-from gdnbench_kernels.delta_decode_fla import bind_gathered, refuse_drafts
+from gdnbench_kernels.delta_decode.fla import bind_gathered, refuse_drafts
 from gdnbench_kernels.kda_decode.params import KdaDecodeParams
 from gdnbench_kernels.kda_peers import fla_gates
 from gdnbench_kernels.params import by_name, takes_params

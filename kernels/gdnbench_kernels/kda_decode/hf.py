@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gdnbench_kernels.delta_decode_hf import recur_on_slots
+from gdnbench_kernels.delta_decode.hf import recur_on_slots
 from gdnbench_kernels.kda_decode.params import KdaDecodeParams
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.transformers_functions import KIMI, transformers_function

@@ -1,6 +1,6 @@
 """Checks the arguments of a call of kda_decode's compiled kernel, and makes those of its launch.
 
-`delta_decode_launch` has the checks that it shares with gdn_decode. g is copied unless its rows are
+`delta_decode.launch` has the checks that it shares with gdn_decode. g is copied unless its rows are
 contiguous and aligned to 4 elements; beta may have any strides.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gdnbench_kernels.arguments import contiguous_aligned
 from gdnbench_kernels.compiling import Program
-from gdnbench_kernels.delta_decode_launch import (
+from gdnbench_kernels.delta_decode.launch import (
     GATES,
     LaunchArguments,
     call_options,
@@ -25,7 +25,7 @@ from gdnbench_kernels.delta_decode_launch import (
     check_tensor,
     contiguous_rows,
 )
-from gdnbench_kernels.delta_decode_launch import arch_of as arch_of
+from gdnbench_kernels.delta_decode.launch import arch_of as arch_of
 from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM
 from gdnbench_kernels.gdn_decode.sources import BIAS_DTYPES, Tap
 from gdnbench_kernels.kda_decode.decode_plan import ChannelPlan, default_plan

@@ -5,12 +5,12 @@ exact term:
 
     term      where              error                from
     alpha_t   always             2^-22 + 2 u |g|      ex2.approx; g log2(e) and the constant round
-              |g| < 2^-20        0, not 2^-22         see `delta_decode_leeway.FAINT`
-              gate raw           and 9 u |g|          g itself: as beta_t, `delta_decode_rules`
+              |g| < 2^-20        0, not 2^-22         see `delta_decode.leeway.FAINT`
+              gate raw           and 9 u |g|          g itself: as beta_t, `delta_decode.stage_rules`
                                  and u exp(A_log)     1 + exp(x)
               gate bounded       and 9 u |g|          the sigmoid and its product: as beta_t
                                  and |g| (1 - s) |z| r   z, see below
-    beta_t    beta_form logit    9 u                  `delta_decode_rules`
+    beta_t    beta_form logit    9 u                  `delta_decode.stage_rules`
     q_t, k_t  qk raw             2^-22                rsqrt.approx (PTX ISA, "rsqrt")
 
 A bounded gate is g = lower_bound s with s = sigmoid(z) and z = exp(A_log) (x + dt_bias). A relative error r
@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.delta_decode_leeway import APPROXIMATE, Errors, exponential_error, leeway_of
-from gdnbench_kernels.delta_decode_rules import BETA_UNITS, UNIT
+from gdnbench_kernels.delta_decode.leeway import APPROXIMATE, Errors, exponential_error, leeway_of
+from gdnbench_kernels.delta_decode.stage_rules import BETA_UNITS, UNIT
 from gdnbench_kernels.kda_decode.steps import exact_steps
 
 

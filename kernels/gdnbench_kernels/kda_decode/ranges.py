@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from gdnbench_kernels.contract import Call, Ranges
-from gdnbench_kernels.delta_decode_ranges import ranges_of
+from gdnbench_kernels.delta_decode.ranges import ranges_of
 from gdnbench_kernels.kda_contract import gates_of_call
 from gdnbench_kernels.state_slots import SlotPlan
 

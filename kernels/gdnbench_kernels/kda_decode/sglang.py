@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
-from gdnbench_kernels.delta_decode_sglang import VerifiedSlots
+from gdnbench_kernels.delta_decode.sglang import VerifiedSlots
 from gdnbench_kernels.gdn import default_scale
 from gdnbench_kernels.kda_decode.params import KdaDecodeParams
 from gdnbench_kernels.kda_peers import bias, rate

@@ -1,9 +1,9 @@
-"""Limits of kda_decode's stages besides the ratio to torch's error; `delta_decode_rules` derives them."""
+"""Limits of kda_decode's stages besides the ratio to torch's error, from `delta_decode.stage_rules`."""
 
 from __future__ import annotations
 
 from gdnbench_kernels.contract import Call, Limit
-from gdnbench_kernels.delta_decode_rules import computed_beta_limit
+from gdnbench_kernels.delta_decode.stage_rules import computed_beta_limit
 
 
 def stage_limit(call: Call, stage: str) -> Limit | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gdnbench_kernels.delta_decode_steps import DecodeSteps, Gate, compiled_steps, steps_of
+from gdnbench_kernels.delta_decode.steps import DecodeSteps, Gate, compiled_steps, steps_of
 from gdnbench_kernels.kda_contract import gates_of
 from gdnbench_kernels.rounding import EXACT, tensor_core_arithmetic
 

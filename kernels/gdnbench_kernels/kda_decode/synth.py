@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Generator, Tensor
 
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.delta_decode_inputs import Options, apart, drawn_tensors
+from gdnbench_kernels.delta_decode.inputs import Options, apart, drawn_tensors
 from gdnbench_kernels.gdn import STATES
 from gdnbench_kernels.gdn_inputs import Span, made_nan, named_dtype
 from gdnbench_kernels.kda_contract import convert_call

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
-from gdnbench_kernels.delta_decode_vllm import PoolWithoutSlot0
+from gdnbench_kernels.delta_decode.vllm import PoolWithoutSlot0
 from gdnbench_kernels.kda_decode.params import KdaDecodeParams
 from gdnbench_kernels.kda_peers import bias, rate, refuse_engine
 from gdnbench_kernels.params import by_name, takes_params

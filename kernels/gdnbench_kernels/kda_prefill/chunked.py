@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gdnbench_kernels.delta_prefill_chunked import ChunkMath, PrefillInputs, prefill_inputs
+from gdnbench_kernels.delta_prefill.chunked import ChunkMath, PrefillInputs, prefill_inputs
 from gdnbench_kernels.gdn import per_value_head
 from gdnbench_kernels.kda import KdaGates
 from gdnbench_kernels.kda_prefill.params import KdaPrefillParams

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gdnbench_kernels import delta_prefill_laws as laws
 from gdnbench_kernels.contract import Call, KernelEntry, Laws, Operation, Shrinking, Work
-from gdnbench_kernels.delta_prefill_accesses import accesses
-from gdnbench_kernels.delta_prefill_contract import (
+from gdnbench_kernels.delta_prefill import laws
+from gdnbench_kernels.delta_prefill.accesses import accesses
+from gdnbench_kernels.delta_prefill.op_cost import work_of
+from gdnbench_kernels.delta_prefill.packed import (
     OUTPUTS,
     QKV,
     SEQUENCES,
@@ -25,9 +26,8 @@ from gdnbench_kernels.delta_prefill_contract import (
     prefill_scalars,
     touched,
 )
-from gdnbench_kernels.delta_prefill_cost import work_of
-from gdnbench_kernels.delta_prefill_shrink import axes, unit_vectors
-from gdnbench_kernels.delta_prefill_steps import cut_of
+from gdnbench_kernels.delta_prefill.shrink import axes, unit_vectors
+from gdnbench_kernels.delta_prefill.steps import cut_of
 from gdnbench_kernels.gdn import OFFSETS_DTYPE, QK, STATE_LAYOUT, check_form, index_tensors
 from gdnbench_kernels.kda import BETA, CONVENTIONS, GATE
 from gdnbench_kernels.kda_contract import (

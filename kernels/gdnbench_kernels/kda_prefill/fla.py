@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
-from gdnbench_kernels.delta_prefill_chunked import final_dtype
+from gdnbench_kernels.delta_prefill.chunked import final_dtype
 from gdnbench_kernels.kda_peers import fla_gates
 from gdnbench_kernels.kda_prefill.params import KdaPrefillParams
 from gdnbench_kernels.params import takes_params

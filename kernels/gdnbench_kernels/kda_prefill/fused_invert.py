@@ -20,7 +20,7 @@ import cutlass.pipeline as pipeline
 from cutlass.cute.nvgpu import OperandMajorMode
 
 from gdnbench_kernels import blackwell
-from gdnbench_kernels.delta_prefill_fused import WorkTile
+from gdnbench_kernels.delta_prefill.fused_tiles import WorkTile
 from gdnbench_kernels.gdn_prefill import inverse, triangle
 from gdnbench_kernels.gdn_prefill.inverse import BLOCK, VALUES, WARPS
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK

@@ -18,7 +18,7 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 
 from gdnbench_kernels import blackwell
-from gdnbench_kernels.delta_prefill_fused import WorkTile
+from gdnbench_kernels.delta_prefill.fused_tiles import WorkTile
 from gdnbench_kernels.gdn_prefill.gate_scan import decay, rounded_decay
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.kda_prefill.fused_plan import HALVES, LEVELS, Barrier, Pipelines, Role, Row, Shared

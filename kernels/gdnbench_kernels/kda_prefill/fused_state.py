@@ -1,7 +1,7 @@
 """The STATE role of kernel_sm100_fused.py: two warpgroups, each with 64 rows of a value head's state.
 
 S is in tensor memory, in f32. A warpgroup rounds it to h, then decays it in place; the product of V_new and
-Ke is added to it there. The elements of a thread are those of delta_prefill_fused.py, in every accumulator.
+Ke is added to it there. A thread has the same elements of every accumulator (delta_prefill/fused_tiles.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 
 from gdnbench_kernels import blackwell
-from gdnbench_kernels.delta_prefill_fused import GROUP_WARPS, PARTS, Half, WorkTile
+from gdnbench_kernels.delta_prefill.fused_tiles import GROUP_WARPS, PARTS, Half, WorkTile
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.kda_prefill.fused_plan import T_KS, T_O, T_S, T_V_NEW, Pipelines, Shared
 from gdnbench_kernels.plan import WARP

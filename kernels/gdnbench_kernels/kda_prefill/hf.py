@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gdnbench_kernels.delta_prefill_hf import run_by_sequence
+from gdnbench_kernels.delta_prefill.hf import run_by_sequence
 from gdnbench_kernels.kda_prefill.params import KdaPrefillParams
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.transformers_functions import KIMI, transformers_function

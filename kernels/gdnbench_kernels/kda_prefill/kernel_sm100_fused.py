@@ -143,7 +143,7 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync
 
 from gdnbench_kernels import blackwell
-from gdnbench_kernels.delta_prefill_fused import TileMma, WorkTile, load_own_rows, store_output
+from gdnbench_kernels.delta_prefill.fused_tiles import TileMma, WorkTile, load_own_rows, store_output
 from gdnbench_kernels.gdn_prefill import inverse
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.kda_prefill import fused_invert, fused_scale, fused_state

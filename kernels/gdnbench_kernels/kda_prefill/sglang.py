@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
-from gdnbench_kernels.delta_prefill_states import OverwrittenStates
+from gdnbench_kernels.delta_prefill.states import OverwrittenStates
 from gdnbench_kernels.kda_peers import bias, rate, refuse_engine
 from gdnbench_kernels.kda_prefill.params import KdaPrefillParams
 from gdnbench_kernels.params import takes_params

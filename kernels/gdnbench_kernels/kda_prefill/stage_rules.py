@@ -27,9 +27,9 @@ deviation of at most u sqrt(2/3 sum t_c^2); the exponents and fp32 sums add 2^-2
 element of A may be off by 4 deviations besides its limit, which an error exceeds with a probability of 6e-5.
 For similar keys this is 1/sqrt(K) of that relative to A, 1.2e-3.
 
-The gate. See `delta_prefill_rules.gate_sum_limit`. g_cu is float32 whatever the dtype of v, and its rounding
-changes the exponents of every later stage. A stage is compared with the exact result for the actual g_cu, so
-the exact stages use the rounded sums.
+The gate. See `delta_prefill.stage_rules.gate_sum_limit`. g_cu is float32 whatever the dtype of v, and its
+rounding changes the exponents of every later stage. A stage is compared with the exact result for the actual
+g_cu, so the exact stages use the rounded sums.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from torch import Tensor
 
 from gdnbench_kernels.chunks import plan_chunks
 from gdnbench_kernels.contract import Call, Limit
-from gdnbench_kernels.delta_prefill_chunked import ChunkedPrefill, published_stages, put_stage
-from gdnbench_kernels.delta_prefill_rules import HALF_TINY, gate_sum_limit, half_tiny, rounded_gates
-from gdnbench_kernels.delta_prefill_sums import sum_leeway
+from gdnbench_kernels.delta_prefill.chunked import ChunkedPrefill, published_stages, put_stage
+from gdnbench_kernels.delta_prefill.stage_rules import HALF_TINY, gate_sum_limit, half_tiny, rounded_gates
+from gdnbench_kernels.delta_prefill.sums import sum_leeway
 from gdnbench_kernels.kda_contract import gates_of_call
 from gdnbench_kernels.kda_prefill.chunked import MATH, form_a, inputs_of
 from gdnbench_kernels.kda_prefill.params import KdaPrefillParams
@@ -92,7 +92,7 @@ def with_rounded_sums(call: Call) -> Call:
 
 def stage_leeway(call: Call, stage: str, exact: Mapping[str, Tensor]) -> Tensor | None:
     """What the rounding of decayed keys may cost A, and the order of sums the other stages, see
-    `delta_prefill_sums`."""
+    `delta_prefill.sums`."""
     given = {**call.tensors, **call.scalars, **call.conventions}
     inputs = inputs_of(from_call(KdaPrefillParams, given))
     if stage != "A":

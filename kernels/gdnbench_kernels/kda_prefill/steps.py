@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gdnbench_kernels.delta_prefill_steps import ChunkedSteps, steps_of
+from gdnbench_kernels.delta_prefill.steps import ChunkedSteps, steps_of
 from gdnbench_kernels.kda_prefill.chunked import inputs_of
 from gdnbench_kernels.kda_prefill.params import KdaPrefillParams
 from gdnbench_kernels.params import from_call

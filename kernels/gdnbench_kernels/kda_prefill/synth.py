@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from gdnbench_kernels.contract import Call, ContractError
-from gdnbench_kernels.delta_prefill_inputs import Options, drawn_tensors
+from gdnbench_kernels.delta_prefill.inputs import Options, drawn_tensors
 from gdnbench_kernels.gdn import STATES
 from gdnbench_kernels.gdn_inputs import Span, named_dtype, random_gates
 from gdnbench_kernels.kda_contract import convert_call

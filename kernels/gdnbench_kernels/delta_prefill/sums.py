@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.chunks import gather_chunks
-from gdnbench_kernels.delta_prefill_chunked import ChunkedPrefill, PrefillInputs, published_stages, put_stage
-from gdnbench_kernels.delta_prefill_rules import UNIT
+from gdnbench_kernels.delta_prefill.chunked import ChunkedPrefill, PrefillInputs, published_stages, put_stage
+from gdnbench_kernels.delta_prefill.stage_rules import UNIT
 from gdnbench_kernels.gdn import normalised
 from gdnbench_kernels.rounding import EXACT
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.delta_prefill_chunked import Gates, PrefillTensors
+from gdnbench_kernels.delta_prefill.chunked import Gates, PrefillTensors
 from gdnbench_kernels.gdn import default_scale, in_vk, normalised, per_value_head, recur
 
 # Bytes of fp64 state processed together; further sequences take another pass over the tokens.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.delta_decode_hf import Decode
+from gdnbench_kernels.delta_decode.hf import Decode
 from gdnbench_kernels.state_slots import PADDING, SlotPlan
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.delta_prefill_chunked import final_dtype
+from gdnbench_kernels.delta_prefill.chunked import final_dtype
 from gdnbench_kernels.peers import PeerLaunch
 
 Unpack = Callable[[Any], tuple[Tensor, Tensor | None]]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.delta_decode_steps import DecodeSteps
+from gdnbench_kernels.delta_decode.steps import DecodeSteps
 
 APPROXIMATE = 2.0**-22
 """The relative error of ex2.approx and rsqrt.approx (PTX ISA)."""

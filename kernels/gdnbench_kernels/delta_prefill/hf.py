@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.delta_prefill_chunked import PrefillTensors, final_dtype
+from gdnbench_kernels.delta_prefill.chunked import PrefillTensors, final_dtype
 from gdnbench_kernels.gdn import per_value_head
 from gdnbench_kernels.transformers_functions import check_scale
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Call, Carried, Operation, Piece, Split, Variant
-from gdnbench_kernels.delta_prefill_shrink import chunk_tables, keep_sequences, keep_tokens, plan_of
+from gdnbench_kernels.delta_prefill.shrink import chunk_tables, keep_sequences, keep_tokens, plan_of
 from gdnbench_kernels.gdn_laws import (
     BY_TOKEN,
     SCALE_FACTOR,

@@ -25,7 +25,7 @@ from gdnbench_kernels.contract import (
     Stage,
     TensorSpec,
 )
-from gdnbench_kernels.delta_prefill_chunked import BY_ROW
+from gdnbench_kernels.delta_prefill.chunked import BY_ROW
 from gdnbench_kernels.gdn import ACTIVATIONS, OFFSETS, STATE_LAYOUT, STATES, convert_states
 from gdnbench_kernels.validate import check_integers, first_true, resolved_scalars
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gdnbench_kernels.chunks import ChunkPlan
 from gdnbench_kernels.contract import Call, Cut, Step
-from gdnbench_kernels.delta_prefill_chunked import (
+from gdnbench_kernels.delta_prefill.chunked import (
     BY_ROW,
     ChunkedPrefill,
     PrefillInputs,

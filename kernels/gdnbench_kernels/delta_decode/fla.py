@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.delta_decode_hf import Decode
+from gdnbench_kernels.delta_decode.hf import Decode
 from gdnbench_kernels.peers import PeerLaunch, contiguous_aligned
 from gdnbench_kernels.state_slots import PADDING, plan_slots
 

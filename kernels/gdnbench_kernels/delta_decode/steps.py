@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Step
-from gdnbench_kernels.delta_decode_recurrence import Terms, decode
+from gdnbench_kernels.delta_decode.recurrence import Terms, decode
 from gdnbench_kernels.gdn import default_scale, in_vk, normalised
 from gdnbench_kernels.rounding import Arithmetic
 from gdnbench_kernels.state_slots import plan_slots

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gdnbench_kernels.chunks import ChunkPlan, gather_chunks, scatter_chunks
 from gdnbench_kernels.contract import Limit
-from gdnbench_kernels.delta_prefill_chunked import chunk_cumsum
+from gdnbench_kernels.delta_prefill.chunked import chunk_cumsum
 
 UNIT = 2.0**-24
 """Unit roundoff of float32."""

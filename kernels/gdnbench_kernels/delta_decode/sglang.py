@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.delta_decode_hf import Decode as Gathered
+from gdnbench_kernels.delta_decode.hf import Decode as Gathered
 from gdnbench_kernels.state_slots import PADDING, SlotPlan, plan_slots
 
 

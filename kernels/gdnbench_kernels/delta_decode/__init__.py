@@ -1,0 +1,1 @@
+"""Shared by gdn_decode and kda_decode; no operation of its own."""

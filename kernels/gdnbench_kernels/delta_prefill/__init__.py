@@ -1,0 +1,1 @@
+"""Shared by gdn_prefill and kda_prefill; no operation of its own."""
