@@ -31,6 +31,14 @@ from gdnbench_kernels.contract import (
     Tolerance,
     Work,
 )
+from gdnbench_kernels.latent_pool import (
+    CODES,
+    WINDOW,
+    check_block_size,
+    check_cache,
+    renumbered_entries,
+    slots_of_pages,
+)
 from gdnbench_kernels.swa_decode import laws, shrink
 from gdnbench_kernels.swa_decode.accesses import accesses
 from gdnbench_kernels.swa_decode.layouts import SERVED as SERVED_LAYOUTS
@@ -42,7 +50,6 @@ from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES, MAX_HEADS, MAX_WINDOW
 from gdnbench_kernels.swa_decode.synth import synth
 from gdnbench_kernels.swa_decode.window import (
     INDEX_SHAPES,
-    PADDING,
     attended,
     flat_indices,
     shaped_indices,
@@ -51,7 +58,6 @@ from gdnbench_kernels.validate import (
     check_conventions,
     check_scalars,
     check_tensors,
-    dtype_name,
     element_name,
     first_true,
 )
@@ -65,13 +71,6 @@ CACHE_LAYOUT = Convention(
 )
 INDEX_SHAPE = Convention("index_shape", tuple(INDEX_SHAPES), "the axes of swa_indices")
 CONVENTIONS = (CACHE_LAYOUT, INDEX_SHAPE)
-
-CODES = ("float8_e4m3fn", "uint8")
-CACHE_DTYPES = {
-    CacheLayout.PER_TOKEN_SCALE: CODES,
-    CacheLayout.FP8_DS_MLA: ("uint8",),
-    CacheLayout.BFLOAT16: ("bfloat16",),
-}
 
 TENSORS = (
     TensorSpec("q", ("T", "H", "512"), ("bfloat16",), Role.INPUT, "queries, rope applied"),
@@ -179,48 +178,17 @@ def validate(call: Call) -> None:
     check_conventions(NAME, CONVENTIONS, call.conventions)
     check_scalars(NAME, SCALARS, call)
     sizes = check_tensors(NAME, TENSORS, call)
-    _check_sizes(sizes)
-    _check_cache(call, sizes)
+    _check_sizes(call, sizes)
+    check_cache(NAME, WINDOW, layout_of(call), call.tensors)
     _check_window(call, sizes)
 
 
-def _check_sizes(sizes: Mapping[str, int]) -> None:
+def _check_sizes(call: Call, sizes: Mapping[str, int]) -> None:
     if not 1 <= sizes["H"] <= MAX_HEADS:
         raise ContractError(f"{NAME}: q has {sizes['H']} heads; it must have 1 to {MAX_HEADS}")
     if not 1 <= sizes["W"] <= MAX_WINDOW:
         raise ContractError(f"{NAME}: swa_indices has a window of {sizes['W']}; it must be 1 to {MAX_WINDOW}")
-    if sizes["block_size"] not in BLOCK_SIZES:
-        raise ContractError(
-            f"{NAME}: cache has a block_size of {sizes['block_size']};"
-            f" it must be one of {', '.join(map(str, BLOCK_SIZES))}"
-        )
-    if sizes["blocks"] < 1:
-        raise ContractError(f"{NAME}: cache has no blocks")
-
-
-def _check_cache(call: Call, sizes: Mapping[str, int]) -> None:
-    layout, cache = layout_of(call), call.tensors["cache"]
-    if dtype_name(cache.dtype) not in CACHE_DTYPES[layout]:
-        raise ContractError(
-            f"{NAME}: cache is {dtype_name(cache.dtype)}; with cache_layout {layout} it must be"
-            f" {' or '.join(CACHE_DTYPES[layout])}"
-        )
-    row = layout.row_size
-    page = row * sizes["block_size"]
-    if cache.stride()[1:] != (row, 1) or (sizes["blocks"] > 1 and cache.stride(0) < page):
-        raise ContractError(
-            f"{NAME}: cache has strides {tuple(cache.stride())}; rows of a page must be contiguous, hence"
-            f" [{page} or more, {row}, 1]"
-        )
-    inv_scale = call.tensors.get("inv_scale")
-    if (inv_scale is not None) != (layout is CacheLayout.PER_TOKEN_SCALE):
-        what = "missing" if inv_scale is None else "given"
-        raise ContractError(
-            f"{NAME}: inv_scale is {what} with cache_layout {layout}; it belongs to per_token_scale alone"
-        )
-    slots = sizes["blocks"] * sizes["block_size"]
-    if inv_scale is not None and len(inv_scale) != slots:
-        raise ContractError(f"{NAME}: inv_scale has {len(inv_scale)} elements; the cache has {slots} slots")
+    check_block_size(NAME, WINDOW, call.tensors["cache"], BLOCK_SIZES)
 
 
 def _check_window(call: Call, sizes: Mapping[str, int]) -> None:
@@ -290,7 +258,7 @@ def touched(call: Call) -> dict[str, Tensor]:
     blocks = torch.unique(indices[attended(indices, lens)].long() // block_size)
     found = {"cache": blocks}
     if "inv_scale" in call.tensors:
-        found["inv_scale"] = _slots_of_pages(blocks, block_size)
+        found["inv_scale"] = slots_of_pages(blocks, block_size)
     return found
 
 
@@ -299,39 +267,11 @@ def renumber(call: Call, stored: Mapping[str, Sequence[int]]) -> dict[str, Tenso
     entry's page is not stored, or if inv_scale is not the scales of the stored pages."""
     if not stored:
         return {}
-    indices, block_size = flat_of(call), call.tensors["cache"].shape[1]
-    pages = torch.tensor(stored.get("cache", range(len(call.tensors["cache"]))), dtype=torch.int64)
-    _check_scales_stored(call, stored, _slots_of_pages(pages, block_size))
+    indices = flat_of(call)
     counts = attended(indices, call.tensors["swa_lens"])
-    page = indices.long() // block_size
-    place = torch.searchsorted(pages, page)
-    there = torch.zeros_like(counts)
-    if len(pages):
-        there = pages[place.clamp(max=len(pages) - 1)] == page
-    lost = first_true(counts & ~there)
-    if lost is not None:
-        raise ContractError(
-            f"{NAME}: {element_name('swa_indices', lost)} is {int(indices[lost])}, a slot whose page"
-            " was not captured"
-        )
-    renumbered = torch.where(counts, place * block_size + indices % block_size, PADDING).to(indices.dtype)
+    found = renumbered_entries(NAME, WINDOW, call.tensors, stored, indices, counts)
     shape = call.conventions.get("index_shape", INDEX_SHAPE.values[0])
-    return {"swa_indices": shaped_indices(renumbered, shape)}
-
-
-def _check_scales_stored(call: Call, stored: Mapping[str, Sequence[int]], slots: Tensor) -> None:
-    if "inv_scale" not in call.tensors:
-        return
-    scales = stored.get("inv_scale", range(len(call.tensors["inv_scale"])))
-    if list(scales) != slots.tolist():
-        raise ContractError(
-            f"{NAME}: inv_scale was captured for {len(scales)} slots; the captured pages of cache have"
-            f" {len(slots)}, and they must be the same"
-        )
-
-
-def _slots_of_pages(pages: Tensor, block_size: int) -> Tensor:
-    return (pages.unsqueeze(1) * block_size + torch.arange(block_size)).flatten()
+    return {"swa_indices": shaped_indices(found, shape)}
 
 
 def partition(call: Call, name: str) -> Partition:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Call, Operation, Piece, Variant
+from gdnbench_kernels.latent_pool import rows_of_slots, with_pages
 from gdnbench_kernels.shrinking import select_units, take_units, with_tensors
-from gdnbench_kernels.swa_decode.layouts import CacheLayout, ds_mla_parts
 from gdnbench_kernels.swa_decode.window import attended, flat_indices, shaped_indices
 
 LOUDER = -4.0
@@ -85,31 +85,12 @@ def _pages(operation: Operation, call: Call) -> Variant:
     slots = indices[counts]
     indices[counts] = (blocks - 1 - slots // size) * size + slots % size
     tensors = {**call.tensors, "swa_indices": shaped_indices(indices, _shape(call)).contiguous()}
-    tensors["cache"] = _with_pages(cache, take_units(cache, 0, range(blocks)[::-1]))
+    tensors["cache"] = with_pages(cache, take_units(cache, 0, range(blocks)[::-1]))
     if "inv_scale" in tensors:
         tensors["inv_scale"] = tensors["inv_scale"].view(blocks, size).flip(0).flatten()
     same = list(range(len(indices)))
     pieces = tuple(_pieces(operation, call, same))
     return Variant("pages", "pages in reverse order", with_tensors(call, tensors), pieces, exact=True)
-
-
-def _with_pages(cache: Tensor, pages: Tensor) -> Tensor:
-    """A cache with the strides of `cache` that holds `pages`; bytes between pages are zero."""
-    held = torch.zeros(_extent(cache), dtype=torch.uint8).view(cache.dtype)
-    held = held.as_strided(cache.shape, cache.stride())
-    _bits(held).copy_(_bits(pages))
-    return held
-
-
-def _extent(tensor: Tensor) -> int:
-    """Bytes from the first element to the end of the last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """torch copies and indexes no fp8."""
-    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
 def _unread(operation: Operation, call: Call) -> Variant:
@@ -124,8 +105,9 @@ def _unread(operation: Operation, call: Call) -> Variant:
     target = unread.nonzero().squeeze(1)
     source = live[torch.arange(len(target)) % len(live)]
     tensors = dict(call.tensors)
-    tensors["cache"] = held = _with_pages(cache, cache)
-    for of_slot in _rows_of_slots(held, operation, call):
+    tensors["cache"] = held = with_pages(cache, cache)
+    layout = call.conventions.get("cache_layout", operation.default_conventions["cache_layout"])
+    for of_slot in rows_of_slots(held, layout):
         of_slot[target // size, target % size] = of_slot[source // size, source % size]
     if "inv_scale" in tensors:
         tensors["inv_scale"] = tensors["inv_scale"].clone()
@@ -136,9 +118,3 @@ def _unread(operation: Operation, call: Call) -> Variant:
     pieces = tuple(_pieces(operation, call, list(range(len(indices)))))
     what = "slots that no request attends to, and entries past the lengths"
     return Variant("unread slots", what, with_tensors(call, tensors), pieces, exact=True)
-
-
-def _rows_of_slots(cache: Tensor, operation: Operation, call: Call) -> tuple[Tensor, ...]:
-    """Views [blocks, block_size, ...] of what a page holds of each slot."""
-    layout = call.conventions.get("cache_layout", operation.default_conventions["cache_layout"])
-    return ds_mla_parts(cache) if layout == CacheLayout.FP8_DS_MLA else (_bits(cache),)

@@ -52,10 +52,14 @@ def _scores(call: Call, indices: Tensor, counts: Tensor, layout: CacheLayout) ->
 
 
 def window_scales(call: Call, slots: Tensor) -> Tensor | None:
+    """The scales of the window's rows at `slots`, see `scales_of_slots`."""
+    return scales_of_slots(call.tensors["cache"], call.tensors.get("inv_scale"), slots)
+
+
+def scales_of_slots(cache: Tensor, inv_scale: Tensor | None, slots: Tensor) -> Tensor | None:
     """The scales of the rows at `slots`: inv_scale, or the exponents of fp8_ds_mla; None for bfloat16."""
-    cache = call.tensors["cache"]
-    if "inv_scale" in call.tensors:
-        return call.tensors["inv_scale"].float()[slots]
+    if inv_scale is not None:
+        return inv_scale.float()[slots]
     if cache.dtype != torch.uint8:
         return None
     _, scales = ds_mla_parts(cache)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Call
+from gdnbench_kernels.latent_attention import exact_row
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.swa_decode.layouts import read_rows
 from gdnbench_kernels.swa_decode.params import SwaParams
@@ -49,17 +50,12 @@ def _attend(params: SwaParams, rows_dtype: torch.dtype) -> dict[str, Tensor]:
     tokens, heads, _ = q.shape
     o = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.full((tokens, heads), -torch.inf, dtype=torch.float64, device=q.device)
+    sink = None if params.attn_sink is None else params.attn_sink.double()
     for token in torch.nonzero(counts.any(1)).flatten().tolist():
         slots = indices[token][counts[token]]
         rows = read_rows(params.cache, params.inv_scale, slots, params.cache_layout, torch.float64)
         rows = rows.to(rows_dtype).double()
-        scores = scale * q[token].double() @ rows.T
-        lse[token] = torch.logsumexp(scores, dim=1)
-        total = lse[token]
-        if params.attn_sink is not None:
-            total = torch.logaddexp(total, params.attn_sink.double())
-        # A score of +inf makes its row NaN, as in torch's softmax.
-        o[token] = torch.exp(scores - total.unsqueeze(1)) @ rows
+        o[token], lse[token] = exact_row(q[token].double(), rows, scale, sink)
     found = {"o": o}
     if params.output_lse:
         found["lse"] = lse

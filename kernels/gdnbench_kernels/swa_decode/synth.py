@@ -6,19 +6,19 @@ import torch
 from torch import Generator, Tensor
 
 from gdnbench_kernels.contract import Call, ContractError, Scalar
-from gdnbench_kernels.swa_decode.layouts import (
-    NAN_CODE,
-    NAN_SCALE,
-    CacheLayout,
-    ds_mla_parts,
-    pack_ds_mla,
-    pack_per_token_scale,
+from gdnbench_kernels.latent_inputs import (
+    STALE,
+    attended_slot,
+    check_ranges,
+    make_cache,
+    normal_rows,
+    scale_dtype_of,
+    spoil,
 )
+from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES, HEAD_DIM, MAX_WINDOW
 from gdnbench_kernels.swa_decode.window import INDEX_SHAPES, PADDING, attended, shaped_indices
 
-STALE = 0x7F00_0000
-"""What entries past a row's length hold, about: slots of no cache, so that to follow one is an error."""
 STALE_ENTRIES = ("outside", "live")
 
 
@@ -61,7 +61,7 @@ def synth(
     of which one slot that they attend to holds a NaN in its first value; `nan_scale_at`: in a scale.
     """
     _check_names(cache_layout, index_shape, block_size)
-    _check_ranges(holes, spread, scale_range, magnitude, spare_pages, scale)
+    check_ranges(holes, spread, scale_range, magnitude, spare_pages, scale)
     if stale not in STALE_ENTRIES:
         raise ContractError(f"stale is {stale!r}; it is one of {', '.join(STALE_ENTRIES)}")
     if not 0 <= sink_spread < float("inf"):
@@ -75,7 +75,7 @@ def synth(
     blocks = used + spare_pages
     pages = torch.randperm(blocks, generator=generator)[:used]
     indices = _deal(lengths, window, block_size, pages, shared_page, holes, generator)
-    rows = _rows(blocks * block_size, scale_range, generator) * magnitude
+    rows = normal_rows(blocks * block_size, scale_range, generator) * magnitude
     q = torch.randn(len(lens), heads, HEAD_DIM, generator=generator) / magnitude
     if spread:
         # Scores are then normal with this deviation; 128 of them span about 5.2 deviations.
@@ -86,11 +86,11 @@ def synth(
     counts = attended(indices, lengths)
     unread = torch.ones(blocks * block_size, dtype=torch.bool)
     unread[indices[counts].long()] = False
-    tensors |= _cache(rows, layout, _scale_dtype(scale_dtype), unread if poison else None)
+    tensors |= make_cache(rows, layout, scale_dtype_of(scale_dtype), unread if poison else None)
     for name, requests in (("nan_at", nan_at), ("nan_scale_at", nan_scale_at)):
         for request in requests:
-            slot = _attended_slot(indices, counts, request, name)
-            _spoil(tensors, layout, slot, in_scale=name == "nan_scale_at")
+            slot = attended_slot(indices, counts, request, name)
+            spoil(tensors, layout, slot, in_scale=name == "nan_scale_at")
     if stale == "live":
         _point_at_live_slots(indices, counts, lengths, generator)
     tensors["swa_indices"] = shaped_indices(indices, index_shape).contiguous()
@@ -110,59 +110,6 @@ def _check_names(cache_layout: str, index_shape: str, block_size: int) -> None:
         raise ContractError(f"block_size is {block_size}; it is one of {', '.join(map(str, BLOCK_SIZES))}")
     if index_shape not in INDEX_SHAPES:
         raise ContractError(f"index_shape is {index_shape!r}; it is one of {', '.join(INDEX_SHAPES)}")
-
-
-def _check_ranges(
-    holes: float, spread: float, scale_range: float, magnitude: float, spare_pages: int, scale: float | None
-) -> None:
-    if not 1e-30 <= magnitude <= 1e30:
-        raise ContractError(f"magnitude is {magnitude:g}; it must lie in [1e-30, 1e30]")
-    if not 0 <= holes <= 1:
-        raise ContractError(f"holes is {holes:g}; it is a share, in [0, 1]")
-    if not 0 <= spread < float("inf"):
-        raise ContractError(f"spread is {spread:g}; it is a difference of scores, finite and not negative")
-    if not 1 <= scale_range < float("inf"):
-        raise ContractError(f"scale_range is {scale_range:g}; it is a ratio, finite and at least 1")
-    if spare_pages < 0:
-        raise ContractError(f"spare_pages is {spare_pages}; it must not be negative")
-    if spread and scale == 0:
-        raise ContractError("scale is 0, which leaves scores no spread; leave out one of the two")
-
-
-def _scale_dtype(name: str) -> torch.dtype:
-    if name not in ("float32", "bfloat16"):
-        raise ContractError(f"scale_dtype is {name!r}; it is float32 or bfloat16")
-    return torch.float32 if name == "float32" else torch.bfloat16
-
-
-def _attended_slot(indices: Tensor, counts: Tensor, request: int, option: str) -> int:
-    if not 0 <= request < len(indices) or not bool(counts[request].any()):
-        raise ContractError(f"{option} names request {request}; there is none that attends to a slot")
-    return int(indices[request][counts[request]][-1])
-
-
-def _spoil(tensors: dict[str, Tensor], layout: CacheLayout, slot: int, *, in_scale: bool) -> None:
-    """A NaN in the first value of a slot, or in its (first) scale."""
-    cache = tensors["cache"]
-    block, offset = divmod(slot, cache.shape[1])
-    if not in_scale:
-        first = ds_mla_parts(cache)[0] if layout is CacheLayout.FP8_DS_MLA else cache
-        first[block, offset, 0] = NAN_CODE if first.dtype == torch.uint8 else torch.nan
-    elif layout is CacheLayout.FP8_DS_MLA:
-        ds_mla_parts(cache)[1][block, offset, 0] = NAN_SCALE
-    elif layout is CacheLayout.PER_TOKEN_SCALE:
-        tensors["inv_scale"][slot] = torch.nan
-    else:
-        raise ContractError("nan_scale_at: a bfloat16 cache has no scales")
-
-
-def _rows(slots: int, scale_range: float, generator: Generator) -> Tensor:
-    """[slots, 512], normal; magnitudes of rows and of groups spread log-uniformly over `scale_range`."""
-    rows = torch.randn(slots, HEAD_DIM // 64, 64, generator=generator)
-    if scale_range != 1:
-        for shape in ((slots, 1, 1), (slots, HEAD_DIM // 64, 1)):
-            rows *= scale_range ** -torch.rand(shape, generator=generator)
-    return rows.flatten(1)
 
 
 def _deal(
@@ -197,32 +144,3 @@ def _point_at_live_slots(indices: Tensor, counts: Tensor, lengths: Tensor, gener
     past = torch.arange(indices.shape[1]) >= lengths.unsqueeze(1)
     if len(live):
         indices[past] = live[torch.randint(len(live), (int(past.sum()),), generator=generator)]
-
-
-def _cache(
-    rows: Tensor, layout: CacheLayout, scale_dtype: torch.dtype, unread: Tensor | None
-) -> dict[str, Tensor]:
-    """The cache tensors of `rows` [blocks, block_size, 512], all ones bits where `unread` [slots]."""
-    if layout is CacheLayout.PER_TOKEN_SCALE:
-        cache, inv_scale = pack_per_token_scale(rows, scale_dtype)
-        found = {"cache": cache, "inv_scale": inv_scale}
-    elif layout is CacheLayout.FP8_DS_MLA:
-        found = {"cache": pack_ds_mla(rows)}
-    else:
-        found = {"cache": rows.clone()}
-    if unread is not None:
-        _poison(found, layout, unread)
-    return found
-
-
-def _poison(found: dict[str, Tensor], layout: CacheLayout, unread: Tensor) -> None:
-    """All ones is a NaN in e4m3, ue8m0, bfloat16 and fp32."""
-    cache = found["cache"]
-    where = unread.view(cache.shape[:2])
-    if layout is CacheLayout.FP8_DS_MLA:
-        for part in ds_mla_parts(cache):
-            part[where] = 0xFF
-        return
-    cache.view(torch.uint8)[where] = 0xFF
-    if "inv_scale" in found:
-        found["inv_scale"][unread] = torch.nan

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
+from gdnbench_kernels.latent_attention import attend
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.swa_decode.layouts import read_rows
 from gdnbench_kernels.swa_decode.params import SwaParams
@@ -30,20 +30,8 @@ def torch_paged(params: SwaParams) -> dict[str, Tensor]:
         wide = wide.masked_fill(~counts.unsqueeze(-1), 0.0)
     else:  # a record in which no row attends to anything has no pages
         wide = torch.zeros(*counts.shape, HEAD_DIM, device=q.device)
-    rows = wide.to(q.dtype)
-    none = ~counts.any(1)
-    bias = torch.zeros(counts.shape, dtype=torch.float32, device=q.device).masked_fill(~counts, -torch.inf)
-    bias = bias.masked_fill(none.unsqueeze(1), 0.0)  # a softmax over nothing is NaN; its row is zeroed below
-    scores = torch.einsum("thd,twd->thw", q.float(), wide) * scale + bias.unsqueeze(1)
-    lse = torch.logsumexp(scores, dim=2)
-    # One key head for all heads; SDPA's sequence axis is the heads of a row.
-    o = scaled_dot_product_attention(
-        q.unsqueeze(1), rows.unsqueeze(1), rows.unsqueeze(1), bias.to(q.dtype)[:, None, None, :], scale=scale
-    ).squeeze(1)
-    if params.attn_sink is not None:
-        o = (o.float() * torch.sigmoid(lse - params.attn_sink.float()).unsqueeze(-1)).to(q.dtype)
-    o = o.masked_fill(none[:, None, None], 0.0)
+    o, lse = attend(q, wide, counts, scale, params.attn_sink)
     found = {"o": o}
     if params.output_lse:
-        found["lse"] = lse.masked_fill(none.unsqueeze(1), -torch.inf)
+        found["lse"] = lse
     return found
