@@ -109,7 +109,8 @@ class Segment:
     def pages(self) -> Tensor:
         """The pages that a kernel may read, sorted, unique, int64."""
         entries = self.table[self.followed].long()
-        return torch.unique(entries if self.of_pages else entries // self.block_size)
+        found: Tensor = torch.unique(entries if self.of_pages else entries // self.block_size)
+        return found
 
     def pool_rows(self) -> dict[str, Tensor]:
         """The rows of the pool's tensors that a kernel may read, by tensor, on the host."""

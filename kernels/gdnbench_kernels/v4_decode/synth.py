@@ -136,7 +136,8 @@ def synth(
         rows = rows.to(torch.bfloat16).view(table.blocks, table.block_size, HEAD_DIM)
         made = unread if poison else None
         tensors |= make_cache(rows, layout, scale_dtype_of(scale_dtype), made, names)
-        _point_stale(table, stale, unread, generator)
+        # A generator of its own: the values do not depend on what stale entries name.
+        _point_stale(table, stale, unread, torch.Generator().manual_seed(seed))
         shaped = shaped_rows(table.entries.to(torch.int32), index_shape, len(lens), queries)
         tensors[names.indices] = shaped.contiguous()
         tensors[names.lens] = _shaped_lens(table.lens, lens_shape, len(lens), queries)
