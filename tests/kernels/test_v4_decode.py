@@ -137,7 +137,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 def call_of(name: str, layout: str) -> Call:
-    options = {"lens": (128, 17, 0, 1), "extra_lens": (40, 5, 3, 0), "cache_layout": layout} | CALLS[name]
+    options = {"lens": (128, 17, 0, 1), "extra_lens": (40, 5, 3, 0), "cache_layout": layout, "extra_layout": layout} | CALLS[name]
     return made(**options, seed=drawn("v4_decode", 31))
 
 

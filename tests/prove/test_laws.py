@@ -125,6 +125,44 @@ CALLS: dict[str, dict[str, Any]] = {
         "block_size": 16,
         "index_shape": "T1W",
     },
+    "top-k, drafts": {
+        "op": "v4_decode",
+        "lens": (17, 0, 127),
+        "extra_lens": (9, 20, 0),
+        "topk": 24,
+        "queries": 2,
+        "heads": 2,
+        "holes": 0.2,
+        "duplicates": 0.2,
+        "packed": True,
+        "cache_layout": "fp8_ds_mla",
+    },
+    "pages, one length a request": {
+        "op": "v4_decode",
+        "lens": (17, 128),
+        "extra_lens": (9, 130),
+        "queries": 2,
+        "heads": 2,
+        "extra_index_form": "block_table",
+        "extra_block_size": 2,
+        "extra_layout": "bfloat16",
+        "index_shape": "T1W",
+        "lens_shape": "B",
+        "masked_indices": "legal",
+        "sink": 0.0,
+    },
+    "a window alone": {
+        "op": "v4_decode",
+        "lens": (17, 128),
+        "extra_lens": (),
+        "heads": 2,
+        "index_shape": "TW",
+        "lens_shape": "T",
+        "lse_base": "2",
+        "lse_sink": "with",
+        "lse_empty": "plus_inf",
+        "sink": 0.0,
+    },
 }
 
 
@@ -167,7 +205,9 @@ def test_variants_are_valid_and_the_oracle_keeps_the_laws(name: str) -> None:
             assert largest_difference(piece, whole, results) <= limit, (variant.what, piece)
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if CALLS[name]["op"] != "swa_decode"])
+@pytest.mark.parametrize(
+    "name", [name for name in CALLS if CALLS[name]["op"] not in ("swa_decode", "v4_decode")]
+)
 def test_splits_are_valid_and_the_oracle_keeps_them(name: str) -> None:
     found, call = made(name)
     assert found.laws is not None
@@ -279,7 +319,9 @@ def test_unread_slots_are_finite_and_stale_entries_live() -> None:
     assert (variant.call.tensors["swa_indices"] < slots).all()
 
 
-@pytest.mark.parametrize("op", ["gdn_prefill", "gdn_decode", "kda_prefill", "kda_decode", "swa_decode"])
+@pytest.mark.parametrize(
+    "op", ["gdn_prefill", "gdn_decode", "kda_prefill", "kda_decode", "swa_decode", "v4_decode"]
+)
 def test_the_made_records_for_laws_have_each_law(op: str) -> None:
     found = operation(op)
     assert found.laws is not None
@@ -296,6 +338,7 @@ def test_the_made_records_for_laws_have_each_law(op: str) -> None:
         "kda_prefill": {"causality", "sequences", "order", "padding", "scale", "split"},
         "kda_decode": {"causality", "sequences", "order", "padding", "scale", "unnamed slots", "split"},
         "swa_decode": {"requests", "order", "pages", "unread slots"},
+        "v4_decode": {"requests", "order", "pages", "unread slots", "empty segment"},
     }
     assert seen == expected[op]
 

@@ -58,8 +58,8 @@ def synth(
     topk: int = 512,
     block_size: int = 64,
     extra_block_size: int = 64,
-    cache_layout: str = "fp8_ds_mla",
-    extra_layout: str | None = None,
+    cache_layout: str = "per_token_scale",
+    extra_layout: str = "per_token_scale",
     extra_index_form: str = "indices",
     index_shape: str = "BSW",
     lens_shape: str = "BS",
@@ -93,9 +93,8 @@ def synth(
     first query attends to in the extra segment, one fewer in each later query; empty for a call without an
     extra segment. With `lens_shape` B all queries of a request have the first one's lengths. `window`,
     `topk`: entries of the two tables; a block_table has as many pages as the longest request needs and one
-    more. `extra_layout`: as cache_layout unless given. `holes`: share of a row's slots that are -1, rounded
-    down, in both segments but not in pages. `duplicates`: share of a row's slots that repeat the row's first
-    one. `stale`: entries past a length are slots or pages `outside` the cache, `live` ones that queries
+    more. `holes`: share of a row's slots that are -1, rounded down, in both segments but not in pages.
+    `duplicates`: share of a row's slots that repeat the row's first one. `stale`: entries past a length are slots or pages `outside` the cache, `live` ones that queries
     attend to, or `unread` ones, which no query attends to; live with `masked_indices` legal, else outside.
     `sink`: attn_sink about that value, none if not given; `sink_spread`: the standard deviation of a normal
     distribution around it. `spread`: the difference of the largest and the least of 128 scores, about.
@@ -165,9 +164,9 @@ def synth(
     return call
 
 
-def _layouts(cache_layout: str, extra_layout: str | None) -> tuple[CacheLayout, CacheLayout]:
+def _layouts(cache_layout: str, extra_layout: str) -> tuple[CacheLayout, CacheLayout]:
     found = []
-    for name, value in (("cache_layout", cache_layout), ("extra_layout", extra_layout or cache_layout)):
+    for name, value in (("cache_layout", cache_layout), ("extra_layout", extra_layout)):
         if value.lower() in UNSETTLED:
             raise ContractError(unsettled(name, value.lower()))
         if value not in tuple(CacheLayout):
