@@ -35,6 +35,7 @@ from gdnbench_kernels.contract import (
 )
 from gdnbench_kernels.latent_pool import CODES, renumbered_entries
 from gdnbench_kernels.swa_decode.contract import LSE
+from gdnbench_kernels.swa_decode.layouts import SERVED as SERVED_LAYOUTS
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.v4_decode import checks, laws, lse_forms, shrink
 from gdnbench_kernels.v4_decode.accesses import accesses
@@ -187,6 +188,12 @@ SCALARS = (
 )
 
 ALL = {convention.name: convention.values for convention in CONVENTIONS}
+SERVED: dict[str, tuple[str, ...]] = {
+    **ALL,
+    "cache_layout": SERVED_LAYOUTS,
+    "extra_layout": SERVED_LAYOUTS,
+}
+"""What the compiled kernels take."""
 
 KERNELS = {
     "reference": KernelEntry(
