@@ -1,8 +1,8 @@
 """Compares two stores record by record, tensor by tensor, in memory that does not grow with them.
 
 By default two tensors pass only when their bits are equal: two stores have no reference between them that
-could say how far apart they may be. A tolerance is given by hand, or `oracle` judges both sides by the fp64
-oracle.
+could say how far apart they may be. Outputs that are sets of indices are equal in any order, and if they
+select equal values. A tolerance is given by hand, or `oracle` judges both sides by the fp64 oracle.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from gdnbench.judge.record import Judge
 from gdnbench.judge.result import Side, TensorResult
 from gdnbench.judge.row_source import Stored
 from gdnbench.judge.rule import Bitwise, Bound, Rule, describe_rule, make_rule
+from gdnbench.judge.selection import compare_selections
 from gdnbench.judge.tensor import Subject, judge_against_target, missing_tensor
 from gdnbench.ops import operation
 from gdnbench.record import When
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import DiffReport, RecordResult
 from gdnbench.store.reader import Store, StoredRecord, TensorHandle
-from gdnbench_kernels.contract import Call, ContractError, Operation, Partition, Role
+from gdnbench_kernels.contract import Call, ContractError, Operation, Partition, Role, Selection
 
 Progress = Callable[[int, int, RecordResult], None]
 
@@ -118,7 +119,12 @@ def _tensors(
                 rows = calls.slots_of(a, name)
                 partition = owners.partition_of(name, when, left[name])
                 subject = Subject(name, when, partition, axes, Side.DIFFERENCE, rows, grids)
-                found = judge_against_target(subject, Stored(left[name]), Stored(right[name]), rule)
+                sides = Stored(left[name]), Stored(right[name])
+                if when is When.AFTER and name in op.selections:
+                    tolerance = rule if isinstance(rule, Tolerance) else None
+                    found = compare_selections(subject, *sides, _selection_of(a, b, op, name), tolerance)
+                else:
+                    found = judge_against_target(subject, *sides, rule)
                 yield replace(found, stage=name in stages)
             elif name in stages:
                 notes.append(f"stage {name}: only {'A' if name in left else 'B'} has it")
@@ -126,6 +132,15 @@ def _tensors(
                 yield missing_tensor(
                     name, when, Side.DIFFERENCE, f"only {'A' if name in left else 'B'} has it"
                 )
+
+
+def _selection_of(a: StoredRecord, b: StoredRecord, op: Operation, name: str) -> Selection | None:
+    """What set output `name` selects from, if one of the records holds the call's inputs."""
+    for record in (a, b):
+        if _has_inputs(record):
+            calls.check_record(record, op)
+            return op.selections[name](calls.compact_call(record, op, torch.device("cpu")))
+    return None
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from gdnbench.judge.quick_check import quick_errors
 from gdnbench.judge.result import Side, TensorResult
 from gdnbench.judge.row_source import Memory
 from gdnbench.judge.rule import Bitwise, Bound, Rule
+from gdnbench.judge.selection import compare_selections, judge_selection
 from gdnbench.judge.tensor import (
     Subject,
     judge,
@@ -132,7 +133,9 @@ class Judge:
                     missing_tensor(name, subject.when, subject.side, "it is not among the outputs")
                 )
                 continue
-            if isinstance(self.rule, Bound):
+            if name in operation.selections:
+                results += _selected(operation, subject, main, beside, self.rule)
+            elif isinstance(self.rule, Bound):
                 results += self._bounded(operation, subject, main, beside, self.rule)
             else:
                 target = main.oracle if other is None else other
@@ -226,6 +229,8 @@ class Judge:
         exact = self._run(ORACLE, record, operation, compact, compact)
         found = []
         for name in compared_tensors(operation, compact):
+            if name in operation.selections:
+                continue
             subject = replace(subject_of(record, operation, compact, name), side=Side.CONVERSION)
             found.append(show_difference(subject, Memory(main.oracle[name].cpu()), Memory(exact[name].cpu())))
         return found
@@ -259,12 +264,43 @@ def judge_call(
     results: list[TensorResult] = []
     for name in compared_tensors(operation, call):
         subject = _subject(operation, call, name, None)
-        if isinstance(rule, Bound):
+        if name in operation.selections:
+            results += _selected(operation, subject, main, None, rule)
+        elif isinstance(rule, Bound):
             result = _judge_output(operation, subject, main, rule, _Exact())
             results.append(_with_unwritten(result, subject, outputs[name]))
         else:
             results.append(_held(subject, outputs[name], oracle, rule))
     return tuple(results)
+
+
+def _selected(
+    operation: Operation, subject: Subject, main: _Handed, beside: _Handed | None, rule: Rule
+) -> list[TensorResult]:
+    """Results for an output that is a set of indices. Under a bound, and without `beside`, it is judged by
+    the candidates of the call, whose values are exact; else it must select what `beside` selects."""
+    name = subject.name
+    tensor, selection = main.outputs[name], operation.selections[name](main.call)
+    against = None if beside is None else replace(subject, side=Side.AGAINST)
+    if beside is not None and name not in beside.outputs:
+        missing = missing_tensor(name, subject.when, Side.AGAINST, "not among the outputs compared with")
+        if not isinstance(rule, Bound):
+            return [missing]
+        return [_with_unwritten(judge_selection(subject, tensor, selection), subject, tensor), missing]
+    if beside is None or isinstance(rule, Bound):
+        results = [_with_unwritten(judge_selection(subject, tensor, selection), subject, tensor)]
+        if against is not None and beside is not None:
+            theirs = beside.outputs[name]
+            results.append(judge_selection(against, theirs, operation.selections[name](beside.call)))
+            difference = replace(subject, side=Side.DIFFERENCE)
+            shown = compare_selections(difference, Memory(tensor), Memory(theirs), selection)
+            if shown.errors is not None:
+                shown = replace(shown, reasons=(), judged=False)
+            results.append(shown)
+        return results
+    tolerance = rule if isinstance(rule, Tolerance) else None
+    found = compare_selections(subject, Memory(tensor), Memory(beside.outputs[name]), selection, tolerance)
+    return [_with_unwritten(found, subject, tensor)]
 
 
 def _judge_output(

@@ -121,7 +121,7 @@ def judge(
     by = yardstick_of(subject, oracle, yardstick, by_line=by_line) if known is None else known
     screened = _screen(subject, tensor, oracle, yardstick, by)
     own = subject.compare(Memory(screened.tensor), Memory(by.oracle))
-    found = _result(subject, Memory(tensor), own, screened.reasons)
+    found = measured_result(subject, Memory(tensor), own, screened.reasons)
     if bound is not None:
         lines = None
         if by.lines is not None:
@@ -194,7 +194,7 @@ def judge_briefly(
     exact = exact_lines(yardstick, oracle, subject.partition)
     lines = lines_of(tensor, oracle, subject.partition, exact)
     limits = _limits(subject, tensor, bound, largest, 0.0, lines)
-    found = _held_to(_result(subject, Memory(tensor), named, ()), named, torchs, limits)
+    found = _held_to(measured_result(subject, Memory(tensor), named, ()), named, torchs, limits)
     return replace(found, yardstick=torchs.total)
 
 
@@ -210,7 +210,7 @@ def judge_against_target(
     else:
         comparison = subject.compare(tensor, target, rule)
         reasons = _beyond(comparison, rule)
-    found = _result(subject, tensor, comparison, reasons)
+    found = measured_result(subject, tensor, comparison, reasons)
     return replace(found, grid=subject.grid_of(tensor, target, comparison))
 
 
@@ -220,7 +220,7 @@ def show_difference(subject: Subject, tensor: RowSource, target: RowSource) -> T
         return unmatched
     comparison = subject.compare(tensor, target)
     grid = subject.grid_of(tensor, target, comparison)
-    return replace(_result(subject, tensor, comparison, ()), judged=False, grid=grid)
+    return replace(measured_result(subject, tensor, comparison, ()), judged=False, grid=grid)
 
 
 def shape_mismatch(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResult | None:
@@ -245,9 +245,10 @@ def missing_tensor(name: str, when: When, side: Side, reason: str) -> TensorResu
     return TensorResult(name, when, side, dtype="", shape=(), reasons=(reason,))
 
 
-def _result(
+def measured_result(
     subject: Subject, tensor: RowSource, comparison: Comparison, reasons: tuple[str, ...]
 ) -> TensorResult:
+    """The result of a comparison of `tensor`, which fails for these reasons."""
     return TensorResult(
         subject.name,
         subject.when,

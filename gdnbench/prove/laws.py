@@ -33,6 +33,7 @@ from torch import Tensor
 from gdnbench.judge.limits import unit_roundoff
 from gdnbench.judge.record import ORACLE, YARDSTICK
 from gdnbench.judge.rule import Bound
+from gdnbench.judge.selection import selected_values
 from gdnbench.judge.valid_rows import wrong_shapes
 from gdnbench.prove.records import write_calls
 from gdnbench.prove.result import Check, Section
@@ -92,6 +93,25 @@ class Exact:
         """Which elements of the rows are finite, exactly and in torch's result."""
         oracle, torchs = (self.results(kernel)[tensor][at] for kernel in (ORACLE, YARDSTICK))
         return torch.isfinite(oracle.to(torchs.dtype)) & torch.isfinite(torchs)
+
+    def selects_otherwise(self, piece: Piece, x: Tensor, y: Tensor) -> str:
+        """How rows `x` of a set output and rows `y` of another call select other values of the first call's
+        candidates; empty if they select the same. A law changes no candidate's place in its row."""
+        selection = self.operation.selections[piece.tensor](self.call)
+        rows = torch.arange(len(selection.count))[piece.one[0]].reshape(-1)
+        sides = [selected_values(selection, rows, of.reshape(len(rows), -1)) for of in (x, y)]
+        (formed, ours), (formed_too, theirs) = sides
+        unlike = ~(formed & formed_too & ((ours == theirs) | (ours.isnan() & theirs.isnan())).all(1))
+        if not bool(unlike.any()):
+            return ""
+        row = int(unlike.nonzero()[0])
+        left, right = (set(of.reshape(len(rows), -1)[row].tolist()) for of in (x, y))
+        only = "; ".join(
+            f"{len(indices)} only in the {call} call, such as {min(indices)}"
+            for call, indices in (("first", left - right), ("other", right - left))
+            if indices
+        )
+        return f"{piece.tensor} of {piece.where}: other indices are selected: {only or 'one is repeated'}"
 
     def _leeway_of(self, tensor: str) -> Tensor | None:
         if tensor not in self._leeway:
@@ -158,6 +178,11 @@ def differences(
         if x.shape != y.shape or x.dtype != y.dtype:
             shapes = f"shape {list(x.shape)} and {list(y.shape)}"
             found.append(Difference(float("inf"), True, f"{piece.tensor} of {piece.where}: {shapes}"))
+            continue
+        if piece.tensor in exact.operation.selections:
+            unlike = exact.selects_otherwise(piece, x, y)
+            if unlike:
+                found.append(Difference(float("inf"), True, unlike))
             continue
         if piece.factor != 1:
             x, y = x.double(), y.double() / piece.factor

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gdnbench.bits import as_integers
 from gdnbench.judge import calls
+from gdnbench.judge.selection import selected_values
 from gdnbench.judge.valid_rows import keep_valid_rows, wrong_shapes
 from gdnbench.ops import operation
 from gdnbench.prove.result import Check, Section
@@ -23,6 +24,7 @@ from gdnbench.replay.failure import Failure
 from gdnbench.replay.replay import runner
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
+from gdnbench_kernels.contract import Call, Operation
 
 BITS = "same bits"
 
@@ -65,7 +67,7 @@ def check_repeats(
                 call = calls.compact_call(record, of, torch.device("cpu"))
                 reasons = wrong_shapes(of, call, left.outputs)
                 if not reasons:
-                    results = keep_valid_rows(of, call, left.outputs)
+                    results = _values_of_sets(of, call, keep_valid_rows(of, call, left.outputs))
                     reasons = _unequal(first.setdefault(number, results), results)
                 outcome = Outcome.MISMATCH if reasons else outcome
             checks[number] = Check(
@@ -81,6 +83,17 @@ def check_repeats(
             if last[number] == place:
                 found(checks[number])
                 first.pop(number, None)
+
+
+def _values_of_sets(of: Operation, call: Call, results: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`results` with the selected values, in descending order, in place of sets of indices: their order and
+    the choice between equal values may differ from run to run."""
+    found = dict(results)
+    for name, selection_of in of.selections.items():
+        if name in results:
+            selection = selection_of(call)
+            _, found[name] = selected_values(selection, torch.arange(len(selection.count)), results[name])
+    return found
 
 
 def _unequal(one: dict[str, Tensor], other: dict[str, Tensor]) -> tuple[str, ...]:

@@ -327,6 +327,24 @@ class Accesses:
     write_columns: Tensor | None = None  # int64 [m]: the first of each write; one slot then has several
 
 
+PADDING = -1
+"""What the entries of a set hold that have no index to hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What an output that is a set of indices selects from, in the call's rows.
+
+    The output is [R, K] integers. Row r has the candidates values[r, first[r] : first[r] + count[r]] and
+    holds the indices, from first[r], of the min(count[r], K) largest of them, then `PADDING`. Their order is
+    free, and so is the choice between equal values; a NaN may be selected or not.
+    """
+
+    values: Tensor  # [R, N], floating
+    first: Tensor  # int64 [R]
+    count: Tensor  # int64 [R]
+
+
 Index = tuple[int | slice, ...]
 """An index of rows of a tensor."""
 
@@ -433,6 +451,9 @@ class Operation:
     """The minimal cost of a call, from its shapes and its index tensors."""
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     """Bounds of outputs that replace a multiple of torch's error."""
+    selections: Mapping[str, Callable[[Call], Selection]] = field(default_factory=dict)
+    """Outputs that are sets of indices, and what they select from. Comparisons look at the selected values,
+    not at the order of the indices, so these outputs have no tolerance and no leeway."""
     leeway: Callable[[Call, str], Tensor | None] = _no_leeway
     """By how much each element of the output of that name may be off besides its bound, for what the contract
     leaves to a kernel, such as approximate exponentials: fp64, in the output's shape and the call's
