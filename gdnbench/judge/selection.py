@@ -323,24 +323,24 @@ class _Fault:
             index = int(rows.indices[row, entry])
         value = float(rows.candidates[row, index]) if 0 <= index < n else float("nan")
         edge = float(rows.boundary[row]) + 0.0  # -0 is 0
-        number, at = rows.start + row, f"entry {entry}"
+        number = rows.start + row
         if self.kind == "outside":
-            words = f"{at} is {index}; the row has {n} candidates"
+            words = f"entry {entry} is {index}; the row has {n} candidates"
         elif self.kind == "repeated":
             before = int((rows.indices[row] == index).nonzero()[0])
-            words = f"{at} is index {index} ({value:.9g}), which entry {before} is too"
+            words = f"entry {entry} is index {index} ({value:.9g}), which entry {before} is too"
         elif self.kind == "absent":
-            words = f"{at} is {PADDING}; {n} candidates make its first {m} entries indices"
+            words = f"entry {entry} is {PADDING}; {n} candidates make its first {m} entries indices"
         elif self.kind == "spare":
-            words = f"{at} is {index}; {n} candidates make its entries from {m} on {PADDING}"
+            words = f"entry {entry} is {index}; {n} candidates make its entries from {m} on {PADDING}"
         else:
-            ties = int((rows.candidates[row, :n] == edge).sum())
-            tied = f", which {ties} candidates have" if ties > 1 else ""
-            place = at if self.kind == "below" else "not among its entries"
+            place = f"entry {entry}" if self.kind == "below" else "not among its entries"
             words = (
                 f"index {index} ({value:.9g}) is {place}; the boundary, the least of the {m} largest of {n},"
+                f" is {edge:.9g}"
             )
-            words += f" is {edge:.9g}{tied}"
+            ties = int((rows.candidates[row, :n] == edge).sum())
+            words += f", which {ties} candidates have" if ties > 1 else ""
         self.detail = f"row {number}: {words}"
         location = Location((number, entry), number, None, None, None, ())
         self.first = Worst(location, value, edge, None)
