@@ -33,7 +33,7 @@ _COPIED = "|".join(MODULES)
 _WHOLE = re.compile(
     rf"^( *from) gdnbench_kernels\.gdn_prefill import ((?:{_COPIED})(?:, (?:{_COPIED}))*)$", re.MULTILINE
 )
-_EXAMPLES = "_Examples"
+_EXAMPLES = "Examples"
 
 PREFILL = '''"""What the server calls for a prefill, and the steps that it is made of."""
 
