@@ -73,6 +73,26 @@ swas = st.fixed_dictionaries(
     }
 )
 
+v4s = st.fixed_dictionaries(
+    {
+        "requests": st.lists(st.tuples(st.integers(0, 9), st.integers(0, 7)), min_size=1, max_size=3),
+        "queries": st.integers(1, 3),
+        "window": st.just(9),
+        "topk": st.just(8),
+        "heads": st.integers(1, 2),
+        "block_size": st.just(16),
+        "extra_block_size": st.sampled_from([1, 2]),
+        "cache_layout": st.sampled_from(["per_token_scale", "fp8_ds_mla", "bfloat16"]),
+        "extra_layout": st.sampled_from(["per_token_scale", "fp8_ds_mla", "bfloat16"]),
+        "extra_index_form": st.sampled_from(["indices", "block_table"]),
+        "index_shape": st.sampled_from(["BSW", "TW", "T1W"]),
+        "lens_shape": st.sampled_from(["BS", "T", "B"]),
+        "holes": st.sampled_from([0.0, 0.5]),
+        "packed": st.booleans(),
+        "spare_pages": st.integers(0, 2),
+    }
+)
+
 
 def shrinking_of(op: str) -> Shrinking:
     found = operation(op).shrinking
@@ -141,6 +161,20 @@ def test_decodes_stay_valid(
     if op == "kda_decode" and options.get("gate") == "linear":
         options = {**options, "gate": "bounded"}
     reduce_at_random(op, synthesise(op, **options, **read), data)
+
+
+@SMALL
+@given(v4s, st.booleans(), st.data())
+def test_decode_attention_of_two_segments_stays_valid(
+    options: dict[str, Any], alone: bool, data: st.DataObject
+) -> None:
+    requests = options.pop("requests")
+    lens, extra_lens = (tuple(lengths) for lengths in zip(*requests, strict=True))
+    if alone:
+        options |= {"extra_lens": (), "packed": False}
+    else:
+        options["extra_lens"] = extra_lens
+    reduce_at_random("v4_decode", synthesise("v4_decode", lens=lens, **options), data)
 
 
 @SMALL
@@ -267,3 +301,37 @@ def test_what_is_left_of_a_window_computes_the_same(layout: str) -> None:
     assert entries.tensors["swa_lens"].tolist() == [2, 0, 1]
     rows: Mapping[str, Tensor] = call.tensors
     assert entries.tensors["swa_indices"][0, :2].tolist() == rows["swa_indices"][0, [0, 3]].tolist()
+
+
+@pytest.mark.parametrize("form", ["indices", "block_table"])
+def test_two_segments_shrink_to_a_part(form: str) -> None:
+    call = synthesise(
+        "v4_decode",
+        lens=(7, 0, 4),
+        extra_lens=(5, 3, 0),
+        queries=2,
+        heads=3,
+        window=12,
+        topk=8,
+        block_size=16,
+        extra_block_size=2,
+        extra_index_form=form,
+    )
+    before, found = exact("v4_decode", call), axes("v4_decode", call)
+    equal(exact("v4_decode", found["requests"].keep([2]))["o"], before["o"][[2]])
+    equal(exact("v4_decode", found["queries"].keep([1]))["lse"], before["lse"][:, [1]])
+    equal(exact("v4_decode", found["heads"].keep([0, 2]))["o"], before["o"][:, :, [0, 2]])
+    for cache in ("cache", "extra_cache"):
+        equal(exact("v4_decode", found[f"pages of {cache} not attended to"].keep([]))["o"], before["o"])
+    columns = found["columns of the extra segment"].keep([0, 2])
+    # Slots 0 and 2 of 5 and 4, of 3 and 2, of none; or positions 0, 1 and 4 of 5, and 0 and 1 of 4.
+    wanted = [[2, 2], [2, 1], [0, 0]] if form == "indices" else [[3, 2], [2, 2], [0, 0]]
+    assert columns.tensors["extra_lens"].tolist() == wanted
+    alone = found["extra segments"].keep([])
+    assert not any(name.startswith("extra") for name in alone.tensors)
+    assert bool(found["entries of the extra segment"].units) == (form == "indices")
+    entries = found["entries of the window"].keep([0, 3, 8])
+    assert entries.tensors["swa_lens"].tolist() == [[2, 1], [0, 0], [0, 0]]
+    rows = call.tensors["swa_indices"]
+    assert entries.tensors["swa_indices"][0, 0, :2].tolist() == rows[0, 0, [0, 3]].tolist()
+    assert entries.tensors["swa_indices"][0, 1, 0] == rows[0, 1, 1]

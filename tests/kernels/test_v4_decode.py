@@ -137,7 +137,12 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 def call_of(name: str, layout: str) -> Call:
-    options = {"lens": (128, 17, 0, 1), "extra_lens": (40, 5, 3, 0), "cache_layout": layout, "extra_layout": layout} | CALLS[name]
+    options = {
+        "lens": (128, 17, 0, 1),
+        "extra_lens": (40, 5, 3, 0),
+        "cache_layout": layout,
+        "extra_layout": layout,
+    } | CALLS[name]
     return made(**options, seed=drawn("v4_decode", 31))
 
 
@@ -219,7 +224,8 @@ def test_swa_decode_is_the_case_of_one_query_and_no_extra_segment(name: str, lay
 @pytest.mark.parametrize("kernel", [reference, torch_paged])
 def test_rows_count_alike_in_either_segment(kernel: Kernel) -> None:
     """A window's later half as the extra segment, of the same cache: the same sum in another order."""
-    whole = made(lens=(40, 9), extra_lens=(), sink=0.0)
+    layouts = {"cache_layout": "bfloat16", "extra_layout": "bfloat16"}
+    whole = made(lens=(40, 9), extra_lens=(), sink=0.0, **layouts)
     indices, lens = whole.tensors["swa_indices"], whole.tensors["swa_lens"]
     half = lens // 2
     moved = torch.zeros_like(indices)

@@ -122,8 +122,9 @@ def _check_entries(segment: Segment) -> None:
             f"{OP}: {place} is {value}; with masked_indices legal every entry must be a {what} in"
             f" [0, {last}], those that are masked too"
         )
-    padding = "" if segment.of_pages else ", or -1 for padding"
-    raise ContractError(f"{OP}: {place} is {value}; it must be a {what} in [0, {last}]{padding}")
+    if segment.of_pages:
+        raise ContractError(f"{OP}: {place} is {value}; it must be a page in [0, {last}]")
+    raise ContractError(f"{OP}: {place} is {value}; it must be a slot in [0, {last}], or -1 for padding")
 
 
 def lens_in(lens: Tensor, source: str, target: str, requests: int, queries: int) -> Tensor:

@@ -14,7 +14,7 @@ from gdnbench_kernels.latent_pool import PoolNames, slots_of_pages
 from gdnbench_kernels.shrinking import axis_of, optional_axis, pool_axis, select_units, with_tensors
 from gdnbench_kernels.swa_decode.window import PADDING
 from gdnbench_kernels.v4_decode.checks import lens_in
-from gdnbench_kernels.v4_decode.segments import EXTRA, Segment, segments_of, shaped_rows
+from gdnbench_kernels.v4_decode.segments import EXTRA, POOLS, Segment, segments_of, shaped_rows
 
 TITLES = {"swa_indices": "the window", "extra_indices": "the extra segment"}
 
@@ -34,12 +34,26 @@ def axes(operation: Operation, call: Call) -> tuple[Axis, ...]:
         Axis("queries", queries, keep_queries, unit_at=lambda place: place.get("token")),
         axis_of(operation, call, "heads", "H", heads, "head"),
     ]
-    if len(segments) > 1:
-        found.append(Axis("extra segments", 1, lambda kept: call if kept else _without_extra(call), least=0))
-    found += [_columns(call, one) for one in segments]
-    found += [_entries(call, one) for one in segments if not one.of_pages]
-    found += [_page_axis(operation, call, one.names) for one in segments]
+    extra = len(segments) - 1
+    found.append(Axis("extra segments", extra, lambda kept: call if kept else _without_extra(call), least=0))
+    for names in POOLS:
+        one = next((one for one in segments if one.names is names), None)
+        found += _segment_axes(operation, call, names, one)
     return (*found, optional_axis(call, ("attn_sink",), {"output_lse": False}))
+
+
+def _segment_axes(
+    operation: Operation, call: Call, names: PoolNames, one: Segment | None
+) -> tuple[Axis, Axis, Axis]:
+    """Columns, entries and unused pages of a segment; without units where the call has none."""
+    title, pages = TITLES[names.indices], f"pages of {names.cache} not attended to"
+    absent = [Axis(f"columns of {title}", 0, lambda kept: call, least=0)]
+    absent += [Axis(f"entries of {title}", 0, lambda kept: call, least=0)]
+    absent += [Axis(pages, 0, lambda kept: call, least=0)]
+    if one is None:
+        return absent[0], absent[1], absent[2]
+    entries = absent[1] if one.of_pages else _entries(call, one)
+    return _columns(call, one), entries, _page_axis(operation, call, names, pages)
 
 
 def _with_rows(operation: Operation, call: Call, requests: Sequence[int], queries: Sequence[int]) -> Call:
@@ -90,14 +104,13 @@ def _entries(call: Call, one: Segment) -> Axis:
     return Axis(f"entries of {TITLES[one.names.indices]}", len(counted), keep, least=0)
 
 
-def _page_axis(operation: Operation, call: Call, names: PoolNames) -> Axis:
+def _page_axis(operation: Operation, call: Call, names: PoolNames, title: str) -> Axis:
     """Pages that no query attends to; one page stays if otherwise none would."""
     size = call.tensors[names.cache].shape[1]
 
     def scales_of(pages: Tensor) -> dict[str, Tensor]:
         return {names.inv_scale: slots_of_pages(pages, size)} if names.inv_scale in call.tensors else {}
 
-    title = f"pages of {names.cache} not attended to"
     found = pool_axis(operation, call, title, names.cache, scales_of)
     least = 0 if found.units < len(call.tensors[names.cache]) else 1
     return replace(found, least=least)

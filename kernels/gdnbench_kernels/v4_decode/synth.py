@@ -94,8 +94,9 @@ def synth(
     extra segment. With `lens_shape` B all queries of a request have the first one's lengths. `window`,
     `topk`: entries of the two tables; a block_table has as many pages as the longest request needs and one
     more. `holes`: share of a row's slots that are -1, rounded down, in both segments but not in pages.
-    `duplicates`: share of a row's slots that repeat the row's first one. `stale`: entries past a length are slots or pages `outside` the cache, `live` ones that queries
-    attend to, or `unread` ones, which no query attends to; live with `masked_indices` legal, else outside.
+    `duplicates`: share of a row's slots that repeat the row's first one. `stale`: entries past a length are
+    slots or pages `outside` the cache, `live` ones that queries attend to, or `unread` ones, which no query
+    attends to; live with `masked_indices` legal, else outside.
     `sink`: attn_sink about that value, none if not given; `sink_spread`: the standard deviation of a normal
     distribution around it. `spread`: the difference of the largest and the least of 128 scores, about.
     `scale_range`: the magnitudes of rows differ by up to this factor, and those of groups of 64 features too.
@@ -214,7 +215,7 @@ def _check_sizes(
 def _stale(stale: str | None, masked: str, holes: float) -> str:
     legal = masked == MaskedIndices.LEGAL
     if stale is None:
-        return "live" if legal else "outside"
+        stale = "live" if legal else "outside"
     if stale not in STALE_ENTRIES:
         raise ContractError(f"stale is {stale!r}; it is one of {', '.join(STALE_ENTRIES)}")
     if legal and (stale == "outside" or holes):
