@@ -20,7 +20,7 @@ from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.location import whole_tensor
 from gdnbench.judge.record import Judge
 from gdnbench.judge.result import Side, TensorResult
-from gdnbench.judge.row_source import Stored
+from gdnbench.judge.row_source import Memory, RowSource, Stored
 from gdnbench.judge.rule import Bitwise, Bound, Rule, describe_rule, make_rule
 from gdnbench.judge.selection import compare_selections
 from gdnbench.judge.tensor import Subject, judge_against_target, missing_tensor
@@ -119,7 +119,7 @@ def _tensors(
                 rows = calls.slots_of(a, name)
                 partition = owners.partition_of(name, when, left[name])
                 subject = Subject(name, when, partition, axes, Side.DIFFERENCE, rows, grids)
-                sides = Stored(left[name]), Stored(right[name])
+                sides = owners.sides(name, when, left[name], right[name])
                 if when is When.AFTER and name in op.selections:
                     tolerance = rule if isinstance(rule, Tolerance) else None
                     found = compare_selections(subject, *sides, _selection_of(a, b, op, name), tolerance)
@@ -163,6 +163,18 @@ class _Owners:
         except KeyError as error:
             self.notes.append(f"{name}: all rows compared, because {error} is not recorded")
             return whole_tensor(rows)
+
+    def sides(
+        self, name: str, when: When, left: TensorHandle, right: TensorHandle
+    ) -> tuple[RowSource, RowSource]:
+        """Both tensors of a name, with zeros in elements that may hold anything; those are known once the
+        tensor has a partition of its own."""
+        stale = None
+        if when is When.AFTER and self.call is not None and name in self.op.outputs(self.call):
+            stale = self.op.stale(self.call, name)
+        if stale is None or not stale.shape == left.meta.shape == right.meta.shape:
+            return Stored(left), Stored(right)
+        return Memory(left.read().masked_fill(stale, 0)), Memory(right.read().masked_fill(stale, 0))
 
 
 def _strangers(a: StoredRecord, b: StoredRecord, op: Operation) -> Iterator[str]:

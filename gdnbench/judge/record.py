@@ -32,6 +32,7 @@ from gdnbench.judge.tensor import (
     show_difference,
     yardstick_of,
 )
+from gdnbench.judge.valid_rows import clear_stale
 from gdnbench.judge.yardstick import Yardstick
 from gdnbench.poison import poisoned
 from gdnbench.record import When
@@ -138,8 +139,8 @@ class Judge:
             elif isinstance(self.rule, Bound):
                 results += self._bounded(operation, subject, main, beside, self.rule)
             else:
-                target = main.oracle if other is None else other
-                results.append(_held(subject, outputs[name], target, self.rule))
+                target = main.oracle if beside is None else beside.outputs
+                results.append(_held(subject, main.outputs[name], target, self.rule))
         if not self.brief:
             results += self._conversion_losses(record, operation, compact, main)
         return tuple(results)
@@ -165,7 +166,7 @@ class Judge:
         given = operation.convert(compact, dict(conventions))
         exact = self._run(ORACLE, record, operation, compact, given) if oracle or bound else {}
         torchs = self._run(YARDSTICK, record, operation, compact, given) if bound else {}
-        return _Handed(outputs, compact, given, exact, torchs)
+        return _Handed(clear_stale(operation, compact, outputs), compact, given, exact, torchs)
 
     def _run(
         self, kernel: str, record: StoredRecord, operation: Operation, compact: Call, given: Call
@@ -176,7 +177,7 @@ class Judge:
             self._last.forget(record)
         found, key = self._last.outputs, (kernel, tuple(sorted(given.conventions.items())))
         if key not in found:
-            results = _run_on(operation, kernel, given, compact.conventions)
+            results = _run_on(operation, kernel, given, compact)
             found[key] = {name: tensor if self.brief else tensor.cpu() for name, tensor in results.items()}
         return found[key]
 
@@ -241,14 +242,15 @@ def run_as_handed(
 ) -> dict[str, Tensor]:
     """The results, in the conventions of `call`, of one of the operation's kernels on the values of `call`
     converted to the conventions `handed`."""
-    return _run_on(operation, kernel, operation.convert(call, handed), call.conventions)
+    return _run_on(operation, kernel, operation.convert(call, handed), call)
 
 
-def _run_on(
-    operation: Operation, kernel: str, given: Call, conventions: Mapping[str, str]
-) -> dict[str, Tensor]:
-    """The results of one of the operation's kernels on `given`, in other `conventions`."""
-    return operation.convert_outputs(run_kernel(operation, kernel, given), given.conventions, conventions)
+def _run_on(operation: Operation, kernel: str, given: Call, call: Call) -> dict[str, Tensor]:
+    """The results of one of the operation's kernels on `given`, in the conventions of `call`, with zeros in
+    elements that may hold anything."""
+    results = run_kernel(operation, kernel, given)
+    own = operation.convert_outputs(results, given.conventions, call.conventions)
+    return clear_stale(operation, call, own)
 
 
 def judge_call(
@@ -257,10 +259,10 @@ def judge_call(
     """Results for `outputs` of a call outside any record, compared with the oracle; all on the CPU. A kernel
     left the outputs, in the call's conventions; it was handed the call in the conventions `handed`."""
     given = operation.convert(call, handed)
-    oracle = _run_on(operation, ORACLE, given, call.conventions)
+    oracle = _run_on(operation, ORACLE, given, call)
     bound = isinstance(rule, Bound)
-    yardstick = _run_on(operation, YARDSTICK, given, call.conventions) if bound else {}
-    main = _Handed(outputs, call, given, oracle, yardstick)
+    yardstick = _run_on(operation, YARDSTICK, given, call) if bound else {}
+    main = _Handed(clear_stale(operation, call, outputs), call, given, oracle, yardstick)
     results: list[TensorResult] = []
     for name in compared_tensors(operation, call):
         subject = _subject(operation, call, name, None)
@@ -268,9 +270,9 @@ def judge_call(
             results += _selected(operation, subject, main, None, rule)
         elif isinstance(rule, Bound):
             result = _judge_output(operation, subject, main, rule, _Exact())
-            results.append(_with_unwritten(result, subject, outputs[name]))
+            results.append(_with_unwritten(result, subject, main.outputs[name]))
         else:
-            results.append(_held(subject, outputs[name], oracle, rule))
+            results.append(_held(subject, main.outputs[name], oracle, rule))
     return tuple(results)
 
 

@@ -1,4 +1,4 @@
-"""Selects the valid rows of a kernel's tensors: padding rows may differ between two runs."""
+"""Selects what counts of a kernel's tensors: padding rows and stale elements may differ between two runs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,25 @@ def wrong_shapes(operation: Operation, call: Call, tensors: Mapping[str, Tensor]
 
 
 def keep_valid_rows(operation: Operation, call: Call, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of outputs and stages of `call`, by name, with zeros in rows of no region, and in a chunk's rows
-    past its last token."""
+    """Copies of outputs and stages of `call`, by name, with zeros in rows of no region, in a chunk's rows
+    past its last token, and in stale elements."""
     found = {}
-    for name, tensor in tensors.items():
+    for name, tensor in clear_stale(operation, call, tensors).items():
         kept = torch.zeros_like(tensor)
         for region in operation.partition(call, name).regions:
             rows = slice(region.start, region.stop)
             places = (rows,) if region.tokens is None else (rows, slice(None), slice(region.tokens))
             kept[places] = tensor[places]
         found[name] = kept
+    return found
+
+
+def clear_stale(operation: Operation, call: Call, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`tensors`, outputs of `call` by name, with zeros in elements that may hold anything. A tensor of
+    another shape stays as it is."""
+    found = dict(tensors)
+    for name in operation.outputs(call):
+        stale = operation.stale(call, name) if name in found else None
+        if stale is not None and stale.shape == found[name].shape:
+            found[name] = found[name].masked_fill(stale.to(found[name].device), 0)
     return found

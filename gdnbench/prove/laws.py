@@ -34,7 +34,7 @@ from gdnbench.judge.limits import unit_roundoff
 from gdnbench.judge.record import ORACLE, YARDSTICK
 from gdnbench.judge.rule import Bound
 from gdnbench.judge.selection import selected_values
-from gdnbench.judge.valid_rows import wrong_shapes
+from gdnbench.judge.valid_rows import clear_stale, wrong_shapes
 from gdnbench.prove.records import write_calls
 from gdnbench.prove.result import Check, Section
 from gdnbench.replay.execute import Execution
@@ -68,7 +68,8 @@ class Exact:
     def results(self, kernel: str) -> dict[str, Tensor]:
         """The results of one of the operation's kernels, in the call's conventions."""
         if kernel not in self._results:
-            self._results[kernel] = self._back(run_kernel(self.operation, kernel, self._given()))
+            results = self._back(run_kernel(self.operation, kernel, self._given()))
+            self._results[kernel] = clear_stale(self.operation, self.call, results)
         return self._results[kernel]
 
     def limits(self, tensor: str, at: Index, head_axis: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -184,6 +185,9 @@ def differences(
             if unlike:
                 found.append(Difference(float("inf"), True, unlike))
             continue
+        stale = exact.operation.stale(exact.call, piece.tensor)
+        if stale is not None:
+            x, y = (rows.masked_fill(stale[piece.one], 0) for rows in (x, y))
         if piece.factor != 1:
             x, y = x.double(), y.double() / piece.factor
         unequal = (x != y) & ~(x.isnan() & y.isnan())
