@@ -50,6 +50,14 @@ def _subjects() -> dict[str, Subject]:
     found["flashinfer decode"] = Subject(decode, "flashinfer", package="flashinfer")
     found["fla prefill"] = Subject(prefill, "fla", package="fla")
     found["fla decode"] = Subject(decode, "fla", package="fla")
+    for name in ("flashinfer", "flashinfer_cutedsl", "flashinfer_small_bh", "flashinfer_persistent"):
+        found[f"{name} kda_prefill"] = Subject(kda_prefill, name, package="flashinfer")
+    for name in ("flashinfer", "flashinfer_k3"):
+        found[f"{name} kda_decode"] = Subject(kda, name, package="flashinfer")
+    for name in ("fla", "fla_safe"):
+        found[f"{name} kda_prefill"] = Subject(kda_prefill, name, package="fla")
+    for name in ("fla", "fla_pool"):
+        found[f"{name} kda_decode"] = Subject(kda, name, package="fla")
     for name, calls in CALLS.items():
         found[name] = Subject(package=name.partition(" ")[0], calls=calls)
     return found
