@@ -55,9 +55,9 @@ class KdaGates:
     beta_max: float
     """Upper end of beta's range, 1 or 2."""
     A_log: Tensor | None = None
-    """[Hv]: log of a head's rate; set if `form` is raw."""
+    """[Hv]: log of a head's rate; needed if `form` is raw, 0 if None where bounded."""
     dt_bias: Tensor | None = None
-    """[Hv, K]: added to x."""
+    """[Hv, K]: added to x; 0 if None."""
     lower_bound: float | None = None
     """Least log-space decay; set if `form` is bounded."""
 

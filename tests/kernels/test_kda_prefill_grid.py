@@ -59,7 +59,7 @@ def test_a_design_with_a_in_bf16_fails_on_keys_that_are_alike(proof: Proof) -> N
 
 ANCHORED = """
 import torch
-from gdnbench_kernels.kda_prefill.chunked import MATH, gates_of
+from gdnbench_kernels.kda_prefill.chunked import MATH, gates_of_params
 from gdnbench_kernels.kda_prefill.params import KdaPrefillParams
 from gdnbench_kernels.delta_prefill.chunked import prefill_inputs, run_chunked
 from gdnbench_kernels.gdn import per_value_head
@@ -86,7 +86,7 @@ def prefill(q, k, v, g, beta, cu_seqlens, initial_state=None, output_final_state
     call = dict(q=q, k=k, v=v, g=g, beta=beta, cu_seqlens=cu_seqlens, initial_state=initial_state)
     params = from_call(KdaPrefillParams, call)
     math = replace(MATH, form_a=form_a, form_p=form_p)
-    inputs = prefill_inputs(params, gates_of(params), math)
+    inputs = prefill_inputs(params, gates_of_params(params), math)
     return run_chunked(inputs, tensor_core_arithmetic(v.dtype), params)
 """
 

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.delta_decode.hf import Decode
+from gdnbench_kernels.delta_decode.hf import DecodeTensors
 from gdnbench_kernels.peers import PeerLaunch, contiguous_aligned
 from gdnbench_kernels.state_slots import PADDING, plan_slots
 
 
-def refuse_drafts(params: Decode) -> None:
+def refuse_drafts(params: DecodeTensors) -> None:
     """Raises NotImplementedError for a call of several tokens a sequence."""
     if params.q.shape[1] != 1:
         raise NotImplementedError(
@@ -33,7 +33,7 @@ def refuse_drafts(params: Decode) -> None:
         )
 
 
-def bind_gathered(function: Callable[..., Any], params: Decode, more: Mapping[str, Any]) -> PeerLaunch:
+def bind_gathered(function: Callable[..., Any], params: DecodeTensors, more: Mapping[str, Any]) -> PeerLaunch:
     """A launch of `function`, whose other arguments are `more`, for a call of one token a sequence and
     states in the layout that the function is told of. Raises NotImplementedError if all sequences are
     padding."""

@@ -13,7 +13,7 @@ from gdnbench_kernels.state_slots import PADDING, plan_slots
 from gdnbench_kernels.transformers_functions import check_scale
 
 
-class Decode(Protocol):
+class DecodeTensors(Protocol):
     """The parameters of a decode call that functions of gathered states read."""
 
     @property
@@ -38,7 +38,7 @@ class Decode(Protocol):
     def qk(self) -> str: ...
 
 
-def recur_on_slots(recurrent: Callable[..., Any], params: Decode) -> dict[str, Tensor]:
+def recur_on_slots(recurrent: Callable[..., Any], params: DecodeTensors) -> dict[str, Tensor]:
     """Update `state` in place and return o [B, 1, Hv, V], NaN for padding sequences.
 
     Raises NotImplementedError for more than one token per sequence: the function writes one state, not one

@@ -1,4 +1,4 @@
-"""The minimal cost of a call of gdn_decode: memory traffic and FLOP.
+"""The minimal cost of a call of gdn_decode or kda_decode: memory traffic and FLOP.
 
 Bytes: every slot that active sequences read is read once, however many read it, and every slot that they
 write is written once; with S tokens and a slot for each, one state is read and S are written. q, k, v and

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.delta_decode.hf import Decode as Gathered
+from gdnbench_kernels.delta_decode.hf import DecodeTensors
 from gdnbench_kernels.state_slots import PADDING, SlotPlan, plan_slots
 
 
-class Decode(Gathered, Protocol):
+class DraftTensors(DecodeTensors, Protocol):
     """The parameters of a decode call that `VerifiedSlots` reads."""
 
     @property
@@ -27,7 +27,7 @@ class VerifiedSlots:
     gaps between them.
     """
 
-    def __init__(self, params: Decode, *, packed: bool) -> None:
+    def __init__(self, params: DraftTensors, *, packed: bool) -> None:
         state, tokens = params.state, params.q.shape[1]
         self.params = params
         self.plan: SlotPlan = plan_slots(params.state_indices, params.num_accepted, params.read_indices)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.delta_decode.hf import Decode
+from gdnbench_kernels.delta_decode.hf import DecodeTensors
 from gdnbench_kernels.state_slots import PADDING, SlotPlan
 
 
@@ -17,7 +17,7 @@ class PoolWithoutSlot0:
     `finish` scatters them back.
     """
 
-    def __init__(self, params: Decode, plan: SlotPlan) -> None:
+    def __init__(self, params: DecodeTensors, plan: SlotPlan) -> None:
         state, given = params.state, params.state_indices
         self._params = params
         self._plan = plan

@@ -178,7 +178,7 @@ def _substitute(a: Tensor) -> Tensor:
 
 class ChunkedPrefill:
     """The steps over a whole call. Each step reads `stages`, to which the earlier steps have added theirs;
-    every stage is stored by chunk, [C, Hv, ...]."""
+    every stage is stored by chunk, [c, Hv, ...]."""
 
     def __init__(self, inputs: PrefillInputs, arithmetic: Arithmetic) -> None:
         self.inputs = inputs

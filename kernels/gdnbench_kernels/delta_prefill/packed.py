@@ -25,7 +25,7 @@ from gdnbench_kernels.contract import (
     Stage,
     TensorSpec,
 )
-from gdnbench_kernels.delta_prefill.chunked import BY_ROW
+from gdnbench_kernels.delta_prefill.chunked import BY_ROW, final_dtype
 from gdnbench_kernels.gdn import ACTIVATIONS, OFFSETS, STATE_LAYOUT, STATES, convert_states
 from gdnbench_kernels.validate import check_integers, first_true, resolved_scalars
 
@@ -193,9 +193,7 @@ class PackedPrefill:
         found: dict[str, Shaped] = {"o": (tuple(v.shape), v.dtype)}
         if scalars["output_final_state"]:
             asked = scalars["final_state_dtype"]
-            dtype: torch.dtype = (
-                getattr(torch, str(asked)) if asked else torch.float32 if first is None else first.dtype
-            )
+            dtype = final_dtype(first, None if asked is None else str(asked))
             found["final_state"] = (_state_shape(call), dtype)
         return found
 

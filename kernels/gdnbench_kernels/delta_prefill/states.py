@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.delta_prefill.chunked import final_dtype
+from gdnbench_kernels.delta_prefill.chunked import PrefillTensors, final_dtype
 from gdnbench_kernels.peers import PeerLaunch
 
 Unpack = Callable[[Any], tuple[Tensor, Tensor | None]]
 """Of a function's result: o [T, Hv, V], and the final states [N, Hv, V, K], None if they are in the pool."""
-
-
-class Prefill(Protocol):
-    """The parameters of a prefill call that `OverwrittenStates` reads."""
-
-    @property
-    def k(self) -> Tensor: ...
-    @property
-    def v(self) -> Tensor: ...
-    @property
-    def cu_seqlens(self) -> Tensor: ...
-    @property
-    def initial_state(self) -> Tensor | None: ...
-    @property
-    def output_final_state(self) -> bool: ...
-    @property
-    def final_state_dtype(self) -> str | None: ...
 
 
 class OverwrittenStates:
@@ -39,7 +22,7 @@ class OverwrittenStates:
     function by `call`.
     """
 
-    def __init__(self, params: Prefill, call: Callable[..., Any]) -> None:
+    def __init__(self, params: PrefillTensors, call: Callable[..., Any]) -> None:
         k, v, initial = params.k, params.v, params.initial_state
         self._by = call
         self.output = params.output_final_state

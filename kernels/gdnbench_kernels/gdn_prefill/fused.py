@@ -6,8 +6,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
+from gdnbench_kernels.delta_prefill.chunked import PrefillTensors
 from gdnbench_kernels.gdn import default_scale
 from gdnbench_kernels.gdn_prefill.launch_args import (
     FLOAT32,
@@ -22,6 +25,7 @@ from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.gdn_prefill.sizes import HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sources import fused_source
 from gdnbench_kernels.params import takes_params
+from gdnbench_kernels.source import Source
 from gdnbench_kernels.validate import dtype_name
 
 
@@ -37,7 +41,20 @@ def sm100_fused(
     The arguments are those of `sm100` without stages.
     """
     refuse(params)
-    check_inputs(params)
+    return launch_fused(params, fused_source, o, final_state)
+
+
+def launch_fused(
+    params: PrefillTensors,
+    source: Callable[..., Source],
+    o: Tensor | None,
+    final_state: Tensor | None,
+    *,
+    by_channel: bool = False,
+) -> dict[str, Tensor]:
+    """The outputs of a call, by the kernel of `source`; see `sm100_fused`. `by_channel`: g is [T, Hv, K], not
+    [T, Hv]."""
+    check_inputs(params, by_channel=by_channel)
     q, k, v = params.q, params.k, params.v
     g, beta, cu_seqlens = params.g, params.beta, params.cu_seqlens
     heads, value_heads, sequences = k.shape[1], v.shape[1], len(cu_seqlens) - 1
@@ -49,7 +66,7 @@ def sm100_fused(
         g, beta = g.to(FLOAT32), beta.to(FLOAT32)
         q, k, v, g, beta, cu_seqlens = map(contiguous_aligned, (q, k, v, g, beta, cu_seqlens))
         dtypes = (None if state is None else dtype_name(state.dtype) for state in (first, final))
-        launch = compiled(v.device, fused_source, heads, value_heads, *dtypes, params.beta_max)
+        launch = compiled(v.device, source, heads, value_heads, *dtypes, params.beta_max)
         launch(q, k, v, g, beta, cu_seqlens, first, outputs.o, final, default_scale(params.scale, HEAD_DIM))
     else:  # a tensor map needs tokens; without them the states do not change
         outputs.leave_states(first)

@@ -102,7 +102,7 @@ def read_out(
 MATH = ChunkMath(form_a, form_uw, form_p, advance_state, read_out)
 
 
-def gates_of(params: KdaPrefillParams) -> KdaGates:
+def gates_of_params(params: KdaPrefillParams) -> KdaGates:
     """The gates of that call."""
     return KdaGates(
         params.gate, params.beta_form, params.beta_max, params.A_log, params.dt_bias, params.lower_bound
@@ -111,4 +111,4 @@ def gates_of(params: KdaPrefillParams) -> KdaGates:
 
 def inputs_of(params: KdaPrefillParams) -> PrefillInputs:
     """The inputs of the chunked form for that call. Waits for the device, to read cu_seqlens."""
-    return prefill_inputs(params, gates_of(params), MATH)
+    return prefill_inputs(params, gates_of_params(params), MATH)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gdnbench_kernels.delta_prefill.chunked import run_chunked
 from gdnbench_kernels.delta_prefill.recurrence import recurrence
-from gdnbench_kernels.kda_prefill.chunked import gates_of, inputs_of
+from gdnbench_kernels.kda_prefill.chunked import gates_of_params, inputs_of
 from gdnbench_kernels.kda_prefill.params import KdaPrefillParams
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.rounding import EXACT
@@ -19,7 +19,7 @@ from gdnbench_kernels.rounding import EXACT
 def reference(params: KdaPrefillParams) -> dict[str, Tensor]:
     """The recurrence, one token at a time in fp64: o [T, Hv, V] and final_state [N, Hv, V, K] in the caller's
     layout."""
-    return recurrence(params, gates_of(params))
+    return recurrence(params, gates_of_params(params))
 
 
 @takes_params(KdaPrefillParams, without=("final_state_dtype",))
