@@ -46,6 +46,17 @@ ALWAYS = (
     " of Python and of CUDA, names of GPUs and of functions in public packages stay.",
     "A pool that was recorded whole (--full-pools), and a page of a cache, may hold rows of other requests.",
 )
+CHANNELS: dict[str, tuple[str, ...]] = {
+    "rotation": (
+        "Queries, keys and the key axis of states of kda_* are permuted and negated, not rotated, because"
+        " their gates belong to channels of a key: the magnitudes of their elements are the model's own.",
+    ),
+    "synthetic": (
+        "Keys of kda_* are permuted and negated, not rotated, because their gates belong to channels of a"
+        " key: the magnitudes of their elements are the model's own.",
+    ),
+}
+"""What else a copy with gates for each channel shows, by the kind of hiding."""
 TAPS = ("Taps and biases of convolutions are the model's own, and weights, which name the model.",)
 CACHES = ("Sinks and the scales of FP8 caches are the model's own.",)
 
@@ -53,6 +64,7 @@ CACHES = ("Sinks and the scales of FP8 caches are the model's own.",)
 def sentences(hide: str, operations: Iterable[str]) -> list[str]:
     """The sentences for a copy with records of these operations, hidden in this way."""
     ops = set(operations)
-    gates = GATES if any(op.startswith("gdn_") for op in ops) else ()
+    gates = GATES if any(op.startswith(("gdn_", "kda_")) for op in ops) else ()
+    channels = CHANNELS.get(hide, ()) if any(op.startswith("kda_") for op in ops) else ()
     taps = TAPS if any(op.startswith("conv_") for op in ops) else ()
-    return [*HIDDEN[hide], *gates, *taps, *ALWAYS, *(CACHES if "swa_decode" in ops else ())]
+    return [*HIDDEN[hide], *channels, *gates, *taps, *ALWAYS, *(CACHES if "swa_decode" in ops else ())]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gdnbench.record import RecordDraft
+from gdnbench.share.disclosure import sentences
 from gdnbench.share.share import share
 from gdnbench.store.reader import Store, StoredRecord, TensorHandle
 from gdnbench.synth import draft, synthesise
@@ -54,3 +55,25 @@ def test_nothing_of_what_is_hidden_is_in_the_copy(tmp_path: Path, hide: str) -> 
             content = handle.bits().tobytes()
             rows = [content[at : at + ROW] for at in range(0, len(content), ROW)]
             assert not [row for row in rows if len(set(row)) > 8 and row in elements], key
+
+
+@pytest.mark.parametrize("hide", ["rotation", "permutation", "synthetic"])
+def test_the_statement_names_what_of_channel_gates_remains(tmp_path: Path, hide: str) -> None:
+    """Keys keep the magnitudes of their elements, and A_log and dt_bias are weights."""
+    call = synthesise("kda_prefill", seqlens=(17,), heads=(1, 2), head_dim=(32, 32), gate="bounded", seed=1)
+    source = keep(tmp_path / "s.zarr", [draft("kda_prefill", call)])
+    with Store.open(source) as opened:
+        told = share(opened, tmp_path / "copy.zarr", [0], hide=hide, replays={"kernel": "torch"})
+        assert not told.lost
+        with Store.open(tmp_path / "copy.zarr") as copy:
+            old, new = (store.records[0].before for store in (opened, copy))
+            sizes = [one["k"].read().float().abs().sort().values for one in (old, new)]
+            assert sizes[0].equal(sizes[1])
+            assert old["A_log"].read().equal(new["A_log"].read())
+    text = " ".join(told.statement)
+    assert "magnitudes of " in text
+    assert "A_log and dt_bias, which are weights" in text
+
+
+def test_the_statement_of_head_gates_does_not_speak_of_channels() -> None:
+    assert not [one for one in sentences("rotation", ["gdn_prefill"]) if "magnitudes" in one]
