@@ -328,6 +328,9 @@ def test_two_segments_shrink_to_a_part(form: str) -> None:
     wanted = [[2, 2], [2, 1], [0, 0]] if form == "indices" else [[3, 2], [2, 2], [0, 0]]
     assert columns.tensors["extra_lens"].tolist() == wanted
     alone = found["extra segments"].keep([])
+    extent = shrinking_of("v4_decode").extent
+    assert extent(call).keys() == extent(alone).keys()
+    assert extent(call)["compressed row"] == 5 + 4 + 3 + 2
     assert not any(name.startswith("extra") for name in alone.tensors)
     assert bool(found["entries of the extra segment"].units) == (form == "indices")
     entries = found["entries of the window"].keep([0, 3, 8])

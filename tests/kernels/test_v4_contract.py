@@ -259,9 +259,9 @@ def test_renumber_by_hand() -> None:
     call = hand()
     stored = {"cache": [0, 1], "inv_scale": range(32), "extra_cache": [2], "extra_inv_scale": range(8, 12)}
     found = OPERATION.renumber(call, stored)
-    assert found["swa_indices"][:, 0, :3].tolist() == [[17, -1, 31], [2, -1, -1]]
-    assert found["extra_indices"][:, 0, :3].tolist() == [[1, 1, -1], [-1, -1, -1]]
-    assert (found["swa_indices"][..., 3:] == -1).all()
+    assert found["swa_indices"][:, 0, :3].tolist() == [[17, -1, 31], [2, 0, 0]]
+    assert found["extra_indices"][:, 0, :3].tolist() == [[1, 1, 0], [0, 0, 0]]
+    assert (found["swa_indices"][..., 3:] == 0).all()
     one = OPERATION.renumber(call, {"extra_cache": [1, 2], "extra_inv_scale": range(4, 12)})
     assert one.keys() == {"extra_indices"}  # the window's pool is whole
     assert one["extra_indices"][0, 0, :2].tolist() == [5, 5]

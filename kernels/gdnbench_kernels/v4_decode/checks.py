@@ -107,6 +107,8 @@ def _check_lengths(call: Call, segment: Segment) -> None:
 
 def _check_entries(segment: Segment) -> None:
     """Entries that count, and with legal masked indices also the masked ones."""
+    if segment.legal and not len(segment.cache):
+        return  # of a record in which no query attends to anything
     # In int64: an int32 would be compared with a number of slots above 2^31 as if that had wrapped.
     table = segment.table.cpu().long()
     last = len(segment.cache) * (1 if segment.of_pages else segment.block_size) - 1

@@ -331,9 +331,9 @@ def touched(call: Call) -> dict[str, Tensor]:
 
 
 def renumber(call: Call, stored: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """The index tensors of pools with only the rows `stored`. Entries that no kernel may follow become -1.
-    Raises ContractError if an entry's page is not stored, or if the scales are not those of the stored
-    pages."""
+    """The index tensors of pools with only the rows `stored`. Entries that no kernel may follow become 0, or
+    -1 if they are negative. Raises ContractError if an entry's page is not stored, or if the scales are not
+    those of the stored pages."""
     requests, queries = call.tensors["q"].shape[:2]
     shape = call.conventions.get("index_shape", ALL["index_shape"][0])
     found = {}
@@ -351,6 +351,9 @@ def renumber(call: Call, stored: Mapping[str, Sequence[int]]) -> dict[str, Tenso
             of_pages=segment.of_pages,
             entry_name=segment.entry_name,
         )
+        if len(stored.get(names.cache, segment.cache)):
+            # Legal ones stay legal, so that what a kernel was handed converts likewise.
+            table = table.masked_fill(~segment.followed & (segment.table >= 0), 0)
         found[names.indices] = shaped_rows(table, shape, requests, queries)
     return found
 

@@ -83,22 +83,24 @@ def _columns(call: Call, one: Segment) -> Axis:
 
 
 def _entries(call: Call, one: Segment) -> Axis:
-    """Entries below the lengths. Rows move up; entries past their new lengths are -1, or where they must be
-    legal those that were there."""
+    """Entries below the lengths. Rows move up; entries past their new lengths are those that were there, and
+    -1 below the length of another query that has the same one."""
     rows, width = one.table.shape
     counted = (torch.arange(width) < one.lens.unsqueeze(1)).nonzero()
 
     def keep(kept: Sequence[int]) -> Call:
         left = counted[list(kept)]
-        table = one.table.clone() if one.legal else torch.full_like(one.table, PADDING)
+        table = one.table.clone()
         lens = torch.bincount(left[:, 0], minlength=rows)
         place = torch.arange(len(left)) - (lens.cumsum(0) - lens)[left[:, 0]]
         table[left[:, 0], place] = one.table[left[:, 0], left[:, 1]]
         if call.conventions.get("lens_shape", "BS") == "B":
             if one.legal:
                 raise ContractError("a row without some of its entries has another length than its request's")
-            queries = call.tensors["q"].shape[1]
-            lens = lens.view(-1, queries).amax(1).repeat_interleave(queries)
+            queries, own = call.tensors["q"].shape[1], lens
+            lens = own.view(-1, queries).amax(1).repeat_interleave(queries)
+            entries = torch.arange(width)
+            table[(entries >= own.unsqueeze(1)) & (entries < lens.unsqueeze(1))] = PADDING
         return _with_table(call, one, table, lens)
 
     return Axis(f"entries of {TITLES[one.names.indices]}", len(counted), keep, least=0)
@@ -119,13 +121,13 @@ def _page_axis(operation: Operation, call: Call, names: PoolNames, title: str) -
 def extent(call: Call) -> dict[str, int]:
     requests, queries, heads, _ = call.tensors["q"].shape
     found = {"request": requests, "query": queries, "head": heads}
-    window, *rest = segments_of(call.tensors, call.conventions)
-    found |= {"entry": int(window.lens.sum()), "column": window.table.shape[1], "page": len(window.cache)}
-    for one in rest:
+    segments = segments_of(call.tensors, call.conventions)
+    for names, entry, prefix in zip(POOLS, ("entry", "compressed row"), ("", "extra "), strict=True):
+        one = next((one for one in segments if one.names is names), None)
         found |= {
-            "compressed row": int(one.lens.sum()),
-            "extra column": one.table.shape[1],
-            "extra page": len(one.cache),
+            entry: 0 if one is None else int(one.lens.sum()),
+            f"{prefix}column": 0 if one is None else one.table.shape[1],
+            f"{prefix}page": 0 if one is None else len(one.cache),
         }
     return found
 
@@ -137,7 +139,7 @@ def level(call: Call) -> dict[str, float]:
 
 def placed(call: Call, rows: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
     """The index tensors for caches in which the call's pages are at `rows`. Entries that no kernel may follow
-    become -1."""
+    name the first of these, or -1 if they are negative."""
     found = {}
     for one in segments_of(call.tensors, call.conventions):
         if one.names.cache not in rows:
@@ -145,7 +147,7 @@ def placed(call: Call, rows: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
         size = 1 if one.of_pages else one.block_size
         pages = torch.tensor(list(rows[one.names.cache]), dtype=torch.long)
         table, followed = one.table.long(), one.followed
-        new = torch.full_like(table, PADDING)
+        new = torch.where(table < 0, PADDING, pages[:1].sum() * size)
         kept = table[followed]
         new[followed] = pages[kept // size] * size + kept % size
         found[one.names.indices] = _shaped(call, new)
