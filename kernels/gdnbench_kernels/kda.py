@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Convention
+from gdnbench_kernels.gate_errors import bounded_gate_error, raw_gate_error
 from gdnbench_kernels.gdn import OFFSETS_DTYPE, QK, STATE_LAYOUT
 
 GATE = Convention(
@@ -82,6 +83,18 @@ class KdaGates:
     def alpha(self, g: Tensor, compute: torch.dtype) -> Tensor:
         """The factor of each column of the state [..., Hv, K], in `compute`."""
         return self.log_decay(g, compute).exp()
+
+    def decay_error(self, g: Tensor) -> Tensor:
+        """By how much approximate instructions may move the log-space decay, from its exact magnitude
+        [..., Hv, K] in fp64; see `gate_errors`. 0 where the call has the decay itself."""
+        log_rate = None if self.A_log is None else self.A_log.double().unsqueeze(-1)
+        if self.form == "raw":
+            assert log_rate is not None
+            return raw_gate_error(g, log_rate)
+        if self.form == "bounded":
+            assert self.lower_bound is not None
+            return bounded_gate_error(g, self.lower_bound, log_rate)
+        return torch.zeros_like(g)
 
     def step_size(self, beta: Tensor, compute: torch.dtype) -> Tensor:
         """The step size [..., Hv] in `compute`, from the call's beta of that shape."""

@@ -10,19 +10,8 @@ from torch import Tensor
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.delta_decode.steps import DecodeSteps
 
-APPROXIMATE = 2.0**-22
-"""The relative error of ex2.approx and rsqrt.approx (PTX ISA)."""
-FAINT = 2.0**-20
-"""Below this |g| an H200's ex2.approx is right to 2^-23.5, which twice torch's error and rounding nearly
-cover. A leeway of 2^-22 would be larger than the decay itself and hide a gate that is lost."""
-
 Errors = Mapping[str, Tensor | float]
 """The relative error of each stage that has one."""
-
-
-def exponential_error(g: Tensor) -> Tensor:
-    """The relative error of exp(|g|) by ex2.approx, without that of its argument: 0 for a faint g."""
-    return torch.where(g < FAINT, 0.0, APPROXIMATE)
 
 
 def leeway_of(
