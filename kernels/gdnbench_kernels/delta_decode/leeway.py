@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.delta_decode.steps import DecodeSteps
-
-Errors = Mapping[str, Tensor | float]
-"""The relative error of each stage that has one."""
+from gdnbench_kernels.leeway import Errors, Terms, moved_by
 
 
 def leeway_of(
-    steps: DecodeSteps, call: Call, output: str, errors: Callable[[Mapping[str, Tensor]], Errors]
+    steps: DecodeSteps, call: Call, output: str, errors: Callable[[Terms], Errors]
 ) -> Tensor | None:
     """By how much each element of `o` or `state` may be off; None for another name. fp64, zero where the
-    exact result is not finite. `steps`: exact ones; `errors`: of the exact stages before the update.
-
-    Each term moves the exact state and outputs in proportion, for errors this small. The leeway is the sum of
-    what the terms move, each by itself, by the whole of its error and in the same direction in every token:
-    errors that differ in sign move less.
-    """
+    exact result is not finite. `steps`: exact ones; `errors`: of the exact stages before the update. See
+    `leeway.moved_by`."""
     if output not in ("o", "state"):
         return None
     given = {**call.tensors, **call.scalars, **call.conventions}
     exact = {**steps.gates(**given), **steps.normalise(**given)}
-    right = steps.update(stages=exact, **given)[output]
-    found = torch.zeros_like(right)
-    for term, error in errors(exact).items():
-        moved = steps.update(stages={**exact, term: exact[term] * (1 + error)}, **given)[output]
-        found += (moved - right).abs().nan_to_num(0.0, 0.0, 0.0)
-    return found
+    by_key = output == "state" and call.conventions.get("state_layout", "VK") == "VK"
+    return moved_by(
+        lambda terms: steps.update(stages=terms, **given)[output],
+        exact,
+        errors(exact),
+        value_axis=-2 if by_key else -1,
+    )

@@ -16,21 +16,20 @@ kernel has no decay at all; the exact one is exp(A_log) 2^-24 or less.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.delta_decode.leeway import Errors, leeway_of
+from gdnbench_kernels.delta_decode.leeway import leeway_of
 from gdnbench_kernels.gate_errors import decay_error, norm_error, raw_gate_error, sigmoid_error
 from gdnbench_kernels.gdn_decode.steps import exact_steps
+from gdnbench_kernels.leeway import Errors, Terms
 
 
 def leeway(call: Call, output: str) -> Tensor | None:
     """By how much each element of `o` or `state` may be off; None for another name. fp64, zero where the
     exact result is not finite."""
 
-    def errors(exact: Mapping[str, Tensor]) -> Errors:
+    def errors(exact: Terms) -> Errors:
         g = exact["alpha_t"].log().abs().nan_to_num(0.0, 0.0, 0.0)
         found: dict[str, Tensor | float] = {"alpha_t": decay_error(g)}
         if call.conventions.get("gate") == "raw":

@@ -49,6 +49,7 @@ from gdnbench_kernels.gdn import (
     convert_call,
     index_tensors,
 )
+from gdnbench_kernels.gdn_prefill.leeway import leeway
 from gdnbench_kernels.gdn_prefill.ranges import ranges
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.gdn_prefill.stage_rules import stage_leeway, stage_limit, with_rounded_sums
@@ -256,6 +257,7 @@ OPERATION = Operation(
     absent=PACKED.absent,
     conversions=CONVERSIONS,
     stage_limit=stage_limit,
+    leeway=leeway,
     stage_leeway=stage_leeway,
     stage_call=with_rounded_sums,
     accesses=accesses,

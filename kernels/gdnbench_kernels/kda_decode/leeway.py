@@ -13,15 +13,14 @@ right kernel's terms may be off. Errors are relative to the exact term:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.delta_decode.leeway import Errors, leeway_of
+from gdnbench_kernels.delta_decode.leeway import leeway_of
 from gdnbench_kernels.gate_errors import decay_error, norm_error, sigmoid_error
 from gdnbench_kernels.kda_contract import gates_of_call
 from gdnbench_kernels.kda_decode.steps import exact_steps
+from gdnbench_kernels.leeway import Errors, Terms
 
 
 def leeway(call: Call, output: str) -> Tensor | None:
@@ -29,7 +28,7 @@ def leeway(call: Call, output: str) -> Tensor | None:
     exact result is not finite."""
     gates = gates_of_call(call)
 
-    def errors(exact: Mapping[str, Tensor]) -> Errors:
+    def errors(exact: Terms) -> Errors:
         g = exact["alpha_t"].log().abs().nan_to_num(0.0, 0.0, 0.0)
         found: dict[str, Tensor | float] = {"alpha_t": decay_error(g) + gates.decay_error(g)}
         if gates.beta_form == "logit":

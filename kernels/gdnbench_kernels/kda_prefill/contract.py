@@ -38,6 +38,7 @@ from gdnbench_kernels.kda_contract import (
     convert_call,
     gate_tensors,
 )
+from gdnbench_kernels.kda_prefill.leeway import leeway
 from gdnbench_kernels.kda_prefill.ranges import ranges
 from gdnbench_kernels.kda_prefill.sizes import CHUNK
 from gdnbench_kernels.kda_prefill.stage_rules import stage_leeway, stage_limit, with_rounded_sums
@@ -242,6 +243,7 @@ OPERATION = Operation(
     absent=PACKED.absent,
     conversions=CONVERSIONS,
     stage_limit=stage_limit,
+    leeway=leeway,
     stage_leeway=stage_leeway,
     stage_call=with_rounded_sums,
     accesses=accesses,
