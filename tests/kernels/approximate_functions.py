@@ -10,26 +10,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gdnbench.sim.interpreter import mufu
+from tests.sim.special_function_unit import ex2, lg2, rcp, sqrt
 
 Function = Callable[[Tensor], Tensor]
 
 ALLOWED = 0.75 * 2.0**-22
 """What is left of the error of an instruction when its result is rounded to float32, 2^-24 of it."""
-
-
-def _of_unit(function: Callable[[np.ndarray], np.ndarray]) -> Function:
-    """An instruction, from its function of float32 bits."""
-
-    def compute(x: Tensor) -> Tensor:
-        bits = function(x.float().contiguous().numpy().view(np.uint32))
-        return torch.from_numpy(np.asarray(bits).view(np.float32).reshape(tuple(x.shape)))
-
-    return compute
 
 
 def _errs(exact: Function, error: Callable[[Tensor, Tensor], Tensor]) -> Function:
@@ -80,7 +69,7 @@ class Functions:
         return x.float() * self.rcp(self.sqrt(total + torch.tensor(1e-6, dtype=torch.float32)))
 
 
-H200 = Functions(*(_of_unit(function) for function in (mufu.ex2, mufu.lg2, mufu.rcp, mufu.sqrt)))
+H200 = Functions(ex2, lg2, rcp, sqrt)
 WORST = Functions(
     _errs(torch.exp2, lambda x, right: ALLOWED * right),
     _errs(torch.log2, _of_logarithm),

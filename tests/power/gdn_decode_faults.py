@@ -82,7 +82,7 @@ class RawGates(Decode):
         if self.what == "naive softplus":
             return torch.log(1 + torch.exp(x))
         if self.what == "coarse sum":
-            return torch.log(((1 + torch.exp(x)) * 2.0**21).round() / 2.0**21)
+            return torch.log(((1 + torch.exp(x)) * 2.0**19).round() / 2.0**19)
         if self.what == "lost":
             return torch.where(x < -7, 0.0, super().softplus(x))
         return super().softplus(x)
@@ -179,7 +179,7 @@ shelf.add(
     RawGates("naive softplus"),
     excuse="served kernels have it: alpha is off by u exp(A_log), and infinite only where alpha is 0",
 )
-shelf.add("gates", "raw: log(1 + exp x), the sum rounded to 2^-21", RawGates("coarse sum"))
+shelf.add("gates", "raw: log(1 + exp x), the sum rounded to 2^-19", RawGates("coarse sum"))
 shelf.add("gates", "raw: no decay below x = -7", RawGates("lost"))
 shelf.add("update", "nothing is subtracted from v", NoRecall())
 shelf.add("update", "delta from the state before its decay", RecallBeforeDecay())
