@@ -8,7 +8,7 @@ from torch import Tensor
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.delta_prefill.leeway import exact_terms, leeway_of, magnitudes
 from gdnbench_kernels.gate_errors import sigmoid_error
-from gdnbench_kernels.kda_prefill.chunked import gates_of
+from gdnbench_kernels.kda_prefill.chunked import gates_of_params
 from gdnbench_kernels.kda_prefill.params import KdaPrefillParams
 from gdnbench_kernels.params import from_call
 
@@ -16,7 +16,7 @@ from gdnbench_kernels.params import from_call
 def leeway(call: Call, output: str) -> Tensor | None:
     """By how much each element of `o` or `final_state` may be off; see `leeway_of`."""
     params = from_call(KdaPrefillParams, {**call.tensors, **call.scalars, **call.conventions})
-    gates = gates_of(params)
+    gates = gates_of_params(params)
     exact = exact_terms(params, gates)
     errors = {"g": gates.decay_error(magnitudes(exact["g"]))}
     if gates.beta_form == "logit":
