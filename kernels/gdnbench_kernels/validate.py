@@ -14,6 +14,7 @@ from torch import Tensor
 from gdnbench_kernels.contract import Call, ContractError, Convention, Role, Scalar, ScalarSpec, TensorSpec
 
 LARGEST = torch.finfo(torch.float32).max
+LARGEST_INT = torch.iinfo(torch.int32).max
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -46,8 +47,8 @@ def check_conventions(op: str, conventions: Sequence[Convention], given: Mapping
 
 
 def check_scalars(op: str, specs: Sequence[ScalarSpec], call: Call) -> None:
-    """Raises ContractError for a scalar that the contract does not have, or one of another type. An int is
-    accepted as a float."""
+    """Raises ContractError for a scalar that the contract does not have, or one of another type or too large for
+    int32 or float32. An int is accepted as a float."""
     known = {spec.name: spec for spec in specs}
     for name, value in call.scalars.items():
         if name not in known:
@@ -63,6 +64,8 @@ def check_scalars(op: str, specs: Sequence[ScalarSpec], call: Call) -> None:
             # An int may be too large for a float.
             shown = "too large" if isinstance(value, int) else f"{value:.9g}"
             raise ContractError(f"{op}: scalar {name} is {shown}; it must be finite, in float32 too")
+        if spec.kind is int and isinstance(value, int) and abs(value) > LARGEST_INT:
+            raise ContractError(f"{op}: scalar {name} is too large; it must lie within {LARGEST_INT}")
 
 
 def check_tensors(

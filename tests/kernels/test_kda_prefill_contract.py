@@ -156,6 +156,15 @@ REFUSALS: list[tuple[dict[str, str], Edit, dict[str, Any], str]] = [
     ),
     (LOGIT, nothing, {"beta_max": 1.5}, wording("kernels.beta-max", beta_max="1.5")),
     (LOG, nothing, {"chunk_size": 0}, wording("kernels.chunk-size", value=0)),
+    *(
+        (
+            LOG,
+            nothing,
+            {"chunk_size": size},
+            wording("kernels.scalar-large", scalar="chunk_size", limit=2**31 - 1),
+        )
+        for size in (2**31, 2**63 - 1, 2**70)  # sums of the second are negative, the third is no int64
+    ),
     (
         LOG,
         nothing,
