@@ -252,7 +252,11 @@ def _part(
     digested = None if tensor is None else (record.before if is_read else record.after).get(tensor)
     source = None
     form = None if tensor is None else record.forms.get(tensor)
-    if tensor is None or digested is None or form is None or accesses.columns not in (None, form.shape[-1]):
+    # Digests of a page's rows are of consecutive elements.
+    fits = accesses.parts is None and (
+        accesses.columns is None or form is None or accesses.columns == form.shape[-1]
+    )
+    if tensor is None or digested is None or form is None or not fits:
         part["flags"] |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
     else:
         row = (accesses.reads if is_read else accesses.writes).numpy()[:, 1]

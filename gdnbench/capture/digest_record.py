@@ -31,9 +31,10 @@ from gdnbench.capture.streams import Streams
 from gdnbench.digests import indexed_digests
 from gdnbench.lineage.call_rows import RowForm
 from gdnbench.ops import operation
-from gdnbench_kernels.contract import Call, Operation, Role
+from gdnbench_kernels.contract import Call, Operation, Role, TensorSpec
 
-PAGE_AXIS = "block_size"  # a pool of pages: the index tensor has numbers of tokens, not of pages
+PAGE_AXES = ("block_size", "extra_block_size")
+"""Pools with one of these axes have pages; their index tensors have numbers of tokens, not of pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def reduced(observation: Observation, sample: int) -> Observation:
     states = {name for name in before if name in observation.tensors}
     for name in states:
         spec = contract.spec(name)
-        if spec.pool_index is not None and PAGE_AXIS not in spec.axes:
+        if spec.pool_index is not None and not has_pages(spec):
             axes = spec.axes_in(observation.conventions)[1:]
             _orders[frozenset(axes)] = axes
     shapes = {name: (_shape(seen), seen.tensor.dtype) for name, seen in observation.tensors.items()}
@@ -168,7 +169,7 @@ def digest_rows(
     found = {}
     for name in names:
         spec = contract.spec(name)
-        index, paged, order = None, PAGE_AXIS in spec.axes, None
+        index, paged, order = None, has_pages(spec), None
         if spec.pool_index is not None and name not in observation.whole_pools:
             assert call is not None
             named = contract.named_rows
@@ -183,9 +184,14 @@ def digest_rows(
     return found
 
 
+def has_pages(spec: TensorSpec) -> bool:
+    """Whether a tensor is a pool of pages."""
+    return any(axis in PAGE_AXES for axis in spec.axes)
+
+
 def is_paged(observation: Observation, name: str) -> bool:
     """Whether the rows of state `name` are in pages."""
-    return PAGE_AXIS in operation(observation.op).spec(name).axes
+    return has_pages(operation(observation.op).spec(name))
 
 
 def digests_of_copy(observation: Observation, name: str, rows: Tensor) -> Tensor:
@@ -194,7 +200,7 @@ def digests_of_copy(observation: Observation, name: str, rows: Tensor) -> Tensor
     spec = operation(observation.op).spec(name)
     order = _order(spec.axes_in(observation.conventions)) if spec.pool_index is None else None
     columns = _columns_of(observation, name)
-    return DigestRows(None, PAGE_AXIS in spec.axes, order, 1, columns).digests(rows)
+    return DigestRows(None, has_pages(spec), order, 1, columns).digests(rows)
 
 
 def _order(axes: tuple[str, ...]) -> tuple[int, ...] | None:
@@ -209,7 +215,7 @@ def row_form(observation: Observation, name: str, dtype: torch.dtype, shape: tup
     """The form of what has a digest of state `name`, whose tensor has `dtype` and `shape`."""
     spec = operation(observation.op).spec(name)
     axes = spec.axes_in(observation.conventions)
-    if PAGE_AXIS in spec.axes:
+    if has_pages(spec):
         axes, shape = axes[1:], shape[1:]
     order = _order(axes) if spec.pool_index is None else None
     if order is not None:

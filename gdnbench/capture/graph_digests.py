@@ -21,7 +21,7 @@ from gdnbench.capture.adapter import Observation, Seen
 from gdnbench.capture.claims import Claims
 from gdnbench.capture.device_snapshot import Arriving
 from gdnbench.capture.digest_buffer import DigestBuffer, Slice
-from gdnbench.capture.digest_record import PAGE_AXIS, DigestRecord, digest_record, row_form
+from gdnbench.capture.digest_record import DigestRecord, digest_record, has_pages, row_form
 from gdnbench.capture.inflight import CallName, OnDevice
 from gdnbench.capture.kept_states import KEPT, KeptStates
 from gdnbench.capture.layers import Layer
@@ -187,7 +187,7 @@ def eager_digests(observation: Observation, name: CallName, streams: Streams) ->
         return None
     (pool,) = kept.before
     spec = contract.spec(pool)
-    if spec.pool_index is None or PAGE_AXIS in spec.axes:
+    if spec.pool_index is None or has_pages(spec):
         return None
     naming = (spec.pool_index,) if contract.named_rows is None else contract.named_rows.tensors
     given = [one for one in naming if one in observation.tensors]

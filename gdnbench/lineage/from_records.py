@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,9 @@ _MOST_ELEMENTS = 1 << 48
 """Of a pool; torch counts bytes in 63 bits."""
 
 _NO_COUNTS = np.zeros(0, dtype=np.int64)
+
+_Pages = tuple[int, tuple[int, ...] | None]
+"""`split` and `parts` of accesses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,30 +188,46 @@ def _forms(seen: list[_Seen]) -> dict[tuple[str, str], RowForm | None]:
     }
 
 
+def _joined(pages: NDArray[Any], parts: Sequence[int]) -> NDArray[Any]:
+    """Pages [pages, rows, elements] that hold `parts` of all their rows one after another, as rows."""
+    count, rows, elements = pages.shape
+    if sum(parts) != elements:
+        raise StoreError(f"rows of {elements} elements have no parts of {', '.join(map(str, parts))}")
+    flat, found, start = pages.reshape(count, -1), [], 0
+    for part in parts:
+        found.append(flat[:, start : start + rows * part].reshape(count, rows, part))
+        start += rows * part
+    return np.concatenate(found, axis=2)
+
+
 class _DigestCache:
     """Digests of the rows of stored tensors, by location and form: a record often has the pool that the one
     before it left."""
 
     def __init__(self, most: int = 1024) -> None:
         self._most = most
-        self._found: dict[tuple[Location, int, tuple[int, int] | None, RowForm], Digests] = {}
+        self._found: dict[tuple[Location, _Pages, tuple[int, int] | None, RowForm], Digests] = {}
 
     def rows(
-        self, handle: TensorHandle, split: int, columns: tuple[int, int] | None, form: RowForm
+        self, handle: TensorHandle, accesses: Accesses, columns: tuple[int, int] | None, form: RowForm
     ) -> Digests:
         """The digests of all rows, or of some of their columns."""
-        key = (handle.location, split, columns, form)
+        pages = accesses.split, accesses.parts
+        key = (handle.location, pages, columns, form)
         if key not in self._found:
             if len(self._found) >= self._most:
                 del self._found[next(iter(self._found))]
-            self._found[key] = self._digest(handle, split, columns, form)
+            self._found[key] = self._digest(handle, pages, columns, form)
         return self._found[key]
 
     def _digest(
-        self, handle: TensorHandle, split: int, columns: tuple[int, int] | None, form: RowForm
+        self, handle: TensorHandle, pages: _Pages, columns: tuple[int, int] | None, form: RowForm
     ) -> Digests:
         bits = handle.bits()
         axis = 1
+        split, parts = pages
+        if parts is not None:
+            bits = _joined(bits, parts)
         if split != 1:
             bits, axis = bits.reshape(-1, *bits.shape[2:]), 2
         if columns is not None:
@@ -242,14 +262,14 @@ def _fill_digests(
     place = place * accesses.split + row % accesses.split
     starts = accesses.read_columns if kind is AccessKind.READ else accesses.write_columns
     if accesses.columns is None or starts is None:
-        part["digest"][there] = cache.rows(handle, accesses.split, None, form)[place[there]]
+        part["digest"][there] = cache.rows(handle, accesses, None, form)[place[there]]
     else:
         first = starts.numpy()
         there &= (first >= 0) & (first + accesses.columns <= handle.meta.shape[-1])
         for start in np.unique(first[there]).tolist():
             chosen = there & (first == start)
             columns = (start, start + accesses.columns)
-            part["digest"][chosen] = cache.rows(handle, accesses.split, columns, form)[place[chosen]]
+            part["digest"][chosen] = cache.rows(handle, accesses, columns, form)[place[chosen]]
     part["flags"][~there] |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
     if handle.meta.dtype != form.dtype:
         part["flags"] |= np.uint8(AccessFlag.DIGEST_UNKNOWN)

@@ -243,7 +243,7 @@ def _equal(rows: Rows, one: Numbers, other: Numbers, *names: str) -> NDArray[np.
 
 
 def _queries(rows: Rows) -> Iterator[tuple[int, _Queries]]:
-    """The calls of each request. A sequence's query is the token of its last row."""
+    """The calls of each request. A sequence's last query is the token of its last row."""
     order = np.lexsort((rows["position"], rows["sequence"], rows["step"], rows["request"]))
     by_query = rows[order]
     last = np.ones(len(rows), dtype=np.bool_)
@@ -254,5 +254,6 @@ def _queries(rows: Rows) -> Iterator[tuple[int, _Queries]]:
     for request in np.unique(queries["request"]).tolist():
         own = queries[slice(*np.searchsorted(queries["request"], (request, request + 1)))]
         steps, start = np.unique(own["step"], return_index=True)
-        first = np.minimum.reduceat(own["position"], start)
+        queries_before = np.maximum(own["tokens"].astype(np.int64), 1) - 1  # in the row's sequence
+        first = np.minimum.reduceat(own["position"] - queries_before, start)
         yield request, _Queries(steps, first, np.maximum.reduceat(own["position"], start))

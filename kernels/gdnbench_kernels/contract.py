@@ -324,6 +324,9 @@ class Accesses:
     tokens: Tensor  # int64 on the host: the tokens of each sequence in this call
     pooled: bool  # rows are slots of a pool; otherwise they are gathered, and capture names their slots
     split: int = 1  # how many rows the tensor has in each row of axis 0: the tokens of a page
+    parts: tuple[int, ...] | None = None
+    """With `split`: a page holds so many elements of each of its rows, then so many more of each, and so on,
+    as fp8_ds_mla does. None: row after row."""
     window: bool = False  # a read row is one token's, not a state after all tokens before it
     recent: bool = False  # a state of the latest few tokens alone, which other prefixes may have too
     columns: int | None = None  # of the last axis of a row, how many are its content; None: all of it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gdnbench_kernels.contract import Accesses, Call
-from gdnbench_kernels.swa_decode.layouts import CacheLayout
+from gdnbench_kernels.swa_decode.layouts import DATA_BYTES, SCALE_BYTES, CacheLayout
 from gdnbench_kernels.v4_decode.segments import Segment, segments_of
 
 
@@ -14,14 +14,11 @@ def accesses(call: Call) -> tuple[Accesses, ...]:
 
     Entry j of a window of n has the position s + j - (n - 1) from the token of the request's first query, s
     being the query: windows are in order of position and end with their query's own token. `gdnbench lineage`
-    checks that windows of successive calls fit together before it relies on this. None for `fp8_ds_mla`,
-    whose pages are not rows of tokens.
+    checks that windows of successive calls fit together before it relies on this. Rows of the extra segment
+    are left out: an entry of a top-k does not say which position it is of.
     """
-    return tuple(
-        _window(one, *call.tensors["q"].shape[:2])
-        for one in segments_of(call.tensors, call.conventions)[:1]
-        if one.layout is not CacheLayout.FP8_DS_MLA
-    )
+    window, *_ = segments_of(call.tensors, call.conventions)
+    return (_window(window, *call.tensors["q"].shape[:2]),)
 
 
 def _window(window: Segment, requests: int, queries: int) -> Accesses:
@@ -39,5 +36,6 @@ def _window(window: Segment, requests: int, queries: int) -> Accesses:
         torch.full((requests,), queries, dtype=torch.int64),
         pooled=True,
         split=window.block_size,
+        parts=(DATA_BYTES, SCALE_BYTES) if window.layout is CacheLayout.FP8_DS_MLA else None,
         window=True,
     )
