@@ -39,6 +39,9 @@ def anonymized_tensors(record: StoredRecord, bases: Bases) -> Hidden:
         change = of_delta_rule(bases, where, key_heads, by_channel=record.info.op in KDA)
     elif record.info.op == "swa_decode":
         change = of_window(bases, where, record.info.conventions.get("cache_layout", ""))
+    elif record.info.op == "v4_decode":
+        extra = record.info.conventions.get("extra_layout", "") if "extra_cache" in record.before else None
+        change = of_window(bases, where, record.info.conventions.get("cache_layout", ""), extra)
     else:
         raise BadInputError(f"--hide {bases.kind} knows nothing of {record.info.op}; leave it out")
     before, after = (
@@ -67,17 +70,20 @@ def of_delta_rule(bases: Bases, where: Sequence[str], key_heads: int, *, by_chan
     return change
 
 
-def of_window(bases: Bases, where: Sequence[str], layout: str) -> Change:
-    """Transform for sliding-window attention: one basis for q, rows and o. BadInputError for a rotation of
-    quantised rows."""
-    if bases.kind is Kind.ROTATION and layout != CacheLayout.BFLOAT16:
-        raise BadInputError(
-            f"--hide rotation would quantise a {layout} cache anew, another failure: use --hide permutation"
-        )
-    basis = bases.basis(HEAD_DIM, *where, group=GROUP if layout == CacheLayout.FP8_DS_MLA else None)
+def of_window(bases: Bases, where: Sequence[str], layout: str, extra: str | None = None) -> Change:
+    """Transform for attention over latent rows: one basis for q, the rows of both caches and o. `extra`: the
+    layout of the extra cache, None without one. BadInputError for a rotation of quantised rows."""
+    layouts = {"cache": layout} | ({} if extra is None else {"extra_cache": extra})
+    for one in layouts.values():
+        if bases.kind is Kind.ROTATION and one != CacheLayout.BFLOAT16:
+            raise BadInputError(
+                f"--hide rotation would quantise a {one} cache anew, another failure: use --hide permutation"
+            )
+    grouped = CacheLayout.FP8_DS_MLA in layouts.values()
+    basis = bases.basis(HEAD_DIM, *where, group=GROUP if grouped else None)
 
     def change(name: str, axes: Sequence[str], x: Tensor) -> Tensor:
-        if name == "cache" and isinstance(basis, Permutation) and layout == CacheLayout.FP8_DS_MLA:
+        if layouts.get(name) == CacheLayout.FP8_DS_MLA and isinstance(basis, Permutation):
             return _pages(x, basis)
         return _transformed(basis, x) if str(HEAD_DIM) in axes else x
 

@@ -67,4 +67,5 @@ def sentences(hide: str, operations: Iterable[str]) -> list[str]:
     gates = GATES if any(op.startswith(("gdn_", "kda_")) for op in ops) else ()
     channels = CHANNELS.get(hide, ()) if any(op.startswith("kda_") for op in ops) else ()
     taps = TAPS if any(op.startswith("conv_") for op in ops) else ()
-    return [*HIDDEN[hide], *channels, *gates, *taps, *ALWAYS, *(CACHES if "swa_decode" in ops else ())]
+    caches = CACHES if ops & {"swa_decode", "v4_decode"} else ()
+    return [*HIDDEN[hide], *channels, *gates, *taps, *ALWAYS, *caches]

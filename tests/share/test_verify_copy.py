@@ -110,9 +110,33 @@ def test_windows_are_permuted(layout: str, made: Made) -> None:
     assert not found.lost
 
 
+@pytest.mark.parametrize("layout", ["per_token_scale", "fp8_ds_mla", "bfloat16"])
+@pytest.mark.parametrize("extra", ["per_token_scale", "fp8_ds_mla", "bfloat16"])
+def test_both_segments_are_permuted_alike(layout: str, extra: str, made: Made) -> None:
+    options = {"lens": (17, 3), "extra_lens": (9, 4), "topk": 12, "heads": 2}
+    call = synthesise("v4_decode", **options, cache_layout=layout, extra_layout=extra)
+    found = made([draft("v4_decode", call)], "permutation", replays("torch"))
+    assert not found.lost
+
+
 def test_windows_are_rotated_where_nothing_is_quantised(made: Made) -> None:
     call = synthesise("swa_decode", lens=(17, 3), heads=2, cache_layout="bfloat16")
     assert not made([draft("swa_decode", call)], "rotation", replays("torch")).lost
+
+
+def test_both_segments_are_rotated_where_nothing_is_quantised(made: Made) -> None:
+    layouts = {"cache_layout": "bfloat16", "extra_layout": "bfloat16"}
+    options = {"lens": (17, 3), "extra_lens": (9, 4), "topk": 12, "heads": 2}
+    calls = [synthesise("v4_decode", **options, **layouts)]
+    calls.append(synthesise("v4_decode", **{**options, "extra_lens": ()}, cache_layout="bfloat16"))
+    assert not made([draft("v4_decode", call) for call in calls], "rotation", replays("torch")).lost
+
+
+def test_a_quantised_extra_segment_is_not_rotated(made: Made) -> None:
+    options = {"lens": (17, 3), "extra_lens": (9, 4), "topk": 12, "heads": 2}
+    quantised = synthesise("v4_decode", **options, cache_layout="bfloat16", extra_layout="fp8_ds_mla")
+    with pytest.raises(BadInputError, match=wording("share.rotation-cache", layout="fp8_ds_mla")):
+        made([draft("v4_decode", quantised)], "rotation", replays("torch"))
 
 
 @pytest.mark.parametrize(
