@@ -52,7 +52,8 @@ def test_the_name_kernels_is_left_to_its_owner(tmp_path: Path) -> None:
 def test_kernel_packages_import_without_cutlass_cuda_or_transformers(tmp_path: Path) -> None:
     result = python(BLOCKED, tmp_path)
     assert (result.stdout, result.stderr) == (
-        "conv_decode conv_prefill gdn_decode gdn_prefill kda_decode kda_prefill swa_decode\n",
+        "conv_decode conv_prefill gdn_decode gdn_prefill indexer_logits indexer_topk kda_decode kda_prefill"
+        " swa_decode v4_compress v4_decode\n",
         "",
     )
 

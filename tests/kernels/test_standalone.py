@@ -42,6 +42,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("swa_decode", {"lens": (9, 128), "heads": 3, "cache_layout": "fp8_ds_mla", "scale_range": 1e3}),
     ("swa_decode", {"lens": (9, 1), "heads": 3, "cache_layout": "bfloat16", "index_shape": "1TW"}),
     ("swa_decode", {"lens": (9, 3), "heads": 1, "scale": 0.5, "nan_at": (1,), "nan_scale_at": (0,)}),
+    ("indexer_topk", {"lens": (9, 0, 3), "top_k": 4, "starts": True, "zeros": 0.5, "nan_at": (0,)}),
+    ("indexer_logits", {"lens": (9, 2), "queries": 2, "heads": 3, "head_dim": 32, "block_size": 4}),
+    ("indexer_logits", {"lens": (5, 2), "heads": 3, "head_dim": 32, "packed": True, "dtype": "bfloat16"}),
+    ("v4_compress", {"features": 16, "rope_dim": 8}),
+    ("v4_compress", {"features": 8, "rope_dim": 0, "norm": False, "ratio": 6, "overlap": False}),
 ]
 
 

@@ -103,7 +103,7 @@ TENSORS = (
     ),
     TensorSpec(
         "logits",
-        ("T", "columns"),
+        ("T", "C"),
         LOGITS,
         Role.OUTPUT,
         "scores; columns of no key are stale, or -inf with clean_logits",

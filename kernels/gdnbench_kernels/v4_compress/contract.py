@@ -51,7 +51,13 @@ FLOATS = ("bfloat16", "float32", "float16")
 TENSORS = (
     TensorSpec("kv", ("T", "E"), FLOATS, Role.INPUT, "what windows are the weighted means of"),
     TensorSpec("score", ("T", "E"), FLOATS, Role.INPUT, "learned scores, of kv's dtype"),
-    TensorSpec("ape", ("ratio", "E"), ("float32",), Role.INPUT, "added to scores by the place in a window"),
+    TensorSpec(
+        "ape",
+        ("M", "E"),
+        ("float32",),
+        Role.INPUT,
+        "added to scores by the place in a window; M is the ratio",
+    ),
     TensorSpec(
         "cu_seqlens",
         ("N+1",),
@@ -150,9 +156,9 @@ def _check_sizes(call: Call, sizes: Mapping[str, int]) -> None:
     if not sizes["block_size"]:
         raise ContractError(f"{NAME}: state has pages of 0 tokens")
     params = params_of(call)
-    if params.ratio != sizes["ratio"]:
+    if params.ratio != sizes["M"]:
         raise ContractError(
-            f"{NAME}: ratio is {params.ratio} and ape has {sizes['ratio']} rows; they must be equal"
+            f"{NAME}: ratio is {params.ratio} and ape has {sizes['M']} rows; they must be equal"
         )
     if params.ratio < 1 or not columns or (params.overlap and columns % 2):
         raise ContractError(
