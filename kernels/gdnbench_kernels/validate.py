@@ -47,8 +47,8 @@ def check_conventions(op: str, conventions: Sequence[Convention], given: Mapping
 
 
 def check_scalars(op: str, specs: Sequence[ScalarSpec], call: Call) -> None:
-    """Raises ContractError for a scalar that the contract does not have, or one of another type or too large for
-    int32 or float32. An int is accepted as a float."""
+    """Raises ContractError for a scalar that the contract does not have, or one of another type or too large
+    for int32 or float32. An int is accepted as a float."""
     known = {spec.name: spec for spec in specs}
     for name, value in call.scalars.items():
         if name not in known:
