@@ -170,7 +170,7 @@ class _Owners:
         """Both tensors of a name, with zeros in elements that may hold anything; those are known once the
         tensor has a partition of its own."""
         stale = None
-        if when is When.AFTER and self.call is not None and name in self.op.outputs(self.call):
+        if when is When.AFTER and self.call is not None and self.op.spec(name).role is Role.OUTPUT:
             stale = self.op.stale(self.call, name)
         if stale is None or not stale.shape == left.meta.shape == right.meta.shape:
             return Stored(left), Stored(right)
