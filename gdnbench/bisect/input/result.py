@@ -73,7 +73,7 @@ def write_script(found: Shrunk, out: Path, script: Path) -> str | None:
     """None, or why there is none."""
     shrinker, _ = _there(found)
     assert shrinker.verdict is not None
-    reason = why_not(shrinker.verdict)
+    reason = why_not(found.operation, shrinker.best.call, shrinker.verdict)
     if reason is not None:
         return reason
     title = f"Reproduces a failure of {found.operation.name}: record {found.key}, shrunk."

@@ -80,8 +80,13 @@ def in_docstring(text: str) -> str:
     return printable(text).replace("\\", "\\\\").replace('"', '\\"')
 
 
-def why_not(verdict: Verdict) -> str | None:
+def why_not(operation: Operation, call: Call, verdict: Verdict) -> str | None:
     """Why there is no file for that failure; None if there is."""
+    for name in operation.outputs(call):
+        if name in operation.selections:
+            return f"{name} is a set of indices, whose order a stand-alone file would compare"
+        if operation.stale(call, name) is not None:
+            return f"{name} has elements that may hold anything, which a stand-alone file would compare"
     failing = verdict.facts.get("failing", [])
     if verdict.kind == Outcome.MISMATCH and failing and all(entry["stage"] for entry in failing):
         return "only stages fail, which the reference of a stand-alone file does not have"
