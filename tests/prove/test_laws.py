@@ -435,14 +435,20 @@ def test_exact_laws_allow_underflow_where_a_piece_says_so() -> None:
 
 
 def test_limits_are_twice_torchs_error_plus_rounding() -> None:
-    """Of a call whose torch error is computed here from the two kernels' results."""
-    found, call = made("packed")
+    """Of a call whose torch error is computed here from the two kernels' results; without the leeway, which
+    is added."""
+    given, call = made("packed")
+    found = replace(given, leeway=lambda call, output: None)
     oracle, torchs = (run_kernel(found, kernel, call)["o"].double() for kernel in ("reference", "torch"))
     rows = oracle[:70, 1], torchs[:70, 1]
     unit = 2.0**-8  # of bfloat16, which has 8 bits
     expected = 2 * (rows[1] - rows[0]).square().mean().sqrt() + unit * rows[0].square().mean().sqrt()
     rms, _ = Exact(found, call, {}).limits("o", (slice(0, 70),), 1, torch.bfloat16)
     assert float(rms[1]) == pytest.approx(float(expected), rel=1e-6)
+    added = given.leeway(call, "o")
+    assert added is not None
+    more, _ = Exact(given, call, {}).limits("o", (slice(0, 70),), 1, torch.bfloat16)
+    assert float(more[1] - rms[1]) == pytest.approx(float(added[:70, 1].square().mean().sqrt()), rel=1e-6)
 
 
 def test_lse_has_the_contracts_tolerance() -> None:
