@@ -40,6 +40,7 @@ from gdnbench.sim.ptx.ir import (
     Vector,
 )
 from gdnbench.sim.ptx.literals import width_of
+from gdnbench.sim.ptx.packed import Element, elements_of
 
 RECORD = np.dtype([("lanes", np.uint32), ("when", np.uint32), ("flight", np.uint64)])
 """Record of one use: the lanes without a value since the record was last read, the sequence number of that
@@ -93,7 +94,13 @@ class Shadows:
             if ins.form.by_rows and use.register in _address(ins):
                 lanes = t.code.op("and", lanes, _row_givers(ins))
             self._note(t, use, lanes)
-        undefined = self._undefined_lanes(t, ins) if self._computes(ins) else None
+        elements = elements_of(ins)
+        undefined = None
+        if self._computes(ins):
+            if elements:
+                self._mark_elements(t, ins, elements)
+            else:
+                undefined = self._undefined_lanes(t, ins)
         for lack in Lack:
             shadow_ins = self._moving(ins, lack)
             if shadow_ins is not None:
@@ -155,15 +162,33 @@ class Shadows:
 
         return code.comparei("icmp ne", per_set(t, named, some, [I32])[0], 0)
 
-    def _undefined_source(self, t: Translator, source: Source) -> Value:
-        """The lanes in which a source has no value."""
+    def _mark_elements(self, t: Translator, ins: Instruction, elements: tuple[Element, ...]) -> None:
+        """Mark the elements of the result that `ins` computes from bytes without a value."""
+        code = t.code
+        shadow = self.shadow(ins.dests[0], Lack.COMPUTED)
+        assert shadow is not None
+        kind = register_type(shadow)
+        mark = const(kind, 0)
+        for element in elements:
+            undefined = const(I1, 0)
+            for source, places in zip(ins.sources, element.sources, strict=True):
+                lacking = self._undefined_source(t, source, _bits_of_bytes(places))
+                undefined = code.op("or", undefined, lacking)
+            bits = const(kind, _bits_of_bytes(element.result))
+            mark = code.op("or", mark, code.select(undefined, bits, const(kind, 0)))
+        t.write(shadow, mark)
+
+    def _undefined_source(self, t: Translator, source: Source, of: int = -1) -> Value:
+        """The lanes in which the bits `of` of a source have no value."""
         found = const(I1, 0)
         for register in registers_of(source):
             for lack in _UNDEFINED:
                 shadow = self.of[lack].get(register.index)
                 if shadow is not None:
                     ready = -1 if lack is Lack.UNWRITTEN else 0
-                    lacking = t.code.comparei("icmp ne", t.register(shadow), ready)
+                    kind = register_type(shadow)
+                    unready = t.code.op("xor", t.register(shadow), const(kind, ready))
+                    lacking = t.code.comparei("icmp ne", t.code.op("and", unready, const(kind, of)), 0)
                     found = t.code.op("or", found, lacking)
         return found
 
@@ -244,6 +269,11 @@ def _undecided(t: Translator, ins: Instruction, undefined: list[Value]) -> list[
         code.op("and", undefined[0], code.not_(deciding[1])),
         code.op("and", undefined[1], code.not_(deciding[0])),
     ]
+
+
+def _bits_of_bytes(mask: int) -> int:
+    """The bits of the bytes in a mask of up to 8."""
+    return sum(0xFF << 8 * byte for byte in range(8) if mask >> byte & 1)
 
 
 def _address(ins: Instruction) -> tuple[Register, ...]:

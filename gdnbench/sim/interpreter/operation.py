@@ -29,6 +29,7 @@ from gdnbench.sim.ptx.ir import (
     Symbol,
     Vector,
 )
+from gdnbench.sim.ptx.packed import Element, elements_of
 
 
 class Thread(Protocol):
@@ -177,6 +178,24 @@ def mark_computed(thread: Thread, dests: Sequence[object], undefined: Lanes | No
                 thread.registers.mark_computed(dest.index, undefined)
 
 
+def _undefined_elements(
+    thread: Thread, ins: Instruction, elements: Sequence[Element], lanes: Lanes
+) -> Array | None:
+    """By lane the mask of the bytes of the result that `ins` computes from bytes without a value; None if
+    there are none."""
+    registers = thread.registers
+    found: Array | None = None
+    for place, source in enumerate(ins.sources):
+        if isinstance(source, Register) and not registers.clean[source.index]:
+            lacking = registers.undefined_bytes(source.index, lanes)
+            if not lacking.any():
+                continue
+            found = np.zeros(LANES, np.uint32) if found is None else found
+            for element in elements:
+                found[lacking & np.uint32(element.sources[place]) != 0] |= np.uint32(element.result)
+    return found
+
+
 def _discard(thread: Thread, lanes: Lanes, value: Array) -> None:
     """The write of `_`."""
 
@@ -216,6 +235,17 @@ def bind(ins: Instruction, operation: Operation) -> Step:
     dests = tuple(ins.written())
     if len(operation.writes) == 1 and len(dests) == 1:
         store = write(ins, dests[0], operation.writes[0])
+        dest, elements = dests[0], elements_of(ins)
+        if elements and isinstance(dest, Register):
+            index = dest.index
+
+            def by_element(thread: Thread, lanes: Lanes) -> None:
+                lacking = _undefined_elements(thread, ins, elements, lanes)
+                store(thread, lanes, compute(*[get(thread) for get in fetches]))
+                if lacking is not None:
+                    thread.registers.mark_computed_bytes(index, lacking)
+
+            return by_element
 
         def single(thread: Thread, lanes: Lanes) -> None:
             undefined = find_undefined(thread, used, lanes)

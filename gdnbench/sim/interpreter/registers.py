@@ -124,6 +124,14 @@ class RegisterFile:
         self.require_delivered(index, lanes)
         return lanes & (self._unwritten(index) | self._computed(index))
 
+    def undefined_bytes(self, index: int, lanes: Lanes) -> Array:
+        """By lane the mask of the register's bytes that have no value; zero in other lanes. Bytes in
+        flight are used by the instruction that asks."""
+        self.require_delivered(index, lanes)
+        need, marks = whole(self.registers[index]), self.marks[index]
+        lacking: Array = (~(marks | marks >> np.uint32(8)) | marks >> np.uint32(16)) & np.uint32(need)
+        return np.where(lanes, lacking, np.uint32(0))
+
     def require_delivered(self, index: int, lanes: Lanes) -> None:
         """Report if one of `lanes` reads a byte of the register in flight. A tcgen05.ld then is over."""
         flying = self.marks[index] & np.uint32(0xFF00) != 0
@@ -163,6 +171,12 @@ class RegisterFile:
         """Note that `lanes` have computed the register from one without a value."""
         if lanes.any():
             self.marks[index][lanes] |= np.uint32(whole(self.registers[index]) << 16)
+            self.clean[index] = False
+
+    def mark_computed_bytes(self, index: int, lacking: Array) -> None:
+        """Note that the bytes `lacking`, a mask by lane, were computed from bytes without a value."""
+        if lacking.any():
+            self.marks[index] |= lacking << np.uint32(16)
             self.clean[index] = False
 
     def load(self, indices: Sequence[int], lanes: Lanes, flight: Flight) -> None:

@@ -153,6 +153,46 @@ UNWRITTEN: dict[str, tuple[str, tuple[str, str] | None]] = {
         "neg.s32 %r4, %r3;\nmov.b64 %d1, {%r0, %r4};\nmov.b64 {%r5, %r6}, %d1;" + keep(5),
         None,
     ),
+    # What LLVM makes of an odd number of float sums for SM100: the other half is never written, nor used.
+    "the defined half of packed floats": (
+        "mov.b64 %d1, {%r0, %r3};\nmov.b64 %d2, {%r0, %r0};\nfma.rn.f32x2 %d3, %d2, %d2, %d1;\n"
+        "mov.b64 {%r4, _}, %d3;\nmov.b64 %d1, {%r5, %r4};\nadd.f32x2 %d3, %d2, %d1;\nmov.b64 {_, %r6}, %d3;"
+        + keep(6),
+        None,
+    ),
+    "the undefined half of packed floats": (
+        "mov.b64 %d1, {%r0, %r3};\nmov.b64 %d2, {%r0, %r0};\nfma.rn.f32x2 %d3, %d2, %d2, %d1;\n"
+        "mov.b64 {_, %r4}, %d3;" + keep(4),
+        ("%r4", KEPT),
+    ),
+    "both halves of packed floats": (
+        "mov.b64 %d1, {%r0, %r3};\nadd.f32x2 %d3, %d1, %d1;\nst.global.b64 [%d0], %d3;",
+        ("%d3", "st.global.b64"),
+    ),
+    "an undefined half that packed steps carry": (
+        "mov.b64 %d1, {%r3, %r0};\nmov.b64 %d2, {%r0, %r0};\nmul.f32x2 %d3, %d1, %d2;\n"
+        "sub.f32x2 %d4, %d2, %d3;\nmov.b64 {%r4, %r5}, %d4;" + keep(4),
+        ("%r4", KEPT),
+    ),
+    "the defined half of packed halves": (
+        "mov.b32 {%h1, %h2}, %r0;\nmov.b32 %r4, {%h1, %h3};\nadd.rn.bf16x2 %r5, %r4, %r0;\n"
+        "mov.b32 {%h4, _}, %r5;\nst.global.b16 [%d0], %h4;",
+        None,
+    ),
+    "the undefined half of packed halves": (
+        "mov.b32 {%h1, %h2}, %r0;\nmov.b32 %r4, {%h1, %h3};\nadd.rn.bf16x2 %r5, %r4, %r0;\n"
+        "mov.b32 {_, %h4}, %r5;\nst.global.b16 [%d0], %h4;",
+        ("%h4", "st.global.b16"),
+    ),
+    # The first source of a packing cvt is the upper half (PTX ISA 9.7.9.21).
+    "the lower half that cvt packs": (
+        "cvt.rn.bf16x2.f32 %r5, %r3, %r0;\nmov.b32 {%h4, _}, %r5;\nst.global.b16 [%d0], %h4;",
+        None,
+    ),
+    "the upper half that cvt packs": (
+        "cvt.rn.bf16x2.f32 %r5, %r3, %r0;\nmov.b32 {_, %h4}, %r5;\nst.global.b16 [%d0], %h4;",
+        ("%h4", "st.global.b16"),
+    ),
     "an address computed": ("add.s32 %r4, %r3, 4;\nld.shared.b32 %r5, [%r4];", ("%r4", "ld.shared.b32")),
     "a branch computed": ("setp.gt.s32 %p4, %r3, 0;\n@%p4 bra on;\non:", ("%p4", "@%p4")),
     "a guard computed": ("setp.gt.s32 %p4, %r3, 0;\n@%p4 mov.b32 %r4, 1;", ("%p4", "@%p4")),
