@@ -30,6 +30,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("kda_prefill", {"seqlens": (3, 5), "initial_state": True, "gate": "raw", "beta_form": "logit", **GDN}),
     ("kda_prefill", {"seqlens": (9,), "gate": "bounded", "state_layout": "KV", "qk": "raw", **GDN}),
     ("kda_prefill", {"seqlens": (9, 4), "initial_state": True, "nan_at": (2,), "scale": 2.0, **GDN}),
+    ("kda_decode", {"batch": 4, "steps": 3, "padding": 0.5, "holes": 0.3, **GDN}),
+    ("kda_decode", {"batch": 3, "steps": 4, "speculative": True, "gate": "raw", "beta_form": "logit", **GDN}),
+    ("kda_decode", {"batch": 3, "read_indices": "own", "gate": "bounded", "state_layout": "KV", **GDN}),
     ("conv_prefill", {"seqlens": (3, 0, 9), "channels": 5, "bias": True, "padding": 0.4}),
     ("conv_prefill", {"seqlens": (3, 9), "channels": 5, "pool": False, "activation": "none", "nan_at": (4,)}),
     (
