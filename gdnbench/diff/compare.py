@@ -170,9 +170,10 @@ class _Owners:
         """Both tensors of a name, with zeros in elements that may hold anything; those are known once the
         tensor has a partition of its own."""
         stale = None
-        if when is When.AFTER and self.call is not None and self.op.spec(name).role is Role.OUTPUT:
-            stale = self.op.stale(self.call, name)
-        if stale is None or not stale.shape == left.meta.shape == right.meta.shape:
+        same = left.meta.shape == right.meta.shape
+        if when is When.AFTER and self.call is not None and same and self.op.spec(name).role is Role.OUTPUT:
+            stale = self.op.stale(self.call, name, left.meta.shape)
+        if stale is None:
             return Stored(left), Stored(right)
         return Memory(left.read().masked_fill(stale, 0)), Memory(right.read().masked_fill(stale, 0))
 

@@ -282,7 +282,7 @@ def _selected(
     """Results for an output that is a set of indices. Under a bound, and without `beside`, it is judged by
     the candidates of the call, whose values are exact; else it must select what `beside` selects."""
     name = subject.name
-    tensor, selection = main.outputs[name], operation.selections[name](main.call)
+    tensor, selection = main.outputs[name].cpu(), operation.selections[name](main.call)
     against = None if beside is None else replace(subject, side=Side.AGAINST)
     if beside is not None and name not in beside.outputs:
         missing = missing_tensor(name, subject.when, Side.AGAINST, "not among the outputs compared with")
@@ -292,7 +292,7 @@ def _selected(
     if beside is None or isinstance(rule, Bound):
         results = [_with_unwritten(judge_selection(subject, tensor, selection), subject, tensor)]
         if against is not None and beside is not None:
-            theirs = beside.outputs[name]
+            theirs = beside.outputs[name].cpu()
             results.append(judge_selection(against, theirs, operation.selections[name](beside.call)))
             difference = replace(subject, side=Side.DIFFERENCE)
             shown = compare_selections(difference, Memory(tensor), Memory(theirs), selection)
@@ -301,7 +301,8 @@ def _selected(
             results.append(shown)
         return results
     tolerance = rule if isinstance(rule, Tolerance) else None
-    found = compare_selections(subject, Memory(tensor), Memory(beside.outputs[name]), selection, tolerance)
+    theirs = beside.outputs[name].cpu()
+    found = compare_selections(subject, Memory(tensor), Memory(theirs), selection, tolerance)
     return [_with_unwritten(found, subject, tensor)]
 
 

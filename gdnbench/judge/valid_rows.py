@@ -40,8 +40,10 @@ def clear_stale(operation: Operation, call: Call, tensors: Mapping[str, Tensor])
     """`tensors`, outputs of `call` by name, with zeros in elements that may hold anything. A tensor of
     another shape stays as it is."""
     found = dict(tensors)
-    for name in operation.outputs(call):
-        stale = operation.stale(call, name) if name in found else None
-        if stale is not None and stale.shape == found[name].shape:
+    for name, (shape, _) in operation.outputs(call).items():
+        if name not in found or tuple(found[name].shape) != tuple(shape):
+            continue
+        stale = operation.stale(call, name, tuple(shape))
+        if stale is not None:
             found[name] = found[name].masked_fill(stale.to(found[name].device), 0)
     return found

@@ -185,7 +185,7 @@ def differences(
             if unlike:
                 found.append(Difference(float("inf"), True, unlike))
             continue
-        stale = exact.operation.stale(exact.call, piece.tensor)
+        stale = exact.operation.stale(exact.call, piece.tensor, tuple(one[piece.tensor].shape))
         if stale is not None:
             x, y = (rows.masked_fill(stale[piece.one], 0) for rows in (x, y))
         if piece.factor != 1:

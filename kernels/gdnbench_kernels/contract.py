@@ -152,7 +152,7 @@ def _no_stage_leeway(call: Call, stage: str, exact: Mapping[str, Tensor]) -> Ten
     return None
 
 
-def _nothing_stale(call: Call, output: str) -> Tensor | None:
+def _nothing_stale(call: Call, output: str, shape: tuple[int, ...]) -> Tensor | None:
     return None
 
 
@@ -461,9 +461,9 @@ class Operation:
     selections: Mapping[str, Callable[[Call], Selection]] = field(default_factory=dict)
     """Outputs that are sets of indices, and what they select from. Comparisons look at the selected values,
     not at the order of the indices, so these outputs have no tolerance and no leeway."""
-    stale: Callable[[Call, str], Tensor | None] = _nothing_stale
-    """Which elements of the output of that name may hold anything: bool in its shape, on the host. None for
-    none. They are neither judged nor compared."""
+    stale: Callable[[Call, str, tuple[int, ...]], Tensor | None] = _nothing_stale
+    """Which elements of the output of that name and shape may hold anything: bool in the shape, on the host.
+    None for none. They are neither judged nor compared. It reads only index tensors and scalars."""
     leeway: Callable[[Call, str], Tensor | None] = _no_leeway
     """By how much each element of the output of that name may be off besides its bound, for what the contract
     leaves to a kernel, such as approximate exponentials: fp64, in the output's shape and the call's

@@ -147,7 +147,7 @@ def as_kernel(change: Callable[[Tensor, Call], Tensor]) -> Callable[[Call], dict
 
 
 def stale_columns(logits: Tensor, call: Call) -> Tensor:
-    gone = OPERATION.stale(call, "logits")
+    gone = OPERATION.stale(call, "logits", tuple(logits.shape))
     assert gone is not None
     return logits.masked_fill(gone, torch.nan)
 
@@ -178,7 +178,7 @@ def test_stale_columns_may_hold_anything_unless_clean() -> None:
     call = OPERATION.synth(**options)
     assert passes(call, as_kernel(stale_columns))
     clean = OPERATION.synth(**options, clean_logits=True)
-    assert OPERATION.stale(clean, "logits") is None
+    assert OPERATION.stale(clean, "logits", (3, 64)) is None
     assert passes(clean, as_kernel(lambda logits, call: logits))
     assert not passes(clean, as_kernel(lambda logits, _: stale_columns(logits, call)))
 

@@ -82,10 +82,10 @@ def in_docstring(text: str) -> str:
 
 def why_not(operation: Operation, call: Call, verdict: Verdict) -> str | None:
     """Why there is no file for that failure; None if there is."""
-    for name in operation.outputs(call):
+    for name, (shape, _) in operation.outputs(call).items():
         if name in operation.selections:
             return f"{name} is a set of indices, whose order a stand-alone file would compare"
-        if operation.stale(call, name) is not None:
+        if operation.stale(call, name, shape) is not None:
             return f"{name} has elements that may hold anything, which a stand-alone file would compare"
     failing = verdict.facts.get("failing", [])
     if verdict.kind == Outcome.MISMATCH and failing and all(entry["stage"] for entry in failing):

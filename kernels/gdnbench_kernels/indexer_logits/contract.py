@@ -33,7 +33,7 @@ from gdnbench_kernels.contract import (
     Work,
 )
 from gdnbench_kernels.indexer_logits import laws, shrink
-from gdnbench_kernels.indexer_logits.keys import SCALE_BYTES, columns_of_keys, page_parts, width_of
+from gdnbench_kernels.indexer_logits.keys import SCALE_BYTES, key_columns, page_parts, width_of
 from gdnbench_kernels.indexer_logits.params import LogitsParams
 from gdnbench_kernels.indexer_logits.reference import leeway
 from gdnbench_kernels.indexer_logits.synth import synth
@@ -237,12 +237,14 @@ def outputs(call: Call) -> dict[str, Shaped]:
     return {"logits": ((len(params.lens), width_of(params)), getattr(torch, params.logits_dtype))}
 
 
-def stale(call: Call, name: str) -> Tensor | None:
+def stale(call: Call, name: str, shape: tuple[int, ...]) -> Tensor | None:
     """bool [T, columns] on the host: the columns of no key, unless they must be -inf."""
-    params = params_of(call)
-    if name != "logits" or params.clean_logits:
+    if name != "logits" or call.scalars.get("clean_logits", False):
         return None
-    return ~columns_of_keys(params).cpu()
+    lens, starts = call.tensors["lens"].cpu(), call.tensors.get("row_starts")
+    if starts is None or call.scalars.get("compressed", False):
+        starts = torch.zeros_like(lens)
+    return ~key_columns(starts.cpu(), lens, shape[1])
 
 
 def touched(call: Call) -> dict[str, Tensor]:

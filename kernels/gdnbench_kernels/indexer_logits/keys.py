@@ -70,6 +70,11 @@ def first_columns(params: LogitsParams) -> Tensor:
 
 def columns_of_keys(params: LogitsParams) -> Tensor:
     """bool [T, columns]: which columns of logits are a key's."""
-    column = torch.arange(width_of(params), device=params.lens.device)
-    first = first_columns(params).unsqueeze(1)
-    return (column >= first) & (column < first + params.lens.unsqueeze(1))
+    return key_columns(first_columns(params), params.lens, width_of(params))
+
+
+def key_columns(first: Tensor, lens: Tensor, columns: int) -> Tensor:
+    """bool [T, columns]: the `lens` columns from `first`."""
+    column = torch.arange(columns, device=lens.device)
+    first = first.unsqueeze(1)
+    return (column >= first) & (column < first + lens.unsqueeze(1))
