@@ -161,7 +161,13 @@ def test_a_prompt_that_goes_on(tmp_path: Path) -> None:
 
 def test_the_text_model_of_glm(tmp_path: Path) -> None:
     """Without a cache, which has no length where no layer is of attention; its gates have a bound."""
-    sizes = {"hc_mult": 2, "linear_head_dim": 16, "linear_num_heads": 2, "num_hidden_layers": 2}
+    sizes = {
+        "hc_mult": 2,
+        "linear_head_dim": 16,
+        "linear_num_heads": 2,
+        "num_hidden_layers": 2,
+        "qk_rope_head_dim": 0,
+    }
     own = {"layer_types": LAYERS[1:], "mlp_layer_types": ["dense"] * 2}
     config = importlib.import_module("transformers").Glm5NextTextConfig(**{**SIZES, **sizes, **own})
     torch.manual_seed(0)

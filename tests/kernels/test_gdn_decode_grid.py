@@ -125,7 +125,7 @@ def test_a_verdict_is_of_its_own_case(tmp_path: Path) -> None:
     [
         ("rounds_beta", "fp32, raw", "state: "),
         ("rounds_beta", "fp32, beta to 2", "state: "),
-        ("coarse_softplus", "fp32, raw, faint gates", "state: "),
+        ("coarse_softplus", "fp32, raw", "state: "),
         ("bias_in_bf16", "fp32, raw", "state: "),
         ("beta_to_one", "bf16, raw, bf16 dt_bias", "state: "),
         ("ignores_accepted", "bf16, drafts", "state: "),

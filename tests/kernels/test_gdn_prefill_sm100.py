@@ -507,7 +507,7 @@ def test_offsets_past_the_tokens_write_no_table_behind_its_end() -> None:
 
 
 LARGE: dict[str, tuple[int, int, int, str]] = {  # T, N, Hv
-    "gates": (2**26, 1, 32, "take g of less than 2.31 elements; it has 2147483648"),
+    "gates": (2**26, 1, 32, "take (g|beta) of less than 2.31 elements; it has 2147483648"),
     "initial states": (4, 2**12, 32, "take initial_state of less than 2.31 elements; it has 2147483648"),
     "rows of chunks": (2**20, 2**20, 32, "take less than 2.31 rows of chunks and value heads"),
 }

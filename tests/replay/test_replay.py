@@ -245,7 +245,11 @@ def test_cuda_that_is_not_there_is_said(store: Store) -> None:
         ({"k": 3.0, "bitwise": True}, wording("judge.k-without-oracle")),
         (
             {"k_by_tensor": {"nosuch": 3.0}},
-            wording("judge.k-unused", output="nosuch", known="conv_state, final_state, lse, o, state, y"),
+            wording(
+                "judge.k-unused",
+                output="nosuch",
+                known="conv_state, entries, final_state, indices, logits, lse, o, state, y",
+            ),
         ),
     ],
 )

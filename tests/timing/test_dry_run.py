@@ -72,7 +72,7 @@ def bench(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     found = importlib.import_module("scripts.benchmarks.bench_gdn_decode")
     monkeypatch.setattr(found, "RotationOptions", SMALL)
     shapes = [found.Shape(dtype, (1, 2), 2, steps) for dtype, steps in (("float32", 1), ("bfloat16", 2))]
-    monkeypatch.setattr(found, "groups", lambda batches, tiny: {"tiny": shapes})
+    monkeypatch.setattr(found, "groups", lambda batches, tiny, *shape: {"tiny": shapes})
     return found
 
 
