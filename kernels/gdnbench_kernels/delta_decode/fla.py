@@ -7,7 +7,7 @@ call on states gathered before it, in the pool's dtype. Not part of a launch, he
     the scatter of the new ones, rounded         the same
 
 A serving engine that uses such a function also pays for both, unless its own kernel avoids them. Padding
-sequences are left out of the launch. The functions allocate states and outputs in the launch.
+sequences do not reach the launch. The functions allocate states and outputs in the launch.
 """
 
 from __future__ import annotations
