@@ -51,6 +51,14 @@ def test_a_planted_bug_is_found(bug: type[Bug], times: int) -> None:
         assert seed < 40 * times, "the bug hardly happens"
 
 
+def test_a_lost_first_write_leaves_a_slot_that_no_call_wrote() -> None:
+    """The second request's first state goes to the first one's slot with this seed; its own stays empty."""
+    run = serve(MODEL, 94, DuplicateRow)
+    assert "never-written" in [event.kind for event in run.certain]
+    for want, found in zip(run.events, found_in(run.table), strict=True):
+        assert differences(want, found) == []
+
+
 @pytest.mark.parametrize("seed", quick(range(60), 0, 39))
 def test_right_windows_are_not_accused(seed: int) -> None:
     run = serve_pages(seed)

@@ -15,10 +15,10 @@ class WrongRead:
     which another sequence wrote the slot since the request had its state there. `running`: the request had
     an access in that call or in the layer's call before; without such a call, in one of the two calls before
     the read. `passed`: the request wrote a state after the call that wrote what the slot holds. `drafted`:
-    that call had drafts. `certain`: the content tells the class. It does not if a state of this content was
-    also written at the read's position and for another one, or for a prefix that no record has, so that
-    it may be a hit in the prefix cache, or if the request itself once
-    had the content that another's write left.
+    that call had drafts. `blank`: no call has written the slot. `certain`: the content tells the class. It
+    does not if a state of this content was also written at the read's position and for another one, or for a
+    prefix that no record has, so that it may be a hit in the prefix cache, or if the request itself once had
+    the content that another's write left.
     """
 
     touch: Touch
@@ -27,6 +27,7 @@ class WrongRead:
     running: bool
     passed: bool
     drafted: bool
+    blank: bool
     certain: bool
 
     @property
@@ -36,7 +37,8 @@ class WrongRead:
     @property
     def by_content(self) -> tuple[str, int]:
         """Class of the break and the first wrong call, if all that is known is whose state the slot holds."""
-        assert self.content is not None
+        if self.content is None:
+            return "never-written" if self.blank else "unexplained", self.touch.call
         if self.content.request is not self.touch.request:
             damage = self.touch.call if self.overwrote is None else self.overwrote
             return "shared-slot" if self.running else "overwritten", damage
@@ -88,7 +90,8 @@ class Truth:
             if content is not None and content.request is not request:
                 certain &= (touch.layer, request, touch.bits) not in self.own_bits
             running, passed = self._running(touch, first), self._passed(touch)
-            self.wrong.append(WrongRead(touch, own, first, running, passed, drafted, certain))
+            blank = (touch.layer, touch.slot) not in self.slots
+            self.wrong.append(WrongRead(touch, own, first, running, passed, drafted, blank, certain))
         self.steps.setdefault((touch.layer, request), set()).add(touch.step)
         self.unread.get((touch.layer, touch.bits, touch.position), set()).discard(request)
         self.used[touch.layer, request] = (touch.call, touch.slot)
