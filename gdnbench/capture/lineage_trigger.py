@@ -113,6 +113,11 @@ class LineageTrigger:
         kinds = list(dict.fromkeys(finding.kind.value for finding in found))
         return f"lineage:{','.join(kinds)}" if kinds else None
 
+    def unfollowed(self) -> list[str]:
+        """Names of layers that are not checked any more, since their calls came out of order."""
+        with self._lock:
+            return self._online.out_of_order()
+
     def _accesses(self, record: DigestRecord) -> Mapping[str, list[Access]]:
         rows = self._rows.rows(record)
         names = self._rows.dictionary

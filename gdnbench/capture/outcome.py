@@ -88,6 +88,7 @@ class Outcome:
     looked_at: int  # calls that a trigger evaluated
     triggered: int
     ring_short: int  # calls that --around asked for and --ring-bytes had no room for
+    unfollowed: tuple[str, ...]  # layers that --on-lineage could not check to the end
     problems: tuple[str, ...]
     not_arrived: str | None = None  # what has not reached the object store, why, and what to do
     judged: bool = False  # the records wait to be judged, in a store that is deleted then
@@ -165,6 +166,7 @@ class Outcome:
             looked_at=total("looked_at"),
             triggered=total("triggered"),
             ring_short=total("ring_short"),
+            unfollowed=tuple(sorted({name for note in closed for name in note.get("unfollowed", ())})),
             dropped_oldest=sum(oldest.values()),
             problems=(*progress.refused, *problems, *dict.fromkeys(failures)),
             judged=judged,
@@ -202,6 +204,12 @@ class Outcome:
         if self.ring_short:
             lines.append(
                 f"{self.ring_short} calls did not wait as long as --around asks for; give more --ring-bytes"
+            )
+        if self.unfollowed:
+            lines.append(
+                f"--on-lineage did not check {counted(len(self.unfollowed), 'layer')} to the end: calls came"
+                " out of order, from several threads or from two layers of one name; the first:"
+                f" {self.unfollowed[0]}"
             )
         if self.reached_max_bytes and self.records:
             lines.append("--max-bytes was reached; later calls were not recorded")

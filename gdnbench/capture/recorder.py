@@ -56,6 +56,8 @@ class Counts:
     unclaimed: dict[str, int] = field(default_factory=dict)  # steps or calls without requests, by error
     ring_short: int = 0  # calls that --around asked for and --ring-bytes had no room for
 
+    unfollowed: list[str] = field(default_factory=list)  # layers that --on-lineage could not check to the end
+
     def fail(self, error: BaseException) -> None:
         """Count a call that was not recorded.
 
@@ -356,6 +358,7 @@ class Recorder:
         self._transfers.close()
         self._accesses.close()
         self._counts.ring_short = self._ring.short
+        self._counts.unfollowed = self._triggers.unfollowed()
         error = self._journal.stats.error
         if error is not None and self._counts.first_failure is None:
             self._counts.first_failure = f"the journal cannot be written: {error}"

@@ -68,6 +68,10 @@ class Triggers:
         names = nonfinite(record, record.flags) if self._on_nonfinite else ()
         return f"nonfinite:{','.join(names)}" if names else None
 
+    def unfollowed(self) -> list[str]:
+        """Names of layers that `--on-lineage` could not check to the end."""
+        return [] if self._lineage is None else self._lineage.unfollowed()
+
     def after_fork(self) -> None:
         self._rank = None
         if self._lineage is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -89,9 +90,16 @@ def check_chain(chain: Chain, explain: bool = False) -> ChainResult:
 def check_stores(stores: list[Store], advance: Progress | None = None) -> LineageReport:
     """Check all processes of the stores.
 
-    StoreError, with the store's path, for a saved replay and for a damaged store; BadInputError if no process
-    recorded an access.
+    StoreError, with the store's path, for a saved replay and for a damaged store; BadInputError if a store is
+    given more than once or no process recorded an access.
     """
+    paths = [str(store.path) for store in stores]
+    places = [path if "://" in path else os.path.realpath(path) for path in paths]
+    for path, place in zip(paths, places, strict=True):
+        if places.count(place) > 1:
+            raise BadInputError(
+                f"{path} is given more than once, and its calls would count again; give it once"
+            )
     report = LineageReport()
     for store in stores:
         try:
@@ -100,6 +108,5 @@ def check_stores(stores: list[Store], advance: Progress | None = None) -> Lineag
         except BadInputError as error:
             raise StoreError(f"{store.path}: {error}") from error
     if not report.chains:
-        paths = ", ".join(str(store.path) for store in stores)
-        raise BadInputError(f"{paths}: no record of an operation that reads or writes states")
+        raise BadInputError(f"{', '.join(paths)}: no record of an operation that reads or writes states")
     return report

@@ -109,7 +109,7 @@ class OnlineLineage:
         calls = self._layers.setdefault((layer, apart), _Layer())
         self._elsewhere |= elsewhere
         calls.elsewhere = self._elsewhere
-        calls.several |= step <= calls.last  # layers of two models have this name
+        calls.several |= step <= calls.last  # layers of two models have this name, or threads overtake
         if calls.several:
             return []
         if step != calls.last + 1 or calls.since < 0:
@@ -129,6 +129,10 @@ class OnlineLineage:
         """Forget the accesses of a chain, as if they were of calls without accesses: reads of what they wrote
         are unknown."""
         self._chains.pop((layer, chain), None)
+
+    def out_of_order(self) -> list[str]:
+        """Names of layers whose calls are not checked any more, since one came after a later one."""
+        return sorted({layer for (layer, _), calls in self._layers.items() if calls.several})
 
 
 class _ChainHistory:

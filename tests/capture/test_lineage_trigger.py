@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from torch import Tensor
 
 from gdnbench.capture import CaptureOptions, capturing
 from gdnbench.capture.claims import Claims
+from gdnbench.capture.outcome import Outcome
 from gdnbench.errors import BadInputError
 from gdnbench.lineage.finding import Finding
 from gdnbench.lineage.online import OnlineLineage
 from gdnbench.store.reader import Store
+from gdnbench.store.sealer import Progress
 from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of
 from tests.capture.test_claims import in_step
 from tests.capture.test_graphs import Engine
@@ -84,6 +87,23 @@ def test_right_chains_keep_nothing(tmp_path: Path) -> None:
         in_step(engine.forward, Claims(["d", "b", "e"], [5, 23, None]))
         engine.forward()
     assert (counts.failures, counts.looked_at, counts.triggered) == (0, 10, 0)
+
+
+def test_a_layer_whose_calls_overtake_one_another_is_named() -> None:
+    online = OnlineLineage()
+    for layer, step in (("one", 0), ("two", 0), ("two", 2), ("one", 1), ("two", 1), ("two", 3)):
+        online.add_call(layer, step, {})
+    assert online.out_of_order() == ["two"]
+
+
+def test_the_summary_says_which_layers_were_not_checked_to_the_end(tmp_path: Path) -> None:
+    def end(name: str, layers: list[str]) -> dict[str, Any]:
+        return {"event": "closed", "process": name, "unfollowed": layers}
+
+    notes = [end("a", ["b", "a"]), end("b", ["a"])]
+    lines = Outcome.from_notes(tmp_path, 0, Progress(), (), notes, None).summary(tmp_path)
+    said = wording("lineage.not-to-the-end", layers="2 layers", name="a")
+    assert sum(re.fullmatch(said, line) is not None for line in lines) == 1
 
 
 def test_calls_may_not_be_left_out() -> None:

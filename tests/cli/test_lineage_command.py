@@ -75,6 +75,17 @@ def test_a_right_store_passes(gdnbench: Invoke, tmp_path: Path) -> None:
     assert re.fullmatch(r"1 process, 1 chain, \d+ reads: \d+ right, 0 breaks, 0 unknown\n", result.out)
 
 
+def test_a_store_counts_once(gdnbench: Invoke, broken: Broken, tmp_path: Path) -> None:
+    store, _ = broken
+    link = tmp_path / "link.zarr"
+    link.symlink_to(store)
+    result = gdnbench("lineage", store, link)
+    assert (result.code, bool(re.search(wording("lineage.same-store", path=str(store)), result.err))) == (
+        2,
+        True,
+    )
+
+
 @pytest.mark.slow
 def test_refusals_are_one_line(gdnbench: Invoke, broken: Broken, prefills: Path, tmp_path: Path) -> None:
     store, _ = broken
