@@ -195,7 +195,7 @@ def test_a_final_state_is_left_out_and_changes_nothing(mixed: tuple[Given, Outpu
     assert all_same(given.run(None), {name: out[name] for name in ("h", "V_new")})
 
 
-@pytest.mark.parametrize("gate_span", [(1e-3, 1e5), 1e5])
+@pytest.mark.parametrize("gate_span", quick([((1e-3, 1e5),), (1e5,)], 0, ids=["to 1e5", "1e5"]))
 def test_wide_gates(gate_span: float | tuple[float, float]) -> None:
     """Sums of g over a chunk down to -1e5: exp(g_cu - g_last) would be as large as exp of that."""
     given = Given.of(seqlens=LENGTHS, heads=(1, 2), gate_span=gate_span)
@@ -215,13 +215,13 @@ def mixed() -> tuple[Given, Outputs]:
     return given, given.run()
 
 
-@pytest.mark.parametrize("schedule", ["early", "random:1", "random:2"])
+@pytest.mark.parametrize("schedule", quick(["early", "random:1", "random:2"], 1))
 def test_bits_are_those_of_every_schedule(mixed: tuple[Given, Outputs], schedule: str) -> None:
     given, out = mixed
     assert all_same(given.run(schedule=schedule), out)
 
 
-@pytest.mark.parametrize("schedule", ["late", "early", "random:1"])
+@pytest.mark.parametrize("schedule", quick(["late", "early", "random:1"], 2))
 def test_bits_are_those_of_the_interpreter(mixed: tuple[Given, Outputs], schedule: str) -> None:
     given, out = mixed
     parts = only(given, 3), only(given, 4)  # 65 tokens, none
@@ -273,7 +273,7 @@ def test_a_sequence_alone_has_the_bits_it_has_in_a_batch(mixed: tuple[Given, Out
         assert same_bits(alone["final_state"][0], out["final_state"][n])
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("value", quick([torch.nan, torch.inf], 0))
 def test_what_a_neighbour_holds_is_nobody_elses(mixed: tuple[Given, Outputs], value: float) -> None:
     """Each sequence is NaN or Inf in every input: the others keep their bits, tails before it too."""
     given, out = mixed

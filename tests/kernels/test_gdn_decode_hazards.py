@@ -35,6 +35,7 @@ from tests.kernels.gdn_decode_calls import (
     with_gaps,
     with_tensors,
 )
+from tests.subset import quick
 
 BULK = DecodePlan(warps=2, transport="bulk")
 MAP_NORESERVE = 0x4000
@@ -56,7 +57,7 @@ def test_of_tokens_with_one_slot_the_last_one_stays() -> None:
         assert same_outputs(run(call, {"plan": BULK}, schedule=schedule), outputs), schedule
 
 
-@pytest.mark.parametrize("transport", ["registers", "bulk_in", "bulk"])
+@pytest.mark.parametrize("transport", quick(["registers", "bulk_in", "bulk"], 0, 2))
 def test_nothing_is_read_before_the_kernel_before_is_waited_for(transport: str) -> None:
     """ptxas moved a `ld.global.nc`, whose data no one writes while the kernel runs, in front of
     `griddepcontrol.wait`, where the kernel before may still write it. What it moves shows in the assembly
@@ -94,7 +95,7 @@ def every_other(x: Tensor) -> Tensor:
     return torch.stack([x, torch.full_like(x, torch.nan)], -1)[..., 0]
 
 
-@pytest.mark.parametrize("moved", [unaligned, tokens_first, every_other])
+@pytest.mark.parametrize("moved", quick([unaligned, tokens_first, every_other], 0, 2))
 def test_inputs_may_lie_anywhere(moved: Callable[[Tensor], Tensor]) -> None:
     call = made(batch=3, steps=2, heads=(1, 2))
     views = {name: moved(call.tensors[name]) for name in ("q", "k", "v", "g", "beta")}

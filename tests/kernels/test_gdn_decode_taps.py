@@ -32,6 +32,7 @@ from tests.kernels.gdn_decode_calls import (
     same_outputs,
     with_tensors,
 )
+from tests.subset import quick
 
 SHOWN = ["alpha_t", "beta_t", "delta_t"]
 PLANS: dict[str, DecodePlan] = {
@@ -52,7 +53,7 @@ def failing(call: Call, stages: dict[str, Tensor]) -> list[str]:
     return [one.tensor for one in judge_stages(OPERATION, call, stages, Bound()) if not one.passed]
 
 
-@pytest.mark.parametrize("name", ["log gates", "raw, bf16 state", "drafted tokens"])
+@pytest.mark.parametrize("name", quick(["log gates", "raw, bf16 state", "drafted tokens"], 1))
 def test_what_is_shown_is_right_and_changes_no_bit(name: str) -> None:
     call = made(**CALLS[name])
     outputs, stages = shown(call)

@@ -155,7 +155,7 @@ def test_stages_and_outputs(options: dict[str, Any]) -> None:
     assert_passes(synth(**options))
 
 
-@pytest.mark.parametrize("gate", [torch.inf, -torch.inf, -3e38])
+@pytest.mark.parametrize("gate", quick([torch.inf, -torch.inf, -3e38], 1))
 def test_gates_that_no_sum_takes(gate: float) -> None:
     """+inf is no decay and becomes NaN, before what never rises is taken back; the others close the gate."""
     call = synth(seqlens=(65, 70), heads=(1, 2), initial_state=True)
@@ -168,7 +168,7 @@ def test_gates_that_no_sum_takes(gate: float) -> None:
     assert run.stages["g_cu"][:, 1].isfinite().all()
 
 
-@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+@pytest.mark.parametrize("value", quick([torch.inf, torch.nan], 1))
 @pytest.mark.parametrize("name", ["k", "beta"])
 def test_a_token_that_is_not_finite(name: str, value: float) -> None:
     """The inverse has it in what depends on it; the oracle, which judges that, spreads it no further."""
@@ -179,7 +179,7 @@ def test_a_token_that_is_not_finite(name: str, value: float) -> None:
 
 
 @pytest.mark.slow  # each compiles a build of its own
-@pytest.mark.parametrize("gate_span", [0.01, 1.0, 20.0])
+@pytest.mark.parametrize("gate_span", quick([0.01, 1.0, 20.0], 1))
 def test_states_that_only_decay(gate_span: float) -> None:
     """exp(g_last) of eight chunks multiplied: an error of theirs would be that of all of the state."""
     call = synth(seqlens=(500,), heads=(1, 1), beta=0.0, gate_span=gate_span, initial_state=True)
@@ -295,7 +295,7 @@ def assert_same_bits(call: Call, run: Run, wanted: dict[str, Tensor]) -> None:
         assert same(tensor[rows], wanted[name][rows]), name
 
 
-@pytest.mark.parametrize("schedule", ["late", "early", "random:1", "random:2"])
+@pytest.mark.parametrize("schedule", quick(["late", "early", "random:1", "random:2"], 2))
 def test_bits_are_those_of_any_schedule(usual: dict[str, Tensor], schedule: str) -> None:
     """The default, "late", a second time: a run does not differ from the next."""
     call = synth(**BATCH)

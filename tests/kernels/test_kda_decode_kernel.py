@@ -32,7 +32,14 @@ from tests.kernels.gdn_decode_calls import Outputs, same, same_outputs, sequence
 from tests.kernels.kda_decode_calls import CALLS, FRESH_SCHEDULE, OTHERS, arguments, assert_passes, made, run
 from tests.subset import quick
 
-BUILDS = ("beta to 2, correlated keys", "drafted tokens, bounded", "raw, beta given", "bf16 bias")
+BUILDS = (
+    "beta to 2, correlated keys",
+    "drafted tokens, bounded",
+    "raw, beta given",
+    "bf16 bias",
+    "read slots of their own",
+    "fp16 gates",
+)
 """Calls that take a compilation each, of forms that others have too."""
 MIXED: dict[str, dict[str, Any]] = {
     "fp32": {"padding": 0.25},
@@ -71,11 +78,13 @@ def test_bits_are_those_of_every_schedule(mixed: Mixed, schedule: str) -> None:
     assert same_outputs(run(call, schedule=schedule), outputs)
 
 
+@pytest.mark.parametrize("mixed", quick(list(MIXED), 0), indirect=True)
 def test_bits_are_those_of_the_other_architecture(mixed: Mixed) -> None:
     call, outputs = mixed
     assert same_outputs(run(call, {"arch": "sm_90a"}), outputs)
 
 
+@pytest.mark.parametrize("mixed", quick(list(MIXED), 0), indirect=True)
 @pytest.mark.parametrize("plan", quick(list(PLANS), 2))
 def test_a_plan_changes_no_bit(mixed: Mixed, plan: str) -> None:
     call, outputs = mixed
@@ -163,7 +172,7 @@ def tokens_first(x: Tensor) -> Tensor:
     return x.transpose(0, 1).contiguous().transpose(0, 1)
 
 
-@pytest.mark.parametrize("moved", [unaligned, tokens_first])
+@pytest.mark.parametrize("moved", quick([unaligned, tokens_first], 1))
 def test_gates_may_lie_anywhere(moved: Any) -> None:
     call = made(batch=3, steps=2, heads=(1, 2))
     views = {name: moved(call.tensors[name]) for name in ("g", "beta")}
@@ -182,6 +191,7 @@ def test_views_of_one_tensor_are_taken_as_they_are() -> None:
     assert same_outputs(run(with_tensors(call, **views)), run(call))
 
 
+@pytest.mark.slow  # compilations of its own
 def test_without_a_rate_or_a_bias() -> None:
     """Both are optional with bounded gates, the bias with raw ones: zeros in their place change no bit."""
     for gate, names in (("bounded", ("A_log", "dt_bias")), ("raw", ("dt_bias",))):
@@ -226,6 +236,7 @@ def test_stages_are_right_and_taps_change_no_bit(name: str) -> None:
     assert "alpha_t" in failing
 
 
+@pytest.mark.slow  # compilations of its own
 def test_steps_one_after_another_are_the_kernel() -> None:
     call = made(**CALLS["drafted tokens"])
 
@@ -248,6 +259,7 @@ def test_steps_one_after_another_are_the_kernel() -> None:
 FORMS = ("float32", "bounded", "logit", "raw", "bfloat16", "bfloat16", True, "float32", "first")
 
 
+@pytest.mark.slow  # compilations of its own
 def test_a_tap_adds_stores_and_no_arithmetic() -> None:
     plan = ChannelPlan(rows=2, warps=1, transport="registers")
 
@@ -261,7 +273,7 @@ def test_a_tap_adds_stores_and_no_arithmetic() -> None:
     assert min(served["fma.rn.f32"], served["mul.rn.f32"]) > 0
 
 
-@pytest.mark.parametrize("transport", quick(["registers", "bulk_in", "bulk"], 0))
+@pytest.mark.parametrize("transport", quick(["registers", "bulk_in", "bulk"]))
 def test_loads_and_arithmetic_are_as_the_simulator_has_them(transport: Any) -> None:
     """ptxas fuses `mul.f32` and what adds to it, and moves `ld.global.nc` before `griddepcontrol.wait`."""
     text = program(source(2, 2, *FORMS, ChannelPlan(transport=transport, pdl=True)), "sm_90a").ptx

@@ -105,7 +105,7 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", quick(CALLS.values(), *range(len(CALLS) - 2), ids=CALLS))
+@pytest.mark.parametrize("options", quick(CALLS.values(), 0, 2, 4, ids=CALLS))
 def test_outputs(options: dict[str, Any]) -> None:
     assert_passes(synth(heads=(1, 2), initial_state=True, **options))
 
@@ -130,7 +130,7 @@ def test_closed_and_lowest_gates_are_exact() -> None:
     assert same(found["final_state"], again["final_state"])
 
 
-@pytest.mark.parametrize("schedule", quick(["late", "early", "random:1", "random:2"], 1, 2))
+@pytest.mark.parametrize("schedule", quick(["late", "early", "random:1", "random:2"], 1))
 def test_bits_are_those_of_any_schedule(usual: Outputs, schedule: str) -> None:
     """The default, "late", a second time: a run does not differ from the next."""
     assert all_same(run(synth(**BATCH), schedule=schedule), usual)

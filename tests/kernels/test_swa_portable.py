@@ -86,13 +86,13 @@ def mixed(request: pytest.FixtureRequest) -> tuple[Call, Outputs]:
 Mixed = tuple[Call, Outputs]
 
 
-@pytest.mark.parametrize("schedule", ["early", "random:1", FRESH_SCHEDULE])
+@pytest.mark.parametrize("schedule", quick(["early", "random:1", FRESH_SCHEDULE], 0, 2))
 def test_bits_are_those_of_every_schedule(mixed: Mixed, schedule: str) -> None:
     call, outputs = mixed
     assert same_outputs(run(call, schedule=schedule), outputs)
 
 
-@pytest.mark.parametrize("schedule", ["late", FRESH_SCHEDULE])
+@pytest.mark.parametrize("schedule", quick(["late", FRESH_SCHEDULE], 1))
 def test_bits_are_those_of_the_other_engine(mixed: Mixed, schedule: str) -> None:
     """One request: the interpreter is slow."""
     call, outputs = mixed
@@ -125,7 +125,7 @@ def test_a_request_alone_has_the_bits_it_has_in_a_batch(mixed: Mixed) -> None:
         assert same_outputs(found, {name: tensor[row : row + 1] for name, tensor in outputs.items()})
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("value", quick([torch.nan, torch.inf], 0))
 def test_heads_of_a_tile_do_not_meet(mixed: Mixed, value: float) -> None:
     """One value of a head's queries is not finite."""
     q = mixed[0].tensors["q"].clone()
@@ -209,7 +209,7 @@ def test_scales_of_codes_that_are_small_do_not_hide_other_values() -> None:
     assert (found["o"][:, 0] != 0).sum(1).tolist()[:2] == [64, 65]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", quick([torch.float32, torch.bfloat16], 0))
 def test_a_row_alone_is_what_a_per_token_cache_says(dtype: torch.dtype) -> None:
     """Scales of every kind: of either sign, not powers of two, zero, and so small that f32 is subnormal.
 

@@ -72,9 +72,8 @@ def outcome(
     return record
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name != "fla decode" else ()) for name in CASES]
-)
+@pytest.mark.slow  # test_fla_simulated.py has a call of flash-linear-attention in default runs
+@pytest.mark.parametrize("name", CASES)
 def test_made_calls_pass(name: str, tmp_path: Path) -> None:
     if name.startswith("fla "):
         need("fla", WITH_TRITON, TRITON_REQUIREMENTS)
