@@ -4,7 +4,8 @@
     cache.keep(key, {"symbol": "k"}, [ptx, cubin])
     cache.fetch(key)                                  # ({"symbol": "k"}, [ptx, cubin]), or None
 
-Processes share a folder. An entry appears whole or not at all. `fetch` returns None for an entry that is
+Processes share a folder, and `making` lets one of them make an entry that several need. An entry appears
+whole or not at all. `fetch` returns None for an entry that is
 damaged, was copied from another key, or that another user could have written: compiled code is going to run.
 When the entries of a folder exceed `MAX_BYTES`, the least recently used ones are deleted; a process looks at
 its first write, and again after every 64th of `MAX_BYTES`.
@@ -17,12 +18,13 @@ it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +33,7 @@ VARIABLE: Final = "GDNBENCH_CACHE_DIR"
 MAX_BYTES = 2 << 30
 """Of one folder. An entry takes 20 KB to 2 MB, so that a folder holds the some 3,000 of a whole test run."""
 _KEPT_SHARE: Final = 0.9  # of the bound, once something has to be deleted
+_LOCKS: Final = 64  # files: keys that share one wait for each other, which costs time alone
 _DIGEST_SIZE: Final = hashlib.sha256().digest_size
 
 
@@ -113,6 +116,22 @@ class ArtifactCache:
             _limit_bytes(folder, len(body))
         except (OSError, NoHomeError):
             return
+
+    @contextlib.contextmanager
+    def making(self, key: str) -> Iterator[None]:
+        """One process at a time makes the entry `key`: others wait here, and then `fetch` it.
+
+        In a folder without locks all of them make it. A process that dies lets go of its lock. Not to be
+        entered for two keys at once, since some keys share a lock.
+        """
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(OSError, NoHomeError):
+                folder = cache_home() / "locks"
+                folder.mkdir(parents=True, exist_ok=True)
+                number = hashlib.sha256(key.encode()).digest()[0] % _LOCKS
+                file = held.enter_context(open(folder / f"{self.folder}-{number}", "ab"))
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def _head(self, key: str, body: bytes) -> bytes:
         """What an entry starts with. The key is in the checksum, so that an entry copied to another key

@@ -111,10 +111,24 @@ def program(source: Source, arch: str = "sm_100a") -> Program:
 
 def _from_disk(source: Source, arch: str) -> Program:
     key = source.key(arch)
-    kept = CACHE.fetch(key)
-    if kept is not None:
-        record, contents = kept
-        return _of_record(record, dict(zip(CONTENTS, contents, strict=True)))
+    return _kept(key) or _made_once(source, arch, key)
+
+
+def _kept(key: str) -> Program | None:
+    found = CACHE.fetch(key)
+    if found is None:
+        return None
+    record, contents = found
+    return _of_record(record, dict(zip(CONTENTS, contents, strict=True)))
+
+
+def _made_once(source: Source, arch: str, key: str) -> Program:
+    """Compile the source, unless another process does: then wait for it."""
+    with CACHE.making(key):
+        return _kept(key) or _compiled(source, arch, key)
+
+
+def _compiled(source: Source, arch: str, key: str) -> Program:
     from gdnbench_kernels.cutlass_compiler import compile_source
 
     imported = {module: path for module, path in source.files().items() if module in sys.modules}

@@ -235,8 +235,7 @@ def compile_kernel(
     if found is None or not _complete(found.record):
         found = native.read_cached(name)
         if found is None or not _complete(found.record):
-            found = _compile_baseline(program)
-            native.write_cached(name, found)
+            found = _baseline_made_once(name, program)
 
         def translate_again() -> list[str]:
             # As one module: where a launch runs, the other cores are busy.
@@ -257,6 +256,16 @@ def compile_kernel(
         tuple((record, pc, code) for record, pc, code in found.record["skips"]),
         optimiser,
     )
+
+
+def _baseline_made_once(name: str, program: Program) -> native.Compiled:
+    """Compile the kernel, unless another process does: then wait for it."""
+    with native.CACHE.making(name):
+        found = native.read_cached(name)
+        if found is None or not _complete(found.record):
+            found = _compile_baseline(program)
+            native.write_cached(name, found)
+    return found
 
 
 def _compile_baseline(program: Program) -> native.Compiled:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -266,3 +269,36 @@ def test_an_interrupt_after_an_entry_was_written_is_not_lost(
     with pytest.raises(KeyboardInterrupt):
         cache.keep("key", {}, [b"part"])
     assert cache.fetch("key") == ({}, [b"part"])
+
+
+def test_processes_that_need_one_entry_make_it_once(tmp_path: Path) -> None:
+    """Four processes, forked at once, each append a letter while they make it; a killed one lets go."""
+    cache, log = ArtifactCache("made", b"made\n"), tmp_path / "log"
+
+    def make(dies: bool) -> None:
+        with cache.making("key"):
+            if cache.fetch("key") is None:
+                with log.open("a") as file:
+                    file.write("x")
+                time.sleep(0.05)
+                if dies:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                cache.keep("key", {}, [b"made"])
+
+    context = multiprocessing.get_context("fork")
+    for dies, letters in ((True, "x"), (False, "xx")):
+        processes = [context.Process(target=make, args=(dies,)) for _ in range(1 if dies else 4)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert log.read_text() == letters
+    assert cache.fetch("key") == ({}, [b"made"])
+
+
+def test_without_locks_everybody_makes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "locks").write_text("no folder")
+    with ArtifactCache("made", b"made\n").making("key"):
+        pass
+    with pytest.raises(OSError, match="of the block"), ArtifactCache("made", b"made\n").making("key"):
+        raise OSError("of the block")
