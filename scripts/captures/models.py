@@ -124,6 +124,43 @@ def deepseek_v4_sinks() -> PreTrainedModel:
     return model
 
 
+def deepseek_v4_compressed() -> PreTrainedModel:
+    """The three kinds of layers of DeepSeek-V4: a window alone; CSA, with an indexer (8 heads of 128) that
+    selects 32 entries of ratio 4; HCA, with all entries of ratio 128; and CSA again. 8 heads, as a rank of 8
+    has of V4-Flash's 64; sinks start between -4 and 4.
+    """
+    kinds = ("sliding", "compressed_sparse", "heavily_compressed", "compressed_sparse")
+    configuration = DeepseekV4Config(
+        vocab_size=256,
+        hidden_size=256,
+        num_hidden_layers=len(kinds),
+        layer_types=[f"{kind}_attention" for kind in kinds],
+        mlp_layer_types=["moe"] * len(kinds),
+        num_attention_heads=8,
+        head_dim=512,
+        sliding_window=128,
+        q_lora_rank=128,
+        o_groups=4,
+        o_lora_rank=64,
+        index_n_heads=8,
+        index_head_dim=128,
+        index_topk=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+        max_position_embeddings=4096,
+        bos_token_id=None,
+        eos_token_id=None,
+        tie_word_embeddings=True,
+    )
+    model = DeepseekV4ForCausalLM(configuration)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            sinks = layer.self_attn.sinks
+            sinks.copy_(torch.linspace(-4, 4, len(sinks)))
+    return model
+
+
 KDA_SIZES = {
     "vocab_size": 256,
     "hidden_size": 256,
@@ -223,6 +260,7 @@ class Recipe:
     context: int = 512
     repeats: bool = False  # half of the samples repeat a passage of themselves
     undecayed: tuple[str, ...] = ()
+    indexers: bool = False  # train the indexers, which the model's own loss does not reach
 
 
 MODELS: Mapping[str, Recipe] = {
@@ -235,6 +273,13 @@ MODELS: Mapping[str, Recipe] = {
         undecayed=("A_log", "dt_bias", "in_proj_ba.weight"),
     ),
     "deepseek_v4_sinks": Recipe(deepseek_v4_sinks, undecayed=("sinks",)),
+    "deepseek_v4_compressed": Recipe(
+        deepseek_v4_compressed,
+        context=1024,
+        repeats=True,
+        undecayed=("sinks", "position_bias"),
+        indexers=True,
+    ),
     "kimi_linear": Recipe(
         kimi_linear, context=1024, repeats=True, undecayed=("A_log", "dt_bias", "f_b_proj.weight")
     ),

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from corpus import corpus
+from indexer_loss import IndexerLoss
 from models import MODELS, Recipe
 from transformers import PreTrainedModel
 
@@ -66,19 +67,27 @@ def train(name: str, steps: int, batch: int, peak: float, device: str) -> PreTra
     print(
         f"{text.numel()} bytes of text, {sum(p.numel() for p in model.parameters())} parameters", flush=True
     )
+    indexers = IndexerLoss(model) if recipe.indexers else None
     started = time.monotonic()
     for step in range(steps):
+        if indexers:
+            indexers.dense(step < steps // 2)
         for group in optimizer.param_groups:
             group["lr"] = peak * learning_rate(step, steps)
         tokens = samples(text, recipe, batch)
         with torch.autocast(device, dtype=torch.bfloat16):
             loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-        loss.backward()
+        apart = indexers.total() if indexers else torch.zeros(())
+        (loss + apart.to(loss.device)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if step % 100 == 0 or step == steps - 1:
-            print(f"step {step} loss {loss.item():.3f} after {time.monotonic() - started:.0f} s", flush=True)
+            told = f" of indexers {apart.item():.3f}" if indexers else ""
+            print(
+                f"step {step} loss {loss.item():.3f}{told} after {time.monotonic() - started:.0f} s",
+                flush=True,
+            )
     model.eval()
     with torch.no_grad(), torch.autocast(device, dtype=torch.bfloat16):
         tokens = held_out[: batch * recipe.context].view(-1, recipe.context)
