@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 PREFILL_LENGTHS = (1, 63, 64, 65, 500)
 PACKED_LENGTHS = (70, 1, 130, 64)
-DECODE_STEPS = 32
+DECODE_STEPS = 16
 
 
 def prefill(model: PreTrainedModel, text: torch.Tensor) -> None:

@@ -127,7 +127,8 @@ def deepseek_v4_sinks() -> PreTrainedModel:
 def deepseek_v4_compressed() -> PreTrainedModel:
     """The three kinds of layers of DeepSeek-V4: a window alone; CSA, with an indexer (8 heads of 128) that
     selects 32 entries of ratio 4; HCA, with all entries of ratio 128; and CSA again. 8 heads, as a rank of 8
-    has of V4-Flash's 64; sinks start between -4 and 4.
+    has of V4-Flash's 64. Sinks start between -4 and 4. The positional scores of HCA start with a standard
+    deviation of 1: from the library's zeros, training moves those of a window of 128 tokens little.
     """
     kinds = ("sliding", "compressed_sparse", "heavily_compressed", "compressed_sparse")
     configuration = DeepseekV4Config(
@@ -155,9 +156,11 @@ def deepseek_v4_compressed() -> PreTrainedModel:
     )
     model = DeepseekV4ForCausalLM(configuration)
     with torch.no_grad():
-        for layer in model.model.layers:
-            sinks = layer.self_attn.sinks
-            sinks.copy_(torch.linspace(-4, 4, len(sinks)))
+        for layer, kind in zip(model.model.layers, kinds, strict=True):
+            attention = layer.self_attn
+            attention.sinks.copy_(torch.linspace(-4, 4, len(attention.sinks)))
+            if kind == "heavily_compressed":
+                attention.compressor.position_bias.normal_()
     return model
 
 

@@ -357,12 +357,15 @@ def swa_lse(model: PreTrainedModel, text: bytes) -> None:
             recorded_per_token_scale(q, cache, inv_scale, indices, lens, sinks, scale, output_lse=True)
 
 
-def paged(latents: Sequence[Tensor], shared: int, block_size: int) -> tuple[Tensor, list[list[int]], int]:
-    """(pages bfloat16 [blocks, block_size, 512], the page of each block of each request, a page of nobody).
+def paged(
+    latents: Sequence[Tensor], shared: int, block_size: int, kept: int = WINDOW
+) -> tuple[Tensor, list[list[int]], int]:
+    """(pages [blocks, block_size, D] of rows [n, D], the page of each block of each request, a page of
+    nobody).
 
-    The first two requests share the whole blocks of their common beginning. Blocks that have left the window
-    have no page: their table says -1. The order of the pages is not that of the blocks. The page that belongs
-    to nobody is NaN.
+    The first two requests share the whole blocks of their common beginning. Blocks without one of the last
+    `kept` rows have no page: their table says -1. The order of the pages is not that of the blocks. The page
+    that belongs to nobody is NaN.
     """
     held: list[Tensor] = []
     tables: list[list[int]] = []
@@ -370,7 +373,7 @@ def paged(latents: Sequence[Tensor], shared: int, block_size: int) -> tuple[Tens
         table = []
         for block in range(-(-len(rows) // block_size)):
             part = rows[block * block_size : (block + 1) * block_size]
-            if (block + 1) * block_size <= len(rows) - WINDOW:
+            if (block + 1) * block_size <= len(rows) - kept:
                 table.append(-1)
             elif request == 1 and (block + 1) * block_size <= shared and tables[0][block] >= 0:
                 table.append(tables[0][block])
