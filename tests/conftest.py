@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,26 @@ def pytest_runtest_setup() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(drawn("torch"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_workers() -> Iterator[None]:
+    """Workers are forked from a process that has imported torch (tests/warm_workers.py)."""
+    from gdnbench.workers import process
+    from tests import warm_workers
+
+    with mock.patch.object(process, "start_process", warm_workers.start):
+        yield
+    warm_workers.end()
+
+
+@pytest.fixture
+def cold_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker is a process of `python -m`, as users' workers are."""
+    from gdnbench.workers import process
+    from tests import warm_workers
+
+    monkeypatch.setattr(process, "start_process", warm_workers.COLD)
 
 
 def pytest_report_header() -> str | None:

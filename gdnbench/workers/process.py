@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gdnbench.workers.parent_watch import kill_with_parent
@@ -65,17 +65,8 @@ class WorkerProcess:
         self._replies, replies = os.pipe()
         self._buffer = b""
         try:
-            # A session of its own: Ctrl-C reaches the parent alone, which then also kills what the kernel
-            # started.
-            self._process = subprocess.Popen(
-                [python, "-P", "-m", module, str(requests), str(replies), *arguments],
-                pass_fds=(requests, replies),
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # stderr: stdout belongs to the report
-                start_new_session=True,
-            )
+            pipes = (requests, replies)
+            self._process = start_process(python, module, pipes, arguments, folder, environment)
         finally:
             os.close(requests)
             os.close(replies)
@@ -129,6 +120,30 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+def start_process(
+    python: str,
+    module: str,
+    pipes: tuple[int, int],
+    arguments: Sequence[str],
+    folder: str | None,
+    environment: Mapping[str, str] | None,
+) -> subprocess.Popen[bytes]:
+    """The process of a `WorkerProcess`, with the worker's ends of `pipes`.
+
+    It leads a session of its own: Ctrl-C reaches the parent alone, which then also kills what the kernel
+    started.
+    """
+    return subprocess.Popen(
+        [python, "-P", "-m", module, *map(str, pipes), *arguments],
+        pass_fds=pipes,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # stderr: stdout belongs to the report
+        start_new_session=True,
+    )
 
 
 def serve_requests(
