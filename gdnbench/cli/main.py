@@ -5,9 +5,11 @@ Commands import what needs torch only when they run: importing it takes longer t
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import typer
 
@@ -86,6 +88,12 @@ def options(
     """Runs before every command; holds the options of `gdnbench` itself."""
 
 
+@functools.cache
+def _command_tree() -> Callable[..., Any]:
+    """The commands and their options. typer takes 0.1 s to read the signatures, at each call of `app`."""
+    return typer.main.get_command(app)
+
+
 def console_main() -> None:
     """The console script: turns the errors a user can meet into one line and an exit status."""
     for stream in (sys.stdout, sys.stderr):
@@ -93,7 +101,7 @@ def console_main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         # Not standalone: typer would draw a box of five lines around a usage error.
-        status = app(standalone_mode=False)
+        status = _command_tree()(standalone_mode=False)
     except EXPECTED_ERRORS as error:
         _end(str(error), exit_code_of(error))
     except UsageError as error:

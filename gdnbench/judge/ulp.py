@@ -6,6 +6,8 @@ integers, exact for subnormals and infinities too. +0 and -0 are the same point.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -76,8 +78,9 @@ def bucket_codes_of_integers(distances: np.ndarray, scratch: np.ndarray, floats:
     return bucket_codes(floats.copy_(torch.from_numpy(distances)))
 
 
+@lru_cache(maxsize=2)
 def lanes(count: int) -> Tensor:
-    """0, 64, 128, 192, 0, ... as bytes: the offsets that `count_codes` adds to codes."""
+    """0, 64, 128, 192, 0, ... as bytes: the offsets that `count_codes` adds to codes. Callers share it."""
     return (torch.arange(count) % 4 * 64).to(torch.uint8)
 
 
