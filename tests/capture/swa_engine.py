@@ -54,15 +54,40 @@ def attention(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """o [T, H, 512] and lse [T, H] in fp64 of q [T, H, 512]."""
-    indices = metadata.indices.reshape(-1, metadata.indices.shape[-1]).tolist()
+    return attention_over(
+        q, [Pages(cache, metadata.indices, metadata.lengths, layout, inv_scale)], sinks, scale
+    )
+
+
+@dataclass
+class Pages:
+    """A paged cache, and which of its slots each query attends to: indices of any shape [..., entries]."""
+
+    cache: Tensor
+    indices: Tensor
+    lengths: Tensor
+    layout: str = "fp8_ds_mla"
+    inv_scale: Tensor | None = None
+
+    def rows(self, query: int) -> list[Tensor]:
+        """The rows that a query attends to, fp64."""
+        table = self.indices.reshape(-1, self.indices.shape[-1])[query].tolist()
+        slots = table[: int(self.lengths.flatten()[query])]
+        return [row_of(self.cache, slot, self.layout, self.inv_scale) for slot in slots if slot != -1]
+
+
+def attention_over(
+    q: Tensor, segments: list[Pages], sinks: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """One softmax over the rows of all segments: o [T, H, 512] and lse [T, H] in fp64 of q [T, H, 512]."""
     outs, sums = [], []
-    for query, window, length in zip(q.double(), indices, metadata.lengths.tolist(), strict=True):
-        slots = [slot for slot in window[:length] if slot != -1]
-        if not slots:
+    for number, query in enumerate(q.double()):
+        found = [row for segment in segments for row in segment.rows(number)]
+        if not found:
             outs.append(torch.zeros_like(query))
             sums.append(torch.full(query.shape[:1], -math.inf, dtype=torch.float64))
             continue
-        rows = torch.stack([row_of(cache, slot, layout, inv_scale) for slot in slots])
+        rows = torch.stack(found)
         weights = (scale * query @ rows.T).exp()
         total = weights.sum(1)
         sums.append(total.log())
@@ -79,11 +104,25 @@ def flash_mla(
     topk_length: Tensor,
     attn_sink: Tensor,
     softmax_scale: float,
+    extra_k_cache: Tensor | None = None,
+    extra_indices: Tensor | None = None,
+    extra_topk_length: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What FlashMLA gives of pages of rows of 584 bytes: o [T, 1, H, 512] and lse [T, H, 1]."""
-    seen = Metadata(indices, topk_length)
-    o, lse = attention(q.squeeze(1), k_cache.squeeze(2), seen, "fp8_ds_mla", None, attn_sink, softmax_scale)
-    return o.unsqueeze(1).to(q.dtype), torch.where(lse.isinf(), -lse, lse).float().unsqueeze(-1)
+    """What FlashMLA gives of pages of rows of 584 bytes: o [B, S, H, 512] and lse [B, H, S]. Lengths are of a
+    request, for all its queries."""
+    segments = []
+    for cache, table, lengths in (
+        (k_cache, indices, topk_length),
+        (extra_k_cache, extra_indices, extra_topk_length),
+    ):
+        if cache is None or table is None:
+            continue
+        if lengths is None:
+            lengths = torch.full((len(q),), table.shape[-1])
+        segments.append(Pages(cache.squeeze(2), table, lengths.repeat_interleave(q.shape[1])))
+    o, lse = attention_over(q.flatten(0, 1), segments, attn_sink, softmax_scale)
+    lse = torch.where(lse.isinf(), -lse, lse).float().view(q.shape[:3]).transpose(1, 2)
+    return o.view(q.shape).to(q.dtype), lse.contiguous()
 
 
 def decode(

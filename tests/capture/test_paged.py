@@ -473,7 +473,7 @@ def test_places_reach_through_attributes_keys_and_indices() -> None:
 
 def test_a_refused_validation_names_the_operation() -> None:
     """ContractError is what replay would say of the same record."""
-    from gdnbench.capture.adapters.paged import _validate
+    from gdnbench.capture.adapters.contract_forms import check_forms
 
     with pytest.raises(ContractError, match="swa_decode: " + wording("kernels.tensor-missing", tensor="q")):
-        _validate((("cache_layout", "bfloat16"),), ())
+        check_forms("swa_decode", {}, {"cache_layout": "bfloat16"}, ())

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gdnbench.capture.adapters import fla_signatures, sglang_signatures, vllm_signatures
+from gdnbench.capture.adapters import fla_signatures, flash_mla, sglang_signatures, vllm_signatures
 from gdnbench.capture.adapters.flashinfer_signatures import (
     KDA_SIGNATURES,
     PACKED_KDA,
@@ -33,6 +33,7 @@ PACKAGES = {
     "sglang": ("GDNBENCH_SGLANG", "sglang 0.5.23"),
     "flashinfer": ("GDNBENCH_THIRD_PARTY", "flashinfer-python 0.7.2.post1"),
     "fla": ("GDNBENCH_FLA", "fla-core 0.6.0"),
+    "flash_mla": ("GDNBENCH_FLASH_MLA", "sgl-flash-mla 1.0.0"),
 }
 SPARSE_MLA_FILE = "mla/_core.py"
 K3_OPS, GLM_OPS = "models/kimi_k3/nvidia/ops/third_party/kda", "models/glm5next/nvidia/ops/third_party/kda"
@@ -102,6 +103,18 @@ SIGNATURES = [
         for name, file in test_sglang_itself.FILES.items()
     ),
     *((package, file, name, known.parameters) for package, file, name, known in KDA),
+    (
+        "vllm",
+        "third_party/flashmla/flash_mla_interface.py",
+        vllm_signatures.FLASH_MLA,
+        vllm_signatures.SIGNATURES.functions[vllm_signatures.FLASH_MLA].parameters,
+    ),
+    (
+        "flash_mla",
+        "flash_mla_interface.py",
+        flash_mla.FUNCTION,
+        flash_mla.SIGNATURES.functions[flash_mla.FUNCTION].parameters,
+    ),
     (
         "flashinfer",
         SPARSE_MLA_FILE,
@@ -223,7 +236,7 @@ def defined(package: str, folder: Path, entries: list[UncapturedFunctions]) -> I
 
 
 @pytest.mark.slow  # of packages that tests do not install
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", sorted({entry.package for entry in UNCAPTURED} & PACKAGES.keys()))
 def test_functions_that_are_listed_as_uncaptured(package: str) -> None:
     """Each entry names at least one function of the newest release that was read. One that names none there
     may be deleted."""

@@ -110,6 +110,39 @@ def test_the_functions_of_other_devices(sm: int, backend: str, tmp_path: Path) -
         assert report.exit_code is Exit.PASS, [(kernel, r.reason) for r in report.records]
 
 
+def extra(size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Pages of `size` compressed rows, indices and lengths; the row of no request has one entry, -1."""
+    indices = torch.full((3, 64), -1, dtype=torch.int32)
+    indices[0, :40] = torch.arange(60, 100)
+    indices[1, :2] = torch.tensor([130, 7])
+    return pack_ds_mla(random(256 // size, size, 512)), indices, torch.tensor([40, 2, 1], dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("how", "size", "lse"),
+    [({}, 64, True), ({"older": True}, 2, True), ({"sm": 120}, 2, False), ({"sm": 100}, 64, False)],
+    ids=["0.5.23", "0.5.20", "sm120", "swapab"],
+)
+def test_layers_with_compressed_keys(how: dict[str, Any], size: int, lse: bool, tmp_path: Path) -> None:
+    given = extra(size)
+    counts, q, core, out = run(tmp_path / "run.zarr", extra=given, **how)
+    assert (counts.records, counts.passed_over) == (1, {})
+    store = Store.open(tmp_path / "run.zarr")
+    (record,) = store.records
+    assert (record.info.op, record.info.layer_index) == ("v4_decode", 2)
+    assert record.info.scalars["output_lse"] is lse
+    assert torch.equal(record.before["q"].read()[:, 0], q)
+    assert torch.equal(record.before["swa_indices"].read()[:, 0], core.swa_page_indices)
+    assert torch.equal(record.before["extra_indices"].read()[:, 0], given[1])
+    kept = list(record.info.pools["extra_cache"].rows)
+    assert torch.equal(record.before["extra_cache"].read(), given[0][kept])
+    assert torch.equal(record.after["o"].read()[:, 0], out)
+    assert ("lse" in record.after) is lse
+    for kernel in ("reference", "torch"):
+        report = replay(store, kernel=kernel, against="recorded", isolate=False)
+        assert report.exit_code is Exit.PASS, [(kernel, r.reason) for r in report.records]
+
+
 def test_mega_attention_is_counted(tmp_path: Path) -> None:
     with capturing(tmp_path / "run.zarr") as counts:
         interface = import_module(INTERFACE)
@@ -122,18 +155,6 @@ def test_mega_attention_is_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ({"extra": torch.zeros(2, 64, 1, 584, dtype=torch.uint8)}, wording("capture.layers-compressed-v4")),
-        (
-            {"extra": torch.zeros(2, 64, 1, 584, dtype=torch.uint8), "older": True},
-            wording("capture.layers-compressed-v4"),
-        ),
-        *(
-            (
-                {"extra": torch.zeros(2, 64, 1, 584, dtype=torch.uint8), "sm": sm},
-                wording("capture.layers-compressed-v4"),
-            )
-            for sm in (100, 120)
-        ),
         ({"width": 192}, wording("capture.windows-wide")),
         ({"use_legacy": False}, wording("capture.scales-among-rows")),
     ],

@@ -126,7 +126,6 @@ def methods_of(path: Path, layer: str) -> set[str]:
 
 
 def test_flash_mla_is_called_as_it_is_known(source: Path) -> None:
-    """Its own source comes only with what vLLM builds."""
     tree = ast.parse((source / FLASH_MLA).read_text())
     calls = [
         node

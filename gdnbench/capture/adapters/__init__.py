@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from gdnbench.capture.adapter import Adapter, Target
 from gdnbench.capture.adapters.deepseek_v4 import DeepseekV4Adapter
 from gdnbench.capture.adapters.fla import FlaAdapter
+from gdnbench.capture.adapters.flash_mla import FlashMlaAdapter
 from gdnbench.capture.adapters.flashinfer import FlashinferAdapter
 from gdnbench.capture.adapters.flashinfer_sparse_mla import FlashinferSparseMlaAdapter
 from gdnbench.capture.adapters.sglang import SglangAdapter
@@ -34,6 +35,7 @@ def load_adapters(options: CaptureOptions | None = None) -> tuple[list[Adapter],
         TRANSFORMERS,
         DeepseekV4Adapter(options.cache_layout, options.block_size),
         FlaAdapter(),
+        FlashMlaAdapter(),
         FlashinferAdapter(),
         FlashinferSparseMlaAdapter(),
         VllmAdapter(),

@@ -35,7 +35,7 @@ from gdnbench.capture.adapters.serving_decode import (
     finish_with_metadata,
     metadata_tensors,
 )
-from gdnbench.capture.adapters.serving_flash_mla import COMPRESSED, ROW_BYTES, WIDE
+from gdnbench.capture.adapters.serving_flash_mla import ROW_BYTES, WIDE
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
 from gdnbench.capture.adapters.slots import PADDING
 from gdnbench.capture.adapters.vllm_steps import part_of_window, window_step
@@ -58,6 +58,7 @@ WINDOW = 128
 """Columns of the window in a table of SM100; those of compressed keys follow."""
 NOT_RECORDED = "o, which the kernel rotates back and quantises"
 LENGTHS = "sparse_topk_lens"
+COMPRESSED = "layers of DeepSeek-V4 that attend to compressed keys too; swa_decode has none"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,17 +24,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import Observation, Seen, Target
+from gdnbench.capture.adapters.contract_forms import check_forms
 from gdnbench.capture.claims import FIELDS, Claims
 from gdnbench.capture.options import CACHE_LAYOUTS
 from gdnbench.errors import BadInputError
 from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 RETURN = "return"
@@ -155,7 +154,7 @@ class Paged:
         if "attn_sink" in held:
             seen["attn_sink"] = Seen(_flat("attn_sink", held["attn_sink"]).float())
         conventions = {"cache_layout": self.cache_layout, "index_shape": index_shape}
-        _validate(tuple(conventions.items()), tuple((name, *_form(one)) for name, one in seen.items()))
+        check_forms("swa_decode", seen, conventions, zeros=("swa_lens", "swa_indices"))
         scalars = {"scale": self._scale(arguments), "output_lse": self.lse is not None}
         dispatch = {"path": "paged", "cache_as_called": list(held["cache"].shape)}
         places = {name: getattr(self, name) for name in _CLAIMED}
@@ -332,34 +331,3 @@ def _expected(name: str, tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, .
     if tensor.shape[-len(rest) :] != rest or _leading(tensor, len(rest)) != shape[0]:
         raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}")
     return shape
-
-
-Form = tuple[str, tuple[int, ...], tuple[int, ...], "torch.dtype"]
-
-
-def _form(seen: Seen) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
-    if seen.shape is None:
-        return tuple(seen.tensor.shape), seen.tensor.stride(), seen.tensor.dtype
-    return seen.shape, (), seen.tensor.dtype  # a view of it: its strides do not matter
-
-
-@lru_cache(maxsize=256)  # a layer's calls repeat their shapes from step to step
-def _validate(conventions: tuple[tuple[str, str], ...], forms: tuple[Form, ...]) -> None:
-    """ContractError for shapes, strides or dtypes that violate the contract.
-
-    Reads no element, because that would wait for the GPU: the lengths are taken as zeros.
-    """
-    import torch
-
-    from gdnbench.ops import operation
-    from gdnbench_kernels.contract import Call
-
-    tensors = {}
-    for name, shape, strides, dtype in forms:
-        if name in ("swa_lens", "swa_indices"):
-            tensors[name] = torch.zeros(shape, dtype=dtype)
-        elif strides:
-            tensors[name] = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-        else:
-            tensors[name] = torch.empty(shape, dtype=dtype, device="meta")
-    operation("swa_decode").validate(Call(tensors, {}, dict(conventions)))

@@ -1,5 +1,5 @@
-"""Adapter for SGLang: pure sliding-window layers of DeepSeek-V4 over fp8_ds_mla pages, recorded as
-swa_decode.
+"""Adapter for SGLang: layers of DeepSeek-V4 over fp8_ds_mla pages, those of the window alone recorded as
+swa_decode, those with compressed keys as v4_decode.
 
 The attention backend calls one of these functions for decoding, for verification of drafts, and for prefills
 whose pages it does not gather: each query token is a row.
@@ -23,9 +23,9 @@ from typing import Any
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
 from gdnbench.capture.adapters.serving_decode import finish_with_metadata, metadata_tensors
 from gdnbench.capture.adapters.serving_flash_mla import (
-    COMPRESSED,
-    flash_mla_table,
-    refuse_unsupported_call,
+    OPERATIONS,
+    flash_mla_observation,
+    flash_mla_outputs,
 )
 from gdnbench.capture.adapters.sglang import parallel
 from gdnbench.capture.adapters.sglang_signatures import (
@@ -36,6 +36,7 @@ from gdnbench.capture.adapters.sglang_signatures import (
     SWAPAB,
 )
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
+from gdnbench.capture.adapters.v4_calls import followed_by
 from gdnbench.capture.parts import Part
 
 INTERFACE = "sglang.kernels.ops.attention.flash_mla_interface"
@@ -66,28 +67,27 @@ class SglangDeepseekV4Adapter:
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         self._signatures_of(target.module).check(target.function, arguments)
         given = _as_flash_mla(target.function, arguments)
-        refuse_unsupported_call(given)
         if not given.get("use_legacy", True) or given.get("kv_format") is not None:
             raise NotCaptured("pages whose scales lie among the rows; fp8_ds_mla has them behind")
         if given.get("descale_q") is not None or given.get("descale_k") is not None:
-            raise NotCaptured("queries or keys with a scale of a tensor, which swa_decode does not have")
-        seen = flash_mla_table(target.name, self.framework).before(target, given, layer)
+            raise NotCaptured("queries or keys with a scale of a tensor, which the operations do not have")
+        lse = target.function == FLASH_MLA
+        seen = flash_mla_observation(target, self.framework, given, layer, lse=lse)
         step = _step()
         metadata = {name: getattr(step, held, None) for name, held in METADATA.items()}
         return replace(
             seen,
             tensors={**seen.tensors, **metadata_tensors(metadata)},
             dispatch={**seen.dispatch, "path": "decode", "backend": BACKENDS[target.function]},
-            finish=finish_with_metadata({}),
+            finish=followed_by(seen.finish, finish_with_metadata({})),
             part=Part(range(len(given["q"])), tokens=True),
         )
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
-        outputs = result if isinstance(result, tuple) else (result,)
-        return flash_mla_table(f"{INTERFACE}:{FLASH_MLA}", self.framework).after(seen, arguments, outputs)
+        return flash_mla_outputs(seen, self.targets[0], self.framework, arguments, result)
 
     def operations(self, target: Target) -> tuple[str, ...]:
-        return ("swa_decode",)
+        return OPERATIONS
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
         if function.__name__ != FLASH_MLA_SM120:  # it takes whatever is given by name
@@ -107,10 +107,8 @@ def _as_flash_mla(function: str, arguments: Mapping[str, Any]) -> Mapping[str, A
         return {**arguments, "is_fp8_kvcache": True}
     if function != SWAPAB:
         return arguments
-    if arguments["extra_kv"] is not None:
-        raise NotCaptured(COMPRESSED)
     if arguments.get("inv_rope") is not None:
-        raise NotCaptured("outputs that are rotated back (inv_rope), which swa_decode does not have")
+        raise NotCaptured("outputs that are rotated back (inv_rope), which the operations do not have")
     q = arguments["q"]
     return {
         "q": q,
@@ -120,6 +118,9 @@ def _as_flash_mla(function: str, arguments: Mapping[str, Any]) -> Mapping[str, A
         "attn_sink": arguments["sink"][: q.shape[-2]],
         "softmax_scale": None,
         "is_fp8_kvcache": True,
+        "extra_k_cache": arguments["extra_kv"],
+        "extra_indices_in_kvcache": arguments["extra_indices"],
+        "extra_topk_length": arguments["extra_lengths"],
     }
 
 

@@ -107,19 +107,20 @@ SIGNATURES = Signatures(
             " softmax_scale=None, causal=False, descale_q=None, descale_k=None, is_fp8_kvcache=False,"
             " indices=None, attn_sink=None, extra_k_cache=None, extra_indices_in_kvcache=None,"
             " topk_length=None, extra_topk_length=None, kv_format=None, *, use_legacy=True",
-            needs="q k_cache indices topk_length softmax_scale attn_sink extra_k_cache is_fp8_kvcache"
-            " use_legacy",
+            needs="q k_cache indices topk_length softmax_scale attn_sink extra_k_cache"
+            " extra_indices_in_kvcache extra_topk_length is_fp8_kvcache use_legacy",
         ),
         FLASH_MLA_SM120: Signature(
             "",
-            needs="q k_cache indices topk_length softmax_scale attn_sink extra_k_cache",
+            needs="q k_cache indices topk_length softmax_scale attn_sink extra_k_cache"
+            " extra_indices_in_kvcache extra_topk_length",
             others="q k_cache head_dim_v softmax_scale indices topk_length attn_sink extra_k_cache"
             " extra_indices_in_kvcache extra_topk_length",
         ),
         SWAPAB: Signature(
             "q, kv, indices, lengths, sink, extra_kv=None, extra_indices=None, extra_lengths=None,"
             " inv_rope=None, partial_gluon=None",
-            needs="q kv indices lengths sink extra_kv",
+            needs="q kv indices lengths sink extra_kv extra_indices extra_lengths",
         ),
         MTP_RING: Signature(
             "A_log, a, dt_bias, softplus_beta=1.0, softplus_threshold=20.0, q=None, k=None, v=None, b=None,"
@@ -249,7 +250,8 @@ KERNEL_SIGNATURES = Signatures(
             " softmax_scale=None, causal=False, descale_q=None, descale_k=None, is_fp8_kvcache=False,"
             " indices=None, attn_sink=None, extra_k_cache=None, extra_indices_in_kvcache=None,"
             " topk_length=None, extra_topk_length=None",
-            needs="q k_cache indices topk_length softmax_scale attn_sink extra_k_cache is_fp8_kvcache",
+            needs="q k_cache indices topk_length softmax_scale attn_sink extra_k_cache"
+            " extra_indices_in_kvcache extra_topk_length is_fp8_kvcache",
         )
     },
 )

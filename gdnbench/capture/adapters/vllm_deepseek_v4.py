@@ -1,11 +1,9 @@
-"""Adapter for vLLM: decoding of pure sliding-window layers of DeepSeek-V4 over fp8_ds_mla pages, as
-swa_decode.
+"""Adapter for vLLM: decoding of DeepSeek-V4 over fp8_ds_mla pages, layers of the window alone as swa_decode
+and layers with compressed keys as v4_decode.
 
-The layer calls FlashMLA's `flash_mla_with_kvcache` with q [T, 1, H, 512], pages [blocks, block_size, 1, 584]
-of any page stride, indices [T, 1, W] and their lengths [T]. H is the kernel's head count, 64 or 128: heads
-that the model does not have are zeros. Not recorded: layers that attend to compressed keys as well, and
-prefills, which gather their pages first. The record has no lse: for a row that attends to nothing FlashMLA's
-is +inf, and the operation's is -inf.
+The layer calls FlashMLA's `flash_mla_with_kvcache` (see serving_flash_mla.py) with q [T, 1, H, 512]: each
+query token is a request of its own. H is the kernel's head count, 64 or 128: heads that the model does not
+have are zeros. Not recorded: prefills, which gather their pages first.
 """
 
 from __future__ import annotations
@@ -16,15 +14,19 @@ from typing import Any
 
 from gdnbench.capture.adapter import Observation, Seen, Target
 from gdnbench.capture.adapters.serving_decode import finish_with_metadata, metadata_tensors
-from gdnbench.capture.adapters.serving_flash_mla import flash_mla_table, refuse_unsupported_call
+from gdnbench.capture.adapters.serving_flash_mla import (
+    OPERATIONS,
+    flash_mla_observation,
+    flash_mla_outputs,
+)
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
+from gdnbench.capture.adapters.v4_calls import followed_by
 from gdnbench.capture.adapters.vllm import known_of, parallel, step_of
 from gdnbench.capture.adapters.vllm_signatures import FLASH_MLA, SIGNATURES
 from gdnbench.capture.adapters.vllm_steps import part_of_window
 
 LAYERS = tuple(f"vllm.models.{model}.nvidia.flashmla" for model in ("deepseek_v4", "deepseek_v41"))
 MODULES = (*LAYERS, "vllm.v1.attention.ops.flashmla", "vllm.third_party.flashmla.flash_mla_interface")
-FUNCTION = f"{LAYERS[0]}:{FLASH_MLA}"
 COUNTS = ("num_prefills", "num_prefill_tokens", "num_decodes", "num_decode_tokens", "block_size")
 
 
@@ -39,23 +41,22 @@ class VllmDeepseekV4Adapter:
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
         self.signatures.check(FLASH_MLA, arguments)
-        refuse_unsupported_call(arguments)
+        seen = flash_mla_observation(target, self.framework, arguments, layer, lse=True)
         step = step_of(layer, getattr(getattr(layer, "swa_cache_layer", None), "prefix", None))
-        seen = flash_mla_table(FUNCTION, self.framework).before(target, arguments, layer)
         metadata = {name: getattr(step, name, None) for name in ("seq_lens", "query_start_loc")}
         return replace(
             seen,
             tensors={**seen.tensors, **metadata_tensors(metadata)},
             dispatch={**seen.dispatch, "path": "decode", "backend": "flashmla"},
-            finish=finish_with_metadata(known_of(step, COUNTS)),
+            finish=followed_by(seen.finish, finish_with_metadata(known_of(step, COUNTS))),
             part=part_of_window(len(arguments["q"]), step),
         )
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
-        return flash_mla_table(FUNCTION, self.framework).after(seen, arguments, result)
+        return flash_mla_outputs(seen, self.targets[0], self.framework, arguments, result)
 
     def operations(self, target: Target) -> tuple[str, ...]:
-        return ("swa_decode",)
+        return OPERATIONS
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
         if function.__name__ == FLASH_MLA:  # without FlashMLA in the build, another function has the name

@@ -98,14 +98,15 @@ SIGNATURES = Signatures(
             "q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, num_splits=None,"
             " softmax_scale=None, causal=False, is_fp8_kvcache=False, indices=None, attn_sink=None,"
             " extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None, extra_topk_length=None,"
-            " out=None",
-            needs="q k_cache indices topk_length softmax_scale attn_sink extra_k_cache is_fp8_kvcache",
+            " out=None, enable_batch_invariant=False",
+            needs="q k_cache indices topk_length softmax_scale attn_sink extra_k_cache"
+            " extra_indices_in_kvcache extra_topk_length is_fp8_kvcache",
         ),
     },
 )
-"""The last function is FlashMLA's, which vLLM builds from a separate source; only its callers are in vLLM's.
-Between 0.24.0 and 0.28.0 vllm.model_executor.layers.fla became vllm.third_party.flash_linear_attention, and
-the fused speculative decode came."""
+"""The last function is FlashMLA's, which vLLM vendors; `enable_batch_invariant` came with 0.33.0 or shortly
+before. Between 0.24.0 and 0.28.0 vllm.model_executor.layers.fla became
+vllm.third_party.flash_linear_attention, and the fused speculative decode came."""
 
 _KDA_CHUNK_NEEDS = "q k v initial_state output_final_state use_qk_l2norm_in_kernel cu_seqlens"
 _KDA_GATED = (

@@ -23,4 +23,5 @@ def flash_mla_with_kvcache(
     topk_length=None,
     extra_topk_length=None,
 ):
-    return flash_mla(q, k_cache, indices, topk_length, attn_sink, softmax_scale)
+    extra = (extra_k_cache, extra_indices_in_kvcache, extra_topk_length)
+    return flash_mla(q, k_cache, indices, topk_length, attn_sink, softmax_scale, *extra)

@@ -10,7 +10,9 @@ from torch import nn
 
 class Backend:
     def __init__(self, pages, sinks, forward_metadata, use_legacy=True, extra=None, older=False, sm=None):
-        self.pages, self.sinks, self.extra, self.forward_metadata = pages, sinks, extra, forward_metadata
+        """`extra`: pages of compressed keys, their indices [T, E] and lengths [T]."""
+        self.pages, self.sinks, self.forward_metadata = pages, sinks, forward_metadata
+        self.extra = extra or (None, None, None)
         self.older = older  # than 0.5.23
         self.sm = sm
         self._flash_mla_with_kvcache = functools.partial(
@@ -19,6 +21,9 @@ class Backend:
 
     def forward(self, q):
         core = self.forward_metadata.core_attn_metadata
+        extra, extra_indices, extra_lengths = self.extra
+        if extra is not None:
+            extra, extra_indices = extra.unsqueeze(2), extra_indices.unsqueeze(1)
         if self.sm == 120:
             from sglang.kernels.ops.attention.flash_mla_sm120 import flash_mla_with_kvcache_sm120
 
@@ -30,9 +35,9 @@ class Backend:
                 indices=core.swa_page_indices.unsqueeze(1),
                 topk_length=core.swa_topk_lengths,
                 attn_sink=self.sinks,
-                extra_k_cache=self.extra,
-                extra_indices_in_kvcache=None,
-                extra_topk_length=None,
+                extra_k_cache=extra,
+                extra_indices_in_kvcache=extra_indices,
+                extra_topk_length=extra_lengths,
             )[0].squeeze(1)
         if self.sm == 100:
             from sglang.kernels.ops.attention.dsv4.decode_attention_sm100 import swapab_attention
@@ -41,7 +46,14 @@ class Backend:
             indices = core.swa_page_indices.unsqueeze(1)
             pages = self.pages.unsqueeze(2)
             return swapab_attention(
-                q.unsqueeze(1), pages, indices, core.swa_topk_lengths, padded, self.extra, None, None
+                q.unsqueeze(1),
+                pages,
+                indices,
+                core.swa_topk_lengths,
+                padded,
+                extra,
+                extra_indices,
+                extra_lengths,
             )
         flash_mla_with_kvcache = self._flash_mla_with_kvcache
         if self.older:
@@ -59,7 +71,9 @@ class Backend:
             indices=core.swa_page_indices.unsqueeze(1),
             topk_length=core.swa_topk_lengths,
             attn_sink=self.sinks,
-            extra_k_cache=self.extra,
+            extra_k_cache=extra,
+            extra_indices_in_kvcache=extra_indices,
+            extra_topk_length=extra_lengths,
         )[0].squeeze(1)
 
 

@@ -26,7 +26,8 @@ def flash_mla_with_kvcache(
     *,
     use_legacy=True,
 ):
-    return flash_mla(q, k_cache, indices, topk_length, attn_sink, softmax_scale)
+    extra = (extra_k_cache, extra_indices_in_kvcache, extra_topk_length)
+    return flash_mla(q, k_cache, indices, topk_length, attn_sink, softmax_scale, *extra)
 
 
 def flash_mla_mega_decode(q, kv, indices, positions, cos_sin_cache, softmax_scale):

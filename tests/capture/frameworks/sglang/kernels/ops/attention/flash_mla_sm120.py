@@ -11,4 +11,7 @@ def flash_mla_with_kvcache_sm120(**kwargs):
         kwargs["topk_length"],
         kwargs["attn_sink"],
         kwargs["softmax_scale"],
+        kwargs["extra_k_cache"],
+        kwargs["extra_indices_in_kvcache"],
+        kwargs["extra_topk_length"],
     )

@@ -2,11 +2,10 @@
 
 from types import SimpleNamespace
 
-import torch
 from torch import nn
 from vllm.forward_context import get_forward_context
 
-from tests.capture.swa_engine import Metadata, attention
+from tests.capture.swa_engine import flash_mla
 
 
 def flash_mla_with_kvcache(
@@ -27,17 +26,20 @@ def flash_mla_with_kvcache(
     topk_length=None,
     extra_topk_length=None,
     out=None,
+    enable_batch_invariant=False,
 ):
-    seen = Metadata(indices, topk_length)
-    o, lse = attention(q.squeeze(1), k_cache.squeeze(2), seen, "fp8_ds_mla", None, attn_sink, softmax_scale)
-    out.copy_(o.unsqueeze(1).to(out.dtype))
-    return out, torch.where(lse.isinf(), -lse, lse).float().unsqueeze(-1)
+    extra = (extra_k_cache, extra_indices_in_kvcache, extra_topk_length)
+    o, lse = flash_mla(q, k_cache, indices, topk_length, attn_sink, softmax_scale, *extra)
+    out.copy_(o)
+    return out, lse
 
 
 class DeepseekV4FlashMLAAttention(nn.Module):
     def __init__(self, layer_idx, pages, sinks, extra=None):
+        """`extra`: what a layer with compressed keys adds to its call."""
         super().__init__()
-        self.layer_idx, self.sinks, self.extra = layer_idx, sinks, extra
+        no_extra = dict.fromkeys(("extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length"))
+        self.layer_idx, self.sinks, self.extra = layer_idx, sinks, no_extra | (extra or {})
         prefix = f"model.layers.{layer_idx}.attn.swa_cache"
         self.swa_cache_layer = SimpleNamespace(prefix=prefix, kv_cache=pages)
 
@@ -59,6 +61,6 @@ class DeepseekV4FlashMLAAttention(nn.Module):
             topk_length=step.decode_swa_lens,
             softmax_scale=512**-0.5,
             attn_sink=self.sinks,
-            extra_k_cache=self.extra,
+            **self.extra,
             out=output.unsqueeze(1),
         )

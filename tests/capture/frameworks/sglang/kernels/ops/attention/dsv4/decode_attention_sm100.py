@@ -15,5 +15,6 @@ def swapab_attention(
     inv_rope=None,
     partial_gluon=None,
 ):
-    o, _ = flash_mla(q, kv, indices, lengths, sink[: q.shape[-2]], 512**-0.5)
+    sink, extra = sink[: q.shape[-2]], (extra_kv, extra_indices, extra_lengths)
+    o, _ = flash_mla(q, kv, indices, lengths, sink, 512**-0.5, *extra)
     return o.squeeze(1)
