@@ -205,20 +205,24 @@ def test_columns_behind_the_window(lengths: tuple[int, int], tmp_path: Path) -> 
     assert_replays(tmp_path / "run.zarr")
 
 
-OTHER = {"compressed_kv_cache": torch.zeros(2, 2, 512, dtype=torch.bfloat16)}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "compressed keys": (
-        {**OTHER, "sparse_indices": table(2, 192)},
-        wording("capture.layers-compressed-v4"),
+    "no indices": ({"sparse_indices": None}, wording("capture.indices-missing")),
+    "no lengths of compressed keys": (
+        {
+            "swa_kv_cache": pack_ds_mla(random(BLOCKS, SIZE, 512)),
+            "compressed_kv_cache": pack_ds_mla(random(2, SIZE, 512)),
+            "query": torch.zeros(2, 1, HEADS, 512, dtype=torch.bfloat16),
+            "extra_sparse_indices": table(2, 64),
+        },
+        wording("capture.extra-lengths-missing"),
     ),
-    "compressed keys apart": (
-        {**OTHER, "extra_sparse_indices": table(2, 64)},
-        wording("capture.layers-compressed-v4"),
+    "rows of a compressed pool": (
+        {"sparse_indices": table(2, 192), "compressed_kv_cache": torch.zeros(2, 2, 288)},
+        wording("capture.rows-format"),
     ),
     "another format": ({"kv_cache_format": "nvfp4"}, wording("capture.pages-other-format")),
     "a scale on the device": ({"bmm1_scale": torch.ones(1)}, wording("capture.scales-tensors")),
     "a scale of values": ({"bmm2_scale": 0.5}, wording("capture.scale-of-values")),
-    "an offset of lengths": ({"sparse_topk_lens_offset": 128}, wording("capture.lengths-offset")),
     "rows of another dtype": ({"query": torch.zeros(2, 1, HEADS, 512)}, wording("capture.rows-format")),
     "pages apart": (
         {"swa_kv_cache": pages(room=3), "compressed_kv_cache": None},
@@ -228,14 +232,162 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def compressed(dtype: torch.dtype = torch.bfloat16, room: int = 0) -> Tensor:
+    """[blocks, 2, 512] of ratio 128, with `room` rows behind each page."""
+    return (random(60, 2 + room, 512) / 2).to(dtype)[:, :2]
+
+
+def topk(rows: int, width: int = 24) -> Tensor:
+    """Row t attends to slots from 7 t on; one entry is -1."""
+    found = torch.arange(width, dtype=torch.int32) + 7 * torch.arange(rows, dtype=torch.int32)[:, None]
+    found[0, 1] = -1
+    return found
+
+
+def assert_whole(record: StoredRecord, arguments: dict[str, Any], lens: list[int]) -> None:
+    """A record of v4_decode with the window of `table`, and the compressed entries of `topk`."""
+    info, rows = record.info, len(lens)
+    assert info.op == "v4_decode"
+    assert info.conventions["extra_index_form"] == "indices"
+    assert info.scalars == {"scale": 512**-0.5, "output_lse": False}
+    assert torch.equal(record.before["swa_indices"].read()[:, 0], table(rows))
+    assert torch.equal(record.before["extra_indices"].read()[:, 0], topk(rows))
+    assert record.before["extra_lens"].read().tolist() == lens
+    assert torch.equal(record.before["attn_sink"].read(), arguments["sinks"])
+
+
+def test_compressed_entries_behind_those_of_the_window(tmp_path: Path) -> None:
+    cache, other = pages(), compressed()
+    lengths = ints(152, 140, 128)
+    indices = torch.cat([table(3), topk(3)], dim=1)
+    more = {"compressed_kv_cache": other.unsqueeze(1), "sparse_indices": indices, "sparse_topk_lens": lengths}
+    arguments = given(cache.unsqueeze(1), 3, **more)
+    o, record = recorded(tmp_path / "run.zarr", arguments)
+    assert_whole(record, arguments, [24, 12, 0])
+    assert record.info.conventions["extra_layout"] == "bfloat16"
+    assert record.info.dispatch["made_by_capture"] == ["swa_lens", "extra_lens"]
+    assert record.before["swa_lens"].read().tolist() == [100, 128, 128]
+    assert torch.equal(
+        record.before["extra_cache"].read(), other[list(record.info.pools["extra_cache"].rows)]
+    )
+    assert torch.equal(record.after["o"].read(), o)
+    assert_replays(tmp_path / "run.zarr")
+
+
+def test_compressed_entries_over_e4m3_pages_that_lie_apart(tmp_path: Path) -> None:
+    """As vLLM calls it: storage rows, of pages with another room each."""
+    cache, other = pages(E4M3, room=3), compressed(E4M3, room=5)
+    slots, entries = table(2), topk(2)
+    storage = [
+        torch.where(one < 0, -1, one + room * (one // size))
+        for one, room, size in ((slots, 3, SIZE), (entries, 5, 2))
+    ]
+    arguments = given(
+        cache,
+        2,
+        compressed_kv_cache=other,
+        sparse_indices=torch.cat(storage, dim=1),
+        sparse_indices_are_storage_offsets=True,
+        sparse_topk_lens=ints(150, 128),
+        seq_lens=ints(60, 400),
+        cum_seq_lens_q=ints(0, 1, 2),
+        max_q_len=1,
+    )
+    arguments["query"] = arguments["query"].flatten(0, 1)
+    o, record = recorded(tmp_path / "run.zarr", arguments)
+    assert_whole(record, arguments, [22, 0])
+    assert record.info.conventions["extra_layout"] == "per_token_scale"
+    assert record.info.dispatch["made_by_capture"] == [
+        *("swa_lens", "swa_indices", "q", "inv_scale"),
+        *("extra_lens", "extra_indices", "extra_inv_scale"),
+    ]
+    assert record.before["extra_inv_scale"].read().unique().tolist() == [1]
+    assert torch.equal(record.after["o"].read()[:, 0], o)
+    assert_replays(tmp_path / "run.zarr")
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        {"sparse_topk_lens": None, "extra_sparse_topk_lens": ints(24, 5)},
+        {"sparse_topk_lens": ints(24, 5), "sparse_topk_lens_offset": 128},
+    ],
+)
+def test_a_table_of_its_own_on_sm100(lengths: dict[str, Any], tmp_path: Path) -> None:
+    """Backend cake: lengths count the 128 entries of the window, or an offset does."""
+    more = {"backend": "cake", "compressed_kv_cache": compressed(), "extra_sparse_indices": topk(2)}
+    arguments = given(pages(), 2, **more, **lengths)
+    o, record = recorded(tmp_path / "run.zarr", arguments)
+    assert_whole(record, arguments, [24, 5])
+    assert torch.equal(record.after["o"].read(), o)
+    assert_replays(tmp_path / "run.zarr")
+
+
+def test_compressed_keys_in_packed_pages_of_sm120(tmp_path: Path) -> None:
+    cache, other = pack_ds_mla(random(BLOCKS, SIZE, 512)), pack_ds_mla(random(60, 2, 512))
+    arguments = given(
+        cache.unsqueeze(2),
+        3,
+        query=random(3, HEADS, 512),
+        compressed_kv_cache=other.unsqueeze(2),
+        sparse_topk_lens=None,
+        seq_lens=None,
+        swa_topk_lens=ints(128, 5, 0),
+        extra_sparse_indices=topk(3).unsqueeze(1),
+        extra_sparse_topk_lens=ints(24, 0, 0),
+        kv_layout="NHD",
+    )
+    o, record = recorded(tmp_path / "run.zarr", arguments)
+    assert_whole(record, arguments, [24, 0, 0])
+    assert "made_by_capture" not in record.info.dispatch
+    assert record.before["swa_lens"].read().tolist() == [128, 5, 0]
+    assert torch.equal(
+        record.before["extra_cache"].read(), other[list(record.info.pools["extra_cache"].rows)]
+    )
+    assert torch.equal(record.after["o"].read()[:, 0], o)
+    assert_replays(tmp_path / "run.zarr")
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_all_compressed_positions(direct: bool, tmp_path: Path) -> None:
+    """The HCA kernel: two queries of each of two requests, pages of compressed keys in order of position."""
+    cache, other = pages(E4M3), compressed(E4M3)
+    tables = ints(*[[*range(64)] for _ in range(4)]) % 60
+    window, topk_lens, window_lens = table(4), ints(130, 131, 128, 133), ints(20, 21, 128, 0)
+    query, sinks = random(2, 2, HEADS, 512).to(E4M3), torch.linspace(-1, 1, HEADS)
+    lens = ints(131, 133)
+    with capturing(tmp_path / "run.zarr") as counts:
+        if direct:
+            o = import_module("flashinfer.cute_dsl.attention").cute_dsl_hca_decode(
+                query, cache.reshape(-1, 512), other, None, window, tables, lens, topk_lens, window_lens,
+                512**-0.5, sinks=sinks,
+            )  # fmt: skip
+        else:
+            o = getattr(import_module("flashinfer.mla"), SPARSE_MLA)(
+                query, cache.unsqueeze(1), None, compressed_kv_cache=other.unsqueeze(1), bmm1_scale=512**-0.5,
+                sparse_topk_lens=topk_lens, sinks=sinks, swa_topk_lens=window_lens, backend="cute-dsl",
+                hca_swa_indices=window, hca_compressed_block_tables=tables, hca_seq_lens=lens,
+            )  # fmt: skip
+    assert (counts.records, counts.failures, counts.passed_over) == (1, 0, {})
+    (record,) = Store.open(tmp_path / "run.zarr").records
+    conventions = record.info.conventions
+    assert (conventions["extra_index_form"], conventions["masked_indices"]) == ("block_table", "legal")
+    assert record.info.dispatch["made_by_capture"] == ["extra_lens", "q", "inv_scale", "extra_inv_scale"]
+    assert record.before["cache"].meta.shape[1] == SIZE
+    assert record.before["swa_lens"].read().tolist() == [20, 21, 128, 0]
+    assert record.before["extra_lens"].read().tolist() == [2, 3, 0, 5]
+    assert torch.equal(record.before["extra_indices"].read().flatten(0, 1), tables)
+    assert torch.equal(record.after["o"].read(), o)
+    assert_replays(tmp_path / "run.zarr")
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_calls_that_the_operation_does_not_describe(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more, reason = REFUSED[case]
     core = import_module("flashinfer.mla._core")
-    monkeypatch.setattr(core, "_lengths", lambda *_: [])
-    monkeypatch.setattr(core, "_rows", lambda *_: None)
+    monkeypatch.setattr(core, "_attend", lambda call: torch.zeros(call.query.shape))
     _, counts = captured(tmp_path / "run.zarr", {**given(pages(), 2), **more})
     assert counts.records == 0
     ((found, calls),) = counts.passed_over.items()

@@ -16,6 +16,7 @@ import pytest
 
 from gdnbench.capture.adapters import fla_signatures, flash_mla, sglang_signatures, vllm_signatures
 from gdnbench.capture.adapters.flashinfer_signatures import (
+    HCA,
     KDA_SIGNATURES,
     PACKED_KDA,
     RECURRENT_KDA,
@@ -36,6 +37,7 @@ PACKAGES = {
     "flash_mla": ("GDNBENCH_FLASH_MLA", "sgl-flash-mla 1.0.0"),
 }
 SPARSE_MLA_FILE = "mla/_core.py"
+HCA_FILE = "cute_dsl/attention/wrappers/batch_hca.py"
 K3_OPS, GLM_OPS = "models/kimi_k3/nvidia/ops/third_party/kda", "models/glm5next/nvidia/ops/third_party/kda"
 SGLANG_KERNELS, SGLANG_FLA = "srt/layers/attention/linear/kernels", "kernels/ops/attention/fla"
 KDA_FILES = {
@@ -115,11 +117,9 @@ SIGNATURES = [
         flash_mla.FUNCTION,
         flash_mla.SIGNATURES.functions[flash_mla.FUNCTION].parameters,
     ),
-    (
-        "flashinfer",
-        SPARSE_MLA_FILE,
-        SPARSE_MLA,
-        SPARSE_MLA_SIGNATURES.functions[SPARSE_MLA].parameters,
+    *(
+        ("flashinfer", file, name, SPARSE_MLA_SIGNATURES.functions[name].parameters)
+        for file, name in ((SPARSE_MLA_FILE, SPARSE_MLA), (HCA_FILE, HCA))
     ),
 ]
 CALLERS = {
@@ -174,9 +174,10 @@ def test_every_function_of_kda_is_compared() -> None:
         assert set(known.needs.split()) <= known.names
 
 
-def test_the_stand_in_has_the_signature() -> None:
-    known = SPARSE_MLA_SIGNATURES.functions[SPARSE_MLA]
-    assert parameters(FOLDER / "flashinfer" / SPARSE_MLA_FILE, SPARSE_MLA) == known.parameters
+@pytest.mark.parametrize(("file", "name"), [(SPARSE_MLA_FILE, SPARSE_MLA), (HCA_FILE, HCA)])
+def test_the_stand_in_has_the_signature(file: str, name: str) -> None:
+    known = SPARSE_MLA_SIGNATURES.functions[name]
+    assert parameters(FOLDER / "flashinfer" / file, name) == known.parameters
     assert set(known.needs.split()) <= known.names
 
 

@@ -12,6 +12,7 @@ MTP = "gated_delta_rule_mtp"
 RECURRENT_KDA = "recurrent_kda"
 PACKED_KDA = "packed_kda_decode"
 SPARSE_MLA = "trtllm_batch_decode_sparse_mla_dsv4"
+HCA = "cute_dsl_hca_decode"
 
 _GATES = "A_log a dt_bias b"
 
@@ -94,8 +95,16 @@ SPARSE_MLA_SIGNATURES = Signatures(
             " kv_cache_format='fp8'",
             needs="query swa_kv_cache sparse_indices sparse_topk_lens seq_lens bmm1_scale bmm2_scale sinks"
             " cum_seq_lens_q",
-        )
+        ),
+        HCA: Signature(
+            "query, window_kv_cache, compressed_kv_cache, workspace_buffer, window_indices,"
+            " compressed_block_tables, hca_seq_lens, sparse_topk_lens, window_valid_lens, softmax_scale,"
+            " output_scale=1.0, sinks=None, out=None, is_causal=True, is_persistent=False",
+            needs="query window_kv_cache compressed_kv_cache window_indices compressed_block_tables"
+            " sparse_topk_lens window_valid_lens softmax_scale output_scale sinks",
+        ),
     },
 )
 """0.6.12 calls pages without room between alone; the packed pages of SM120 came by 0.6.14, backend by 0.6.18,
-pages that lie apart, outputs rotated back and other formats by 0.7.0."""
+pages that lie apart, outputs rotated back and other formats by 0.7.0. The HCA kernel was read in
+0.7.2.post1."""

@@ -1,33 +1,38 @@
-"""Adapter for FlashInfer's sparse attention of DeepSeek-V4: window-only calls, recorded as swa_decode.
+"""Adapter for FlashInfer's sparse attention of DeepSeek-V4: calls that attend to the window alone are
+recorded as swa_decode, those that attend to compressed keys too as v4_decode.
 
 vLLM's and SGLang's backends for SM100 and SM120 call `trtllm_batch_decode_sparse_mla_dsv4`, for decoding and
-for prefills: each query token is a row. The pool of the window is one of
+for prefills: each query token is a row. Either pool is one of
 
     bfloat16 [blocks, block_size, 512]    layout bfloat16
     e4m3 [blocks, block_size, 512]        layout per_token_scale, scales of 1 as the servers'; q is e4m3 too
     bytes [blocks, block_size, 584]       layout fp8_ds_mla (SM120)
 
-with an axis of size 1 for the head, before or behind `block_size`. What capture computes for the record is
-exact, and `dispatch.made_by_capture` names it:
+with an axis of size 1 for the head, before or behind `block_size`. On SM100 the compressed entries follow the
+128 of the window in one table, or have a table of their own (backend "cake"); on SM120 they have one. What
+capture computes for the record is exact, and `dispatch.made_by_capture` names it:
 
-    q             e4m3 values as bfloat16
-    inv_scale     ones
-    swa_indices   slots, where the caller gives storage rows of pages that lie apart
-    swa_lens      on SM100, min(seq_lens[b] - q_lens[b] + i + 1, 128) of query i of sequence b, and at least 0
+    q                          e4m3 values as bfloat16
+    inv_scale, extra_...       ones
+    swa_indices, extra_...     slots, where the caller gives storage rows of pages that lie apart
+    swa_lens                   on SM100, min(seq_lens[b] - q_lens[b] + i + 1, 128) of query i of sequence b,
+                               and at least 0
+    extra_lens                 on SM100, what sparse_topk_lens counts beyond 128
 
-Not recorded: calls that attend to compressed keys, and other page formats. A call that rotates its outputs
-back and quantises them is recorded without o.
+`flashinfer_hca` has calls of the HCA kernel. Not recorded: other page formats. A call that rotates its
+outputs back and quantises them is recorded without o.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import Finish, NotCaptured, Observation, Seen, Target
-from gdnbench.capture.adapters.flashinfer_signatures import SPARSE_MLA, SPARSE_MLA_SIGNATURES
+from gdnbench.capture.adapters.flashinfer_hca import OWN_SCALE, ROWS, hca_observation
+from gdnbench.capture.adapters.flashinfer_signatures import HCA, SPARSE_MLA, SPARSE_MLA_SIGNATURES
 from gdnbench.capture.adapters.parallel import parallel_ranks
 from gdnbench.capture.adapters.serving_decode import (
     BESIDE,
@@ -35,20 +40,28 @@ from gdnbench.capture.adapters.serving_decode import (
     finish_with_metadata,
     metadata_tensors,
 )
-from gdnbench.capture.adapters.serving_flash_mla import ROW_BYTES, WIDE
+from gdnbench.capture.adapters.serving_flash_mla import OPERATIONS, ROW_BYTES, WIDE
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
 from gdnbench.capture.adapters.slots import PADDING
+from gdnbench.capture.adapters.v4_calls import (
+    Segment,
+    followed_by,
+    unit_scales,
+    v4_observation,
+    v4_outputs,
+)
 from gdnbench.capture.adapters.vllm_steps import part_of_window, window_step
 from gdnbench.capture.parts import Part
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from gdnbench.capture.adapters.paged import Paged
 
 MODULES = ("flashinfer.mla._core", "flashinfer.mla", "flashinfer.decode")
 NAMES = (SPARSE_MLA, "batch_decode_sparse_mla_dsv4")
+HCA_PACKAGE = "flashinfer.cute_dsl.attention"
+HCA_MODULES = (f"{HCA_PACKAGE}.wrappers.batch_hca", f"{HCA_PACKAGE}.wrappers", HCA_PACKAGE)
 LAYERS = tuple(
     Target(f"vllm.models.{model}.nvidia.flashinfer_sparse", f"{layer}.forward_mqa")
     for model in ("deepseek_v4", "deepseek_v41")
@@ -58,21 +71,27 @@ WINDOW = 128
 """Columns of the window in a table of SM100; those of compressed keys follow."""
 NOT_RECORDED = "o, which the kernel rotates back and quantises"
 LENGTHS = "sparse_topk_lens"
-COMPRESSED = "layers of DeepSeek-V4 that attend to compressed keys too; swa_decode has none"
+NO_LENGTHS = "the call is given no lengths of its sequences (seq_lens, sparse_topk_lens)"
 
 
 @dataclass(frozen=True, slots=True)
 class FlashinferSparseMlaAdapter:
     framework: str = "flashinfer"
     callers: tuple[str, ...] = ("vllm", "sglang")
-    targets: tuple[Target, ...] = tuple(Target(module, name) for module in MODULES for name in NAMES)
+    targets: tuple[Target, ...] = (
+        *(Target(module, name) for module in MODULES for name in NAMES),
+        *(Target(module, HCA) for module in HCA_MODULES),
+    )
     scopes: tuple[Target, ...] = (*LAYERS, Target("sglang.srt.models.deepseek_v4", "MQALayer.forward"))
     signatures: Signatures = field(
         default_factory=SPARSE_MLA_SIGNATURES.copy_unchecked, compare=False, repr=False
     )
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
-        self.signatures.check(SPARSE_MLA, arguments)
+        direct = target.function == HCA
+        self.signatures.check(HCA if direct else SPARSE_MLA, arguments)
+        if direct or arguments.get("hca_swa_indices") is not None:
+            return hca_observation(arguments, direct=direct)
         packed = _refuse(arguments)
         layout, made = ("fp8_ds_mla", {}) if packed else _made(arguments)
         indices = _by_row(arguments["sparse_indices"])
@@ -85,7 +104,12 @@ class FlashinferSparseMlaAdapter:
             "scale": float(arguments["bmm1_scale"]),
             **made,
         }
-        seen = _table(layout).before(target, inputs, layer)
+        extra, made_extra = _extra(arguments, layout)
+        if extra is None:
+            seen = _table(layout).before(target, inputs, layer)
+        else:
+            seen = _whole(inputs, layout, extra)
+        names = [*made, *made_extra]
         callers = {"q": arguments["query"], "swa_indices": arguments["sparse_indices"]}
         return replace(
             seen,
@@ -98,25 +122,28 @@ class FlashinferSparseMlaAdapter:
                 **seen.dispatch,
                 "path": "decode",
                 "backend": f"flashinfer {arguments.get('backend', 'auto')}",
-                **({"made_by_capture": list(made)} if made else {}),
+                **({"made_by_capture": names} if names else {}),
                 **({"not_recorded": NOT_RECORDED} if _rotates(arguments) else {}),
             },
-            finish=_refuse_wide,
+            finish=_refuse_wide if extra is None else followed_by(seen.finish, _FINISH),
             part=_part(arguments, len(indices), layer),
         )
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
         if _rotates(arguments):
             return {}
-        rows = len(_by_row(arguments["sparse_indices"]))
-        return _table("bfloat16").after(seen, {}, _by_row(result, 2)[:rows])  # o is of every layout
+        shape = seen.tensors["q"].shape
+        assert shape is not None
+        if seen.op == "v4_decode":
+            return v4_outputs(seen, _by_row(result, 2)[: shape[0] * shape[1]])
+        return _table("bfloat16").after(seen, {}, _by_row(result, 2)[: shape[0]])  # o is of every layout
 
     def operations(self, target: Target) -> tuple[str, ...]:
-        return ("swa_decode",)
+        return ("v4_decode",) if target.function == HCA else OPERATIONS
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
-        if function.__name__ == SPARSE_MLA:
-            self.signatures.compare_function(SPARSE_MLA, function)
+        if function.__name__ in (SPARSE_MLA, HCA):
+            self.signatures.compare_function(function.__name__, function)
         return qualified_name(function)
 
     def parallel(self) -> Mapping[str, tuple[int, int]]:
@@ -156,38 +183,44 @@ def _table(layout: str) -> Paged:
 
 
 def _refuse(arguments: Mapping[str, Any]) -> bool:
-    """NotCaptured for a call that swa_decode does not describe; else whether the pool is of packed bytes
+    """NotCaptured for a call that neither operation describes; else whether the pools are of packed bytes
     (SM120)."""
     from gdnbench_kernels.swa_decode.sizes import HEAD_DIM
 
     query, cache, indices = (arguments[name] for name in ("query", "swa_kv_cache", "sparse_indices"))
     scales = [arguments[name] for name in ("bmm1_scale", "bmm2_scale")]
-    if indices is None or arguments.get("extra_sparse_indices") is not None:
-        raise NotCaptured(COMPRESSED)
+    if indices is None:
+        raise NotCaptured("a call without indices of its window, which no backend takes")
     if arguments.get("kv_cache_format", "fp8") != "fp8":
         raise NotCaptured(
-            "pages of NVFP4 or of DeepSeek-V4.1 (kv_cache_format), which swa_decode does not have"
+            "pages of NVFP4 or of DeepSeek-V4.1 (kv_cache_format), which the operations do not have"
         )
     if not all(isinstance(scale, float | int) for scale in scales):
         raise NotCaptured(
             "scales that are tensors (bmm1_scale, bmm2_scale), where the operation has a number"
         )
     if scales[1] != 1:
-        raise NotCaptured("values with a scale of their own (bmm2_scale), which swa_decode does not have")
-    if arguments.get("sparse_topk_lens_offset", 0):
-        raise NotCaptured("lengths with an offset (sparse_topk_lens_offset), which capture does not apply")
+        raise NotCaptured(OWN_SCALE)
+    other = _compressed_pool(arguments)
+    pools = [cache] if other is None else [cache, other]
     packed = cache.shape[-1] == ROW_BYTES
-    if packed:
-        if indices.shape[-1] > WINDOW:
-            raise NotCaptured(WIDE)
-        return True
-    if cache.shape[-1] != HEAD_DIM or cache.dtype != query.dtype:
-        raise NotCaptured(
-            "rows of another format than the 584 bytes of DeepSeek-V4 or 512 values of q's dtype"
-        )
-    if indices.shape[-1] > WINDOW and not _same_pool(cache, arguments.get("compressed_kv_cache")):
-        raise NotCaptured(COMPRESSED)
-    return False
+    if packed and indices.shape[-1] > WINDOW:
+        raise NotCaptured(WIDE)
+    for pool in pools:
+        plain = pool.shape[-1] == HEAD_DIM and pool.dtype == query.dtype
+        if not (pool.shape[-1] == ROW_BYTES if packed else plain):
+            raise NotCaptured(ROWS)
+    return bool(packed)
+
+
+def _compressed_pool(arguments: Mapping[str, Any]) -> Tensor | None:
+    """The pool of compressed keys that the call attends to."""
+    cache, other = arguments["swa_kv_cache"], arguments.get("compressed_kv_cache")
+    if arguments.get("extra_sparse_indices") is not None:
+        pool: Tensor | None = other
+        return pool
+    wide = cache.shape[-1] != ROW_BYTES and arguments["sparse_indices"].shape[-1] > WINDOW
+    return other if wide and not _same_pool(cache, other) else None
 
 
 def _same_pool(cache: Tensor, other: Tensor | None) -> bool:
@@ -218,8 +251,56 @@ def _made(arguments: Mapping[str, Any]) -> tuple[str, dict[str, Tensor]]:
     return "per_token_scale", {
         **_window(arguments, pages, indices),
         "q": q.to(torch.bfloat16),
-        "inv_scale": _ones(pages.shape[:2].numel(), cache.device),
+        "inv_scale": unit_scales(pages),
     }
+
+
+def _total(arguments: Mapping[str, Any]) -> Tensor:
+    """int64 [T] of a call on SM100: how many entries of both segments count, the 128 of the window
+    included."""
+    lengths, offset = arguments.get(LENGTHS), arguments.get("sparse_topk_lens_offset", 0)
+    if lengths is None:
+        lengths, offset = arguments.get("extra_sparse_topk_lens"), offset + WINDOW
+    if lengths is None:
+        raise NotCaptured(NO_LENGTHS)
+    total: Tensor = (lengths.long() + offset).clamp(min=0)
+    return total
+
+
+def _extra(arguments: Mapping[str, Any], layout: str) -> tuple[Segment | None, list[str]]:
+    """The segment of compressed keys, and what capture made of it; None for a call that attends to the window
+    alone."""
+    from gdnbench.capture.adapters.paged import paged_view
+
+    pool, apart = _compressed_pool(arguments), arguments.get("extra_sparse_indices")
+    if pool is None:
+        return None, []
+    table = _by_row(arguments["sparse_indices"])[:, WINDOW:] if apart is None else _by_row(apart)
+    if layout == "fp8_ds_mla":
+        lens = arguments.get("extra_sparse_topk_lens")
+        if lens is None:
+            raise NotCaptured("compressed entries without lengths (extra_sparse_topk_lens)")
+        return Segment(pool, table, lens, layout), []
+    lens = (_total(arguments)[: len(table)] - WINDOW).clamp(0, table.shape[-1]).int()
+    made, pages = ["extra_lens"], paged_view(pool, layout, None)
+    slots, scales = _slots(arguments, pages, table), None
+    if slots is not None:
+        table = slots
+        made.append("extra_indices")
+    if layout == "per_token_scale":
+        scales = unit_scales(pages)
+        made.append("extra_inv_scale")
+    return Segment(pages, table, lens, layout, scales), made
+
+
+def _whole(inputs: Mapping[str, Any], layout: str, extra: Segment) -> Observation:
+    """A call of v4_decode: each row is a request of its own."""
+    window = Segment(
+        inputs["cache"], inputs["swa_indices"], inputs["swa_lens"], layout, inputs.get("inv_scale")
+    )
+    return v4_observation(
+        q=inputs["q"], window=window, extra=extra, attn_sink=inputs["attn_sink"], scale=inputs["scale"]
+    )
 
 
 def _window(arguments: Mapping[str, Any], pages: Tensor, indices: Tensor) -> dict[str, Tensor]:
@@ -231,9 +312,9 @@ def _window(arguments: Mapping[str, Any], pages: Tensor, indices: Tensor) -> dic
     """
     import torch
 
-    lengths, seq_lens, offsets = (arguments.get(name) for name in (LENGTHS, "seq_lens", "cum_seq_lens_q"))
-    if lengths is None or seq_lens is None:
-        raise NotCaptured("the call is given no lengths of its sequences (seq_lens, sparse_topk_lens)")
+    seq_lens, offsets = (arguments.get(name) for name in ("seq_lens", "cum_seq_lens_q"))
+    if seq_lens is None:
+        raise NotCaptured(NO_LENGTHS)
     sequences = len(seq_lens) if offsets is None else min(len(seq_lens), len(offsets) - 1)
     if sequences < 1:
         raise NotCaptured(NO_TOKENS)
@@ -249,28 +330,23 @@ def _window(arguments: Mapping[str, Any], pages: Tensor, indices: Tensor) -> dic
         # A row outside all sequences is not computed.
         inside = (row >= bounds[0]) & (row <= last)
         allowed = (seq_lens.long()[sequence] - (last - row)).where(inside, 0)
-    total = lengths[: len(indices)].long().clamp(min=0)
-    found = {"swa_lens": allowed.clamp(0, WINDOW).minimum(total).int()}
+    found = {"swa_lens": allowed.clamp(0, WINDOW).minimum(_total(arguments)[: len(indices)]).int()}
+    slots = _slots(arguments, pages, indices)
+    return found if slots is None else {**found, "swa_indices": slots}
+
+
+def _slots(arguments: Mapping[str, Any], pages: Tensor, indices: Tensor) -> Tensor | None:
+    """The slots of `pages` [blocks, block_size, 512] that `indices` name; None if they are slots."""
     size, page, token = pages.shape[1], pages.stride(0), pages.stride(1)
     if page == size * token:
-        return found
+        return None
     given = arguments.get("sparse_indices_are_storage_offsets")
     if given is None or page % token:
         raise NotCaptured("pages that lie apart, and whether indices count the room between is not said")
-    if given:
-        slots = indices // (page // token) * size + indices % (page // token)
-        found["swa_indices"] = slots.where(indices >= 0, PADDING).int()
-    return found
-
-
-@lru_cache(maxsize=16)  # a process has a few pools
-def _ones(slots: int, device: torch.device) -> Tensor:
-    """float32 [slots] of 1."""
-    import torch
-
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise NotCaptured("a call over e4m3 pages came first in a CUDA graph; warm it up before")
-    return torch.ones(slots, device=device)
+    if not given:
+        return None
+    slots = indices // (page // token) * size + indices % (page // token)
+    return slots.where(indices >= 0, PADDING).int()
 
 
 def _metadata(arguments: Mapping[str, Any]) -> dict[str, Tensor | None]:

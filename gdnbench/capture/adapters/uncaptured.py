@@ -15,7 +15,7 @@ from functools import cached_property
 
 GDN = ("gdn_prefill", "gdn_decode")
 KDA = ("kda_prefill", "kda_decode")
-SWA = ("swa_decode",)
+SWA = ("swa_decode", "v4_decode")
 
 QUERIES_BEFORE_ROPE = (
     "takes queries before rope, in an order of its own, and returns FP8 outputs rotated back;"

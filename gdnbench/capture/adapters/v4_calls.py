@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import Finish, NotCaptured, Observation, Seen
 from gdnbench.capture.adapters.contract_forms import check_forms
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 LONG = "more than 2048 compressed positions as slots, which v4_decode does not have"
@@ -104,6 +106,20 @@ def _segment(segment: Segment, names: tuple[str, str, str, str], q: tuple[int, .
     if segment.inv_scale is not None:
         found[inv_scale] = Seen(segment.inv_scale.detach())
     return found
+
+
+def unit_scales(pages: Tensor) -> Tensor:
+    """float32 [slots] of 1: the scales of pages [blocks, block_size, ...] of e4m3 values that have none."""
+    return _ones(pages.shape[:2].numel(), pages.device)
+
+
+@lru_cache(maxsize=16)  # a process has a few pools
+def _ones(slots: int, device: torch.device) -> Tensor:
+    import torch
+
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise NotCaptured("a call over e4m3 pages came first in a CUDA graph; warm it up before")
+    return torch.ones(slots, device=device)
 
 
 def v4_outputs(seen: Observation, o: Tensor, lse: Tensor | None = None) -> dict[str, Seen]:

@@ -1,0 +1,1 @@
+from .batch_hca import cute_dsl_hca_decode as cute_dsl_hca_decode
