@@ -9,7 +9,8 @@ from pathlib import Path
 
 def parameters(file: Path, name: str) -> str:
     """Of a function, or a method of a class, as the tables write them: no annotations, no `**kwargs`."""
-    body = ast.parse(file.read_text()).body
+    top = ast.parse(file.read_text()).body
+    body = [inner for node in top for inner in (node.body if isinstance(node, ast.Try) else [node])]
     holder, _, name = name.rpartition(".")
     if holder:
         (kind,) = (node for node in body if isinstance(node, ast.ClassDef) and node.name == holder)

@@ -14,7 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from gdnbench.capture.adapters import fla_signatures, flash_mla, sglang_signatures, vllm_signatures
+from gdnbench.capture.adapters import (
+    deep_gemm,
+    fla_signatures,
+    flash_mla,
+    sglang_indexer,
+    sglang_signatures,
+    vllm_indexer,
+    vllm_signatures,
+)
 from gdnbench.capture.adapters.flashinfer_signatures import (
     HCA,
     KDA_SIGNATURES,
@@ -35,7 +43,33 @@ PACKAGES = {
     "flashinfer": ("GDNBENCH_THIRD_PARTY", "flashinfer-python 0.7.2.post1"),
     "fla": ("GDNBENCH_FLA", "fla-core 0.6.0"),
     "flash_mla": ("GDNBENCH_FLASH_MLA", "sgl-flash-mla 1.0.0"),
+    "deep_gemm": ("GDNBENCH_DEEP_GEMM", "sgl-deep-gemm 0.2.5"),
+    "deep_gemm_sglang": ("GDNBENCH_DEEP_GEMM_SGLANG", "sgl-deep-gemm 0.2.3.post2"),
 }
+INDEXER_TOPK, SGLANG_INDEXER = (
+    "model_executor/layers/indexer_topk.py",
+    "srt/layers/attention/dsv4/indexer.py",
+)
+INDEXERS = [
+    ("deep_gemm_sglang", "__init__.py", deep_gemm, (deep_gemm.PAGED, deep_gemm.PACKED)),
+    ("deep_gemm", "__init__.py", deep_gemm, (deep_gemm.PAGED_FP4, deep_gemm.PACKED_FP4)),
+    ("sglang", SGLANG_INDEXER, deep_gemm, (deep_gemm.TORCH,)),
+    ("vllm", INDEXER_TOPK, vllm_indexer, (vllm_indexer.FORWARD,)),
+    ("vllm", "_custom_ops.py", vllm_indexer, (vllm_indexer.DECODE, vllm_indexer.PREFILL)),
+    (
+        "sglang",
+        "kernels/ops/attention/dsv4/topk.py",
+        sglang_indexer,
+        (sglang_indexer.PAGED, sglang_indexer.PAGED_V2),
+    ),
+    (
+        "sglang",
+        SGLANG_INDEXER,
+        sglang_indexer,
+        (sglang_indexer.TORCH, *sglang_indexer.FLASHINFER, sglang_indexer.BFLOAT16),
+    ),
+]
+"""Functions of indexers by package and file, and the adapter that knows them."""
 SPARSE_MLA_FILE = "mla/_core.py"
 HCA_FILE = "cute_dsl/attention/wrappers/batch_hca.py"
 K3_OPS, GLM_OPS = "models/kimi_k3/nvidia/ops/third_party/kda", "models/glm5next/nvidia/ops/third_party/kda"
@@ -105,6 +139,11 @@ SIGNATURES = [
         for name, file in test_sglang_itself.FILES.items()
     ),
     *((package, file, name, known.parameters) for package, file, name, known in KDA),
+    *(
+        (package, file, name, adapter.SIGNATURES.functions[name].parameters)
+        for package, file, adapter, names in INDEXERS
+        for name in names
+    ),
     (
         "vllm",
         "third_party/flashmla/flash_mla_interface.py",
@@ -135,7 +174,7 @@ CALLERS = {
 
 def source(package: str) -> Path:
     variable, release = PACKAGES[package]
-    folder = Path(os.environ.get(variable, os.devnull)) / package
+    folder = Path(os.environ.get(variable, os.devnull)) / package.removesuffix("_sglang")
     if not folder.is_dir():
         pytest.skip(f"{variable} names no folder that has {release}")
     return folder
@@ -155,6 +194,22 @@ def test_signatures(package: str, file: str, name: str, known: str) -> None:
     """Where a release that changed a signature fails this, read the adapter against it, then bring up the
     table and its date."""
     assert parameters(source(package) / file, name) == known
+
+
+@pytest.mark.slow  # of packages that tests do not install
+@pytest.mark.parametrize("name", [deep_gemm.PAGED_FP4, deep_gemm.PACKED_FP4])
+def test_what_vllm_calls_the_parameters_of_deep_gemm(name: str) -> None:
+    given = {
+        one.partition("=")[0] for one in parameters(source("vllm") / "utils/deep_gemm.py", name).split(", ")
+    }
+    assert given <= deep_gemm.SIGNATURES.functions[name].names
+
+
+@pytest.mark.slow  # of packages that tests do not install
+def test_the_layer_of_the_indexer() -> None:
+    layer, method = deep_gemm.INDEXER.function.split(".")
+    path = source("vllm").parent / f"{deep_gemm.INDEXER.module.replace('.', '/')}.py"
+    assert method in test_vllm_itself.methods_of(path, layer)
 
 
 def test_every_function_of_kda_is_compared() -> None:

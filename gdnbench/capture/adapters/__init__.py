@@ -7,6 +7,7 @@ import importlib.metadata
 from fnmatch import fnmatchcase
 
 from gdnbench.capture.adapter import Adapter, Target
+from gdnbench.capture.adapters.deep_gemm import DeepGemmAdapter
 from gdnbench.capture.adapters.deepseek_v4 import DeepseekV4Adapter
 from gdnbench.capture.adapters.fla import FlaAdapter
 from gdnbench.capture.adapters.flash_mla import FlashMlaAdapter
@@ -14,10 +15,12 @@ from gdnbench.capture.adapters.flashinfer import FlashinferAdapter
 from gdnbench.capture.adapters.flashinfer_sparse_mla import FlashinferSparseMlaAdapter
 from gdnbench.capture.adapters.sglang import SglangAdapter
 from gdnbench.capture.adapters.sglang_deepseek_v4 import SglangDeepseekV4Adapter
+from gdnbench.capture.adapters.sglang_indexer import SglangIndexerAdapter
 from gdnbench.capture.adapters.transformers import ADAPTER as TRANSFORMERS
 from gdnbench.capture.adapters.uncaptured import UNCAPTURED, UncapturedFunctions
 from gdnbench.capture.adapters.vllm import VllmAdapter
 from gdnbench.capture.adapters.vllm_deepseek_v4 import VllmDeepseekV4Adapter
+from gdnbench.capture.adapters.vllm_indexer import VllmIndexerAdapter
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.steps import steps_of
 from gdnbench.errors import BadInputError
@@ -36,12 +39,15 @@ def load_adapters(options: CaptureOptions | None = None) -> tuple[list[Adapter],
         DeepseekV4Adapter(options.cache_layout, options.block_size),
         FlaAdapter(),
         FlashMlaAdapter(),
+        DeepGemmAdapter(),
         FlashinferAdapter(),
         FlashinferSparseMlaAdapter(),
         VllmAdapter(),
         VllmDeepseekV4Adapter(),
+        VllmIndexerAdapter(),
         SglangAdapter(),
         SglangDeepseekV4Adapter(),
+        SglangIndexerAdapter(),
     ]
     for path in options.table:
         from gdnbench.capture.adapter_config import read_tables

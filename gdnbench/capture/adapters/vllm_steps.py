@@ -234,8 +234,12 @@ def part_of_window(
 def window_step(layer: object | None) -> Any:
     """The metadata of the running step for the window of an attention layer of vLLM; None if there is
     none."""
-    prefix = getattr(getattr(layer, "swa_cache_layer", None), "prefix", None)
-    context = sys.modules.get("vllm.forward_context")
+    return step_of_cache(getattr(layer, "swa_cache_layer", None))
+
+
+def step_of_cache(cache: object | None) -> Any:
+    """The metadata of the running step for a cache of vLLM, by its `prefix`; None if there is none."""
+    prefix, context = getattr(cache, "prefix", None), sys.modules.get("vllm.forward_context")
     if prefix is None or context is None:
         return None
     try:

@@ -1,0 +1,4 @@
+"""Kernels of DeepSeek-V4."""
+
+from .topk import topk_transform_paged as topk_transform_paged
+from .topk import topk_transform_paged_v2 as topk_transform_paged_v2
