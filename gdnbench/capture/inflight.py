@@ -319,9 +319,11 @@ def pool_names(contract: Operation, observation: Observation) -> list[str]:
 
 
 def as_call(observation: Observation) -> Call:
+    """The tensors of the operation; an adapter may have others beside them, whose names have a dot."""
     tensors = {
         name: seen.tensor if seen.shape is None else seen.tensor.reshape(seen.shape)
         for name, seen in observation.tensors.items()
+        if "." not in name
     }
     return Call(tensors, observation.scalars, observation.conventions)
 

@@ -88,10 +88,9 @@ def _settled(record: PendingRecord) -> dict[str, Tensor]:
     """The inputs, with index tensors as they will be stored: an engine's null slot becomes padding."""
     given = {name: copied.data for name, copied in record.before.items()}
     finish = record.observation.finish
-    if finish is None:
-        return given
-    finished, _ = finish(dict(given))
-    return given | {name: data for name, data in finished.items() if not data.is_floating_point()}
+    finished = given if finish is None else finish(dict(given))[0]
+    settled = given | {name: data for name, data in finished.items() if not data.is_floating_point()}
+    return {name: data for name, data in settled.items() if "." not in name}  # without an adapter's others
 
 
 def _raised(op: str, some: Mapping[str, Copied]) -> bool:

@@ -20,6 +20,7 @@ from gdnbench.capture.adapters import (
     flash_mla,
     sglang_indexer,
     sglang_signatures,
+    vllm_compressor,
     vllm_indexer,
     vllm_signatures,
 )
@@ -55,6 +56,7 @@ INDEXERS = [
     ("deep_gemm", "__init__.py", deep_gemm, (deep_gemm.PAGED_FP4, deep_gemm.PACKED_FP4)),
     ("sglang", SGLANG_INDEXER, deep_gemm, (deep_gemm.TORCH,)),
     ("vllm", INDEXER_TOPK, vllm_indexer, (vllm_indexer.FORWARD,)),
+    ("vllm", "models/deepseek_v4/compressor.py", vllm_compressor, (vllm_compressor.FORWARD,)),
     ("vllm", "_custom_ops.py", vllm_indexer, (vllm_indexer.DECODE, vllm_indexer.PREFILL)),
     (
         "sglang",
@@ -69,7 +71,7 @@ INDEXERS = [
         (sglang_indexer.TORCH, *sglang_indexer.FLASHINFER, sglang_indexer.BFLOAT16),
     ),
 ]
-"""Functions of indexers by package and file, and the adapter that knows them."""
+"""Functions of indexers and compressors by package and file, and the adapter that knows them."""
 SPARSE_MLA_FILE = "mla/_core.py"
 HCA_FILE = "cute_dsl/attention/wrappers/batch_hca.py"
 K3_OPS, GLM_OPS = "models/kimi_k3/nvidia/ops/third_party/kda", "models/glm5next/nvidia/ops/third_party/kda"

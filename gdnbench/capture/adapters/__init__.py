@@ -19,6 +19,7 @@ from gdnbench.capture.adapters.sglang_indexer import SglangIndexerAdapter
 from gdnbench.capture.adapters.transformers import ADAPTER as TRANSFORMERS
 from gdnbench.capture.adapters.uncaptured import UNCAPTURED, UncapturedFunctions
 from gdnbench.capture.adapters.vllm import VllmAdapter
+from gdnbench.capture.adapters.vllm_compressor import VllmCompressorAdapter
 from gdnbench.capture.adapters.vllm_deepseek_v4 import VllmDeepseekV4Adapter
 from gdnbench.capture.adapters.vllm_indexer import VllmIndexerAdapter
 from gdnbench.capture.options import CaptureOptions
@@ -45,6 +46,7 @@ def load_adapters(options: CaptureOptions | None = None) -> tuple[list[Adapter],
         VllmAdapter(),
         VllmDeepseekV4Adapter(),
         VllmIndexerAdapter(),
+        VllmCompressorAdapter(),
         SglangAdapter(),
         SglangDeepseekV4Adapter(),
         SglangIndexerAdapter(),

@@ -14,16 +14,22 @@ from gdnbench.capture.adapter import Seen
 if TYPE_CHECKING:
     import torch
 
+    from gdnbench_kernels.contract import Scalar
+
 Form = tuple[str, tuple[int, ...], tuple[int, ...], "torch.dtype"]
 
 
 def check_forms(
-    op: str, seen: Mapping[str, Seen], conventions: Mapping[str, str], zeros: tuple[str, ...]
+    op: str,
+    seen: Mapping[str, Seen],
+    conventions: Mapping[str, str],
+    zeros: tuple[str, ...],
+    scalars: tuple[tuple[str, Scalar], ...] = (),
 ) -> None:
     """ContractError for shapes, strides or dtypes that violate the contract of `op`. `zeros`: lengths and
-    indices, which are taken as zeros."""
+    indices, which are taken as zeros. `scalars`: those that shapes depend on."""
     forms = tuple((name, *_form(one)) for name, one in seen.items())
-    _check(op, forms, tuple(conventions.items()), zeros)
+    _check(op, forms, tuple(conventions.items()), zeros, scalars)
 
 
 def _form(seen: Seen) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
@@ -34,7 +40,11 @@ def _form(seen: Seen) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
 
 @lru_cache(maxsize=256)  # a layer's calls repeat their shapes from step to step
 def _check(
-    op: str, forms: tuple[Form, ...], conventions: tuple[tuple[str, str], ...], zeros: tuple[str, ...]
+    op: str,
+    forms: tuple[Form, ...],
+    conventions: tuple[tuple[str, str], ...],
+    zeros: tuple[str, ...],
+    scalars: tuple[tuple[str, Scalar], ...],
 ) -> None:
     import torch
 
@@ -49,4 +59,4 @@ def _check(
             tensors[name] = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
         else:
             tensors[name] = torch.empty(shape, dtype=dtype, device="meta")
-    operation(op).validate(Call(tensors, {}, dict(conventions)))
+    operation(op).validate(Call(tensors, dict(scalars), dict(conventions)))
