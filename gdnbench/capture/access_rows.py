@@ -226,9 +226,11 @@ def _accesses(record: DigestRecord, contract: Operation) -> tuple[Accesses, ...]
     if contract.accesses is None or record.info.status is not Status.COMPLETE:
         return ()
     try:
-        return contract.accesses(record.call())
+        found = contract.accesses(record.call())
     except OnlyPadding:
         return ()
+    # A selection of 512 rows a query would be most of a log: they are followed in records alone.
+    return tuple(one for one in found if not one.compressed)
 
 
 def _part(

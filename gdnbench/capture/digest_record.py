@@ -33,7 +33,8 @@ from gdnbench.lineage.call_rows import RowForm
 from gdnbench.ops import operation
 from gdnbench_kernels.contract import Call, Operation, Role, TensorSpec
 
-PAGE_AXES = ("block_size", "extra_block_size")
+COMPRESSED = "extra_block_size"
+PAGE_AXES = ("block_size", COMPRESSED)
 """Pools with one of these axes have pages; their index tensors have numbers of tokens, not of pages."""
 
 
@@ -123,7 +124,12 @@ def reduced(observation: Observation, sample: int) -> Observation:
 def _state_names(op: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     """The tensors whose rows a call reads, those whose rows it leaves, and all pools."""
     contract = operation(op)
-    pools = [spec for spec in contract.tensors if spec.pool_index is not None and len(spec.axes) > 1]
+    pools = [
+        spec
+        for spec in contract.tensors
+        # The log leaves out rows of a selection (`Accesses.compressed`).
+        if spec.pool_index is not None and len(spec.axes) > 1 and COMPRESSED not in spec.axes
+    ]
     before = {spec.name for spec in pools}
     after = {spec.name for spec in pools if spec.role is Role.MUTATED}
     if contract.carries is not None:

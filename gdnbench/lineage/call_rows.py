@@ -78,12 +78,24 @@ def call_rows(
     flags[np.isin(sequence, list(claims.padding))] |= np.uint8(AccessFlag.PADDING)
     if accesses.window:
         flags |= np.uint8(AccessFlag.WINDOW)
+    if accesses.compressed:
+        flags |= np.uint8(AccessFlag.COMPRESSED)
+        flags[_entries_of_query(sequence, offset) < accesses.compressed] |= np.uint8(AccessFlag.ALL)
     if accesses.recent:
         flags |= np.uint8(AccessFlag.RECENT)
     if not is_read and operation.decodes:
         flags[offset > 1] |= np.uint8(AccessFlag.DRAFT)
     rows["flags"] = flags
     return rows
+
+
+def _entries_of_query(sequence: Numbers, query: Numbers) -> Numbers:
+    """Of each read, how many reads its query has: int64 [n]."""
+    _, number, count = np.unique(
+        np.stack([sequence, query], axis=1), axis=0, return_inverse=True, return_counts=True
+    )
+    found: Numbers = count[number.reshape(-1)]
+    return found
 
 
 def _flags_of_call(operation: Operation) -> AccessFlag:

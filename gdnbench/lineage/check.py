@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from gdnbench.errors import BadInputError, StoreError
+from gdnbench.lineage.compressed import check_compressed
 from gdnbench.lineage.detect import ChainResult, check_states
 from gdnbench.lineage.finding import Unknown
 from gdnbench.lineage.from_log import logged_processes, tables_of_logs
@@ -84,6 +85,8 @@ def check_table(table: AccessTable, store: Store) -> ProcessResult:
 
 def check_chain(chain: Chain, explain: bool = False) -> ChainResult:
     """Check one chain; with `explain` the result has the verdict of each read."""
+    if chain.is_compressed:
+        return check_compressed(chain, explain)
     return check_window(chain, explain) if chain.is_window else check_states(chain, explain)
 
 

@@ -89,6 +89,11 @@ class Chain:
         """Whether its reads are of tokens' rows."""
         return bool((self.rows["flags"] & AccessFlag.WINDOW).any())
 
+    @property
+    def is_compressed(self) -> bool:
+        """Whether its reads are of rows of several tokens."""
+        return bool((self.rows["flags"] & AccessFlag.COMPRESSED).any())
+
 
 @dataclass(frozen=True, slots=True)
 class AccessTable:

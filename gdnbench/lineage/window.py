@@ -25,13 +25,13 @@ from gdnbench.lineage.finding import Break, Finding, Unknown
 from gdnbench.lineage.table import Chain, Numbers, Rows, access_of
 from gdnbench.store.access_log import AccessFlag
 
-_COMMON_SHARE = 20
+COMMON_SHARE = 20
 """If one in so many contents came to several slots for several positions, rows do not depend on the position,
 as in the first layer of a model without positional encoding: there each token has its row."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Queries:
+class Queries:
     """The calls of one request: steps ascending, and the first and last position of its queries in each."""
 
     steps: Numbers
@@ -45,7 +45,7 @@ def check_window(chain: Chain, explain: bool = False) -> ChainResult:
     if reads is None:
         return result
     rows = chain.rows
-    places, reasons = _usable(rows, reads, result)
+    places, reasons = usable_reads(rows, reads, result)
     check = _WindowCheck(chain, rows[places])
     verdicts = check.verdicts()
     result.right = int((verdicts == _RIGHT).sum())
@@ -63,7 +63,7 @@ def check_window(chain: Chain, explain: bool = False) -> ChainResult:
     return result
 
 
-def _usable(rows: Rows, reads: Numbers, result: ChainResult) -> tuple[Numbers, dict[int, str]]:
+def usable_reads(rows: Rows, reads: Numbers, result: ChainResult) -> tuple[Numbers, dict[int, str]]:
     """The reads whose request, position and content are known; why the others are not, by place."""
     of_reads = rows[reads]
     left = np.ones(len(reads), dtype=np.bool_)
@@ -91,7 +91,7 @@ class _WindowCheck:
     def __init__(self, chain: Chain, rows: Rows) -> None:
         self._chain, self._rows = chain, rows
         self._continuity = Continuity(chain)
-        self._queries = dict(_queries(rows))
+        self._queries = dict(queries_of(rows))
         self._kept: set[tuple[int, int]] = set()  # requests and steps in which a row is as it was before
         self.findings: list[Finding] = []
 
@@ -102,7 +102,7 @@ class _WindowCheck:
             return found
         same = np.lexsort((rows["step"], rows["slot"], rows["position"], rows["request"]))
         before, after = same[:-1], same[1:]
-        seen = _equal(rows, before, after, "request", "position", "slot")
+        seen = equal(rows, before, after, "request", "position", "slot")
         content = (rows["digest"][before] == rows["digest"][after]).all(axis=1)
         kept = after[seen & content]
         found[kept] = _RIGHT
@@ -128,7 +128,7 @@ class _WindowCheck:
         rows = self._rows
         order = np.lexsort((rows["step"], rows["position"], rows["request"]))
         one, other = order[:-1], order[1:]
-        pairs = _equal(rows, one, other, "request", "position") & (rows["step"][one] != rows["step"][other])
+        pairs = equal(rows, one, other, "request", "position") & (rows["step"][one] != rows["step"][other])
         near = pairs & (self._continuity.apart(rows["step"][one], rows["step"][other]) == 1)
         moved = rows["slot"][one] != rows["slot"][other]
         return bool(near.any()) and int((near & moved).sum()) * 4 <= int(near.sum())
@@ -161,7 +161,7 @@ class _WindowCheck:
 
         def depends(step: int) -> bool:
             several, contents = (int(np.searchsorted(one, step)) for one in (since, seen))
-            return several * _COMMON_SHARE < contents
+            return several * COMMON_SHARE < contents
 
         return depends
 
@@ -203,7 +203,7 @@ class _WindowCheck:
         before = np.searchsorted(key[order], key) - 1  # the last read of the slot in an earlier call
         other = np.flatnonzero(~again & (before >= 0) & (rows["digest"] != 0).any(axis=1))
         one = order[before[other]]
-        left = _equal(rows, one, other, "slot") & (rows["digest"][one] == rows["digest"][other]).all(axis=1)
+        left = equal(rows, one, other, "slot") & (rows["digest"][one] == rows["digest"][other]).all(axis=1)
         left &= rows["position"][one] != rows["position"][other]
         yield from zip(one[left].tolist(), other[left].tolist(), strict=True)
 
@@ -235,19 +235,19 @@ class _WindowCheck:
         return _BROKEN
 
 
-def _equal(rows: Rows, one: Numbers, other: Numbers, *names: str) -> NDArray[np.bool_]:
+def equal(rows: Rows, one: Numbers, other: Numbers, *names: str) -> NDArray[np.bool_]:
     found = np.ones(len(one), dtype=np.bool_)
     for name in names:
         found &= rows[name][one] == rows[name][other]
     return found
 
 
-def _queries(rows: Rows) -> Iterator[tuple[int, _Queries]]:
+def queries_of(rows: Rows) -> Iterator[tuple[int, Queries]]:
     """The calls of each request. A sequence's last query is the token of its last row."""
     order = np.lexsort((rows["position"], rows["sequence"], rows["step"], rows["request"]))
     by_query = rows[order]
     last = np.ones(len(rows), dtype=np.bool_)
-    last[:-1] = ~_equal(
+    last[:-1] = ~equal(
         by_query, np.arange(len(rows) - 1), np.arange(1, len(rows)), "request", "step", "sequence"
     )
     queries = by_query[last]
@@ -256,4 +256,4 @@ def _queries(rows: Rows) -> Iterator[tuple[int, _Queries]]:
         steps, start = np.unique(own["step"], return_index=True)
         queries_before = np.maximum(own["tokens"].astype(np.int64), 1) - 1  # in the row's sequence
         first = np.minimum.reduceat(own["position"] - queries_before, start)
-        yield request, _Queries(steps, first, np.maximum.reduceat(own["position"], start))
+        yield request, Queries(steps, first, np.maximum.reduceat(own["position"], start))

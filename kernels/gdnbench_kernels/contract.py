@@ -328,6 +328,10 @@ class Accesses:
     """With `split`: a page holds so many elements of each of its rows, then so many more of each, and so on,
     as fp8_ds_mla does. None: row after row."""
     window: bool = False  # a read row is one token's, not a state after all tokens before it
+    compressed: int = 0
+    """With `window`: rows are of several tokens each, and so many entries are all that a query selects. The
+    third column of `reads` is then the query that reads the row, less the sequence's first; a query's reads
+    are in the order of its entries, each as often as it is there."""
     recent: bool = False  # a state of the latest few tokens alone, which other prefixes may have too
     columns: int | None = None  # of the last axis of a row, how many are its content; None: all of it
     read_columns: Tensor | None = None  # int64 [n], with `columns`: the first of each read

@@ -100,6 +100,9 @@ def _writes_elsewhere(runner: Any, given: Any) -> bool:
     pool = getattr(runner, "req_to_token_pool", None)
     if getattr(pool, "mamba_ckpt_pool", None) is not None:
         return True
+    # Compressed rows come and go between the host and slots of the device.
+    if getattr(runner, "hisparse_coordinator", None) is not None:
+        return True
     arguments = getattr(runner, "server_args", None)
     return getattr(arguments, "disaggregation_mode", "null") != "null"
 

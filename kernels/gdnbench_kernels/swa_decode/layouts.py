@@ -52,6 +52,12 @@ def page_stride(block_size: int) -> int:
     return -(-block_size * ROW_BYTES // DATA_BYTES) * DATA_BYTES
 
 
+def page_parts(layout: str | None) -> tuple[int, int] | None:
+    """Elements of a row in each of the parts that a page holds for all its rows, one after another; None
+    where rows follow one another."""
+    return (DATA_BYTES, SCALE_BYTES) if layout == CacheLayout.FP8_DS_MLA else None
+
+
 def empty_ds_mla(blocks: int, block_size: int, device: torch.device | str = "cpu") -> Tensor:
     """An `fp8_ds_mla` cache of zeros, uint8 [blocks, block_size, 584] with the padding between pages."""
     stride = page_stride(block_size)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import torch
 
 from gdnbench_kernels.contract import Accesses, Call
-from gdnbench_kernels.swa_decode.layouts import DATA_BYTES, SCALE_BYTES, CacheLayout
+from gdnbench_kernels.swa_decode.layouts import page_parts
 from gdnbench_kernels.v4_decode.segments import Segment, segments_of
 
 
 def accesses(call: Call) -> tuple[Accesses, ...]:
-    """A read for each row of the window that counts; the call writes nothing.
+    """A read for each row of the window that counts, and for each of the extra segment; the call writes
+    nothing.
 
     Entry j of a window of n has the position s + j - (n - 1) from the token of the request's first query, s
     being the query: windows are in order of position and end with their query's own token. `gdnbench lineage`
-    checks that windows of successive calls fit together before it relies on this. Rows of the extra segment
-    are left out: an entry of a top-k does not say which position it is of.
+    checks that windows of successive calls fit together before it relies on this. Entries of the extra
+    segment are all compressed positions in order, or a selection of as many as the table has room for.
     """
-    window, *_ = segments_of(call.tensors, call.conventions)
-    return (_window(window, *call.tensors["q"].shape[:2]),)
+    window, *extra = segments_of(call.tensors, call.conventions)
+    requests, queries = call.tensors["q"].shape[:2]
+    return (_window(window, requests, queries), *(_compressed(one, requests, queries) for one in extra))
 
 
 def _window(window: Segment, requests: int, queries: int) -> Accesses:
@@ -26,16 +28,32 @@ def _window(window: Segment, requests: int, queries: int) -> Accesses:
     row, entry = torch.nonzero(window.counts.cpu(), as_tuple=True)
     position = row % queries + entry - (lens[row] - 1)
     reads = torch.stack([row // queries, slots[row, entry], position], dim=1)
-    none = torch.empty((0, 3), dtype=torch.int64)
+    reads = torch.unique(reads, dim=0)  # queries of a request share rows
+    return _reads("window", window, reads, requests, queries)
+
+
+def _compressed(extra: Segment, requests: int, queries: int) -> Accesses:
+    slots = extra.slots.cpu()
+    row, entry = torch.nonzero(extra.counts.cpu(), as_tuple=True)
+    reads = torch.stack([row // queries, slots[row, entry], row % queries], dim=1)
+    # A table of pages has all positions, however many there are.
+    room = extra.capacity + 1 if extra.of_pages else extra.capacity
+    return _reads("compressed", extra, reads, requests, queries, room)
+
+
+def _reads(
+    chain: str, segment: Segment, reads: torch.Tensor, requests: int, queries: int, compressed: int = 0
+) -> Accesses:
     return Accesses(
-        "window",
-        window.names.cache,
+        chain,
+        segment.names.cache,
         None,
-        torch.unique(reads, dim=0),  # queries of a request share rows
-        none,
+        reads,
+        torch.empty((0, 3), dtype=torch.int64),
         torch.full((requests,), queries, dtype=torch.int64),
         pooled=True,
-        split=window.block_size,
-        parts=(DATA_BYTES, SCALE_BYTES) if window.layout is CacheLayout.FP8_DS_MLA else None,
+        split=segment.block_size,
+        parts=page_parts(segment.layout),
         window=True,
+        compressed=compressed,
     )
