@@ -19,7 +19,7 @@ CONTENTS: dict[str, tuple[str, list[tuple[int, ...]]]] = {
     "prefill": ("gdn_prefill", [(1,), (63,), (64,), (65,), (500,)]),
     "packed": ("gdn_prefill", [(70, 1, 130, 64)]),
     "resumed": ("gdn_prefill", [(130,), (90,)]),
-    "decode": ("gdn_decode", [(1,)] * 32),
+    "decode": ("gdn_decode", [(1,)] * 16),
 }
 # Records of those that tests/test_swa_captures.py looks into.
 WINDOWS = {"swa_per_token_scale": 3, "swa_fp8_ds_mla": 3, "swa_bfloat16": 1}
@@ -27,8 +27,10 @@ WINDOWS = {"swa_per_token_scale": 3, "swa_fp8_ds_mla": 3, "swa_bfloat16": 1}
 SERVED = {"packed_states": 1, "chunked": 3, "batched_decode": 2, "drafts": 1, "swa_lse": 3}
 # Of those that tests/test_kda_captures.py looks into.
 KDA = {"kda_prefill": 3, "kda_decode": 2}
-RECORDS = {name: len(calls) for name, (_, calls) in CONTENTS.items()} | WINDOWS | SERVED | KDA
-BYTES = 16 * 2**20
+# Of those that tests/test_v4_captures.py looks into.
+V4 = {"v4_compress": 3, "v4_indexer_logits": 2, "v4_indexer_topk": 2, "v4_decode": 3}
+RECORDS = {name: len(calls) for name, (_, calls) in CONTENTS.items()} | WINDOWS | SERVED | KDA | V4
+BYTES = 16_000_000
 
 
 def path_of(name: str) -> Path:

@@ -1,7 +1,7 @@
 """Prints what captures hold, as Markdown: a table of the Gated DeltaNet ones (gate spans, beta, how alike the
 keys of a chunk are), one of their heads (how long each remembers), one of the Kimi Delta Attention ones (how
-far apart the gates of a head's channels are), and one of the sliding-window ones (windows, scores, sinks,
-scales).
+far apart the gates of a head's channels are), one of the sliding-window ones (windows, scores, sinks,
+scales), and two of DeepSeek-V4's (what its heads attend to; the ranges of its compressor and indexer).
 
 python scripts/captures/describe.py captures/*.zarr.zip
 """
@@ -27,6 +27,7 @@ from gdnbench_kernels.kda_contract import gates_of_call
 from gdnbench_kernels.swa_decode.contract import flat_of, layout_of
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.window import attended
+from gdnbench_kernels.v4_decode.segments import segments_of
 
 Found = Mapping[str, Mapping[str, float]]
 """Ranges of a call by name."""
@@ -72,6 +73,17 @@ SWA_HEADER = (
     "sinks",
     "scales",
 )
+
+V4_HEADER = (
+    "capture, record",
+    "rows attended to, window + entries",
+    "scores",
+    "scales of rows",
+    "of entries",
+    "weight of the entries in a head",
+    "of the sinks",
+)
+RANGES_HEADER = ("capture, record", "ranges")
 
 
 def gdn_row(path: Path, calls: Sequence[Call], ranges: Sequence[Found]) -> tuple[object, ...]:
@@ -217,6 +229,42 @@ def swa_row(path: Path, calls: Sequence[Call], ranges: Sequence[Found]) -> tuple
     )
 
 
+def v4_row(name: str, call: Call, found: Found) -> tuple[object, ...]:
+    """Rows are counted of each query of each request. Weights are those of one softmax over window, entries
+    and sink, least and largest of all queries that attend to anything, and heads."""
+    segments = segments_of(call.tensors, call.conventions)
+    rows = zip(*(one.counts.sum(1).tolist() for one in segments), strict=True)
+    entries, sinks = [], []
+    for row, query in enumerate(call.tensors["q"].flatten(0, 1).double()):
+        parts = [
+            one.read(one.slots[row], one.counts[row], torch.float64)[one.counts[row]] for one in segments
+        ]
+        if not sum(map(len, parts)):
+            continue
+        scores = query @ torch.cat(parts).T * float(call.scalars["scale"])
+        weights = torch.cat([scores, call.tensors["attn_sink"].double().unsqueeze(1)], dim=1).softmax(1)
+        entries.append(weights[:, len(parts[0]) : -1].sum(1))
+        sinks.append(weights[:, -1])
+    shares = [f"{float(x.min()):.2g} .. {float(x.max()):.2g}" for x in map(torch.cat, (entries, sinks))]
+    if len(segments) == 1:
+        shares[0] = ""
+    return (
+        name,
+        ", ".join(" + ".join(map(str, counts)) for counts in rows),
+        span("scores", [found]),
+        span("scales", [found], "2^"),
+        span("extra_scales", [found], "2^"),
+        *shares,
+    )
+
+
+def ranges_row(name: str, found: Found) -> tuple[object, ...]:
+    spans = (
+        f"{what} {ends['min']:.3g} .. {ends['max']:.3g}" for what, ends in found.items() if "min" in ends
+    )
+    return (name, "; ".join(spans))
+
+
 def line(cells: Iterable[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
@@ -234,6 +282,13 @@ def main() -> None:
             tables.setdefault(SWA_HEADER, []).append(swa_row(path, calls, ranges))
         elif op.name.startswith("kda_"):
             tables.setdefault(KDA_HEADER, []).extend(kda_rows(path, calls))
+        elif path.name.startswith("v4_"):
+            for number, (call, found) in enumerate(zip(calls, ranges, strict=True)):
+                name = f"`{path.name}` {number}"
+                if op.name == "v4_decode":
+                    tables.setdefault(V4_HEADER, []).append(v4_row(name, call, found))
+                else:
+                    tables.setdefault(RANGES_HEADER, []).append(ranges_row(name, found))
         else:
             tables.setdefault(GDN_HEADER, []).append(gdn_row(path, calls, ranges))
             tables.setdefault(HEAD_HEADER, []).extend(head_rows(path, calls))
