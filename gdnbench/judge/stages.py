@@ -70,7 +70,7 @@ def judge_stages(
         subject, tensor = replace(stage_subject(operation, call, name), grid=grids), filled[name]
         if bound is not None:
             limit = operation.stage_limit(call, name)
-            leeway = partial(operation.stage_leeway, operation.stage_call(call), name, oracle)
+            leeway = partial(operation.stage_leeway, call, name, oracle)
             given = (oracle[name], yardstick[name], bound, limit, leeway)
             results.append(judge_stage(subject, tensor, *given))
             if other is not None:

@@ -473,8 +473,8 @@ class Operation:
     leaves to a kernel, such as approximate exponentials: fp64, in the output's shape and the call's
     conventions. None for nothing. It is computed for outputs that fail without it."""
     stage_leeway: Callable[[Call, str, Mapping[str, Tensor]], Tensor | None] = _no_stage_leeway
-    """The same of a stage, for the order in which a kernel sums, from the exact stages of a call of
-    `stage_call`."""
+    """The same of a stage, for the order in which a kernel sums and for approximate functions, from the
+    kernel's call and the exact stages of its `stage_call`."""
     cut_operands: int = 5
     """How many operands of tf32 products, one after another, a tensor core cuts to 10 bits on the way from an
     input to an output. In a gated delta rule: a token's update, the keys that store it, the state, the

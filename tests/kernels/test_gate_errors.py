@@ -5,8 +5,10 @@ those kernels fail."""
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ import torch
 from torch import Tensor
 
 from gdnbench.judge.record import judge_call
+from gdnbench.judge.result import TensorResult
 from gdnbench.judge.rule import Bound
+from gdnbench.judge.stages import judge_stages
 from gdnbench_kernels import gate_errors
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.contract import OPERATION as GDN
@@ -183,6 +187,52 @@ def test_a_fault_of_that_kernel_fails(
     op: str, fault: dict[str, Any], gates: dict[str, Any], seed: int
 ) -> None:
     assert failures(op, replace(Kernel(H200), **fault), seed, **gates, **FP32)
+
+
+def judged_sums(kernel: Kernel, call: Call) -> TensorResult:
+    """The verdict on g_cu, summed in float32 in chunks of 16 tokens from the kernel's gates."""
+    g = kernel.gate_factor * kernel.gate(call.tensors, call.conventions, call.scalars)
+    bounds = call.tensors["cu_seqlens"].tolist()
+    sequences = [g[start:stop] for start, stop in pairwise(bounds)]
+    sums = torch.cat([chunk.cumsum(0) for one in sequences for chunk in one.split(16)])
+    (result,) = judge_stages(PREFILL, call, {"g_cu": sums}, Bound())
+    return result
+
+
+SUMS = {name: GATES[name] for name in ("raw", "raw, slow", "bounded", "raw, beta to 2, bf16 bias")}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("functions", FUNCTIONS.values(), ids=list(FUNCTIONS))
+@pytest.mark.parametrize("gates", SUMS.values(), ids=list(SUMS))
+def test_sums_of_gates_of_approximate_functions_pass(
+    gates: dict[str, Any], functions: Functions, seed: int
+) -> None:
+    assert judged_sums(Kernel(functions), prefill_call(seed, **gates)).reasons == ()
+
+
+def test_sums_of_gates_need_the_leeway(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = prefill_call(0, **SUMS["raw, slow"])
+    assert judged_sums(Kernel(H200), call).passed
+    monkeypatch.setattr(
+        sys.modules[__name__], "PREFILL", replace(PREFILL, stage_leeway=lambda call, stage, exact: None)
+    )
+    assert not judged_sums(Kernel(H200), call).passed
+
+
+class Coarse(Functions):
+    def softplus(self, x: Tensor, linear_above: float = 20.0) -> Tensor:
+        """log(1 + exp(x)) with the sum rounded to 2^-19."""
+        return ((1 + x.exp()) * 2.0**19).round().mul(2.0**-19).log()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("gates", SUMS.values(), ids=list(SUMS))
+def test_sums_of_wrong_gates_fail(gates: dict[str, Any], seed: int) -> None:
+    call = prefill_call(seed, **gates)
+    assert not judged_sums(Kernel(H200, gate_factor=1.0001), call).passed
+    if gates["gate"] == "raw":
+        assert not judged_sums(Kernel(Coarse(H200.ex2, H200.lg2, H200.rcp, H200.sqrt)), call).passed
 
 
 @pytest.mark.parametrize("op", [DECODE, GDN], ids=["kda_decode", "gdn_decode"])

@@ -230,8 +230,17 @@ def test_an_inverse_is_spoilt_where_it_depends_on_what_is_spoilt(value: float) -
 
 
 def test_gates_that_no_sum_takes() -> None:
-    g = torch.tensor([-1.0, -torch.inf, -3e38, -(2.0**101), torch.inf, -1.0], dtype=torch.float64)
+    g = torch.tensor([-1.0, -torch.inf, -3e38, -(2.0**14) - 1, torch.inf, -1.0], dtype=torch.float64)
     sums = chunk_cumsum(g.view(1, 1, -1)).flatten()
-    assert sums[:4].tolist() == [-1.0, -129.0, -129.0 - 2.0**100, -129.0 - 2.0**101]
+    assert sums[:4].tolist() == [-1.0, -129.0, -129.0 - 2.0**14, -129.0 - 2.0**15]
     assert sums[4:].isnan().all()
-    assert chunk_cumsum(torch.full((1, 1, 64), -3e38)).isfinite().all()
+
+
+@pytest.mark.parametrize("tokens", [64, 4096])
+def test_gates_after_the_lowest_keep_their_bits(tokens: int) -> None:
+    """The sum of 2^12 times 2^14 has 26 bits before the point; fp64 has 27 left, 26 of them behind it."""
+    g = torch.full((1, 1, tokens), -3e38, dtype=torch.float64)
+    g[..., -2:] = -torch.rand(2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    sums = chunk_cumsum(g).flatten()
+    assert sums.isfinite().all()
+    assert (sums.diff()[-2:] - g[0, 0, -2:]).abs().max() <= 2.0**-26

@@ -18,6 +18,7 @@ from gdnbench_kernels.gdn_prefill.contract import OPERATION as GDN
 from gdnbench_kernels.kda_prefill.contract import OPERATION
 from gdnbench_kernels.run import run_kernel
 from tests.kernels.fla_kda import fla_recurrence
+from tests.messages import wording
 
 Array = NDArray[np.float64]
 Measure = Callable[[Tensor, Tensor], float]
@@ -61,6 +62,7 @@ AWKWARD: dict[str, dict[str, Any]] = {
     "fp16": {"seqlens": (33, 20), "dtype": "float16"},
     "gates of -5 and far below": {"seqlens": (40,), "gate_span": (300.0, 1e4), "initial_state": True},
     "closed gates": {"seqlens": (40,), "closed_gates": 0.1, "initial_state": True},
+    "one gate of -1e30": {"seqlens": (40,), "gate_spike": 1e30, "gate_span": 1.0, "initial_state": True},
     "no tokens": {"seqlens": (0, 0), "initial_state": True},
     "no sequences": {"seqlens": ()},
 }
@@ -134,7 +136,11 @@ def test_oracles_match_the_recurrence_written_out(options: dict[str, Any], chunk
     call = with_scalars(made(**{"head_dim": (12, 8)} | options), chunk_size=chunk_size)
     wanted = dict(zip(("o", "final_state"), written_out(call), strict=True))
     # The differences of g_cu lose what the sums gain on them: 2^-53 of sums up to 40 * 1e4 * 2 / 64.
-    atol = EXACT + (1.3e4 * 2**-53 if "gates of" in str(options) else 0)
+    # A gate of -1e30 counts as -2^14.
+    lowest = {"gates of -5 and far below": 1.3e4, "one gate of -1e30": 2**14}
+    atol = EXACT + max(
+        (size * 2**-53 for name, size in lowest.items() if AWKWARD[name] is options), default=0
+    )
     for kernel in ("reference", "reference_staged"):
         found = run_kernel(OPERATION, kernel, call)
         for name, expected in wanted.items():
@@ -265,6 +271,15 @@ def test_transformers_agrees_with_the_oracle(options: dict[str, Any], relative_e
     sums = 3 * 128 * 2**-24
     assert relative_error(found["o"], expected["o"]) < ROUNDOFF[options.get("dtype", "bfloat16")] + sums
     assert relative_error(found["final_state"], expected["final_state"]) < sums
+
+
+def test_transformers_refuses_a_closed_gate() -> None:
+    """It would give NaN to all tokens and channels of the chunk."""
+    pytest.importorskip("transformers")
+    call = made(seqlens=(20,), heads=(1, 2), state_layout="KV")
+    call.tensors["g"][7, 1, 5] = -torch.inf
+    with pytest.raises(NotImplementedError, match=wording("kernels.hf-closed", place="g[7, 1, 5]")):
+        run_kernel(OPERATION, "hf", call)
 
 
 @pytest.mark.parametrize("kernel", ["reference", "reference_staged", "torch", "hf"])

@@ -93,7 +93,7 @@ class RecordUnderKernel:
 
     def _leeway(self, given: Call, name: str, taken: Mapping[str, Tensor]) -> Tensor | None:
         exact = self.exact(given, taken, self.stages())
-        return self.operation.stage_leeway(self.operation.stage_call(given), name, exact)
+        return self.operation.stage_leeway(given, name, exact)
 
     def judged_results(self, outputs: Mapping[str, Tensor]) -> list[TensorResult]:
         """Outputs in the record's conventions, judged as those of any kernel."""

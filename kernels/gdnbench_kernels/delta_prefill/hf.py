@@ -11,15 +11,23 @@ from torch import Tensor
 from gdnbench_kernels.delta_prefill.chunked import PrefillTensors, final_dtype
 from gdnbench_kernels.gdn import per_value_head
 from gdnbench_kernels.transformers_functions import check_scale
+from gdnbench_kernels.validate import element_name, first_true
 
 
 def run_by_sequence(chunked: Callable[..., Any], params: PrefillTensors) -> dict[str, Tensor]:
     """o [T, Hv, V] in v's dtype and final_state [N, Hv, K, V]; gates are in log space, states have layout KV.
 
-    The functions do not take a sequence without tokens; its state stays unchanged.
+    The functions do not take a sequence without tokens; its state stays unchanged. They subtract sums of
+    gates, and -inf - -inf is NaN: raises NotImplementedError for a gate of -inf.
     """
     q, k, v, initial_state = params.q, params.k, params.v, params.initial_state
     check_scale(params.scale, k.shape[2])
+    closed = first_true(params.g.isneginf())
+    if closed is not None:
+        raise NotImplementedError(
+            f"transformers takes no closed gate, and {element_name('g', closed)} is -inf;"
+            " replay another kernel"
+        )
     bounds = params.cu_seqlens.tolist()
     sequences, value_heads = len(bounds) - 1, v.shape[1]
     if initial_state is None:

@@ -85,7 +85,7 @@ stages there, 187860 bytes of SMEM in all.
 Limits: beta up to 1, with `split` up to 2. K = V = 128, C = 64, Hv a multiple of H, bf16 tensors, f32 gates;
 at most 2^31 - 1 items and 2^31 - 1 elements of g. Keys have norms of about 1, since operands of the inverse
 are fp16 (inverse.py). g is at most 0. The sums never increase, even where fp64 rounded, so no exponent is
-positive. g = -inf is replaced by -128, a finite g below -2^100 by -2^100, +inf by NaN. A NaN reaches only its
+positive. g = -inf is replaced by -128, a finite g below -2^14 by -2^14, +inf by NaN. A NaN reaches only its
 own chunk. A and Ai are f32 in registers and reach memory only in the builds that `Tap` names. An item's bits
 depend only on its own inputs, not on ctas or on other items of the batch.
 """

@@ -105,8 +105,8 @@ its initial one.
 Limits: K = V = 128, C = 64, Hv a multiple of H, bf16 tensors, f32 gates. Initial and final states are f32,
 bf16 or absent; an absent initial state is 0. beta at most 1, with `split` 2; N >= 1; T Hv, N Hv < 2^31, with
 states also N Hv V K; tensors contiguous, aligned to 16 bytes. g is at most 0. The sums never increase, even
-where fp64 rounded, so no exponent is positive. g = -inf is replaced by -128, a finite g below -2^100 by
--2^100, +inf by NaN. NaN in a sequence stays in its own o and final state. A sequence's bits depend only on
+where fp64 rounded, so no exponent is positive. g = -inf is replaced by -128, a finite g below -2^14 by
+-2^14, +inf by NaN. NaN in a sequence stays in its own o and final state. A sequence's bits depend only on
 its own data; sums have a fixed order. The grid has one CTA per sequence and value head: one long sequence
 leaves SMs idle that chunk_uw.py and chunk_output.py would use.
 """

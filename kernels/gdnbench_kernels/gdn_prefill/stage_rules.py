@@ -67,5 +67,6 @@ def with_rounded_sums(call: Call) -> Call:
 
 def stage_leeway(call: Call, stage: str, exact: Mapping[str, Tensor]) -> Tensor | None:
     """What the order of sums may cost a stage; see `delta_prefill.sums`."""
+    call = with_rounded_sums(call)
     given = {**call.tensors, **call.scalars, **call.conventions}
     return sum_leeway(inputs_of(from_call(PrefillParams, given)), stage, exact)

@@ -27,7 +27,9 @@ deviation of at most u sqrt(2/3 sum t_c^2); the exponents and fp32 sums add 2^-2
 element of A may be off by 4 deviations besides its limit, which an error exceeds with a probability of 6e-5.
 For similar keys this is 1/sqrt(K) of that relative to A, 1.2e-3.
 
-The gate. See `delta_prefill.stage_rules.gate_sum_limit`. g_cu is float32 whatever the dtype of v, and its
+The gate. See `delta_prefill.stage_rules.gate_sum_limit`. Where the call has raw or bounded gates, a kernel
+computes them by approximate functions (`gate_errors`), whose errors have one direction where gates are alike
+and add up along a chunk. g_cu is float32 whatever the dtype of v, and its
 rounding changes the exponents of every later stage. A stage is compared with the exact result for the actual
 g_cu, so the exact stages use the rounded sums.
 """
@@ -40,7 +42,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.chunks import plan_chunks
+from gdnbench_kernels.chunks import gather_chunks, plan_chunks, scatter_chunks
 from gdnbench_kernels.contract import Call, Limit
 from gdnbench_kernels.delta_prefill.chunked import ChunkedPrefill, published_stages, put_stage
 from gdnbench_kernels.delta_prefill.stage_rules import HALF_TINY, gate_sum_limit, half_tiny, rounded_gates
@@ -91,8 +93,11 @@ def with_rounded_sums(call: Call) -> Call:
 
 
 def stage_leeway(call: Call, stage: str, exact: Mapping[str, Tensor]) -> Tensor | None:
-    """What the rounding of decayed keys may cost A, and the order of sums the other stages, see
-    `delta_prefill.sums`."""
+    """What approximate functions may cost g_cu, the rounding of decayed keys A, and the order of sums the
+    other stages, see `delta_prefill.sums`."""
+    if stage == "g_cu":
+        return _gate_sum_leeway(call)
+    call = with_rounded_sums(call)
     given = {**call.tensors, **call.scalars, **call.conventions}
     inputs = inputs_of(from_call(KdaPrefillParams, given))
     if stage != "A":
@@ -103,6 +108,18 @@ def stage_leeway(call: Call, stage: str, exact: Mapping[str, Tensor]) -> Tensor 
     unit = torch.finfo(call.tensors["q"].dtype).eps / 2
     run.stages["A"] = DEVIATIONS * unit * (2 / 3 * run.stages["A"]).sqrt()
     return published_stages(run, ("A",))["A"].nan_to_num(0.0, 0.0, 0.0)
+
+
+def _gate_sum_leeway(call: Call) -> Tensor:
+    """By how much each sum of gates may be off: the errors of all of its gates, in one direction."""
+    gates = gates_of_call(call)
+    g = gates.log_decay(call.tensors["g"], torch.float64)
+    error = gates.decay_error(g.abs().nan_to_num(0.0, 0.0, 0.0))
+    plan = plan_chunks(call.tensors["cu_seqlens"], _chunk_size(call))
+    rows = plan.part(0, plan.total)
+    found = torch.zeros_like(error)
+    scatter_chunks(found, gather_chunks(error, *rows).cumsum(2), *rows)
+    return found
 
 
 def _squared_terms(k: Tensor, g_cu: Tensor, beta: Tensor, arithmetic: Arithmetic) -> Tensor:
