@@ -98,6 +98,12 @@ def gate_parameters(A_log: Tensor, dt_bias: Tensor) -> dict[str, Seen]:
     return {"A_log": Seen(A_log.detach().float(), None, A_log), "dt_bias": Seen(bias, None, dt_bias)}
 
 
+def refuse_step_sizes(beta: Tensor | None, v: Tensor | None) -> None:
+    """NotCaptured for a call without step sizes, or with one for each value channel of `v`, if there is v."""
+    if beta is None or (v is not None and beta.ndim == v.ndim):
+        raise NotCaptured("beta is left out, or of every value channel; the operation has one of a head")
+
+
 def refuse_states(state: Tensor | None) -> None:
     """NotCaptured for states of a dtype that the operations do not take."""
     from gdnbench_kernels.validate import dtype_name

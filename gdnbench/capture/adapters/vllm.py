@@ -33,6 +33,7 @@ from gdnbench.capture.adapters.serving_decode import (
     gate_parameters,
     metadata_tensors,
     refuse_states,
+    refuse_step_sizes,
     split_features,
 )
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
@@ -351,9 +352,8 @@ def _refuse_decode(name: str, arguments: Mapping[str, Any]) -> None:
     in_place = arguments.get("inplace_final_state", True) and _pool(arguments) is not None
     if not in_place or arguments.get("ssm_state_indices", arguments.get("state_indices")) is None:
         raise NotCaptured("states are not updated in a pool; the operation has nothing else")
-    beta = arguments.get("beta")
-    if name == names.RECURRENT and (beta is None or beta.ndim == arguments["v"].ndim):
-        raise NotCaptured("beta is left out, or of every value channel; the operation has one of a head")
+    if name == names.RECURRENT:
+        refuse_step_sizes(arguments.get("beta"), arguments["v"])
     refuse_states(_pool(arguments))
 
 

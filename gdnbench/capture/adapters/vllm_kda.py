@@ -26,6 +26,7 @@ from gdnbench.capture.adapters.serving_decode import (
     finish_prefill_with_metadata,
     metadata_tensors,
     refuse_states,
+    refuse_step_sizes,
     split_features,
 )
 from gdnbench.capture.adapters.slots import int32_slots, unwritten_slots
@@ -226,9 +227,7 @@ def _refuse_decode(arguments: Mapping[str, Any]) -> None:
     in_place = arguments.get("inplace_final_state", True) and _pool(arguments) is not None
     if not in_place or _either(arguments, "ssm_state_indices", "state_indices") is None:
         raise NotCaptured("states are not updated in a pool; the operation has nothing else")
-    beta = _either(arguments, "raw_beta", "beta")
-    if beta is None or ("v" in arguments and beta.ndim == arguments["v"].ndim):
-        raise NotCaptured("beta is left out, or of every value channel; the operation has one of a head")
+    refuse_step_sizes(_either(arguments, "raw_beta", "beta"), arguments.get("v"))
     refuse_states(_pool(arguments))
 
 

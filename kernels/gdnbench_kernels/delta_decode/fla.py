@@ -35,8 +35,7 @@ def refuse_drafts(params: DecodeTensors) -> None:
 
 def bind_gathered(function: Callable[..., Any], params: DecodeTensors, more: Mapping[str, Any]) -> PeerLaunch:
     """A launch of `function`, whose other arguments are `more`, for a call of one token a sequence and
-    states in the layout that the function is told of. Raises NotImplementedError if all sequences are
-    padding."""
+    states in the layout that `more` says. Raises NotImplementedError if all sequences are padding."""
     v, state = params.v, params.state
     # With one token per sequence num_accepted can only be 1.
     plan = plan_slots(params.state_indices, None, params.read_indices)
