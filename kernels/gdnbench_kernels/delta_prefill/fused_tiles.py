@@ -203,3 +203,47 @@ def _store_rows(
         )
         cute.autovec_copy(s_vector, r_vector)
         cute.autovec_copy(r_vector, g_vector)
+
+
+@cute.jit
+def read_given(half: Half, work: WorkTile, initial_state: Any, part: cutlass.Constexpr, r_s: Any) -> None:
+    """Load a part of the columns of the initial state into r_s; zeros if there is none."""
+    if cutlass.const_expr(initial_state is None):
+        r_s.fill(0.0)
+    else:
+        g_given = half.part(initial_state[work.sequence, work.head, None, None], part)
+        r_given = half.registers(initial_state.element_type)
+        cute.autovec_copy(half.tmem_copy.partition(g_given), r_given)
+        r_s.store(r_given.load().to(cutlass.Float32))
+
+
+@cute.jit
+def write_kept(half: Half, work: WorkTile, final_state: Any, part: cutlass.Constexpr, r_s: Any) -> None:
+    """Store r_s as a part of the columns of the final state."""
+    g_kept = half.part(final_state[work.sequence, work.head, None, None], part)
+    r_kept = half.registers(final_state.element_type)
+    r_kept.store(r_s.load().to(final_state.element_type))
+    cute.autovec_copy(r_kept, half.tmem_copy.partition(g_kept))
+
+
+@cute.jit
+def read_v(half: Half, pipe: blackwell.Pipeline, state: Any, s_tiles: cute.Tensor) -> cute.Tensor:
+    """A thread's elements of V^T, whose stage is released."""
+    r_v = half.registers(BF16)
+    pipe.consumer_wait(state)
+    s_v = blackwell.reordered(s_tiles[None, None, state.index], 1, 0)
+    half.tmem_copy.ldmatrix(half.part(s_v), r_v, transpose=True)
+    # The next V is written through the async proxy: order this thread's reads before it.
+    cute.arch.fence_proxy("async.shared", space="cta")
+    pipe.consumer_release(state)
+    return r_v
+
+
+@cute.jit
+def write_o(half: Half, pipe: blackwell.Pipeline, state: Any, s_tiles: cute.Tensor, r_o: cute.Tensor) -> None:
+    """Write a thread's elements of o^T for STORE."""
+    pipe.producer_acquire(state)
+    s_o = blackwell.reordered(s_tiles[None, None, state.index], 1, 0)
+    half.tmem_copy.stmatrix(r_o, half.part(s_o), transpose=True)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    pipe.producer_commit(state)

@@ -13,7 +13,16 @@ import cutlass
 import cutlass.cute as cute
 
 from gdnbench_kernels import blackwell
-from gdnbench_kernels.delta_prefill.fused_tiles import GROUP_WARPS, PARTS, Half, WorkTile
+from gdnbench_kernels.delta_prefill.fused_tiles import (
+    GROUP_WARPS,
+    PARTS,
+    Half,
+    WorkTile,
+    read_given,
+    read_v,
+    write_kept,
+    write_o,
+)
 from gdnbench_kernels.gdn_prefill.fused_plan import (
     T_ADDED,
     T_KS,
@@ -109,13 +118,7 @@ def recurrence(
 def load_initial_state(half: Half, work: WorkTile, initial_state: Any, r_s: State) -> None:
     """Load S from the initial state; zeros if there is none."""
     for part in cutlass.range_constexpr(PARTS):
-        if cutlass.const_expr(initial_state is None):
-            r_s[part].fill(0.0)
-        else:
-            g_given = half.part(initial_state[work.sequence, work.head, None, None], part)
-            r_given = half.registers(initial_state.element_type)
-            cute.autovec_copy(half.tmem_copy.partition(g_given), r_given)
-            r_s[part].store(r_given.load().to(cutlass.Float32))
+        read_given(half, work, initial_state, part, r_s[part])
 
 
 @cute.jit
@@ -123,10 +126,7 @@ def store_final_state(half: Half, work: WorkTile, r_s: State, final_state: Any) 
     """Store S as the final state, if the call asks for it."""
     if cutlass.const_expr(final_state is not None):
         for part in cutlass.range_constexpr(PARTS):
-            g_kept = half.part(final_state[work.sequence, work.head, None, None], part)
-            r_kept = half.registers(final_state.element_type)
-            r_kept.store(r_s[part].load().to(final_state.element_type))
-            cute.autovec_copy(r_kept, half.tmem_copy.partition(g_kept))
+            write_kept(half, work, final_state, part, r_s[part])
 
 
 @cute.jit
@@ -145,13 +145,8 @@ def form_x(
 ) -> None:
     """X^T = V^T - exp(g_cu) (K S^T)^T."""
     v, gate, ks = states
-    r_v, r_ks, r_x = half.registers(BF16), half.registers(), half.registers(BF16)
-    pipelines.v.consumer_wait(v)
-    s_v = blackwell.reordered(shared.v[None, None, v.index], 1, 0)
-    half.tmem_copy.ldmatrix(half.part(s_v), r_v, transpose=True)
-    # The next V is written through the async proxy: order this thread's reads before it.
-    cute.arch.fence_proxy("async.shared", space="cta")
-    pipelines.v.consumer_release(v)
+    r_v = read_v(half, pipelines.v, v, shared.v)
+    r_ks, r_x = half.registers(), half.registers(BF16)
     r_decay = half.by_token(shared.gate[Row.DECAY, None, gate.index])
     half.tmem_copy.load_and_release(pipelines.ks, ks, T_KS, r_ks)
     r_x.store((r_v.load().to(cutlass.Float32) - r_decay.load() * r_ks.load()).to(BF16))
@@ -211,8 +206,4 @@ def store_o(
     blackwell.before_thread_sync()
     pipelines.out.consumer_release(out)
     r_o.store((scale * (r_qs.load() + r_pv.load())).to(BF16))
-    pipelines.o.producer_acquire(o)
-    s_o = blackwell.reordered(shared.o[None, None, o.index], 1, 0)
-    half.tmem_copy.stmatrix(r_o, half.part(s_o), transpose=True)
-    cute.arch.fence_proxy("async.shared", space="cta")
-    pipelines.o.producer_commit(o)
+    write_o(half, pipelines.o, o, shared.o, r_o)

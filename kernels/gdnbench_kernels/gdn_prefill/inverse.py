@@ -72,10 +72,10 @@ Operand = tuple[Any, ...]
 """A block's fragment in fp16: (its rounding,), or (its rounding, the rounding of the rest)."""
 
 
-def buffers(split: bool = False) -> tuple[Buffer, ...]:
-    """The shared memory of `Scratch.allocate(smem, split)`, for a plan."""
+def buffers(split: bool = False, align: int = 128) -> tuple[Buffer, ...]:
+    """The memory of `Scratch.allocate(smem, split, align)`; aligned to 1024, s_blocks can be an operand."""
     return (
-        Buffer("s_blocks", (SIZE, SIZE), "float16", "rows contiguous, 128 B swizzle", 1 + split, align=128),
+        Buffer("s_blocks", (SIZE, SIZE), "float16", "rows contiguous, 128 B swizzle", 1 + split, align=align),
         Buffer("s_diagonal", (WARPS, BLOCK, PITCH), "float32", "columns contiguous, padded", align=128),
     )
 
@@ -89,9 +89,9 @@ class Scratch:
     parts: int
 
     @staticmethod
-    def allocate(smem: Any, split: bool = False) -> Scratch:
-        """Allocate in the order of `buffers(split)`."""
-        blocks, diagonal = buffers(split)
+    def allocate(smem: Any, split: bool = False, align: int = 128) -> Scratch:
+        """Allocate in the order of `buffers(split, align)`."""
+        blocks, diagonal = buffers(split, align)
         s_blocks = smem.allocate_tensor(
             cutlass.Float16,
             cute.make_layout((SIZE, SIZE, blocks.stages), stride=(SIZE, 1, SIZE * SIZE)),

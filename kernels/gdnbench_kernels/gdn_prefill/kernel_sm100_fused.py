@@ -114,7 +114,6 @@ leaves SMs idle that chunk_uw.py and chunk_output.py would use.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -144,10 +143,9 @@ from gdnbench_kernels.gdn_prefill.fused_plan import (
 )
 from gdnbench_kernels.gdn_prefill.gate_scan import decay, rounded_decay, scan
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
-from gdnbench_kernels.gdn_prefill.triangle import ROWS_OF_WARP, fragment_column, fragment_row
+from gdnbench_kernels.gdn_prefill.triangle import fragment_column, fragment_row
 from gdnbench_kernels.plan import WARP
 
-BF16 = cutlass.BFloat16
 STATE_REGISTERS, INVERT_REGISTERS, OTHER_REGISTERS = 152, 144, 64
 """Registers per thread after setmaxnreg; 128 at launch."""
 
@@ -424,14 +422,14 @@ class ChunkFused:
             # Recompute the lane id here: otherwise ptxas keeps the store addresses live across the inverse.
             lane = blackwell.opaque(lane)
             pipelines.squares.producer_acquire(squares)
-            self._scale_columns(r_values, s_gate, lane)
-            self._write_rows(r_values, shared.aib[None, None, squares.index], warp, lane)
+            triangle.scale_columns(r_values, s_gate[Row.BETA, None], lane)
+            triangle.write_rows(r_values, shared.aib[None, None, squares.index], warp, lane)
             tmem_copy.load(T_QK, scores.index, 0, r_square)
             cute.arch.fence_view_async_tmem_load()
             blackwell.before_thread_sync()
             pipelines.scores.consumer_release(scores)
             self._form_p(r_values, s_gate, warp, lane)
-            self._write_rows(r_values, shared.p[None, None, squares.index], warp, lane)
+            triangle.write_rows(r_values, shared.p[None, None, squares.index], warp, lane)
             cute.arch.fence_proxy("async.shared", space="cta")
             pipelines.squares.producer_commit(squares)
             pipelines.gate.consumer_release(gate)
@@ -439,15 +437,6 @@ class ChunkFused:
             gate.advance()
             squares.advance()
         pipelines.squares.producer_tail(squares)
-
-    @cute.jit
-    def _scale_columns(self, r_ai: cute.Tensor, s_gate: cute.Tensor, lane: cutlass.Int32) -> None:
-        """Replace Ai by Ai beta_j."""
-        for n in cutlass.range_constexpr(CHUNK // 8):
-            for j in cutlass.range_constexpr(2):
-                beta = s_gate[Row.BETA, fragment_column(lane, n, j)]
-                for half in cutlass.range_constexpr(2):
-                    r_ai[4 * n + 2 * half + j] = r_ai[4 * n + 2 * half + j] * beta
 
     @cute.jit
     def _form_p(
@@ -466,9 +455,3 @@ class ChunkFused:
                     span = (g_rows[half] - g_column) if kept else cutlass.Float32(0.0)
                     value = r_qk[4 * n + 2 * half + j] * decay(span)
                     r_qk[4 * n + 2 * half + j] = value if kept else cutlass.Float32(0.0)
-
-    def _write_rows(self, r_values: cute.Tensor, s_square: cute.Tensor, warp: Any, lane: Any) -> None:
-        """Round and store this warp's rows."""
-        r_rounded = cute.make_rmem_tensor(r_values.shape, BF16)
-        r_rounded.store(r_values.load().to(BF16))
-        triangle.store_rows(r_rounded, cute.local_tile(s_square, (ROWS_OF_WARP, CHUNK), (warp, 0)), lane)

@@ -104,3 +104,20 @@ def store_rows(r_values: cute.Tensor, s_rows: cute.Tensor, lane: Any) -> None:
     for pair in range(CHUNK // 16):
         s_row = cute.local_tile(s_rows[lane % 16, None], (blackwell.VECTOR,), (2 * pair + lane // 16,))
         cute.copy(store, cute.local_tile(r_values, (blackwell.VECTOR,), (pair,)), s_row)
+
+
+@cute.jit
+def scale_columns(r_ai: cute.Tensor, s_beta: cute.Tensor, lane: cutlass.Int32) -> None:
+    """Replace Ai by Ai beta_j."""
+    for n in cutlass.range_constexpr(CHUNK // 8):
+        for j in cutlass.range_constexpr(2):
+            beta = s_beta[fragment_column(lane, n, j)]
+            for half in cutlass.range_constexpr(2):
+                r_ai[4 * n + 2 * half + j] = r_ai[4 * n + 2 * half + j] * beta
+
+
+def write_rows(r_values: cute.Tensor, s_square: cute.Tensor, warp: Any, lane: Any) -> None:
+    """Round and store a warp's rows."""
+    r_rounded = cute.make_rmem_tensor(CHUNK // 2, cutlass.BFloat16)
+    r_rounded.store(r_values.load().to(cutlass.BFloat16))
+    store_rows(r_rounded, cute.local_tile(s_square, (ROWS_OF_WARP, CHUNK), (warp, 0)), lane)

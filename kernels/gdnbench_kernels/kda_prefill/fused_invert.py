@@ -24,7 +24,7 @@ from gdnbench_kernels.delta_prefill.fused_tiles import WorkTile
 from gdnbench_kernels.gdn_prefill import inverse, triangle
 from gdnbench_kernels.gdn_prefill.inverse import BLOCK, VALUES, WARPS
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
-from gdnbench_kernels.gdn_prefill.triangle import ROWS_OF_WARP, fragment_column, fragment_row
+from gdnbench_kernels.gdn_prefill.triangle import fragment_row
 from gdnbench_kernels.kda_prefill.fused_plan import (
     BETAS,
     LEVELS,
@@ -87,7 +87,12 @@ def invert(
     base: cute.Pointer,
     beta: cute.Tensor,
 ) -> None:
-    """Compute Ai beta and P of each chunk. Warp w of the four has rows 16w .. 16w + 15."""
+    """Compute Ai beta and P of each chunk. Warp w of the four has rows 16w .. 16w + 15.
+
+    Ai beta is stored as two bf16 numbers: its rounding, and the rounding of the rest. Where keys are alike,
+    a row of Ai is about beta for its own token and -beta for the one before, and what V_new adds to the state
+    cancels but for the last token. Roundings of Ai beta, of one direction in all rows, would not cancel.
+    """
     together = pipeline.NamedBarrier(barrier_id=Barrier.INVERT, num_threads=WARP * WARPS)
     tiled_mma = blackwell.make_tiled_mma(OperandMajorMode.K, CHUNK, BLOCK)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - Role.INVERT
@@ -101,12 +106,16 @@ def invert(
         scores = _read_diagonal(tmem_copy, pipelines, scores, a, p, warp, lane)
         scores = _read_before(tmem_copy, pipelines, scores, a, p, warp)
         pipelines.squares.producer_acquire(squares)
-        _write_rows(p.assemble(warp), shared.p[None, None, squares.index], warp, lane)
+        triangle.write_rows(p.assemble(warp), shared.p[None, None, squares.index], warp, lane)
         r_values = a.assemble(warp)
         _scale_rows(r_values, r_beta)
         inverse.invert(r_values, scratch, warp, lane, together)
-        _scale_columns(r_values, s_beta, lane)
-        _write_rows(r_values, shared.aib[None, None, squares.index], warp, lane)
+        triangle.scale_columns(r_values, s_beta, lane)
+        triangle.write_rows(r_values, shared.aib[None, None, squares.index], warp, lane)
+        r_values.store(r_values.load() - r_values.load().to(BF16).to(cutlass.Float32))
+        # The inverse's blocks are no longer needed, and product 5 has read those of the chunk before.
+        together.arrive_and_wait()
+        triangle.write_rows(r_values, rest_of_aib(scratch)[None, None, 0], warp, lane)
         cute.arch.fence_proxy("async.shared", space="cta")
         pipelines.squares.producer_commit(squares)
         squares.advance()
@@ -227,18 +236,7 @@ def _scale_rows(r_a: cute.Tensor, r_beta: cute.Tensor) -> None:
             r_a[4 * n + value] = r_beta[value // 2] * r_a[4 * n + value]
 
 
-@cute.jit
-def _scale_columns(r_ai: cute.Tensor, s_beta: cute.Tensor, lane: cutlass.Int32) -> None:
-    """Replace Ai by Ai beta_j."""
-    for n in cutlass.range_constexpr(CHUNK // 8):
-        for j in cutlass.range_constexpr(2):
-            beta = s_beta[fragment_column(lane, n, j)]
-            for half in cutlass.range_constexpr(2):
-                r_ai[4 * n + 2 * half + j] = r_ai[4 * n + 2 * half + j] * beta
-
-
-def _write_rows(r_values: cute.Tensor, s_square: cute.Tensor, warp: Any, lane: Any) -> None:
-    """Round and store this warp's rows."""
-    r_rounded = cute.make_rmem_tensor(CHUNK // 2, BF16)
-    r_rounded.store(r_values.load().to(BF16))
-    triangle.store_rows(r_rounded, cute.local_tile(s_square, (ROWS_OF_WARP, CHUNK), (warp, 0)), lane)
+def rest_of_aib(scratch: inverse.Scratch) -> cute.Tensor:
+    """The first part of s_blocks as a tile of bf16 (row, column, 1), to hold what rounds off Ai beta."""
+    layout = blackwell.load_layout(BF16, CHUNK, CHUNK, 1)
+    return cute.make_tensor(cute.recast_ptr(scratch.s_blocks.iterator, layout.inner, BF16), layout.outer)

@@ -58,6 +58,8 @@ KEYS = 2
 SCORES = 3
 TOTALS = 2
 BETAS = 2
+BLOCKS_ALIGN = 1024
+"""Of s_blocks, which is an operand of a product between two inversions."""
 K_MAJOR = "K-major, SW128"
 BY_TOKEN = "row = token, SW128"
 ROWS = "row r in lane r"
@@ -98,13 +100,13 @@ def planned(split: bool) -> KernelPlan:
             Buffer("s_scaled_q", TOKENS, "bfloat16", f"{K_MAJOR}: Q of a level, then Qd"),
             Buffer("s_h", STATE, "bfloat16", K_MAJOR),
             Buffer("s_left", UPDATE, "bfloat16", f"{K_MAJOR}: X^T, then V_new^T"),
-            Buffer("s_aib", SQUARE, "bfloat16", f"{K_MAJOR}: Ai beta_j"),
+            Buffer("s_aib", SQUARE, "bfloat16", f"{K_MAJOR}: Ai beta_j, rounded"),
             Buffer("s_p", SQUARE, "bfloat16", K_MAJOR),
             Buffer("s_o", TOKENS, "bfloat16", BY_TOKEN),
             Buffer("s_total", (HEAD_DIM,), "float32", "the chunk's decay of each channel", TOTALS, align=128),
             Buffer("s_halves", (HALVES * len(Row), HEAD_DIM), "float32", "rows contiguous", align=128),
             Buffer("s_beta", (CHUNK,), "float32", "a chunk's", BETAS, align=128),
-            *inverse.buffers(split),
+            *inverse.buffers(split, BLOCKS_ALIGN),
         ),
         tmem=(T_S, T_O, T_KS, T_V_NEW, T_KKT, T_QK),
         pipelines=(
@@ -140,7 +142,8 @@ SYNCS = (
     Sync("fence.proxy.async", "SCALE", "s_q, s_g read before TMA writes"),
     Sync("barrier SCALE", "SCALE", "s_halves written before the other half is read"),
     Sync("barrier INVERT", "INVERT", "exchanges within the inverse: inverse.py"),
-    Sync("fence.proxy.async", "INVERT", "s_aib, s_p written before products read them"),
+    Sync("barrier INVERT", "INVERT", "s_blocks read before Ai beta's rest replaces it"),
+    Sync("fence.proxy.async", "INVERT", "s_aib, s_blocks, s_p written before products read them"),
     Sync("fence.proxy.async", "STATE", "s_h, s_left written before products"),
     Sync("fence.proxy.async", "STATE", "s_o written before TMA, s_v read before TMA writes"),
     Sync("tcgen05.wait::ld", "INVERT, STATE", "tensor memory read before its release"),

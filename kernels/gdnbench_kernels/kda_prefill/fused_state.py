@@ -12,7 +12,16 @@ import cutlass
 import cutlass.cute as cute
 
 from gdnbench_kernels import blackwell
-from gdnbench_kernels.delta_prefill.fused_tiles import GROUP_WARPS, PARTS, Half, WorkTile
+from gdnbench_kernels.delta_prefill.fused_tiles import (
+    GROUP_WARPS,
+    PARTS,
+    Half,
+    WorkTile,
+    read_given,
+    read_v,
+    write_kept,
+    write_o,
+)
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.kda_prefill.fused_plan import T_KS, T_O, T_S, T_V_NEW, Pipelines, Shared
 from gdnbench_kernels.plan import WARP
@@ -99,13 +108,7 @@ def load_initial_state(half: Half, work: WorkTile, initial_state: Any) -> None:
     """Write the initial state to S; zeros if there is none."""
     for part in cutlass.range_constexpr(PARTS):
         r_s = half.registers()
-        if cutlass.const_expr(initial_state is None):
-            r_s.fill(0.0)
-        else:
-            g_given = half.part(initial_state[work.sequence, work.head, None, None], part)
-            r_given = half.registers(initial_state.element_type)
-            cute.autovec_copy(half.tmem_copy.partition(g_given), r_given)
-            r_s.store(r_given.load().to(cutlass.Float32))
+        read_given(half, work, initial_state, part, r_s)
         half.tmem_copy.store(T_S, 0, part * CHUNK, r_s)
     cute.arch.fence_view_async_tmem_store()
 
@@ -118,10 +121,7 @@ def store_final_state(half: Half, work: WorkTile, final_state: Any) -> None:
             r_s = half.registers()
             half.tmem_copy.load(T_S, 0, part * CHUNK, r_s)
             cute.arch.fence_view_async_tmem_load()
-            g_kept = half.part(final_state[work.sequence, work.head, None, None], part)
-            r_kept = half.registers(final_state.element_type)
-            r_kept.store(r_s.load().to(final_state.element_type))
-            cute.autovec_copy(r_kept, half.tmem_copy.partition(g_kept))
+            write_kept(half, work, final_state, part, r_s)
 
 
 @cute.jit
@@ -156,13 +156,8 @@ def form_x(
 ) -> None:
     """X^T = V^T - (Kd h^T)^T."""
     v, ks = states
-    r_v, r_ks, r_x = half.registers(BF16), half.registers(), half.registers(BF16)
-    pipelines.v.consumer_wait(v)
-    s_v = blackwell.reordered(shared.v[None, None, v.index], 1, 0)
-    half.tmem_copy.ldmatrix(half.part(s_v), r_v, transpose=True)
-    # The next V is written through the async proxy: order this thread's reads before it.
-    cute.arch.fence_proxy("async.shared", space="cta")
-    pipelines.v.consumer_release(v)
+    r_v = read_v(half, pipelines.v, v, shared.v)
+    r_ks, r_x = half.registers(), half.registers(BF16)
     half.tmem_copy.load_and_release(pipelines.ks, ks, T_KS, r_ks)
     r_x.store((r_v.load().to(cutlass.Float32) - r_ks.load()).to(BF16))
     half.tmem_copy.stmatrix(r_x, half.part(s_x))
@@ -188,8 +183,4 @@ def store_o(
     r_sum, r_o = half.registers(), half.registers(BF16)
     half.tmem_copy.load_and_release(pipelines.out, out, T_O, r_sum)
     r_o.store((scale * r_sum.load()).to(BF16))
-    pipelines.o.producer_acquire(o)
-    s_o = blackwell.reordered(shared.o[None, None, o.index], 1, 0)
-    half.tmem_copy.stmatrix(r_o, half.part(s_o), transpose=True)
-    cute.arch.fence_proxy("async.shared", space="cta")
-    pipelines.o.producer_commit(o)
+    write_o(half, pipelines.o, o, shared.o, r_o)

@@ -28,13 +28,16 @@ K in lower halves by down and in upper halves by up, and one product of K with i
 the level's elements of A and P in their places; the other elements are finite and ignored. P's diagonal is
 that of Q K^T.
 
+Ai beta_j is two bf16 tiles: s_aib has its rounding and s_blocks, between two inversions, the rounding of the
+rest. fused_invert.py has the reason.
+
     product              M    N    K    left operand              right operand             accumulator
     0. Q K^T             64   64   128  s_q, K-major              s_k, K-major              t_qk
     1. K K^T, 6 levels   64   64   128  s_scaled_k, K-major       s_scaled_k, K-major       t_kkt
     2. Q K^T, 6 levels   64   64   128  s_scaled_q, K-major       s_scaled_k, K-major       t_qk
     3. (Kd h^T)^T        128  64   128  s_h, K-major              s_scaled_k, K-major       t_ks
     4. (Qd h^T)^T        128  64   128  s_h, K-major              s_scaled_q, K-major       t_o
-    5. V_new^T           128  64   64   s_left = X^T, K-major     s_aib, K-major            t_v_new
+    5. V_new^T           128  64   64   s_left = X^T, K-major     s_aib, s_blocks, K-major  t_v_new
     6. V_new^T Ke        128  128  64   s_left = V_new^T, K-major s_k = Ke, N-major         added to t_s
     7. (P V_new)^T       128  64   64   s_left = V_new^T, K-major s_p, K-major              added to t_o
 
@@ -51,7 +54,7 @@ chunk ahead of the recurrence, of STATE and MMA.
     s_scaled_q  64 x 128            bfloat16  K-major, SW128: Q of a level, then Qd
     s_h         128 x 128           bfloat16  K-major, SW128
     s_left      128 x 64            bfloat16  K-major, SW128: X^T, then V_new^T
-    s_aib       64 x 64             bfloat16  K-major, SW128: Ai beta_j
+    s_aib       64 x 64             bfloat16  K-major, SW128: Ai beta_j, rounded
     s_p         64 x 64             bfloat16  K-major, SW128
     s_o         64 x 128            bfloat16  row = token, SW128
     s_total     128, 2 stages       float32   the chunk's decay of each channel
@@ -106,7 +109,8 @@ chunk ahead of the recurrence, of STATE and MMA.
     fence.proxy.async                  SCALE          s_q, s_g read before TMA writes
     barrier SCALE                      SCALE          s_halves written before the other half is read
     barrier INVERT                     INVERT         exchanges within the inverse: inverse.py
-    fence.proxy.async                  INVERT         s_aib, s_p written before products read them
+    barrier INVERT                     INVERT         s_blocks read before Ai beta's rest replaces it
+    fence.proxy.async                  INVERT         s_aib, s_blocks, s_p written before products read them
     fence.proxy.async                  STATE          s_h, s_left written before products
     fence.proxy.async                  STATE          s_o written before TMA, s_v read before TMA writes
     tcgen05.wait::ld                   INVERT, STATE  tensor memory read before its release
@@ -117,9 +121,9 @@ chunk ahead of the recurrence, of STATE and MMA.
     producer_tail                      each producer  no arrival after the CTA ends
     barrier of the CTA                 all            tensor memory read before it is freed
 
-640 threads, 230276 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
+640 threads, 230788 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
 
-fused_plan.py makes these tables. With `split` there is 1 stage of s_k and 2 of s_blocks, 222052 bytes.
+fused_plan.py makes these tables. With `split` there is 1 stage of s_k and 2 of s_blocks, 222564 bytes.
 
 A last chunk of fewer than 64 tokens: past its end LOAD sets rows of K and V to zero, beta is 0 and SCALE
 takes decays of 1. So A, X and V_new are 0 there, unless h is not finite. Q continues with the next sequence:
@@ -148,6 +152,7 @@ from gdnbench_kernels.gdn_prefill import inverse
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.kda_prefill import fused_invert, fused_scale, fused_state
 from gdnbench_kernels.kda_prefill.fused_plan import (
+    BLOCKS_ALIGN,
     LEVELS,
     T_KKT,
     T_KS,
@@ -163,8 +168,7 @@ from gdnbench_kernels.kda_prefill.fused_plan import (
     planned,
 )
 
-BF16 = cutlass.BFloat16
-STATE_REGISTERS, SCALE_REGISTERS, INVERT_REGISTERS, OTHER_REGISTERS = 88, 112, 136, 56
+STATE_REGISTERS, SCALE_REGISTERS, INVERT_REGISTERS, OTHER_REGISTERS = 88, 104, 136, 64
 """Registers per thread after setmaxnreg; 96 at launch."""
 
 PLAN = planned(split=False)
@@ -238,7 +242,7 @@ class KdaFused:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = cutlass.memory.SmemAllocator()
         shared = Shared.allocate(plan, smem)
-        scratch = inverse.Scratch.allocate(smem, self.split)
+        scratch = inverse.Scratch.allocate(smem, self.split, BLOCKS_ALIGN)
         pipelines = Pipelines.allocate(plan, smem)
         blackwell.prefetch((tma.k, tma.q, tma.g, tma.v, tma.o), warp == Role.LOAD)
         blackwell.init_barriers(pipelines, warp == Role.LOAD)
@@ -260,7 +264,7 @@ class KdaFused:
         if warp == Role.SCORES:
             self.scores(self.work(cu_seqlens), pipelines, shared, base)
         if warp == Role.MMA:
-            self.mma(self.work(cu_seqlens), pipelines, shared, base)
+            self.mma(self.work(cu_seqlens), pipelines, shared, fused_invert.rest_of_aib(scratch), base)
         if warp == Role.STORE:
             store_output(self.work(cu_seqlens), pipelines.o, shared.o, tma.o, o, self.value_heads)
         cute.arch.sync_threads()
@@ -335,11 +339,19 @@ class KdaFused:
         pipelines.scores.producer_tail(scores)
 
     @cute.jit
-    def mma(self, work: WorkTile, pipelines: Pipelines, shared: Shared, base: cute.Pointer) -> None:
-        """Issue the products with the state."""
+    def mma(
+        self,
+        work: WorkTile,
+        pipelines: Pipelines,
+        shared: Shared,
+        s_rest: cute.Tensor,
+        base: cute.Pointer,
+    ) -> None:
+        """Issue the products with the state. s_rest: what rounds off Ai beta."""
         read_k = TileMma.create(base, T_KS, shared.h, shared.scaled_k)
         read_q = TileMma.create(base, T_O, shared.h, shared.scaled_q)
         update = TileMma.create(base, T_V_NEW, shared.left, shared.aib)
+        correct = TileMma.create(base, T_V_NEW, shared.left, s_rest)
         add = TileMma.create(base, T_S, shared.left, shared.k, OperandMajorMode.MN)
         read_p = TileMma.create(base, T_O, shared.left, shared.p)
         k, reads, ends, squares, h, left = (
@@ -374,6 +386,7 @@ class KdaFused:
             pipelines.left.consumer_wait(left)
             blackwell.after_thread_sync()
             update.issue(left, squares)
+            correct.issue(left, squares, add=True)
             pipelines.update.umma_commit(updates)
             pipelines.left.umma_release(left)
             left.advance()
