@@ -212,6 +212,18 @@ def greater(x: Any, y: Any) -> Any:
     return cute.arch.inline_ptx("max.f32 {$w0}, {$r0}, {$r1};", write_only_types=[F32], read_only_args=[x, y])
 
 
+def lesser(x: Any, y: Any) -> Any:
+    """The minimum of two floats; of a number and a NaN the number."""
+    return cute.arch.inline_ptx("min.f32 {$w0}, {$r0}, {$r1};", write_only_types=[F32], read_only_args=[x, y])
+
+
+def fused(x: Any, y: Any, z: Any) -> Any:
+    """x y + z, rounded once."""
+    return cute.arch.inline_ptx(
+        "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[F32], read_only_args=[x, y, z]
+    )
+
+
 def greater_halves(x: Any, y: Any) -> Any:
     """The maximum of each of two unsigned 16-bit numbers."""
     return cute.arch.inline_ptx(

@@ -12,6 +12,7 @@ An lse that includes the sink is, over nothing, the sink itself.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,6 +21,24 @@ BASES = {"e": 1.0, "2": 1 / math.log(2)}
 """The factor of a natural logarithm."""
 MINUS, PLUS = "minus_inf", "plus_inf"
 WITHOUT, WITH = "without", "with"
+
+
+@dataclass(frozen=True, slots=True)
+class LseForm:
+    """The form in which a kernel writes lse."""
+
+    base: str  # a key of BASES
+    sink: str  # WITHOUT or WITH
+    empty: str  # MINUS or PLUS
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("lse_base", self.base, tuple(BASES)),
+            ("lse_sink", self.sink, (WITHOUT, WITH)),
+            ("lse_empty", self.empty, (MINUS, PLUS)),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} is {value!r}; it is {' or '.join(known)}")
 
 
 def in_form(lse: Tensor, sink: Tensor | None, *, base: str, with_sink: str, empty: str) -> Tensor:
