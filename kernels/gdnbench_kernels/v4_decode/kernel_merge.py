@@ -112,8 +112,14 @@ class MergeSplits:
         place = I64(row) * HEAD_DIM + thread * VALUES
         ops.store_global(o.iterator.toint() + place * 2, low, high)
         if cutlass.const_expr(lse is not None):
-            if thread == 0:
-                lse[row] = lse_in_form(self.form, top, total, sink)
+            self.store_lse(row, thread, lse_in_form(self.form, top, total, sink), lse)
+
+    @cute.jit
+    def store_lse(
+        self, row: cutlass.Int32, thread: cutlass.Int32, value: cutlass.Float32, lse: cute.Tensor
+    ) -> None:
+        if thread == 0:
+            lse[row] = value
 
     @cute.jit
     def split_lse(self, lse_part: cute.Tensor, lane: cutlass.Int32, row: cutlass.Int32) -> cutlass.Float32:
