@@ -87,9 +87,9 @@ from cutlass.cute.nvgpu import cpasync
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.swa_decode import sm90_ops as wgmma
 from gdnbench_kernels.swa_decode import warp_ops as ops
-from gdnbench_kernels.swa_decode.kernel_mma import FINITE, LEAST_POWER, LOG2_E, W_TOP
 from gdnbench_kernels.swa_decode.latent_rows import STEP, Pages
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
+from gdnbench_kernels.swa_decode.mma_tile import FINITE, LEAST_POWER, LOG2_E, W_TOP
 from gdnbench_kernels.swa_decode.sizes import GROUP, HEAD_DIM, MAX_WINDOW
 from gdnbench_kernels.swa_decode.sm90_load import (
     Loader,

@@ -15,8 +15,8 @@ import cutlass
 import cutlass.cute as cute
 
 from gdnbench_kernels.swa_decode import warp_ops as ops
-from gdnbench_kernels.swa_decode.kernel_mma import LOG2_E, Q_TOP
 from gdnbench_kernels.swa_decode.latent_rows import BIAS, CHUNK, NO_NUMBER, PAIR_BITS
+from gdnbench_kernels.swa_decode.mma_tile import LOG2_E, Q_TOP
 from gdnbench_kernels.swa_decode.sizes import GROUP
 from gdnbench_kernels.swa_decode.sm90_plan import BLOCKS, MULTIPLIERS
 from gdnbench_kernels.swa_decode.sm90_window import HIGH_HALVES, LOW_HALVES, selected

@@ -22,10 +22,10 @@ Error. Let A be the largest |o_part| of a feature and S = |s|, lse_part and o_pa
 log2 e has two roundings, so its weight has a relative error of 2 ln 2 S more. The reciprocal has 2 and its
 product 1. So
 
-    |o - exact| <= 2^-9 |o| + A u (4 + 0.37 n + n + 4 + 0.37 n + 0.37 + 6 + 1.4 S + 3)
-                <= 2^-9 |o| + A u (18 + 1.74 n + 1.4 S)
+    |o - exact| <= 2^-8 |o| + A u (4 + 0.37 n + n + 4 + 0.37 n + 0.37 + 6 + 1.4 S + 3)
+                <= 2^-8 |o| + A u (18 + 1.74 n + 1.4 S)
 
-where 2^-9 is the rounding to bfloat16; with 32 splits the rest is below 2^-17 A for |s| < 30. Parts weighing
+where 2^-8 is the rounding to bfloat16; with 32 splits the rest is below 2^-17 A for |s| < 30. Parts weighing
 less than 2^-126 of the largest, or of the sink, are 0. NaN in lse_part makes its row NaN.
 """
 

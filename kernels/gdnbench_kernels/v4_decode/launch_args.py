@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gdnbench_kernels import programs
 from gdnbench_kernels.arguments import Output, contiguous_aligned
+from gdnbench_kernels.compiling import Program
 from gdnbench_kernels.latent_launch import (
     WORD,
     check_tensor,
@@ -107,6 +108,25 @@ class V4Arguments:
     def lse(self) -> Tensor | None:
         """[R, H] float32, the tensor that a kernel writes; None if not requested."""
         return None if self._lse is None else self._lse.buffer.flatten(0, 1)
+
+    def launch(self, made: Program, o: Tensor, lse: Tensor | None, splits: int, *more: int) -> None:
+        """Run a program whose parameters are those of `sources`, in order, then `more`. With a program of
+        splits, o and lse are those of `Partials`, and it takes no sink."""
+        window, extra = self.window, self.extra
+        pools = [window.pages, window.inv_scale, window.entries, window.lens]
+        pools += [None] * 4 if extra is None else [extra.pages, extra.inv_scale, extra.entries, extra.lens]
+        made(
+            self.q,
+            *pools,
+            self.attn_sink if splits == 1 else None,
+            o,
+            lse,
+            self.scale,
+            window.block_shift,
+            0 if extra is None else extra.block_shift,
+            splits,
+            *more,
+        )
 
     def finish(self) -> dict[str, Tensor]:
         """Return the filled tensors: the caller's, or new ones."""

@@ -44,6 +44,10 @@ class SplitPlan:
 
     splits: int
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.splits <= MAX_SPLITS:
+            raise ValueError(f"splits is {self.splits}; it must be 1 to {MAX_SPLITS}")
+
     def tiles_of(self, split: int, tiles: int) -> range:
         """The tiles of that split in a query of `tiles` tiles."""
         first, after = (first_tile(one, self.splits, tiles) for one in (split, split + 1))
