@@ -46,6 +46,8 @@ from gdnbench_kernels.kda_decode.cases import cases as kda_decode_cases
 from gdnbench_kernels.kda_prefill.cases import cases as kda_prefill_cases
 from gdnbench_kernels.swa_decode.cases import cases as swa_decode_cases
 from gdnbench_kernels.swa_decode.contract import SERVED
+from gdnbench_kernels.v4_decode.cases import cases as v4_decode_cases
+from gdnbench_kernels.v4_decode.contract import SERVED as V4_SERVED
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 
@@ -89,6 +91,14 @@ GRIDS: Final = {
             swa_decode_cases,
             ("sm100", "portable", "wgmma"),
             refused=lambda conventions: conventions["cache_layout"] not in SERVED["cache_layout"],
+        ),
+        Grid(
+            "v4_decode",
+            v4_decode_cases,
+            ("portable",),
+            refused=lambda conventions: any(
+                conventions[name] not in V4_SERVED[name] for name in ("cache_layout", "extra_layout")
+            ),
         ),
     )
 }

@@ -204,6 +204,14 @@ KERNELS = {
         ALL,
         meaning="rows of both segments gathered and dequantised to bfloat16, then SDPA",
     ),
+    "portable": KernelEntry(
+        "gdnbench_kernels.v4_decode.portable:portable",
+        SERVED,
+        devices=("sim", "cuda"),
+        meaning="an mma.sync kernel for SM90 and SM100 in CuTe DSL over tiles of both segments, and one that"
+        " merges splits",
+        sources="gdnbench_kernels.v4_decode.sources:portable_sources",
+    ),
 }
 
 VIEWED = {

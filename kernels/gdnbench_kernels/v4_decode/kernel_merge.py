@@ -51,6 +51,10 @@ VALUES = 4
 THREADS = HEAD_DIM // VALUES
 AHEAD = 8
 """Splits whose loads are issued together."""
+CTAS_PER_SM = 8
+"""Leaves a thread 64 registers."""
+DRIVER_DEFAULT = -1
+"""Shared-memory carveout: the driver's. Without it the compiler asks a device, and there may be none."""
 
 
 class MergeSplits:
@@ -70,7 +74,11 @@ class MergeSplits:
         stream: cuda.CUstream,
     ) -> None:
         self.kernel(o_part, lse_part, attn_sink, o, lse).launch(
-            grid=(cute.size(o, mode=[0]), 1, 1), block=(THREADS, 1, 1), stream=stream
+            grid=(cute.size(o, mode=[0]), 1, 1),
+            block=(THREADS, 1, 1),
+            stream=stream,
+            min_blocks_per_mp=CTAS_PER_SM,
+            preferred_smem_carveout=DRIVER_DEFAULT,
         )
 
     @cute.kernel

@@ -120,6 +120,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 
+from gdnbench_kernels.blackwell import lane_of_turn
 from gdnbench_kernels.swa_decode import warp_ops as ops
 from gdnbench_kernels.swa_decode.head_rows import TILE, Queries, Weights
 from gdnbench_kernels.swa_decode.latent_rows import (
@@ -373,6 +374,8 @@ class MmaSyncTiles(MmaTile):
         running: Running,
     ) -> None:
         """Gather a tile of the pool's entries, and add it to the accumulators."""
+        # Recompute the lane's addresses for each tile: hoisted out of the loop they would be spilled.
+        work = WorkTile(work.token, work.first_head, work.warp, lane_of_turn(tile))
         warp, lane, rows = work.warp, work.lane, pool.rows
         slots = self.slots(work, pool, tile)
         entries = Entries(slots, warp, lane, barriers + warp, barriers + (warp ^ 1))
