@@ -153,17 +153,77 @@ I32, I64, F32 = cutlass.Int32, cutlass.Int64, cutlass.Float32
 
 LEAST_SHIFT = -127
 """A power of two of this exponent or less is 0."""
+MOST_SLOTS = (1 << 31) - 1
+"""Stands for the number of a pool's scales, which is not checked."""
+
+
+@dataclass(frozen=True)
+class TileShared(Shared):
+    """Addresses of all buffers of the plan, and the warps' mbarriers."""
+
+    p: cutlass.Int32
+    rows: cutlass.Int32
+    entries: cutlass.Int32
+    groups: cutlass.Int32
+    barriers: cute.Pointer
 
 
 @dataclass(frozen=True)
 class Pool:
-    """A segment: the entries of its table, and the rows that they name. `of_pages`: entries are pages."""
+    """A segment of this CTA's query row: the pages, and `count` entries of its table at `table`, each of
+    2^entry_shift positions; positions below `length` count."""
 
-    rows: Any  # DsMlaRows or PerTokenRows
     pages: Pages
-    entries: cute.Tensor
+    inv_scale: Any  # a tensor, or None
+    table: cutlass.Int64
+    count: cutlass.Int32
+    entry_shift: cutlass.Int32
     length: cutlass.Int32
-    of_pages: bool
+
+    @staticmethod
+    def create(
+        pages: cute.Tensor,
+        inv_scale: Any,
+        indices: cute.Tensor,
+        token: cutlass.Int32,
+        length: cutlass.Int32,
+        shift: cutlass.Int32,
+        entry_shift: cutlass.Int32,
+    ) -> Pool:
+        row = indices.iterator.toint() + I64(token) * I64(indices.stride[0]) * 4
+        count = I32(cute.size(indices, mode=[1]))
+        where = Pages(pages.iterator.toint(), I64(pages.stride[0]), shift)
+        return Pool(where, inv_scale, row, count, entry_shift, length)
+
+    def alike(self, other: Pool) -> bool:
+        """Whether the scales of both have one type."""
+        return self.inv_scale is None or self.inv_scale.element_type is other.inv_scale.element_type
+
+    def unless(self, condition: Any, other: Pool) -> Pool:
+        """This pool, or `other` if the condition holds."""
+
+        def one(x: Any, y: Any) -> Any:
+            return ops.select_value(condition, y, x)
+
+        scales = self.inv_scale
+        if scales is not None:
+            address = one(scales.iterator.toint(), other.inv_scale.iterator.toint())
+            dtype = scales.element_type
+            align = dtype.width // 8
+            pointer = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=align)
+            scales = cute.make_tensor(pointer, cute.make_layout(MOST_SLOTS))
+        ours, theirs = self.pages, other.pages
+        pages = Pages(
+            one(ours.base, theirs.base), one(ours.stride, theirs.stride), one(ours.shift, theirs.shift)
+        )
+        return Pool(
+            pages,
+            scales,
+            one(self.table, other.table),
+            one(self.count, other.count),
+            one(self.entry_shift, other.entry_shift),
+            one(self.length, other.length),
+        )
 
 
 @dataclass(frozen=True)
@@ -178,14 +238,11 @@ class Running:
 
 class MmaSyncTiles(MmaTile):
     """The kernel for `heads` heads; pools in `layouts`, that of the window and perhaps that of the extra
-    segment; `split`: it writes partial outputs, else o and lse in `form`. `of_pages`: the extra table's."""
+    segment; `split`: it writes partial outputs, else o and lse in `form`."""
 
-    def __init__(
-        self, heads: int, layouts: tuple[CacheLayout, ...], of_pages: bool, split: bool, form: LseForm
-    ) -> None:
+    def __init__(self, heads: int, layouts: tuple[CacheLayout, ...], split: bool, form: LseForm) -> None:
         super().__init__(heads, ROWS, rope=layouts[-1] is CacheLayout.FP8_DS_MLA)
         self.layouts = layouts
-        self.of_pages = of_pages
         self.split = split
         self.form = form
         self.plan = plan(layouts)
@@ -208,6 +265,7 @@ class MmaSyncTiles(MmaTile):
         scale: cutlass.Float32,
         block_shift: cutlass.Int32,
         extra_shift: cutlass.Int32,
+        extra_entry_shift: cutlass.Int32,
         splits: cutlass.Int32,
         stream: cuda.CUstream,
     ) -> None:
@@ -227,6 +285,7 @@ class MmaSyncTiles(MmaTile):
             scale,
             block_shift,
             extra_shift,
+            extra_entry_shift,
         ).launch(
             grid=(cute.size(q, mode=[0]) * self.groups, splits, 1),
             block=(THREADS, 1, 1),
@@ -253,6 +312,7 @@ class MmaSyncTiles(MmaTile):
         scale: cutlass.Float32,
         block_shift: cutlass.Int32,
         extra_shift: cutlass.Int32,
+        extra_entry_shift: cutlass.Int32,
     ) -> None:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         lane, (block, split, _) = cute.arch.lane_idx(), cute.arch.block_idx()
@@ -267,7 +327,9 @@ class MmaSyncTiles(MmaTile):
         smem = cutlass.memory.SmemAllocator()
         where = {buffer.name: smem.allocate(buffer.bytes, buffer.align) for buffer in self.plan.smem}
         at = {name: pointer.toint() for name, pointer in where.items()}
-        shared = Shared(
+        groups = at.get("s_groups", I32(0))
+        barriers = cute.recast_ptr(where["s_arrived"], dtype=cutlass.Int64)
+        shared = TileShared(
             at["s_q"],
             at["s_parts"],
             at["s_peaks"],
@@ -275,29 +337,26 @@ class MmaSyncTiles(MmaTile):
             at["s_sums"],
             at["s_factors"],
             at["s_coefficients"],
+            at["s_p"],
+            at["s_rows"],
+            at["s_entries"],
+            groups,
+            barriers,
         )
-        barriers = cute.recast_ptr(where["s_arrived"], dtype=cutlass.Int64)
         if lane == 0:
             cute.arch.mbarrier_init(barriers + warp, 1)
         cute.arch.mbarrier_init_fence()
-        pools = [
-            Pool(
-                self.rows_of(self.layouts[0], at, inv_scale, block_shift),
-                Pages(pages.iterator.toint(), I64(pages.stride[0]), block_shift),
-                indices,
-                length,
-                False,
-            )
-        ]
+        window = Pool.create(pages, inv_scale, indices, token, length, block_shift, I32(0))
+        extra = None
         if cutlass.const_expr(len(self.layouts) > 1):
-            pools.append(
-                Pool(
-                    self.rows_of(self.layouts[1], at, extra_inv_scale, extra_shift),
-                    Pages(extra_pages.iterator.toint(), I64(extra_pages.stride[0]), extra_shift),
-                    extra_indices,
-                    extra_length,
-                    self.of_pages,
-                )
+            extra = Pool.create(
+                extra_pages,
+                extra_inv_scale,
+                extra_indices,
+                token,
+                extra_length,
+                extra_shift,
+                extra_entry_shift,
             )
         window_tiles = (length + TILE_ENTRIES - 1) // TILE_ENTRIES
         tiles = window_tiles + (extra_length + TILE_ENTRIES - 1) // TILE_ENTRIES
@@ -307,23 +366,15 @@ class MmaSyncTiles(MmaTile):
             self.store_empty(work, split, attn_sink, o, lse)
         if first < after:
             self.store_queries(work, shared, Queries(shared.q, lane, self.tiles), words, scale)
-            self.attend(
-                work, shared, at["s_p"], barriers, pools, window_tiles, first, after, split, attn_sink, o, lse
-            )
-
-    def rows_of(self, layout: CacheLayout, at: dict[str, Any], inv_scale: Any, block_shift: Any) -> Any:
-        if layout is CacheLayout.PER_TOKEN_SCALE:
-            return PerTokenRows(at["s_rows"], at["s_entries"], inv_scale)
-        return DsMlaRows(at["s_rows"], at["s_entries"], at["s_groups"], I32(1) << block_shift)
+            self.attend(work, shared, window, extra, window_tiles, first, after, split, attn_sink, o, lse)
 
     @cute.jit
     def attend(
         self,
         work: WorkTile,
-        shared: Shared,
-        s_p: cutlass.Int32,
-        barriers: cute.Pointer,
-        pools: list[Pool],
+        shared: TileShared,
+        window: Pool,
+        extra: Pool,
         window_tiles: cutlass.Int32,
         first: cutlass.Int32,
         after: cutlass.Int32,
@@ -341,19 +392,18 @@ class MmaSyncTiles(MmaTile):
         running.total.fill(0.0)
         logit = self.sink_of(work, attn_sink)
         cute.arch.sync_warp()
-        before = I32(0)
-        if first < window_tiles:
-            self.attend_tile(work, shared, s_p, barriers, pools[0], first, I32(0), acc, running)
-            before = I32(1)
-        if cutlass.const_expr(len(pools) > 1):
-            if cutlass.const_expr(self.layouts[0] is not self.layouts[1]):
-                self.reorder(work, acc)
-            start = cutlass.max(first, window_tiles)
-            for tile in cutlass.range(start, after, unroll=1):
-                phase = (tile - start + before) % 2
+        if cutlass.const_expr(extra is None):
+            self.attend_tile(work, shared, self.layouts[0], window, first, I32(0), acc, running)
+        elif cutlass.const_expr(self.layouts[0] is self.layouts[1] and window.alike(extra)):
+            for tile in cutlass.range(first, after, unroll=1):
+                of_window = tile < window_tiles
+                pool = extra.unless(of_window, window)
+                number = ops.select_value(of_window, tile, tile - window_tiles)
                 self.attend_tile(
-                    work, shared, s_p, barriers, pools[1], tile - window_tiles, phase, acc, running
+                    work, shared, self.layouts[0], pool, number, (tile - first) % 2, acc, running
                 )
+        else:
+            self.attend_in_turn(work, shared, window, extra, window_tiles, first, after, acc, running)
         self.find_factors(work, shared, running, split, logit, lse)
         if cutlass.const_expr(self.split):
             self.store_parts(work, acc, shared, split, o)
@@ -361,12 +411,37 @@ class MmaSyncTiles(MmaTile):
             self.store(work, acc, shared, o)
 
     @cute.jit
+    def attend_in_turn(
+        self,
+        work: WorkTile,
+        shared: TileShared,
+        window: Pool,
+        extra: Pool,
+        window_tiles: cutlass.Int32,
+        first: cutlass.Int32,
+        after: cutlass.Int32,
+        acc: cute.Tensor,
+        running: Running,
+    ) -> None:
+        """The tiles of pools that differ in layout or scales: code for each."""
+        before = I32(0)
+        if first < window_tiles:
+            self.attend_tile(work, shared, self.layouts[0], window, first, I32(0), acc, running)
+            before = I32(1)
+        if cutlass.const_expr(self.layouts[0] is not self.layouts[1]):
+            self.reorder(work, acc)
+        start = cutlass.max(first, window_tiles)
+        for tile in cutlass.range(start, after, unroll=1):
+            phase = (tile - start + before) % 2
+            number = tile - window_tiles
+            self.attend_tile(work, shared, self.layouts[1], extra, number, phase, acc, running)
+
+    @cute.jit
     def attend_tile(
         self,
         work: WorkTile,
-        shared: Shared,
-        s_p: cutlass.Int32,
-        barriers: cute.Pointer,
+        shared: TileShared,
+        layout: cutlass.Constexpr,
         pool: Pool,
         tile: cutlass.Int32,
         phase: cutlass.Int32,
@@ -376,19 +451,19 @@ class MmaSyncTiles(MmaTile):
         """Gather a tile of the pool's entries, and add it to the accumulators."""
         # Recompute the lane's addresses for each tile: hoisted out of the loop they would be spilled.
         work = WorkTile(work.token, work.first_head, work.warp, lane_of_turn(tile))
-        warp, lane, rows = work.warp, work.lane, pool.rows
-        slots = self.slots(work, pool, tile)
-        entries = Entries(slots, warp, lane, barriers + warp, barriers + (warp ^ 1))
+        warp, lane, rows = work.warp, work.lane, self.rows_of(shared, layout, pool)
+        arrived, beside = shared.barriers + warp, shared.barriers + (warp ^ 1)
+        entries = Entries(self.slots(work, pool, tile), warp, lane, arrived, beside)
         loaded = rows.gather(entries, pool.pages)
         rows.describe(entries, pool.pages, loaded)
         cute.arch.sync_threads()
-        cute.arch.mbarrier_wait(entries.arrived, phase)
-        cute.arch.mbarrier_wait(entries.beside, phase)
+        cute.arch.mbarrier_wait(arrived, phase)
+        cute.arch.mbarrier_wait(beside, phase)
         parts = cute.make_rmem_tensor((2 * self.mine,), F32)
         parts.fill(0.0)
         rows.score(parts, Queries(shared.q, lane, self.tiles), warp // 2, warp % 2, lane)
         scores = self.exchange(work, shared, parts)
-        weights = Weights(s_p, lane, self.tiles)
+        weights = Weights(shared.p, lane, self.tiles)
         self.softmax(work, shared, rows, scores, weights, running)
         self.rescale(work, shared, acc)
         rows.weigh(acc, weights, warp, lane)
@@ -396,19 +471,20 @@ class MmaSyncTiles(MmaTile):
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_threads()
 
+    def rows_of(self, shared: TileShared, layout: CacheLayout, pool: Pool) -> Any:
+        if layout is CacheLayout.PER_TOKEN_SCALE:
+            return PerTokenRows(shared.rows, shared.entries, pool.inv_scale)
+        return DsMlaRows(shared.rows, shared.entries, shared.groups, I32(1) << pool.pages.shift)
+
     @cute.jit
     def slots(self, work: WorkTile, pool: Pool, tile: cutlass.Int32) -> cutlass.Int32:
-        """The slot of this lane's entry of the tile; -1 if it does not count."""
-        found = I32(PADDING)
+        """The slot of this lane's position of the tile; -1 if it does not count."""
+        found, shift = I32(PADDING), pool.entry_shift
         place = tile * TILE_ENTRIES + work.warp * ENTRIES + work.lane % ENTRIES
-        entry, shift = place, pool.pages.shift
-        if cutlass.const_expr(pool.of_pages):
-            entry = place >> shift
-        if place < pool.length and entry < cute.size(pool.entries, mode=[1]):
-            row = pool.entries.iterator.toint() + I64(work.token) * I64(pool.entries.stride[0]) * 4
-            found = ops.load_index(row + I64(entry) * 4)
-            if cutlass.const_expr(pool.of_pages):
-                found = (found << shift) + pool.pages.offset(place)
+        entry = place >> shift
+        if place < pool.length and entry < pool.count:
+            found = ops.load_index(pool.table + I64(entry) * 4)
+            found = (found << shift) + (place & ((I32(1) << shift) - 1))
         return found
 
     def softmax(

@@ -66,9 +66,14 @@ class PoolArguments:
         return None if self.inv_scale is None else dtype_name(self.inv_scale.dtype)
 
     @property
+    def entry_shift(self) -> int:
+        """An entry is of 2^entry_shift rows."""
+        return self.block_shift if self.of_pages else 0
+
+    @property
     def capacity(self) -> int:
         """The most rows that a query attends to."""
-        return self.entries.shape[1] << (self.block_shift if self.of_pages else 0)
+        return self.entries.shape[1] << self.entry_shift
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,7 @@ class V4Arguments:
             self.scale,
             window.block_shift,
             0 if extra is None else extra.block_shift,
+            0 if extra is None else extra.entry_shift,
             splits,
             *more,
         )

@@ -3,7 +3,7 @@ and SM100.
 
 The host reads nothing back from the device and no shape depends on values, so a call can be captured into a
 CUDA graph. With the caller's outputs, of splits alone it allocates: their partial outputs, for each call.
-Kernels are compiled per number of heads, layouts, dtypes of scales, form of the extra table and of lse, and
+Kernels are compiled per number of heads, layouts, dtypes of scales, form of lse, and
 presence of an extra segment, a sink and lse; the first such call compiles them or finds them in the cache.
 """
 
@@ -68,7 +68,6 @@ def _program(given: V4Arguments, target: str, *, split: bool) -> Program:
         given.window.scale_dtype,
         "none" if extra is None else extra.layout.value,
         None if extra is None else extra.scale_dtype,
-        extra is not None and extra.of_pages,
         split,
         given.attn_sink is not None,
         given.lse is not None,

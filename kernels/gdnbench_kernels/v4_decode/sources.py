@@ -1,7 +1,8 @@
 """The sources of v4_decode's compiled kernels: the host objects and the types of their arguments.
 
 An attention kernel takes q, the window's pages, inv_scale, indices, lens, the same four of the extra segment
-(None without one), attn_sink, o, lse, scale, block_shift, extra_shift, splits, as in `launch_args`. The
+(None without one), attn_sink, o, lse, scale, block_shift, extra_shift, extra_entry_shift, splits, as in
+`launch_args`. The
 numbers of requests, queries, entries, pages and splits are run-time values; heads, layouts, dtypes of scales,
 the form of lse, and the presence of an extra segment, a sink, lse and splits are compiled in. The `build_`
 function of a source imports CuTe DSL when the kernel is compiled.
@@ -21,7 +22,6 @@ ExtraLayout = Literal["none", "per_token_scale", "fp8_ds_mla"]
 Base = Literal["e", "2"]
 SinkForm = Literal["without", "with"]
 EmptyForm = Literal["minus_inf", "plus_inf"]
-Form = Literal["indices", "block_table"]
 
 
 def portable_sources(
@@ -30,7 +30,6 @@ def portable_sources(
     scale_dtype: ScaleDtype | None = "float32",
     extra_layout: ExtraLayout = "fp8_ds_mla",
     extra_scale_dtype: ScaleDtype | None = "float32",
-    extra_index_form: Form = "indices",
     sink: bool = True,
     lse: bool = True,
     lse_base: Base = "e",
@@ -40,13 +39,12 @@ def portable_sources(
     """The kernels of `portable`: that of unsplit queries, that of splits, and the merge.
 
     heads: H. cache_layout, extra_layout: how pages hold their rows; none without an extra segment.
-    scale_dtype, extra_scale_dtype: those of the scales, of per_token_scale alone. extra_index_form: what
-    entries of the extra table are. sink: whether there is an attn_sink. lse: whether it is an output;
-    lse_base, lse_sink, lse_empty: its form.
+    scale_dtype, extra_scale_dtype: those of the scales, of per_token_scale alone. sink: whether there is an
+    attn_sink. lse: whether it is an output; lse_base, lse_sink, lse_empty: its form.
     """
     one = scale_dtype if cache_layout == "per_token_scale" else None
     other = extra_scale_dtype if extra_layout == "per_token_scale" else None
-    pools = (cache_layout, one, extra_layout, other, extra_index_form == "block_table")
+    pools = (cache_layout, one, extra_layout, other)
     form = (lse_base, lse_sink, lse_empty)
     found = [portable_source(heads, *pools, False, sink, lse, *form)]
     if extra_layout != "none":
@@ -60,7 +58,6 @@ def portable_source(
     scale_dtype: ScaleDtype | None,
     extra_layout: ExtraLayout,
     extra_scale_dtype: ScaleDtype | None,
-    of_pages: bool,
     split: bool,
     sink: bool,
     lse: bool,
@@ -85,7 +82,6 @@ def portable_source(
         scale_dtype=scale_dtype,
         extra_layout=str(extra_layout),
         extra_scale_dtype=extra_scale_dtype,
-        of_pages=of_pages,
         split=split,
         sink=sink,
         lse=lse,
@@ -115,7 +111,6 @@ def build_portable(
     scale_dtype: ScaleDtype | None,
     extra_layout: ExtraLayout,
     extra_scale_dtype: ScaleDtype | None,
-    of_pages: bool,
     split: bool,
     sink: bool,
     lse: bool,
@@ -128,7 +123,7 @@ def build_portable(
 
     extra = extra_layout != "none"
     layouts = tuple(CacheLayout(name) for name in (cache_layout, extra_layout)[: 2 if extra else 1])
-    kernel = MmaSyncTiles(heads, layouts, of_pages, split, LseForm(lse_base, lse_sink, lse_empty))
+    kernel = MmaSyncTiles(heads, layouts, split, LseForm(lse_base, lse_sink, lse_empty))
     pools = (scale_dtype, extra_scale_dtype) if extra else (scale_dtype,)
     return kernel, examples(heads, pools, split, sink, lse)
 
@@ -174,6 +169,7 @@ def examples(
         cutlass.Float32(1.0),
         cutlass.Int32(1),
         cutlass.Int32(1),
+        cutlass.Int32(0),
         cutlass.Int32(1),
         make_fake_stream(),
     )
