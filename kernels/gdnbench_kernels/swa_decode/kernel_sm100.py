@@ -99,24 +99,19 @@ order. A short window takes as long as a full one.
 
 from __future__ import annotations
 
-import math
-import operator
-from collections.abc import Callable
 from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-import cutlass.pipeline as pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync
 
 from gdnbench_kernels import blackwell
-from gdnbench_kernels.plan import WARP
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.sm100_gather import Gather
+from gdnbench_kernels.swa_decode.sm100_output import Output
 from gdnbench_kernels.swa_decode.sm100_plan import (
     FEATURES,
-    HALF,
     HEADS,
     PLAN,
     QUARTERS,
@@ -126,30 +121,15 @@ from gdnbench_kernels.swa_decode.sm100_plan import (
     TOKENS,
     Barrier,
     Pipelines,
-    PipelineState,
     Role,
     Shared,
+    Tile,
     TileScheduler,
     base_of,
     consumer_state,
     producer_state,
 )
-
-BF16 = cutlass.BFloat16
-LOG2_E = math.log2(math.e)
-LN_2 = math.log(2)
-LEAST_NORMAL = 2.0**-126
-GREATEST = 2.0**126
-"""Its reciprocal is LEAST_NORMAL; reciprocals of larger numbers are flushed to 0."""
-FINITE = (2 - 2.0**-23) * 2.0**127
-"""The largest float32."""
-NOTHING = 1.0
-"""m if no token counts. No other row has this m with l = 0: its largest score would add 1 to l."""
-QUAD = 4
-"""Threads that share a row of an accumulator."""
-ROWS = 2
-"""Rows of an accumulator per thread, `ROW_DISTANCE` apart."""
-ROW_DISTANCE = 8
+from gdnbench_kernels.swa_decode.sm100_softmax import Softmax
 
 
 class Tcgen05Decode:
@@ -157,6 +137,7 @@ class Tcgen05Decode:
 
     def __init__(self, heads: int, layout: CacheLayout) -> None:
         self.heads = heads
+        self.tiled = False
         self.mla = layout is CacheLayout.FP8_DS_MLA
 
     @cute.jit
@@ -211,10 +192,11 @@ class Tcgen05Decode:
         # Each role builds its scheduler itself: ptxas spills values that live across setmaxnreg.
         if warp < Role.EPILOGUE:
             cute.arch.setmaxregister_increase(REGISTERS[Role.SOFTMAX])
-            self.softmax(self.scheduler(lens), pipelines, shared, base, attn_sink, lse, scale)
+            softmax = Softmax(self.heads, not self.mla, self.tiled, attn_sink, lse, scale)
+            softmax.weigh(self.scheduler(lens), pipelines, shared, base)
         elif warp < Role.GATHER:
             cute.arch.setmaxregister_decrease(REGISTERS[Role.EPILOGUE])
-            self.epilogue(self.scheduler(lens), pipelines, shared, base, tma_o)
+            Output(self.tiled, tma_o).write(self.scheduler(lens), pipelines, shared, base)
         elif warp < Role.LOAD:
             cute.arch.setmaxregister_increase(REGISTERS[Role.GATHER])
             window = Gather(self.mla, pages, inv_scale, indices, lens, block_shift)
@@ -247,280 +229,68 @@ class Tcgen05Decode:
 
     @cute.jit
     def mma(self, scheduler: TileScheduler, pipelines: Pipelines, shared: Shared, base: cute.Pointer) -> None:
-        """A stage of s_kv is read twice. It is released after the second read, or after the first if the CTA
-        does not compute those features of o. The loops over quarters stay rolled: unrolled, ptxas would keep
-        the descriptors of all operands, 64 bits per step of each product, from item to item."""
         qk, pv = qk_mma(), pv_mma()
-        r_q, r_k = blackwell.operands(qk, shared.q, shared.kv, (HEADS, TOKENS, FEATURES))
-        r_p, r_v = blackwell.operands(pv, shared.p, shared.kv, (HEADS, FEATURES, TOKENS))
-        t_s = blackwell.accumulator(qk, base, T_S)
+        operands = (
+            *blackwell.operands(qk, shared.q, shared.kv, (HEADS, TOKENS, FEATURES)),
+            *blackwell.operands(pv, shared.p, shared.kv, (HEADS, FEATURES, TOKENS)),
+        )
+        step = cutlass.Int32(0)
         for turn in cutlass.range(scheduler.count, unroll=1):
-            pipelines.scores.producer_acquire(producer_state(turn))
-            for quarter in cutlass.range(QUARTERS, unroll=1):
-                state = consumer_state(turn, quarter)
-                pipelines.q.consumer_wait(state)
-                pipelines.kv.consumer_wait(state)
-                blackwell.after_thread_sync()
-                r_left, r_right = r_q[None, None, None, quarter], r_k[None, None, None, quarter]
-                blackwell.mma(qk, t_s, r_left, r_right, add=quarter > 0)
-                pipelines.q.umma_release(state)
-                if not scheduler.owns(quarter):
-                    pipelines.kv.umma_release(state)
-            pipelines.scores.umma_commit(producer_state(turn))
-            pipelines.p.consumer_wait(consumer_state(turn))
-            for quarter in cutlass.range(scheduler.first, scheduler.stop, unroll=1):
-                pipelines.o.producer_acquire(producer_state(turn, quarter))
-                blackwell.after_thread_sync()
-                t_o = blackwell.accumulator(pv, base_of(quarter, base), T_EVEN, quarter // 2)
-                blackwell.mma(pv, t_o, r_p[None, None, None, 0], r_v[None, None, None, quarter])
-                pipelines.kv.umma_release(consumer_state(turn, quarter))
-                pipelines.o.umma_commit(producer_state(turn, quarter))
-            pipelines.p.umma_release(consumer_state(turn))
-        pipelines.scores.producer_acquire(producer_state(scheduler.count))
+            if cutlass.const_expr(self.tiled):
+                tiles = scheduler.tiles_of(turn)
+                for index in cutlass.range(tiles, unroll=1):
+                    tile = Tile(step + index, index > 0)
+                    self.multiply(tile, turn, index == tiles - 1, scheduler, pipelines, base, operands)
+                step += tiles
+            else:
+                self.multiply(Tile(turn, False), turn, True, scheduler, pipelines, base, operands)
+        last = step if self.tiled else scheduler.count
+        pipelines.scores.producer_acquire(producer_state(last))
         for quarter in cutlass.range(scheduler.first, scheduler.stop, unroll=1):
-            pipelines.o.producer_acquire(producer_state(scheduler.count, quarter))
+            pipelines.o.producer_acquire(producer_state(last, quarter))
 
     @cute.jit
-    def softmax(
+    def multiply(
         self,
-        scheduler: TileScheduler,
-        pipelines: Pipelines,
-        shared: Shared,
-        base: cute.Pointer,
-        attn_sink: cute.Tensor | None,
-        lse: cute.Tensor | None,
-        scale: cutlass.Float32,
-    ) -> None:
-        """Compute P from S, and the factor of each row of o."""
-        thread = cute.arch.thread_idx()[0]
-        tmem_copy = blackwell.TmemCopy.create(half_mma(), (HEADS, HALF), base, thread)
-        r_s = [cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32) for _ in range(TOKENS // HALF)]
-        r_p = cute.make_rmem_tensor(tmem_copy.coords.shape, BF16)
-        r_max, r_sum, r_top = (cute.make_rmem_tensor((ROWS,), cutlass.Float32) for _ in range(3))
-        factor = scale * LOG2_E
-        for turn in cutlass.range(scheduler.count, unroll=1):
-            state = consumer_state(turn)
-            pipelines.factor.consumer_wait(state)
-            pipelines.scores.consumer_wait(state)
-            blackwell.after_thread_sync()
-            for half in cutlass.range_constexpr(len(r_s)):
-                tmem_copy.load(T_S, 0, half * HALF, r_s[half])
-            cute.arch.fence_view_async_tmem_load()
-            blackwell.before_thread_sync()
-            pipelines.scores.consumer_release(state)
-            r_max.fill(-math.inf)
-            for half in cutlass.range_constexpr(len(r_s)):
-                self._scale(shared, half, thread % QUAD, factor, r_s[half], r_max)
-                # Prevent ptxas from hoisting the loads of the other half's factors, which would cost
-                # registers.
-                cute.arch.sync_warp()
-            none = self._none(shared, thread % WARP)
-            for row in cutlass.range_constexpr(ROWS):
-                across_quad(r_max, row, cute.arch.fmax)
-                # Never subtract an infinity from itself: neither -inf (no score) nor +inf (a score).
-                r_max[row] = none if r_max[row] == -math.inf else cute.arch.fmin(r_max[row], FINITE)
-            r_sum.fill(0.0)
-            r_top.fill(0.0)
-            for half in cutlass.range_constexpr(len(r_s)):
-                self._exponentiate(shared, half, thread % QUAD, r_s[half], r_max, r_sum, r_top)
-                cute.arch.sync_warp()
-            pipelines.factor.consumer_release(state)
-            r_inverse = self._invert(r_top)
-            pipelines.p.producer_acquire(producer_state(turn))
-            for half in cutlass.range_constexpr(len(r_s)):
-                for i in cutlass.range_constexpr(cute.size(r_p)):
-                    r_p[i] = (r_s[half][i] * r_inverse[i // 2 % ROWS]).to(BF16)
-                tmem_copy.stmatrix(r_p, cute.local_tile(shared.p[None, None, 0], (HEADS, HALF), (0, half)))
-            cute.arch.fence_proxy("async.shared", space="cta")
-            pipelines.p.producer_commit(producer_state(turn))
-            self._finish(turn, scheduler, pipelines, shared, thread, r_max, r_sum, r_top, attn_sink, lse)
-        pipelines.p.producer_acquire(producer_state(scheduler.count))
-        pipelines.inverse.producer_acquire(producer_state(scheduler.count))
-
-    @cute.jit
-    def _none(self, shared: Shared, lane: cutlass.Int32) -> cutlass.Float32:
-        """m of a row without a score above -inf: NOTHING if no token counts, else 0."""
-        most = cutlass.Float32(-math.inf)
-        for first in cutlass.range_constexpr(0, TOKENS, WARP):
-            most = cute.arch.fmax(most, shared.factor[first + lane, 1, 0])
-        return cutlass.Float32(0.0) if cute.arch.vote_any_sync(most == 0.0) else cutlass.Float32(NOTHING)
-
-    @cute.jit
-    def _scale(
-        self,
-        shared: Shared,
-        half: cutlass.Constexpr,
-        lane: cutlass.Int32,
-        factor: cutlass.Float32,
-        r_s: cute.Tensor,
-        r_max: cute.Tensor,
-    ) -> None:
-        """Scores as exponents of 2, -inf where a token does not count, and their maxima, which ignore NaN."""
-        for pair in cutlass.range_constexpr(HALF // 8):
-            r_pair = self._factors(shared, half, pair, lane)
-            for i in cutlass.range_constexpr(4):
-                at, token = 4 * pair + i, i % 2
-                score = r_s[at] * (r_pair[2 * token] * factor)
-                # Replace, not add: a NaN in the query must not affect an entry that does not count.
-                r_s[at] = score if r_pair[2 * token + 1] == 0.0 else cutlass.Float32(-math.inf)
-                r_max[i // 2] = cute.arch.fmax(r_max[i // 2], r_s[at])
-
-    @cute.jit
-    def _exponentiate(
-        self,
-        shared: Shared,
-        half: cutlass.Constexpr,
-        lane: cutlass.Int32,
-        r_s: cute.Tensor,
-        r_max: cute.Tensor,
-        r_sum: cute.Tensor,
-        r_top: cute.Tensor,
-    ) -> None:
-        """p f of half the window; the sums of p; the largest |p f|."""
-        for pair in cutlass.range_constexpr(HALF // 8):
-            r_pair = self._factors(shared, half, pair, lane)
-            for i in cutlass.range_constexpr(4):
-                at, row = 4 * pair + i, i // 2
-                p = cute.math.exp2(r_s[at] - r_max[row], fastmath=True)
-                r_sum[row] = r_sum[row] + p
-                r_s[at] = p if self.mla else p * r_pair[2 * (i % 2)]
-                r_top[row] = cute.arch.fmax(r_top[row], cute.math.absf(r_s[at]))
-
-    @cute.jit
-    def _invert(self, r_top: cute.Tensor) -> cute.Tensor:
-        """1 / g; writes g, the largest |p f|, to r_top. In fp8_ds_mla both are 1."""
-        r_inverse = cute.make_rmem_tensor((ROWS,), cutlass.Float32)
-        r_inverse.fill(1.0)
-        if cutlass.const_expr(self.mla):
-            r_top.fill(1.0)
-        else:
-            for row in cutlass.range_constexpr(ROWS):
-                across_quad(r_top, row, cute.arch.fmax)
-                # Numbers outside this range have no reciprocal.
-                r_top[row] = cute.arch.fmin(cute.arch.fmax(r_top[row], LEAST_NORMAL), GREATEST)
-                r_inverse[row] = cute.arch.rcp_approx(r_top[row])
-        return r_inverse
-
-    def _factors(self, shared: Shared, half: int, pair: int, lane: cutlass.Int32) -> cute.Tensor:
-        """(factor, whether it counts) of this thread's two tokens of each 8."""
-        flat = cute.make_tensor(shared.factor.iterator, cute.make_layout(2 * TOKENS))
-        r_pair = cute.make_rmem_tensor((4,), cutlass.Float32)
-        cute.autovec_copy(cute.local_tile(flat, (4,), (2 * HALF // 4 * half + 4 * pair + lane,)), r_pair)
-        return r_pair
-
-    @cute.jit
-    def _finish(
-        self,
+        tile: Tile,
         turn: cutlass.Int32,
+        last: Any,
         scheduler: TileScheduler,
         pipelines: Pipelines,
-        shared: Shared,
-        thread: cutlass.Int32,
-        r_max: cute.Tensor,
-        r_sum: cute.Tensor,
-        r_top: cute.Tensor,
-        attn_sink: Any,
-        lse: Any,
-    ) -> None:
-        """Write g / denominator of this thread's rows for EPILOGUE, and lse, by one thread of a quad."""
-        token, first = scheduler.work_tile(turn)
-        pipelines.inverse.producer_acquire(producer_state(turn))
-        for row in cutlass.range_constexpr(ROWS):
-            across_quad(r_sum, row, operator.add)
-            at = row_of(thread, row)
-            head = first + at
-            total = r_sum[row]
-            if thread % QUAD == 0 and head < self.heads:
-                if cutlass.const_expr(attn_sink is not None):
-                    total += cute.math.exp2(attn_sink[head] * LOG2_E - r_max[row], fastmath=True)
-                if cutlass.const_expr(lse is not None):
-                    natural = (r_max[row] + cute.math.log2(r_sum[row], fastmath=True)) * LN_2
-                    # All parts of a request have the same lse; part 0 writes it.
-                    if scheduler.first == 0:
-                        lse[token, head] = natural
-            inverse = r_top[row] * cute.arch.rcp_approx(total)
-            if thread % QUAD == 0:
-                # If no token counts, o is 0 whatever the sink.
-                nothing = (r_sum[row] == 0.0) & (r_max[row] == NOTHING)
-                shared.inverse[at, 0] = cutlass.Float32(0.0) if nothing else inverse
-        pipelines.inverse.producer_commit(producer_state(turn))
-
-    @cute.jit
-    def epilogue(
-        self,
-        scheduler: TileScheduler,
-        pipelines: Pipelines,
-        shared: Shared,
         base: cute.Pointer,
-        tma_o: blackwell.Tma,
+        operands: tuple[cute.Tensor, ...],
     ) -> None:
-        """Divide, round and store o, a quarter of the features at a time."""
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        thread = cute.arch.thread_idx()[0] - WARP * Role.EPILOGUE
-        threads = PLAN.threads_of(Role.EPILOGUE)
-        together = pipeline.NamedBarrier(barrier_id=Barrier.EPILOGUE, num_threads=threads)
-        r_inverse = cute.make_rmem_tensor((ROWS,), cutlass.Float32)
-        for turn in cutlass.range(scheduler.count, unroll=1):
-            token, head = scheduler.work_tile(turn)
-            pipelines.inverse.consumer_wait(consumer_state(turn))
-            for row in cutlass.range_constexpr(ROWS):
-                r_inverse[row] = shared.inverse[row_of(thread, row), 0]
-            pipelines.inverse.consumer_release(consumer_state(turn))
-            for quarter in cutlass.range(scheduler.first, scheduler.stop, unroll=1):
-                if warp == Role.EPILOGUE:
-                    cute.arch.cp_async_bulk_wait_group(0, read=True)
-                together.arrive_and_wait()
-                tmem_copy = blackwell.TmemCopy.create(
-                    half_mma(), (HEADS, HALF), base_of(quarter, base), thread
-                )
-                self._form_o(
-                    consumer_state(turn, quarter), pipelines, shared.o[None, None, 0], tmem_copy, r_inverse
-                )
-                cute.arch.fence_proxy("async.shared", space="cta")
-                together.arrive_and_wait()
-                if warp == Role.EPILOGUE:
-                    with cute.arch.elect_one():
-                        tma_o.store(shared.o[None, None, 0], head, quarter, token)
-                        cute.arch.cp_async_bulk_commit_group()
-        if warp == Role.EPILOGUE:
-            cute.arch.cp_async_bulk_wait_group(0)
-
-    @cute.jit
-    def _form_o(
-        self,
-        state: PipelineState,
-        pipelines: Pipelines,
-        s_o: cute.Tensor,
-        tmem_copy: blackwell.TmemCopy,
-        r_inverse: cute.Tensor,
-    ) -> None:
-        """Write a quarter of o to s_o, half of its columns at a time."""
-        r_acc = cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32)
-        r_o = cute.make_rmem_tensor(tmem_copy.coords.shape, BF16)
-        pipelines.o.consumer_wait(state)
-        blackwell.after_thread_sync()
-        for half in cutlass.range_constexpr(FEATURES // HALF):
-            tmem_copy.load(T_EVEN, state.index // 2, half * HALF, r_acc)
-            cute.arch.fence_view_async_tmem_load()
-            if cutlass.const_expr(half == FEATURES // HALF - 1):
-                blackwell.before_thread_sync()
-                pipelines.o.consumer_release(state)
-            for i in cutlass.range_constexpr(cute.size(r_acc)):
-                r_acc[i] = r_acc[i] * r_inverse[i // 2 % ROWS]
-            r_o.store(r_acc.load().to(BF16))
-            tmem_copy.stmatrix(r_o, cute.local_tile(s_o, (HEADS, HALF), (0, half)))
-
-
-def across_quad(r_values: cute.Tensor, row: int, combine: Callable[..., Any]) -> None:
-    """Combine a row's value of four threads; all four get the result."""
-    for lane in range(QUAD.bit_length() - 1):
-        other = cute.arch.shuffle_sync_bfly(r_values[row], 1 << lane)
-        r_values[row] = combine(r_values[row], other)
-
-
-def row_of(thread: cutlass.Int32, row: int) -> cutlass.Int32:
-    """One of the rows of a thread's values in `blackwell.TmemCopy`."""
-    return thread // WARP * 16 + thread % WARP // QUAD + row * ROW_DISTANCE
+        """The products of a tile of entries; the queries are read for the last time if it is the item's
+        last. A stage of s_kv is read twice. It is released after the second read, or after the first if the
+        CTA does not compute those features of o. The loops over quarters stay rolled: unrolled, ptxas would
+        keep the descriptors of all operands, 64 bits per step of each product, from item to item."""
+        qk, pv = qk_mma(), pv_mma()
+        r_q, r_k, r_p, r_v = operands
+        t_s = blackwell.accumulator(qk, base, T_S)
+        step = tile.step
+        pipelines.scores.producer_acquire(producer_state(step))
+        for quarter in cutlass.range(QUARTERS, unroll=1):
+            state = consumer_state(step, quarter)
+            pipelines.q.consumer_wait(consumer_state(turn, quarter))
+            pipelines.kv.consumer_wait(state)
+            blackwell.after_thread_sync()
+            r_left, r_right = r_q[None, None, None, quarter], r_k[None, None, None, quarter]
+            blackwell.mma(qk, t_s, r_left, r_right, add=quarter > 0)
+            if last:
+                pipelines.q.umma_release(consumer_state(turn, quarter))
+            if not scheduler.owns(quarter):
+                pipelines.kv.umma_release(state)
+        pipelines.scores.umma_commit(producer_state(step))
+        pipelines.p.consumer_wait(consumer_state(step))
+        for quarter in cutlass.range(scheduler.first, scheduler.stop, unroll=1):
+            pipelines.o.producer_acquire(producer_state(step, quarter))
+            blackwell.after_thread_sync()
+            t_o = blackwell.accumulator(pv, base_of(quarter, base), T_EVEN, quarter // 2)
+            r_left, r_right = r_p[None, None, None, 0], r_v[None, None, None, quarter]
+            blackwell.mma(pv, t_o, r_left, r_right, add=tile.more)
+            pipelines.kv.umma_release(consumer_state(step, quarter))
+            pipelines.o.umma_commit(producer_state(step, quarter))
+        pipelines.p.umma_release(consumer_state(step))
 
 
 def by_quarter(x: cute.Tensor) -> cute.Tensor:
@@ -533,11 +303,6 @@ def by_quarter(x: cute.Tensor) -> cute.Tensor:
 
 def qk_mma() -> cute.TiledMma:
     return blackwell.make_tiled_mma(OperandMajorMode.K, HEADS, TOKENS)
-
-
-def half_mma() -> cute.TiledMma:
-    """An MMA whose accumulator has the columns that a thread loads at once."""
-    return blackwell.make_tiled_mma(OperandMajorMode.K, HEADS, HALF)
 
 
 def pv_mma() -> cute.TiledMma:

@@ -60,6 +60,46 @@ SCALE_NAN = 255
 
 
 @dataclass(frozen=True)
+class Lane:
+    """A thread's place: its first token, its 16 of the features of a group, and where it stores them."""
+
+    down: cutlass.Int32
+    across: cutlass.Int32
+    parts: list[cutlass.Int32]
+
+    @staticmethod
+    def create(shared: Shared) -> Lane:
+        thread = cute.arch.thread_idx()[0] - WARP * Role.GATHER
+        down, across = thread // ACROSS, thread % ACROSS
+        return Lane(down, across, store_addresses(shared.kv, down, across))
+
+
+@dataclass(frozen=True)
+class Registers:
+    """What a thread holds of the tokens that it loads."""
+
+    codes: cute.Tensor
+    rope: cute.Tensor
+    scales: cute.Tensor
+    factor: cute.Tensor
+    slot: cute.Tensor
+    bits: cute.Tensor
+
+    @staticmethod
+    def allocate(groups: int) -> Registers:
+        """For rows of up to `groups` groups of codes."""
+        make, words = cute.make_rmem_tensor, cutlass.Int32
+        return Registers(
+            codes=make((WORDS, groups, EACH), words),
+            rope=make((2 * WORDS, EACH), words),
+            scales=make((SCALE_BYTES // 4, EACH), words),
+            factor=make((2, EACH), cutlass.Float32),
+            slot=make((EACH,), words),
+            bits=make((2 * WORDS,), words),
+        )
+
+
+@dataclass(frozen=True)
 class Gather:
     """The cache, in fp8_ds_mla if `mla`, and a call's window."""
 
@@ -70,52 +110,64 @@ class Gather:
     lens: cute.Tensor
     block_shift: cutlass.Int32
 
+    @property
+    def groups(self) -> int:
+        """Groups of 64 codes of a row."""
+        return GROUPS if self.mla else HEAD_DIM // GROUP
+
     @cute.jit
     def load_window(self, scheduler: TileScheduler, pipelines: Pipelines, shared: Shared) -> None:
-        thread = cute.arch.thread_idx()[0] - WARP * Role.GATHER
-        down, across = thread // ACROSS, thread % ACROSS
-        groups = GROUPS if self.mla else HEAD_DIM // GROUP
-        r_codes = cute.make_rmem_tensor((WORDS, groups, EACH), cutlass.Int32)
-        r_rope = cute.make_rmem_tensor((2 * WORDS, EACH), cutlass.Int32)
-        r_scales = cute.make_rmem_tensor((SCALE_BYTES // 4, EACH), cutlass.Int32)
-        r_factor = cute.make_rmem_tensor((2, EACH), cutlass.Float32)
-        r_slot = cute.make_rmem_tensor((EACH,), cutlass.Int32)
-        r_bits = cute.make_rmem_tensor((2 * WORDS,), cutlass.Int32)
-        parts = store_addresses(shared.kv, down, across)
+        registers = Registers.allocate(self.groups)
+        lane = Lane.create(shared)
         for turn in cutlass.range(scheduler.count, unroll=1):
             token, _ = scheduler.work_tile(turn)
-            for i in cutlass.range_constexpr(EACH):
-                r_slot[i] = self._slot(token, down + i * DOWN)
-                self._fetch_factor(r_slot[i], r_scales[None, i], r_factor[None, i])
-                self._fetch(r_slot[i], across, 0, LATE * HALVES, r_codes[None, None, i], r_rope[None, i])
-            self._store_factors(turn, pipelines, shared, r_factor, down, across)
-            for quarter in cutlass.range_constexpr(QUARTERS):
-                state = producer_state(turn, quarter)
-                pipelines.kv.producer_acquire(state)
-                for i in cutlass.range_constexpr(EACH):
-                    for half in cutlass.range_constexpr(HALVES):
-                        group = quarter * HALVES + half
-                        start = group * TOKENS * ROW_BYTES + i * DOWN * ROW_BYTES
-                        if cutlass.const_expr(group < groups):
-                            self._convert(r_codes[None, group, i], r_scales[None, i], group, r_bits)
-                            store_words(r_bits, parts, start)
-                        else:
-                            store_words(r_rope[None, i], parts, start)
-                cute.arch.fence_proxy("async.shared", space="cta")
-                pipelines.kv.producer_commit(state)
-                if cutlass.const_expr(quarter == 0):
-                    for i in cutlass.range_constexpr(EACH):
-                        self._fetch(
-                            r_slot[i],
-                            across,
-                            LATE * HALVES,
-                            QUARTERS * HALVES,
-                            r_codes[None, None, i],
-                            r_rope[None, i],
-                        )
-        pipelines.factor.producer_acquire(producer_state(scheduler.count))
+            self.load_tile(turn, token, 0, pipelines, shared, lane, registers)
+        finish(scheduler.count, pipelines)
+
+    @cute.jit
+    def load_tile(
+        self,
+        turn: cutlass.Int32,
+        token: cutlass.Int32,
+        first: Any,
+        pipelines: Pipelines,
+        shared: Shared,
+        lane: Lane,
+        registers: Registers,
+    ) -> None:
+        """Load 128 entries of `token` from entry `first` on. `turn` counts the CTA's tiles."""
+        r_codes, r_rope, r_scales = registers.codes, registers.rope, registers.scales
+        r_slot, r_bits = registers.slot, registers.bits
+        down, across = lane.down, lane.across
+        for i in cutlass.range_constexpr(EACH):
+            r_slot[i] = self._slot(token, first + down + i * DOWN)
+            self._fetch_factor(r_slot[i], r_scales[None, i], registers.factor[None, i])
+            self._fetch(r_slot[i], across, 0, LATE * HALVES, r_codes[None, None, i], r_rope[None, i])
+        self._store_factors(turn, pipelines, shared, registers.factor, down, across)
         for quarter in cutlass.range_constexpr(QUARTERS):
-            pipelines.kv.producer_acquire(producer_state(scheduler.count, quarter))
+            state = producer_state(turn, quarter)
+            pipelines.kv.producer_acquire(state)
+            for i in cutlass.range_constexpr(EACH):
+                for half in cutlass.range_constexpr(HALVES):
+                    group = quarter * HALVES + half
+                    start = group * TOKENS * ROW_BYTES + i * DOWN * ROW_BYTES
+                    if cutlass.const_expr(group < self.groups):
+                        self._convert(r_codes[None, group, i], r_scales[None, i], group, r_bits)
+                        store_words(r_bits, lane.parts, start)
+                    else:
+                        store_words(r_rope[None, i], lane.parts, start)
+            cute.arch.fence_proxy("async.shared", space="cta")
+            pipelines.kv.producer_commit(state)
+            if cutlass.const_expr(quarter == 0):
+                for i in cutlass.range_constexpr(EACH):
+                    self._fetch(
+                        r_slot[i],
+                        across,
+                        LATE * HALVES,
+                        QUARTERS * HALVES,
+                        r_codes[None, None, i],
+                        r_rope[None, i],
+                    )
 
     @cute.jit
     def _slot(self, token: cutlass.Int32, entry: cutlass.Int32) -> cutlass.Int32:
@@ -156,7 +208,7 @@ class Gather:
         r_rope: cute.Tensor,
     ) -> None:
         """Load this thread's bytes of an entry's groups `first` .. `stop` - 1; zeros if it does not count."""
-        groups = cute.size(r_codes, mode=[1])
+        groups = self.groups
         for group in cutlass.range_constexpr(first, min(stop, groups)):
             r_codes[None, group].fill(0)
         if cutlass.const_expr(stop > groups):
@@ -199,6 +251,14 @@ class Gather:
             for i in cutlass.range_constexpr(CODES):
                 r_values[i] = r_values[i] * factor
         cute.recast_tensor(r_bits, cutlass.BFloat16).store(r_values.load().to(cutlass.BFloat16))
+
+
+@cute.jit
+def finish(turn: cutlass.Int32, pipelines: Pipelines) -> None:
+    """Wait until all rows and factors are read; `turn` is the number of tiles."""
+    pipelines.factor.producer_acquire(producer_state(turn))
+    for quarter in cutlass.range_constexpr(QUARTERS):
+        pipelines.kv.producer_acquire(producer_state(turn, quarter))
 
 
 def load_words(start: cute.Pointer, r_words: cute.Tensor) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
+from cutlass.cute.nvgpu import OperandMajorMode
 
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.plan import Accumulator, Buffer, KernelPlan, Pipeline, Sync
@@ -149,6 +150,15 @@ def producer_state(turn: cutlass.Int32, stage: Any = 0) -> PipelineState:
     return PipelineState(stage, (turn & 1) ^ 1)
 
 
+@dataclass(frozen=True)
+class Tile:
+    """A tile of 128 entries of an item: its number among the CTA's tiles, and whether the item has tiles
+    before it."""
+
+    step: Any
+    more: Any
+
+
 def base_of(quarter: cutlass.Int32, base: cute.Pointer) -> cute.Pointer:
     """The base address with which T_EVEN, at stage quarter / 2, addresses the accumulator of `quarter`, which
     for odd quarters is in T_ODD."""
@@ -181,6 +191,15 @@ class TileScheduler:
         item = cute.arch.block_idx()[1] + turn * cute.arch.grid_dim()[1]
         return item // self.tiles, item % self.tiles * HEADS
 
+    def tiles_of(self, turn: cutlass.Int32) -> Any:
+        """How many tiles of entries the CTA's item number `turn` has."""
+        return 1
+
     def owns(self, quarter: Any) -> Any:
         """Whether the CTA computes this quarter of o."""
         return (quarter >= self.first) & (quarter < self.stop)
+
+
+def half_mma() -> cute.TiledMma:
+    """An MMA whose accumulator has the columns that a thread loads at once."""
+    return blackwell.make_tiled_mma(OperandMajorMode.K, HEADS, HALF)
