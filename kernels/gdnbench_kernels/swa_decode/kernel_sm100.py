@@ -99,6 +99,7 @@ order. A short window takes as long as a full one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -182,36 +183,48 @@ class Tcgen05Decode:
         scale: cutlass.Float32,
         block_shift: cutlass.Int32,
     ) -> None:
+        self.dispatch(
+            tma_q,
+            Gather(self.mla, pages, inv_scale, indices, lens, block_shift),
+            Softmax(self.heads, not self.mla, self.tiled, attn_sink, lse, scale),
+            Output(self.tiled, tma_o),
+            lambda: TileScheduler.create(lens.shape[0], self.heads),
+        )
+
+    @cute.jit
+    def dispatch(
+        self,
+        tma_q: blackwell.Tma,
+        gather: Any,
+        softmax: Softmax,
+        output: Output,
+        scheduler: Callable[[], Any],
+    ) -> None:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = cutlass.memory.SmemAllocator()
         shared = Shared.allocate(smem)
         pipelines = Pipelines.allocate(PLAN, smem)
-        blackwell.prefetch((tma_q, tma_o), warp == Role.LOAD)
+        blackwell.prefetch((tma_q, *output.tmas), warp == Role.LOAD)
         blackwell.init_barriers(pipelines, warp == Role.LOAD)
         tmem, base = blackwell.allocate_tmem(PLAN, smem, Role.MMA, Barrier.TMEM)
         # Each role builds its scheduler itself: ptxas spills values that live across setmaxnreg.
         if warp < Role.EPILOGUE:
             cute.arch.setmaxregister_increase(REGISTERS[Role.SOFTMAX])
-            softmax = Softmax(self.heads, not self.mla, self.tiled, attn_sink, lse, scale)
-            softmax.weigh(self.scheduler(lens), pipelines, shared, base)
+            softmax.weigh(scheduler(), pipelines, shared, base)
         elif warp < Role.GATHER:
             cute.arch.setmaxregister_decrease(REGISTERS[Role.EPILOGUE])
-            Output(self.tiled, tma_o).write(self.scheduler(lens), pipelines, shared, base)
+            output.write(scheduler(), pipelines, shared, base)
         elif warp < Role.LOAD:
             cute.arch.setmaxregister_increase(REGISTERS[Role.GATHER])
-            window = Gather(self.mla, pages, inv_scale, indices, lens, block_shift)
-            window.load_window(self.scheduler(lens), pipelines, shared)
+            gather.load(scheduler(), pipelines, shared)
         else:
             cute.arch.setmaxregister_decrease(REGISTERS[Role.LOAD])
         if warp == Role.LOAD:
-            self.load(self.scheduler(lens), pipelines, shared, tma_q)
+            self.load(scheduler(), pipelines, shared, tma_q)
         if warp == Role.MMA:
-            self.mma(self.scheduler(lens), pipelines, shared, base)
+            self.mma(scheduler(), pipelines, shared, base)
         cute.arch.sync_threads()
         tmem.free(base)
-
-    def scheduler(self, lens: cute.Tensor) -> TileScheduler:
-        return TileScheduler.create(lens.shape[0], self.heads)
 
     @cute.jit
     def load(

@@ -101,7 +101,8 @@ class Registers:
 
 @dataclass(frozen=True)
 class Gather:
-    """The cache, in fp8_ds_mla if `mla`, and a call's window."""
+    """A cache, in fp8_ds_mla if `mla`, and what a call attends to in it: slots, or with `of_pages` pages in
+    order of position, whose positions below the length count."""
 
     mla: bool
     pages: cute.Tensor  # uint8 [blocks, bytes]
@@ -109,6 +110,7 @@ class Gather:
     indices: cute.Tensor
     lens: cute.Tensor
     block_shift: cutlass.Int32
+    of_pages: bool = False
 
     @property
     def groups(self) -> int:
@@ -116,7 +118,7 @@ class Gather:
         return GROUPS if self.mla else HEAD_DIM // GROUP
 
     @cute.jit
-    def load_window(self, scheduler: TileScheduler, pipelines: Pipelines, shared: Shared) -> None:
+    def load(self, scheduler: TileScheduler, pipelines: Pipelines, shared: Shared) -> None:
         registers = Registers.allocate(self.groups)
         lane = Lane.create(shared)
         for turn in cutlass.range(scheduler.count, unroll=1):
@@ -171,11 +173,20 @@ class Gather:
 
     @cute.jit
     def _slot(self, token: cutlass.Int32, entry: cutlass.Int32) -> cutlass.Int32:
-        """The slot of an entry of the window; PADDING if it does not count."""
+        """The slot of an entry; PADDING if it does not count."""
         slot = cutlass.Int32(PADDING)
-        if entry < cutlass.min(self.lens[token], self.indices.shape[1]):
-            slot = self.indices[token, entry]
+        if entry < cutlass.min(self.lens[token], self.room()):
+            if cutlass.const_expr(self.of_pages):
+                page = self.indices[token, entry >> self.block_shift] << self.block_shift
+                slot = page + (entry & ((1 << self.block_shift) - 1))
+            else:
+                slot = self.indices[token, entry]
         return slot
+
+    def room(self) -> Any:
+        """How many entries the table has room for."""
+        entries = self.indices.shape[1]
+        return entries << self.block_shift if self.of_pages else entries
 
     def _page(self, slot: cutlass.Int32) -> tuple[cute.Pointer, cutlass.Int32]:
         """(a slot's page, its position in the page in tokens)."""

@@ -37,6 +37,11 @@ class Output:
     tiled: bool
     tma_o: Any
 
+    @property
+    def tmas(self) -> tuple[blackwell.Tma, ...]:
+        """The TMA copies of the role."""
+        return (self.tma_o,)
+
     @cute.jit
     def write(
         self, scheduler: TileScheduler, pipelines: Pipelines, shared: Shared, base: cute.Pointer
