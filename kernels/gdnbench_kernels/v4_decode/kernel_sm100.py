@@ -18,16 +18,17 @@ from gdnbench_kernels.swa_decode.sm100_output import Output
 from gdnbench_kernels.swa_decode.sm100_plan import FEATURES, HEADS, PLAN, TileScheduler
 from gdnbench_kernels.v4_decode.lse_forms import LseForm
 from gdnbench_kernels.v4_decode.sm100_segments import (
-    FormedSoftmax,
     PartialOutput,
     SegmentScheduler,
     Segments,
+    SplitSoftmax,
+    softmax_in,
 )
 
 
 class Tcgen05Segments(Tcgen05Decode):
     """The kernel for `heads` heads, a window in one layout, and an extra segment in another one, or none. It
-    writes o, and lse in `form`; or, without a form, what `splits` says of each split."""
+    writes o, and lse in `form` if it is an output; or, `of_split`, what `splits` says of each split."""
 
     def __init__(
         self,
@@ -36,12 +37,14 @@ class Tcgen05Segments(Tcgen05Decode):
         extra: CacheLayout | None,
         of_pages: bool,
         form: LseForm | None,
+        of_split: bool,
     ) -> None:
         super().__init__(heads, window)
         self.extra_mla = extra is CacheLayout.FP8_DS_MLA
         self.tiled = extra is not None
         self.of_pages = of_pages
         self.form = form
+        self.of_split = of_split
 
     @cute.jit
     def __call__(
@@ -71,7 +74,7 @@ class Tcgen05Segments(Tcgen05Decode):
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         tma_q = blackwell.Tma.create(load, by_quarter(q), (HEADS, FEATURES))
         target: Any = o
-        if cutlass.const_expr(self.form is not None):
+        if cutlass.const_expr(not self.of_split):
             target = blackwell.Tma.create(store, by_quarter(o), (HEADS, FEATURES))
         self.kernel(
             tma_q,
@@ -125,13 +128,14 @@ class Tcgen05Segments(Tcgen05Decode):
             extra_block_shift,
             self.of_pages,
         )
+        softmax = SplitSoftmax if self.of_split else softmax_in(self.form)
         scaled = not self.mla or (self.tiled and not self.extra_mla)
         self.dispatch(
             tma_q,
             Segments(window, extra) if self.tiled else window,
-            FormedSoftmax(self.heads, scaled, self.tiled, attn_sink, lse, scale, self.form),
+            softmax(self.heads, scaled, self.tiled, attn_sink, lse, scale),
             PartialOutput(self.tiled, None, target, self.heads)
-            if self.form is None
+            if self.of_split
             else Output(self.tiled, target),
             lambda: (
                 SegmentScheduler.of(lens.shape[0], self.heads, window, extra)

@@ -99,27 +99,41 @@ class Segments:
         finish(step, pipelines)
 
 
-@dataclass(frozen=True)
-class FormedSoftmax(Softmax):
-    """Writes lse [R, H] in `form`; or, without one, lse of the split [n, R, H] in base 2."""
+def softmax_in(form: LseForm | None) -> type[Softmax]:
+    """The SOFTMAX role that writes lse [R, H] in `form`, which may be None if there is no lse. A class for
+    each form: CuTe DSL has no fields that are known when it compiles, but are no numbers."""
 
-    form: LseForm | None
-
-    @cute.jit
-    def _write_lse(
-        self, scheduler: Any, token: Any, head: Any, most: cutlass.Float32, total: cutlass.Float32
-    ) -> None:
-        top = cutlass.Float32(LEAST) if total == 0.0 else most
-        if cutlass.const_expr(self.form is None):
-            if scheduler.first == 0:
-                self.lse[scheduler.split, token, head] = top + cute.math.log2(total, fastmath=True)
-        else:
+    class FormSoftmax(Softmax):
+        @cute.jit
+        def _write_lse(
+            self, scheduler: Any, row: Any, head: Any, most: cutlass.Float32, total: cutlass.Float32
+        ) -> None:
             sink = None
             if cutlass.const_expr(self.attn_sink is not None):
                 sink = sink_log2(self.attn_sink[head])
-            value = lse_in_form(self.form, top, total, sink)
+            value = lse_in_form(form, top_of(most, total), total, sink)
             if scheduler.first == 0:
-                self.lse[token, head] = value
+                self.lse[row, head] = value
+
+    return FormSoftmax
+
+
+class SplitSoftmax(Softmax):
+    """Writes lse of the split [n, R, H], in base 2."""
+
+    @cute.jit
+    def _write_lse(
+        self, scheduler: Any, row: Any, head: Any, most: cutlass.Float32, total: cutlass.Float32
+    ) -> None:
+        value = top_of(most, total) + cute.math.log2(total, fastmath=True)
+        if scheduler.first == 0:
+            self.lse[scheduler.split, row, head] = value
+
+
+@cute.jit
+def top_of(most: cutlass.Float32, total: cutlass.Float32) -> Any:
+    """m, or the least one if there are no scores: an lse that includes the sink is then the sink."""
+    return cutlass.Float32(LEAST) if total == 0.0 else most
 
 
 @dataclass(frozen=True)

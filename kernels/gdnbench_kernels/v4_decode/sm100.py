@@ -1,0 +1,108 @@
+"""The kernel named `sm100` of v4_decode: one launch of `Tcgen05Segments` (kernel_sm100.py), for SM100, and one
+of `MergeSplits` where queries are split.
+
+The host reads nothing back from the device and no shape depends on values, so a call can be captured into a
+CUDA graph; with the caller's outputs it allocates only partial outputs, if queries are split. The kernel is
+compiled per number of heads, layouts, dtypes of scales, form of the entries, presence of a sink and lse, and
+form of lse; the first such call compiles it or finds it in the cache.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gdnbench_kernels.gpu import multiprocessors
+from gdnbench_kernels.params import takes_params
+from gdnbench_kernels.programs import BLACKWELL, compiled
+from gdnbench_kernels.swa_decode.sizes import MAX_WINDOW, TILE_HEADS
+from gdnbench_kernels.swa_decode.sm100 import launch_of
+from gdnbench_kernels.v4_decode.launch_args import V4Arguments, arch_of, prepare
+from gdnbench_kernels.v4_decode.params import V4BufferParams
+from gdnbench_kernels.v4_decode.partials import Partials
+from gdnbench_kernels.v4_decode.sm100_sources import sm100_source
+from gdnbench_kernels.v4_decode.splits import MAX_SPLITS, SplitPlan, query_tiles
+
+__all__ = ["sm100"]
+
+
+@takes_params(V4BufferParams)
+def sm100(
+    params: V4BufferParams,
+    *,
+    splits: int | None = None,
+    parts: int | None = None,
+    workers: int | None = None,
+) -> dict[str, Tensor]:
+    """o [B, S, H, 512] bfloat16, and on request lse [B, S, H] float32, written to the tensors of that name if
+    they are given.
+
+    The grid is `parts` (1, 2 or 4), which divide the features of o, by `workers`, by `splits`, which divide
+    the entries of a query; None takes what suits the GPU. Only `splits` changes the result, within the error
+    that `kernel_merge` states. Raises NotImplementedError for a call that the kernel does not support or for
+    another GPU, ValueError for an invalid call.
+    """
+    given = prepare(params)
+    arch = arch_of(given.device, BLACKWELL)
+    if not given.rows:
+        return given.finish()
+    sms = multiprocessors(given.device)
+    chosen = splits_of(given, sms, splits)
+    wanted_parts, wanted_workers = launch_of(given.rows, given.heads, max(1, sms // chosen), parts)
+    grid = wanted_parts, wanted_workers if workers is None else workers, chosen
+    if chosen == 1:
+        _launch(given, arch, None, grid)
+    else:
+        partials = Partials.allocate(chosen, given.rows * given.heads, given.device)
+        _launch(given, arch, partials, grid)
+        partials.merge(arch, given.attn_sink, given.o, given.lse, given.form)
+    return given.finish()
+
+
+def splits_of(given: V4Arguments, sms: int, splits: int | None = None) -> int:
+    """The number of splits, `splits` if it is given. Raises ValueError if there cannot be so many."""
+    if splits is not None:
+        if not 1 <= splits <= MAX_SPLITS or (splits > 1 and given.extra is None):
+            raise ValueError(
+                f"splits is {splits}; it must be 1 to {MAX_SPLITS}, and 1 without an extra segment"
+            )
+        return splits
+    extra = 0 if given.extra is None else given.extra.capacity
+    tiles = query_tiles(given.window.capacity, extra, MAX_WINDOW)
+    ctas = given.rows * -(-given.heads // TILE_HEADS)
+    return 1 if given.extra is None else SplitPlan.choose(ctas, sms, tiles).splits
+
+
+def _launch(given: V4Arguments, arch: str, partials: Partials | None, grid: tuple[int, int, int]) -> None:
+    window, extra, form = given.window, given.extra, given.form
+    lse = given.lse is not None
+    options = (given.attn_sink is not None, lse, False, *((form.base, form.sink, form.empty) if lse else (None,) * 3))
+    made = compiled(
+        arch,
+        sm100_source,
+        given.heads,
+        window.layout.value,
+        window.scale_dtype,
+        *(
+            (None, None, None)
+            if extra is None
+            else (extra.layout.value, extra.scale_dtype, "block_table" if extra.of_pages else "indices")
+        ),
+        *(options if partials is None else (False, True, True, None, None, None)),
+    )
+    outputs = (given.attn_sink, given.o, given.lse)
+    if partials is not None:
+        shape = (grid[2], given.rows, given.heads)
+        outputs = (None, partials.o.view(*shape, -1), partials.lse.view(shape))
+    made(
+        given.q,
+        window.pages,
+        window.inv_scale,
+        window.entries,
+        window.lens,
+        *((None,) * 4 if extra is None else (extra.pages, extra.inv_scale, extra.entries, extra.lens)),
+        *outputs,
+        given.scale,
+        window.block_shift,
+        0 if extra is None else extra.block_shift,
+        *grid,
+    )
