@@ -212,6 +212,13 @@ KERNELS = {
         " merges splits",
         sources="gdnbench_kernels.v4_decode.sources:portable_sources",
     ),
+    "sm100": KernelEntry(
+        "gdnbench_kernels.v4_decode.sm100:sm100",
+        SERVED,
+        devices=("sim", "cuda"),
+        meaning="CuTe DSL for SM100, tcgen05; compiled, or in the simulator",
+        sources="gdnbench_kernels.v4_decode.sm100_sources:sm100_sources",
+    ),
 }
 
 VIEWED = {

@@ -1,5 +1,4 @@
-"""Decode attention over a window and an extra segment of FP8 pages. CuTe DSL, sm_100a.
-"""
+"""Decode attention over a window and an extra segment of FP8 pages. CuTe DSL, sm_100a."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from gdnbench_kernels.swa_decode.sm100_plan import FEATURES, HEADS, PLAN, TileSc
 from gdnbench_kernels.v4_decode.lse_forms import LseForm
 from gdnbench_kernels.v4_decode.sm100_segments import (
     PartialOutput,
-    SegmentScheduler,
     Segments,
+    SegmentScheduler,
     SplitSoftmax,
     softmax_in,
 )

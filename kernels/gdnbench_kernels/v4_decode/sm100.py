@@ -1,5 +1,5 @@
-"""The kernel named `sm100` of v4_decode: one launch of `Tcgen05Segments` (kernel_sm100.py), for SM100, and one
-of `MergeSplits` where queries are split.
+"""The kernel named `sm100` of v4_decode: one launch of `Tcgen05Segments` (kernel_sm100.py), for SM100, and of
+`MergeSplits` where queries are split.
 
 The host reads nothing back from the device and no shape depends on values, so a call can be captured into a
 CUDA graph; with the caller's outputs it allocates only partial outputs, if queries are split. The kernel is
@@ -75,7 +75,12 @@ def splits_of(given: V4Arguments, sms: int, splits: int | None = None) -> int:
 def _launch(given: V4Arguments, arch: str, partials: Partials | None, grid: tuple[int, int, int]) -> None:
     window, extra, form = given.window, given.extra, given.form
     lse = given.lse is not None
-    options = (given.attn_sink is not None, lse, False, *((form.base, form.sink, form.empty) if lse else (None,) * 3))
+    options = (
+        given.attn_sink is not None,
+        lse,
+        False,
+        *((form.base, form.sink, form.empty) if lse else (None,) * 3),
+    )
     made = compiled(
         arch,
         sm100_source,

@@ -194,5 +194,3 @@ class PartialOutput(Output):
                 r_pair[i] = r_acc[(pair * ROWS + row) * PAIR + i]
             target = cute.make_tensor(place + pair * QUAD * PAIR, cute.make_layout(PAIR))
             cute.autovec_copy(r_pair, target)
-
-
