@@ -119,6 +119,7 @@ from gdnbench_kernels.swa_decode.sm100_plan import (
     REGISTERS,
     T_EVEN,
     T_S,
+    TILED_REGISTERS,
     TOKENS,
     Barrier,
     Pipelines,
@@ -200,6 +201,7 @@ class Tcgen05Decode:
         output: Output,
         scheduler: Callable[[], Any],
     ) -> None:
+        registers = TILED_REGISTERS if self.tiled else REGISTERS
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = cutlass.memory.SmemAllocator()
         shared = Shared.allocate(smem)
@@ -209,16 +211,16 @@ class Tcgen05Decode:
         tmem, base = blackwell.allocate_tmem(PLAN, smem, Role.MMA, Barrier.TMEM)
         # Each role builds its scheduler itself: ptxas spills values that live across setmaxnreg.
         if warp < Role.EPILOGUE:
-            cute.arch.setmaxregister_increase(REGISTERS[Role.SOFTMAX])
+            cute.arch.setmaxregister_increase(registers[Role.SOFTMAX])
             softmax.weigh(scheduler(), pipelines, shared, base)
         elif warp < Role.GATHER:
-            cute.arch.setmaxregister_decrease(REGISTERS[Role.EPILOGUE])
+            cute.arch.setmaxregister_decrease(registers[Role.EPILOGUE])
             output.write(scheduler(), pipelines, shared, base)
         elif warp < Role.LOAD:
-            cute.arch.setmaxregister_increase(REGISTERS[Role.GATHER])
+            cute.arch.setmaxregister_increase(registers[Role.GATHER])
             gather.load(scheduler(), pipelines, shared)
         else:
-            cute.arch.setmaxregister_decrease(REGISTERS[Role.LOAD])
+            cute.arch.setmaxregister_decrease(registers[Role.LOAD])
         if warp == Role.LOAD:
             self.load(scheduler(), pipelines, shared, tma_q)
         if warp == Role.MMA:

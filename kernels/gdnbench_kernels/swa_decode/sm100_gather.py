@@ -69,7 +69,10 @@ class Lane:
 
     @staticmethod
     def create(shared: Shared) -> Lane:
-        thread = cute.arch.thread_idx()[0] - WARP * Role.GATHER
+        return Lane.of(shared, cute.arch.thread_idx()[0] - WARP * Role.GATHER)
+
+    @staticmethod
+    def of(shared: Shared, thread: cutlass.Int32) -> Lane:
         down, across = thread // ACROSS, thread % ACROSS
         return Lane(down, across, store_addresses(shared.kv, down, across))
 

@@ -27,7 +27,7 @@ from gdnbench_kernels.swa_decode.sm100_plan import (
     consumer_state,
     half_mma,
 )
-from gdnbench_kernels.swa_decode.sm100_softmax import BF16, ROWS, row_of
+from gdnbench_kernels.swa_decode.sm100_softmax import BF16, ROWS, row_of, thread_of
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,14 @@ class Output:
         """Divide, round and store o, a quarter of the features at a time. Between the tiles of an item,
         multiply o by what SOFTMAX says."""
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        thread = cute.arch.thread_idx()[0] - WARP * Role.EPILOGUE
         r_inverse = cute.make_rmem_tensor((ROWS,), cutlass.Float32)
         step = cutlass.Int32(0)
         for turn in cutlass.range(scheduler.count, unroll=1):
             if cutlass.const_expr(self.tiled):
                 tiles = scheduler.tiles_of(turn)
                 for index in cutlass.range(tiles - 1, unroll=1):
-                    take_factors(step + index, pipelines, shared, thread, r_inverse)
-                    self._rescale(step + index, scheduler, pipelines, base, thread, r_inverse)
+                    take_factors(step + index, pipelines, shared, thread_of(step), r_inverse)
+                    self._rescale(step + index, scheduler, pipelines, base, r_inverse)
                 step += tiles
                 self._write_item(turn, step - 1, scheduler, pipelines, shared, base, warp, r_inverse)
             else:
@@ -76,7 +75,6 @@ class Output:
         scheduler: TileScheduler,
         pipelines: Pipelines,
         base: cute.Pointer,
-        thread: cutlass.Int32,
         r_change: cute.Tensor,
     ) -> None:
         """Multiply the CTA's features of o in tensor memory."""
@@ -86,6 +84,7 @@ class Output:
             pipelines.o.consumer_wait(state)
             if changes:
                 blackwell.after_thread_sync()
+                thread = thread_of(quarter)
                 copy = blackwell.TmemCopy.create(half_mma(), (HEADS, HALF), base_of(quarter, base), thread)
                 r_acc = cute.make_rmem_tensor(copy.coords.shape, cutlass.Float32)
                 for half in cutlass.range_constexpr(FEATURES // HALF):
@@ -119,6 +118,8 @@ class Output:
             if warp == Role.EPILOGUE:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
             together.arrive_and_wait()
+            if cutlass.const_expr(self.tiled):
+                thread = thread_of(quarter)
             tmem_copy = blackwell.TmemCopy.create(half_mma(), (HEADS, HALF), base_of(quarter, base), thread)
             form_o(consumer_state(step, quarter), pipelines, shared.o[None, None, 0], tmem_copy, r_inverse)
             cute.arch.fence_proxy("async.shared", space="cta")

@@ -45,6 +45,8 @@ class Barrier(IntEnum):
 REGISTERS = {Role.SOFTMAX: 120, Role.EPILOGUE: 72, Role.GATHER: 112, Role.LOAD: 64}
 """Registers per thread after setmaxnreg; LOAD, MMA and IDLE have LOAD's. 96 at launch, the most that 640
 threads can have."""
+TILED_REGISTERS = {**REGISTERS, Role.EPILOGUE: 80, Role.LOAD: 56}
+"""The same of a kernel whose items have several tiles of entries: EPILOGUE also rescales o between them."""
 
 K_MAJOR = "K-major, SW128"
 LANES = "M=64: row r in lane 32 (r/16) + r%16"

@@ -46,10 +46,13 @@ GREATEST = 2.0**126
 """Its reciprocal is LEAST_NORMAL; reciprocals of larger numbers are flushed to 0."""
 FINITE = (2 - 2.0**-23) * 2.0**127
 """The largest float32."""
-LEAST = -3.0e38
-"""m before the first score of several tiles. exp2 of a number less this is infinite, of this less one 0."""
+NONE, LEAST = -3.0e38, -2.9e38
+"""m of several tiles if no entry counts, and if only scores of -inf do. exp2 of a number less these is
+infinite, of these less a number 0."""
 NOTHING = 1.0
 """m if no token counts. No other row has this m with l = 0: its largest score would add 1 to l."""
+WARPGROUP = 4
+"""Warps that read all lanes of tensor memory."""
 QUAD = 4
 """Threads that share a row of an accumulator."""
 ROWS = 2
@@ -59,25 +62,24 @@ ROW_DISTANCE = 8
 
 @dataclass(frozen=True)
 class Rows:
-    """What a thread holds of its rows: m, l of its own scores, g; with several tiles what of the last one
-    multiplies sums, and 1 in `counted` once an entry counts."""
+    """What a thread holds of its rows: m, l of its own scores, g; with several tiles what the last one
+    multiplies sums with."""
 
     max: cute.Tensor
     sum: cute.Tensor
     top: cute.Tensor
     change: cute.Tensor
-    counted: cute.Tensor
 
     @staticmethod
     def allocate() -> Rows:
-        floats = [cute.make_rmem_tensor((ROWS,), cutlass.Float32) for _ in range(4)]
-        return Rows(*floats, cute.make_rmem_tensor((1,), cutlass.Int32))
+        return Rows(*(cute.make_rmem_tensor((ROWS,), cutlass.Float32) for _ in range(4)))
 
 
 @dataclass(frozen=True)
 class Scores:
     """What a thread holds of a tile: its scores, then weights, in halves; and half of them as bf16."""
 
+    thread: cutlass.Int32
     copy: blackwell.TmemCopy
     s: list[cute.Tensor]
     p: cute.Tensor
@@ -86,7 +88,7 @@ class Scores:
     def allocate(base: cute.Pointer, thread: cutlass.Int32) -> Scores:
         copy = blackwell.TmemCopy.create(half_mma(), (HEADS, HALF), base, thread)
         r_s = [cute.make_rmem_tensor(copy.coords.shape, cutlass.Float32) for _ in range(TOKENS // HALF)]
-        return Scores(copy, r_s, cute.make_rmem_tensor(copy.coords.shape, BF16))
+        return Scores(thread, copy, r_s, cute.make_rmem_tensor(copy.coords.shape, BF16))
 
 
 @dataclass(frozen=True)
@@ -106,18 +108,21 @@ class Softmax:
     ) -> None:
         """Compute P from S, and the factor of each row of o."""
         thread = cute.arch.thread_idx()[0]
-        scores, rows = Scores.allocate(base, thread), Rows.allocate()
+        rows = Rows.allocate()
+        scores = Scores.allocate(base, thread)
         factor = self.scale * LOG2_E
         step = cutlass.Int32(0)
         for turn in cutlass.range(scheduler.count, unroll=1):
             if cutlass.const_expr(self.tiled):
-                rows.max.fill(LEAST)
+                rows.max.fill(NONE)
                 rows.sum.fill(0.0)
-                rows.top.fill(0.0)
-                rows.counted.fill(0)
+                rows.top.fill(0.0 if self.scaled else 1.0)
                 tiles = scheduler.tiles_of(turn)
                 for index in cutlass.range(tiles, unroll=1):
-                    self._weigh_tile(Tile(step + index, index > 0), pipelines, shared, scores, rows, factor)
+                    tile = Tile(step + index, index > 0)
+                    # Not hoisted, for the sake of registers.
+                    scores = Scores.allocate(base, thread_of(tile.step))
+                    self._weigh_tile(tile, pipelines, shared, scores, rows, factor)
                 step += tiles
                 self._finish(turn, step - 1, scheduler, pipelines, shared, rows)
             else:
@@ -137,7 +142,7 @@ class Softmax:
         rows: Rows,
         factor: cutlass.Float32,
     ) -> None:
-        thread = cute.arch.thread_idx()[0]
+        thread = scores.thread
         state = consumer_state(tile.step)
         pipelines.factor.consumer_wait(state)
         pipelines.scores.consumer_wait(state)
@@ -188,11 +193,10 @@ class Softmax:
     @cute.jit
     def _raise_max(self, shared: Shared, lane: cutlass.Int32, r_most: cute.Tensor, rows: Rows) -> None:
         """m of the tiles so far; l of the former ones relative to it."""
-        if any_counts(shared, lane):
-            rows.counted[0] = 1
+        least = cutlass.Float32(LEAST) if any_counts(shared, lane) else cutlass.Float32(NONE)
         for row in cutlass.range_constexpr(ROWS):
             across_quad(r_most, row, cute.arch.fmax)
-            most = cute.arch.fmin(cute.arch.fmax(rows.max[row], r_most[row]), FINITE)
+            most = cute.arch.fmin(cute.arch.fmax(rows.max[row], cute.arch.fmax(r_most[row], least)), FINITE)
             rows.change[row] = cute.math.exp2(rows.max[row] - most, fastmath=True)
             rows.sum[row] = rows.sum[row] * rows.change[row]
             rows.max[row] = most
@@ -269,7 +273,7 @@ class Softmax:
     @cute.jit
     def _tell_change(self, tile: Tile, pipelines: Pipelines, shared: Shared, rows: Rows) -> None:
         """Write c for OUTPUT, of the tile before."""
-        thread = cute.arch.thread_idx()[0]
+        thread = thread_of(tile.step)
         state = producer_state(tile.step - 1)
         pipelines.inverse.producer_acquire(state)
         if thread % QUAD == 0:
@@ -289,7 +293,7 @@ class Softmax:
     ) -> None:
         """Write g / denominator of this thread's rows for EPILOGUE, and lse, by one thread of a quad. `step`
         is the item's last tile."""
-        thread = cute.arch.thread_idx()[0]
+        thread = thread_of(step) if self.tiled else cute.arch.thread_idx()[0]
         token, first = scheduler.work_tile(turn)
         pipelines.inverse.producer_acquire(producer_state(step))
         for row in cutlass.range_constexpr(ROWS):
@@ -311,7 +315,7 @@ class Softmax:
         pipelines.inverse.producer_commit(producer_state(step))
 
     def _none_counts(self, rows: Rows, row: int) -> Any:
-        return rows.counted[0] == 0 if self.tiled else rows.max[row] == NOTHING
+        return rows.max[row] == (NONE if self.tiled else NOTHING)
 
     @cute.jit
     def _write_lse(
@@ -320,6 +324,11 @@ class Softmax:
         natural = (most + cute.math.log2(total, fastmath=True)) * LN_2
         if scheduler.first == 0:
             self.lse[token, head] = natural
+
+
+def thread_of(step: cutlass.Int32) -> cutlass.Int32:
+    """The thread in its warpgroup; what is computed from it is computed for each tile, not kept."""
+    return cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPGROUP * WARP + blackwell.lane_of_turn(step)
 
 
 @cute.jit

@@ -26,7 +26,7 @@ from gdnbench_kernels.swa_decode.sm100_plan import (
     consumer_state,
     half_mma,
 )
-from gdnbench_kernels.swa_decode.sm100_softmax import LEAST, QUAD, ROWS, Softmax, row_of
+from gdnbench_kernels.swa_decode.sm100_softmax import NONE, QUAD, ROWS, Softmax, row_of, thread_of
 from gdnbench_kernels.v4_decode.lse_forms import LseForm
 from gdnbench_kernels.v4_decode.lse_values import lse_in_form, sink_log2
 from gdnbench_kernels.v4_decode.splits import first_tile
@@ -82,7 +82,6 @@ class Segments:
     @cute.jit
     def load(self, scheduler: SegmentScheduler, pipelines: Pipelines, shared: Shared) -> None:
         registers = Registers.allocate(max(self.window.groups, self.extra.groups))
-        lane = Lane.create(shared)
         step = cutlass.Int32(0)
         for turn in cutlass.range(scheduler.count, unroll=1):
             row, _ = scheduler.work_tile(turn)
@@ -90,6 +89,8 @@ class Segments:
             of_window = scheduler.window_tiles(row)
             for index in cutlass.range(tiles, unroll=1):
                 tile = first + index
+                warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - Role.GATHER
+                lane = Lane.of(shared, warp * WARP + blackwell.lane_of_turn(index))
                 if tile < of_window:
                     self.window.load_tile(step + index, row, 0, pipelines, shared, lane, registers)
                 else:
@@ -133,7 +134,7 @@ class SplitSoftmax(Softmax):
 @cute.jit
 def top_of(most: cutlass.Float32, total: cutlass.Float32) -> Any:
     """m, or the least one if there are no scores: an lse that includes the sink is then the sink."""
-    return cutlass.Float32(LEAST) if total == 0.0 else most
+    return cutlass.Float32(NONE) if total == 0.0 else most
 
 
 @dataclass(frozen=True)
@@ -163,10 +164,10 @@ class PartialOutput(Output):
         warp: cutlass.Int32,
         r_inverse: cute.Tensor,
     ) -> None:
-        thread = cute.arch.thread_idx()[0] - WARP * Role.EPILOGUE
         row, head = scheduler.work_tile(turn)
-        take_factors(step, pipelines, shared, thread, r_inverse)
+        take_factors(step, pipelines, shared, thread_of(step), r_inverse)
         for quarter in cutlass.range(scheduler.first, scheduler.stop, unroll=1):
+            thread = thread_of(quarter)
             copy = blackwell.TmemCopy.create(half_mma(), (HEADS, HALF), base_of(quarter, base), thread)
             r_acc = cute.make_rmem_tensor(copy.coords.shape, cutlass.Float32)
             state = consumer_state(step, quarter)
