@@ -27,7 +27,7 @@ from gdnbench_kernels.v4_decode.sm100_segments import (
 
 class Tcgen05Segments(Tcgen05Decode):
     """The kernel for `heads` heads, a window in one layout, and an extra segment in another one, or none. It
-    writes o, and lse in `form` if it is an output; or, `of_split`, what `splits` says of each split."""
+    writes o, and lse in `form` if it is an output; or, with `split`, what `splits` says of each split."""
 
     def __init__(
         self,
@@ -35,15 +35,15 @@ class Tcgen05Segments(Tcgen05Decode):
         window: CacheLayout,
         extra: CacheLayout | None,
         of_pages: bool,
-        form: LseForm | None,
-        of_split: bool,
+        split: bool,
+        form: LseForm,
     ) -> None:
         super().__init__(heads, window)
         self.extra_mla = extra is CacheLayout.FP8_DS_MLA
         self.tiled = extra is not None
         self.of_pages = of_pages
         self.form = form
-        self.of_split = of_split
+        self.split = split
 
     @cute.jit
     def __call__(
@@ -63,9 +63,9 @@ class Tcgen05Segments(Tcgen05Decode):
         scale: cutlass.Float32,
         block_shift: cutlass.Int32,
         extra_block_shift: cutlass.Int32,
+        splits: cutlass.Int32,
         parts: cutlass.Int32,
         workers: cutlass.Int32,
-        splits: cutlass.Int32,
         stream: cuda.CUstream,
     ) -> None:
         """The tensors are those of `launch_args.V4Arguments`, or o_part and lse_part for o and lse. Grid:
@@ -73,7 +73,7 @@ class Tcgen05Segments(Tcgen05Decode):
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         tma_q = blackwell.Tma.create(load, by_quarter(q), (HEADS, FEATURES))
         target: Any = o
-        if cutlass.const_expr(not self.of_split):
+        if cutlass.const_expr(not self.split):
             target = blackwell.Tma.create(store, by_quarter(o), (HEADS, FEATURES))
         self.kernel(
             tma_q,
@@ -127,15 +127,13 @@ class Tcgen05Segments(Tcgen05Decode):
             extra_block_shift,
             self.of_pages,
         )
-        softmax = SplitSoftmax if self.of_split else softmax_in(self.form)
+        softmax = SplitSoftmax if self.split else softmax_in(self.form)
         scaled = not self.mla or (self.tiled and not self.extra_mla)
         self.dispatch(
             tma_q,
             Segments(window, extra) if self.tiled else window,
             softmax(self.heads, scaled, self.tiled, attn_sink, lse, scale),
-            PartialOutput(self.tiled, None, target, self.heads)
-            if self.of_split
-            else Output(self.tiled, target),
+            PartialOutput(self.tiled, None, target, self.heads) if self.split else Output(self.tiled, target),
             lambda: (
                 SegmentScheduler.of(lens.shape[0], self.heads, window, extra)
                 if self.tiled

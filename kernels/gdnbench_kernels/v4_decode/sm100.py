@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from gdnbench_kernels.compiling import Program
 from gdnbench_kernels.gpu import multiprocessors
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.programs import BLACKWELL, compiled
@@ -48,13 +49,13 @@ def sm100(
     sms = multiprocessors(given.device)
     chosen = splits_of(given, sms, splits)
     wanted_parts, wanted_workers = launch_of(given.rows, given.heads, max(1, sms // chosen), parts)
-    grid = wanted_parts, wanted_workers if workers is None else workers, chosen
+    grid = wanted_parts, wanted_workers if workers is None else workers
     if chosen == 1:
-        _launch(given, arch, None, grid)
-    else:
-        partials = Partials.allocate(chosen, given.rows * given.heads, given.device)
-        _launch(given, arch, partials, grid)
-        partials.merge(arch, given.attn_sink, given.o, given.lse, given.form)
+        given.launch(_program(given, arch, split=False), given.o, given.lse, 1, *grid)
+        return given.finish()
+    partials = Partials.allocate(chosen, given.rows * given.heads, given.device)
+    given.launch(_program(given, arch, split=True), partials.o, partials.lse, chosen, *grid)
+    partials.merge(arch, given.attn_sink, given.o, given.lse, given.form)
     return given.finish()
 
 
@@ -72,42 +73,21 @@ def splits_of(given: V4Arguments, sms: int, splits: int | None = None) -> int:
     return 1 if given.extra is None else SplitPlan.choose(ctas, sms, tiles).splits
 
 
-def _launch(given: V4Arguments, arch: str, partials: Partials | None, grid: tuple[int, int, int]) -> None:
-    window, extra, form = given.window, given.extra, given.form
-    lse = given.lse is not None
-    options = (
-        given.attn_sink is not None,
-        lse,
-        False,
-        *((form.base, form.sink, form.empty) if lse else (None,) * 3),
-    )
-    made = compiled(
+def _program(given: V4Arguments, arch: str, *, split: bool) -> Program:
+    extra = given.extra
+    return compiled(
         arch,
         sm100_source,
         given.heads,
-        window.layout.value,
-        window.scale_dtype,
-        *(
-            (None, None, None)
-            if extra is None
-            else (extra.layout.value, extra.scale_dtype, "block_table" if extra.of_pages else "indices")
-        ),
-        *(options if partials is None else (False, True, True, None, None, None)),
-    )
-    outputs = (given.attn_sink, given.o, given.lse)
-    if partials is not None:
-        shape = (grid[2], given.rows, given.heads)
-        outputs = (None, partials.o.view(*shape, -1), partials.lse.view(shape))
-    made(
-        given.q,
-        window.pages,
-        window.inv_scale,
-        window.entries,
-        window.lens,
-        *((None,) * 4 if extra is None else (extra.pages, extra.inv_scale, extra.entries, extra.lens)),
-        *outputs,
-        given.scale,
-        window.block_shift,
-        0 if extra is None else extra.block_shift,
-        *grid,
+        given.window.layout.value,
+        given.window.scale_dtype,
+        "none" if extra is None else extra.layout.value,
+        None if extra is None else extra.scale_dtype,
+        extra is not None and extra.of_pages,
+        split,
+        given.attn_sink is not None,
+        given.lse is not None,
+        given.form.base,
+        given.form.sink,
+        given.form.empty,
     )

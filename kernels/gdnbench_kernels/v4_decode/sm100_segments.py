@@ -100,8 +100,8 @@ class Segments:
         finish(step, pipelines)
 
 
-def softmax_in(form: LseForm | None) -> type[Softmax]:
-    """The SOFTMAX role that writes lse [R, H] in `form`, which may be None if there is no lse. A class for
+def softmax_in(form: LseForm) -> type[Softmax]:
+    """The SOFTMAX role that writes lse [R, H] in `form`. A class for
     each form: CuTe DSL has no fields that are known when it compiles, but are no numbers."""
 
     class FormSoftmax(Softmax):
@@ -120,7 +120,7 @@ def softmax_in(form: LseForm | None) -> type[Softmax]:
 
 
 class SplitSoftmax(Softmax):
-    """Writes lse of the split [n, R, H], in base 2."""
+    """Writes lse of the split [n, R H], in base 2."""
 
     @cute.jit
     def _write_lse(
@@ -128,7 +128,7 @@ class SplitSoftmax(Softmax):
     ) -> None:
         value = top_of(most, total) + cute.math.log2(total, fastmath=True)
         if scheduler.first == 0:
-            self.lse[scheduler.split, row, head] = value
+            self.lse[scheduler.split, row * self.heads + head] = value
 
 
 @cute.jit
@@ -139,7 +139,7 @@ def top_of(most: cutlass.Float32, total: cutlass.Float32) -> Any:
 
 @dataclass(frozen=True)
 class PartialOutput(Output):
-    """Writes o of a split, [n, R, H, 512] float32, from registers: a thread's two neighbouring features are
+    """Writes o of a split [n, R H, 512] float32, from registers: a thread's two neighbouring features are
     next to those of the other threads of its quad, so every 32 bytes are written at once."""
 
     o_part: cute.Tensor
@@ -179,14 +179,12 @@ class PartialOutput(Output):
                     at = head + row_of(thread, i)
                     if at < self.heads:
                         column = quarter * FEATURES + half * HALF + thread % QUAD * PAIR
-                        self._store(r_acc, i, self._place(scheduler.split, row, at, column))
+                        self._store(r_acc, i, self._place(scheduler.split, row * self.heads + at, column))
 
-    def _place(self, split: Any, row: Any, head: Any, column: Any) -> cute.Pointer:
-        strides = self.o_part.stride
-        offset = sum(
-            cutlass.Int64(at) * stride for at, stride in zip((split, row, head), strides[:3], strict=True)
-        )
-        return (self.o_part.iterator + (offset + column)).align(4 * PAIR)
+    def _place(self, split: Any, row: Any, column: Any) -> cute.Pointer:
+        of_split, of_row, _ = self.o_part.stride
+        offset = cutlass.Int64(split) * of_split + cutlass.Int64(row) * of_row + column
+        return (self.o_part.iterator + offset).align(4 * PAIR)
 
     def _store(self, r_acc: cute.Tensor, row: int, place: cute.Pointer) -> None:
         r_pair = cute.make_rmem_tensor((PAIR,), cutlass.Float32)
