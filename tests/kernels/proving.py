@@ -95,7 +95,7 @@ GRIDS: Final = {
         Grid(
             "v4_decode",
             v4_decode_cases,
-            ("portable",),
+            ("portable", "sm100"),
             refused=lambda conventions: any(
                 conventions[name] not in V4_SERVED[name] for name in ("cache_layout", "extra_layout")
             ),
