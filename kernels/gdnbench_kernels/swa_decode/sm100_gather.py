@@ -104,8 +104,8 @@ class Registers:
 
 @dataclass(frozen=True)
 class Gather:
-    """A cache, in fp8_ds_mla if `mla`, and what a call attends to in it: slots, or with `of_pages` pages in
-    order of position, whose positions below the length count."""
+    """A cache, in fp8_ds_mla if `mla`, and what a call attends to in it: slots; or with an `entry_shift`
+    entries of 2^entry_shift slots in order, whose positions below the length count."""
 
     mla: bool
     pages: cute.Tensor  # uint8 [blocks, bytes]
@@ -113,7 +113,7 @@ class Gather:
     indices: cute.Tensor
     lens: cute.Tensor
     block_shift: cutlass.Int32
-    of_pages: bool = False
+    entry_shift: Any = None
 
     @property
     def groups(self) -> int:
@@ -179,17 +179,17 @@ class Gather:
         """The slot of an entry; PADDING if it does not count."""
         slot = cutlass.Int32(PADDING)
         if entry < cutlass.min(self.lens[token], self.room()):
-            if cutlass.const_expr(self.of_pages):
-                page = self.indices[token, entry >> self.block_shift] << self.block_shift
-                slot = page + (entry & ((1 << self.block_shift) - 1))
-            else:
+            if cutlass.const_expr(self.entry_shift is None):
                 slot = self.indices[token, entry]
+            else:
+                within = entry & ((1 << self.entry_shift) - 1)
+                slot = (self.indices[token, entry >> self.entry_shift] << self.entry_shift) + within
         return slot
 
     def room(self) -> Any:
         """How many entries the table has room for."""
         entries = self.indices.shape[1]
-        return entries << self.block_shift if self.of_pages else entries
+        return entries if self.entry_shift is None else entries << self.entry_shift
 
     def _page(self, slot: cutlass.Int32) -> tuple[cute.Pointer, cutlass.Int32]:
         """(a slot's page, its position in the page in tokens)."""

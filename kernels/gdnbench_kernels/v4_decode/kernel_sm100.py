@@ -34,14 +34,12 @@ class Tcgen05Segments(Tcgen05Decode):
         heads: int,
         window: CacheLayout,
         extra: CacheLayout | None,
-        of_pages: bool,
         split: bool,
         form: LseForm,
     ) -> None:
         super().__init__(heads, window)
         self.extra_mla = extra is CacheLayout.FP8_DS_MLA
         self.tiled = extra is not None
-        self.of_pages = of_pages
         self.form = form
         self.split = split
 
@@ -63,6 +61,7 @@ class Tcgen05Segments(Tcgen05Decode):
         scale: cutlass.Float32,
         block_shift: cutlass.Int32,
         extra_block_shift: cutlass.Int32,
+        extra_entry_shift: cutlass.Int32,
         splits: cutlass.Int32,
         parts: cutlass.Int32,
         workers: cutlass.Int32,
@@ -91,6 +90,7 @@ class Tcgen05Segments(Tcgen05Decode):
             scale,
             block_shift,
             extra_block_shift,
+            extra_entry_shift,
         ).launch(
             grid=(parts, workers, splits),
             block=(PLAN.threads, 1, 1),
@@ -116,6 +116,7 @@ class Tcgen05Segments(Tcgen05Decode):
         scale: cutlass.Float32,
         block_shift: cutlass.Int32,
         extra_block_shift: cutlass.Int32,
+        extra_entry_shift: cutlass.Int32,
     ) -> None:
         window = Gather(self.mla, pages, inv_scale, entries, lens, block_shift)
         extra = Gather(
@@ -125,7 +126,7 @@ class Tcgen05Segments(Tcgen05Decode):
             extra_entries,
             extra_lens,
             extra_block_shift,
-            self.of_pages,
+            extra_entry_shift,
         )
         softmax = SplitSoftmax if self.split else softmax_in(self.form)
         scaled = not self.mla or (self.tiled and not self.extra_mla)

@@ -3,8 +3,8 @@
 
 The host reads nothing back from the device and no shape depends on values, so a call can be captured into a
 CUDA graph; with the caller's outputs it allocates only partial outputs, if queries are split. The kernel is
-compiled per number of heads, layouts, dtypes of scales, form of the entries, presence of a sink and lse, and
-form of lse; the first such call compiles it or finds it in the cache.
+compiled per number of heads, layouts, dtypes of scales, form of lse, and presence of an extra segment, a sink
+and lse; the first such call compiles it or finds it in the cache.
 """
 
 from __future__ import annotations
@@ -83,7 +83,6 @@ def _program(given: V4Arguments, arch: str, *, split: bool) -> Program:
         given.window.scale_dtype,
         "none" if extra is None else extra.layout.value,
         None if extra is None else extra.scale_dtype,
-        extra is not None and extra.of_pages,
         split,
         given.attn_sink is not None,
         given.lse is not None,

@@ -14,7 +14,6 @@ from gdnbench_kernels.v4_decode.sources import (
     Base,
     EmptyForm,
     ExtraLayout,
-    Form,
     SinkForm,
     examples,
     portable_source,
@@ -28,7 +27,6 @@ def sm100_sources(
     scale_dtype: ScaleDtype | None = "float32",
     extra_layout: ExtraLayout = "fp8_ds_mla",
     extra_scale_dtype: ScaleDtype | None = "float32",
-    extra_index_form: Form = "indices",
     sink: bool = True,
     lse: bool = True,
     lse_base: Base = "e",
@@ -38,11 +36,10 @@ def sm100_sources(
     """The kernels of `sm100`: that of unsplit queries, that of splits, and the merge.
 
     heads: H. cache_layout, extra_layout: how pages hold their rows; none without an extra segment.
-    scale_dtype, extra_scale_dtype: those of the scales, of per_token_scale alone. extra_index_form: what
-    entries of the extra table are. sink: whether there is an attn_sink. lse: whether it is an output;
-    lse_base, lse_sink, lse_empty: its form.
+    scale_dtype, extra_scale_dtype: those of the scales, of per_token_scale alone. sink: whether there is an
+    attn_sink. lse: whether it is an output; lse_base, lse_sink, lse_empty: its form.
     """
-    pools = (heads, cache_layout, scale_dtype, extra_layout, extra_scale_dtype, extra_index_form)
+    pools = (heads, cache_layout, scale_dtype, extra_layout, extra_scale_dtype)
     found = portable_sources(*pools, sink, lse, lse_base, lse_sink, lse_empty)
     names = {"v4_decode.mma_sync_tiles": False, "v4_decode.mma_sync_splits": True}
     return [_renamed(one, names[one.name]) if one.name in names else one for one in found]
@@ -65,7 +62,6 @@ def build_sm100(
     scale_dtype: ScaleDtype | None,
     extra_layout: ExtraLayout,
     extra_scale_dtype: ScaleDtype | None,
-    of_pages: bool,
     split: bool,
     sink: bool,
     lse: bool,
@@ -80,7 +76,7 @@ def build_sm100(
 
     extra = None if extra_layout == "none" else CacheLayout(extra_layout)
     form = LseForm(lse_base, lse_sink, lse_empty)
-    kernel = Tcgen05Segments(heads, CacheLayout(cache_layout), extra, of_pages, split, form)
+    kernel = Tcgen05Segments(heads, CacheLayout(cache_layout), extra, split, form)
     pools = (scale_dtype,) if extra is None else (scale_dtype, extra_scale_dtype)
     *arguments, stream = examples(heads, pools, split, sink, lse)
     return kernel, (*arguments, cutlass.Int32(1), cutlass.Int32(1), stream)
