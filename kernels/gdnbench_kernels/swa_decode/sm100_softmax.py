@@ -37,6 +37,7 @@ from gdnbench_kernels.swa_decode.sm100_plan import (
     half_mma,
     producer_state,
 )
+from gdnbench_kernels.swa_decode.warp_ops import product
 
 BF16 = cutlass.BFloat16
 LOG2_E = math.log2(math.e)
@@ -198,7 +199,7 @@ class Softmax:
             across_quad(r_most, row, cute.arch.fmax)
             most = cute.arch.fmin(cute.arch.fmax(rows.max[row], cute.arch.fmax(r_most[row], least)), FINITE)
             rows.change[row] = cute.math.exp2(rows.max[row] - most, fastmath=True)
-            rows.sum[row] = rows.sum[row] * rows.change[row]
+            rows.sum[row] = product(rows.sum[row], rows.change[row])
             rows.max[row] = most
 
     @cute.jit
@@ -253,7 +254,7 @@ class Softmax:
             for row in cutlass.range_constexpr(ROWS):
                 across_quad(r_top, row, cute.arch.fmax)
                 if cutlass.const_expr(self.tiled):
-                    former = rows.top[row] * rows.change[row]
+                    former = product(rows.top[row], rows.change[row])
                     r_top[row] = cute.arch.fmax(r_top[row], former)
                 # Numbers outside this range have no reciprocal.
                 rows.top[row] = cute.arch.fmin(cute.arch.fmax(r_top[row], LEAST_NORMAL), GREATEST)

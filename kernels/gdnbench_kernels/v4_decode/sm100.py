@@ -21,7 +21,7 @@ from gdnbench_kernels.v4_decode.launch_args import V4Arguments, arch_of, prepare
 from gdnbench_kernels.v4_decode.params import V4BufferParams
 from gdnbench_kernels.v4_decode.partials import Partials
 from gdnbench_kernels.v4_decode.sm100_sources import sm100_source
-from gdnbench_kernels.v4_decode.splits import MAX_SPLITS, SplitPlan, query_tiles
+from gdnbench_kernels.v4_decode.splits import SplitPlan, query_tiles
 
 __all__ = ["sm100"]
 
@@ -47,7 +47,7 @@ def sm100(
     if not given.rows:
         return given.finish()
     sms = multiprocessors(given.device)
-    chosen = splits_of(given, sms, splits)
+    chosen = split_plan(given, sms, splits).splits
     wanted_parts, wanted_workers = launch_of(given.rows, given.heads, max(1, sms // chosen), parts)
     grid = wanted_parts, wanted_workers if workers is None else workers
     if chosen == 1:
@@ -59,18 +59,15 @@ def sm100(
     return given.finish()
 
 
-def splits_of(given: V4Arguments, sms: int, splits: int | None = None) -> int:
-    """The number of splits, `splits` if it is given. Raises ValueError if there cannot be so many."""
-    if splits is not None:
-        if not 1 <= splits <= MAX_SPLITS or (splits > 1 and given.extra is None):
-            raise ValueError(
-                f"splits is {splits}; it must be 1 to {MAX_SPLITS}, and 1 without an extra segment"
-            )
-        return splits
-    extra = 0 if given.extra is None else given.extra.capacity
-    tiles = query_tiles(given.window.capacity, extra, MAX_WINDOW)
-    ctas = given.rows * -(-given.heads // TILE_HEADS)
-    return 1 if given.extra is None else SplitPlan.choose(ctas, sms, tiles).splits
+def split_plan(given: V4Arguments, sms: int, splits: int | None = None) -> SplitPlan:
+    """The splits of a call on a GPU with that many SMs, `splits` if it is given. Raises ValueError if there
+    cannot be so many."""
+    if splits is not None and splits > 1 and given.extra is None:
+        raise ValueError(f"splits is {splits}; without an extra segment it must be 1")
+    if splits is not None or given.extra is None:
+        return SplitPlan(1 if splits is None else splits)
+    tiles = query_tiles(given.window.capacity, given.extra.capacity, MAX_WINDOW)
+    return SplitPlan.choose(given.rows * -(-given.heads // TILE_HEADS), sms, tiles)
 
 
 def _program(given: V4Arguments, arch: str, *, split: bool) -> Program:
