@@ -105,7 +105,7 @@ CASES: dict[str, tuple[int, float, float, list[float] | None]] = {
 }
 
 
-@pytest.mark.parametrize("name", quick(CASES, 1, 2, 3, 4))
+@pytest.mark.parametrize("name", quick(CASES, 2, 3))
 def test_within_the_bound(name: str) -> None:
     n, spread, holes, sinks = CASES[name]
     o_part, lse_part = parts(n, 6, spread, holes, seed=n)
@@ -150,9 +150,10 @@ def test_the_form_of_lse(form: LseForm) -> None:
 
 def test_a_part_that_is_no_number_shows_in_its_row_alone() -> None:
     o_part, lse_part = parts(3, 4, 2.0, 0.0, seed=1)
-    clean = merged(o_part, lse_part, None, PLAIN)
+    sink = torch.tensor([0.0, 1.0])
+    clean = merged(o_part, lse_part, sink, PLAIN)
     o_part[1, 2], lse_part[1, 2] = NAN, NAN
-    o, lse = merged(o_part, lse_part, None, PLAIN)
+    o, lse = merged(o_part, lse_part, sink, PLAIN)
     assert o[2].isnan().all()
     assert lse[2].isnan()
     others = [0, 1, 3]
@@ -165,6 +166,7 @@ def test_a_part_that_is_no_number_shows_in_its_row_alone() -> None:
 )
 def test_bits_are_those_of_every_schedule_and_engine(settings: dict[str, str]) -> None:
     o_part, lse_part = parts(9, 2, 3.0, 0.3, seed=2)
-    one, other = (merged(o_part, lse_part, None, PLAIN, **some) for some in ({}, settings))
+    sink = torch.tensor([0.0])
+    one, other = (merged(o_part, lse_part, sink, PLAIN, **some) for some in ({}, settings))
     assert torch.equal(one[0], other[0])
     assert torch.equal(one[1], other[1])

@@ -54,14 +54,14 @@ def made(**options: Any) -> Call:
 
 
 def run(kernel: Callable[..., Outputs], call: Call, options: dict[str, Any], **settings: Any) -> Outputs:
-    """What `kernel` makes of the call with `options`, under the checker; outputs are poisoned and guarded,
-    and the inputs are as they were."""
+    """What `kernel` makes of the call with `options`; outputs are poisoned and guarded, and the inputs are as
+    they were."""
     whole, outputs = {}, {}
     for name, (shape, dtype) in OPERATION.outputs(call).items():
         whole[name] = torch.full((2 * GUARD + torch.Size(shape).numel(),), torch.nan, dtype=dtype)
         outputs[name] = whole[name][GUARD:-GUARD].view(shape)
     before = {name: tensor.clone() for name, tensor in call.tensors.items()}
-    with active(Settings(check=True, **settings)) as session, programs_simulated():
+    with active(Settings(**settings)) as session, programs_simulated():
         returned = kernel(**call.tensors, **call.scalars, **call.conventions, **outputs, **options)
     assert returned.keys() == outputs.keys()
     assert all(returned[name] is outputs[name] for name in outputs)

@@ -6,11 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.kernels import v4_plans
 from tests.kernels.proving import GRIDS, Grid
 from tests.sim.kernel_checks import decode_plans
 from tests.sim.kernel_checks.foreign import CALLS, Calls
 
 PLANS = Path(decode_plans.__file__)
+V4_PLANS = Path(v4_plans.__file__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,10 @@ def _subjects() -> dict[str, Subject]:
     found["gdn_decode cute, by steps"] = Subject(decode, f"{PLANS}:by_steps")
     for kernel in ("portable", "sm100", "wgmma"):
         found[f"swa_decode {kernel}"] = Subject(swa, kernel)
+    v4 = GRIDS["v4_decode"]
+    found["v4_decode portable"] = Subject(v4, "portable")
+    for splits in ("unsplit", "in_2", "in_5"):
+        found[f"v4_decode portable, {splits}"] = Subject(v4, f"{V4_PLANS}:{splits}")
     found["flashinfer prefill"] = Subject(prefill, "flashinfer", package="flashinfer")
     found["flashinfer decode"] = Subject(decode, "flashinfer", package="flashinfer")
     found["fla prefill"] = Subject(prefill, "fla", package="fla")

@@ -274,6 +274,38 @@ _DECODE_ATTENTION = tuple(
 _WIDE_DECODE = tuple(call | {"heads": 24, "lens": (128, 17, 0, 100, 5)} for call in _DECODE_ATTENTION)
 
 
+@dataclass(frozen=True, slots=True)
+class _SplitDecode:
+    """v4_decode in `splits`, and the merge. One query of three tiles and one of none: in two splits one has
+    two tiles; the pools have the layouts of `calls`."""
+
+    splits: int
+    calls: tuple[tuple[str, str], ...]
+
+    def __call__(self) -> None:
+        from gdnbench.replay.simulated import programs_simulated
+        from gdnbench.synth import synthesise
+        from gdnbench_kernels.v4_decode.portable import portable
+
+        with programs_simulated():
+            for window, extra in self.calls:
+                call = synthesise(
+                    "v4_decode",
+                    heads=8,
+                    lens=(100, 0),
+                    extra_lens=(140, 0),
+                    topk=140,
+                    sink=0.0,
+                    cache_layout=window,
+                    extra_layout=extra,
+                )
+                portable(**call.tensors, **call.scalars, **call.conventions, splits=self.splits)
+
+
+_ALIKE = (("per_token_scale", "per_token_scale"), ("fp8_ds_mla", "fp8_ds_mla"))
+_UNLIKE = (("per_token_scale", "fp8_ds_mla"), ("fp8_ds_mla", "per_token_scale"))
+
+
 def _third_party(module: str) -> Any:
     import importlib
 
@@ -346,6 +378,9 @@ SUBJECTS: dict[str, Subject] = {
     "swa_decode_portable": Subject(_Operation("swa_decode", "portable", _DECODE_ATTENTION)),
     "swa_decode_sm100": Subject(_Operation("swa_decode", "sm100", _DECODE_ATTENTION)),
     "swa_decode_wgmma": Subject(_Operation("swa_decode", "wgmma", _WIDE_DECODE)),
+    "v4_decode_portable": Subject(_SplitDecode(1, _ALIKE)),
+    "v4_decode_splits": Subject(_SplitDecode(2, _ALIKE)),
+    "v4_decode_unlike": Subject(_SplitDecode(1, _UNLIKE)),
     "quack_gemm": Subject(quack_gemm, "sm_100a"),
     "quack_hopper_gemm": Subject(quack_hopper_gemm, "sm_100a"),
     "quack_softmax": Subject(quack_softmax, "sm_100a"),
