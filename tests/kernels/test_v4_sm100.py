@@ -55,7 +55,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("splits", SPLITS)
-@pytest.mark.parametrize("name", quick(CALLS, 1, 6))
+@pytest.mark.parametrize("name", quick(CALLS, 6))
 def test_accurate(name: str, splits: int) -> None:
     call = made(**CALLS[name])
     assert_passes(call, run(call, splits))
@@ -91,11 +91,11 @@ def ran(mixed: Call, request: pytest.FixtureRequest) -> tuple[int, Outputs]:
 Ran = tuple[int, Outputs]
 
 
-@pytest.mark.parametrize("schedule", [*quick(["early", "random:1"]), FRESH_SCHEDULE])
+@pytest.mark.parametrize("schedule", [*quick(["early", "random:1"], 0), FRESH_SCHEDULE])
 def test_bits_are_those_of_every_schedule(mixed: Call, ran: Ran, schedule: str) -> None:
     """Of few CTAs, so that pipelines wrap around."""
     splits, outputs = ran
-    assert same_outputs(run(mixed, splits, parts=1, workers=1, schedule=schedule), outputs)
+    assert same_outputs(run(mixed, splits, parts=1, workers=2, schedule=schedule), outputs)
 
 
 @pytest.mark.slow
@@ -113,7 +113,8 @@ def test_bits_are_those_of_the_other_engine(mixed: Call, ran: Ran) -> None:
     assert same_outputs(found, {name: tensor[:1] for name, tensor in outputs.items()})
 
 
-@pytest.mark.parametrize("row", quick(range(5), 2))
+@pytest.mark.slow
+@pytest.mark.parametrize("row", range(5))
 def test_a_request_alone_has_the_bits_it_has_in_a_batch(mixed: Call, ran: Ran, row: int) -> None:
     splits, outputs = ran
     found = run(request_of(mixed, row), splits)
@@ -153,23 +154,26 @@ def test_heads_of_a_tile_do_not_meet(mixed: Call, ran: Ran, value: float) -> Non
 def test_a_row_with_all_the_weight_is_the_output(at: int) -> None:
     """Wherever it is among the extra tiles: what was summed before is multiplied by 0, what comes after has
     no weight, and the row's values are rounded once."""
-    call = made(lens=(128,), extra_lens=(300,), sink=None)
+    call = made(lens=(128,), extra_lens=(300,), sink=-torch.inf, poison=False)
     slot = int(call.tensors["extra_indices"].flatten()[at])
     rows = unpack(call.tensors["extra_cache"], None, DS_MLA, torch.bfloat16).flatten(0, 1)
     row = rows[slot]
     q = (row.float() / row.float().norm() * 1e4).to(torch.bfloat16).expand(call.tensors["q"].shape)
     call = with_tensors(call, q=q.contiguous())
     scores = rows.double() @ q[0, 0, 0].double() * 512**-0.5
-    # The runner-up's weight is below 2^-30: it changes no value that is rounded to bfloat16 by half an ULP.
+    # All others together weigh less than 427 e^-30 < 2^-34, and no value of them is 2^20 times one of the row:
+    # they move no value of it by half an ULP of bfloat16, 2^-9.
     best, second = scores.topk(2).values
     assert scores.argmax() == slot
     assert best - second > 30
+    assert rows.abs().max() < 2.0**20 * row[row != 0].abs().min()
     window = unpack(call.tensors["cache"], None, DS_MLA, torch.bfloat16).flatten(0, 1)
     assert (window.double() @ q[0, 0, 0].double() * 512**-0.5).max() < best - 30
     found = run(call)["o"]
     assert torch.equal(found, row.expand(found.shape))
 
 
+@pytest.mark.slow  # two more programs
 def test_without_an_extra_segment_it_is_swa_decodes_kernel() -> None:
     call = made(lens=(128, 17, 0), extra_lens=())
     window = {name: call.tensors[name] for name in ("cache", "swa_indices", "swa_lens", "attn_sink")}
