@@ -161,8 +161,8 @@ def test_a_row_with_all_the_weight_is_the_output(at: int) -> None:
     q = (row.float() / row.float().norm() * 1e4).to(torch.bfloat16).expand(call.tensors["q"].shape)
     call = with_tensors(call, q=q.contiguous())
     scores = rows.double() @ q[0, 0, 0].double() * 512**-0.5
-    # All others together weigh less than 427 e^-30 < 2^-34, and no value of them is 2^20 times one of the row:
-    # they move no value of it by half an ULP of bfloat16, 2^-9.
+    # All others together weigh less than 427 e^-30 < 2^-34, and no value of theirs is 2^20 times one of the
+    # row: they move none of those by half an ULP of bfloat16, 2^-9.
     best, second = scores.topk(2).values
     assert scores.argmax() == slot
     assert best - second > 30

@@ -11,6 +11,7 @@ from tests.sim.mutation.subjects import SUBJECTS, Subject
 # Two sequences of a chunk each, so that no table of chunks is zeros alone or has rows left over.
 _PREFILL = {"seqlens": (20, 21), "heads": (1, 1), "initial_state": True}
 _DECODE_ATTENTION = {"heads": 8, "lens": (128,), "cache_layout": "per_token_scale", "sink": 0.0}
+_TWO_SEGMENTS = {**_DECODE_ATTENTION, "extra_lens": (100,), "topk": 100}
 _CALLS: dict[str, dict[str, Any]] = {
     "gdn_prefill": _PREFILL,
     "gdn_prefill_fused": _PREFILL,
@@ -18,6 +19,7 @@ _CALLS: dict[str, dict[str, Any]] = {
     "swa_decode_portable": _DECODE_ATTENTION,
     "swa_decode_sm100": _DECODE_ATTENTION,
     "swa_decode_wgmma": _DECODE_ATTENTION,
+    "v4_decode_sm100": _TWO_SEGMENTS,
 }
 
 
