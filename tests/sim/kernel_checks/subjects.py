@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.kernels import v4_plans
-from tests.kernels import v4_plans
 from tests.kernels.proving import GRIDS, Grid
 from tests.sim.kernel_checks import decode_plans
 from tests.sim.kernel_checks.foreign import CALLS, Calls
 
 PLANS = Path(decode_plans.__file__)
-V4_PLANS = Path(v4_plans.__file__)
 V4_PLANS = Path(v4_plans.__file__)
 
 
@@ -54,7 +52,6 @@ def _subjects() -> dict[str, Subject]:
     found["v4_decode portable"] = Subject(v4, "portable")
     for splits in ("unsplit", "in_2", "in_5"):
         found[f"v4_decode portable, {splits}"] = Subject(v4, f"{V4_PLANS}:{splits}")
-    v4 = GRIDS["v4_decode"]
     found["v4_decode sm100"] = Subject(v4, "sm100")
     found["v4_decode sm100, unsplit"] = Subject(v4, f"{V4_PLANS}:sm100_unsplit")
     found["flashinfer prefill"] = Subject(prefill, "flashinfer", package="flashinfer")

@@ -305,7 +305,6 @@ class _SplitDecode:
 _ALIKE = (("per_token_scale", "per_token_scale"), ("fp8_ds_mla", "fp8_ds_mla"))
 _UNLIKE = (("per_token_scale", "fp8_ds_mla"), ("fp8_ds_mla", "per_token_scale"))
 
-
 # Tiles of both segments, an item of three tiles between items of one, and a row with nothing at all.
 _TWO_SEGMENTS: tuple[dict[str, Any], ...] = tuple(
     {
@@ -319,7 +318,7 @@ _TWO_SEGMENTS: tuple[dict[str, Any], ...] = tuple(
     }
     for layout in ("per_token_scale", "fp8_ds_mla")
 )
-_SPLIT_TILES = ({**_TWO_SEGMENTS[1], "lens": (128,), "extra_lens": (200,)},)
+_SPLIT_TILES = ({**_TWO_SEGMENTS[1], "lens": (128,), "extra_lens": (300,), "topk": 300},)
 
 
 def _third_party(module: str) -> Any:
@@ -398,8 +397,8 @@ SUBJECTS: dict[str, Subject] = {
     "v4_decode_splits": Subject(_SplitDecode(2, _ALIKE)),
     "v4_decode_unlike": Subject(_SplitDecode(1, _UNLIKE)),
     "v4_decode_sm100": Subject(_Operation("v4_decode", "sm100", _TWO_SEGMENTS)),
-    # Of three tiles, each has an SM.
-    "v4_decode_sm100_splits": Subject(_Operation("v4_decode", "sm100", _SPLIT_TILES, sms=3)),
+    # Each of four tiles has an SM.
+    "v4_decode_sm100_splits": Subject(_Operation("v4_decode", "sm100", _SPLIT_TILES, sms=4)),
     "quack_gemm": Subject(quack_gemm, "sm_100a"),
     "quack_hopper_gemm": Subject(quack_hopper_gemm, "sm_100a"),
     "quack_softmax": Subject(quack_softmax, "sm_100a"),
