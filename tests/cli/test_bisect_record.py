@@ -23,9 +23,9 @@ from gdnbench_kernels.gdn_decode.torch_recurrent import torch_recurrent
 
 def late(**call):
     given = {name: x for name, x in call.items() if name not in ("state_layout", "offsets", "o")}
-    big = bool(given["state"].abs().max() > LEVEL)
+    small = bool(given["state"].abs().max() < LEVEL)
     found = torch_recurrent(**given)
-    if big:
+    if small:
         given["state"][0, 1] *= 1.01
     return found
 
@@ -35,13 +35,13 @@ late.conventions = {"qk": ("normalised", "raw")}
 
 
 def test_the_call_is_named_and_the_answer_is_the_last_line(gdnbench: Any, tmp_path: Path) -> None:
-    """Wrong from the first call on whose state exceeds a level, which the recorded states tell."""
+    """Wrong from the first call on whose state is below a level, which the recorded states tell."""
     from gdnbench.store.recover import open_store
 
     with open_store(CAPTURED) as store:
         sizes = [float(record.before["state"].read().abs().max()) for record in store.records]
-    level = max(sizes[:4])
-    first = next(number for number, size in enumerate(sizes) if size > level)
+    level = min(sizes[:4])
+    first = next(number for number, size in enumerate(sizes) if size < level)
     assert first >= 4
     (tmp_path / "mine.py").write_text(KERNELS.replace("LEVEL", repr(level)))
     given = (
@@ -103,9 +103,9 @@ def test_the_kind_of_failure_that_is_looked_for(
 
 def test_what_passes_carried_too(gdnbench: Any, tmp_path: Path) -> None:
     given = ("--kernel", "torch", "--carry", "--state", tmp_path / "s")
-    result = gdnbench("bisect", "record", CAPTURED, "0-19", *given)
+    result = gdnbench("bisect", "record", CAPTURED, "0-11", *given)
     assert result.code == 0, result.err
-    passes = re.compile(wording("bisect.calls-pass", kernel="torch", calls=20, plural="s"))
+    passes = re.compile(wording("bisect.calls-pass", kernel="torch", calls=12, plural="s"))
     assert re.fullmatch(
-        wording("bisect.calls-pass-carried", alone=passes, calls=20, lanes="1 lane") + "\n", result.out
+        wording("bisect.calls-pass-carried", alone=passes, calls=12, lanes="1 lane") + "\n", result.out
     )
