@@ -26,7 +26,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-MODULES = ("gdnbench.replay.worker", "gdnbench.bisect.worker", "gdnbench.workers.pickled_call")
+MODULES = (
+    "gdnbench.bisect.worker",
+    "gdnbench.mismatch.worker",
+    "gdnbench.replay.worker",
+    "gdnbench.timing.worker",
+    "gdnbench.workers.pickled_call",
+)
 """Main modules of workers; the forking process has imported them."""
 
 FREE = ("PYTEST_CURRENT_TEST", "COLUMNS")
@@ -86,7 +92,12 @@ class Forker:
 
     def fork(self, module: str, requests: int, replies: int, arguments: Sequence[str]) -> Forked:
         status, ours = os.pipe()
-        message = {"module": module, "arguments": arguments, "folder": os.getcwd(), "environment": {**os.environ}}
+        message = {
+            "module": module,
+            "arguments": arguments,
+            "folder": os.getcwd(),
+            "environment": {**os.environ},
+        }
         try:
             socket.send_fds(self._socket, [json.dumps(message).encode()], [requests, replies, 2, ours])
         finally:

@@ -252,6 +252,7 @@ def test_version_and_module_form() -> None:
     assert re.fullmatch(r"gdnbench \d+\.\d+\.\d+\n", said.stdout)
 
 
+@pytest.mark.slow  # test_pipes.py has a reader that never reads
 def test_a_reader_that_leaves_early_is_no_error(prefills: Path) -> None:
     command = f"{sys.executable} -m gdnbench show {prefills} 0 | head -n 1"
     done = subprocess.run(

@@ -192,7 +192,7 @@ may."""
 
 
 def _dotted(node: ast.expr) -> str | None:
-    """"a.b.c" of a name or an attribute of one; `ast.unparse` of every call would take most of the test."""
+    """ "a.b.c" of a name or an attribute of one; `ast.unparse` of every call would take most of the test."""
     names = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)

@@ -19,7 +19,7 @@ Invoke = Callable[..., Any]  # the fixture `gdnbench`
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
-QUICK = ("--cache", "warm", "--seconds", "1", "--busy")
+QUICK = ("--cache", "warm", "--seconds", "0.3", "--busy")
 
 
 @pytest.mark.alone

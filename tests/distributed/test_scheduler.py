@@ -120,6 +120,7 @@ def test_the_same_report(
         assert len(run.records) == len(store.records)
 
 
+@pytest.mark.slow  # test_here.py has the same of workers that it starts
 def test_a_worker_that_is_killed(
     store: Store, workers: str, dies_once: tuple[str, Path], plain: Plain
 ) -> None:

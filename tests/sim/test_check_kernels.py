@@ -69,9 +69,9 @@ def asked(
 
 QUICK = [
     ("gdn_decode cute, tapped", "bf16, drafts"),
-    ("kda_decode cute", "bf16, drafts"),
 ]
 SLOW = [
+    ("kda_decode cute", "bf16, drafts"),
     ("swa_decode portable", "ds_mla, sink on"),
     ("gdn_prefill sm100_fused", "beta to 2, a tail"),
     ("gdn_prefill sm100", "beta to 2, a tail"),

@@ -180,7 +180,7 @@ def test_tma_store_leaves_its_surroundings() -> None:
     assert wide.isnan().all()
 
 
-@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("dtype", quick([BF16, F16], 0))
 def test_ldmatrix_mma(dtype: torch.dtype) -> None:
     c_fake = fake(F32, (None, None), align=4)
     kernel = compiled(LdmatrixMma(NUMERIC[dtype]), fake_operand(dtype, K), fake_operand(dtype, K), c_fake)
@@ -208,7 +208,7 @@ def _gemm(dtype: torch.dtype, a_major: Any, b_major: Any, tile_m: int, tile_n: i
     return compiled(kernel, *operands, fake(F32, (None, None), align=4))
 
 
-@pytest.mark.parametrize(("dtype", "a_major", "b_major", "tile_m", "tile_n", "shape"), quick(GEMMS, 0, 1, 6))
+@pytest.mark.parametrize(("dtype", "a_major", "b_major", "tile_m", "tile_n", "shape"), quick(GEMMS, 1, 6))
 def test_tcgen05_gemm(
     dtype: torch.dtype, a_major: Any, b_major: Any, tile_m: int, tile_n: int, shape: tuple[int, int, int]
 ) -> None:
@@ -256,7 +256,7 @@ def test_operands_off_the_swizzle_alignment(displaced: int) -> None:
         assert torch.equal(c, a.float())
 
 
-@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("dtype", quick([BF16, F16], 1))
 def test_operand_in_tensor_memory(dtype: torch.dtype) -> None:
     kernel = compiled(
         TmemOperand(NUMERIC[dtype]), fake(dtype, (128, 64)), fake(dtype, (64, 64)), fake(F32, (128, 64))

@@ -10,6 +10,7 @@ from gdnbench.sim.checker.paged_cells import PAGE
 from gdnbench.sim.errors import KernelFault
 from gdnbench.sim.machine import grid
 from gdnbench.sim.run import ENGINES, RunResult, run_ptx
+from tests.subset import quick
 
 CTAS = 9
 
@@ -65,7 +66,7 @@ def run(last: str, engine: str, threads: int, before: int = 0) -> RunResult:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("before", [0, 256 + 16, 1024])
+@pytest.mark.parametrize("before", quick([0, 256 + 16, 1024], 1))
 def test_findings_are_those_of_one_process(engine: str, before: int) -> None:
     """Both warps of each CTA store to the same words, and each CTA to 64 bytes of the next one's. A pair of
     stores whose bytes lie on two pages of the shadow is one pair."""

@@ -12,6 +12,7 @@ from gdnbench.sim.compiler import kernel, native
 from gdnbench.sim.run import RunResult, run_ptx
 from tests.seeds import drawn
 from tests.sim.compiler.random_programs import RECORD, THREADS, operands, program
+from tests.subset import quick
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -46,19 +47,19 @@ def optimised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "compile_text", lambda text, level: original(text, native.Level.OPTIMISED))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", quick(range(6), 0, 1, 2))
 def test_straight_lines(seed: int) -> None:
     compare(seed, depth=0, length=150)
 
 
-@pytest.mark.parametrize("seed", range(100, 106))
+@pytest.mark.parametrize("seed", quick(range(100, 106), 0, 1, 2))
 def test_structured_control_flow(seed: int) -> None:
     compare(seed, depth=2)
 
 
 @pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize(
-    ("seed", "depth", "length"), [(200, 0, 150), (201, 0, 150), (202, 2, 0), (203, 2, 0)]
+    ("seed", "depth", "length"), quick([(200, 0, 150), (201, 0, 150), (202, 2, 0), (203, 2, 0)], 0, 2)
 )
 def test_optimised_code(seed: int, depth: int, length: int) -> None:
     compare(seed, depth=depth, length=length)
