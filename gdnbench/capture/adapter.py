@@ -92,6 +92,14 @@ class Observation:
     watched: Reduced | None = None  # set by capture, if its lineage is checked
     kept_states: KeptStates | None = None  # states that the call keeps outside its pool
 
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The contract's shape of an input, of which a capture of digests has no tensor any more."""
+        seen = self.tensors.get(name)
+        if seen is None:
+            assert self.reduced is not None
+            return self.reduced.shapes[name][0]
+        return tuple(seen.tensor.shape) if seen.shape is None else seen.shape
+
 
 class Adapter(Protocol):
     """`gdnbench.capture.steps` describes what an adapter may have besides, to name a call's requests."""

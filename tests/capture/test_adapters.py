@@ -121,16 +121,19 @@ def test_targets_by_framework_family_function_and_glob() -> None:
     def chosen(*patterns: str) -> set[str]:
         return {target.name for _, target in select_targets(adapters, patterns)}
 
-    frameworks = ("transformers", "fla", "flashinfer", "vllm", "sglang")
+    frameworks = ("transformers", "fla", "flashinfer", "vllm", "sglang", "flash_mla")
     # The copies of flash-linear-attention that vLLM and SGLang have lie in folders called fla too: 8 and 10.
-    # vLLM and SGLang call FlashInfer's sparse attention, which has 6 names. Of Kimi Delta Attention
-    # transformers has 3 models with 5 names each, fla 8, FlashInfer 5, vLLM 40 and SGLang 23.
+    # vLLM and SGLang call FlashInfer's sparse attention (6 names), its HCA kernel (3) and the scores of DeepGEMM
+    # (14). Top-k has 3 names in vLLM, where the compressor has one more, and 10 in SGLang, whose copy of
+    # FlashMLA is a third of that name. Of Kimi Delta Attention transformers has 3 models with 5 names each,
+    # fla 8, FlashInfer 5, vLLM 40 and SGLang 23.
     assert [len(chosen(framework)) for framework in frameworks] == [
         29 + 3 * 5,
         41 + 8 + 4,
-        5 + 6 + 5,
-        38 + 6 + 40,
-        23 + 6 + 23,
+        5 + 6 + 5 + 3,
+        38 + 6 + 40 + 3 + 14 + 3 + 1,
+        23 + 6 + 23 + 3 + 14 + 10,
+        2 + 1,
     ]
     assert chosen(*frameworks) == chosen()
     assert chosen("qwen3_next") == {name for name in chosen() if name.startswith(MODULE + ":")}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdnbench.capture import capturing
+from gdnbench.capture import CaptureOptions, capturing
 from gdnbench.capture.adapters.flash_mla import FUNCTION, SIGNATURES
 from gdnbench.capture.recorder import Counts
 from gdnbench.errors import Exit
@@ -21,6 +21,7 @@ from gdnbench.store.reader import Store, StoredRecord
 from gdnbench_kernels.swa_decode.layouts import pack_ds_mla
 from tests.capture.frameworks import FOLDER, framework
 from tests.capture.source_signatures import parameters
+from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of, patched
 from tests.messages import wording
 
 REQUESTS, QUERIES, HEADS, WINDOW, ENTRIES = 2, 3, 4, 64, 12
@@ -115,6 +116,39 @@ def test_more_queries_than_the_operation_has(tmp_path: Path) -> None:
     _, counts = called(tmp_path / "run.zarr", queries=9, **given)
     ((reason, _),) = counts.passed_over.items()
     assert re.fullmatch(wording("capture.queries-many"), reason)
+
+
+def given(**more: Any) -> dict[str, Any]:
+    """A call of several queries of each request."""
+    names = ("block_table", "cache_seqlens", "tile_scheduler_metadata")
+    return {
+        "q": random(REQUESTS, QUERIES, HEADS, 512),
+        "k_cache": pack_ds_mla(random(3, 64, 512)).unsqueeze(2),
+        "head_dim_v": 512,
+        "indices": table(WINDOW, 192),
+        **dict.fromkeys(names),
+        **extra(**more),
+    }
+
+
+def test_in_a_cuda_graph(tmp_path: Path) -> None:
+    """Lengths of the window are made in the graph; the others are the caller's, new at the second replay."""
+    lengths = torch.tensor([12, 5], dtype=torch.int32)
+    arguments = given(extra_topk_length=lengths)
+    streams, graph = StandInStreams(), StandInGraph()
+    options = CaptureOptions(full_pools=True)
+    module = import_module("flash_mla")
+    with capturing_stand_in(tmp_path / "run.zarr", streams, options) as counts, patched():
+        function = getattr(module, FUNCTION)
+        with graph_of(graph):
+            function(**arguments)
+        graph.replay()
+        lengths -= 1
+        graph.replay()
+    assert (counts.records, counts.failures, counts.first_failure) == (2, 0, None)
+    records = Store.open(tmp_path / "run.zarr").records
+    assert [one.before["extra_lens"].read().tolist() for one in records] == [[12, 5], [11, 4]]
+    assert [one.before["swa_lens"].read().tolist() for one in records] == [[WINDOW] * REQUESTS] * 2
 
 
 def test_the_stand_in_has_the_signature() -> None:

@@ -18,6 +18,7 @@ from gdnbench.capture.adapters.flashinfer_signatures import SPARSE_MLA
 from gdnbench.capture.adapters.flashinfer_sparse_mla import NOT_RECORDED
 from gdnbench.capture.recorder import Counts
 from gdnbench.errors import Exit
+from gdnbench.lineage.check import tables_of
 from gdnbench.replay.replay import replay
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench_kernels.swa_decode.layouts import pack_ds_mla
@@ -272,6 +273,20 @@ def test_compressed_entries_behind_those_of_the_window(tmp_path: Path) -> None:
     )
     assert torch.equal(record.after["o"].read(), o)
     assert_replays(tmp_path / "run.zarr")
+
+
+def test_digests_in_place_of_tensors(tmp_path: Path) -> None:
+    """Of windows alone: compressed rows are not logged."""
+    indices = torch.cat([table(3), topk(3)], dim=1)
+    more = {"sparse_indices": indices, "sparse_topk_lens": ints(152, 140, 128)}
+    with capturing(tmp_path / "run.zarr", CaptureOptions(digests=True)) as counts:
+        function = getattr(import_module("flashinfer.decode"), SPARSE_MLA)
+        function(**given(pages(), 3, compressed_kv_cache=compressed(), **more))
+    assert (counts.digested, counts.failures, counts.passed_over) == (1, 0, {})
+    with Store.open(tmp_path / "run.zarr") as store:
+        (made,) = tables_of(store)
+    assert made.chains == ("window",)
+    assert len(made.rows) == 100 + 128 + 128
 
 
 def test_compressed_entries_over_e4m3_pages_that_lie_apart(tmp_path: Path) -> None:

@@ -132,8 +132,7 @@ class FlashinferSparseMlaAdapter:
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
         if _rotates(arguments):
             return {}
-        shape = seen.tensors["q"].shape
-        assert shape is not None
+        shape = seen.shape_of("q")
         if seen.op == "v4_decode":
             return v4_outputs(seen, _by_row(result, 2)[: shape[0] * shape[1]])
         return _table("bfloat16").after(seen, {}, _by_row(result, 2)[: shape[0]])  # o is of every layout

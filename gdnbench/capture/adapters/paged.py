@@ -163,8 +163,7 @@ class Paged:
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
         places = {**arguments, RETURN: result}
-        shape, o = seen.tensors["q"].shape, self._tensor("o", places)
-        assert shape is not None
+        shape, o = seen.shape_of("q"), self._tensor("o", places)
         assert o is not None
         outputs = {"o": Seen(o, _expected("o", o, shape))}
         lse = self._tensor("lse", places)

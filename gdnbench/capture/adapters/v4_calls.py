@@ -124,8 +124,7 @@ def _ones(slots: int, device: torch.device) -> Tensor:
 
 def v4_outputs(seen: Observation, o: Tensor, lse: Tensor | None = None) -> dict[str, Seen]:
     """o of any leading axes over B S, and lse [B, S, H]."""
-    shape = seen.tensors["q"].shape
-    assert shape is not None
+    shape = seen.shape_of("q")
     found = {"o": Seen(o, shape)}
     if lse is not None:
         found["lse"] = Seen(lse, shape[:3])
