@@ -123,7 +123,7 @@ def test_targets_by_framework_family_function_and_glob() -> None:
 
     frameworks = ("transformers", "fla", "flashinfer", "vllm", "sglang", "flash_mla")
     # The copies of flash-linear-attention that vLLM and SGLang have lie in folders called fla too: 8 and 10.
-    # vLLM and SGLang call FlashInfer's sparse attention (6 names), its HCA kernel (3) and the scores of DeepGEMM
+    # vLLM and SGLang call FlashInfer's sparse attention (6 names), its HCA kernel (3) and DeepGEMM's scores
     # (14). Top-k has 3 names in vLLM, where the compressor has one more, and 10 in SGLang, whose copy of
     # FlashMLA is a third of that name. Of Kimi Delta Attention transformers has 3 models with 5 names each,
     # fla 8, FlashInfer 5, vLLM 40 and SGLang 23.
