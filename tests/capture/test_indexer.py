@@ -128,8 +128,8 @@ def test_scores_of_packed_keys(width: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("q", "reason"),
     [
-        ((queries(2, 1), torch.ones(2, 1, HEADS, dtype=torch.int32)), "capture.queries-scaled"),
-        ((queries(2, 1).view(torch.uint8), None), "capture.queries-e4m3"),
+        ((queries(2, 1), torch.ones(2, 1, HEADS, dtype=torch.int32)), wording("capture.queries-scaled")),
+        ((queries(2, 1).view(torch.uint8), None), wording("capture.queries-e4m3")),
     ],
 )
 def test_queries_that_the_operation_does_not_have(q: Any, reason: str, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_queries_that_the_operation_does_not_have(q: Any, reason: str, tmp_path:
         function = module.fp8_fp4_paged_mqa_logits
         function(q, pages().unsqueeze(2), random(2, HEADS), ints(0, 0), TABLE, None, 192)
     ((found, _),) = counts.passed_over.items()
-    assert re.fullmatch(wording(reason), found)
+    assert re.fullmatch(reason, found)
 
 
 def vllm_layer(path: Path, step: SimpleNamespace, q: Tensor, weights: Tensor) -> Any:

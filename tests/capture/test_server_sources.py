@@ -18,6 +18,7 @@ from gdnbench.capture.adapters import (
     deep_gemm,
     fla_signatures,
     flash_mla,
+    sglang_compressor,
     sglang_indexer,
     sglang_signatures,
     vllm_compressor,
@@ -57,6 +58,12 @@ INDEXERS = [
     ("sglang", SGLANG_INDEXER, deep_gemm, (deep_gemm.TORCH,)),
     ("vllm", INDEXER_TOPK, vllm_indexer, (vllm_indexer.FORWARD,)),
     ("vllm", "models/deepseek_v4/compressor.py", vllm_compressor, (vllm_compressor.FORWARD,)),
+    (
+        "sglang",
+        "kernels/ops/attention/dsv4/compress.py",
+        sglang_compressor,
+        (sglang_compressor.FUNCTION,),
+    ),
     ("vllm", "_custom_ops.py", vllm_indexer, (vllm_indexer.DECODE, vllm_indexer.PREFILL)),
     (
         "sglang",

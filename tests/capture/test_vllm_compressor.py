@@ -131,8 +131,15 @@ def test_a_layer_that_runs_without_a_request(tmp_path: Path) -> None:
     assert re.fullmatch(wording("capture.vllm-without-request"), reason)
 
 
-@pytest.mark.parametrize("spoilt", ["slots", "positions", "all padding"])
-def test_steps_that_the_operation_does_not_describe(spoilt: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("spoilt", "expected"),
+    [
+        ("slots", wording("capture.states-elsewhere")),
+        ("positions", wording("capture.tokens-out-of-order")),
+        ("all padding", wording("capture.compressor-padding")),
+    ],
+)
+def test_steps_that_the_operation_does_not_describe(spoilt: str, expected: str, tmp_path: Path) -> None:
     compressor = compressor_of(4, 4, 4)
     metadata, positions = step_of(torch.tensor([[1, 2]], dtype=torch.int32), [(0, 0, 5)], 4, 0)
     if spoilt == "slots":
@@ -142,13 +149,8 @@ def test_steps_that_the_operation_does_not_describe(spoilt: str, tmp_path: Path)
     else:
         metadata.slot_mapping[:] = -1
     counts = run(tmp_path / "run.zarr", compressor, [(metadata, positions)])
-    codes = {
-        "slots": "capture.states-elsewhere",
-        "positions": "capture.tokens-out-of-order",
-        "all padding": "capture.compressor-padding",
-    }
     ((reason, _),) = counts.passed_over.items()
-    assert re.fullmatch(wording(codes[spoilt]), reason)
+    assert re.fullmatch(expected, reason)
 
 
 def test_the_stand_in_has_the_signature() -> None:

@@ -14,6 +14,7 @@ from gdnbench.capture.adapters.flash_mla import FlashMlaAdapter
 from gdnbench.capture.adapters.flashinfer import FlashinferAdapter
 from gdnbench.capture.adapters.flashinfer_sparse_mla import FlashinferSparseMlaAdapter
 from gdnbench.capture.adapters.sglang import SglangAdapter
+from gdnbench.capture.adapters.sglang_compressor import SglangCompressorAdapter
 from gdnbench.capture.adapters.sglang_deepseek_v4 import SglangDeepseekV4Adapter
 from gdnbench.capture.adapters.sglang_indexer import SglangIndexerAdapter
 from gdnbench.capture.adapters.transformers import ADAPTER as TRANSFORMERS
@@ -50,6 +51,7 @@ def load_adapters(options: CaptureOptions | None = None) -> tuple[list[Adapter],
         SglangAdapter(),
         SglangDeepseekV4Adapter(),
         SglangIndexerAdapter(),
+        SglangCompressorAdapter(),
     ]
     for path in options.table:
         from gdnbench.capture.adapter_config import read_tables

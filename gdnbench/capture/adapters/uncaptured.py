@@ -16,7 +16,6 @@ from functools import cached_property
 GDN = ("gdn_prefill", "gdn_decode")
 KDA = ("kda_prefill", "kda_decode")
 SWA = ("swa_decode", "v4_decode")
-COMPRESS = ("v4_compress",)
 
 QUERIES_BEFORE_ROPE = (
     "takes queries before rope, in an order of its own, and returns FP8 outputs rotated back;"
@@ -24,9 +23,6 @@ QUERIES_BEFORE_ROPE = (
 )
 GATHERED_ROWS = "takes rows gathered from their pages; swa_decode has the pages"
 LATENT_OF_DEEPSEEK_V3 = "reads latent rows of 576 features, as DeepSeek-V3 has them; swa_decode has 512"
-SCORES_WITHOUT_APE = (
-    "keeps scores without ape in its states, and pages in a plan of bytes; v4_compress has scores with ape"
-)
 OTHER_PLATFORM = "a kernel of another platform than CUDA, which no adapter reads"
 PAGE_FORMAT_IN_OBJECT = "the format of its pages is in the object and not in the call, which no adapter reads"
 RING_OF_INPUTS = (
@@ -156,11 +152,6 @@ UNCAPTURED = (
             BELOW_A_RECORDED_ONE,
         ),
         ("sglang.*kda_replayssm_spec_decode", "commit_kda_replayssm_*", COMMIT_OF_DRAFTS),
-    ),
-    *_functions_of_framework(
-        "sglang",
-        COMPRESS,
-        ("sglang.kernels.ops.attention.dsv4.compress", "compress_forward", SCORES_WITHOUT_APE),
     ),
     *_functions_of_framework(
         "flashinfer",
