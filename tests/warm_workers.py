@@ -1,9 +1,8 @@
 """Worker processes that start in a hundredth of the time: a process that has imported torch forks them.
 
-A worker of `gdnbench.workers.process` imports torch, which takes 1.8 s of processor time; most tests start one
-for a call of milliseconds. `start` replaces `gdnbench.workers.process.start_process` in test processes. The
-worker still is a process of its own, in a session of its own: what kills it, hangs it or ends it is seen as
-ever. It inherits the modules that its main module imports.
+A worker of `gdnbench.workers.process` imports torch, which takes 1.8 s of processor time; most tests start
+one for a call of milliseconds. `start` replaces `gdnbench.workers.process.start_process` in test processes.
+The worker is a process of its own in a session of its own, and starts with the modules of MODULES imported.
 
 Tests of the start itself take the fixture `cold_workers`. A worker of another interpreter, another folder,
 another environment or another module always starts as users' workers do.
@@ -22,7 +21,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,10 +34,10 @@ MODULES = (
 """Main modules of workers; the forking process has imported them."""
 
 FREE = ("PYTEST_CURRENT_TEST", "COLUMNS")
-"""Variables that no module reads when it is imported: tests may set them after the forking process started."""
+"""Variables that no module reads when it is imported. They may change after the forking process started."""
 
 MESSAGE_BYTES = 1 << 17
-"""Upper bound of a request, whose largest part is the environment: a few KiB."""
+"""Upper bound of a request, whose arguments are paths and options: a few KiB."""
 
 EXITED = 4
 """Bytes of an exit status."""
@@ -64,7 +62,8 @@ class Forked:
 
     def _read(self, timeout: float | None) -> int | None:
         if self._returned is None:
-            if not select.select([self._status], [], [], timeout)[0]:
+            ready, _, _ = select.select([self._status], [], [], timeout)
+            if not ready:
                 return None
             data = os.read(self._status, EXITED)
             os.close(self._status)
@@ -96,7 +95,7 @@ class Forker:
             "module": module,
             "arguments": arguments,
             "folder": os.getcwd(),
-            "environment": {**os.environ},
+            "variables": {name: os.environ.get(name) for name in FREE},
         }
         try:
             socket.send_fds(self._socket, [json.dumps(message).encode()], [requests, replies, 2, ours])
@@ -127,8 +126,6 @@ def start(
 ) -> Any:
     """`gdnbench.workers.process.start_process`, by a fork where that makes no difference."""
     global _forker
-    from gdnbench.workers import process
-
     own = python == sys.executable and folder is None and module in MODULES
     if own and (environment is None or environment == os.environ):
         _forker = _forker or Forker()
@@ -156,11 +153,11 @@ def main(given: socket.socket) -> None:
     signal.set_wakeup_fd(wake)
     statuses: dict[int, int] = {}
     while True:
-        ready, _, _ = select.select([given, woken], [], [])
+        ready, _, _ = select.select([given.fileno(), woken], [], [])
         if woken in ready:
             os.read(woken, 1 << 10)
             _tell_ended(statuses)
-        if given not in ready:
+        if given.fileno() not in ready:
             continue
         data, fds, _, _ = socket.recv_fds(given, MESSAGE_BYTES, 4)
         if not data:
@@ -193,16 +190,20 @@ def _tell_ended(statuses: dict[int, int]) -> None:
 
 
 def _work(message: dict[str, Any], requests: int, replies: int, err: int) -> None:
-    """What `python -P -m MODULE REQUESTS REPLIES ARGUMENTS` does, with stderr at `err` and stdout there too."""
+    """What `python -P -m MODULE REQUESTS REPLIES ARGUMENTS` does, with stdout and stderr at `err`."""
     os.dup2(err, 1)
     os.dup2(err, 2)
     os.close(err)
     os.chdir(message["folder"])
-    os.environ.clear()
-    os.environ.update(message["environment"])
+    for name, value in message["variables"].items():  # the others are the same, or of imported modules
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     module = importlib.import_module(message["module"])
     arguments = [str(requests), str(replies), *message["arguments"]]
     sys.argv = [str(module.__file__), *arguments]
+    sys.orig_argv = [sys.executable, "-P", "-m", message["module"], *arguments]
     module.main(arguments)
 
 
