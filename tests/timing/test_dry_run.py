@@ -126,16 +126,17 @@ def test_a_stranger_on_the_gpu_ends_a_record_and_busy_keeps_it(
 def test_the_sweep(
     gpu: FakeGpu, bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
-    """Of two plans: each compiles for a second."""
-    plans = bench.plans_of
+    """Of two plans for one shape: each compiles for a second."""
+    plans, groups = bench.plans_of, bench.groups
+    monkeypatch.setattr(bench, "groups", lambda *given: {"tiny": groups(*given)["tiny"][:1]})
     monkeypatch.setattr(bench, "plans_of", lambda shape: plans(shape)[:2])
     # Kernels that do nothing leave what was there.
     monkeypatch.setattr(bench, "same_bits", lambda found, expected: True)
     code = command(bench, monkeypatch, "--sweep", "--seconds", "0.2", "--out", str(tmp_path))
     assert code is Exit.PASS, capsys.readouterr()
     kept = json.loads((tmp_path / "sweep.json").read_text())
-    assert [len(one["samples"]) for one in kept] == [2, 2]
-    assert (tmp_path / "sweep.md").read_text().count("(chosen)") == 2
+    assert [len(one["samples"]) for one in kept] == [2]
+    assert (tmp_path / "sweep.md").read_text().count("(chosen)") == 1
 
 
 def test_the_command_with_a_baseline(
