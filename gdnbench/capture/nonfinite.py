@@ -2,8 +2,8 @@
 
 The first test is the minimum and maximum of each tensor: both are NaN if any element is. On a device this
 takes one reduction and sends 16 bytes to the host. If the minimum or maximum is not finite, the host looks at
-the elements of rows that count: not rows of padding sequences, whose content is undefined, nor slots that the
-call does not touch.
+the elements that count: not rows of padding sequences, whose content is undefined, nor slots that the call
+does not touch, nor stale columns of an indexer's logits.
 
 -inf is legal where the contract allows it: gates in log space, attention sinks, the logarithm of an empty
 sum. Pools that are only read are not checked: pages hold stale rows, and non-finite rows that are attended to
@@ -140,10 +140,27 @@ def _in(contract: Operation, call: Call, record: PendingRecord, spec: TensorSpec
     if _spec(contract, spec.name, copied.data) is None:
         return False
     data = _wide(copied.data)
+    stale = _stale_elements(contract, call, spec, data)
+    if stale is not None:
+        data = data.masked_fill(stale, 0)
     rows = _rows(contract, call, record, spec)
     if rows is not None:
         data = data.index_select(0, rows)
     return bool(data.numel()) and _has_odd(spec, data)
+
+
+def _stale_elements(contract: Operation, call: Call, spec: TensorSpec, data: Tensor) -> Tensor | None:
+    """bool, of the shape of `data`: elements that may hold anything, of an output or of what a set is
+    selected from; None if there are none."""
+    if spec.role is Role.OUTPUT:
+        return contract.stale(call, spec.name, tuple(data.shape))
+    for select in contract.selections.values():
+        chosen = select(call)
+        if chosen.values is call.tensors.get(spec.name):
+            column = torch.arange(data.shape[1])
+            first = chosen.first.unsqueeze(1)
+            return (column < first) | (column >= first + chosen.count.unsqueeze(1))
+    return None
 
 
 def _rows(contract: Operation, call: Call, record: PendingRecord, spec: TensorSpec) -> Tensor | None:

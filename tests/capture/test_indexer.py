@@ -14,13 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdnbench.capture import capturing
+from gdnbench.capture import CaptureOptions, capturing
 from gdnbench.capture.adapters import deep_gemm, sglang_indexer, vllm_indexer
 from gdnbench.capture.adapters.indexer_calls import positions_of_slots
 from gdnbench.capture.recorder import Counts
 from gdnbench.errors import Exit
 from gdnbench.replay.replay import replay
 from gdnbench.store.reader import Store, StoredRecord
+from tests.capture import indexer_engine
 from tests.capture.frameworks import FOLDER, framework
 from tests.capture.source_signatures import parameters
 from tests.messages import wording
@@ -217,6 +218,25 @@ def test_a_step_of_sglang(how: str, raw: bool, tmp_path: Path) -> None:
         chosen_here = found[row][found[row] >= 0].tolist()
         expected = [int(table[row, at // SIZE]) * SIZE + at % SIZE for at in chosen_here]
         assert slots[row].tolist()[: len(expected)] == expected
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_columns_of_no_key_may_be_nan(spoilt: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--on-nonfinite` keeps calls for what counts, in scores and in what the top-k selects from."""
+    monkeypatch.setattr(indexer_engine.paged_scores, "__defaults__", (torch.nan,))
+    logits, lens = random(2, 40), ints(30, 5)
+    logits[0, 30:], logits[1, 4 if spoilt else 5 :] = torch.nan, torch.inf
+    out = torch.zeros(2, ENTRIES, dtype=torch.int32)
+    cache = pages().unsqueeze(2)
+    if spoilt:
+        cache[4].view(-1)[SIZE * FEATURES :].view(torch.float32)[2] = torch.nan
+    with capturing(tmp_path / "run.zarr", CaptureOptions(on_nonfinite=True)) as counts:
+        topk = import_module("sglang.kernels.ops.attention.dsv4").topk_transform_paged
+        topk(logits, lens, None, out, SIZE)
+        scores = import_module("deep_gemm").fp8_fp4_paged_mqa_logits
+        scores((queries(2, 1), None), cache, random(2, HEADS), ints(3, 2), TABLE, None, 192)
+    assert (counts.failures, counts.first_failure, counts.passed_over) == (0, None, {})
+    assert counts.records == (2 if spoilt else 0)
 
 
 def test_positions_of_slots() -> None:

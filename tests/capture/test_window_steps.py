@@ -49,12 +49,14 @@ def windows_of(rows: int) -> SimpleNamespace:
     )
 
 
-def test_vllm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("op", ["swa_decode", "v4_decode"])
+def test_vllm(op: str, tmp_path: Path) -> None:
     """A draft of a behind its token, a token of b, and a row that fills a graph."""
     plan = Plan({"a": 2, "b": 1}, [196, 8], [1, 0], [1, 1]).scheduled(None)
     with capturing(tmp_path / "run.zarr") as counts:
         kind = import_module(of_vllm.MODULE).DeepseekV4FlashMLAAttention
-        layer = kind(2, of_vllm.pages(), torch.linspace(-1, 1, HEADS))
+        extra = of_vllm.extra(64) if op == "v4_decode" else None
+        layer = kind(2, of_vllm.pages(), torch.linspace(-1, 1, HEADS), extra)
         q = of_vllm.random(4, HEADS, 512)
 
         def model(runner: Any) -> None:
@@ -64,6 +66,7 @@ def test_vllm(tmp_path: Path) -> None:
         plan.model = model
         runner_of("V1").execute_model(plan)
     assert (counts.failures, counts.records, counts.unclaimed) == (0, 1, {})
+    assert Store.open(tmp_path / "run.zarr").records[0].info.op == op
     assert claims_of(tmp_path / "run.zarr") == {
         "requests": ["a", "a", "b", None],
         "positions": [196, 197, 8, None],
