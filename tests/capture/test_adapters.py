@@ -124,15 +124,15 @@ def test_targets_by_framework_family_function_and_glob() -> None:
     frameworks = ("transformers", "fla", "flashinfer", "vllm", "sglang", "flash_mla")
     # The copies of flash-linear-attention that vLLM and SGLang have lie in folders called fla too: 8 and 10.
     # vLLM and SGLang call FlashInfer's sparse attention (6 names), its HCA kernel (3) and DeepGEMM's scores
-    # (14). Top-k has 3 names in vLLM and 10 in SGLang, compressors 1 and 3. SGLang's copy of FlashMLA is a
+    # (15). Top-k has 3 names in vLLM and 10 in SGLang, compressors 1 and 3. SGLang's copy of FlashMLA is a
     # third of that name. Of Kimi Delta Attention transformers has 3 models with 5 names each,
     # fla 8, FlashInfer 5, vLLM 40 and SGLang 23.
     assert [len(chosen(framework)) for framework in frameworks] == [
         29 + 3 * 5,
         41 + 8 + 4,
         5 + 6 + 5 + 3,
-        38 + 6 + 40 + 3 + 14 + 3 + 1,
-        23 + 6 + 23 + 3 + 14 + 10 + 3,
+        38 + 6 + 40 + 3 + 15 + 3 + 1,
+        23 + 6 + 23 + 3 + 15 + 10 + 3,
         2 + 1,
     ]
     assert chosen(*frameworks) == chosen()

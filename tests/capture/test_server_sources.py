@@ -55,7 +55,8 @@ INDEXER_TOPK, SGLANG_INDEXER = (
 INDEXERS = [
     ("deep_gemm_sglang", "__init__.py", deep_gemm, (deep_gemm.PAGED, deep_gemm.PACKED)),
     ("deep_gemm", "__init__.py", deep_gemm, (deep_gemm.PAGED_FP4, deep_gemm.PACKED_FP4)),
-    ("sglang", SGLANG_INDEXER, deep_gemm, (deep_gemm.TORCH,)),
+    ("sglang", SGLANG_INDEXER, deep_gemm, (deep_gemm.TORCH, deep_gemm.TORCH_SM120)),
+    ("sglang", "kernels/ops/attention/dsa/tilelang_kernel.py", deep_gemm, (deep_gemm.TILELANG,)),
     ("vllm", INDEXER_TOPK, vllm_indexer, (vllm_indexer.FORWARD,)),
     ("vllm", "models/deepseek_v4/compressor.py", vllm_compressor, (vllm_compressor.FORWARD,)),
     (

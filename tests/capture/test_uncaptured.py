@@ -240,4 +240,4 @@ def test_no_adapter_records_what_is_listed() -> None:
 def test_globs_begin_with_a_package() -> None:
     for entry in select_uncaptured(()):
         assert re.fullmatch(r"\w+", entry.package), entry
-        assert entry.framework in ("vllm", "sglang", "flashinfer", "fla")
+        assert entry.framework in ("vllm", "sglang", "flashinfer", "fla", "flash_mla", "deep_gemm")

@@ -5,7 +5,7 @@ call them for DeepSeek-V3.2 and V4.
     fp8_mqa_logits, fp8_fp4_mqa_logits                packed keys
 
 The package is `deep_gemm`, or vLLM's copy of it; vLLM calls functions of its own above these, SGLang has some
-in PyTorch with the same parameters. Recorded are e4m3 queries whose scale is part of the weights, over keys
+in PyTorch and TileLang. Recorded are e4m3 queries whose scale is part of the weights, over keys
 with an fp32 scale each: not MX formats (SM100 in vLLM) or FP4. Parameters have other names in each package.
 """
 
@@ -26,6 +26,11 @@ TORCH, TORCH_SM120 = "fp8_paged_mqa_logits_torch", "fp8_paged_mqa_logits_torch_s
 PACKAGES = ("deep_gemm", "vllm.third_party.deep_gemm")
 VLLM = ("vllm.utils.deep_gemm", "vllm.model_executor.layers.sparse_attn_indexer")
 SGLANG = "sglang.srt.layers.attention.dsv4.indexer"
+TILELANG, TILELANG_MODULE = (
+    "tilelang_fp8_paged_mqa_logits",
+    "sglang.kernels.ops.attention.dsa.tilelang_kernel",
+)
+BACKENDS = {SGLANG: "torch", TILELANG_MODULE: "tilelang"}
 INDEXER = Target("vllm.model_executor.layers.sparse_attn_indexer", "SparseAttnIndexer.forward_cuda")
 
 SIGNATURES = Signatures(
@@ -53,10 +58,13 @@ SIGNATURES = Signatures(
             needs="q kv weights max_seqlen_k",
             others="clean_logits logits_dtype cu_seqlen_ks cu_seqlen_ke",
         ),
-        TORCH: Signature(
-            "q_fp8, kvcache_fp8, weight, seq_lens, page_table, deep_gemm_metadata, max_seq_len,"
-            " clean_logits=True",
-            needs="q_fp8 kvcache_fp8 weight seq_lens page_table max_seq_len clean_logits",
+        **dict.fromkeys(
+            (TORCH, TORCH_SM120, TILELANG),
+            Signature(
+                "q_fp8, kvcache_fp8, weight, seq_lens, page_table, deep_gemm_metadata, max_seq_len,"
+                " clean_logits=True",
+                needs="q_fp8 kvcache_fp8 weight seq_lens page_table max_seq_len clean_logits",
+            ),
         ),
     },
 )
@@ -72,18 +80,19 @@ class DeepGemmAdapter:
         *(Target(module, name) for module in PACKAGES for name in (PAGED, PACKED, PAGED_FP4, PACKED_FP4)),
         *(Target(module, name) for module in VLLM for name in (PAGED_FP4, PACKED_FP4)),
         *(Target(SGLANG, name) for name in (TORCH, TORCH_SM120)),
+        Target(TILELANG_MODULE, TILELANG),
     )
     scopes: tuple[Target, ...] = (INDEXER, Target("sglang.srt.models.deepseek_v4", "MQALayer.forward"))
     signatures: Signatures = field(default_factory=SIGNATURES.copy_unchecked, compare=False, repr=False)
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
-        self.signatures.check(_known_as(target.function), arguments)
+        self.signatures.check(target.function, arguments)
         dtype = arguments.get("logits_dtype")
         if dtype is not None and str(dtype) != "torch.float32":
             raise NotCaptured("logits of another dtype than fp32, of kernels for MX formats")
         q, weights = first_given(arguments, "q", "q_fp8"), first_given(arguments, "weights", "weight")
         clean = bool(arguments.get("clean_logits", False))
-        dispatch = {"backend": _backend(target)}
+        dispatch = {"backend": BACKENDS.get(target.module, "deep_gemm")}
         if "kv" in arguments:
             return packed_logits(
                 q=q,
@@ -116,15 +125,6 @@ class DeepGemmAdapter:
         return ("indexer_logits",)
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
-        if (known := _known_as(function.__name__)) in self.signatures.functions:
-            self.signatures.compare_function(known, function)
+        if function.__name__ in self.signatures.functions:
+            self.signatures.compare_function(function.__name__, function)
         return qualified_name(function)
-
-
-def _known_as(function: str) -> str:
-    """The name in `SIGNATURES`."""
-    return TORCH if function == TORCH_SM120 else function
-
-
-def _backend(target: Target) -> str:
-    return "torch" if target.module == SGLANG else "deep_gemm"

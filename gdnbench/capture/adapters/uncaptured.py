@@ -23,6 +23,7 @@ QUERIES_BEFORE_ROPE = (
 )
 GATHERED_ROWS = "takes rows gathered from their pages; swa_decode has the pages"
 LATENT_OF_DEEPSEEK_V3 = "reads latent rows of 576 features, as DeepSeek-V3 has them; swa_decode has 512"
+CANDIDATES = "scores the keys of candidate blocks alone; indexer_logits scores all keys of a query"
 OTHER_PLATFORM = "a kernel of another platform than CUDA, which no adapter reads"
 PAGE_FORMAT_IN_OBJECT = "the format of its pages is in the object and not in the call, which no adapter reads"
 RING_OF_INPUTS = (
@@ -152,6 +153,25 @@ UNCAPTURED = (
             BELOW_A_RECORDED_ONE,
         ),
         ("sglang.*kda_replayssm_spec_decode", "commit_kda_replayssm_*", COMMIT_OF_DRAFTS),
+    ),
+    *_functions_of_framework(
+        "flash_mla",
+        SWA,
+        ("flash_mla.flash_mla_interface", "flash_mla_sparse_fwd", GATHERED_ROWS),
+    ),
+    *_functions_of_framework(
+        "deep_gemm",
+        ("indexer_logits",),
+        ("deep_gemm", "fp8_fp4_sparse_mqa_logits fp8_fp4_paged_sparse_mqa_logits", CANDIDATES),
+    ),
+    *_functions_of_framework(
+        "vllm",
+        ("indexer_logits",),
+        (
+            "vllm.third_party.deep_gemm._C",
+            "fp8_fp4_sparse_mqa_logits fp8_fp4_paged_sparse_mqa_logits",
+            CANDIDATES,
+        ),
     ),
     *_functions_of_framework(
         "flashinfer",
