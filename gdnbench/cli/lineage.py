@@ -31,7 +31,8 @@ def lineage(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Also write a JUnit XML file, e.g. results.xml.")] = None,
 ) -> None:
-    """Check that every state, conv state and window row that a request reads is what it last wrote.
+    """Check that every state, conv state, window row and compressed row that a request reads is what it last
+    wrote.
 
     Follows each request of each process through the recorded calls, by request, position and content; runs
     no kernel. A read is wrong only if no missing call can explain it.

@@ -172,12 +172,11 @@ class _CompressedCheck:
         known = np.flatnonzero((index >= 0) & (rows["digest"] != 0).any(axis=1))
         if not len(known) or not self._order_fits(known) or not self._depends(known):
             return
-        held: dict[tuple[int, int, int], int] = {}
-        for place in known.tolist():
-            key = (int(rows["slot"][place]), *rows["digest"][place].tolist())
-            old = held.setdefault(key, place)
-            if fresh[place] and index[old] != index[place] and rows["step"][old] < rows["step"][place]:
-                yield old, place
+        held = np.column_stack([rows["slot"][known].astype(np.uint64), rows["digest"][known]])
+        _, first, number = np.unique(held, axis=0, return_index=True, return_inverse=True)
+        old = known[first[number.reshape(-1)]]  # the first read of this content at the slot
+        other = fresh[known] & (index[old] != index[known]) & (rows["step"][old] < rows["step"][known])
+        yield from zip(old[other].tolist(), known[other].tolist(), strict=True)
 
     def _order_fits(self, known: Numbers) -> bool:
         """Whether the rows that a request reads at one position in two successive calls are at one slot."""
