@@ -390,28 +390,19 @@ class MmaSyncTiles(MmaTile):
         running.top.fill(FINITE)
         running.power.fill(LEAST_POWER)
         running.total.fill(0.0)
-        logit = self.sink_of(work, attn_sink)
-        cute.arch.sync_warp()
         if cutlass.const_expr(extra is None):
             self.attend_tile(work, shared, self.layouts[0], window, first, I32(0), acc, running)
-        elif cutlass.const_expr(self.layouts[0] is self.layouts[1] and window.alike(extra)):
-            for tile in cutlass.range(first, after, unroll=1):
-                of_window = tile < window_tiles
-                pool = extra.unless(of_window, window)
-                number = ops.select_value(of_window, tile, tile - window_tiles)
-                self.attend_tile(
-                    work, shared, self.layouts[0], pool, number, (tile - first) % 2, acc, running
-                )
         else:
-            self.attend_in_turn(work, shared, window, extra, window_tiles, first, after, acc, running)
-        self.find_factors(work, shared, running, split, logit, lse)
+            for tile in cutlass.range(first, after, unroll=1):
+                self.attend_either(work, shared, window, extra, window_tiles, first, tile, acc, running)
+        self.find_factors(work, shared, running, split, attn_sink, lse)
         if cutlass.const_expr(self.split):
             self.store_parts(work, acc, shared, split, o)
         else:
             self.store(work, acc, shared, o)
 
     @cute.jit
-    def attend_in_turn(
+    def attend_either(
         self,
         work: WorkTile,
         shared: TileShared,
@@ -419,22 +410,24 @@ class MmaSyncTiles(MmaTile):
         extra: Pool,
         window_tiles: cutlass.Int32,
         first: cutlass.Int32,
-        after: cutlass.Int32,
+        tile: cutlass.Int32,
         acc: cute.Tensor,
         running: Running,
     ) -> None:
-        """The tiles of pools that differ in layout or scales: code for each."""
-        before = I32(0)
-        if first < window_tiles:
-            self.attend_tile(work, shared, self.layouts[0], window, first, I32(0), acc, running)
-            before = I32(1)
-        if cutlass.const_expr(self.layouts[0] is not self.layouts[1]):
-            self.reorder(work, acc)
-        start = cutlass.max(first, window_tiles)
-        for tile in cutlass.range(start, after, unroll=1):
-            phase = (tile - start + before) % 2
-            number = tile - window_tiles
-            self.attend_tile(work, shared, self.layouts[1], extra, number, phase, acc, running)
+        """A tile of either pool: the same code for both unless they differ in layout or scales."""
+        phase = (tile - first) % 2
+        of_window, number = tile < window_tiles, tile - window_tiles
+        one, other = self.layouts
+        if cutlass.const_expr(one is other and window.alike(extra)):
+            pool = extra.unless(of_window, window)
+            number = ops.select_value(of_window, tile, number)
+            self.attend_tile(work, shared, one, pool, number, phase, acc, running)
+        elif of_window:
+            self.attend_tile(work, shared, one, window, tile, phase, acc, running)
+            if cutlass.const_expr(one is not other):
+                self.reorder(work, acc)
+        else:
+            self.attend_tile(work, shared, other, extra, number, phase, acc, running)
 
     @cute.jit
     def attend_tile(
@@ -574,10 +567,12 @@ class MmaSyncTiles(MmaTile):
         shared: Shared,
         running: Running,
         split: cutlass.Int32,
-        logit: Any,
+        attn_sink: cute.Tensor,
         lse: cute.Tensor,
     ) -> None:
         """Compute the factor of each row of outputs, 0 if nothing is attended to, and lse."""
+        # After the last tile: the loop has no register for it.
+        logit = self.sink_of(work, attn_sink)
         numbers, share = self.numbers(work), work.warp // 2
         halves = list(range(self.tiles))
         self.publish(work, shared.sums, share, numbers, [(ops.summed(running.total[i]),) for i in halves])
