@@ -95,7 +95,7 @@ GRIDS: Final = {
         Grid(
             "v4_decode",
             v4_decode_cases,
-            ("portable", "sm100"),
+            ("portable", "sm100", "wgmma"),
             refused=lambda conventions: any(
                 conventions[name] not in V4_SERVED[name] for name in ("cache_layout", "extra_layout")
             ),

@@ -75,6 +75,7 @@ largest of their row or of their head's query lose bits as in kernel_mma.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, log
 from typing import Any
@@ -249,7 +250,7 @@ class WgmmaDecode:
             at["s_tops"],
             at["s_factors"],
             at["s_coefficients"],
-            at["s_lens"],
+            at.get("s_lens", nowhere),
             cute.recast_ptr(found["s_ready"], dtype=cutlass.Int64),
             self.row_bytes,
         )
@@ -367,10 +368,12 @@ class WgmmaDecode:
         block, part = divmod(step, GROUP // STEP)
         return block * (self.rows * 2 * GROUP) + part * 2 * STEP
 
-    def weigh(self, shared: Shared, window: Any, coord: ThreadCoord) -> list[list[Any]]:
-        """R^T P^T of the warpgroup's features, by tile; pipelined like `score`."""
+    def weigh(
+        self, shared: Shared, window: Any, coord: ThreadCoord, sums: Sequence[Any] = (None,) * TILES
+    ) -> list[list[Any]]:
+        """R^T P^T of the warpgroup's features, by tile, added to `sums`; pipelined like `score`."""
         b = wgmma.descriptor(shared.p)
-        sums: list[Any] = [None] * TILES
+        sums = list(sums)
         words = window.value_words(coord, 0)
         for step in range(VALUE_STEPS):
             operands = window.value_operands(coord, step, words)
@@ -380,7 +383,7 @@ class WgmmaDecode:
             wgmma.commit()
             if step + 1 < VALUE_STEPS:
                 words = window.value_words(coord, step + 1)
-            wgmma.wait(1)
+            wgmma.wait(self.tuning.groups_in_flight)
         wgmma.wait(0)
         return [wgmma.results(tile) for tile in sums]
 
@@ -388,56 +391,81 @@ class WgmmaDecode:
         self, work: WorkTile, shared: Shared, window: Any, scores: list[Any], coefficients: list[Any]
     ) -> None:
         """Write weights to s_p, their sums over this warp's entries to s_peaks, and s_tops."""
+        own, values = self.find_peaks(work, shared, window, scores, coefficients)
+        self.mma_barrier()
+        self.compare(work, shared)
+        self.mma_barrier()
+        self.write_weights(work, shared, own, values)
+        self.mma_barrier()
+
+    def find_peaks(
+        self, work: WorkTile, shared: Shared, window: Any, scores: list[Any], coefficients: list[Any]
+    ) -> tuple[list[Any], list[list[Any]]]:
+        """Write this warp's peaks to s_peaks; returns (this thread's two entries in s_entries, their scores
+        by head)."""
         coord = work.coord
         first = coord.group * GROUP + coord.warp * STEP + coord.lane // 4
         own = [window.entry(first + 8 * half) for half in range(2)]
         values, found = [], []
         for number, coefficient in enumerate(coefficients):
             raw = [scores[number // 2 * 4 + 2 * half + number % 2] for half in range(2)]
-            s = [
-                ops.select_value(counts != 0.0, ops.product(x * coefficient, factor), F32(-inf))
-                for x, (factor, _, _, counts) in zip(raw, own, strict=True)
-            ]
-            peak = ops.greater(ops.greatest(s), F32(FINITE))
-            u = [x - peak + exponent for x, (_, exponent, _, _) in zip(s, own, strict=True)]
+            s, peak = self.peak_of_entries(raw, own, coefficient)
             values.append(s)
-            found.append((peak, ops.greatest(u)))
+            found.append(peak)
         self.publish(work, shared.peaks, combine_lanes(found, coord.lane, combine_peaks))
-        self.mma_barrier()
-        self.compare(work, shared)
-        self.mma_barrier()
+        return own, values
+
+    def write_weights(self, work: WorkTile, shared: Shared, own: list[Any], values: list[list[Any]]) -> None:
+        """Write weights to s_p and their sums to s_peaks."""
         weights, sums = [], []
         for number, s in enumerate(values):
             if number % 2 == 0:
-                head = number // 2 * 8 + coord.lane % 4 * 2
-                tops = [ops.float_of(x) for x in ops.load_shared(shared.tops + head * 8)]
-            top, power = tops[number % 2 * 2 : number % 2 * 2 + 2]
-            t = [x - top for x in s]
-            sums.append((ops.exp2(t[0]) + ops.exp2(t[1]),))
-            weights.append(
-                [
-                    ops.exp2(x + (exponent - power)) * (mantissa * F32(2.0**W_TOP))
-                    for x, (_, exponent, mantissa, _) in zip(t, own, strict=True)
-                ]
-            )
-        self.store_weights(shared, coord, weights)
-        self.publish(work, shared.peaks, combine_lanes(sums, coord.lane, add_tuples))
+                tops = self.tops_of(shared, number, work.coord)
+            weight, total = self.weights_of(s, own, *tops[number % 2])
+            weights.append(weight)
+            sums.append(total)
+        for n in range(0, self.rows // 8, 2):
+            self.store_weights_of(shared, work.coord, n, weights[2 * n : 2 * n + 4])
+        self.publish(work, shared.peaks, combine_lanes(sums, work.coord.lane, add_tuples))
         cute.arch.fence_proxy("async.shared", space="cta")
-        self.mma_barrier()
 
-    def store_weights(self, shared: Shared, coord: ThreadCoord, weights: list[list[Any]]) -> None:
-        """Heads are rows of s_p, so every 8 x 8 matrix is transposed by the store."""
+    def peak_of_entries(self, raw: list[Any], own: list[Any], coefficient: Any) -> tuple[list[Any], Any]:
+        """(the scores of a head and two entries, their peak and largest exponent relative to it)."""
+        s = [
+            ops.select_value(counts != 0.0, ops.product(x * coefficient, factor), F32(-inf))
+            for x, (factor, _, _, counts) in zip(raw, own, strict=True)
+        ]
+        peak = ops.greater(ops.greatest(s), F32(FINITE))
+        u = [x - peak + exponent for x, (_, exponent, _, _) in zip(s, own, strict=True)]
+        return s, (peak, ops.greatest(u))
+
+    def tops_of(self, shared: Shared, number: int, coord: ThreadCoord) -> list[Any]:
+        """(largest score, exponent) of a head of this thread and of the next one."""
+        head = number // 2 * 8 + coord.lane % 4 * 2
+        tops = [ops.float_of(x) for x in ops.load_shared(shared.tops + head * 8)]
+        return [tops[:2], tops[2:]]
+
+    def weights_of(self, s: list[Any], own: list[Any], top: Any, power: Any) -> tuple[list[Any], Any]:
+        """(the weights of a head and two entries, their sum)."""
+        t = [x - top for x in s]
+        total = (ops.exp2(t[0]) + ops.exp2(t[1]),)
+        weights = [
+            ops.exp2(x + (exponent - power)) * (mantissa * F32(2.0**W_TOP))
+            for x, (_, exponent, mantissa, _) in zip(t, own, strict=True)
+        ]
+        return weights, total
+
+    def store_weights_of(self, shared: Shared, coord: ThreadCoord, n: int, weights: list[list[Any]]) -> None:
+        """Store the weights of 8 heads and the next 8. Heads are rows of s_p, so every 8 x 8 matrix is
+        transposed by the store."""
         lane = coord.lane
         row = shared.p + coord.group * (self.rows * 2 * GROUP) + lane % 8 * 128
         chunk = (coord.warp * 2 + (lane >> 3) % 2) ^ (lane % 8)
-        for n in range(0, self.rows // 8, 2):
-            words = [
-                ops.halves(weights[2 * m][half], weights[2 * m + 1][half])
-                for m in (n, n + 1)
-                for half in range(2)
-            ]
-            address = row + (n + (lane >> 4)) * 1024 + chunk * 16
-            wgmma.store_matrices_transposed(address, *words)
+        words = [
+            ops.halves(weights[2 * m][half], weights[2 * m + 1][half]) for m in range(2) for half in range(2)
+        ]
+        address = row + (n + (lane >> 4)) * 1024 + chunk * 16
+        wgmma.store_matrices_transposed(address, *words)
 
     @cute.jit
     def publish(self, work: WorkTile, at: cutlass.Int32, values: list[tuple[Any, ...]]) -> None:
@@ -461,16 +489,25 @@ class WgmmaDecode:
         """For every head: the largest score, and an integer exponent that bounds the weights."""
         if work.thread < SHARERS * self.rows:
             head, share = work.thread // SHARERS, work.thread % SHARERS
-            at = shared.peaks + (share * (MULTIPLIERS // SHARERS) * self.rows + head) * 8
-            pairs = [
-                ops.load_shared_floats(at + more * self.rows * 8) for more in range(MULTIPLIERS // SHARERS)
-            ]
-            found = combine_peaks(*pairs)
-            for step in (1, 2):
-                found = combine_peaks(found, tuple(cute.arch.shuffle_sync_bfly(x, step) for x in found))
+            found = self.peak_of_warps(shared, head, share)
             power = ops.greater(ops.round_up(found[1]), F32(LEAST_POWER))
             if share == 0:
                 ops.store_shared(shared.tops + head * 8, found[0], power)
+
+    def peak_of_warps(self, shared: Shared, head: Any, share: Any) -> tuple[Any, Any]:
+        """A head's (largest score, largest exponent relative to it), in all its SHARERS."""
+        at = shared.peaks + (share * (MULTIPLIERS // SHARERS) * self.rows + head) * 8
+        pairs = [ops.load_shared_floats(at + more * self.rows * 8) for more in range(MULTIPLIERS // SHARERS)]
+        found = combine_peaks(*pairs)
+        for step in (1, 2):
+            found = combine_peaks(found, tuple(cute.arch.shuffle_sync_bfly(x, step) for x in found))
+        return found
+
+    def sum_of_warps(self, shared: Shared, head: Any, share: Any) -> Any:
+        """A head's sum of weights, in all its SHARERS."""
+        at = shared.peaks + (share * (MULTIPLIERS // SHARERS) * self.rows + head) * 4
+        parts = [ops.load_shared_float(at + more * self.rows * 4) for more in range(MULTIPLIERS // SHARERS)]
+        return ops.summed(ops.sum_in_pairs(parts), SHARERS)
 
     @cute.jit
     def find_factors(self, work: WorkTile, shared: Shared, logit: Any, lse: cute.Tensor) -> None:
@@ -478,11 +515,7 @@ class WgmmaDecode:
         if work.thread < SHARERS * self.rows:
             number, share = work.thread // SHARERS, work.thread % SHARERS
             head = work.first_head + number
-            at = shared.peaks + (share * (MULTIPLIERS // SHARERS) * self.rows + number) * 4
-            parts = [
-                ops.load_shared_float(at + more * self.rows * 4) for more in range(MULTIPLIERS // SHARERS)
-            ]
-            total = ops.summed(ops.sum_in_pairs(parts), SHARERS)
+            total = self.sum_of_warps(shared, number, share)
             top, power = ops.load_shared_floats(shared.tops + number * 8)
             if cutlass.const_expr(lse is not None):
                 natural = ops.select_value(total == 0.0, F32(-inf), (top + ops.log2(total)) * F32(log(2)))
@@ -556,17 +589,21 @@ def combine_lanes(values: list[tuple[Any, ...]], lane: Any, combine: Any) -> lis
     """Combine values of the 8 lanes that have the same heads. Each lane keeps some results: of 16 two, of 8
     one, of 4 one, which two lanes share."""
     for step in (16, 8, 4):
-        upper, half = (lane & step) != 0, len(values) // 2
-        if half:
-            pairs = list(zip(values[:half], values[half:], strict=True))
-            given = [
-                tuple(ops.select_value(upper, x, y) for x, y in zip(*pair, strict=True)) for pair in pairs
-            ]
-            values = [
-                tuple(ops.select_value(upper, y, x) for x, y in zip(*pair, strict=True)) for pair in pairs
-            ]
-        else:
-            given = values
-        got = [tuple(cute.arch.shuffle_sync_bfly(x, step) for x in value) for value in given]
-        values = [combine(x, y) for x, y in zip(values, got, strict=True)]
+        values = combine_halves(values, lane, step, combine)
     return values
+
+
+def combine_halves(
+    values: list[tuple[Any, ...]], lane: Any, step: int, combine: Any
+) -> list[tuple[Any, ...]]:
+    """Combine values with those of the lane `step` away: lanes without bit `step` keep the results of the
+    first half of values, the others those of the second half. Both keep the result of a single value."""
+    upper, half = (lane & step) != 0, len(values) // 2
+    if half:
+        pairs = list(zip(values[:half], values[half:], strict=True))
+        given = [tuple(ops.select_value(upper, x, y) for x, y in zip(*pair, strict=True)) for pair in pairs]
+        values = [tuple(ops.select_value(upper, y, x) for x, y in zip(*pair, strict=True)) for pair in pairs]
+    else:
+        given = values
+    got = [tuple(cute.arch.shuffle_sync_bfly(x, step) for x in value) for value in given]
+    return [combine(x, y) for x, y in zip(values, got, strict=True)]

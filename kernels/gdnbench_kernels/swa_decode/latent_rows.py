@@ -242,17 +242,21 @@ class DsMlaRows(Rows):
 
     def load(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
         """Start the loads of rope and scales."""
-        lane, loaded = entries.lane, []
+        loaded: list[Any] = []
         for turn in range(ENTRIES // TURN):
-            slot = entries.slot(TURN * turn + lane // ROPE_PARTS)
-            counts = slot != PADDING
-            slot = ops.select_value(counts, slot, I32(0))
-            page, offset, part = pages.page(slot), pages.offset(slot), lane % ROPE_PARTS
+            counts, page, offset, part = self.place(entries, pages, turn)
             rope = page + I64(offset * DATA_BYTES + NOPE_DIM + part * CHUNK)
             scale = page + I64(self.block_size * DATA_BYTES + offset * SCALE_BYTES + part)
             scaled = ops.select_value(part < GROUPS, I32(counts), I32(0))
             loaded += [*ops.load_global_if(I32(counts), rope), ops.load_byte_if(scaled, scale), I32(counts)]
         return tuple(loaded)
+
+    def place(self, entries: Entries, pages: Pages, turn: int) -> tuple[Any, Any, Any, Any]:
+        """(whether the row of this lane in a turn counts, its page, its position there, the lane's part)."""
+        slot = entries.slot(TURN * turn + entries.lane // ROPE_PARTS)
+        counts = slot != PADDING
+        slot = ops.select_value(counts, slot, I32(0))
+        return counts, pages.page(slot), pages.offset(slot), entries.lane % ROPE_PARTS
 
     def describe(self, entries: Entries, pages: Pages, loaded: tuple[Any, ...]) -> None:
         """Store factors, groups' factors, and rope."""

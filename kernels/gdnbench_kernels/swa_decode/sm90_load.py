@@ -182,7 +182,7 @@ class Loader:
                 window.store_ropes(left)
                 shared.arrive_rope()
             if turn > 0:
-                self.store_outputs(scheduler, shared, turn - 1, warp)
+                self.store_outputs(scheduler, shared, turn - 1, warp, turn - 1)
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
                 cute.arch.barrier(barrier_id=Barrier.LOAD, number_of_threads=32 * LOADERS)
             if turn + 1 < scheduler.count:
@@ -195,7 +195,7 @@ class Loader:
             slots, length = later_slots, later_length
             later_slots, later_length = counted(after, after_length, warp), after_length
         pipelines.rows.producer_acquire(window_state(scheduler.count - 1))
-        self.store_outputs(scheduler, shared, scheduler.count - 1, warp)
+        self.store_outputs(scheduler, shared, scheduler.count - 1, warp, scheduler.count - 1)
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     def window(self, shared: Shared, turn: Any) -> Any:
@@ -286,10 +286,15 @@ class Loader:
 
     @cute.jit
     def store_outputs(
-        self, scheduler: TileScheduler, shared: Shared, turn: cutlass.Int32, warp: cutlass.Int32
+        self,
+        scheduler: TileScheduler,
+        shared: Shared,
+        turn: cutlass.Int32,
+        warp: cutlass.Int32,
+        item: cutlass.Int32,
     ) -> None:
-        """Store rows of o from a window's stage as a bulk group."""
-        token, first = scheduler.work_tile(turn)
+        """Store an item's rows of o from the stage of a turn as a bulk group."""
+        token, first = scheduler.work_tile(item)
         lane = cute.arch.lane_idx()
         number = warp * WARP_HEADS + lane
         head = first + number

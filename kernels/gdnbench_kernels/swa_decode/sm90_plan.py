@@ -64,6 +64,11 @@ class Tuning:
         return REGISTERS[self.rows]
 
     @property
+    def groups_in_flight(self) -> int:
+        """Groups of product 2 in flight while the operands of the next one are converted."""
+        return 1
+
+    @property
     def load_registers(self) -> int:
         return 3 * START_REGISTERS - 2 * self.multiply_registers
 
@@ -79,9 +84,60 @@ def staged_heads(layout: CacheLayout, rows: int) -> int:
     return min(rows, MAX_WINDOW * row_bytes(layout) // OUT_BYTES // 8 * 8)
 
 
+def buffers(layout: CacheLayout, rows: int) -> tuple[Buffer, ...]:
+    """Shared memory for queries, weights, two windows and what is known of heads."""
+    mla = layout is CacheLayout.FP8_DS_MLA
+    return (
+        Buffer("s_q", (BLOCKS, rows, GROUP), "float16", "16-byte chunk ^= head % 8"),
+        Buffer("s_p", (MAX_WINDOW // GROUP, rows, GROUP), "float16", "16-byte chunk ^= head % 8"),
+        Buffer(
+            "s_rows",
+            (MAX_WINDOW, row_bytes(layout)),
+            "uint8",
+            f"{PAD_BYTES} of a row are padding; then o, heads {OUT_BYTES} bytes apart",
+            stages=STAGES,
+            align=128,
+        ),
+        *(
+            (
+                Buffer("s_rope", (MAX_WINDOW, ROPE_BYTES // 2), "float16", "as s_rows", align=128),
+                Buffer("s_groups", (GROUPS, MAX_WINDOW), "float16", "2^(scale - factor)", STAGES, 16),
+            )
+            if mla
+            else ()
+        ),
+        Buffer(
+            "s_entries",
+            (MAX_WINDOW, 4),
+            "float32",
+            "factor, its exponent, mantissa, 1 if it counts",
+            STAGES,
+            16,
+        ),
+        Buffer(
+            "s_peaks",
+            (MULTIPLIERS, rows, 2),
+            "float32",
+            "a warp's largest score, exponent; its sums over them",
+            align=16,
+        ),
+        Buffer("s_tops", (rows, 2), "float32", "the largest score, exponent", align=16),
+        Buffer("s_factors", (rows,), "float32", "of a head's outputs", align=16),
+        Buffer("s_coefficients", (rows,), "float32", "of a head's scores", align=16),
+    )
+
+
+def pipelines(rows: int) -> tuple[Pipeline, ...]:
+    """The pipelines of windows and of queries."""
+    return (
+        Pipeline("rows", STAGES, "LOAD, with their bytes", 3 * LOADERS, "MULTIPLY warps", MULTIPLIERS),
+        Pipeline("q", 1, "LOAD", 1, "MULTIPLY warps", MULTIPLIERS, 2 * rows * HEAD_DIM),
+    )
+
+
 def plan(layout: CacheLayout, tuning: Tuning) -> KernelPlan:
     """The plan. Raises PlanError if it does not fit."""
-    mla, rows = layout is CacheLayout.FP8_DS_MLA, tuning.rows
+    rows = tuning.rows
     return KernelPlan(
         name="wgmma_decode",
         roles=Role,
@@ -91,50 +147,12 @@ def plan(layout: CacheLayout, tuning: Tuning) -> KernelPlan:
             "LOAD": "windows, queries, what rows are multiplied by; outputs",
         },
         smem=(
-            Buffer("s_q", (BLOCKS, rows, GROUP), "float16", "16-byte chunk ^= head % 8"),
-            Buffer("s_p", (MAX_WINDOW // GROUP, rows, GROUP), "float16", "16-byte chunk ^= head % 8"),
-            Buffer(
-                "s_rows",
-                (MAX_WINDOW, row_bytes(layout)),
-                "uint8",
-                f"{PAD_BYTES} of a row are padding; then o, heads {OUT_BYTES} bytes apart",
-                stages=STAGES,
-                align=128,
-            ),
-            *(
-                (
-                    Buffer("s_rope", (MAX_WINDOW, ROPE_BYTES // 2), "float16", "as s_rows", align=128),
-                    Buffer("s_groups", (GROUPS, MAX_WINDOW), "float16", "2^(scale - factor)", STAGES, 16),
-                )
-                if mla
-                else ()
-            ),
-            Buffer(
-                "s_entries",
-                (MAX_WINDOW, 4),
-                "float32",
-                "factor, its exponent, mantissa, 1 if it counts",
-                STAGES,
-                16,
-            ),
-            Buffer(
-                "s_peaks",
-                (MULTIPLIERS, rows, 2),
-                "float32",
-                "a warp's largest score, exponent; its sums over them",
-                align=16,
-            ),
-            Buffer("s_tops", (rows, 2), "float32", "the largest score, exponent", align=16),
-            Buffer("s_factors", (rows,), "float32", "of a head's outputs", align=16),
-            Buffer("s_coefficients", (rows,), "float32", "of a head's scores", align=16),
+            *buffers(layout, rows),
             Buffer("s_lens", (STAGES,), "int32", "of the windows", align=4),
             Buffer("s_ready", (2,), "int32", "mbarrier: s_rope is there", align=8),
         ),
         tmem=(),
-        pipelines=(
-            Pipeline("rows", STAGES, "LOAD, with their bytes", 3 * LOADERS, "MULTIPLY warps", MULTIPLIERS),
-            Pipeline("q", 1, "LOAD", 1, "MULTIPLY warps", MULTIPLIERS, 2 * rows * HEAD_DIM),
-        ),
+        pipelines=pipelines(rows),
         syncs=(
             Sync("s_ready", "LOAD warps to MULTIPLY", "s_rope before it is multiplied"),
             Sync("barrier MULTIPLY, queries", "MULTIPLY", "s_q in f16 before product 1"),

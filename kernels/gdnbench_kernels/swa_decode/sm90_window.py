@@ -141,6 +141,23 @@ class DsMlaWindow(DsMlaRows):
             left.append((entry, part, rope, ref))
         return left
 
+    def load_ropes(self, entries: Entries, pages: Pages) -> list[tuple[Any, ...]]:
+        """Start loading rope again: words of each turn."""
+        found = []
+        for turn in range(ENTRIES // TURN):
+            counts, page, offset, part = self.place(entries, pages, turn)
+            rope = page + I64(offset * DATA_BYTES + NOPE_DIM + part * CHUNK)
+            found.append(ops.load_global_if(I32(counts), rope))
+        return found
+
+    def store_loaded_ropes(self, entries: Entries, loaded: list[tuple[Any, ...]]) -> None:
+        """Store what `load_ropes` returned, after this warp stored the rows' factors."""
+        part = entries.lane % ROPE_PARTS
+        for turn, rope in enumerate(loaded):
+            entry = entries.warp * ENTRIES + TURN * turn + entries.lane // ROPE_PARTS
+            ref = I32(ops.load_shared_float(self.s_entries + entry * 16 + 4))
+            self.store_rope(entry, part, list(rope), ops.power_of_two(-ref))
+
     def store_ropes(self, left: list[Any]) -> None:
         for entry, part, rope, ref in left:
             self.store_rope(entry, part, rope, ops.power_of_two(-ref))

@@ -212,6 +212,14 @@ KERNELS = {
         " merges splits",
         sources="gdnbench_kernels.v4_decode.sources:portable_sources",
     ),
+    "wgmma": KernelEntry(
+        "gdnbench_kernels.v4_decode.wgmma:wgmma",
+        SERVED,
+        devices=("sim", "cuda"),
+        meaning="a wgmma kernel for SM90 in CuTe DSL, persistent CTAs, and one that merges splits",
+        sources="gdnbench_kernels.v4_decode.sm90_sources:wgmma_sources",
+        archs=("sm_90a",),
+    ),
     "sm100": KernelEntry(
         "gdnbench_kernels.v4_decode.sm100:sm100",
         SERVED,
