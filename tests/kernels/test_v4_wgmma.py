@@ -33,7 +33,7 @@ from gdnbench_kernels.plan import SMEM_LIMIT
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.sm90_plan import ROWS
 from gdnbench_kernels.v4_decode import kernel_sm90
-from gdnbench_kernels.v4_decode.sm90_plan import Tuning, plan
+from gdnbench_kernels.v4_decode.sm90_plan import Division, Tuning, plan
 from gdnbench_kernels.v4_decode.wgmma import wgmma
 from tests.kernels import v4_calls
 from tests.kernels.swa_calls import DS_MLA, LAYOUTS, same_outputs
@@ -198,6 +198,30 @@ def test_what_is_launched_is_as_planned() -> None:
             planned.smem_bytes,
         )
         assert len(merge) == (options["splits"] > 1)
+
+
+@pytest.mark.parametrize(
+    ("queries", "heads", "tiles", "rows", "splits"),
+    [
+        (1, 64, 1, 16, 1),  # nothing to split; every CTA has its own SM
+        (1, 64, 5, 16, 5),  # 4 x 5 CTAs of one tile
+        (16, 64, 5, 64, 5),  # 80 CTAs of one tile, instead of 64 of 5
+        (64, 64, 5, 32, 1),  # 128 CTAs; more would have two items each
+        (256, 64, 5, 64, 1),  # the fewest items
+        (64, 64, 17, 64, 2),  # 128 CTAs of 9 tiles
+    ],
+)
+def test_few_queries_are_split_and_many_are_not(
+    queries: int, heads: int, tiles: int, rows: int, splits: int
+) -> None:
+    """On 132 SMs, as measured on an H200; docs/v4_decode.md has the times."""
+    assert Division.choose(queries, heads, tiles, 132) == Division(rows, splits)
+
+
+def test_a_division_keeps_what_it_is_given() -> None:
+    assert Division.choose(16, 64, 5, 132, rows=16).rows == 16
+    assert Division.choose(1, 64, 5, 132, splits=2).splits == 2
+    assert Division.choose(1, 64, 99, 132, most=7).splits == 7
 
 
 def test_the_header_quotes_the_plan() -> None:

@@ -54,6 +54,9 @@ def _subjects() -> dict[str, Subject]:
         found[f"v4_decode portable, {splits}"] = Subject(v4, f"{V4_PLANS}:{splits}")
     found["v4_decode sm100"] = Subject(v4, "sm100")
     found["v4_decode sm100, unsplit"] = Subject(v4, f"{V4_PLANS}:sm100_unsplit")
+    found["v4_decode wgmma"] = Subject(v4, "wgmma")
+    for plan in ("unsplit", "in_2"):
+        found[f"v4_decode wgmma, {plan}"] = Subject(v4, f"{V4_PLANS}:wgmma_{plan}")
     found["flashinfer prefill"] = Subject(prefill, "flashinfer", package="flashinfer")
     found["flashinfer decode"] = Subject(decode, "flashinfer", package="flashinfer")
     found["fla prefill"] = Subject(prefill, "fla", package="fla")

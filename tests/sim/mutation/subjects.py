@@ -399,6 +399,8 @@ SUBJECTS: dict[str, Subject] = {
     "v4_decode_sm100": Subject(_Operation("v4_decode", "sm100", _TWO_SEGMENTS)),
     # Each of four tiles has an SM.
     "v4_decode_sm100_splits": Subject(_Operation("v4_decode", "sm100", _SPLIT_TILES, sms=4)),
+    "v4_decode_wgmma": Subject(_Operation("v4_decode", "wgmma", _TWO_SEGMENTS)),
+    "v4_decode_wgmma_splits": Subject(_Operation("v4_decode", "wgmma", _SPLIT_TILES, sms=3)),
     "quack_gemm": Subject(quack_gemm, "sm_100a"),
     "quack_hopper_gemm": Subject(quack_hopper_gemm, "sm_100a"),
     "quack_softmax": Subject(quack_softmax, "sm_100a"),
