@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
-from gdnbench.kernel_figures import figures, limits
+from gdnbench.kernel_figures import figures, limits, problems
 from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim import active
 from gdnbench_kernels.compiling import program
@@ -29,6 +31,7 @@ from tests.seeds import drawn, fresh
 from tests.subset import quick
 
 FRESH_SCHEDULE = fresh(f"random:{drawn('v4 schedule', 20)}")
+BUDGET = Path(__file__).with_name("v4_sm100_budget.json")
 SPLITS = (1, 3)
 """Of four tiles at most: in three, a share may be two tiles, one, or none."""
 
@@ -247,6 +250,15 @@ def test_no_build_spills(options: dict[str, Any]) -> None:
     for figure in found[:-1]:
         planned = (PLAN.smem_bytes, PLAN.threads, PLAN.tmem_columns)
         assert (figure.smem, figure.threads, figure.tmem_columns) == planned, figure.name
+
+
+@pytest.mark.slow
+def test_within_the_budget() -> None:
+    """gdnbench compile --json --op v4_decode --kernel sm100 > v4_sm100_budget.json, in this folder"""
+    budget = json.loads(BUDGET.read_text())
+    assert (budget["op"], budget["kernel"], budget["arch"]) == ("v4_decode", "sm100", "sm_100a")
+    found = [figures(program(source, budget["arch"])) for source in sm100_sources(**budget["options"])]
+    assert problems(found, budget) == []
 
 
 def test_the_header_quotes_the_plan() -> None:
