@@ -198,7 +198,10 @@ def _not_zero(read: Access, history: History) -> Finding:
     source = _source(read, history.writes_of(read.digest, read.step))
     if source is not None and source.is_padding:
         return Finding(Break.PADDING, history.layer, history.chain, source, read, None, source)
-    return Finding(Break.NEVER_WRITTEN, history.layer, history.chain, read, read, None, source)
+    # Before a request's first call there was no draft to accept: the count is another request's.
+    miscounted = read.accepted > 1 and history.previous(read.request, read.step) is None
+    kind = Break.ACCEPTED_COUNT if miscounted else Break.NEVER_WRITTEN
+    return Finding(kind, history.layer, history.chain, read, read, None, source)
 
 
 def _source(read: Access, sources: Sequence[Access]) -> Access | None:

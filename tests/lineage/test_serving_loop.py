@@ -59,6 +59,15 @@ def test_a_lost_first_write_leaves_a_slot_that_no_call_wrote() -> None:
         assert differences(want, found) == []
 
 
+def test_a_first_call_with_the_count_of_another_request() -> None:
+    """With this seed a prompt of one token is decoded at once, by the accepted count of its neighbour."""
+    run = serve(MODEL, 1254, PermutedCounts)
+    first = [event for event in run.certain if event.sequence == 1]
+    assert {event.kind for event in first} == {"accepted-count"}
+    for want, found in zip(run.events, found_in(run.table), strict=True):
+        assert differences(want, found) == []
+
+
 @pytest.mark.parametrize("seed", quick(range(60), 0, 39))
 def test_right_windows_are_not_accused(seed: int) -> None:
     run = serve_pages(seed)
