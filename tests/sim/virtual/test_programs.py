@@ -12,14 +12,30 @@ from pathlib import Path
 
 import pytest
 
+from gdnbench.cli.main import console_main
 from gdnbench.sim.virtual.launch_log import read_log
 from gdnbench.trace.reader import open_trace
 from tests.messages import wording
-from tests.subset import quick
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]  # the fixture `run`
+
+Ended = Callable[..., tuple[object, str]]
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Ended:
+    """The exit status and stderr of a command in this process, whose programs are processes of their own."""
+
+    def command(*arguments: str) -> tuple[object, str]:
+        monkeypatch.setattr(sys, "argv", ["gdnbench", *arguments])
+        with pytest.raises(SystemExit) as left:
+            console_main()
+        return left.value.code, capfd.readouterr().err
+
+    return command
+
 
 # Scales a vector by 2; with the argument "wrong" by 3, and with "far" it writes beyond the vector.
 SCALE = """
@@ -168,33 +184,33 @@ def test_a_program_keeps_its_own_exit_status(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
-    quick(
-        [
-            (("--machine", "a100"), wording("sim.virtual.machine-unknown", name="a100")),
-            (("--save", "out"), wording("sim.virtual.function-alone", option="--save")),
-            (("--launch", "3"), wording("sim.virtual.launch-alone")),
-            (("--vary", "sms=1"), wording("sim.virtual.vary-alone")),
-            (("--explore", "2", "--vary", "engine=never"), "engine 'never'"),
-            (("--explore", "2", "--vary", "M=1"), wording("sim.virtual.vary", text="M=1")),
-            (("--explore", "2", "--vary", f"sms={10**7}"), wording("sim.virtual.vary", text=f"sms={10**7}")),
-            (("--engine", "never"), "engine 'never'"),
-            (("--explore", "2", "--trace", "t.zarr"), "it does not go with --trace"),
-        ],
-        1,
-    ),
+    [
+        (("--machine", "a100"), wording("sim.virtual.machine-unknown", name="a100")),
+        (("--save", "out"), wording("sim.virtual.function-alone", option="--save")),
+        (("--launch", "3"), wording("sim.virtual.launch-alone")),
+        (("--vary", "sms=1"), wording("sim.virtual.vary-alone")),
+        (("--explore", "2", "--vary", "engine=never"), "engine 'never'"),
+        (("--explore", "2", "--vary", "M=1"), wording("sim.virtual.vary", text="M=1")),
+        (("--explore", "2", "--vary", f"sms={10**7}"), wording("sim.virtual.vary", text=f"sms={10**7}")),
+        (("--engine", "never"), "engine 'never'"),
+        (("--explore", "2", "--trace", "t.zarr"), "it does not go with --trace"),
+    ],
 )
 def test_bad_options_are_refused_before_the_program_runs(
-    run: Run, options: tuple[str, ...], sentence: str
+    ended: Ended, tmp_path: Path, options: tuple[str, ...], sentence: str
 ) -> None:
-    ran = run("print('ran')", options=options)
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert re.search(sentence, ran.stderr)
+    program, ran = tmp_path / "program.py", tmp_path / "ran"
+    program.write_text(f"open({str(ran)!r}, 'w')", encoding="utf-8")
+    status, err = ended("sim", *options, "--", sys.executable, str(program))
+    assert status == 2
+    assert re.search(sentence, err)
+    assert not ran.exists()
 
 
-def test_launches_are_chosen_of_programs_alone(run_sim: Run) -> None:
-    ran = run_sim("--launch", "2", "file.py:function")
-    assert ran.returncode == 2
-    assert re.search(wording("sim.virtual.launch-of-program"), ran.stderr)
+def test_launches_are_chosen_of_programs_alone(ended: Ended) -> None:
+    status, err = ended("sim", "--launch", "2", "file.py:function")
+    assert status == 2
+    assert re.search(wording("sim.virtual.launch-of-program"), err)
 
 
 EARLY = """
