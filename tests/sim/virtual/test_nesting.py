@@ -19,6 +19,7 @@ from gdnbench.sim.virtual import VirtualGpu, virtual_gpu
 from gdnbench.sim.virtual.libcuda import provide_libcuda
 from tests.cli.kernel_files import ADD
 from tests.messages import wording
+from tests.subset import quick
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 KERNEL = PtxKernel(parse(ADD), "add", (1, 1, 1), (32, 1, 1), labels=("a", "b", "c", "n"))
@@ -52,7 +53,7 @@ def test_a_second_gpu_says_what_to_do(gpu: VirtualGpu) -> None:
     assert torch.cuda.get_device_name() == "NVIDIA B200"
 
 
-@pytest.mark.parametrize("inner", [["--", sys.executable, "-c", "import torch"], ["add.ptx:add"]])
+@pytest.mark.parametrize("inner", quick([["--", sys.executable, "-c", "import torch"], ["add.ptx:add"]], 1))
 def test_gdnbench_sim_of_gdnbench_sim(inner: list[str], run_sim: Run) -> None:
     """One line of the inner command, which ends with exit status 2, "bad input". So the outer one does."""
     ran = run_sim("--", sys.executable, "-m", "gdnbench", "sim", *inner)

@@ -175,11 +175,14 @@ def test_child_processes_have_a_gpu_and_refusals_are_told(run: Run) -> None:
     assert ran.stdout.startswith("refused: not simulated: NCCL")
 
 
-def test_a_program_keeps_its_own_exit_status(run: Run) -> None:
-    ran = run("import sys; sys.exit(7)")
-    assert ran.returncode == 7
-    assert "gdnbench: the program ended with status 7" in ran.stderr
-    assert re.search(wording("sim.virtual.no-process"), ran.stderr)  # it imports nothing
+def test_a_program_keeps_its_own_exit_status(
+    ended: Ended, environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
+    status, err = ended("sim", "--", sys.executable, "-c", "import sys; sys.exit(7)")
+    assert status == 7
+    assert "gdnbench: the program ended with status 7" in err
+    assert re.search(wording("sim.virtual.no-process"), err)  # it imports nothing
 
 
 @pytest.mark.parametrize(
