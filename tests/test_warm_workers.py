@@ -42,7 +42,10 @@ def aborts(progress: Any) -> None:
     os.abort()
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
+
+
+@linux
 def test_a_forked_worker_has_the_surroundings_of_a_started_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -60,6 +63,7 @@ def test_its_exit_status_is_told() -> None:
             call_in_process(function, *arguments, what="the process")
 
 
+@linux
 def test_one_that_runs_has_no_status_and_is_killed() -> None:
     worker = WorkerProcess("gdnbench.workers.pickled_call", [])
     assert worker.receive(60) == {"ready": True}

@@ -5,7 +5,8 @@ one for a call of milliseconds. `start` replaces `gdnbench.workers.process.start
 The worker is a process of its own in a session of its own, and starts with the modules of MODULES imported.
 
 Tests of the start itself take the fixture `cold_workers`. A worker of another interpreter, another folder,
-another environment or another module always starts as users' workers do.
+another environment or another module always starts as users' workers do, and so does each on another system
+than Linux.
 
 Run as a program, this file is the process that forks: `python -P warm_workers.py SOCKET`.
 """
@@ -126,7 +127,7 @@ def start(
 ) -> Any:
     """`gdnbench.workers.process.start_process`, by a fork where that makes no difference."""
     global _forker
-    own = python == sys.executable and folder is None and module in MODULES
+    own = sys.platform == "linux" and python == sys.executable and folder is None and module in MODULES
     if own and (environment is None or environment == os.environ):
         _forker = _forker or Forker()
         if _forker.serves(os.environ):
