@@ -91,6 +91,24 @@ def test_replays(shipped: Store, kernel: str, against: str) -> None:
     assert [(r.number, r.reason) for r in report.records if r.outcome is not Outcome.PASS] == []
 
 
+COMPILED = sorted(operation("v4_decode").kernels.keys() - {"reference", "torch"})
+QUICK = ("portable", 0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "number"),
+    [
+        pytest.param(kernel, number, marks=() if (kernel, number) == QUICK else pytest.mark.slow)
+        for kernel in COMPILED
+        for number in range(3)
+    ],
+)
+def test_compiled_kernels_replay_each_kind_of_layer(kernel: str, number: int) -> None:
+    with opened("v4_decode") as store:
+        (found,) = replay(store, records=[number], kernel=kernel, on="sim", against="recorded").records
+    assert found.outcome is Outcome.PASS, found.reason
+
+
 # Lengths and shapes.
 
 
