@@ -92,7 +92,7 @@ def test_replays(shipped: Store, kernel: str, against: str) -> None:
 
 
 COMPILED = sorted(operation("v4_decode").kernels.keys() - {"reference", "torch"})
-QUICK = ("portable", 0)
+QUICK = ("portable", 2)
 
 
 @pytest.mark.parametrize(
