@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from gdnbench.capture import capturing
+from gdnbench.capture.adapter import NotCaptured
+from gdnbench.capture.adapters.serving_decode import refuse_step_sizes
 from gdnbench.store.reader import StoredRecord
 from tests.capture.frameworks import framework
 from tests.capture.kda_calls import (
@@ -324,3 +326,12 @@ def test_calls_that_no_operation_describes(case: str, tmp_path: Path) -> None:
     ((reason, _),) = counts.passed_over.items()
     assert (counts.records, counts.failures) == (0, 0)
     assert said in reason
+
+
+def test_only_step_sizes_of_a_head_are_recorded() -> None:
+    v = torch.zeros(1, 3, 2, 16)
+    refuse_step_sizes(torch.zeros(1, 3, 2), v)
+    refuse_step_sizes(torch.zeros(3, 2), None)  # of a packed call, which has no v of its own
+    for beta in (None, torch.zeros(1, 3, 2, 16)):
+        with pytest.raises(NotCaptured, match="beta is left out, or of every value channel"):
+            refuse_step_sizes(beta, v)
