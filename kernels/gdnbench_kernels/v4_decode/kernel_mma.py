@@ -422,12 +422,12 @@ class MmaSyncTiles(MmaTile):
             pool = extra.unless(of_window, window)
             number = ops.select_value(of_window, tile, number)
             self.attend_tile(work, shared, one, pool, number, phase, acc, running)
-        elif of_window:
+        elif tile >= window_tiles:
+            self.attend_tile(work, shared, other, extra, number, phase, acc, running)
+        else:
             self.attend_tile(work, shared, one, window, tile, phase, acc, running)
             if cutlass.const_expr(one is not other):
                 self.reorder(work, acc)
-        else:
-            self.attend_tile(work, shared, other, extra, number, phase, acc, running)
 
     @cute.jit
     def attend_tile(
