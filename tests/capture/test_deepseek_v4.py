@@ -7,6 +7,7 @@ alone, and the recorded output against attention written out here over the model
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import re
 import subprocess
@@ -19,8 +20,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DeepseekV4Config
-from transformers.models.deepseek_v4 import modeling_deepseek_v4 as deepseek_v4
 
 from gdnbench.capture import CaptureOptions, capturing
 from gdnbench.capture.adapter import NotCaptured, Target
@@ -44,6 +43,8 @@ WINDOW = 128
 
 
 def tiny_model(layers: tuple[str, ...] = (SLIDING, SLIDING), **changes: Any) -> Any:
+    from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
+
     config = DeepseekV4Config(
         **{
             "vocab_size": 64,
@@ -69,7 +70,7 @@ def tiny_model(layers: tuple[str, ...] = (SLIDING, SLIDING), **changes: Any) -> 
         }
     )
     torch.manual_seed(0)
-    model: Any = deepseek_v4.DeepseekV4ForCausalLM(config)
+    model: Any = DeepseekV4ForCausalLM(config)
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.15)
@@ -95,6 +96,7 @@ def generate(model: Any, tokens: int) -> Tensor:
 def spying() -> Iterator[list[dict[str, Any]]]:
     """Clones of what goes into the attention of sliding layers and comes out, by hand, below any capture."""
     calls: list[dict[str, Any]] = []
+    deepseek_v4 = importlib.import_module(MODULE)
     original = deepseek_v4.eager_attention_forward
 
     @functools.wraps(original)
