@@ -205,10 +205,11 @@ def _not_zero(read: Access, history: History) -> Finding:
 
 
 def _source(read: Access, sources: Sequence[Access]) -> Access | None:
-    """Of writes of the content that was read, the one that most likely left it: the latest, in the slot that
-    was read if there is one."""
+    """Of writes of the content that was read, the one that most likely left it: in the slot that was read, or
+    else by the reader itself, who may have had the same prefix as another; of several the latest."""
     in_place = (source for source in reversed(sources) if source.slot == read.slot >= 0)
-    return next(in_place, sources[-1] if sources else None)
+    of_reader = (source for source in reversed(sources) if source.request == read.request)
+    return next(in_place, None) or next(of_reader, sources[-1] if sources else None)
 
 
 def _is_miscounted(read: Access, own: Access, previous: PreviousCall | None, history: History) -> bool:

@@ -14,6 +14,7 @@ from tests.lineage.serving.bugs import (
     BUGS,
     Bug,
     DuplicateRow,
+    OldSnapshot,
     PermutedCounts,
     SkippedToken,
     StalePadding,
@@ -64,6 +65,15 @@ def test_a_first_call_with_the_count_of_another_request() -> None:
     run = serve(MODEL, 1254, PermutedCounts)
     first = [event for event in run.certain if event.sequence == 1]
     assert {event.kind for event in first} == {"accepted-count"}
+    for want, found in zip(run.events, found_in(run.table), strict=True):
+        assert differences(want, found) == []
+
+
+def test_an_older_state_that_others_wrote_too_is_the_readers() -> None:
+    """With this seed a request gets its state of a prefix back, which another one with that prefix wrote
+    later."""
+    run = serve(MODEL, 4324, OldSnapshot)
+    assert {event.kind for event in run.certain} == {"older-version"}
     for want, found in zip(run.events, found_in(run.table), strict=True):
         assert differences(want, found) == []
 
