@@ -25,6 +25,8 @@ PACKAGES = (
     "numpy",
     "vllm",
     "sglang",
+    "sgl-flash-mla",
+    "sgl-deep-gemm",
 )
 """Whose versions are recorded where they are installed: this one, torch, frameworks and compilers."""
 _GIT_SECONDS = 10.0

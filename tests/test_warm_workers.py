@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,18 @@ def aborts(progress: Any) -> None:
 linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 
 
+@pytest.fixture
+def importing_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Workers, forked from a process of this test's own, can import this file."""
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.setattr(warm_workers, "_forker", None)
+    yield
+    warm_workers.end()
+
+
 @linux
+@pytest.mark.usefixtures("importing_tests")
 def test_a_forked_worker_has_the_surroundings_of_a_started_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -57,6 +69,7 @@ def test_a_forked_worker_has_the_surroundings_of_a_started_one(
     assert forked["environment"]["COLUMNS"] == "77"
 
 
+@pytest.mark.usefixtures("importing_tests")
 def test_its_exit_status_is_told() -> None:
     for function, arguments, how in ((ends, (7,), "exit status 7"), (aborts, (), r"signal 6 \(SIGABRT\)")):
         with pytest.raises(CannotRunError, match=f"the process ended by {how}"):

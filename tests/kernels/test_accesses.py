@@ -73,8 +73,16 @@ def test_window() -> None:
     assert (rows(found.writes), found.split, found.window) == ([], 16, True)
 
 
-def test_pages_of_fp8_ds_mla_are_not_rows() -> None:
+def test_window_of_fp8_ds_mla_pages() -> None:
+    """A page holds the 576 bytes of codes and rope of all its rows first, then their 8 bytes of scales."""
+    tensors = {
+        "swa_indices": torch.tensor([[7, -1, 9, 3]], dtype=torch.int32),
+        "swa_lens": torch.tensor([3], dtype=torch.int32),
+        "cache": torch.empty(4, 16, 584, dtype=torch.uint8, device="meta"),
+    }
     contract = operation("swa_decode")
     assert contract.accesses is not None
     conventions = {**contract.default_conventions, "cache_layout": "fp8_ds_mla"}
-    assert contract.accesses(Call({}, {}, conventions)) == ()
+    (found,) = contract.accesses(Call(tensors, {}, conventions))
+    assert rows(found.reads) == [(0, 7, -2), (0, 9, 0)]
+    assert (found.split, found.parts) == (16, (576, 8))

@@ -22,7 +22,6 @@ from gdnbench_kernels.swa_decode.sm100 import sm100 as swa_sm100
 from gdnbench_kernels.swa_decode.sm100_plan import REGISTERS, TILED_REGISTERS, Role
 from gdnbench_kernels.v4_decode import kernel_sm100
 from gdnbench_kernels.v4_decode.sm100 import sm100
-from gdnbench_kernels.v4_decode.sm100_plan import PLAN
 from gdnbench_kernels.v4_decode.sm100_sources import sm100_sources
 from tests.kernels import swa_calls, v4_calls
 from tests.kernels.swa_calls import DS_MLA, PER_TOKEN, same_outputs
@@ -211,7 +210,11 @@ def test_what_is_launched_is_as_planned() -> None:
     """148 SMs have room for a CTA for each of five tiles, and then for each of four parts of o."""
     call = made(lens=(3,), extra_lens=(500,), topk=512)
     split, merge = launches(call)
-    assert (split.grid, split.block, split.shared_bytes) == ((4, 1, 5), (PLAN.threads, 1, 1), PLAN.smem_bytes)
+    assert (split.grid, split.block, split.shared_bytes) == (
+        (4, 1, 5),
+        (kernel_sm100.SEGMENTS_PLAN.threads, 1, 1),
+        kernel_sm100.SEGMENTS_PLAN.smem_bytes,
+    )
     assert merge.grid == (8, 1, 1)
     (whole,) = launches(call, splits=1)
     assert whole.grid == (4, 1, 1)
@@ -220,7 +223,7 @@ def test_what_is_launched_is_as_planned() -> None:
 def test_roles_have_the_registers_of_a_launch() -> None:
     """What a role gets, others give; setmaxnreg takes multiples of 8."""
     for registers in (REGISTERS, TILED_REGISTERS):
-        groups = dict.fromkeys(registers, 4) | {Role.GATHER: PLAN.warps["GATHER"]}
+        groups = dict.fromkeys(registers, 4) | {Role.GATHER: kernel_sm100.SEGMENTS_PLAN.warps["GATHER"]}
         assert sum(registers[role] * warps for role, warps in groups.items()) == 96 * 20
         assert all(count % 8 == 0 for count in registers.values())
 
@@ -248,7 +251,11 @@ def test_no_build_spills(options: dict[str, Any]) -> None:
     found = [figures(program(source, "sm_100a")) for source in sm100_sources(**options)]
     assert [line for figure in found for line in limits(figure)] == []
     for figure in found[:-1]:
-        planned = (PLAN.smem_bytes, PLAN.threads, PLAN.tmem_columns)
+        planned = (
+            kernel_sm100.SEGMENTS_PLAN.smem_bytes,
+            kernel_sm100.SEGMENTS_PLAN.threads,
+            kernel_sm100.SEGMENTS_PLAN.tmem_columns,
+        )
         assert (figure.smem, figure.threads, figure.tmem_columns) == planned, figure.name
 
 
@@ -262,10 +269,11 @@ def test_within_the_budget() -> None:
 
 
 def test_the_header_quotes_the_plan() -> None:
-    assert f"\n\n{PLAN.tables()}\n\n" in str(kernel_sm100.__doc__), f"the tables are now\n{PLAN.tables()}"
+    tables = kernel_sm100.SEGMENTS_PLAN.tables()
+    assert f"\n\n{tables}\n\n" in str(kernel_sm100.__doc__), f"the tables are now\n{tables}"
 
 
 def test_the_plan_takes_what_swa_decodes_takes() -> None:
     """The roles allocate by that one."""
     for name in ("smem", "tmem", "pipelines", "warps"):
-        assert getattr(PLAN, name) == getattr(sm100_plan.PLAN, name)
+        assert getattr(kernel_sm100.SEGMENTS_PLAN, name) == getattr(sm100_plan.PLAN, name)

@@ -106,6 +106,7 @@ splits, 0. Limits: as there; slots < 2^31; at most 32 splits. A row's bits depen
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -114,6 +115,7 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
 from gdnbench_kernels import blackwell
+from gdnbench_kernels.plan import Sync
 from gdnbench_kernels.swa_decode.kernel_sm100 import Tcgen05Decode, by_quarter
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.sm100_gather import Gather
@@ -127,6 +129,22 @@ from gdnbench_kernels.v4_decode.sm100_segments import (
     SplitSoftmax,
     softmax_in,
 )
+
+SEGMENTS_PLAN = replace(
+    PLAN,
+    name="tcgen05_segments",
+    does={
+        **PLAN.does,
+        "SOFTMAX": "S from TMEM, softmax over the tiles so far, P into s_p; c; lse",
+        "EPILOGUE": "O in TMEM times c; after the last tile divided, to memory",
+        "GATHER": "rows of both segments from the pages, as bf16 into s_kv; their factors",
+    },
+    syncs=(
+        *PLAN.syncs,
+        Sync("tcgen05.wait::st", "EPILOGUE", "O rescaled before a product adds to it"),
+    ),
+)
+"""That of swa_decode's kernel, whose tile of entries is an item there and one of several here."""
 
 
 class Tcgen05Segments(Tcgen05Decode):
