@@ -92,11 +92,13 @@ def test_bits_are_those_of_every_schedule(mixed: Mixed, schedule: str) -> None:
     assert same_outputs(run(call, schedule=schedule), outputs)
 
 
+@pytest.mark.parametrize("mixed", quick(MIXED, 0), indirect=True)
 def test_bits_are_those_of_the_other_architecture(mixed: Mixed) -> None:
     call, outputs = mixed
     assert same_outputs(run(call, {"arch": "sm_90a"}), outputs)
 
 
+@pytest.mark.parametrize("mixed", quick(MIXED, 1), indirect=True)
 @pytest.mark.parametrize("plan", BITS)
 def test_a_plan_changes_no_bit(mixed: Mixed, plan: str) -> None:
     call, outputs = mixed

@@ -20,6 +20,7 @@ from gdnbench.kernel_figures import Figures, figures, limits, problems
 from gdnbench_kernels.gdn_decode.decode_plan import MIDDLE_CTAS
 from gdnbench_kernels.kda_decode.decode_plan import SMALL_CTAS, default_plans
 from tests.kernels.occupancy import resident
+from tests.subset import quick
 
 BUDGET = Path(__file__).parent / "kda_decode_budget.json"
 OTHERS: list[tuple[str, dict[str, Any]]] = [
@@ -61,7 +62,7 @@ def test_other_builds_are_within_the_limits(arch: str, options: dict[str, Any]) 
     assert [line for figure in found for line in limits(figure)] == []
 
 
-@pytest.mark.parametrize("state_dtype", CTAS)
+@pytest.mark.parametrize("state_dtype", quick(CTAS, 0))
 def test_plans_take_what_they_say(state_dtype: str) -> None:
     found = compiled("sm_90a", {"state_dtype": state_dtype})
     plans = default_plans(state_dtype, 1)

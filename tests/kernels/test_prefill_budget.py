@@ -59,7 +59,6 @@ def test_within_the_budget(kernel: str) -> None:
             {"heads": 1, "value_heads": 2, "tap": "invert"},
             {"heads": 1, "value_heads": 2, "tap": "invert", "beta_max": 2.0},
         ],
-        5,
     ),
 )
 def test_other_builds_are_within_the_limits(options: dict[str, Any]) -> None:

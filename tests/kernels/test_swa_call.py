@@ -25,6 +25,7 @@ from gdnbench_kernels.swa_decode.portable import portable
 from gdnbench_kernels.swa_decode.sm100 import sm100
 from gdnbench_kernels.swa_decode.synth import synth
 from tests.kernels.swa_calls import DS_MLA, PER_TOKEN, same_outputs
+from tests.subset import quick
 
 Given = dict[str, Any]
 
@@ -297,7 +298,7 @@ def test_tensors_that_lie_as_kernels_need_them_are_taken_as_they_are() -> None:
         assert tensor.data_ptr() == call[name].data_ptr(), name
 
 
-@pytest.mark.parametrize("kernel", [portable, sm100])
+@pytest.mark.parametrize("kernel", quick([portable, sm100], 1))
 def test_strided_and_unaligned_tensors_are_taken(kernel: Callable[..., Any]) -> None:
     """Those that a kernel cannot be given are copied, outputs back."""
     call = synth(lens=(17, 3), heads=8, sink=0.0, cache_layout=DS_MLA, seed=4)

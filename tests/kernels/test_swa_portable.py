@@ -100,6 +100,7 @@ def test_bits_are_those_of_the_other_engine(mixed: Mixed, schedule: str) -> None
     assert same_outputs(found, {name: tensor[:1] for name, tensor in outputs.items()})
 
 
+@pytest.mark.parametrize("mixed", quick(LAYOUTS, 0), indirect=True)
 def test_bits_are_those_of_the_other_architecture(mixed: Mixed) -> None:
     call, outputs = mixed
     assert same_outputs(run(call, arch="sm_90a"), outputs)

@@ -82,7 +82,7 @@ def test_many_items_of_one_cta(layout: str, lens: tuple[int, ...]) -> None:
     assert_passes(call, run(call, {"workers": 1}, schedule=f"random:{swa_calls.FRESH}"))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", quick(LAYOUTS, 0))
 def test_lengths_past_the_window_and_below_none(layout: str) -> None:
     """A length of more than W is W, one below 0 is 0, to the bit."""
     call = made(cache_layout=layout, lens=(100, 0, 3), window=100)
@@ -287,7 +287,7 @@ def test_within_the_budget() -> None:
 
 
 @pytest.mark.parametrize("rows", SOME_ROWS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", quick(LAYOUTS, 0))
 def test_takes_what_its_plan_says(layout: str, rows: int) -> None:
     figure = figures(compiled(cache_layout=layout, rows=rows))
     planned = plan(CacheLayout(layout), Tuning(rows=rows))
@@ -297,7 +297,7 @@ def test_takes_what_its_plan_says(layout: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", SOME_ROWS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", quick(LAYOUTS, 0))
 def test_products_are_as_many_as_the_header_says(layout: str, rows: int) -> None:
     """A warpgroup of product 1: 64 entries, 512 features in steps of 16. Of product 2: 256 features in tiles
     of 64, 128 entries in steps of 16."""
@@ -309,7 +309,7 @@ def test_products_are_as_many_as_the_header_says(layout: str, rows: int) -> None
 
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas")
 @pytest.mark.parametrize("rows", SOME_ROWS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", quick(LAYOUTS, 0))
 def test_the_assembler_lets_products_overlap(layout: str, rows: int, tmp_path: Path) -> None:
     """It says so (C7510, C7512 for want of registers, and their like) where it makes each of them wait for
     the one before."""
@@ -333,6 +333,7 @@ def test_no_sum_of_a_product_is_left_to_the_assembler(layout: str) -> None:
     assert not {name for pair in sums for name in pair} & products
 
 
+@pytest.mark.slow  # two programs
 def test_every_option_is_one_of_the_sources() -> None:
     text = compiled(cache_layout=PER_TOKEN, heads=8, **asdict(Tuning(rows=16, prefetch=0))).ptx
     assert "cp.async.bulk.prefetch" not in text
