@@ -78,6 +78,15 @@ def test_an_older_state_that_others_wrote_too_is_the_readers() -> None:
         assert differences(want, found) == []
 
 
+def test_a_start_from_what_padding_left_in_a_former_slot() -> None:
+    """With this seed a request that starts anew gets a slot it once had: the padding's last write to the slot
+    did the damage, not its first one since the request had left."""
+    run = serve(MODEL, 4336, StalePadding)
+    assert run.certain
+    for want, found in zip(run.events, found_in(run.table), strict=True):
+        assert differences(want, found) == []
+
+
 @pytest.mark.parametrize("seed", quick(range(60), 0, 39))
 def test_right_windows_are_not_accused(seed: int) -> None:
     run = serve_pages(seed)

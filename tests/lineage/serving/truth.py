@@ -115,6 +115,8 @@ class Truth:
 
     def _overwrote(self, touch: Touch, own: Touch | None) -> int | None:
         assert touch.request is not None
+        if touch.position == 0:
+            return None  # the request starts anew, in a slot that is its own by chance
         call, slot = self.used.get((touch.layer, touch.request), (-1, -1))
         if own is not None and own.slot == touch.slot:
             first = own.call
