@@ -33,18 +33,17 @@ class WindowRun:
 def serve_pages(seed: int, loop: type[PagedLoop] = PagedLoop, **options: int) -> WindowRun:
     served = loop(seed, **options)
     served.run()
-    return WindowRun(window_table(served.calls), _stale(served.calls), _wrong(served.calls))
+    stale, wrong = _stale_and_wrong(served.calls)
+    return WindowRun(window_table(served.calls), stale, wrong)
 
 
-def _wrong(calls: list[list[RowRead]]) -> set[tuple[int, int]]:
-    return {(read.call, read.sequence) for reads in calls for read in reads if read.wrong}
+def _stale_and_wrong(calls: list[list[RowRead]]) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+    """A row is wrong if it is of other tokens, or has changed since its request read it in the call before:
+    another request with these tokens may have written its own row to a page that was freed too early.
 
-
-def _stale(calls: list[list[RowRead]]) -> set[tuple[int, int]]:
-    """A row is known to be wrong if its request read another one there in the call before, and a row beside
-    it has not changed; or if its request reads it for the first time, and it is what was last read at the
-    slot for another position."""
-    found = set()
+    It is known to be wrong if it has changed and a row beside it has not; or if its request reads it for the
+    first time, and it is what was last read at the slot for another position."""
+    found, all_wrong = set(), set()
     last: dict[int, RowRead] = {}  # by slot
     before: dict[tuple[PagedRequest, int, int], RowRead] = {}  # by request, position and slot
     for number, reads in enumerate(calls):
@@ -58,12 +57,14 @@ def _stale(calls: list[list[RowRead]]) -> set[tuple[int, int]]:
             left = last.get(read.slot)
             changed = own is not None and own.call == number - 1 and row_bits(own) != row_bits(read)
             same = left is not None and row_bits(left) == row_bits(read) and left.position != read.position
-            if read.wrong and ((changed and read.request in steady) or (own is None and same)):
+            if read.wrong or changed:
+                all_wrong.add((read.call, read.sequence))
+            if (changed and read.request in steady) or (read.wrong and own is None and same):
                 found.add((read.call, read.sequence))
         for read in reads:
             last[read.slot] = read
             before[read.request, read.position, read.slot] = read
-    return found
+    return found, all_wrong
 
 
 def row_bits(read: RowRead) -> bytes:
