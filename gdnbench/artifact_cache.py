@@ -5,8 +5,8 @@
     cache.fetch(key)                                  # ({"symbol": "k"}, [ptx, cubin]), or None
 
 Processes share a folder, and `making` lets one of them make an entry that several need. An entry appears
-whole or not at all. `fetch` returns None for an entry that is
-damaged, was copied from another key, or that another user could have written: compiled code is going to run.
+whole or not at all. `fetch` returns None for an entry that is damaged, was copied from another key, or that
+another user could have written: compiled code is going to run.
 When the entries of a folder exceed `MAX_BYTES`, the least recently used ones are deleted; a process looks at
 its first write, and again after every 64th of `MAX_BYTES`.
 `GDNBENCH_CACHE_DIR` names the place of all folders; the default is `gdnbench` in the user's cache directory.

@@ -23,7 +23,15 @@ from gdnbench.lineage.continuity import Continuity
 from gdnbench.lineage.detect import MOST_BREAKS, ChainResult, counted_reads
 from gdnbench.lineage.finding import Break, Finding, Unknown
 from gdnbench.lineage.table import Chain, Numbers, Rows, access_of
-from gdnbench.lineage.window import COMMON_SHARE, Queries, equal, queries_of, usable_reads
+from gdnbench.lineage.window import (
+    COMMON_SHARE,
+    Queries,
+    count_verdicts,
+    equal,
+    queries_of,
+    texts_of,
+    usable_reads,
+)
 from gdnbench.store.access_log import AccessFlag
 
 RATIOS = tuple(1 << power for power in range(8))
@@ -49,18 +57,11 @@ def check_compressed(chain: Chain, explain: bool = False) -> ChainResult:
     judged, verdicts = check.verdicts()
     result.reads -= len(places) - len(judged)  # queries of a request share rows
     places = places[judged]
-    result.right = int((verdicts == _RIGHT).sum())
     result.findings = check.findings
-    for code, reason in _UNKNOWN.items():
-        if count := int((verdicts == code).sum()):
-            result.unknown[reason] += count
+    meaning = {_RIGHT: "right"} | _UNKNOWN | _BREAKS
+    count_verdicts(result, verdicts, meaning)
     if explain:
-        texts = {code: str(reason) for code, reason in _UNKNOWN.items()}
-        texts |= {_RIGHT: "right", **{code: kind.value for code, kind in _BREAKS.items()}}
-        result.verdicts = {
-            **reasons,
-            **dict(zip(places.tolist(), (texts[code] for code in verdicts.tolist()), strict=True)),
-        }
+        result.verdicts = reasons | texts_of(verdicts, places, meaning)
     return result
 
 

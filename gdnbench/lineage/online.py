@@ -103,8 +103,8 @@ class OnlineLineage:
         elsewhere: bool = False,
     ) -> list[Finding]:
         """Add the next call of a layer, of which steps ascend: its accesses by chain, but those of windows.
-        Returns the breaks that the call shows. A missing step is a missing call; calls with
-        `apart` (`Operation.counted_apart`) have steps of their own. `elsewhere`: the engine said at this call
+        Returns the breaks that the call shows. A missing step is a missing call; calls with `apart`
+        (`Operation.counted_apart`) have steps of their own. `elsewhere`: the engine said at this call
         that it also writes states in other ways, which is taken to be so from then on."""
         calls = self._layers.setdefault((layer, apart), _Layer())
         self._elsewhere |= elsewhere

@@ -13,7 +13,7 @@ position, so that the same row is in several slots for several positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,19 +48,27 @@ def check_window(chain: Chain, explain: bool = False) -> ChainResult:
     places, reasons = usable_reads(rows, reads, result)
     check = _WindowCheck(chain, rows[places])
     verdicts = check.verdicts()
-    result.right = int((verdicts == _RIGHT).sum())
     result.findings = check.findings
-    for code, reason in _UNKNOWN.items():
-        if count := int((verdicts == code).sum()):
-            result.unknown[reason] += count
+    count_verdicts(result, verdicts, _MEANING)
     if explain:
-        texts = {code: str(reason) for code, reason in _UNKNOWN.items()}
-        texts |= {_RIGHT: "right", _BROKEN: Break.STALE_PAGE.value}
-        result.verdicts = {
-            **reasons,
-            **dict(zip(places.tolist(), (texts[code] for code in verdicts.tolist()), strict=True)),
-        }
+        result.verdicts = reasons | texts_of(verdicts, places, _MEANING)
     return result
+
+
+def count_verdicts(result: ChainResult, verdicts: NDArray[np.int8], meaning: Mapping[int, str]) -> None:
+    """Add the reads that are right or unknown to `result`. `meaning`: of each verdict "right", why nothing is
+    known, or the break."""
+    for code, what in meaning.items():
+        count = int((verdicts == code).sum())
+        if isinstance(what, Unknown) and count:
+            result.unknown[what] += count
+        elif not isinstance(what, Unknown | Break):
+            result.right = count
+
+
+def texts_of(verdicts: NDArray[np.int8], places: Numbers, meaning: Mapping[int, str]) -> dict[int, str]:
+    """The verdict of each read in words, by its place in the chain."""
+    return {place: str(meaning[code]) for place, code in zip(places.tolist(), verdicts.tolist(), strict=True)}
 
 
 def usable_reads(rows: Rows, reads: Numbers, result: ChainResult) -> tuple[Numbers, dict[int, str]]:
@@ -82,7 +90,13 @@ def usable_reads(rows: Rows, reads: Numbers, result: ChainResult) -> tuple[Numbe
 
 
 _RIGHT, _BROKEN, _FIRST, _MISSING, _COMMON = range(5)
-_UNKNOWN = {_FIRST: Unknown.FIRST_SEEN, _MISSING: Unknown.CALLS_MISSING, _COMMON: Unknown.COMMON_CONTENT}
+_MEANING = {
+    _RIGHT: "right",
+    _BROKEN: Break.STALE_PAGE,
+    _FIRST: Unknown.FIRST_SEEN,
+    _MISSING: Unknown.CALLS_MISSING,
+    _COMMON: Unknown.COMMON_CONTENT,
+}
 
 
 class _WindowCheck:

@@ -29,7 +29,7 @@ out. Arguments and results are fp64, errors are absolute or relative as their fu
                  the sum under the root. A warp sums K squares, K / 32 in each lane and those of 32 lanes in
                  pairs: a square, K / 32 - 1 and 5 sums, and that with epsilon round
 
-The logarithm is the large one where gates are slow: near 1 it errs by 2^-22 whatever is left of the result.
+The logarithm is the large one where gates are slow: near 1 it errs by 2^-22, however small the result is.
 An H200's errs there by up to 2^-22.6, mostly to one side.
 """
 

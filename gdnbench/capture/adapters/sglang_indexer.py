@@ -5,9 +5,9 @@
     topk_transform_flashinfer_fused, ..._unfused               FlashInfer
     topk_transform_paged_bf16                                  DeepSelect, of bfloat16 logits
 
-They write slots of the compressed pool, and positions only if they are asked to. Otherwise capture makes the
-positions of the record from the slots and the page table, which is exact (`dispatch.made_by_capture`). The
-layer is the running `MQALayer`.
+They write slots of the compressed pool, and positions if the caller passes an output for them. Otherwise
+capture makes the positions of the record from the slots and the page table, which is exact
+(`dispatch.made_by_capture`). The layer is the running `MQALayer`.
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ value head and chunk of L tokens (L < C in the last chunk of a sequence), where 
 
 With K = V = 128, two value heads per key head, fp32 gates, bf16 elsewhere and full chunks this is per token
 and value head 165.2 kFLOP and 776 bytes in gdn_prefill, whose chunks have 64 tokens, and 114.8 kFLOP and 1284
-bytes in kda_prefill, whose chunks have 16. Exponentials, scalings and additions of elements are left out. In
-gdn_prefill they are below 1 %. In kda_prefill they are about 2.3 %: 1,024 products per token for the decay of
-the state, K V every 16 tokens, 9 K for the factors of K and Q and their exponentials, and 4 K others.
+bytes in kda_prefill, whose chunks have 16. These figures do not have exponentials, scalings and additions of
+elements. In gdn_prefill they are below 1 %. In kda_prefill they are about 2.3 %: 1,024 products per token for
+the decay of the state, K V every 16 tokens, 9 K for the factors of K and Q and their exponentials, and 4 K
+others.
 """
 
 from __future__ import annotations

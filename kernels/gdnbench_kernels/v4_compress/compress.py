@@ -1,5 +1,4 @@
-"""The computation of v4_compress, in the dtype that is asked for: of the fp64 oracle, and of torch's kernel
-in fp32.
+"""The computation of v4_compress, in the dtype of the caller: fp64 for the oracle, fp32 for torch's kernel.
 
     slots of an entry: the ratio tokens of its window; with overlap first those of the window before
     x[s], z[s]         = kv, score + ape[position % ratio], of slot s: columns 0 .. D-1 for the window before,
