@@ -29,7 +29,13 @@ from gdnbench.capture.adapters.fla_signatures import (
     RECURRENT,
     SIGNATURES,
 )
-from gdnbench.capture.adapters.gdn import decode_tensors, flatten_tokens, sequence_offsets
+from gdnbench.capture.adapters.gdn import (
+    decode_tensors,
+    flatten_tokens,
+    refuse_beta_of_channels,
+    refuse_mixed_dtypes,
+    sequence_offsets,
+)
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
 
 if TYPE_CHECKING:
@@ -186,11 +192,10 @@ def _refuse(q: Tensor, k: Tensor, v: Tensor, arguments: Mapping[str, Any]) -> No
         given = arguments.get(name)
         if given is not None and given is not False:
             raise NotCaptured(f"flash-linear-attention is called with {what}, which no operation here has")
-    if not q.dtype == k.dtype == v.dtype:
-        raise NotCaptured("q, k and v differ in dtype; the operations take one")
+    refuse_mixed_dtypes(q, k, v)
     beta = arguments.get("beta")
-    if beta is not None and beta.ndim == v.ndim:
-        raise NotCaptured("beta is of every value channel; the operations have one of a head")
+    if beta is not None:
+        refuse_beta_of_channels(beta, v)
     if beta is None and q.shape[2] != v.shape[2]:
         raise NotCaptured("beta is left out where there are more value heads than key heads")
 

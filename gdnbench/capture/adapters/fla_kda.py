@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen
 from gdnbench.capture.adapters.fla_signatures import KDA_RECURRENT
-from gdnbench.capture.adapters.gdn import decode_tensors, flatten_tokens, prefill_tensors
+from gdnbench.capture.adapters.gdn import (
+    decode_tensors,
+    flatten_tokens,
+    prefill_tensors,
+    refuse_beta_of_channels,
+    refuse_mixed_dtypes,
+)
 from gdnbench.capture.adapters.kda import KdaForms, kda_forms
 
 if TYPE_CHECKING:
@@ -34,10 +40,8 @@ def kda_observation(name: str, arguments: Mapping[str, Any], layer: object | Non
     for given, what in REFUSED.items():
         if arguments.get(given):
             raise NotCaptured(f"flash-linear-attention is called with {what}, which no operation here has")
-    if not q.dtype == k.dtype == v.dtype:
-        raise NotCaptured("q, k and v differ in dtype; the operations take one")
-    if arguments["beta"].ndim == v.ndim:
-        raise NotCaptured("beta is of every value channel; the operations have one of a head")
+    refuse_mixed_dtypes(q, k, v)
+    refuse_beta_of_channels(arguments["beta"], v)
     state, cu_seqlens = arguments.get("initial_state"), arguments.get("cu_seqlens")
     keep_state = bool(arguments.get("output_final_state"))
     forms = _forms(arguments, layer)

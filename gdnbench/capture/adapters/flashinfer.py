@@ -35,7 +35,7 @@ from gdnbench.capture.adapters.flashinfer_signatures import (
     RECURRENT_KDA,
     SIGNATURES,
 )
-from gdnbench.capture.adapters.gdn import STATE_DTYPES, own_slots
+from gdnbench.capture.adapters.gdn import STATE_DTYPES, own_slots, refuse_mixed_dtypes
 from gdnbench.capture.adapters.signatures import Signatures, qualified_name
 from gdnbench.capture.adapters.slots import gather_states, int32_slots, refuse_in_graph, unwritten_slots
 
@@ -109,8 +109,7 @@ def _refuse(arguments: Mapping[str, Any]) -> None:
         raise NotCaptured("q and k differ in heads; the operations have as many of each")
     if v.shape[-2] % q.shape[-2]:
         raise NotCaptured("there are fewer value heads than query heads, or no multiple of them")
-    if not q.dtype == k.dtype == v.dtype:
-        raise NotCaptured("q, k and v differ in dtype; the operations take one")
+    refuse_mixed_dtypes(q, k, v)
     output = arguments.get("output")
     if output is not None and output.dtype != v.dtype:
         raise NotCaptured("output has another dtype than v; the operations have o of v's")

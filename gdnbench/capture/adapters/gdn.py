@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
-from gdnbench.capture.adapter import Seen
+from gdnbench.capture.adapter import NotCaptured, Seen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +21,18 @@ def flatten_tokens(tensor: Tensor, caller: Tensor | None = None) -> Seen:
 
 
 @cache
+def refuse_mixed_dtypes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """NotCaptured unless q, k and v have one dtype."""
+    if not q.dtype == k.dtype == v.dtype:
+        raise NotCaptured("q, k and v differ in dtype; the operations take one")
+
+
+def refuse_beta_of_channels(beta: Tensor, v: Tensor) -> None:
+    """NotCaptured for a step size of every value channel: as many axes as v has."""
+    if beta.ndim == v.ndim:
+        raise NotCaptured("beta is of every value channel; the operations have one of a head")
+
+
 def own_slots(batch: int) -> Tensor:
     """int32 [B, 1] on the CPU: sequence i owns slot i, as the batch's states are the whole pool."""
     import torch
