@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.metadata
 import json
 import os
 import secrets
@@ -13,8 +14,10 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -51,6 +54,19 @@ def pytest_configure(config: pytest.Config) -> None:
         hypothesis.settings.load_profile("repeat")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks slow all but each n-th set of parameters of a test with the marker `every(n)`."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("every")
+        if marker is not None and item.get_closest_marker("slow") is None:
+            test, _, _ = item.nodeid.partition("[")
+            if seen[test] % marker.args[0]:
+                item.add_marker(pytest.mark.slow)
+            seen[test] += 1
+
+
 def pytest_collection_finish() -> None:
     """Thousands of collected tests live to the end: the garbage collector need not look at them again."""
     gc.collect()
@@ -74,6 +90,21 @@ def warm_workers() -> Iterator[None]:
     with mock.patch.object(process, "start_process", warm_workers.start):
         yield
     warm_workers.end()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def entry_points_of_each_path() -> Iterator[None]:
+    """A capture reads the entry points of all installed packages: in tests once for each `sys.path`."""
+    read = importlib.metadata.entry_points
+
+    @cache
+    def on_path(path: tuple[str, ...], **selected: str) -> Any:
+        return read(**selected)
+
+    with mock.patch.object(
+        importlib.metadata, "entry_points", lambda **selected: on_path(tuple(sys.path), **selected)
+    ):
+        yield
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ def shipped(request: pytest.FixtureRequest) -> Iterator[tuple[str, Store]]:
         yield request.param, store
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", RECORDS)
 def test_whole(name: str) -> None:
     report = verify(path_of(name))
@@ -72,6 +73,7 @@ def test_contents(shipped: tuple[str, Store]) -> None:
         assert [state is not None and bool(state.read().any()) for state in states] == [False, True]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("against", ["reference", "recorded"])
 @pytest.mark.parametrize("kernel", ["torch", "hf"])
 def test_replays(shipped: tuple[str, Store], kernel: str, against: str) -> None:

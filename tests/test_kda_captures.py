@@ -71,6 +71,7 @@ def log_decays(call: Call) -> Tensor:
     return gates_of_call(call).log_decay(call.tensors["g"], torch.float64).flatten(0, -3)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("against", ["reference", "recorded"])
 @pytest.mark.parametrize("kernel", ["torch", "reference"])
 def test_replays(shipped: Store, kernel: str, against: str) -> None:

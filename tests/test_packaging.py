@@ -149,6 +149,7 @@ def without_torch(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("words", "printed"),
     [

@@ -70,6 +70,7 @@ def difference(found: Tensor, wanted: Tensor, head_axis: int) -> list[float]:
     return [float((one - other).norm() / other.norm()) for one, other in pairs]
 
 
+@pytest.mark.every(2)
 def test_replays(shipped: tuple[str, Store]) -> None:
     _, store = shipped
     for against in ("reference", "recorded"):

@@ -84,6 +84,7 @@ def rows_of(call: Call, which: str, slots: Tensor) -> Tensor:
     return read_rows(call.tensors[which], None, slots, "fp8_ds_mla", torch.float64)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("against", ["reference", "recorded"])
 @pytest.mark.parametrize("kernel", ["torch", "reference"])
 def test_replays(shipped: Store, kernel: str, against: str) -> None:

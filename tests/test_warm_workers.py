@@ -69,6 +69,7 @@ def test_a_forked_worker_has_the_surroundings_of_a_started_one(
     assert forked["environment"]["COLUMNS"] == "77"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("importing_tests")
 def test_its_exit_status_is_told() -> None:
     for function, arguments, how in ((ends, (7,), "exit status 7"), (aborts, (), r"signal 6 \(SIGABRT\)")):

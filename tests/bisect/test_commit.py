@@ -229,6 +229,7 @@ def test_submodules_are_part_of_the_question(
     assert bisecting(good, bad, path="inner", submodules=True).found["commit"]["hash"] == bad
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("fails", ["checkout", "submodule", "start"])
 def test_what_may_be_gone_the_next_time_is_asked_again(
     bisecting: Any, history: Any, replays: Any, monkeypatch: pytest.MonkeyPatch, fails: str
@@ -256,6 +257,7 @@ def test_what_may_be_gone_the_next_time_is_asked_again(
     assert bisecting(made[0], made[2], submodules=True).found["commit"]["hash"] == made[1]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("word", "said"),
     [

@@ -124,6 +124,7 @@ SEVERAL = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("changed", [name for name in SEVERAL if name != "pyproject.toml"])
 def test_all_that_an_import_may_find_counts(history: Any, changed: str) -> None:
     """A folder of the same name in another place, which Python passes over, hides no package."""

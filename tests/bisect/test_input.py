@@ -491,6 +491,7 @@ def window(**options: Any) -> Call:
     return synthesise("swa_decode", **common)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("op", "kernel", "right", "call"),
     quick(

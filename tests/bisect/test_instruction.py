@@ -130,6 +130,7 @@ def test_a_constant_is_named(good: Run, tmp_path: Path) -> None:
     assert "0.625" in line_of(good, found.good)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("edits", [[COMMENTS], [HARMLESS], [REASSOCIATED], [COMMENTS, REASSOCIATED]])
 def test_nothing_is_found_where_nothing_is_wrong(
     good: Run, tmp_path: Path, edits: list[tuple[str, str]]

@@ -168,6 +168,7 @@ def extent(found: Shrunk) -> dict[str, int]:
     return shrinking.extent(found.shrinker.best.call)
 
 
+@pytest.mark.slow
 def test_the_inverse_of_three_rounds_has_its_input_shrunk_within_the_budget(
     clocked: Any, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def asked(chain: Path, kernel: str, **more: object) -> RecordBisection:
     return RecordBisection(replace(trial, **given), **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kernel", ["spoils_state", "spoils_output", "leaves_unwritten"])
 def test_the_call_that_is_spoiled_is_the_first_bad_one(chain: Path, session: Session, kernel: str) -> None:
     found = finding.find_bad_call(asked(chain, kernel), session)
@@ -72,6 +73,7 @@ def test_the_call_that_is_spoiled_is_the_first_bad_one(chain: Path, session: Ses
     assert re.search(wording("bisect.starts-carried", calls="17 earlier calls") + "$", answer(found))
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_right_passes_alone_and_carried(chain: Path, session: Session) -> None:
     found = finding.find_bad_call(asked(chain, "right", carry=True, records=tuple(range(80))), session)
     assert not found.bad

@@ -110,6 +110,7 @@ def test_paths_that_are_not_there(bisecting: Any, history: Any, options: Any, sa
         bisecting(made[0], made[-1], **options)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("path", [".", "./", "./pack/.."])
 def test_paths_that_are_the_root(bisecting: Any, history: Any, path: str) -> None:
     made = bisecting.commits(history, *WORDS)
@@ -138,6 +139,7 @@ LINKS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", LINKS)
 def test_symbolic_links(bisecting: Any, history: Any, kind: str) -> None:
     """What a link leads to counts, though the link is the same in all revisions."""

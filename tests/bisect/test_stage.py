@@ -169,6 +169,7 @@ def test_what_a_chunk_hands_on_is_told_from_what_it_stores(store: Path, session:
     )
 
 
+@pytest.mark.slow
 def test_two_spoiled_stages_are_both_named(store: Path, session: Session) -> None:
     result = found(store, "two", session)
     assert [row.name for row in result.rows if row.adds] == ["U", "V_new"]
@@ -178,6 +179,7 @@ def test_two_spoiled_stages_are_both_named(store: Path, session: Session) -> Non
     assert re.search(wording("bisect.stage-mended-together", stages="U and V_new") + "$", answer(result))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", quick(["A", "W", "P", "carried", "right"], 1, 3, 4))
 def test_gates_by_channel(tmp_path: Path, session: Session, name: str) -> None:
     """kda_prefill: the same search in chunks of 16."""
@@ -209,6 +211,7 @@ def test_a_kernel_that_is_right_passes(store: Path, session: Session, kernel: st
     assert "passes" in answer(result)
 
 
+@pytest.mark.slow
 def test_a_kernel_without_steps_is_compared_with_exact_steps_on_its_own_stages(
     store: Path, session: Session
 ) -> None:

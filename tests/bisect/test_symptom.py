@@ -328,6 +328,7 @@ def test_a_wrong_number_is_found_beside_a_race_that_both_ends_have(find: Any) ->
     assert re.fullmatch(wording("bisect.schedules-left-out", failing="early"), notes[-1])
 
 
+@pytest.mark.slow
 def test_a_race_is_found_beside_another_that_both_ends_have(find: Any) -> None:
     number, notes = find("BEGIN", "MOVED", "UNWAITED", "UNWAITED", symptom=Symptom.RACE, check=True, **LATE)
     assert number == 2

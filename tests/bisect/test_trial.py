@@ -122,6 +122,7 @@ def test_a_process_that_ends_is_a_verdict_and_the_next_trial_runs(trial: Trial) 
             prober.run_trial(of(trial, "nosuch"))
 
 
+@pytest.mark.slow
 def test_a_trial_runs_in_another_folder_and_environment(trial: Trial, tmp_path: Path) -> None:
     folder = tmp_path / "there"
     folder.mkdir()

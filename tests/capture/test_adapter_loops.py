@@ -24,6 +24,7 @@ def loops() -> ModuleType:
     return adapter_loops
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "target"),
     [

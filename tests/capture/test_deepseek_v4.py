@@ -156,6 +156,7 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[
     return store, calls
 
 
+@pytest.mark.slow
 def test_every_row_names_its_window(captured: tuple[Path, Any]) -> None:
     with Store.open(captured[0]) as store:
         for number, record in enumerate(store.records):
@@ -243,6 +244,7 @@ def test_a_wrong_window_does_not_replay(captured: tuple[Path, Any], tmp_path: Pa
     assert [one.outcome for one in report.records] == [Outcome.MISMATCH]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("layout", ["per_token_scale", "fp8_ds_mla"])
 @pytest.mark.parametrize("block_size", [16, 128])
 def test_rows_packed_into_an_fp8_layout(layout: str, block_size: int, tmp_path: Path) -> None:

@@ -187,6 +187,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, str]]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_call_is_recorded_as(name: str, fla: None, tmp_path: Path) -> None:
     function, given, op, conventions = CASES[name]
@@ -294,6 +295,7 @@ def test_layers_by_their_own_functions(fla: None, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["chunk_gdn", "fused_recurrent_gdn"])
 @pytest.mark.parametrize("place", ["fla.ops", "fla.ops.gated_delta_rule"])
 @pytest.mark.parametrize("first", [True, False])

@@ -124,6 +124,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, str]]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", CASES)
 def test_calls(case: str, tmp_path: Path) -> None:
     name, call, op, conventions = CASES[case]

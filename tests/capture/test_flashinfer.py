@@ -175,6 +175,7 @@ KEPT = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", DECODES)
 def test_decode(name: str, flashinfer: None, tmp_path: Path) -> None:
     function, given, slots = DECODES[name]
@@ -235,6 +236,7 @@ PREFILLS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", PREFILLS)
 def test_prefill(name: str, flashinfer: None, tmp_path: Path) -> None:
     given = {**packed(), **PREFILLS[name]}

@@ -396,6 +396,7 @@ def test_all_compressed_positions(direct: bool, tmp_path: Path) -> None:
     assert_replays(tmp_path / "run.zarr")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", REFUSED)
 def test_calls_that_the_operation_does_not_describe(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -173,6 +173,7 @@ def test_an_adapter_that_does_not_load_stops_nothing(
     assert "Traceback" not in ran.err
 
 
+@pytest.mark.slow
 def test_without_stderr_a_broken_option_is_silent(toy: Toy, program: Path, tmp_path: Path) -> None:
     command = f'exec "{sys.executable}" "{program}" 2>&-'
     environment = toy.environment(GDNBENCH_CAPTURE=str(tmp_path / "s"), GDNBENCH_CAPTURE_OPTIONS="[")

@@ -57,6 +57,7 @@ def given() -> dict[str, torch.Tensor]:
     return {"q": q, "k": q, "v": torch.ones(1, 1, 2, 8), **gates, "state": state, "state_indices": slots}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("handler", [stop, Limit(), functools.partial(Limit().over, "mark")])
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_time_limit_that_ends_while_a_call_is_recorded_is_the_programs(

@@ -186,6 +186,7 @@ def test_a_prefill_in_vllm(tmp_path: Path) -> None:
     assert torch.equal(chosen.after["indices"].read(), indices)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("how", ["deep_gemm", "torch", "torch sm120"])
 def test_a_step_of_sglang(how: str, raw: bool, tmp_path: Path) -> None:

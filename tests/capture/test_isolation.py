@@ -55,6 +55,7 @@ def test_a_broken_adapter_changes_nothing(
     assert "Traceback" not in ran.err
 
 
+@pytest.mark.slow
 def test_a_full_disk_changes_nothing(toy: Toy, tmp_path: Path) -> None:
     # A file-size limit acts like a full disk on the journal: writes fail in the middle of the run.
     script = toy.script(

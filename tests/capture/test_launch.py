@@ -39,6 +39,7 @@ def test_entry_point_adapter_records_every_call_and_leaves_output_alone(
     assert {i.target for i in infos} == {"toyframe:step"}
 
 
+@pytest.mark.slow
 def test_only_touched_rows_are_stored_and_the_state_chains(toy: Toy, program: Path, tmp_path: Path) -> None:
     toy.capture(tmp_path / "run.zarr", program, {"layer": ["1"]})
     records = list(Store.open(tmp_path / "run.zarr").records)
@@ -185,6 +186,7 @@ def test_environment_alone_captures_and_seals(toy: Toy, program: Path, tmp_path:
     assert len(Store.open(store).records) == 6
 
 
+@pytest.mark.slow
 def test_a_broken_option_turns_capture_off_with_one_line(toy: Toy, program: Path, tmp_path: Path) -> None:
     store = tmp_path / "run.zarr"
     ran = toy.run(program, GDNBENCH_CAPTURE=str(store), GDNBENCH_CAPTURE_OPTIONS='{"frist": 3}')

@@ -142,6 +142,7 @@ def assert_replays(store: Path) -> None:
     assert [(one.outcome, one.reason) for one in report.records] == [(Outcome.PASS, "")] * len(report.records)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("index_shape", ["TW", "T1W", "1TW"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_pages_of_every_layout(engine: Any, layout: str, index_shape: str, tmp_path: Path) -> None:
@@ -308,6 +309,7 @@ def decode_call(engine: Any, layout: str = "bfloat16", **changed: Any) -> dict[s
     return given | changed
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
@@ -360,6 +362,7 @@ def test_a_table_that_does_not_fit_the_call_is_counted_in_one_line(
     assert re.search(said, counts.first_failure), counts.first_failure
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

@@ -46,6 +46,7 @@ def test_children_and_forks_record_into_segments_of_their_own(toy: Toy, tmp_path
     assert "problem" not in ran.err
 
 
+@pytest.mark.slow
 def test_threads_lose_nothing_and_keep_their_layers_apart(toy: Toy, tmp_path: Path) -> None:
     script = toy.script(
         """
@@ -68,6 +69,7 @@ def test_threads_lose_nothing_and_keep_their_layers_apart(toy: Toy, tmp_path: Pa
         assert steps == sorted(list(range(5)) * 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "death", quick(["os._exit(9)", "os.kill(os.getpid(), signal.SIGKILL)", "os.abort()"], 1)
 )

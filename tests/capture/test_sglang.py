@@ -392,6 +392,7 @@ LEFT_ALONE: dict[str, tuple[str, Callable[[], dict[str, Any]], str]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", LEFT_ALONE)
 def test_calls_that_no_operation_describes(case: str, tmp_path: Path) -> None:
     method, make, reason = LEFT_ALONE[case]

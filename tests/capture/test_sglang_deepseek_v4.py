@@ -118,6 +118,7 @@ def extra(size: int) -> tuple[Tensor, Tensor, Tensor]:
     return pack_ds_mla(random(256 // size, size, 512)), indices, torch.tensor([40, 2, 1], dtype=torch.int32)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("how", "size", "lse"),
     [({}, 64, True), ({"older": True}, 2, True), ({"sm": 120}, 2, False), ({"sm": 100}, 64, False)],

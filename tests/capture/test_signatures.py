@@ -156,6 +156,7 @@ CHANGES: dict[str, tuple[list[tuple[str, str]], dict[str, Any], str | None]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_signature(name: str, tmp_path: Path) -> None:
     replaced, more, reason = CHANGES[name]

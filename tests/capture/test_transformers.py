@@ -99,6 +99,7 @@ def same_bits(stored: Tensor, seen: Tensor) -> bool:
     )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("family", "dtype"), quick(product(MODELS, [torch.float32, torch.bfloat16]), 0, 3, 4)

@@ -94,6 +94,7 @@ def kda_records(path: Path) -> list[StoredRecord]:
     return [record for record in Store.open(path).records if record.info.op.startswith("kda_")]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("family", "dtype"), quick(product(MODELS, [torch.float32, torch.bfloat16]), 0, 3))
 def test_generate_is_captured_bit_for_bit_and_replays(
     family: str, dtype: torch.dtype, tmp_path: Path

@@ -170,6 +170,7 @@ def nan_in_v(engine: Engine, at: int) -> None:
         engine.buffers[1]["v"][2, 0, 1, 5] = NAN
 
 
+@pytest.mark.every(2)
 @WAYS
 def test_calls_with_a_nan_are_kept_with_those_around_them(way: str, tmp_path: Path) -> None:
     """By hand: in layer 1 the NaN of step 3 stays in the state of slot 2, so that every later call has it."""
@@ -188,6 +189,7 @@ def test_calls_with_a_nan_are_kept_with_those_around_them(way: str, tmp_path: Pa
     assert (counts.failures, counts.looked_at, counts.triggered) == (0, 12, 1)
 
 
+@pytest.mark.every(2)
 @WAYS
 def test_without_around_only_the_calls_themselves_are_kept(way: str, tmp_path: Path) -> None:
     options = CaptureOptions(on_nonfinite=True)
@@ -197,6 +199,7 @@ def test_without_around_only_the_calls_themselves_are_kept(way: str, tmp_path: P
     assert counts.failures == 0
 
 
+@pytest.mark.every(2)
 @WAYS
 def test_what_does_not_count_is_no_trigger(way: str, tmp_path: Path) -> None:
     def spoil(engine: Engine, at: int) -> None:
@@ -250,6 +253,7 @@ def test_bits_of_wider_formats() -> None:
             assert _odd(lse, *found) is (odd and value != -INF), "the log of an empty sum"
 
 
+@pytest.mark.every(2)
 @WAYS
 def test_calls_for_which_an_expression_holds(way: str, tmp_path: Path) -> None:
     options = CaptureOptions(when="step >= 2 and layer_index == 0 and Hv == 4 and q.shape[-1] == 8", first=2)
@@ -259,6 +263,7 @@ def test_calls_for_which_an_expression_holds(way: str, tmp_path: Path) -> None:
     assert (counts.failures, counts.triggered) == (0, 2)
 
 
+@pytest.mark.every(2)
 @WAYS
 def test_either_trigger_is_enough(way: str, tmp_path: Path) -> None:
     options = CaptureOptions(when="step == 1", on_nonfinite=True, layer=("1",))
@@ -267,6 +272,7 @@ def test_either_trigger_is_enough(way: str, tmp_path: Path) -> None:
     assert_bits(records, engine)
 
 
+@pytest.mark.every(2)
 @WAYS
 def test_every_and_the_expression(way: str, tmp_path: Path) -> None:
     """Every third call is looked at; of those the ones around are those looked at."""
@@ -275,6 +281,7 @@ def test_every_and_the_expression(way: str, tmp_path: Path) -> None:
     assert [(layer, at) for layer, at, _ in kept(records)] == [(1, 3), (0, 6), (1, 6), (0, 9), (1, 9)]
 
 
+@pytest.mark.every(2)
 @WAYS
 def test_the_ring_keeps_within_its_bytes(way: str, tmp_path: Path) -> None:
     """Room for one call of the two that wait: a call is 2,776 bytes of tensors, on a device 256 more a
@@ -294,6 +301,7 @@ def test_calls_that_are_larger_than_the_ring_do_not_wait(tmp_path: Path) -> None
     assert counts.ring_short == 4
 
 
+@pytest.mark.every(2)
 @WAYS
 def test_where_max_bytes_end_the_call_itself_goes_before_those_that_waited(way: str, tmp_path: Path) -> None:
     """Room for two calls of five: one is 5,356 bytes of elements, on a device 1,024 more for the row of the

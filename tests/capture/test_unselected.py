@@ -108,6 +108,7 @@ def records(store: Path) -> list[tuple[str, int, int, float]]:
     ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("options", "kept", "looked"),
     [
@@ -197,6 +198,7 @@ def step_of_every_call(selection: Selection, layer: Layer, operations: frozenset
     return selection.step(layer)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("asked", ["before the adapter", "after it"])
 @pytest.mark.parametrize(
     ("options", "kept"),
@@ -249,6 +251,7 @@ MIXED = ("transformers", "fla")
 """Their recurrent function is a prefill or a decode by what it is given."""
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", DECODES)
 def test_no_adapter_is_asked_about_a_call_that_is_not_kept(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

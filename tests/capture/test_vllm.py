@@ -373,6 +373,7 @@ def spoiled(**more: Any) -> dict[str, Any]:
     return drafted(3, **{"cu_seqlens": ints(0, 1, 2, 3), "ssm_state_indices": ints(4, 1, 7), **more})
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -489,6 +490,7 @@ def test_packed_decode_in_a_graph(tmp_path: Path) -> None:
     assert read(record, "state_indices") == [[[1], [3], [-1]]]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("place", [OPS, f"{OPS}.chunk"])
 @pytest.mark.parametrize("first", [True, False])
 def test_wherever_it_is_imported_from(place: str, first: bool, tmp_path: Path) -> None:

@@ -160,6 +160,7 @@ PREFILLS: dict[str, tuple[str, str, dict[str, Any], dict[str, str], str]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", PREFILLS)
 def test_prefill(case: str, tmp_path: Path) -> None:
     module, name, given, conventions, backend = PREFILLS[case]

@@ -38,6 +38,7 @@ def arguments() -> Path:
     return found
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "value"),
     quick(

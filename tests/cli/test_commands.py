@@ -198,6 +198,7 @@ def test_usage_errors_are_exit_2(gdnbench: Invoke, tmp_path: Path) -> None:
     assert gdnbench("capture", tmp_path / "s", "--queue", "much", "--", "true").code == 2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

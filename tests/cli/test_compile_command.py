@@ -34,6 +34,7 @@ FIGURES = [
 ]
 
 
+@pytest.mark.slow
 def test_json(gdnbench: Invoke) -> None:
     done = gdnbench("compile", "--arch", "sm_100a", "--json", *SMALL, "--initial-state", "none")
     assert (done.code, done.err) == (0, "")
@@ -136,6 +137,7 @@ def test_budget_of_something_else(
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -251,6 +253,7 @@ def test_kernel_that_does_not_compile(
     assert re.fullmatch(f"gdnbench: {fails}\n", done.err)
 
 
+@pytest.mark.slow
 def test_a_kernel_for_one_gpu_alone_is_compiled_for_that(gdnbench: Invoke) -> None:
     small = ("--op", "swa_decode", "--kernel", "wgmma", "--heads", "8", "--rows", "16")
     done = gdnbench("compile", "--json", *small)

@@ -56,6 +56,7 @@ def stored(gdnbench: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return Path("calls.zarr")
 
 
+@pytest.mark.slow
 def test_prove(gdnbench: Invoke, stored: Path) -> None:
     options = ("--op", "gdn_decode", "--on", "sim", "--captures", ".", "--only", "captures", "--no-isolate")
     result = gdnbench("prove", "mine.py:decode", *options, "--sms", "4")
@@ -77,6 +78,7 @@ def test_instructions_are_counted(gdnbench: Invoke, stored: Path) -> None:
     assert record["kernels"][0]["counts"]["launches"] == 1
 
 
+@pytest.mark.slow
 def test_a_suite(gdnbench: Invoke, stored: Path) -> None:
     entry = '[[replay]]\ncaptures = "calls.zarr"\nkernels = "mine.py:decode"\non = "sim"\nisolate = false\n'
     Path("suite.toml").write_text(entry)

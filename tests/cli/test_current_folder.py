@@ -83,6 +83,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", quick(COMMANDS, 1))
 def test_nothing_of_the_current_folder_is_imported(hostile: Path, what: str) -> None:
     ran = run(hostile, "-m", "gdnbench", *COMMANDS[what])

@@ -308,6 +308,7 @@ def test_a_run_is_repeated_by_its_schedule(gdnbench: Invoke, kernels: Path, deco
     assert "2 records: 2 pass" in result.out
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -121,6 +121,7 @@ COMMANDS: dict[str, Callable[[Path], list[tuple[object, ...]]]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", quick(COMMANDS, *range(8), 9, 10, 12, 13, 14, 15, 16, 17))
 def test_nothing_reaches_the_terminal(gdnbench: Invoke, hostile: Path, name: str) -> None:
     for arguments in COMMANDS[name](hostile):

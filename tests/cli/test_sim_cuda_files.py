@@ -164,6 +164,7 @@ def test_an_error_has_the_whole_log(nvrtc: None) -> None:
     assert refused.value.log.count("bad.cu(1): error: ") == 2
 
 
+@pytest.mark.slow
 def test_headers_of_cuda_and_for_hopper(nvrtc: None) -> None:
     source = "#include <cuda_bf16.h>\n#include <cuda/barrier>\n__global__ void f(__nv_bfloat16* x) {}"
     program = compile_cuda(source, arch="sm_90a", defines={"A": None, "B": 3})

@@ -104,6 +104,7 @@ def test_how_a_replay_is_not_timed(
     assert result.out == ""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
@@ -142,6 +143,7 @@ def test_replay_on_the_simulator_is_not_timed(gdnbench: Invoke, prefills: Path) 
     assert re.search(wording("cli.no-clock"), result.err)
 
 
+@pytest.mark.slow
 def test_the_simulator_counts_and_refuses_to_time(gdnbench: Invoke) -> None:
     """The bytes it counts are compared with what the operation must write."""
     pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")

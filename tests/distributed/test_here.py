@@ -77,6 +77,7 @@ def test_the_run_that_is_saved_is_the_serial_one(store: Store, two: WorkerPool, 
         assert {about["host"] for about in segment.provenance["workers"]} == {os.uname().nodename}
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed(
     store: Store,
     two: WorkerPool,
@@ -169,6 +170,7 @@ def test_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_each_worker_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many workers as GPUs, though nothing here uses one."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5")

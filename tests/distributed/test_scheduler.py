@@ -77,6 +77,7 @@ def test_no_address(store: Store, address: str, closed: list[object]) -> None:
     assert not closed
 
 
+@pytest.mark.slow
 def test_another_server_answers(store: Store, impatient: None, closed: list[object]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -183,6 +184,7 @@ def test_a_folder_that_workers_do_not_have(
         replay_distributed(store.path, scheduler=workers, records=[0], kernel="mine:kernel")
 
 
+@pytest.mark.slow
 def test_nothing_stays_open_at_the_end(store: Store, workers: str) -> None:
     """In the worker, which goes on when the job is done."""
     replay_distributed(store.path, scheduler=workers, records=[0])

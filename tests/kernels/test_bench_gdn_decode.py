@@ -235,6 +235,7 @@ def test_a_sweep_times_what_leaves_the_same_bits(bench: ModuleType) -> None:
     assert all(float(line[2]) > 0 for line in lines[:2])
 
 
+@pytest.mark.slow
 def test_plans_of_the_compiled_kernel_leave_the_same_bits(bench: ModuleType) -> None:
     """Two of those that a sweep would time, in the simulator."""
     shape = bench.Shape("bfloat16", (1, 1), 1)

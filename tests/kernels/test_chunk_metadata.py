@@ -75,6 +75,7 @@ LENGTHS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("engine", ["compiled", "interpreter"])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_tables(compiled: Any, lengths: list[int], engine: str) -> None:

@@ -130,6 +130,7 @@ def test_every_sequence_and_head_is_accurate(heads: int, value_heads: int) -> No
     assert_accurate(given, given.run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gate_span", quick([((1e-3, 1e5),), (1e5,)], 0, ids=["to 1e5", "1e5"]))
 def test_wide_gates(gate_span: float | tuple[float, float]) -> None:
     """Sums of g over a chunk down to -1e5: above the diagonal exponents would be as large."""
@@ -175,6 +176,7 @@ def test_only_listed_chunks_are_written(mixed: tuple[Given, Tensor]) -> None:
         assert same_bits(given.run(chunks=listed), expected)
 
 
+@pytest.mark.slow
 def test_a_sequence_alone_has_the_bits_it_has_in_a_batch(mixed: tuple[Given, Tensor]) -> None:
     given, o = mixed
     bounds, plan = given.tensors["cu_seqlens"].tolist(), given.chunks
@@ -192,6 +194,7 @@ def test_a_sequence_alone_has_the_bits_it_has_in_a_batch(mixed: tuple[Given, Ten
         assert same_bits(Given(alone, PACKED.plan_of(call)).run(), o[start:stop])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", quick([torch.nan, torch.inf], 0))
 def test_what_a_neighbour_holds_is_nobody_elses(mixed: tuple[Given, Tensor], value: float) -> None:
     """Each sequence is NaN or Inf in every input: the others keep their bits, tails before it too."""
@@ -211,6 +214,7 @@ def test_what_a_neighbour_holds_is_nobody_elses(mixed: tuple[Given, Tensor], val
         assert not spoilt[tokens].isfinite().any()
 
 
+@pytest.mark.slow
 def test_a_gate_that_is_not_a_number_does_not_look_like_one() -> None:
     """NaN in g_cu of one token: its outputs, and those after it in its chunk, are NaN."""
     given = Given.of(seqlens=(70, 70), heads=(1, 1))

@@ -172,6 +172,7 @@ def test_every_sequence_and_head_is_accurate(heads: int, value_heads: int) -> No
     assert_accurate(given, given.run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("initial", "final"), quick([("float32", "bfloat16"), ("bfloat16", "float32"), (None, "bfloat16")], 0)
 )
@@ -195,6 +196,7 @@ def test_a_final_state_is_left_out_and_changes_nothing(mixed: tuple[Given, Outpu
     assert all_same(given.run(None), {name: out[name] for name in ("h", "V_new")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gate_span", quick([((1e-3, 1e5),), (1e5,)], 0, ids=["to 1e5", "1e5"]))
 def test_wide_gates(gate_span: float | tuple[float, float]) -> None:
     """Sums of g over a chunk down to -1e5: exp(g_cu - g_last) would be as large as exp of that."""
@@ -221,6 +223,7 @@ def test_bits_are_those_of_every_schedule(mixed: tuple[Given, Outputs], schedule
     assert all_same(given.run(schedule=schedule), out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", quick(["late", "early", "random:1"], 2))
 def test_bits_are_those_of_the_interpreter(mixed: tuple[Given, Outputs], schedule: str) -> None:
     given, out = mixed
@@ -273,6 +276,7 @@ def test_a_sequence_alone_has_the_bits_it_has_in_a_batch(mixed: tuple[Given, Out
         assert same_bits(alone["final_state"][0], out["final_state"][n])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", quick([torch.nan, torch.inf], 0))
 def test_what_a_neighbour_holds_is_nobody_elses(mixed: tuple[Given, Outputs], value: float) -> None:
     """Each sequence is NaN or Inf in every input: the others keep their bits, tails before it too."""
@@ -292,6 +296,7 @@ def test_what_a_neighbour_holds_is_nobody_elses(mixed: tuple[Given, Outputs], va
             assert not spoilt[name][own].isfinite().any(), name
 
 
+@pytest.mark.slow
 def test_a_gate_that_is_not_a_number_does_not_look_like_one() -> None:
     """NaN in g_cu of one token of the first of two chunks: NaN is all that comes after that chunk."""
     given = Given.of(seqlens=(128, 70), heads=(1, 1))

@@ -203,6 +203,7 @@ def test_error_is_at_most_twice_that_of_torch(
     check(call, launch(call, ctas))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     quick(
@@ -243,6 +244,7 @@ def test_equal_bits_under_every_schedule_in_both_engines(
         assert all(map(torch.equal, found.bits(), expected)), setting
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_the_number_of_ctas() -> None:
     call = made()
     expected = launch(call, ctas=1).bits()
@@ -390,6 +392,7 @@ def blocks(x: Tensor) -> Tensor:
     return x.reshape(*x.shape[:-2], 4, 16, 4, 16).transpose(-3, -2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tap", quick([Tap.INJECT_A, Tap.INJECT_AI], 1))
 def test_injected_squares_are_used(tap: Tap) -> None:
     """A = 0, or Ai = I: U is v times beta as an operand, rounded once more."""
@@ -412,7 +415,7 @@ def test_no_tokens_no_work(lengths: tuple[int, ...]) -> None:
     launch(made(seqlens=lengths), ctas=4)
 
 
-@pytest.mark.parametrize(("plan", "beta"), [(PLAN, 1.0), (SPLIT_PLAN, 2.0)], ids=["plain", "split"])
+@pytest.mark.parametrize(("plan", "beta"), quick([(PLAN, 1.0), (SPLIT_PLAN, 2.0)], 0, ids=["plain", "split"]))
 def test_header_and_launch_are_the_plan(plan: KernelPlan, beta: float) -> None:
     header = chunk_uw.__doc__ or ""
     assert PLAN.tables() in header

@@ -268,6 +268,7 @@ def pipe(path: Path) -> None:
 DAMAGES = (cut, flip_in_the_middle, empty, of_another_name, writable_by_others, link_to_nothing, pipe)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_entry_is_compiled_again(
     damage: Callable[[Path], None], empty_cache: Path, compilations: list[str]

@@ -132,6 +132,7 @@ def failures(op: str, kernel: Kernel, seed: int, **options: Any) -> list[str]:
     return [f"{one.tensor}: {one.reasons[0]}" for one in results if not one.passed]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("functions", FUNCTIONS.values(), ids=list(FUNCTIONS))
 @pytest.mark.parametrize("dtypes", DTYPES.values(), ids=list(DTYPES))

@@ -127,6 +127,7 @@ def test_nan_is_a_fault() -> None:
     assert any("head 1" in line for line in faults(made_curve(wrong), made_curve(right), EPS))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("kernel", "slow", "passes"),
     [("correct", 1.0, True), ("correct", 64.0, True), ("rounds_beta", 1.0, False), ("leans", 64.0, False)],

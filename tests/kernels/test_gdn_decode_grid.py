@@ -98,6 +98,7 @@ def test_one_process_runs_all_cases(tmp_path: Path) -> None:
     assert len(set(processes.read_text().split()) - {str(os.getpid())}) == 2
 
 
+@pytest.mark.slow
 def test_a_verdict_is_of_its_own_case(tmp_path: Path) -> None:
     """Of more than ten, which names of numbers would order otherwise: one sequence count is refused."""
     kernel = tmp_path / "kernel.py"
@@ -120,6 +121,7 @@ def test_a_verdict_is_of_its_own_case(tmp_path: Path) -> None:
         assert verdict == ("FAIL" if refused else "pass"), name
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("kernel", "case", "reason"),
     [

@@ -57,6 +57,7 @@ def test_of_tokens_with_one_slot_the_last_one_stays() -> None:
         assert same_outputs(run(call, {"plan": BULK}, schedule=schedule), outputs), schedule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", quick(["registers", "bulk_in", "bulk"], 0, 2))
 def test_nothing_is_read_before_the_kernel_before_is_waited_for(transport: str) -> None:
     """ptxas moved a `ld.global.nc`, whose data no one writes while the kernel runs, in front of
@@ -72,6 +73,7 @@ def test_nothing_is_read_before_the_kernel_before_is_waited_for(transport: str) 
     assert text.index("griddepcontrol.wait") < text.index("griddepcontrol.launch_dependents") < reads[0]
 
 
+@pytest.mark.slow
 def test_rows_of_padding_are_left_in_an_o_that_cannot_be_written_directly() -> None:
     call = made(batch=4, padding=0.5)
     memory = torch.full((4, 1, 2, 136), 7.0, dtype=torch.bfloat16)
@@ -95,6 +97,7 @@ def every_other(x: Tensor) -> Tensor:
     return torch.stack([x, torch.full_like(x, torch.nan)], -1)[..., 0]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("moved", quick([unaligned, tokens_first, every_other], 0, 2))
 def test_inputs_may_lie_anywhere(moved: Callable[[Tensor], Tensor]) -> None:
     call = made(batch=3, steps=2, heads=(1, 2))

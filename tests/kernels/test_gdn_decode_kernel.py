@@ -62,6 +62,7 @@ BUILDS = ("drafted tokens, bf16 state", "none accepted before", "read slot writt
 """Calls that take a compilation each."""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in BUILDS else []) for name in CALLS]
 )
@@ -136,6 +137,7 @@ def test_a_sequence_alone_has_the_bits_it_has_in_a_batch(mixed: Mixed) -> None:
     assert same(state, outputs["state"])
 
 
+@pytest.mark.slow
 def test_tokens_together_have_the_bits_that_they_have_one_after_another() -> None:
     """Of a state in fp32, which is not rounded between calls either."""
     call = made(batch=2, steps=3)
@@ -153,6 +155,7 @@ def test_tokens_together_have_the_bits_that_they_have_one_after_another() -> Non
     assert same(state, together["state"])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", quick(["q", "k", "v", "g", "beta", "state"], 1, 5))
 def test_what_is_no_number_stays_in_its_sequence(mixed: Mixed, name: str) -> None:
     call, outputs = mixed
@@ -202,6 +205,7 @@ def gates_of(a: Tensor, a_log: Tensor, bias: Tensor, b: Tensor, beta_max: float)
     return decayed[:, :, 0, 0], updated[:, :, 0, 0]
 
 
+@pytest.mark.slow
 def test_gates_are_right_wherever_they_lie() -> None:
     """Against fp64, of fp32 inputs. beta: three roundings of half an ulp after an exp within 1, so 3 ulps.
     g: exp(A_log) within an ulp, softplus within 3, their product half an ulp: 5 ulps, of which exp(g) makes

@@ -97,6 +97,7 @@ def test_an_update_further_off_than_any_beta_shows() -> None:
     assert failing(call, {**stages, "delta_t": off.float()}) == ["delta_t"]
 
 
+@pytest.mark.slow
 def test_a_beta_that_came_with_8_bits_shows() -> None:
     call = made(gate="log", qk="normalised", beta=(0.3, 0.9))
     rounded = call.tensors["beta"].bfloat16().float()
@@ -112,6 +113,7 @@ def step(function: Any, call: Call, **more: Any) -> Outputs:
     return found
 
 
+@pytest.mark.slow
 def test_steps_one_after_another_are_the_kernel() -> None:
     call = made(**CALLS["drafted tokens"])
     gates = step(cute_steps.gates, call)
@@ -124,6 +126,7 @@ def test_steps_one_after_another_are_the_kernel() -> None:
     assert same(found["o"][active_rows], outputs["o"][active_rows])
 
 
+@pytest.mark.slow
 def test_a_step_takes_the_gates_that_it_is_given() -> None:
     """Others than the call's: torch's step in fp32 on the same ones says what comes of them."""
     call = made(batch=3, steps=2, qk="normalised")

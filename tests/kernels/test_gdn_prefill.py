@@ -74,6 +74,7 @@ def sequence_of(call: Call, n: int) -> Call:
     return Call(tensors, call.scalars, call.conventions)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kernel", ["reference", "reference_staged"])
 @pytest.mark.parametrize("options", AWKWARD.values(), ids=AWKWARD)
 def test_oracles_match_the_recurrence_written_out(kernel: str, options: dict[str, Any], naive: Any) -> None:

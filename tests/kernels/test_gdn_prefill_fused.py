@@ -103,6 +103,7 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("options", quick(CALLS.values(), *range(1, len(CALLS)), ids=CALLS))
 def test_outputs(options: dict[str, Any]) -> None:
     assert_passes(synth(heads=(1, 2), initial_state=True, **options))
@@ -191,6 +192,7 @@ def test_a_sequence_alone_has_the_bits_it_has_in_a_batch(usual: Outputs) -> None
         assert same(alone["final_state"][0], usual["final_state"][n])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", quick([torch.nan, torch.inf], 0))
 def test_what_a_neighbour_holds_is_nobody_elses(usual: Outputs, value: float) -> None:
     """Each sequence is spoilt in every input: the others keep their bits, tails before it too."""

@@ -155,6 +155,7 @@ def test_stages_and_outputs(options: dict[str, Any]) -> None:
     assert_passes(synth(**options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gate", quick([torch.inf, -torch.inf, -3e38], 1))
 def test_gates_that_no_sum_takes(gate: float) -> None:
     """+inf is no decay and becomes NaN, before what never rises is taken back; the others close the gate."""
@@ -253,6 +254,7 @@ def alone(call: Call, sequence: int) -> Call:
 BATCH: dict[str, Any] = {"seqlens": (130, 1, 65, 0, 64), "heads": (1, 2), "initial_state": True}
 
 
+@pytest.mark.slow
 def test_a_sequence_has_the_same_bits_alone_and_in_any_batch() -> None:
     call = synth(**BATCH)
     whole = Run(call).outputs
@@ -368,6 +370,7 @@ def test_kernels_alone_make_the_whole() -> None:
     assert same(final, whole.outputs["final_state"])
 
 
+@pytest.mark.slow
 def test_a_state_may_be_updated_in_place(usual: dict[str, Tensor]) -> None:
     call = synth(**BATCH)
     states = call.tensors["initial_state"].clone()
@@ -378,6 +381,7 @@ def test_a_state_may_be_updated_in_place(usual: dict[str, Tensor]) -> None:
     assert same(returned["o"], usual["o"])
 
 
+@pytest.mark.slow
 def test_strided_and_unaligned_tensors_are_taken(usual: dict[str, Tensor]) -> None:
     """q and k as views of one tensor, the rest an element off, outputs too."""
     call = synth(**BATCH)

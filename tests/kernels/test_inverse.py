@@ -99,6 +99,7 @@ def assert_within(x: Tensor, y: Tensor, limit: float) -> None:
 PLAIN, BEYOND_ONE = 3e-3, 2e-3
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", quick([11, 12], 0))
 @pytest.mark.parametrize(
     ("correlation", "beta"), [(0.0, 1.0), (0.9, 0.835), (0.99, 1.0), (1.0, 1.0), (1.0, (0.0, 1.0))], ids=str
@@ -202,6 +203,7 @@ def test_equal_bits_in_any_order(split: bool) -> None:
         assert torch.equal(inverted(a[n : n + 1], split)[0], expected[n])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "without",
     quick([((0,),), ((1, 3, 5, 7),), ((2, 4, 6, 8),)], 1, ids=["first", "second", "third"]),

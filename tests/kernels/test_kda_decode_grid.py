@@ -61,6 +61,7 @@ def test_the_grid_has_what_kernels_go_wrong_on(made: dict[str, Call], dtype: tor
     assert any(len(slots_of(call).active) == 0 and call.tensors["v"].numel() for call in calls)
 
 
+@pytest.mark.slow
 def test_the_quick_cases_pass_with_torchs_kernel_and_other_numbers(proof: Proof) -> None:
     seed = drawn("kda_decode grid", 20)
     code, out = proof("--kernel", "torch", "--on", "cpu", "--quick", "--seed", str(seed))
@@ -69,6 +70,7 @@ def test_the_quick_cases_pass_with_torchs_kernel_and_other_numbers(proof: Proof)
     assert out.splitlines()[-1] == f"{len(quick)} cases, 0 failed"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("kernel", "case"),
     [

@@ -55,6 +55,7 @@ PLANS = {
 SHOWN = ["alpha_t", "beta_t", "delta_t"]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in BUILDS else []) for name in CALLS]
 )
@@ -78,7 +79,8 @@ def test_bits_are_those_of_every_schedule(mixed: Mixed, schedule: str) -> None:
     assert same_outputs(run(call, schedule=schedule), outputs)
 
 
-@pytest.mark.parametrize("mixed", quick(list(MIXED), 0), indirect=True)
+@pytest.mark.slow  # a build for another architecture
+@pytest.mark.parametrize("mixed", list(MIXED), indirect=True)
 def test_bits_are_those_of_the_other_architecture(mixed: Mixed) -> None:
     call, outputs = mixed
     assert same_outputs(run(call, {"arch": "sm_90a"}), outputs)
@@ -122,6 +124,7 @@ def test_a_sequence_alone_has_the_bits_it_has_in_a_batch(mixed: Mixed) -> None:
         assert same(found["state"][written], outputs["state"][written])
 
 
+@pytest.mark.slow
 def test_equal_channels_are_gdn_decode() -> None:
     """With one gate for all channels, gdn_decode's oracle judges: it knows nothing of channels."""
     call = made(gate="log", beta_form="value", steps=2, padding=0.25)
@@ -151,6 +154,7 @@ def test_what_is_no_number_stays_in_its_sequence(mixed: Mixed, name: str) -> Non
     assert same(found["o"][others], outputs["o"][others])
 
 
+@pytest.mark.slow
 def test_a_closed_gate_clears_its_column_and_no_other() -> None:
     """g of -inf and of -1e4, the other channels at 0: without an update the state keeps all other columns."""
     call = made(gate="log", beta_form="value", beta=0.0, gate_span=0.0, batch=2)
@@ -172,6 +176,7 @@ def tokens_first(x: Tensor) -> Tensor:
     return x.transpose(0, 1).contiguous().transpose(0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moved", quick([unaligned, tokens_first], 1))
 def test_gates_may_lie_anywhere(moved: Any) -> None:
     call = made(batch=3, steps=2, heads=(1, 2))
@@ -203,6 +208,7 @@ def test_without_a_rate_or_a_bias() -> None:
         assert same_outputs(run(without), run(zeros))
 
 
+@pytest.mark.slow
 def test_a_prepared_call_is_a_launch_each_time() -> None:
     call = made(batch=2)
     states = [with_gaps(call.tensors["state"]) for _ in range(2)]

@@ -161,6 +161,7 @@ def test_a_sequence_alone_has_the_bits_it_has_in_a_batch(usual: Outputs) -> None
         assert same(alone["final_state"][0], usual["final_state"][n])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", quick([torch.nan, torch.inf], 0))
 def test_what_a_neighbour_holds_is_nobody_elses(usual: Outputs, value: float) -> None:
     """A sequence is spoilt in every input: the others keep their bits, tails before it too."""

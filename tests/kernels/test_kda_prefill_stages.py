@@ -239,6 +239,7 @@ HARD = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("chunk_size", [16, 64])
 @pytest.mark.parametrize("options", HARD, ids=str)
 def test_a_kernel_with_decayed_keys_in_bf16_and_a_in_fp16_keeps_its_limits(

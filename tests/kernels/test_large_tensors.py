@@ -93,6 +93,7 @@ def test_chunk_uw_far_behind(inputs: Inputs) -> None:
     assert all(tensor[:TOKENS].any(-1).all() for tensor in near[1:])
 
 
+@pytest.mark.slow
 def test_chunk_state_far_behind(inputs: Inputs) -> None:
     program = compiled(build_state, 1, 1, None, "float32")
     k, g_cu = inputs["k"][:, :1].contiguous(), inputs["g_cu"][:, :1].contiguous()
@@ -118,6 +119,7 @@ def test_chunk_state_far_behind(inputs: Inputs) -> None:
     assert final.any()
 
 
+@pytest.mark.slow
 def test_chunk_output_far_behind(inputs: Inputs) -> None:
     program = compiled(build_output, HEADS, HEADS)
     v_new = torch.cat([inputs["v"], inputs["v"].new_zeros(128 - TOKENS, HEADS, 128)])

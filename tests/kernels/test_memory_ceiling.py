@@ -48,6 +48,7 @@ def moved(source: Source, arch: str, given: Tensor, ctas: int, in_place: bool, e
     return target
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("engine", ["compiled", "interpreter"])
 @pytest.mark.parametrize("in_place", [False, True])
@@ -60,6 +61,7 @@ def test_every_word_is_moved(arch: str, engine: str, in_place: bool) -> None:
             assert torch.equal(found, given ^ KEY)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.symbol)
 def test_every_build_at_every_edge(source: Source) -> None:
     """One vector; a tile less one, exactly one, and one more; with CTAs that have nothing to do."""

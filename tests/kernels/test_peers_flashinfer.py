@@ -110,6 +110,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", quick(CASES, 2, 3))
 def test_decode(name: str, installed: None) -> None:
     options = CASES[name] | {"gate_span": 1.0, "seed": drawn(f"flashinfer {name}", 31)}
@@ -146,6 +147,7 @@ def given_to(operation: Operation, call: Call, **others: Tensor) -> dict[str, An
     return {**tensors, **outputs, "qk": call.conventions["qk"], **others}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp32, drafted tokens, padding", "bf16"])
 def test_a_prepared_launch_of_decode(name: str, installed: None) -> None:
     """It leaves the pool alone until it is launched, and then does what the kernel does, bit for bit."""
@@ -163,6 +165,7 @@ def test_a_prepared_launch_of_decode(name: str, installed: None) -> None:
         assert torch.equal(timed[tensor][on], plain[tensor][on])
 
 
+@pytest.mark.slow
 def test_outputs_that_cannot_be_written_in_place(installed: None) -> None:
     """FlashInfer writes to a buffer of ours, which is copied."""
     call = made(batch=2)

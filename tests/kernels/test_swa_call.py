@@ -298,6 +298,7 @@ def test_tensors_that_lie_as_kernels_need_them_are_taken_as_they_are() -> None:
         assert tensor.data_ptr() == call[name].data_ptr(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", quick([portable, sm100], 1))
 def test_strided_and_unaligned_tensors_are_taken(kernel: Callable[..., Any]) -> None:
     """Those that a kernel cannot be given are copied, outputs back."""

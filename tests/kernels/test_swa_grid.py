@@ -106,6 +106,7 @@ def test_the_quick_cases_pass_with_torchs_kernel_and_other_numbers(proof: Proof)
     assert out.splitlines()[-1] == f"{len(quick)} cases, 0 failed"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("kernel", "case", "reason"),
     [
@@ -160,6 +161,7 @@ def test_every_schedule_is_run_and_its_bits_compared(monkeypatch: pytest.MonkeyP
 QUICK = [case for case in cases() if case.quick]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["sm100", "portable"])
 @pytest.mark.parametrize("case", quick(QUICK, *range(0, len(QUICK), 24), ids=[case.name for case in QUICK]))
 def test_the_compiled_kernels_pass(monkeypatch: pytest.MonkeyPatch, kernel: str, case: Case) -> None:

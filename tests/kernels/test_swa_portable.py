@@ -47,6 +47,7 @@ def run(call: Call, arch: str | None = None, **settings: Any) -> Outputs:
     return swa_calls.run(portable, call, {"arch": arch}, **settings)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("layout", quick(LAYOUTS, 1))
 @pytest.mark.parametrize("name", quick(CALLS, *range(0, len(CALLS), 3)))
 def test_accurate(name: str, layout: str) -> None:
@@ -86,6 +87,7 @@ def mixed(request: pytest.FixtureRequest) -> tuple[Call, Outputs]:
 Mixed = tuple[Call, Outputs]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("schedule", [*quick(["early", "random:1"], 0), FRESH_SCHEDULE])
 def test_bits_are_those_of_every_schedule(mixed: Mixed, schedule: str) -> None:
     call, outputs = mixed
@@ -100,6 +102,7 @@ def test_bits_are_those_of_the_other_engine(mixed: Mixed, schedule: str) -> None
     assert same_outputs(found, {name: tensor[:1] for name, tensor in outputs.items()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixed", quick(LAYOUTS, 0), indirect=True)
 def test_bits_are_those_of_the_other_architecture(mixed: Mixed) -> None:
     call, outputs = mixed

@@ -47,6 +47,7 @@ def run(call: Call, parts: int | None = None, workers: int | None = None, **sett
     return swa_calls.run(sm100, call, {"parts": parts, "workers": workers}, **settings)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("layout", quick(LAYOUTS, 1))
 @pytest.mark.parametrize("name", quick(CALLS, *range(0, len(CALLS), 3)))
 def test_accurate(name: str, layout: str) -> None:
@@ -84,6 +85,7 @@ ONE = 0x38
 SCHEDULES = ("late", *quick(["early"]), "random:1", FRESH_SCHEDULE)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_bits_are_those_of_every_schedule(mixed: Mixed, schedule: str) -> None:
     """Of few CTAs, so that pipelines wrap around."""
@@ -100,6 +102,7 @@ def test_bits_are_those_of_the_interpreter(mixed: Mixed, schedule: str) -> None:
     assert same_outputs(found, {name: tensor[:3] for name, tensor in outputs.items()})
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("parts", PART_COUNTS)
 @pytest.mark.parametrize("workers", quick([1, 3, 20], 1))
 def test_bits_are_those_of_any_number_of_ctas(mixed: Mixed, parts: int, workers: int) -> None:
@@ -108,6 +111,7 @@ def test_bits_are_those_of_any_number_of_ctas(mixed: Mixed, parts: int, workers:
     assert same_outputs(run(call, parts=parts, workers=workers), outputs)
 
 
+@pytest.mark.slow
 def test_a_request_alone_has_the_bits_it_has_in_a_batch(mixed: Mixed) -> None:
     call, outputs = mixed
     for row in range(len(call.tensors["q"])):
@@ -152,6 +156,7 @@ def test_scales_that_have_no_inverse(factor: float) -> None:
     assert_passes(call, run(call))
 
 
+@pytest.mark.slow
 def test_negative_scales_are_as_exact() -> None:
     """Both signs give a row's values but for the sign: where one row has all the weight, its bits."""
     call = made(cache_layout=PER_TOKEN, lens=(1,) * 8, sink=None)

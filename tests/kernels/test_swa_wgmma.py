@@ -62,6 +62,7 @@ def run(call: Call, options: dict[str, Any] | None = None, **settings: Any) -> O
     return swa_calls.run(wgmma, call, TWO_WORKERS if options is None else options, **settings)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("layout", quick(LAYOUTS, 1))
 @pytest.mark.parametrize("name", quick(CALLS, *range(0, len(CALLS), 3)))
 def test_accurate(name: str, layout: str) -> None:
@@ -90,6 +91,7 @@ def test_lengths_past_the_window_and_below_none(layout: str) -> None:
     assert same_outputs(run(wrong), run(call))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_queries_of_nothing_and_far_from_contiguous(layout: str) -> None:
     """Zeros, and the least of bfloat16 beside zeros: powers of two that queries are scaled by have ends."""
@@ -127,12 +129,14 @@ def mixed(request: pytest.FixtureRequest) -> tuple[Call, Outputs]:
 Mixed = tuple[Call, Outputs]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("schedule", ["early", "random:1", FRESH_SCHEDULE])
 def test_bits_are_those_of_every_schedule(mixed: Mixed, schedule: str) -> None:
     call, outputs = mixed
     assert same_outputs(run(call, schedule=schedule), outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["late", FRESH_SCHEDULE])
 def test_bits_are_those_of_the_other_engine(mixed: Mixed, schedule: str) -> None:
     """Three requests, by one CTA, so that stages are used again: the interpreter is slow."""
@@ -170,6 +174,7 @@ def test_a_request_alone_has_the_bits_it_has_in_a_batch(mixed: Mixed) -> None:
         assert same_outputs(found, {name: tensor[row : row + 1] for name, tensor in outputs.items()})
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_heads_of_a_tile_do_not_meet(mixed: Mixed, value: float) -> None:
     """One value of a head's queries is not finite."""
@@ -322,6 +327,7 @@ def test_the_assembler_lets_products_overlap(layout: str, rows: int, tmp_path: P
     assert "C75" not in said.stderr + said.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_sum_of_a_product_is_left_to_the_assembler(layout: str) -> None:
     """ptxas fuses `mul.f32` and what adds to it, which the simulator does not: bits would differ."""

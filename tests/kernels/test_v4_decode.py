@@ -146,6 +146,7 @@ def call_of(name: str, layout: str) -> Call:
     return made(**options, seed=drawn("v4_decode", 31))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", CALLS)
 def test_the_oracle_is_the_formula_and_torchs_kernel_near_it(name: str, layout: str) -> None:

@@ -49,6 +49,7 @@ CALLS: dict[str, dict[str, Any]] = {
 """Of 8 heads in fp8_ds_mla: two builds, and that of the merge."""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("splits", quick(SPLITS, 1))
 @pytest.mark.parametrize("name", quick(CALLS, 1))
 def test_accurate(name: str, splits: int) -> None:

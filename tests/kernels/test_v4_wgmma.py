@@ -53,6 +53,7 @@ def run(call: Call, options: dict[str, Any] | None = None, **settings: Any) -> O
     return v4_calls.run(wgmma, call, ONE_SPLIT if options is None else options, **settings)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("layout", quick(LAYOUTS, 0))
 @pytest.mark.parametrize("name", quick(CALLS, 0))
 def test_accurate(name: str, layout: str) -> None:
@@ -60,6 +61,7 @@ def test_accurate(name: str, layout: str) -> None:
     assert_passes(call, run(call))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("layout", quick(LAYOUTS, 0))
 @pytest.mark.parametrize("name", quick(CALLS, 0))
 def test_accurate_in_splits(name: str, layout: str) -> None:

@@ -30,6 +30,7 @@ from tests.subset import quick
 MODEL = ToyModel()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", quick(range(40), *range(6)))
 def test_a_right_schedule_is_not_accused(seed: int) -> None:
     run = serve(MODEL, seed)
@@ -38,6 +39,7 @@ def test_a_right_schedule_is_not_accused(seed: int) -> None:
     assert false_accusations(run) == []
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 @pytest.mark.parametrize("times", quick((1, 20), 0))
 def test_a_planted_bug_is_found(bug: type[Bug], times: int) -> None:

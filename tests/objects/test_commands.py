@@ -44,6 +44,7 @@ def prefills(gdnbench: Invoke, tmp_path: Path) -> Path:
     return store
 
 
+@pytest.mark.slow
 def test_commands_take_a_url(
     bucket: Bucket, prefills: Path, gdnbench: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

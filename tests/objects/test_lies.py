@@ -135,6 +135,7 @@ LIES: dict[str, Callable[[str, Body], Body | None]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "where", quick([is_chunk, is_metadata, is_batch], 0, 2, ids=("chunks", "all", "batches"))
 )
@@ -170,6 +171,7 @@ def nothing(keys: list[tuple[str, int]]) -> list[tuple[str, int]]:
     return []
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("listed", [other_size, smaller, without_a_chunk, nothing])
 def test_a_wrong_listing_gives_no_wrong_element(
     local: Path, monkeypatch: pytest.MonkeyPatch, listed: Callable[[Listing], Listing]

@@ -332,6 +332,7 @@ def test_no_link_of_a_store_is_followed_into_an_upload(bucket: Bucket, tmp_path:
     assert Objects(bucket.url).get(f"segments/0/0000000000/{link}", 1 << 20) is None
 
 
+@pytest.mark.slow
 def test_what_is_no_whole_store_is_not_said_to_be_uploaded(bucket: Bucket, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     ran = gdnbench("upload", tmp_path / "empty", bucket.url)

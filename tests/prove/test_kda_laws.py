@@ -86,6 +86,7 @@ def failing(kernel: str, op: str) -> set[tuple[str, str]]:
     return {(str(check.section), check.name) for check in proof.failing}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("op", "kernel"),
     [("kda_prefill", "torch"), ("kda_prefill", "prefill"), ("kda_decode", "torch"), ("kda_decode", "decode")],
@@ -94,6 +95,7 @@ def test_right_kernels_keep_the_laws(op: str, kernel: str) -> None:
     assert failing(kernel, op) == set()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("op", "kernel", "laws"), FAULTS, ids=[kernel for _, kernel, _ in FAULTS])
 def test_a_fault_that_replay_passes_breaks_its_law(op: str, kernel: str, laws: set[str]) -> None:
     assert failing(kernel, op) == {("laws", law) for law in laws}

@@ -190,6 +190,7 @@ def largest_value(x: Tensor) -> float:
     return float(finite.abs().max()) if finite.numel() else 0.0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_variants_are_valid_and_the_oracle_keeps_the_laws(name: str) -> None:
     found, call = made(name)
@@ -319,6 +320,7 @@ def test_unread_slots_are_finite_and_stale_entries_live() -> None:
     assert (variant.call.tensors["swa_indices"] < slots).all()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "op", ["gdn_prefill", "gdn_decode", "kda_prefill", "kda_decode", "swa_decode", "v4_decode"]
 )

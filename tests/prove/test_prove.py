@@ -69,6 +69,7 @@ def test_a_right_decode_kernel_passes_everything(made: Path, captures: Path) -> 
     }
 
 
+@pytest.mark.slow
 def test_an_ignored_initial_state_fails_records_and_the_split(made: Path, captures: Path) -> None:
     proof = prove("ignores_the_initial_state", captures)
     assert proof.exit_code is Exit.MISMATCH

@@ -59,6 +59,7 @@ def test_the_lengths_of_prefill_are_the_hard_ones() -> None:
     assert {0, 1, 63, 64, 65, 127, 128, 129, 500, 3000} <= lengths
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "op", ["gdn_prefill", "gdn_decode", "kda_prefill", "kda_decode", "swa_decode", "v4_decode"]
 )

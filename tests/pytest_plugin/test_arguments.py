@@ -36,6 +36,7 @@ def test_records_of_a_folder_and_of_an_archive(run: Run, keep: Keep) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_kernel_is_the_command_line_s(pytester: pytest.Pytester, run: Run, keep: Keep) -> None:
     """Its failure is what `gdnbench replay` prints, without a line of Python."""
     keep("a.zarr", ["l"] * 3)

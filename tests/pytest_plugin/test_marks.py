@@ -245,6 +245,7 @@ def test_paths_are_the_test_file_s_then_the_root_s(pytester: pytest.Pytester, ru
 HOSTILE = ["a/b c[d]", "line\nend::x", "\x1b[2Jé층", "", "\u202eback", "x" * 4000, "a&<'\"\x00"]
 
 
+@pytest.mark.slow
 def test_names_of_layers_do_no_harm(pytester: pytest.Pytester, run: Run, keep: Keep) -> None:
     """Each can be chosen by the name that it is listed by, and the JUnit file is XML."""
     keep("a b.zarr", HOSTILE)
@@ -361,6 +362,7 @@ def test_damage_is_an_error_beside_the_others(pytester: pytest.Pytester, run: Ru
     )
 
 
+@pytest.mark.slow
 def test_the_kernel_s_process_finds_what_tests_find(pytester: pytest.Pytester, run: Run, keep: Keep) -> None:
     """A module in a folder that pytest.ini names, in the process of a kernel, which serves all records."""
     keep("a.zarr", ["l", "m", "n"])

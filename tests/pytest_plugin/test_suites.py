@@ -93,6 +93,7 @@ def test_a_known_failure_is_expected_until_its_day(run: Run, suite: Callable[...
     result.stdout.fnmatch_lines(["*known until 2020-01-31, which is over: it is being written"])
 
 
+@pytest.mark.slow
 def test_an_error_worse_than_accepted_fails(
     run: Run, suite: Callable[..., Path], pytester: pytest.Pytester
 ) -> None:

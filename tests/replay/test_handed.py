@@ -84,6 +84,7 @@ def judged(tmp_path: Path) -> Callable[..., RecordResult]:
 CASES = [(op, conventions) for op in SMALL for conventions in combinations(op)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("op", "recorded"),
     quick(CASES, *range(0, len(CASES), 3), ids=[f"{op}-{'-'.join(c.values())}" for op, c in CASES]),
@@ -151,6 +152,7 @@ kernel.conventions = {"gate": ("log", "raw"), "state_layout": ("VK",), "qk": ("n
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "made", [{}, {"gate": "raw", "qk": "raw"}, {"steps": 4}, {"dtype": "float32"}], ids=str
 )

@@ -27,6 +27,7 @@ def run(store: Store, kernel: str, **options: Any) -> Any:
     return replay(store, kernel=kernel, isolate=False, **options)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kernel", ["torch", "hf", "reference"])
 @pytest.mark.parametrize("against", ["reference", "recorded", "torch"])
 def test_right_kernels_pass(store: Store, kernel: str, against: str) -> None:
@@ -68,6 +69,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("kernel", "records", "reason"), MISTAKES)
 def test_every_mistake_fails(
     store: Store, faulty: Faulty, kernel: str, records: list[int], reason: str

@@ -43,6 +43,7 @@ def judged(report: ReplayReport) -> list[tuple[str, bool, bool]]:
 ALL_PASS = [*((name, True, True) for name in STAGES), *((name, False, True) for name in OUTPUTS)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kernel", ["torch", "reference_staged", "shows_all", "linear"])
 @pytest.mark.parametrize("isolate", [False, True])
 def test_stages_come_first_and_pass(store: Store, kernel: str, isolate: bool) -> None:

@@ -64,6 +64,7 @@ def few_pages() -> dict[str, RecordDraft]:
     return {layout: drafted(cache_layout=layout) for layout in LAYOUTS}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("against", ["reference", "recorded", "torch"])
 def test_right_kernels_pass(
@@ -128,6 +129,7 @@ def test_the_outline_reads_no_pool(store_of: StoreOf, few_pages: dict[str, Recor
         assert len(OP.partition(outline, "o").regions) == 4
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize(
     ("kernel", "reason"),

@@ -88,6 +88,7 @@ def test_the_pages_of_both_pools_are_stored_and_put_back(store_of: StoreOf) -> N
         assert torch.equal(one, other)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "kernel",
     [

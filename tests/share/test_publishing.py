@@ -110,6 +110,7 @@ with Store.open(sys.argv[1]) as source:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", quick(["_write_root", "_check_bytes", "_publish"], 0, 2))
 def test_killed_it_leaves_nothing_at_its_path(at: str, source: Path, tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED, source, tmp_path / "copy.zarr", at], env=os.environ)

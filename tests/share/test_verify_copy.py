@@ -44,6 +44,7 @@ def made(tmp_path: Path) -> Made:
     return share_them
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("hide", ["nothing", "rotation", "permutation", "synthetic"])
 def test_a_failure_of_the_inverse_survives(hide: str, made: Made, tmp_path: Path) -> None:
     """Of correlated keys and of random ones: the kernel fails on the first alone, in source and copy."""
@@ -110,6 +111,7 @@ def test_windows_are_permuted(layout: str, made: Made) -> None:
     assert not found.lost
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("layout", ["per_token_scale", "fp8_ds_mla", "bfloat16"])
 @pytest.mark.parametrize("extra", ["per_token_scale", "fp8_ds_mla", "bfloat16"])
 def test_both_segments_are_permuted_alike(layout: str, extra: str, made: Made) -> None:

@@ -61,6 +61,7 @@ def engines_of(pair: Pair) -> tuple[str, ...]:
     return ENGINES[:1] if pair.interpreter_only else ENGINES
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("pair", "engine"),
     [
@@ -331,6 +332,7 @@ def line_of(marked: str, name: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if number > start and line.endswith(marked))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "kind", "engine"),
     [

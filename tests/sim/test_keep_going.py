@@ -43,6 +43,7 @@ def run(text: str, engine: str, data: Array, threads: int = 32, **settings: Any)
     )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("pair", "engine"),
     [

@@ -148,6 +148,7 @@ LOADS = (AtomKind.K_INTER, AtomKind.K_SW32, AtomKind.K_SW64, AtomKind.K_SW128)
 STORES = (AtomKind.MN_SW128, AtomKind.MN_SW64, AtomKind.MN_SW32, AtomKind.MN_INTER)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("load", "store"), [*zip(LOADS, STORES, strict=True), (AtomKind.MN_SW128, AtomKind.K_SW32)]
 )
@@ -228,6 +229,7 @@ SHAPES = [(128, shape) for shape in ("32x32b", "16x64b", "16x128b", "16x256b")]
 SHAPES += [(64, shape) for shape in ("16x64b", "16x128b", "16x256b")]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("a_major", "b_major"), quick([(K, MN), (MN, K)], 1))
 @pytest.mark.parametrize(("tile_m", "load_shape"), quick(SHAPES, 0, 6))
 def test_numbers_keep_their_places(tile_m: int, load_shape: str, a_major: Any, b_major: Any) -> None:
@@ -244,6 +246,7 @@ def test_numbers_keep_their_places(tile_m: int, load_shape: str, a_major: Any, b
         assert torch.equal(c, expected.float())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("displaced", quick([128, 256, 512], 1))
 def test_operands_off_the_swizzle_alignment(displaced: int) -> None:
     """The swizzle goes by the address and not by the distance from the start of the tile."""

@@ -71,6 +71,7 @@ def by_tensorstore(path: Path, tensor: str) -> NDArray[np.generic]:
     return np.asarray(found if location.row is None else found[location.row])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("level", [None, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_pattern_by_three_readers(tmp_path: Path, layout: str, level: int | None) -> None:
@@ -87,6 +88,7 @@ def test_every_pattern_by_three_readers(tmp_path: Path, layout: str, level: int 
         assert raw(by_tensorstore(path, name)) == raw(bits), name
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("level", [None, 1])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(

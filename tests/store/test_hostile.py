@@ -77,6 +77,7 @@ def put(record: dict[str, Any], keys: str, value: object) -> None:
     record[last] = value
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("keys", "value", "said"),
     [

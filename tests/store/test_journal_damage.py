@@ -152,6 +152,7 @@ def test_one_flipped_bit(finished: Finished, folder: Path, data: st.DataObject) 
     assert_no_silent_loss(finished, folder, bytes(damaged))
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(data=st.data())
 def test_one_flipped_bit_beside_the_payloads(finished: Finished, folder: Path, data: st.DataObject) -> None:

@@ -196,6 +196,7 @@ def test_where_a_merge_may_go(nodes: tuple[Path, Path], tmp_path: Path) -> None:
     assert checked_out(str(tmp_path / "all.zarr"), []) == tmp_path / "all.zarr"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("moment", [0, 3, 8, 100])
 @pytest.mark.parametrize("held", [(), (0,), (0, 1)])
 def test_a_batch_that_a_capture_drops_meanwhile_is_left_out(

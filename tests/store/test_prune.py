@@ -104,6 +104,7 @@ CASES = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("level", "entries"),
     quick(

@@ -214,6 +214,7 @@ def test_a_call_that_never_came_back_is_a_record_with_its_inputs(tmp_path: Path)
     assert re.search("3 records, " + wording("store.inputs-only", records=1), notes.getvalue())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("steps_before_crash", range(6))
 def test_a_sealer_that_stops_between_any_two_steps_of_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps_before_crash: int

@@ -107,6 +107,7 @@ def empty(file: Path) -> None:
     file.write_bytes(b"")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("level", [None, 1])
 @pytest.mark.parametrize("harm", [cut, empty, Path.unlink], ids=["cut", "empty", "missing"])
 def test_files_that_are_cut_or_missing(
@@ -181,6 +182,7 @@ METADATA_OF = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("level", "what"), quick(product([None, 1], METADATA_OF), 0, 1, 3, 6))
 @pytest.mark.parametrize("step", [97, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_byte_of_an_arrays_metadata_counts(
@@ -230,6 +232,7 @@ def ours(node: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("said", CHANGES)
 def test_metadata_that_no_record_says_names_the_file(tmp_path: Path, said: str) -> None:
     path = make(tmp_path / "s", 1)

@@ -88,6 +88,7 @@ def test_the_factor_is_the_documented_one(suite_file: Write) -> None:
     assert read_suite(suite_file(ENTRY)).entries[0].options.factor == FACTOR
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -65,6 +65,7 @@ def test_a_slower_kernel_is_a_regression_and_a_faster_one_is_not() -> None:
     assert not against(timed(1, (0.9, 0.9)), timed(2)).regression
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [White, Places])
 def test_the_same_kernel_in_another_process_is_no_regression(
     noise: Callable[[random.Random], Noise],

@@ -82,6 +82,7 @@ def command(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str)
     return found
 
 
+@pytest.mark.slow
 def test_the_bench_of_decode(
     gpu: FakeGpu, bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_stranger_on_the_gpu_ends_a_record_and_busy_keeps_it(
     assert all(set(timing.disturbed) == {"slowed down: HwThermalSlowdown"} for _, timing in kept)
 
 
+@pytest.mark.slow
 def test_the_sweep(
     gpu: FakeGpu, bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:

@@ -120,6 +120,7 @@ def test_one_process_judges_and_times_and_what_ends_it_is_an_outcome(
     assert timer.judge(record, op, "torch") == Judged(Outcome.PASS)
 
 
+@pytest.mark.slow
 def test_a_mark_outlives_what_it_marks(tmp_path: Path) -> None:
     """The file names the kernel while its code runs, and after a process that ended there."""
     file = tmp_path / "mark"

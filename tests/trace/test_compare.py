@@ -79,6 +79,7 @@ def test_inputs_say_what_differed_before(traced: Traced) -> None:
     assert one["inputs"][0]["a"]["value"] == 1.0
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("bound", "equal"),
     [

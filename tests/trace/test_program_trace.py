@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from gdnbench.diff.traces.compare import compare
 from gdnbench.diff.traces.judging import Bound
@@ -50,6 +51,7 @@ def test_chosen_launches_of_two_processes_are_in_one_trace(tmp_path: Path) -> No
             assert stored.tolist() == (3 * (np.arange(32) + launch.attributes["launch"])).tolist()
 
 
+@pytest.mark.slow
 def test_diff_compares_two_traces_of_a_program(tmp_path: Path) -> None:
     paths = tmp_path / "a.zarr", tmp_path / "b.zarr"
     for path, launches in zip(paths, ("0", "1"), strict=True):

@@ -195,6 +195,7 @@ def test_a_killed_process_leaves_a_trace_that_says_so(tmp_path: Path) -> None:
         assert [event.occurrence for event in launch.read()] == list(range(launch.events))
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_a_trace(tmp_path: Path) -> None:
     """140,000 events of one register more are 37 MiB more before compression. What is held is one chunk of
     each array, and what zarr has in flight to write one: less than 16 MiB, with ten chunks or one."""
@@ -254,6 +255,7 @@ HOSTILE: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("what", HOSTILE)
 def test_what_a_store_claims_is_not_believed(traced: Traced, what: str) -> None:
     path = traced("a", X)

@@ -30,11 +30,13 @@ def test_no_stored_answer_is_stale(answers: Capture) -> None:
     assert stale(answers) == []
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kernel", all_kernels(), ids=lambda kernel: kernel.name)
 def test_a_fresh_simulation_gives_the_stored_answer(kernel: MicroKernel, answers: Capture) -> None:
     np.testing.assert_array_equal(simulate(kernel, "interpreter"), answers.answers[kernel.name])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "kernel",
     [
@@ -48,6 +50,7 @@ def test_the_compiled_engine_gives_the_stored_answer(kernel: MicroKernel, answer
     np.testing.assert_array_equal(simulate(kernel, "compiled"), answers.answers[kernel.name])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("schedule", ["early", "random:1"])
 @pytest.mark.parametrize("kernel", all_kernels()[::9], ids=lambda kernel: kernel.name)
 def test_schedules_agree(kernel: MicroKernel, schedule: str, answers: Capture) -> None:

@@ -139,6 +139,7 @@ def test_both_kernels_are_named() -> None:
     assert "griddepcontrol.wait" in one.missing
 
 
+@pytest.mark.slow
 def test_launches_of_several_processes() -> None:
     """More CTAs than one process takes."""
     for name in ("reads before its wait", "reads after its wait"):

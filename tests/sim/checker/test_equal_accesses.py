@@ -120,6 +120,7 @@ def recorded(kernel: Any, args: list[torch.Tensor], engine: str) -> dict[tuple[i
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", quick(CASES, 0, 1, 3, 5, 7))
 def test_engines_tell_the_same(case: Callable[[], Case]) -> None:
     kernel, args = case()

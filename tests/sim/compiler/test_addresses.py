@@ -40,6 +40,7 @@ def check(seed: int, addresses: int) -> None:
         assert kinds[kind] > len(FORMS), kinds
 
 
+@pytest.mark.slow
 def test_both_engines_fault_alike_at_every_address() -> None:
     check(drawn("addresses"), ADDRESSES)
 

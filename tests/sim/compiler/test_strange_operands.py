@@ -30,6 +30,7 @@ def test_strange_operands_are_refused() -> None:
     check("strange_operands", drawn("strange operands"), 400, 20)
 
 
+@pytest.mark.slow
 def test_damaged_kernels_are_refused_or_stopped() -> None:
     check("damaged_kernels", drawn("damaged kernels"), 1000, 50)
 

@@ -73,6 +73,7 @@ def rows(count: int = 70) -> tuple[Tensor, Tensor]:
     return torch.ones(count, 8), torch.zeros(count, 20)[:, :12]
 
 
+@pytest.mark.every(2)
 @each_form
 def test_launch_of_every_form(form: str) -> None:
     x, y = rows()

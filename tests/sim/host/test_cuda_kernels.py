@@ -81,6 +81,7 @@ def wmma_source() -> str:
     return NAMESPACE + WMMA + kernels
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("name", "engine"), quick([(n, e) for n in PRODUCTS for e in ENGINES], 0, 1, 3, 4, 7, 9, 11, 13, 15)
 )

@@ -82,6 +82,7 @@ def descriptor(dtype: Any, box: tuple[int, ...], bits: int, tensor: torch.Tensor
     return request.params[0]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("kind", "box", "bits"), CASES, ids=str)
 def test_descriptor_of_compiled_host_code(kind: Any, box: tuple[int, ...], bits: int) -> None:
     dtype, torch_dtype, name = kind

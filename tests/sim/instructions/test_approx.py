@@ -97,6 +97,7 @@ BOUNDS: list[tuple[str, Callable[[Array], Array], tuple[float, float], Callable[
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "reference", "span", "unit", "bound"), BOUNDS)
 def test_bounds(
     engine: str, name: str, reference: Any, span: tuple[float, float], unit: Any, bound: float
@@ -109,6 +110,7 @@ def test_bounds(
     assert error[worst] <= bound, (a[worst], got[worst], want[worst], error[worst])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "half"), quick([("ex2", "bf16"), ("tanh", "f16"), ("ex2", "f16"), ("tanh", "bf16")], 0, 1)
 )

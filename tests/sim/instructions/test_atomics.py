@@ -82,6 +82,7 @@ INTEGER: dict[str, tuple[list[str], Callable[[int, int], int]]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("space", ["global", "shared"])
 @pytest.mark.parametrize(("op", "name"), [(op, name) for op, (names, _) in INTEGER.items() for name in names])
 def test_integer(engine: str, op: str, name: str, space: str) -> None:

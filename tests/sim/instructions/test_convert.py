@@ -46,6 +46,7 @@ def wrap(value: int, name: str) -> int:
     return (value - low) % (high - low + 1) + low
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("source", INTEGERS)
 def test_integer_to_integer(engine: str, source: str) -> None:
     a = integers(dtype(source), 1)
@@ -90,6 +91,7 @@ def float_operands(source: str, seed: int) -> Array:
     return np.concatenate([bits, np.array(finite, STORAGE[source])])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("source", ["f16", "bf16", "f32", "f64"])
 @pytest.mark.parametrize("mode", ROUND_TO_INTEGER)
 def test_float_to_integer(engine: str, source: str, mode: str) -> None:
@@ -112,6 +114,7 @@ def test_float_to_integer(engine: str, source: str, mode: str) -> None:
         check(actual, elementwise(convert, dtype(target), a), a)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("target", ["f16", "bf16", "f32", "f64"])
 @pytest.mark.parametrize("mode", MODES)
 def test_integer_to_float(engine: str, target: str, mode: str) -> None:
@@ -145,6 +148,7 @@ def any_nan(actual: Array, expected: Array, name: str) -> Array:
 NARROWING = [("f64", "f32"), ("f64", "f16"), ("f64", "bf16"), ("f32", "f16"), ("f32", "bf16")]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("source", "target"), NARROWING)
 @pytest.mark.parametrize("mode", MODES)
 def test_narrowing(engine: str, source: str, target: str, mode: str) -> None:
@@ -165,6 +169,7 @@ def widened(a: Array, source: str, target: str) -> Array:
     return np.where(np.isnan(values), nan, values.view(STORAGE[target]))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("source", "target"), [("f16", "f32"), ("bf16", "f32"), ("f16", "f64"), ("bf16", "f64"), ("f32", "f64")]
 )
@@ -212,6 +217,7 @@ def satfinite(bits: int, target: str) -> int:
     return bits - 1 if bits & ~shape.sign == shape.infinity else bits
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("target", ["f16", "bf16"])
 @pytest.mark.parametrize("mode", ["rn", "rz"])
 def test_packed_halves(engine: str, target: str, mode: str) -> None:
@@ -300,6 +306,7 @@ def test_small_floats_from_f32(engine: str, name: str) -> None:
             check(one(engine, text, [a.view(np.uint32), b.view(np.uint32)], result), expected, a, b)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", quick(SMALL, 0, 4))
 @pytest.mark.parametrize("half", ["f16", "bf16"])
 def test_small_floats_from_halves(engine: str, name: str, half: str) -> None:

@@ -63,6 +63,7 @@ def exact(op: str, name: str, mode: str, ftz: bool = False, sat: bool = False) -
     return compute
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "div"])
 def test_f32(engine: str, op: str, mode: str) -> None:
@@ -229,6 +230,7 @@ def test_packed_halves(engine: str, name: str) -> None:
         check(one(engine, text, whole[:count], np.uint32), upper << np.uint32(16) | lower, *whole[:count])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["f16", "bf16"])
 @pytest.mark.parametrize("mode", MODES)
 def test_mixed_precision(engine: str, name: str, mode: str) -> None:
@@ -258,6 +260,7 @@ def test_mixed_precision(engine: str, name: str, mode: str) -> None:
     check(one(engine, text, [a, b, c], np.uint32), expected, a, b, c)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_f64(engine: str, mode: str) -> None:
     a, b = two("f64", 25, 64)
@@ -284,6 +287,7 @@ def root(value: Value, name: str, mode: str) -> int:
     return encode(Value(Fraction(2 * low + sticky, 2 * 2**1200), False), name, mode)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_reciprocal_and_root(engine: str, mode: str) -> None:
     a = np.concatenate([float_bits("f32", 30), subnormal_results(31)[0]])
@@ -320,6 +324,7 @@ def chosen(op: str, name: str, *bits: int, nan: bool = False) -> int:
     return (min if op == "min" else max)(numbers, key=lambda b: order(b, name))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("op", ["min", "max"])
 @pytest.mark.parametrize("name", ["f32", "f16", "bf16"])
 def test_extrema(engine: str, op: str, name: str) -> None:

@@ -113,6 +113,7 @@ def same(seed: int) -> None:
         assert not places.size, f"GDNBENCH_FUZZ_SEED={seed}: %d{i} of thread {at}: {x[at]} and {y[at]}"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("attempt", range(6))
 def test_random_programs(attempt: int) -> None:
     same(chosen(f"fuzz {attempt}"))

@@ -63,6 +63,7 @@ BINARY: dict[str, Callable[[int, int], int]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("op", BINARY)
 @pytest.mark.parametrize("name", SCALARS)
 def test_binary(engine: str, op: str, name: str) -> None:

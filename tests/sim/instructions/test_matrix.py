@@ -175,6 +175,7 @@ SHAPES = [("bf16", 8), ("bf16", 16), ("f16", 8), ("f16", 16), ("tf32", 4), ("tf3
 HALF_RESULTS = [(name, k, "f16") for name, k in SHAPES if name not in ("bf16", "tf32")]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "k", "d_type"), [*((n, k, "f32") for n, k in SHAPES), *HALF_RESULTS])
 def test_mma(engine: str, name: str, k: int, d_type: str) -> None:
     """Small integers: every product and sum is exact, so a wrong place shows and nothing else can."""

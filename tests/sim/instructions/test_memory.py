@@ -47,6 +47,7 @@ def regs(kind: str, count: int) -> str:
     return "{" + ", ".join(f"%{kind}{i}" for i in range(count)) + "}" if count > 1 else f"%{kind}0"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("vector", "width"),
     [

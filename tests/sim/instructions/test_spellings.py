@@ -42,6 +42,7 @@ def _seed() -> int:
     return int(os.environ.get("GDNBENCH_FUZZ_SEED", drawn("spellings")))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("op", OPCODES)
 def test_engines_take_the_same(op: str) -> None:
     every = list(cases(op))
@@ -92,6 +93,7 @@ def _results(engine: str, chosen: list[Case]) -> dict[Case, Array]:
     return found
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("op", OPCODES)
 def test_both_give_the_same_and_no_suffix_is_ignored(op: str) -> None:
     _no_suffix_is_ignored(op, RUN)

@@ -87,6 +87,7 @@ def test_a_loop_without_end_is_named_with_its_line(text: str, engine: str) -> No
     assert "\n" not in str(fault)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("text", [APART, TOGETHER], ids=["apart", "together"])
@@ -97,6 +98,7 @@ def test_a_launch_that_takes_too_long_is_stopped(text: str, threads: int, engine
     assert time.monotonic() - start < 20
 
 
+@pytest.mark.slow
 def test_ctas_in_processes_count_together() -> None:
     """Each CTA alone is far below the bound; the first ones take long enough that processes begin."""
     settings = {"grid": 40, "block": 32, "engine": "interpreter", "threads": 2}

@@ -74,6 +74,7 @@ def expected() -> np.ndarray:
     return (index * 3 + index // 32).astype(np.int32)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("engine", ["interpreter", "compiled"])
 @pytest.mark.parametrize("threads", [1, 2, 7, 100])
 def test_results_and_counts_do_not_depend_on_the_processes(engine: str, threads: int) -> None:

@@ -53,6 +53,7 @@ def mismatches(case: tuple[int, str, str, str]) -> int:
     return int(np.count_nonzero(np.stack(model) != md))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", FLOATS, ids=str)
 def test_the_model_is_the_gpu(case: tuple[int, str, str, str]) -> None:
     assert mismatches(case) == 0
@@ -77,6 +78,7 @@ WRONG: list[tuple[str, tuple[int, str, str, str], Change]] = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("label", "case", "change"), WRONG, ids=[f"{w[0]}-{w[1]}" for w in WRONG])
 def test_a_model_beside_it_is_not(
     label: str, case: tuple[int, str, str, str], change: Change, monkeypatch: pytest.MonkeyPatch

@@ -34,6 +34,7 @@ def test_the_recording_is_of_these_kernels(family: str) -> None:
     assert recorded == {name: kernel.fingerprint() for name, kernel in kernels(family).items()}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("family", "name", "engine"),
     quick(RUNS, *(place for place, run in enumerate(RUNS) if run[2] != "interpreter" or is_short(*run[:2]))),

@@ -26,6 +26,7 @@ def compiled(sweep: Sweep) -> Array:
     return simulate(sweep.kernel(), Capture({}), "compiled")["out"][0]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("sweep", MARKED)
 def test_the_compiled_engine_gives_what_the_gpu_gave(sweep: Sweep) -> None:
     assert digest(compiled(sweep)) == sweep.digest

@@ -53,6 +53,7 @@ class Descriptors:
             out[index] = tcgen05.smem_descriptor_to_int(mma.make_fragment_A(tensor).iterator)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "mn_major", "kinds"),
     [

@@ -34,6 +34,7 @@ def filled() -> Machine:
     return machine
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("shape", "repeat"), FORMS)
 def test_load_follows_the_copy_atom(shape: str, repeat: int) -> None:
     """Each register holds the word that CuTe's atom says, in every quarter."""

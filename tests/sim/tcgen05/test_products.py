@@ -71,6 +71,7 @@ SIXTEEN_BIT = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("layout", "offsets", "m", "n"),
     quick(
@@ -85,6 +86,7 @@ def test_sixteen_bit_layouts(layout: tuple[str, bool], offsets: tuple[int, int],
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("layout", K_MAJOR, ids=lambda layout: layout[0])
 @pytest.mark.parametrize(
     ("name", "m", "n"), [("f16", 64, 8), ("tf32", 128, 24), ("e4m3", 64, 40), ("e5m2", 128, 104)]
@@ -124,6 +126,7 @@ def test_schedules_agree(schedule: str) -> None:
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("n", range(8, 257, 8))
 @pytest.mark.parametrize("m", [64, 128])
 def test_every_n(m: int, n: int) -> None:

@@ -29,6 +29,7 @@ def compare(product: Product, seed: int, m: int, n: int) -> None:
             np.testing.assert_array_equal(got, want, err_msg=f"{model}, {what}, seed {seed}")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("product", quick(PRODUCTS, *range(0, len(PRODUCTS), 3), ids=map(str, PRODUCTS)))
 def test_fixed_operands(product: Product) -> None:
     compare(product, 30, 67, 37)
@@ -108,6 +109,7 @@ def test_a_product_in_place(model: str) -> None:
     np.testing.assert_array_equal(room, before)
 
 
+@pytest.mark.slow
 def test_threads_share_compiled_products() -> None:
     rng = np.random.default_rng(34)
     jobs = [(p, *case) for p in PRODUCTS for case in every_kind(rng, p, 16, 24)[:2]]

@@ -53,6 +53,7 @@ def numbers(
     return values(product.a.name, a).tolist(), values(product.b.name, b).tolist(), c_values.tolist()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("product", PRODUCTS, ids=str)
 def test_hardware_is_the_published_rule(product: Product) -> None:
     rng = np.random.default_rng(20)
@@ -67,6 +68,7 @@ def test_hardware_is_the_published_rule(product: Product) -> None:
         np.testing.assert_array_equal(got, want, err_msg=what)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("product", quick(PRODUCTS, *range(0, len(PRODUCTS), 3), ids=map(str, PRODUCTS)))
 def test_exact_is_fp64_rounded_once(product: Product) -> None:
     rng = np.random.default_rng(21)
@@ -143,6 +145,7 @@ class TestMutations:
         ]
         return int((got != np.array(want)).sum())
 
+    @pytest.mark.every(2)
     @pytest.mark.parametrize("product", QUICK)
     @pytest.mark.parametrize("spread", [6, 20, 40, None])
     def test_right_numbers_agree(self, product: Product, spread: int | None) -> None:

@@ -145,6 +145,7 @@ def test_tcgen05_gemm(biased: bool, quack: Apart) -> None:
     assert (error <= accumulated * size + BF16 * (expected.abs() + accumulated * size)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "schedule"),
     quick([("compiled", "late"), ("compiled", "random:3"), ("interpreter", "late")], 1),

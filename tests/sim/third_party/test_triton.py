@@ -155,6 +155,7 @@ def test_programs_of_two_ctas(machine: str, engine: str, cases: Apart) -> None:
     _check_product(a, b, ran.tensors["c"])
 
 
+@pytest.mark.slow
 def test_what_does_not_run(cases: Apart) -> None:
     cooperative, host, outside, empty = cases.run("refused", {"machine": "b200"}).report.split("\n")
     assert re.search(wording("sim.triton-cooperative"), cooperative)

@@ -51,6 +51,7 @@ def test_by_the_stream(streams: tuple[int, int], dependent: bool) -> None:
     assert races(LaunchAttributes(programmatic=True), streams) is dependent
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("between", "dependent"),
     [

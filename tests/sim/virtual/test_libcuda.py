@@ -368,6 +368,7 @@ assert list(x) == [i + 1.5 for i in range(100)]
 """
 
 
+@pytest.mark.slow
 def test_a_program_of_ctypes_alone_has_a_gpu(run: Run) -> None:
     ran = run(PROGRAM, options=("--json",))
     assert ran.returncode == 0, ran.stderr

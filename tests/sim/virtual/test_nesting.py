@@ -53,6 +53,7 @@ def test_a_second_gpu_says_what_to_do(gpu: VirtualGpu) -> None:
     assert torch.cuda.get_device_name() == "NVIDIA B200"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", quick([["--", sys.executable, "-c", "import torch"], ["add.ptx:add"]], 1))
 def test_gdnbench_sim_of_gdnbench_sim(inner: list[str], run_sim: Run) -> None:
     """One line of the inner command, which ends with exit status 2, "bad input". So the outer one does."""

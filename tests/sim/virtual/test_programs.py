@@ -72,6 +72,7 @@ print("the program's own line")
 """
 
 
+@pytest.mark.slow
 def test_a_right_kernel_passes(run: Run) -> None:
     ran = run(SCALE, "7", options=("--sms", "7", "--json"))
     assert ran.returncode == 0, ran.stderr
@@ -226,6 +227,7 @@ with virtual_gpu():
 """
 
 
+@pytest.mark.slow
 def test_a_gpu_after_the_first_backward_pass_has_none(tmp_path: Path, environment: Mapping[str, str]) -> None:
     program = tmp_path / "early.py"
     program.write_text(EARLY, encoding="utf-8")
@@ -357,6 +359,7 @@ def test_a_log_that_is_cut_off_is_told(tmp_path: Path) -> None:
     assert re.fullmatch(wording("sim.virtual.incomplete", process=12), text)
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_the_command_alone_ends_the_program(
     tmp_path: Path, environment: Mapping[str, str]
 ) -> None:

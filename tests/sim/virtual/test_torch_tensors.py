@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("gpu")
 X = torch.arange(24.0).view(4, 6) - 7.5
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "operation",
     [
@@ -59,6 +60,7 @@ def test_operations_have_the_cpus_values(operation: Callable[[Tensor], Any]) -> 
         assert torch.equal(on_gpu.cpu(), on_cpu)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "make",
     [

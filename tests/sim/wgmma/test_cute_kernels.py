@@ -56,17 +56,20 @@ def check(engine: str, dtype: torch.dtype, n: int, k: int, result: torch.dtype =
     assert torch.equal(c.double(), want), f"seed {seed}"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("swizzle", ["INTER", "SW32", "SW64", "SW128"])
 @pytest.mark.parametrize(("a_major", "b_major"), [(K, K), (MN, K), (K, MN), (MN, MN)])
 def test_layouts_in_shared_memory(swizzle: str, a_major: Any, b_major: Any) -> None:
     check("compiled", BF16, 64, 64, swizzle=swizzle, a_major=a_major, b_major=b_major)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("swizzle", ["INTER", "SW32", "SW64", "SW128"])
 def test_byte_layouts_in_shared_memory(swizzle: str) -> None:
     check("compiled", torch.float8_e4m3fn, 32, 128, swizzle=swizzle)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("dtype", "result"),
@@ -96,6 +99,7 @@ def run_pipelined(program: Any, engine: str, schedule: str) -> tuple[torch.Tenso
     return c.double(), a.double() @ b.double().T
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("a_registers", [False, True])
 @pytest.mark.parametrize("schedule", ["late", "early", "random:5"])
 @pytest.mark.parametrize("engine", ENGINES)

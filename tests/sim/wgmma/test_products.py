@@ -34,6 +34,7 @@ def answer(case: Case, operands: Operands, engine: str, schedule: str = "late") 
     return d_matrix(case, arrays[-1])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("types", TYPES, ids="-".join)
 def test_types(types: tuple[str, str, str], engine: str) -> None:
@@ -47,6 +48,7 @@ def test_types(types: tuple[str, str, str], engine: str) -> None:
         )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("case", LAYOUTS, ids=lambda case: case.name)
 def test_layouts(case: Case, engine: str) -> None:
@@ -55,6 +57,7 @@ def test_layouts(case: Case, engine: str) -> None:
     np.testing.assert_array_equal(answer(case, operands, engine), expected(case, operands))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("n", [8, 16, 24, 72, 104, 192, 248, 256])
 @pytest.mark.parametrize("d", ["f32", "f16"])
 def test_widths(n: int, d: str) -> None:

@@ -116,6 +116,7 @@ def test_layouts_by_hand() -> None:
     assert [mn_major[at] for at in ((1, 0), (0, 1), (8, 0), (0, 8))] == [2, 16, 128, 512]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("constant", "bits"),
     [

@@ -57,16 +57,19 @@ def missed(types: Types) -> int:
     return int(numbers.sum() + strange.sum())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("types", TYPES, ids="-".join)
 def test_the_rule_is_the_gpu(types: Types) -> None:
     assert missed(types) == 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("case", "seed"), LAYOUT_SEEDS, ids=[case.name for case, _ in LAYOUT_SEEDS])
 def test_elements_lie_where_the_gpu_reads_them(case: Case, seed: int) -> None:
     np.testing.assert_array_equal(expected(case, random_operands(case, seed)), recorded(case.name, case))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("types", TYPES, ids="-".join)
 def test_exact_fractions_are_the_gpu(types: Types) -> None:
     """`exact_sums`, which random kernels are held to, at 64 random elements of each answer."""
@@ -116,6 +119,7 @@ def follow(change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "fused_sum_rule", lambda p: change(product_module.fused_sum_rule(p), p.k))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("change", "types"),
     [

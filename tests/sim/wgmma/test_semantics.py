@@ -115,6 +115,7 @@ def both(schedules: tuple[str, ...] = ("late", "early", "random:4")) -> pytest.M
     return pytest.mark.parametrize(("engine", "schedule"), cases)
 
 
+@pytest.mark.every(3)
 @both()
 @pytest.mark.parametrize(
     ("body", "want"),
@@ -298,6 +299,7 @@ def test_the_interpreter_finds_a_use_in_flight(use: str, schedule: str) -> None:
     assert caught.value.kind is FaultKind.UNINITIALISED
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("schedule", ["late", "early"])
 @pytest.mark.parametrize(
