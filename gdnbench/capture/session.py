@@ -49,19 +49,26 @@ from gdnbench.provenance import BackgroundProvenance, parallel_of, process_info
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 _compiled: list[str] = []  # the target of each call that torch.compile traced into a graph
 _compiled_uncaptured: list[tuple[str, str]] = []  # the same of functions that are only counted: name, reason
 COMPILED = "torch.compile traced them into a graph, which runs no Python; try --break-graphs"
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _constant_in_graphs(function: F) -> F:
+    """`torch.compiler.assume_constant_result`, which would import the compiler: a second for each program."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_constant_in_graphs
 def count_compiled(target: str) -> bool:
     """Count a call when torch.compile traces it; adds neither a graph break nor a guard."""
     _compiled.append(target)
     return True
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_constant_in_graphs
 def count_compiled_uncaptured(name: str, reason: str) -> bool:
     """As `count_compiled`, for a function that is only counted."""
     _compiled_uncaptured.append((name, reason))

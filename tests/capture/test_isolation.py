@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdnbench.capture import CaptureOptions, capturing, record
+from gdnbench.capture import CaptureOptions, capturing, record, session
 from gdnbench.capture.outcome import Outcome
 from gdnbench.store.journal import JournalWriter
 from gdnbench.store.reader import Store
@@ -196,6 +196,15 @@ def test_max_bytes_ends_the_capture_and_not_the_program(tmp_path: Path) -> None:
     # Bytes of a call: state 1024 before and after, q and k 64, v and o 128, g and beta 16 each, slot 4.
     assert (counts.records, counts.bytes) == (4, 4 * 2468)
     assert counts.reached_max_bytes
+
+
+def test_functions_are_marked_as_constant_as_torch_marks_them() -> None:
+    def marked() -> None: ...
+
+    torch.compiler.assume_constant_result(marked)  # type: ignore[no-untyped-call]
+    assert vars(marked)
+    assert vars(marked).items() <= vars(session.count_compiled).items()
+    assert vars(marked).items() <= vars(session.count_compiled_uncaptured).items()
 
 
 def test_compiled_calls_are_counted_and_compiled_as_before(tmp_path: Path) -> None:
