@@ -6,7 +6,8 @@ log, or in dictionaries while a program runs.
 
 A read is called wrong only if one of these holds, and otherwise unknown:
 - its content is identified: a recorded write of another position, of another request or prefix, has it, and
-  no write that the reader may rightly find does; so has the state after a rejected draft, at any position;
+  no write that the reader may rightly find does; so has the state after a rejected draft, at any position, if
+  the reader is the draft's request, has the tokens that this accepted, or every call is recorded;
 - its content is from no recorded write, although the request wrote that position in one of the last two calls
   of the pool, none is missing since, and the request has been followed from its first token or from a
   recognised prefix hit;
@@ -150,20 +151,15 @@ def judge(read: Access, history: History) -> Finding | Unknown | None:
     if own is not None and own.digest == read.digest:
         return None
     previous = history.previous(read.request, read.step)
-    continues = (
-        previous is not None
-        and previous.may_leave(read.position)
-        and history.contiguous(previous.step, read.step)
-        and history.calls_apart(previous.step, read.step) <= _ADJACENT
-    )
+    adjacent = _is_adjacent(read, previous, history)
+    in_place = adjacent and _is_in_place(read, own, previous, history)
     sources = history.writes_of(read.digest, read.step)
-    if any(_is_right(read, source, continues, history) for source in sources):
+    if any(_is_right(read, source, in_place, history) for source in sources):
         return None
     if read.digest == ZERO:
         sources = []  # zeros identify no write
     if history.is_several(read.request, read.step):
         return Unknown.SEVERAL_SEQUENCES
-    in_place = continues and own is not None and own.slot == read.slot >= 0
     if (reason := _doubt(read, own, sources, in_place, history)) is not None:
         return reason
     anchor = own or (sources[-1] if sources else None)
@@ -184,7 +180,7 @@ def judge(read: Access, history: History) -> Finding | Unknown | None:
     if previous is None or previous.step != own.step:
         return Unknown.FROM_ELSEWHERE  # a later call may have left its state where no record shows it
     from_first = history.from_first(read.step)
-    certain = continues and (in_place or from_first)
+    certain = adjacent and (in_place or from_first)
     if not (certain and history.is_followed(read.request, read.step)):
         return Unknown.FROM_ELSEWHERE
     if sources:
@@ -192,6 +188,27 @@ def judge(read: Access, history: History) -> Finding | Unknown | None:
     fresh = from_first and read.slot >= 0 and not history.slot_written(read.slot, read.step)
     kind = Break.NEVER_WRITTEN if fresh else Break.UNEXPLAINED
     return Finding(kind, history.layer, history.chain, read, read, own)
+
+
+def _is_adjacent(read: Access, previous: PreviousCall | None, history: History) -> bool:
+    """Whether the read is where the request's previous call may have ended, in one of the pool's next two
+    calls."""
+    return (
+        previous is not None
+        and previous.may_leave(read.position)
+        and history.contiguous(previous.step, read.step)
+        and history.calls_apart(previous.step, read.step) <= _ADJACENT
+    )
+
+
+def _is_in_place(read: Access, own: Access | None, previous: PreviousCall | None, history: History) -> bool:
+    """Whether the request, in a call adjacent to its previous one, reads the slot that it wrote there, and
+    so has no prefix hit. It may have one at just that position if it was preempted in between: then a call of
+    the pool was without it, and now it computes a prompt."""
+    if previous is None or own is None or not own.slot == read.slot >= 0:
+        return False
+    decodes = read.tokens == 1 or (previous.drafts and read.tokens == previous.tokens)
+    return decodes or history.calls_apart(previous.step, read.step) <= 1
 
 
 def _not_zero(read: Access, history: History) -> Finding:
@@ -224,22 +241,31 @@ def _is_miscounted(read: Access, own: Access, previous: PreviousCall | None, his
     return read.digest == (ZERO if last is None else last.digest)
 
 
-def _is_right(read: Access, source: Access, continues: bool, history: History) -> bool:
+def _is_right(read: Access, source: Access, in_place: bool, history: History) -> bool:
     """Whether `read` may find the content of `source`: a cached state of the same prefix, which the request
-    itself may have left before it was preempted. Nobody may cache the state after a rejected draft."""
+    itself may have left before it was preempted. Nobody may cache the state after a rejected draft.
+    `in_place`: the request reads the slot that it wrote a moment ago, so this is no prefix hit."""
     if source.position != read.position or source.is_padding or _is_rejected(source, read, history):
         return False
-    if source.request == read.request:
-        return not continues
-    return source.prefix == read.prefix != 0
+    same_tokens = source.prefix == read.prefix != 0
+    return same_tokens or (source.request == read.request and not in_place)
 
 
 def _is_rejected(source: Access, read: Access, history: History) -> bool:
-    """Whether `source` is the state after a draft that its request rejected, which is of tokens that nobody
-    has. Other tokens may have the same window of a convolution."""
+    """Whether `source` is the state after a draft that its request rejected, and the reader does not have the
+    draft's tokens. Other tokens may have the same window of a convolution.
+
+    The reader does not have them if it is that request, or has the tokens that the request accepted instead.
+    Another reader may have the tokens of a request that no record has, and its state: of the same bits, if
+    the kernel rounds alike in every batch."""
     if read.is_recent or not source.is_draft or history.is_several(source.request, read.step):
         return False
-    return history.was_rejected(source, read.step)
+    if not history.was_rejected(source, read.step):
+        return False
+    if source.request == read.request or history.from_first(read.step):
+        return True
+    accepted = history.latest(source.request, source.position, read.step)
+    return accepted is not None and accepted.prefix == read.prefix != 0
 
 
 def _is_left_by_another(read: Access, own: Access | None, history: History) -> bool:
