@@ -8,7 +8,9 @@ Nobody records who writes these rows. So a read is compared with earlier reads, 
 
 Both rely on the order of a window's entries. A chain whose windows do not fit together from call to call, so
 that a token seems to move to another slot, is not checked; neither is one whose rows do not depend on the
-position, so that the same row is in several slots for several positions.
+position, so that the same row is in several slots for several positions. Nor is a call of a request in which
+most rows stayed and seem to be of other tokens, as when a ring is read in the order of its slots and has come
+round.
 """
 
 from __future__ import annotations
@@ -124,14 +126,15 @@ class _WindowCheck:
         fits = self._order_fits()
         common = self._common() if fits else {}
         depends = self._depends(common)
+        reordered = self._reordered()
         for old, new in zip(before[seen & ~content].tolist(), after[seen & ~content].tolist(), strict=True):
-            found[new] = self._changed(old, new) if fits else _COMMON
+            found[new] = self._changed(old, new) if fits and not reordered[new] else _COMMON
         again = np.zeros(len(rows), dtype=np.bool_)
         again[after[seen]] = True
         for old, new in self._left_over(again):
             since = common.get(tuple(rows["digest"][new].tolist()))
             step = int(rows["step"][new])
-            if fits and depends(step) and (since is None or step < since):
+            if fits and not reordered[new] and depends(step) and (since is None or step < since):
                 found[new] = self._stale(old, new)
         self.findings.sort(key=lambda one: (one.found.step, one.found.sequence))
         return found
@@ -146,6 +149,23 @@ class _WindowCheck:
         near = pairs & (self._continuity.apart(rows["step"][one], rows["step"][other]) == 1)
         moved = rows["slot"][one] != rows["slot"][other]
         return bool(near.any()) and int((near & moved).sum()) * 4 <= int(near.sum())
+
+    def _reordered(self) -> NDArray[np.bool_]:
+        """The reads of requests in calls in which more of the slots that the request read before, and whose
+        rows are as they were, have another position than have the same one: bool [n]."""
+        rows = self._rows
+        order = np.lexsort((rows["step"], rows["slot"], rows["request"]))
+        one, other = order[:-1], order[1:]
+        kept = equal(rows, one, other, "request", "slot") & (rows["step"][one] != rows["step"][other])
+        kept &= (rows["digest"][one] == rows["digest"][other]).all(axis=1)
+        moved = rows["position"][one] != rows["position"][other]
+        calls = np.stack([rows["request"], rows["step"]], axis=1)
+        names, number = np.unique(calls, axis=0, return_inverse=True)
+        number = number.reshape(-1)
+        balance = np.zeros(len(names), dtype=np.int64)
+        np.add.at(balance, number[other[kept]], np.where(moved[kept], 1, -1))
+        found: NDArray[np.bool_] = balance[number] > 0
+        return found
 
     def _common(self) -> dict[tuple[int, int], int]:
         """Contents that came to several slots for several positions, and the step in which that was first

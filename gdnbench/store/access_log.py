@@ -27,10 +27,9 @@ class AccessFlag(IntFlag):
     WINDOW = 8  # a token's row of a window: `position` is that token's
     APART = 16  # of a call that is counted apart from others of its layer, see `Operation.counted_apart`
     RECENT = 32  # a state of the latest few tokens alone, which other prefixes may have too
-    COMPRESSED = (
-        64  # with WINDOW, a row of several tokens: `position` is that of the query that reads it. Such
-    )
-    # rows are made of records, and are in no log.
+    # With WINDOW, a row of several tokens: `position` is that of the query that reads it. Such rows are made
+    # of records, and are in no log.
+    COMPRESSED = 64
     ALL = 128  # with COMPRESSED, its query reads fewer rows than it has room for, so perhaps all in order
 
 

@@ -10,6 +10,7 @@ import pytest
 from gdnbench.lineage.check import check_chain
 from gdnbench.lineage.finding import Finding
 from gdnbench.lineage.table import AccessTable
+from gdnbench.store.access_log import ROW, AccessFlag, AccessKind
 from tests.lineage.logs import subset
 from tests.lineage.windows import WindowEngine
 
@@ -79,3 +80,32 @@ def test_rows_that_do_not_depend_on_the_position_are_not_judged(tokens: int) -> 
     """The first layer of a model without positional encoding: the slot may well have held the same token."""
     for seed in range(4):
         assert findings_of(WindowEngine(seed, tokens=tokens).run(60).table()) == []
+
+
+def ring_log(length: int, tokens: list[int]) -> AccessTable:
+    """Requests one after another, of so many tokens each, whose rows are in one ring of `length` slots that
+    every query reads in the order of the slots."""
+    chosen = random.Random(1)
+    rows, call = [], 0
+    for request, count in enumerate(tokens):
+        ring: list[tuple[int, int]] = []
+        for position in range(count):
+            row = chosen.getrandbits(64), chosen.getrandbits(64)
+            ring[position % length : position % length + 1] = [row]
+            for slot, content in enumerate(ring):
+                claimed = position + slot - (len(ring) - 1)
+                rows.append(
+                    (call, call, 0, 0, AccessKind.READ, AccessFlag.WINDOW, 0, request, claimed, slot, -1, 1,
+                     0, content)
+                )  # fmt: skip
+            call += 1
+    names = tuple(map(str, range(len(tokens))))
+    return AccessTable("made", np.array(rows, dtype=ROW), ("layer",), ("window",), names)
+
+
+def test_a_ring_in_the_order_of_its_slots_is_not_accused() -> None:
+    """Only one request comes round, so that the windows of the chain seem to fit together."""
+    (chain,) = ring_log(8, [7, 8, 8, 10, 7, 8]).by_chain()
+    result = check_chain(chain)
+    assert result.findings == []
+    assert result.right == sum(count * (count - 1) // 2 for count in (7, 8, 8, 8, 7, 8))
