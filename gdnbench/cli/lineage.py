@@ -14,10 +14,14 @@ from gdnbench.store.recover import open_store
 
 if TYPE_CHECKING:
     from gdnbench.lineage.check import LineageReport
+    from gdnbench.lineage.explain import ExplainedChain
     from gdnbench.store.reader import Store
 
 MOST_LINES = 100
 """Breaks that are printed; --json has all that were classified."""
+
+MOST_NAMES = 5
+"""Of requests in the message about an unknown one."""
 
 
 def lineage(
@@ -94,17 +98,29 @@ def _write_junit(report: LineageReport, path: Path) -> None:
         raise BadInputError(f"--junit {path} cannot be written: {error.strerror}") from None
 
 
+def _named(requests: list[str]) -> str:
+    """Which requests --explain takes, in words."""
+    if not requests:
+        return "capture with an adapter that names requests, see docs/lineage.md"
+    some = ", ".join(map(repr, requests[:MOST_NAMES]))
+    more = f" and {len(requests) - MOST_NAMES} more" if len(requests) > MOST_NAMES else ""
+    return f"calls name {some}{more}"
+
+
 def _explain(stores: list[Store], request: str, layer: str | None, json: bool) -> None:
     from gdnbench.lineage.check import tables_of
     from gdnbench.lineage.explain import HEADERS, RIGHT, explain
     from gdnbench.lineage.export import access_json
 
-    chains = [
-        one for store in stores for table_ in tables_of(store) for one in explain(table_, request, layer)
-    ]
+    chains: list[ExplainedChain] = []
+    names: dict[str, None] = {}  # those of all requests, each once
+    for store in stores:
+        for accesses in tables_of(store):
+            names |= dict.fromkeys(accesses.requests)
+            chains += explain(accesses, request, layer)
     if not chains:
         where = "" if layer is None else f" in a layer {layer!r}"
-        raise BadInputError(f"no call names a request {request!r}{where}")
+        raise BadInputError(f"no call names a request {request!r}{where}; {_named(list(names))}")
     if json:
         print_json(
             [

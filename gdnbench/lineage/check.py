@@ -15,6 +15,7 @@ from gdnbench.lineage.from_log import logged_processes, tables_of_logs
 from gdnbench.lineage.from_records import tables_of_records
 from gdnbench.lineage.table import AccessTable, Chain, Progress
 from gdnbench.lineage.window import check_window
+from gdnbench.ops import operations
 from gdnbench.store.ranks import Rank
 from gdnbench.store.reader import Store
 
@@ -111,5 +112,9 @@ def check_stores(stores: list[Store], advance: Progress | None = None) -> Lineag
         except BadInputError as error:
             raise StoreError(f"{store.path}: {error}") from error
     if not report.chains:
-        raise BadInputError(f"{', '.join(paths)}: no record of an operation that reads or writes states")
+        followed = sorted(name for name, one in operations().items() if one.accesses is not None)
+        raise BadInputError(
+            f"{', '.join(paths)}: no record of an operation that reads or writes states; capture calls of one:"
+            f" {', '.join(followed)}"
+        )
     return report

@@ -94,6 +94,7 @@ def test_refusals_are_one_line(gdnbench: Invoke, broken: Broken, prefills: Path,
         (wording("lineage.layer-alone"), store, "--layer", "x"),
         (wording("lineage.explain-with-junit"), store, "--explain", "x", "--junit", tmp_path / "x.xml"),
         (wording("lineage.explain-unknown"), store, "--explain", "nobody"),
+        (r"; calls name 'r\d+', ", store, "--explain", "nobody"),
     ):
         result = gdnbench("lineage", *arguments)
         assert result.code == 2
