@@ -114,7 +114,7 @@ def check_stores(stores: list[Store], advance: Progress | None = None) -> Lineag
     if not report.chains:
         followed = sorted(name for name, one in operations().items() if one.accesses is not None)
         raise BadInputError(
-            f"{', '.join(paths)}: no record of an operation that reads or writes states; capture calls of one:"
-            f" {', '.join(followed)}"
+            f"{', '.join(paths)}: no record of an operation that reads or writes states; capture calls of one"
+            f" of {', '.join(followed)}"
         )
     return report
