@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -113,6 +114,24 @@ def test_oracle_and_torch_are_the_loop_over_bytes(name: str) -> None:
         np.testing.assert_allclose(exact[row, columns].numpy(), values, rtol=0, atol=size * 40 * 2**-53)
         np.testing.assert_allclose(torchs[row, columns].numpy(), values, rtol=0, atol=size * 40 * 2**-24)
         assert int(exact[row].isfinite().sum()) == len(values)
+
+
+@pytest.mark.parametrize("kernel", ["reference", "torch"])
+@pytest.mark.parametrize("starts", [True, False])
+@pytest.mark.parametrize("compressed", [True, False])
+def test_no_packed_keys(kernel: str, starts: bool, compressed: bool) -> None:
+    """Two queries at the begin of a prompt, whose first window is not complete."""
+    tensors = {
+        "q": torch.ones(2, 3, 4),
+        "weights": torch.ones(2, 3),
+        "lens": torch.zeros(2, dtype=torch.int32),
+        "k": torch.ones(0, 4),
+    }
+    if starts:
+        tensors["row_starts"] = torch.zeros(2, dtype=torch.int32)
+    call = Call(tensors, {"columns": 5, "compressed": compressed, "clean_logits": True}, {})
+    OPERATION.validate(call)
+    assert run_kernel(OPERATION, kernel, call)["logits"].tolist() == [[-math.inf] * 5] * 2
 
 
 def test_transformers_scorer_gives_the_same() -> None:

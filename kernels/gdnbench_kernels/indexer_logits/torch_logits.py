@@ -67,9 +67,9 @@ def _keys(params: LogitsParams) -> tuple[int, Tensor, Tensor]:
 def _placed(params: LogitsParams, values: Tensor, rows: slice, width: int) -> Tensor:
     """Values of keys [n, keys] in the columns of logits [n, width]; what is in columns of no key does not
     count."""
-    if params.compressed and params.row_starts is not None:
+    if params.compressed and params.row_starts is not None and values.shape[1]:
         place = params.row_starts[rows].long().unsqueeze(1) + torch.arange(width, device=values.device)
-        return values.gather(1, place.clamp(max=max(0, values.shape[1] - 1)))
+        return values.gather(1, place.clamp(max=values.shape[1] - 1))
     if width <= values.shape[1]:
         return values[:, :width]
     return torch.nn.functional.pad(values, (0, width - values.shape[1]))
