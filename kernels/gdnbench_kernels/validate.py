@@ -86,11 +86,16 @@ def check_tensors(
     sizes: dict[str, int] = {}
     sources: dict[str, str] = {}
     for name, spec in inputs.items():
-        tensor = call.tensors.get(name)
-        if tensor is None:
+        if name not in call.tensors:
             if not spec.optional and not partial:
                 raise ContractError(f"{op}: tensor {name} is missing; its axes are [{', '.join(spec.axes)}]")
             continue
+        tensor: object = call.tensors[name]
+        if not isinstance(tensor, Tensor):
+            raise ContractError(
+                f"{op}: {name} is a {type(tensor).__name__}; give a tensor of {' or '.join(spec.dtypes)}, or"
+                " leave it out if it is optional"
+            )
         if dtype_name(tensor.dtype) not in spec.dtypes:
             raise ContractError(
                 f"{op}: {name} is {dtype_name(tensor.dtype)}; it must be {' or '.join(spec.dtypes)}"

@@ -70,6 +70,15 @@ def offsets(*values: int) -> Callable[[dict[str, Tensor]], None]:
 PREFILL_REFUSALS = [
     (drop("beta"), wording("kernels.tensor-missing", tensor="beta", axes="T, Hv")),
     (
+        add("initial_state", None),  # type: ignore[arg-type]
+        wording(
+            "kernels.no-tensor",
+            tensor="initial_state",
+            found="NoneType",
+            dtypes="float32 or bfloat16 or float16",
+        ),
+    ),
+    (
         add("alpha", torch.zeros(1)),
         wording(
             "kernels.tensor-unknown",
