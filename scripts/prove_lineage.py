@@ -126,8 +126,8 @@ class Report:
             for text in found[:5]:
                 print(f"  {name}, seed {seed}: {text}")
         self.failed += wrong
-        said = "all right" if not wrong else f"{wrong} WRONG"
-        print(f"{name}: {schedules} schedules, {said}  [{time.monotonic() - start:.0f} s]", flush=True)
+        verdict = "all right" if not wrong else f"{wrong} WRONG"
+        print(f"{name}: {schedules} schedules, {verdict}  [{time.monotonic() - start:.0f} s]", flush=True)
 
 
 def happening(most: int, seed: int, serve_one: Callable[[int], tuple[bool, list[str]]]) -> Iterator:

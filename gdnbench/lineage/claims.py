@@ -1,4 +1,4 @@
-"""What the engine said about the sequences of a recorded call: `dispatch["lineage"]` of its record."""
+"""What the engine claims about the sequences of a recorded call: `dispatch["lineage"]` of its record."""
 
 from __future__ import annotations
 
@@ -98,6 +98,6 @@ def _numbers(found: Mapping[str, Any], name: str, where: str, stop: int) -> tupl
     values = [UNKNOWN if one is None else one for one in _items(found, name, where)]
     for value in values:
         if type(value) is not int or not UNKNOWN <= value < stop:
-            said = str(value)[:40]
-            raise StoreError(f"{where}: lineage: {name} has {said!r}, which is no number below {stop}")
+            shown = str(value)[:40]
+            raise StoreError(f"{where}: lineage: {name} has {shown!r}, which is no number below {stop}")
     return tuple(values)

@@ -72,17 +72,23 @@ def check_states(chain: Chain, explain: bool = False) -> ChainResult:
         result.verdicts = _explained(reads, verdict)
     for place in reads[verdict == _SUSPICIOUS].tolist():
         if len(result.findings) >= MOST_BREAKS:
-            said: Finding | Unknown | None = Unknown.NOT_CLASSIFIED
+            judged: Finding | Unknown | None = Unknown.NOT_CLASSIFIED
         else:
-            said = judge(access_of(rows[place]), history)
-        if said is None:
+            judged = judge(access_of(rows[place]), history)
+        if judged is None:
             result.right += 1
-        elif isinstance(said, Unknown):
-            result.unknown[said] += 1
+        elif isinstance(judged, Unknown):
+            result.unknown[judged] += 1
         else:
-            result.findings.append(said)
+            result.findings.append(judged)
         if explain:
-            text = "right" if said is None else said.value if isinstance(said, Unknown) else said.kind.value
+            text = (
+                "right"
+                if judged is None
+                else judged.value
+                if isinstance(judged, Unknown)
+                else judged.kind.value
+            )
             result.verdicts[place] = text
     result.findings = in_order(call_breaks(chain) + result.findings)
     return result

@@ -52,6 +52,7 @@ def _finding(table: AccessTable, finding: Finding) -> dict[str, Any]:
 
 
 def access_json(table: AccessTable, access: Access | None) -> dict[str, Any] | None:
+    """An access as docs/lineage.md describes it; null for what nobody claimed."""
     if access is None:
         return None
 

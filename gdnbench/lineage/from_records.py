@@ -36,7 +36,7 @@ _Pages = tuple[int, tuple[int, ...] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _RecordedCall:
     """A record and its accesses, not digested yet."""
 
     record: StoredRecord
@@ -57,22 +57,22 @@ def tables_of_records(
     for process, records in itertools.groupby(store.records, lambda record: record.segment.name):
         if process in without:
             continue
-        seen = []
+        calls = []
         for record in records:
-            if (one := _see(record)) is not None:
-                seen.append(one)
+            if (one := _recorded_call(record)) is not None:
+                calls.append(one)
             if advance is not None:
                 advance(record.number + 1, len(store.records))
-        yield _table(process, seen)
+        yield _table(process, calls)
 
 
-def _see(record: StoredRecord) -> _Seen | None:
+def _recorded_call(record: StoredRecord) -> _RecordedCall | None:
     """The record's accesses; None if they are unknown."""
     operation = operations().get(record.info.op)
     if operation is None or record.info.status is not Status.COMPLETE:
         return None
     if operation.accesses is None:
-        return _Seen(record, (), operation, StoredClaims(), _NO_COUNTS)
+        return _RecordedCall(record, (), operation, StoredClaims(), _NO_COUNTS)
     where = f"record {record.key}"
     # States of several layers in one chain would look overwritten.
     claims = claims_of(record.info.dispatch, where) if record.info.has_layer else StoredClaims()
@@ -85,7 +85,7 @@ def _see(record: StoredRecord) -> _Seen | None:
         raise StoreError(f"{where}: {record.info.op} without the tensor {error}") from error
     accepted = call.tensors.get("num_accepted")
     counts = _NO_COUNTS if accepted is None else accepted.long().flatten().numpy()
-    return _Seen(record, found, operation, claims, counts)
+    return _RecordedCall(record, found, operation, claims, counts)
 
 
 def _call(record: StoredRecord, operation: Operation) -> Call:
@@ -111,12 +111,12 @@ def _call(record: StoredRecord, operation: Operation) -> Call:
     return call
 
 
-def _table(process: str, seen: list[_Seen]) -> AccessTable:
+def _table(process: str, calls: list[_RecordedCall]) -> AccessTable:
     layers, chains, requests = Names[str](), Names[str](), Names[str]()
-    forms = _forms(seen)
+    forms = _forms(calls)
     digests = _DigestCache()
     parts: list[Rows] = []
-    for one in seen:
+    for one in calls:
         info = one.record.info
         first = len(parts)
         for accesses in one.accesses:
@@ -140,16 +140,16 @@ def _table(process: str, seen: list[_Seen]) -> AccessTable:
         tuple(layers),
         tuple(chains) or ("",),
         tuple(requests),
-        elsewhere=any(one.claims.elsewhere for one in seen),
-        records={one.record.info.call: one.record.number for one in seen},
+        elsewhere=any(one.claims.elsewhere for one in calls),
+        records={one.record.info.call: one.record.number for one in calls},
     )
 
 
-def _kept_writes(reads: Rows, seen: _Seen, accesses: Accesses, form: RowForm | None) -> Rows:
+def _kept_writes(reads: Rows, call: _RecordedCall, accesses: Accesses, form: RowForm | None) -> Rows:
     """Writes of states that a call keeps outside its pool, with their digests if the record has them: those
     are of rows in the pool's form."""
-    writes, token = kept_writes(reads, seen.claims.kept)
-    digests, handle = seen.claims.kept_digests, _handle(seen.record, accesses, AccessKind.READ)
+    writes, token = kept_writes(reads, call.claims.kept)
+    digests, handle = call.claims.kept_digests, _handle(call.record, accesses, AccessKind.READ)
     if digests and handle is not None and accesses.split == 1 and _form(handle, accesses) == form:
         for write, number in zip(writes, token.tolist(), strict=True):
             of_sequence = digests[int(write["sequence"])]
@@ -173,10 +173,10 @@ def _form(handle: TensorHandle, accesses: Accesses) -> RowForm:
     return RowForm(handle.meta.dtype, handle.meta.axes[axis:], shape)
 
 
-def _forms(seen: list[_Seen]) -> dict[tuple[str, str], RowForm | None]:
+def _forms(calls: list[_RecordedCall]) -> dict[tuple[str, str], RowForm | None]:
     """The form of each chain's rows, by layer and chain: that of its pool, else the most frequent one."""
     counts: dict[tuple[str, str], Counter[tuple[bool, RowForm]]] = {}
-    for one in seen:
+    for one in calls:
         for accesses in one.accesses:
             count = counts.setdefault((one.record.info.layer, accesses.chain), Counter())
             for kind in (AccessKind.READ, AccessKind.WRITE):

@@ -84,8 +84,7 @@ class _Request:
 class OnlineLineage:
     """Checks the calls of one process as they come. Not thread safe.
 
-    `remembered`: of each chain, how many
-    writes, contents, slots and requests are remembered.
+    `remembered`: how many writes, contents, slots and requests of each chain are remembered.
     """
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
@@ -104,7 +103,7 @@ class OnlineLineage:
     ) -> list[Finding]:
         """Add the next call of a layer, of which steps ascend: its accesses by chain, but those of windows.
         Returns the breaks that the call shows. A missing step is a missing call; calls with `apart`
-        (`Operation.counted_apart`) have steps of their own. `elsewhere`: the engine said at this call
+        (`Operation.counted_apart`) have steps of their own. `elsewhere`: the engine claimed at this call
         that it also writes states in other ways, which is taken to be so from then on."""
         calls = self._layers.setdefault((layer, apart), _Layer())
         self._elsewhere |= elsewhere
@@ -168,10 +167,10 @@ class _ChainHistory:
         found = breaks_of_call([one for one in writes if one.slot >= 0], self.layer, self.chain)
         hits = set()
         for read in reads:
-            said = judge(read, self)
-            if isinstance(said, Finding):
-                found.append(said)
-            elif said is None and self._is_hit(read):
+            judged = judge(read, self)
+            if isinstance(judged, Finding):
+                found.append(judged)
+            elif judged is None and self._is_hit(read):
                 hits.add(read.request)
         by_request: dict[int, list[Access]] = {}
         for one in live:

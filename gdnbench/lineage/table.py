@@ -18,7 +18,7 @@ Rows = NDArray[np.void]
 Numbers = NDArray[np.int64]
 
 Progress = Callable[[int, int], None]
-"""Is told how many records have been read, and of how many."""
+"""Called with how many records have been read, and how many there are."""
 
 
 class Access(NamedTuple):
@@ -101,8 +101,7 @@ class AccessTable:
     request of it.
 
     `whole`: nothing was called before the first row. `elsewhere`: the engine also wrote states in other ways
-    than by calls. `records`: of a table made of records, the number of
-    each call's record in its store.
+    than by calls. `records`: of a table made of records, the number of each call's record in its store.
     """
 
     process: str
@@ -149,7 +148,7 @@ class AccessTable:
             if not len(rows):
                 continue
             apart = (rows["flags"] & AccessFlag.APART) != 0
-            steps = {of: np.unique(rows["step"][apart == of]) for of in (False, True)}
+            steps = {kind: np.unique(rows["step"][apart == kind]) for kind in (False, True)}
             for chain in np.unique(rows["chain"][rows["kind"] != AccessKind.NONE]):
                 own = rows[(rows["chain"] == chain) & (rows["kind"] != AccessKind.NONE)]
                 own = own[np.lexsort((own["kind"], own["step"]))]

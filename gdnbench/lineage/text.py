@@ -42,6 +42,7 @@ class Line:
 
 
 def request_name(table: AccessTable, access: Access) -> str:
+    """The request of an access as tables print it: its name, "padding" or "unknown"."""
     if access.is_padding:
         return "padding"
     return "unknown" if access.request < 0 else table.requests[access.request]

@@ -270,6 +270,7 @@ class _WindowCheck:
 
 
 def equal(rows: Rows, one: Numbers, other: Numbers, *names: str) -> NDArray[np.bool_]:
+    """Whether the rows at `one` and `other` [n] are equal in the columns `names`: bool [n]."""
     found = np.ones(len(one), dtype=np.bool_)
     for name in names:
         found &= rows[name][one] == rows[name][other]

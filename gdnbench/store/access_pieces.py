@@ -97,7 +97,7 @@ def rows_of_piece(record: StoredRecord) -> int:
 def piece_of(record: StoredRecord) -> Piece:
     """The piece that a record holds. StoreError if it is damaged or has another form."""
     where = f"record {record.key}"
-    said = record.info.dispatch
+    described = record.info.dispatch
     count = rows_of_piece(record)
     rows = np.zeros(count, dtype=ROW)
     for name in ROW.names or ():
@@ -106,7 +106,7 @@ def piece_of(record: StoredRecord) -> Piece:
         if handle is None or handle.meta.shape != wanted.shape or handle.meta.dtype != wanted.dtype.name:
             raise StoreError(f"{where}: column {name} is not {wanted.dtype.name} {wanted.shape}")
         rows[name] = handle.bits()
-    found = {name: said.get(name) for name in _NAMED}
+    found = {name: described.get(name) for name in _NAMED}
     for name, listed in found.items():
         kind = dict if name == "chains" else str
         if not isinstance(listed, list) or not all(isinstance(one, kind) for one in listed):
@@ -117,8 +117,8 @@ def piece_of(record: StoredRecord) -> Piece:
         least = UNKNOWN if name == "requests" else 0
         if len(column) and not (column.min() >= least and column.max() < len(listed)):
             raise StoreError(f"{where}: a row has a number that {name} do not have")
-    sample, whole, lost = said.get("sample"), said.get("whole"), said.get("lost", 0)
+    sample, whole, lost = described.get("sample"), described.get("whole"), described.get("lost", 0)
     if type(sample) is not int or sample < 1 or not isinstance(whole, bool) or type(lost) is not int:
         raise StoreError(f"{where}: sample, whole and lost are {(sample, whole, lost)!r}")
-    elsewhere = said.get("elsewhere", False) is not False
+    elsewhere = described.get("elsewhere", False) is not False
     return Piece(rows, **found, sample=sample, whole=whole, lost=lost, elsewhere=elsewhere)  # type: ignore[arg-type]
