@@ -305,6 +305,19 @@ class ArrayHistory:
     def from_first(self, step: int) -> bool:
         return not self._elsewhere and self._number(step) < self._continuity.until
 
+    def all_digested(self, step: int) -> bool:
+        return step <= self._first_undigested
+
+    @cached_property
+    def _first_undigested(self) -> int:
+        """The step of the first write whose digest is unknown, padding's apart; past all if there is none."""
+        rows = self._write_rows
+        known = (
+            rows["flags"] & (AccessFlag.DIGEST_UNKNOWN | AccessFlag.PADDING)
+        ) != AccessFlag.DIGEST_UNKNOWN
+        places = np.flatnonzero(~known)
+        return int(rows["step"][places[0]]) if len(places) else int(np.iinfo(np.int64).max)
+
     def slot_written(self, slot: int, step: int) -> bool:
         return bool(len(self._slots.all_before(slot, self._number(step))))
 

@@ -149,6 +149,7 @@ class _ChainHistory:
         self._several: set[int] = set()  # requests of several sequences of the call that is being added
         self._prompts = False  # whether a call that computes a prompt was seen
         self._unclaimed = -1  # step of the latest call with an unknown request
+        self._undigested = False  # whether a write's digest was unknown, padding's apart
 
     def add(self, step: int, accesses: Sequence[Access]) -> list[Finding]:
         """The breaks that a call shows, which is then part of the history."""
@@ -205,6 +206,7 @@ class _ChainHistory:
 
     def _remember_write(self, write: Access) -> None:
         kept = _Write(write)
+        self._undigested = self._undigested or not (write.digest_known or write.is_padding)
         if write.request >= 0 and write.position >= 0 and not write.is_padding:
             self._own.put((write.request, write.position), kept)
         same = self._contents.get(write.digest) or deque(maxlen=MOST_SOURCES + 1)
@@ -288,6 +290,9 @@ class _ChainHistory:
     def from_first(self, step: int) -> bool:
         forgot = self._own.forgot or self._contents.forgot or self._slots.forgot
         return self._calls.since == 0 and not forgot and not self._calls.elsewhere
+
+    def all_digested(self, step: int) -> bool:
+        return not self._undigested
 
     def slot_written(self, slot: int, step: int) -> bool:
         return self._slots.get(slot) is not None

@@ -118,6 +118,9 @@ class History(Protocol):
     def from_first(self, step: int) -> bool:
         """Whether every call of the layer up to `step` is recorded, and states come from calls alone."""
 
+    def all_digested(self, step: int) -> bool:
+        """Whether the digest of every recorded write before `step` is known, but for padding's."""
+
     def slot_written(self, slot: int, step: int) -> bool:
         """Whether a recorded call before `step` wrote the slot."""
 
@@ -256,13 +259,15 @@ def _is_rejected(source: Access, read: Access, history: History) -> bool:
     draft's tokens. Other tokens may have the same window of a convolution.
 
     The reader does not have them if it is that request, or has the tokens that the request accepted instead.
-    Another reader may have the tokens of a request that no record has, and its state: of the same bits, if
-    the kernel rounds alike in every batch."""
+    Another reader may have these tokens, and a state that no record has or whose digest is unknown: of the
+    same bits, if the kernel rounds alike in every batch."""
     if read.is_recent or not source.is_draft or history.is_several(source.request, read.step):
         return False
     if not history.was_rejected(source, read.step):
         return False
-    if source.request == read.request or history.from_first(read.step):
+    if source.request == read.request:
+        return True
+    if history.from_first(read.step) and history.all_digested(read.step):
         return True
     accepted = history.latest(source.request, source.position, read.step)
     return accepted is not None and accepted.prefix == read.prefix != 0
@@ -287,6 +292,8 @@ def _doubt(
     live = [source for source in sources if not source.is_padding]
     if any(source.request < 0 or source.position < 0 for source in live):
         return Unknown.NO_CLAIMS
+    if own is not None and not own.digest_known and any(_may_be_equal(read, source) for source in live):
+        return Unknown.NO_DIGEST
     positions = {source.position for source in live}
     # Without a write of its own, the content may be one that no token changes, such as NaN throughout.
     common = len(positions) > 1 and (own is None or read.position in positions)
@@ -300,6 +307,13 @@ def _doubt(
         if same and not written_here and not known:
             return Unknown.NO_PREFIX
     return None
+
+
+def _may_be_equal(read: Access, source: Access) -> bool:
+    """Whether the reader's own state may have the bits of `source`: both are after tokens that may be the
+    same."""
+    other_tokens = source.prefix and read.prefix and source.prefix != read.prefix
+    return source.position == read.position and not other_tokens
 
 
 def _identified(

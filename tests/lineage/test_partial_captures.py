@@ -122,5 +122,29 @@ def test_a_reader_with_the_accepted_tokens_has_not_those_of_the_draft(first: int
     assert kinds(table_of(rejected_draft(TRUE, True), first)) == [[("rejected-draft", 4 + first)]] * 2
 
 
+def without_digest(table: AccessTable, step: int, request: int) -> AccessTable:
+    """The table, in which the contents that a request wrote in a step are unknown."""
+    chosen = (table.rows["step"] == step) & (table.rows["kind"] == W) & (table.rows["request"] == request)
+    table.rows["flags"][chosen] |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
+    return table
+
+
+def test_others_may_have_the_tokens_of_a_rejected_draft_in_a_state_without_digest() -> None:
+    """Y may have left the state that Z finds, and its digest is unknown."""
+    rows = [*rejected_draft(OTHER, False), *call(4, Y, 7, 0, 6, 0, 31), *call(5, Y, 7, 6, 1, 31, 60)]
+    early = [
+        *call(0, Y, 7, 0, 6, 0, 31),
+        *((step + 1, *rest) for step, *rest in rejected_draft(OTHER, False)),
+    ]
+    assert kinds(table_of(rows)) == [[("rejected-draft", 3)]] * 2
+    assert kinds(without_digest(table_of(early), 0, Y)) == [[], []]
+
+
+@pytest.mark.parametrize("between", [True, False])
+def test_a_state_without_digest_may_have_the_bits_of_an_older_one(between: bool) -> None:
+    """X computes 4 tokens twice, and the kernel rounds alike: what X finds is what it wrote last."""
+    assert kinds(without_digest(table_of(computed_twice(1, between)), 2, X)) == [[], []]
+
+
 def test_nobody_has_the_tokens_of_a_rejected_draft_if_every_call_is_recorded() -> None:
     assert kinds(table_of(rejected_draft(OTHER, False))) == [[("rejected-draft", 3)]] * 2
