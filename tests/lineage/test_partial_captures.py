@@ -126,6 +126,7 @@ def without_digest(table: AccessTable, step: int, request: int) -> AccessTable:
     """The table, in which the contents that a request wrote in a step are unknown."""
     chosen = (table.rows["step"] == step) & (table.rows["kind"] == W) & (table.rows["request"] == request)
     table.rows["flags"][chosen] |= np.uint8(AccessFlag.DIGEST_UNKNOWN)
+    table.rows["digest"][chosen] = 0
     return table
 
 
