@@ -23,7 +23,14 @@ QUICK = {
         "queries alike",
         "packed, without states",
     ),
-    "gdn_decode": ("reads own slots", "slow gates", "3 sequences", "3 drafts, padding", "4 drafts, holes"),
+    "gdn_decode": (
+        "reads own slots",
+        "slow gates",
+        "3 sequences",
+        "raw gates, beta to 2",
+        "3 drafts, padding",
+        "4 drafts, holes",
+    ),
     "swa_decode": ("per token", "ds_mla", "holes", "sinks far apart", "ds_mla, indices T1W, pages of 16"),
 }
 """The made records of `--quick`."""
