@@ -14,7 +14,8 @@ A case fails where the checker finds an error, where the bits under two schedule
 of a kernel of this project, where its record does not pass. What is right all the same is in
 tests/sim/third_party/accepted.toml, with the reason. Findings for review are printed and fail nothing.
 
-A kernel that is not installed is passed over, which is said. Exit status: 0 all pass, 1 one does not, 2 bad
+Kernels of other packages are found in the folders that prove_kda.py names. A kernel that is not installed is
+passed over, which is said. Exit status: 0 all pass, 1 one does not, 2 bad
 arguments, 3 a kernel cannot run here.
 """
 

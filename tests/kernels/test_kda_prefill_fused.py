@@ -22,10 +22,6 @@ from gdnbench.judge.stages import judge_stages
 from gdnbench.kernel_figures import figures, limits, problems
 from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim import Session, Settings, active
-from gdnbench.sim.errors import FaultKind
-from gdnbench.sim.mutants import Keeper, KeptLaunch, Kind, mutants
-from gdnbench.sim.mutants.judge import run_launch
-from gdnbench.sim.ptx.parser import parse
 from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.kda_prefill import fused_plan, kernel_sm100_fused
@@ -152,50 +148,6 @@ def test_the_race_checker_finds_nothing() -> None:
     """Three chunks use each stage of each pipeline twice; the last is short."""
     call = synth(seqlens=(129,), heads=(1, 2), initial_state=True)
     run(call, check=True)
-
-
-class Kept(Keeper):
-    """Keeps a launch instead of running it."""
-
-    class Stopped(Exception):  # noqa: N818
-        pass
-
-    def __call__(self, *launch: Any) -> None:
-        super().__call__(*launch)
-        raise self.Stopped
-
-
-@pytest.fixture(scope="module")
-def launch() -> KeptLaunch:
-    """Of one token, by the build that other tests run: the checker finds nothing in it."""
-    call, keeper = synth(seqlens=(1,), heads=(1, 2), initial_state=True), Kept()
-    with pytest.raises(Kept.Stopped):
-        run(call, before=keeper)
-    return keeper.launches[0]
-
-
-# By kind and opcode, which one of them in the order of the text, and what finds it.
-MUTANTS: dict[str, tuple[Kind, str, int, str]] = {
-    "SCALE does not wait for a copy": (Kind.REMOVED, "mbarrier.try_wait", 19, "operation in flight"),
-    "STATE does not wait for its stores": (Kind.REMOVED, "tcgen05.wait::st", 0, "operation in flight"),
-    "SCALE waits for the phase before": (Kind.PARITY, "mbarrier.try_wait", 19, "operation in flight"),
-    "no fence ahead of a product": (Kind.REMOVED, "fence.proxy.async", 0, "no proxy fence"),
-    "half of a CTA's barrier": (Kind.LESS, "bar.sync", 0, "two rounds of a barrier"),
-    "a product is not committed": (Kind.REMOVED, "tcgen05.commit", 0, FaultKind.DEADLOCK),
-    "an mbarrier that expects nobody": (Kind.LESS, "mbarrier.init", 8, FaultKind.BARRIER),
-}
-
-
-@pytest.mark.parametrize(("kind", "op", "nth", "what"), quick(MUTANTS.values(), 0, 1, ids=MUTANTS))
-def test_a_change_of_synchronisation_is_found(
-    launch: KeptLaunch, kind: Kind, op: str, nth: int, what: str
-) -> None:
-    """`scripts/mutate_synchronisation.py kda_prefill_fused` judges all changes, on longer sequences."""
-    text, entry = launch.module.text, launch.request.entry
-    chosen = [one for one in mutants(launch.module, entry) if (one.kind, one.op) == (kind, op)][nth]
-    ran = run_launch(launch, parse(chosen.ptx(text)), "interpreter", "late", known=())
-    found = {cause for verdict, cause, *_ in ran.found if verdict == "error"}
-    assert (found or {ran.fault.kind if ran.fault is not None else None}) == {what}
 
 
 def test_a_sequence_alone_has_the_bits_it_has_in_a_batch(usual: Outputs) -> None:

@@ -103,7 +103,7 @@ CASES: dict[str, tuple[str, Operation, dict[str, Any]]] = {
     ),
     "sglang": ("sglang", PREFILL, {**EQUAL, **PACKED}),
     "sglang, layer": ("sglang", PREFILL, {**EQUAL, **PACKED, **LAYER, "offsets_dtype": "int64"}),
-    "sglang, CuTe DSL": ("sglang_cutedsl", PREFILL, {**LARGE, **PACKED, **RAW}),
+    "sglang, CuTe DSL": ("sglang_cutedsl", PREFILL, {**LARGE, "heads": (4, 4), **PACKED, **RAW}),
     "vllm": ("vllm", PREFILL, {**EQUAL, **PACKED}),
     "vllm, layer, no states": ("vllm", PREFILL, {**EQUAL, "seqlens": (5, 3), **LAYER}),
     "fla, decode": ("fla", DECODE, {**SMALL, "batch": 3, "padding": 0.4}),
@@ -249,6 +249,12 @@ REFUSALS: dict[str, tuple[str, Operation, dict[str, Any], str]] = {
         "computes beta as sigmoid\\(b\\), at most 1",
     ),
     "sglang, heads": ("sglang", PREFILL, {**SMALL, "seqlens": (5,)}, "as many key heads as value heads"),
+    "sglang, CuTe DSL, heads": (
+        "sglang_cutedsl",
+        PREFILL,
+        {**LARGE, "heads": (6, 6), "seqlens": (5,)},
+        "takes a multiple of 4 heads, not 6",
+    ),
     "vllm, forms": (
         "vllm",
         PREFILL,

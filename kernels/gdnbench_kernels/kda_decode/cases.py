@@ -18,7 +18,7 @@ FASTEST = 320.0
 
 def cases() -> Iterator[Case]:
     """All cases."""
-    return decode_cases(HEADS, _gates(), ())
+    return decode_cases(HEADS, (*_gates(), *_served()), ())
 
 
 def _gates() -> Iterator[Made]:
@@ -49,3 +49,14 @@ def _gates() -> Iterator[Made]:
     for beta in (0.0, 1.0, 2.0):
         yield f"beta {beta:g}", False, {"batch": 2, "steps": 2, "beta": beta}
     yield "beta to 2", False, {"batch": 2, "steps": 4, "beta": (0.0, 2.0)}
+
+
+def _served() -> Iterator[Made]:
+    """What servers' layers pass: kernels of other packages take few of the cases above."""
+    layer: dict[str, Any] = {"batch": 3, "heads": (2, 2), "padding": 0.34, "beta_form": "logit", "qk": "raw"}
+    layer |= {"gate_dtype": "bfloat16", "beta_dtype": "bfloat16"}
+    yield "as served, bounded", False, {**layer, "gate": "bounded"}
+    yield "as served, raw", False, {**layer, "gate": "raw"}
+    yield "as served, raw, bf16 dt_bias", False, {**layer, "gate": "raw", "dt_bias_dtype": "bfloat16"}
+    yield "as served, drafts", False, {**layer, "gate": "bounded", "steps": 3, "speculative": True}
+    yield "as served, 12 heads", False, {**layer, "gate": "bounded", "heads": (12, 12)}

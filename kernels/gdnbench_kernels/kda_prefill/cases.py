@@ -39,6 +39,7 @@ def cases() -> Iterator[Case]:
     yield from _forms()
     yield from _gates()
     yield from _values()
+    yield from _served()
     yield _case("K 64", seqlens=(33,), head_dim=(64, 128), quick=True, refused=True)
     yield _case("V 256", seqlens=(33,), head_dim=(128, 256), refused=True)
     yield _case("float16", seqlens=(33,), dtype="float16", refused=True)
@@ -98,3 +99,13 @@ def _values() -> Iterator[Case]:
     yield _case("NaN behind a tail", seqlens=(17, 33, 17), initial_state=True, nan_at=(17, 50), quick=True)
     # A kernel's own chunk may have 64 tokens, all of which a NaN may reach: token 258 is alone in its chunk.
     yield _case("NaN before a tail", seqlens=(65, 129, 65), initial_state=True, nan_at=(0, 258))
+
+
+def _served() -> Iterator[Case]:
+    """What servers' layers pass: kernels of other packages take few of the cases above."""
+    layer: dict[str, Any] = {"seqlens": (40, 24), "heads": (4, 4), "initial_state": True, "qk": "raw"}
+    logit: dict[str, Any] = {**layer, "beta_form": "logit"}
+    yield _case("as served, bounded, 8 heads", **{**logit, "heads": (8, 8)}, gate="bounded")
+    yield _case("as served, bounded, bf16 states", **logit, gate="bounded", state_dtype="bfloat16")
+    yield _case("as served, raw", **logit, gate="raw")
+    yield _case("as served, raw, beta given", **layer, gate="raw")

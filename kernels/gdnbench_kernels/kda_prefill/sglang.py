@@ -39,6 +39,8 @@ TRITON = "SGLang's Triton KDA prefill"
 CHUNKED = "kernels.ops.attention.fla.kda"
 BLACKWELL = "kernels.ops.attention.linear.kda_blackwell"
 HEAD_DIM = 128
+HEADS_MULTIPLE = 4
+"""The kernels are compiled for rows of beta, float32, that are aligned to 16 bytes."""
 
 takes_any = takes_params(KdaPrefillParams, without=("state_layout",))
 takes_call = takes_params(KdaPrefillParams, without=("state_layout", "qk", "lower_bound", "beta_form"))
@@ -71,6 +73,8 @@ def _bind_cutedsl(params: KdaPrefillParams) -> PeerLaunch:
     """The arguments of SGLang's CuTe DSL function for a call of the contract."""
     _refuse(params, CUTE_DSL)
     require_dims(CUTE_DSL, params.k, params.v, HEAD_DIM)
+    if (heads := params.v.shape[1]) % HEADS_MULTIPLE:
+        raise NotImplementedError(f"{CUTE_DSL} takes a multiple of {HEADS_MULTIPLE} heads, not {heads}")
     require_dtypes(CUTE_DSL, "q, k and v", params.q, torch.bfloat16)
     states = OverwrittenStates(params, sglang_call)
     require_dtypes(CUTE_DSL, "states", states.pool, torch.float32, torch.bfloat16)

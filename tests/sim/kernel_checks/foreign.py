@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 FOLDER = "GDNBENCH_THIRD_PARTY"
-"""Of the environment: where the packages were installed to."""
+ENGINES = {"sglang": "GDNBENCH_SGLANG", "vllm": "GDNBENCH_VLLM"}
+"""Of the environment: where the packages were installed to, and the engines with what they need."""
 DIM = 128
 
 
 def folder_of(package: str) -> str | None:
     """Where `package` was installed to, None if that is not told."""
-    folder = os.environ.get(FOLDER)
+    folder = os.environ.get(ENGINES.get(package, FOLDER))
     return os.path.join(folder, "with-triton") if folder and package == "fla" else folder
 
 

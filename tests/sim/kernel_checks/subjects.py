@@ -69,6 +69,10 @@ def _subjects() -> dict[str, Subject]:
         found[f"{name} kda_prefill"] = Subject(kda_prefill, name, package="fla")
     for name in ("fla", "fla_pool"):
         found[f"{name} kda_decode"] = Subject(kda, name, package="fla")
+    for name in ("sglang", "sglang_cutedsl", "vllm"):
+        package = name.partition("_")[0]
+        found[f"{name} kda_prefill"] = Subject(kda_prefill, name, package=package)
+        found[f"{name} kda_decode"] = Subject(kda, name, package=package)
     for name, calls in CALLS.items():
         found[name] = Subject(package=name.partition(" ")[0], calls=calls)
     return found
