@@ -34,7 +34,7 @@ class Kept(Keeper):
 
 @pytest.fixture(scope="module")
 def launch() -> KeptLaunch:
-    """Of one token, by a build of tests/kernels/test_kda_prefill_fused.py: the checker finds nothing there."""
+    """Of one token, by a build of tests/kernels/test_kda_prefill_fused.py, which is clean."""
     call, keeper = synth(seqlens=(1,), heads=(1, 2), initial_state=True), Kept()
     with active(Settings(before=keeper)), programs_simulated(), pytest.raises(Kept.Stopped):
         run_kernel(OPERATION, "sm100_fused", call)
