@@ -106,3 +106,23 @@ def test_what_cannot_be_made(
     assert re.search(message, result.err)
     assert len(result.err.strip().splitlines()) == 1
     assert not (tmp_path / "no.zarr").exists()
+
+
+UNSETTLED = "kernels.layout-unsettled"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--cache-layout", "nvfp4"), wording(UNSETTLED, where="cache_layout", layout="nvfp4")),
+        (("--extra-layout", "fp4_mxfp8"), wording(UNSETTLED, where="extra_layout", layout="fp4_mxfp8")),
+        (("--window", "133"), wording("kernels.window-wide", window=133, most=128)),
+    ],
+)
+def test_what_cannot_be_made_for_v4(
+    gdnbench: Invoke, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    result = gdnbench("synth", tmp_path / "no.zarr", "--op", "v4_decode", "--heads", "2", *options)
+    assert result.code == 2
+    assert re.fullmatch(f"gdnbench: v4_decode: {message}", result.err.strip())
+    assert not (tmp_path / "no.zarr").exists()

@@ -73,7 +73,12 @@ WRONG: list[tuple[str, Given]] = [
         wording("kernels.indices-shape", tensor="extra_indices", shape="[2, 2, 64]"),
         {"extra_indices": integers(2, 2, 64)},
     ),
-    (wording("kernels.window-range", window=129, most=128), {"swa_indices": integers(2, 3, 129)}),
+    *(
+        (wording("kernels.convention-of-synth", name=name, value=layout), {name: layout})
+        for name in ("cache_layout", "extra_layout")
+        for layout in ("nvfp4", "fp4_mxfp8")
+    ),
+    (wording("kernels.window-wide", window=129, most=128), {"swa_indices": integers(2, 3, 129)}),
     (wording("kernels.v4-slots", slots=2049, most=2048), {"extra_indices": integers(2, 3, 2049)}),
     (
         wording("kernels.shape-refused", tensor="extra_lens", shape="[6]", wanted="[2, 3]"),

@@ -167,10 +167,23 @@ REFUSALS: list[tuple[dict[str, Any], Edit, str]] = [
         lambda t: t.update(extra_indices=torch.zeros(3, 1, 0, dtype=torch.int32)),
         wording("kernels.segment-empty"),
     ),
+    *(
+        (
+            {"cache_layout": "fp8_ds_mla", "extra_layout": "fp8_ds_mla"},
+            swap(name, lambda c: torch.zeros(5, 16, 384, dtype=torch.uint8)),
+            wording("kernels.layout-unsettled", where=name, layout="nvfp4"),
+        )
+        for name in ("cache", "extra_cache")
+    ),
     (
-        {"cache_layout": "fp8_ds_mla"},
-        swap("cache", lambda c: torch.zeros(3, 16, 384, dtype=torch.uint8)),
-        wording("kernels.layout-unsettled", where="cache", layout="nvfp4"),
+        {},
+        lambda t: t.update(swa_indices=torch.zeros(3, 1, 133, dtype=torch.int32)),
+        wording("kernels.window-wide", window=133, most=128),
+    ),
+    (
+        {},
+        lambda t: t.update(swa_indices=torch.zeros(3, 1, 0, dtype=torch.int32)),
+        wording("kernels.window-range", window=0, most=128),
     ),
 ]
 
@@ -192,6 +205,33 @@ def test_refuses_layouts_that_are_not_settled_by_name(name: str, layout: str) ->
     assert re.fullmatch(message, refusal(Call(call.tensors, {}, {**call.conventions, name: layout})))
     with pytest.raises(ContractError, match=message):
         made(**{name: layout})
+
+
+def test_a_wider_window_is_a_window_and_an_extra_segment() -> None:
+    """As the message about 133 entries says: 128 of them, and 5 in the same cache."""
+    generator = torch.Generator().manual_seed(0)
+    cache = torch.randn(9, 16, 512, generator=generator).bfloat16()
+    q = torch.randn(1, 1, 2, 512, generator=generator).bfloat16()
+    slots = torch.randperm(144, generator=generator)[:133].to(torch.int32).view(1, 1, 133)
+    count = torch.tensor([[128]], dtype=torch.int32)
+    call = Call(
+        {
+            "q": q,
+            "cache": cache,
+            "swa_indices": slots[..., :128].contiguous(),
+            "swa_lens": count,
+            "extra_cache": cache,
+            "extra_indices": slots[..., 128:].contiguous(),
+            "extra_lens": count - 123,
+        },
+        {},
+        {"cache_layout": "bfloat16", "extra_layout": "bfloat16"},
+    )
+    OPERATION.validate(call)
+    rows = cache.flatten(0, 1)[slots.flatten().long()].double()
+    dense = torch.softmax(q[0, 0].double() @ rows.T * 512**-0.5, 1) @ rows
+    found = run_kernel(OPERATION, "reference", call)["o"]
+    assert torch.allclose(found[0, 0], dense, rtol=0, atol=1e-13)  # sums of 133 terms below 5 in fp64
 
 
 def test_accepts_what_no_kernel_may_follow() -> None:

@@ -10,14 +10,13 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
-from gdnbench.bits import as_integers
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.swa_decode.sm90_plan import ROWS
-from gdnbench_kernels.v4_decode.contract import OPERATION
 from gdnbench_kernels.v4_decode.wgmma import wgmma
-from tests.kernels import v4_calls
+from tests.kernels import v4_calls, v4_gpu_calls
 from tests.kernels.swa_calls import DS_MLA, LAYOUTS, PER_TOKEN, same_outputs
 from tests.kernels.v4_calls import Outputs, assert_passes, made
+from tests.kernels.v4_gpu_calls import different_bits, filled, moved
 from tests.kernels.v4_wgmma_calls import CALLS, of_layout, requests_of
 
 HOPPER = (9, 0)
@@ -34,28 +33,8 @@ def hopper() -> None:
         pytest.skip("wgmma is of compute capability 9.0 alone")
 
 
-def moved(call: Call) -> dict[str, Any]:
-    """The call's arguments on the GPU, caches with the padding between their pages."""
-    tensors = {name: tensor.cuda() for name, tensor in call.tensors.items()}
-    for name in ("cache", "extra_cache"):
-        cache = call.tensors.get(name)
-        if cache is not None and cache.stride(0) != cache[0].numel():
-            memory = torch.empty(len(cache) * cache.stride(0), dtype=cache.dtype, device="cuda")
-            tensors[name] = memory.as_strided(cache.shape, cache.stride()).copy_(cache)
-    return {**tensors, **call.scalars, **call.conventions}
-
-
-def filled(call: Call) -> Outputs:
-    return {
-        name: torch.full(shape, torch.nan, dtype=dtype, device="cuda")
-        for name, (shape, dtype) in OPERATION.outputs(call).items()
-    }
-
-
 def on_gpu(call: Call, **options: Any) -> Outputs:
-    outputs = filled(call)
-    wgmma(**moved(call), **outputs, **options)
-    return {name: tensor.cpu() for name, tensor in outputs.items()}
+    return v4_gpu_calls.on_gpu(wgmma, call, **options)
 
 
 @pytest.mark.parametrize("splits", [1, 3])
@@ -80,11 +59,7 @@ def test_bits_of_a_model_s_heads_are_those_of_the_simulator(heads: int, layout: 
     for options in ({"splits": 1, "rows": 64}, {"splits": 3, "rows": 16}):
         simulated = v4_calls.run(wgmma, call, options)
         assert_passes(call, simulated)
-        found = on_gpu(call, **options)
-        different = {
-            name: int((as_integers(found[name]) != as_integers(simulated[name])).sum()) for name in found
-        }
-        assert different == {"o": 0, "lse": 0}, "elements whose bits are not the simulator's"
+        assert different_bits(on_gpu(call, **options), simulated) == {}, "not the simulator's"
 
 
 @pytest.mark.parametrize("form", ["indices", "block_table"])

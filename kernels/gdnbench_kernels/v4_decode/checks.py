@@ -49,6 +49,18 @@ def check_rows(tensors: Mapping[str, Tensor]) -> None:
             raise ContractError(unsettled(names.cache, UNSETTLED_BYTES[cache.shape[2]]))
 
 
+def window_range(entries: int) -> str:
+    """The message about a window of another number of entries. Drafts of DeepSeek-V4.1 that see one another
+    have 133."""
+    found = f"swa_indices has a window of {entries}; it must be 1 to {MAX_WINDOW}"
+    if entries <= MAX_WINDOW:
+        return found
+    return (
+        f"{found}: where the layer has no compressed rows, pass the entries from {MAX_WINDOW} on as"
+        " extra_indices, with extra_cache = cache"
+    )
+
+
 def check_segments_given(tensors: Mapping[str, Tensor]) -> None:
     """Raises ContractError for a part of the extra segment without the rest."""
     parts = (EXTRA.cache, EXTRA.indices, EXTRA.lens)
@@ -67,7 +79,7 @@ def check_sizes(call: Call, sizes: Mapping[str, int]) -> None:
     if not 1 <= sizes["H"] <= MAX_HEADS:
         raise ContractError(f"{OP}: q has {sizes['H']} heads; it must have 1 to {MAX_HEADS}")
     if not 1 <= sizes["W"] <= MAX_WINDOW:
-        raise ContractError(f"{OP}: swa_indices has a window of {sizes['W']}; it must be 1 to {MAX_WINDOW}")
+        raise ContractError(f"{OP}: {window_range(sizes['W'])}")
     rows = sizes["B"] * sizes["S"]
     if "T" in sizes and sizes["T"] != rows:
         raise ContractError(

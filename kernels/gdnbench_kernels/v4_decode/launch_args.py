@@ -32,6 +32,7 @@ from gdnbench_kernels.programs import SM90, SM100, SM103
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES, HEAD_DIM, MAX_HEADS, MAX_WINDOW
 from gdnbench_kernels.swa_decode.sources import ALIGN
+from gdnbench_kernels.v4_decode.checks import window_range
 from gdnbench_kernels.v4_decode.lse_forms import LseForm
 from gdnbench_kernels.v4_decode.params import V4BufferParams
 from gdnbench_kernels.v4_decode.segments import EXTRA, INDEX_SHAPES, LENS_SHAPES, IndexForm, flat_rows
@@ -182,7 +183,7 @@ def _window(params: V4BufferParams) -> PoolArguments:
     given = (params.cache, params.inv_scale, params.swa_indices, params.swa_lens)
     found = _pool(params, WINDOW, params.cache_layout, BLOCK_SIZES, *given, of_pages=False)
     if not 1 <= found.capacity <= MAX_WINDOW:
-        raise ValueError(f"swa_indices has a window of {found.capacity}; it must be 1 to {MAX_WINDOW}")
+        raise ValueError(window_range(found.capacity))
     return found
 
 
