@@ -16,7 +16,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-OPERATIONS = ("gdn_prefill", "gdn_decode", "swa_decode")
+LARGE = ("gdn_prefill", "gdn_decode", "swa_decode")
+"""Operations with enough faults for a second file, `numeric_faults`."""
+OPERATIONS = (*LARGE, "v4_decode", "v4_compress", "indexer_logits", "indexer_topk")
 
 Kernel = Callable[..., "dict[str, Tensor]"]
 
@@ -46,7 +48,8 @@ def variants(op: str) -> tuple[Specimen, ...]:
 
 def faults(op: str) -> tuple[Specimen, ...]:
     """The wrong kernels of an operation."""
-    return (*_specimens(op, "faults", "FAULTS"), *_specimens(op, "numeric_faults", "FAULTS"))
+    found = _specimens(op, "faults", "FAULTS")
+    return (*found, *_specimens(op, "numeric_faults", "FAULTS")) if op in LARGE else found
 
 
 def _specimens(op: str, file: str, name: str) -> tuple[Specimen, ...]:

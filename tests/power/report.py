@@ -32,6 +32,28 @@ QUICK = {
         "4 drafts, holes",
     ),
     "swa_decode": ("per token", "ds_mla", "holes", "sinks far apart", "ds_mla, indices T1W, pages of 16"),
+    "v4_decode": ("per token", "4 queries", "pages of 2 compressed rows", "slots several times", "ds_mla"),
+    "v4_compress": (
+        "CSA, windows at every place",
+        "HCA of 16, a partial window",
+        "CSA, one token each",
+        "the first window alone",
+        "scores far apart",
+    ),
+    "indexer_logits": (
+        "lengths about a page",
+        "three queries a request, pages apart",
+        "packed keys, absolute columns",
+        "clean pages, drafts",
+        "logits in bfloat16",
+    ),
+    "indexer_topk": (
+        "every length about K",
+        "rows that start apart, live columns",
+        "a plateau of zeros",
+        "few values in bfloat16",
+        "large negative logits",
+    ),
 }
 """The made records of `--quick`."""
 
