@@ -159,7 +159,7 @@ class Swa:
     def dequantise(self, data: Tensor, scales: Tensor, window: Window) -> Tensor:
         """Rows of fp8_ds_mla: seven groups of 64 codes with a power of two each, then 64 bf16."""
         nope = self.codes(data[..., :NOPE])
-        nope = nope.reshape(*nope.shape[:-1], -1, GROUP)
+        nope = nope.unflatten(-1, (NOPE // GROUP, GROUP))
         power = self.edit("scale", self.powers(scales[..., : NOPE // GROUP]), window)
         rope = data[..., NOPE:].contiguous().view(torch.bfloat16).to(self.compute)
         return torch.cat([(nope * power.unsqueeze(-1)).flatten(-2), self.edit("rope", rope, window)], -1)

@@ -16,7 +16,6 @@ from tests.power.swa_decode_variants import (
     NormalisedP,
     Online,
     ScaledQueries,
-    SinkFirst,
     SinkLast,
     SummedRounded,
 )
@@ -37,9 +36,6 @@ class V4Normalised(V4, NormalisedP): ...
 
 
 class V4Scaled(V4, ScaledQueries): ...
-
-
-class V4SinkFirst(V4, SinkFirst): ...
 
 
 class V4SinkLast(V4, SinkLast): ...
@@ -97,7 +93,6 @@ shelf.add("splits", "a segment each", Splits(by_segment=True))
 shelf.add("splits", "two halves", Splits())
 shelf.add("splits", "seven parts", Splits(7))
 shelf.add("splits", "seven parts, merged in base 2", MergedInBaseTwo(7))
-shelf.add("sinks", "at the start", V4SinkFirst())
 shelf.add("sinks", "at the end", V4SinkLast())
 shelf.add("exponentials", "2^(x log2 e)", V4(exp=exp2_of_scaled))
 shelf.add("exponentials", "base 2 throughout", V4Base())

@@ -23,6 +23,9 @@ STEP = 32
 CUT = 2.0**-13
 """It aligns them to the largest and keeps 13 bits of fraction (DeepSeek-V3, arXiv 2412.19437, 3.3.2)."""
 
+HALF_ULP = 2.0**-24
+"""By which fp32 rounds, relative to the result."""
+
 DEVIATIONS = 6
 """Of a normal error; beyond them is one logit in 500 million."""
 
@@ -58,31 +61,45 @@ def keys_of_row(params: LogitsParams, row: int, length: int) -> tuple[Tensor, Te
 
 
 def leeway(call: Call, output: str) -> Tensor | None:
-    """What FP8 tensor cores may lose of each logit [T, columns]; None if q is not e4m3.
-
-    In each step the 32 products and the sum so far lose up to 2^-13 of the largest product. These 33 losses
-    of either sign, and those of steps and heads, are independent: their squares, 1/3 of the largest loss
-    squared each, add up. Six standard deviations are allowed. A ReLU adds no error; weights and scales
-    multiply it.
+    """How far a right kernel's logits [T, columns] may lie from the exact ones, whatever torch's error is: what
+    FP8 tensor cores lose of e4m3 operands, or what sums in fp32 lose in any order. Six standard deviations of
+    independent errors, whose squares add up, with 1/3 of the largest squared for each. A ReLU adds no error;
+    weights and scales multiply it.
     """
     given: dict[str, Any] = {**call.tensors, **call.scalars, **call.conventions}
     params = LogitsParams(**given)
-    if params.q.dtype != torch.float8_e4m3fn:
-        return None
     found = torch.zeros(len(params.lens), width_of(params), dtype=torch.float64, device=params.q.device)
+    variance_of = _variance_of_tensor_cores if params.q.dtype == torch.float8_e4m3fn else _variance_of_sums
     firsts = first_columns(params).tolist()
     for row, (first, length) in enumerate(zip(firsts, params.lens.tolist(), strict=True)):
         if not length:
             continue
         keys, scales = keys_of_row(params, row, length)
-        q, wide = params.q[row].float().abs(), keys.float().abs()
-        lost = torch.zeros(len(q), length, device=q.device)
-        for step in range(0, q.shape[1], STEP):
-            one, other = q[:, step : step + STEP], wide[:, step : step + STEP]
-            largest = torch.stack([(head * other).amax(1) for head in one])
-            lost += (STEP + 1) / 3 * (CUT * largest).square()
-        variance = params.weights[row].double().square() @ lost.double()
+        variance = variance_of(params.q[row], keys, params.weights[row].double())
         found[row, first : first + length] = (DEVIATIONS * variance.sqrt() * scales.double()).nan_to_num(
             0, 0, 0
         )
     return found
+
+
+def _variance_of_tensor_cores(q: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
+    """[keys]. In each step the 32 products and the sum so far lose up to 2^-13 of the largest product."""
+    q, wide = q.float().abs(), keys.float().abs()
+    lost = torch.zeros(len(q), len(keys), device=q.device)
+    for step in range(0, q.shape[1], STEP):
+        one, other = q[:, step : step + STEP], wide[:, step : step + STEP]
+        largest = torch.stack([(head * other).amax(1) for head in one])
+        lost += (STEP + 1) / 3 * (CUT * largest).square()
+    return weights.square() @ lost.double()
+
+
+def _variance_of_sums(q: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
+    """[keys]. Each product and each sum is rounded by up to 2^-24 of itself. No partial sum over features is
+    above the sum of the products' magnitudes, none over heads above that of the weighted scores' magnitudes,
+    in any order."""
+    exact, wide = q.double(), keys.double()
+    most = exact.abs() @ wide.abs().T
+    features = 2 * q.shape[1] / 3 * (HALF_ULP * most).square()
+    scores = weights.abs() @ (exact @ wide.T).relu()
+    heads = 2 * len(q) / 3 * (HALF_ULP * scores).square()
+    return weights.square() @ features + heads
