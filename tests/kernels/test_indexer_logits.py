@@ -231,8 +231,8 @@ def test_fp8_sums_of_14_bits_pass() -> None:
 
 
 def test_fp32_sums_in_another_order_pass_and_tf32_fails() -> None:
-    """Of few logits torch's largest error is by chance below that of another order: seed 15, which failed. A
-    kernel that cuts operands to tf32 errs by 2^-11 of a product, 8,192 times as much as a rounding to fp32."""
+    """Of few logits torch's largest error is by chance below that of another order: seed 15, which failed.
+    Operands cut to tf32 err by 2^-10 of a product, 16,384 times as much as a rounding to fp32."""
     call = OPERATION.synth(lens=(40, 9), heads=8, packed=True, dtype="float32", seed=15)
 
     def summed(call: Call, cut: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:

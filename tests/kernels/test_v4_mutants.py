@@ -26,9 +26,9 @@ KERNELS: dict[str, Callable[..., Any]] = {"portable": portable, "sm100": sm100, 
 WAIT, BARRIER = ("mbarrier.try_wait", Kind.REMOVED), ("bar.sync", Kind.REMOVED)
 ARRIVAL, COUNT = ("mbarrier.arrive", Kind.REMOVED), ("mbarrier.init", Kind.MORE)
 CHANGES = {"portable": (WAIT, BARRIER), "sm100": (ARRIVAL, COUNT), "wgmma": (WAIT, COUNT)}
-"""By kernel, opcodes and what is done to the first instruction that begins so. Without a wait or the barrier a
-warp reads rows before their copies have landed, or before other warps have described them; without an arrival,
-or with a count too large, somebody waits for ever."""
+"""By kernel, opcodes and what is done to the first instruction that begins so. Without a wait or the
+barrier a warp reads rows before their copies have landed, or before other warps have described them; without
+an arrival, or with a count too large, somebody waits for ever."""
 
 
 @pytest.fixture(scope="module")
