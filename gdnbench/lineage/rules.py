@@ -172,7 +172,13 @@ def judge(read: Access, history: History) -> Finding | Unknown | None:
         return Unknown.CALLS_MISSING
     if own is not None and _is_miscounted(read, own, previous, history):
         return Finding(
-            Break.ACCEPTED_COUNT, history.layer, history.chain, read, read, own, _source(read, sources)
+            Break.ACCEPTED_COUNT,
+            history.layer,
+            history.chain,
+            read,
+            read,
+            own,
+            _source(read, sources, history),
         )
     if sources and (not read.is_recent or _is_left_by_another(read, own, history)):
         return _identified(read, own, previous, sources, history)
@@ -215,7 +221,7 @@ def _is_in_place(read: Access, own: Access | None, previous: PreviousCall | None
 
 
 def _not_zero(read: Access, history: History) -> Finding:
-    source = _source(read, history.writes_of(read.digest, read.step))
+    source = _source(read, history.writes_of(read.digest, read.step), history)
     if source is not None and source.is_padding:
         return Finding(Break.PADDING, history.layer, history.chain, source, read, None, source)
     # Before a request's first call there was no draft to accept: the count is another request's.
@@ -224,12 +230,24 @@ def _not_zero(read: Access, history: History) -> Finding:
     return Finding(kind, history.layer, history.chain, read, read, None, source)
 
 
-def _source(read: Access, sources: Sequence[Access]) -> Access | None:
-    """Of writes of the content that was read, the one that most likely left it: in the slot that was read, or
-    else by the reader itself, who may have had the same prefix as another; of several the latest."""
-    in_place = (source for source in reversed(sources) if source.slot == read.slot >= 0)
+def _source(read: Access, sources: Sequence[Access], history: History) -> Access | None:
+    """Of writes of the content that was read, the one that most likely left it: the last one to the slot that
+    was read, or else one by the reader itself, who may have had the same prefix as another, or else one to
+    the slot; of several the latest."""
+    left_here = (source for source in reversed(sources) if _is_in_slot(read, source, history))
     of_reader = (source for source in reversed(sources) if source.request == read.request)
-    return next(in_place, None) or next(of_reader, sources[-1] if sources else None)
+    in_slot = (source for source in reversed(sources) if source.slot == read.slot >= 0)
+    found = next(left_here, None) or next(of_reader, None) or next(in_slot, None)
+    return found or (sources[-1] if sources else None)
+
+
+def _is_in_slot(read: Access, source: Access, history: History) -> bool:
+    """Whether the slot that was read has the content of `source` because that wrote the slot last, and not
+    because the engine copied a state there since."""
+    if not source.slot == read.slot >= 0:
+        return False
+    last = history.last_write(read.slot, read.step)
+    return last is not None and last.step == source.step
 
 
 def _is_miscounted(read: Access, own: Access, previous: PreviousCall | None, history: History) -> bool:
@@ -324,7 +342,7 @@ def _identified(
     history: History,
 ) -> Finding:
     """The break of a read that found the content of `sources`, none of which it may find."""
-    source = _source(read, sources)
+    source = _source(read, sources, history)
     assert source is not None
     if source.is_padding:
         kind, damage = Break.PADDING, _first_damage(read, own, previous, history)
@@ -335,7 +353,8 @@ def _identified(
     elif source.request == read.request:
         kind, damage = _own_break(read, own, previous, source, history)
     elif previous is None or not previous.goes_on(read.position):
-        replaced = source.slot == read.slot and history.held_prefix(read.slot, read.prefix, source.step)
+        held = history.held_prefix(read.slot, read.prefix, source.step)
+        replaced = held and _is_in_slot(read, source, history)
         kind, damage = Break.WRONG_PREFIX, source if replaced else read
     else:
         damage = _first_damage(read, own, previous, history)

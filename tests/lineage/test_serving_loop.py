@@ -16,6 +16,7 @@ from tests.lineage.serving.bugs import (
     DuplicateRow,
     OldSnapshot,
     PermutedCounts,
+    PollutedBlock,
     SkippedToken,
     StalePadding,
     StaleRow,
@@ -85,6 +86,24 @@ def test_a_start_from_what_padding_left_in_a_former_slot() -> None:
     did the damage, not its first one since the request had left."""
     run = serve(MODEL, 4336, StalePadding)
     assert run.certain
+    for want, found in zip(run.events, found_in(run.table), strict=True):
+        assert differences(want, found) == []
+
+
+def test_an_older_state_that_another_left_in_the_slot_long_ago_is_the_readers() -> None:
+    """With this seed two requests write the same wrong state; a copy comes back to the slot of one of them,
+    which a third has written since."""
+    run = serve(MODEL, 5701, DuplicateRow)
+    assert "older-version" in {event.kind for event in run.certain}
+    for want, found in zip(run.events, found_in(run.table), strict=True):
+        assert differences(want, found) == []
+
+
+def test_a_cached_state_that_is_copied_to_a_former_slot_was_wrong_before() -> None:
+    """With this seed a hit gets the wrong state of a cache in a slot that had the right one, and the wrong
+    one, under requests that have left."""
+    run = serve(MODEL, 5730, PollutedBlock)
+    assert {event.kind for event in run.certain} == {"wrong-prefix"}
     for want, found in zip(run.events, found_in(run.table), strict=True):
         assert differences(want, found) == []
 
