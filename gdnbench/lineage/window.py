@@ -152,16 +152,20 @@ class _WindowCheck:
 
     def _reordered(self) -> NDArray[np.bool_]:
         """The reads of requests in calls in which more of the slots that the request read before, and whose
-        rows are as they were, have another position than have the same one: bool [n]."""
+        rows are as they were, have another position at the same place of the window than have not: bool [n].
+        A page that is written anew comes to another place of the window."""
         rows = self._rows
+        calls = np.stack([rows["request"], rows["step"]], axis=1)
+        names, number = np.unique(calls, axis=0, return_inverse=True)
+        number = number.reshape(-1)
+        first = np.full(len(names), np.iinfo(np.int64).max)
+        np.minimum.at(first, number, rows["position"])
+        place = rows["position"] - first[number]
         order = np.lexsort((rows["step"], rows["slot"], rows["request"]))
         one, other = order[:-1], order[1:]
         kept = equal(rows, one, other, "request", "slot") & (rows["step"][one] != rows["step"][other])
         kept &= (rows["digest"][one] == rows["digest"][other]).all(axis=1)
-        moved = rows["position"][one] != rows["position"][other]
-        calls = np.stack([rows["request"], rows["step"]], axis=1)
-        names, number = np.unique(calls, axis=0, return_inverse=True)
-        number = number.reshape(-1)
+        moved = (rows["position"][one] != rows["position"][other]) & (place[one] == place[other])
         balance = np.zeros(len(names), dtype=np.int64)
         np.add.at(balance, number[other[kept]], np.where(moved[kept], 1, -1))
         found: NDArray[np.bool_] = balance[number] > 0

@@ -61,10 +61,10 @@ def keys_of_row(params: LogitsParams, row: int, length: int) -> tuple[Tensor, Te
 
 
 def leeway(call: Call, output: str) -> Tensor | None:
-    """How far a right kernel's logits [T, columns] may lie from the exact ones, whatever torch's error is: what
-    FP8 tensor cores lose of e4m3 operands, or what sums in fp32 lose in any order. Six standard deviations of
-    independent errors, whose squares add up, with 1/3 of the largest squared for each. A ReLU adds no error;
-    weights and scales multiply it.
+    """How far a right kernel's logits [T, columns] may lie from the exact ones, whatever torch's error is:
+    what FP8 tensor cores lose of e4m3 operands, or what sums in fp32 lose in any order. Six standard
+    deviations of independent errors, whose squares add up, with 1/3 of the largest squared for each. A ReLU
+    adds no error; weights and scales multiply it.
     """
     given: dict[str, Any] = {**call.tensors, **call.scalars, **call.conventions}
     params = LogitsParams(**given)
