@@ -137,7 +137,7 @@ def test_a_row_that_another_with_the_same_tokens_wrote_has_changed() -> None:
 
 @pytest.mark.parametrize(("seed", "loop"), [(5741, WindowNotShared), (5678, PageFreedEarly)])
 def test_a_stale_page_is_no_ring_in_the_order_of_its_slots(seed: int, loop: type[PagedLoop]) -> None:
-    """With these seeds most rows that a request read before have moved: they came to the end of its window."""
+    """With these seeds most rows that a request read before have moved, to the end of its window."""
     run = serve_pages(seed, loop)
     assert run.first
     assert window_differences(run, windows_found(run.table)) == []
