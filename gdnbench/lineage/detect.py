@@ -325,11 +325,14 @@ class ArrayHistory:
         found = self._slots.all_before(slot, self._number(step))
         return self._write(int(found[-1])) if len(found) else None
 
-    def held_prefix(self, slot: int, prefix: int, step: int) -> bool:
+    def lost_prefix(self, slot: int, prefix: int, step: int) -> bool:
         if slot < 0 or prefix == 0:
             return False
-        found = self._slots.all_before(slot, self._number(step))
-        return bool((self._write_rows["prefix"][found] == prefix).any())
+        rows = self._write_rows[self._slots.all_before(slot, self._number(step))]
+        held = np.flatnonzero(rows["prefix"] == prefix)
+        if not len(held) or held[-1] + 1 == len(rows):
+            return False
+        return bool(rows["request"][held[-1] + 1] != rows["request"][held[-1]])
 
     def is_followed(self, request: int, step: int) -> bool:
         if self._number(step) <= self._first_prompt:

@@ -297,9 +297,14 @@ class _ChainHistory:
     def slot_written(self, slot: int, step: int) -> bool:
         return self._slots.get(slot) is not None
 
-    def held_prefix(self, slot: int, prefix: int, step: int) -> bool:
-        written = (one.access for one in self._slots.get(slot) or ())
-        return slot >= 0 and prefix != 0 and any(one.prefix == prefix and one.step < step for one in written)
+    def lost_prefix(self, slot: int, prefix: int, step: int) -> bool:
+        if slot < 0 or prefix == 0:
+            return False
+        written = [one.access for one in self._slots.get(slot) or ()]
+        held = [number for number, one in enumerate(written) if one.prefix == prefix]
+        if not held or held[-1] + 1 == len(written):
+            return False
+        return written[held[-1] + 1].request != written[held[-1]].request
 
     def is_followed(self, request: int, step: int) -> bool:
         known = self._requests.get(request)

@@ -124,8 +124,9 @@ class History(Protocol):
     def slot_written(self, slot: int, step: int) -> bool:
         """Whether a recorded call before `step` wrote the slot."""
 
-    def held_prefix(self, slot: int, prefix: int, step: int) -> bool:
-        """Whether the state of that prefix was written to the slot before `step`."""
+    def lost_prefix(self, slot: int, prefix: int, step: int) -> bool:
+        """Whether the state of that prefix was written to the slot before `step`, and the next write there
+        was another sequence's. A request that writes on in its slot caches the state elsewhere."""
 
     def is_followed(self, request: int, step: int) -> bool:
         """Whether the request's first token was seen before `step`, or a prefix hit that a record wrote; and
@@ -344,17 +345,19 @@ def _identified(
     """The break of a read that found the content of `sources`, none of which it may find."""
     source = _source(read, sources, history)
     assert source is not None
+    goes_on = previous is not None and previous.goes_on(read.position)
     if source.is_padding:
-        kind, damage = Break.PADDING, _first_damage(read, own, previous, history)
-        if damage is read:
-            damage = source  # the request's state was elsewhere then
+        kind, damage = Break.PADDING, source
+        if goes_on:  # a request that starts anew got its state in the slot at a moment that nobody knows
+            first = _first_damage(read, own, previous, history)
+            damage = source if first is read else first  # the request's state was elsewhere then
     elif source.position == read.position and _is_rejected(source, read, history):
         kind, damage = Break.REJECTED_DRAFT, source
     elif source.request == read.request:
         kind, damage = _own_break(read, own, previous, source, history)
-    elif previous is None or not previous.goes_on(read.position):
-        held = history.held_prefix(read.slot, read.prefix, source.step)
-        replaced = held and _is_in_slot(read, source, history)
+    elif previous is None or not goes_on:
+        lost = history.lost_prefix(read.slot, read.prefix, read.step)
+        replaced = lost and _is_in_slot(read, source, history)
         kind, damage = Break.WRONG_PREFIX, source if replaced else read
     else:
         damage = _first_damage(read, own, previous, history)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gdnbench.lineage.rules import MOST_SOURCES
 from tests.lineage.serving.states import Content, Request, Touch
 
 
@@ -15,10 +16,12 @@ class WrongRead:
     which another sequence wrote the slot since the request had its state there. `running`: the request had
     an access in that call or in the layer's call before; without such a call, in one of the two calls before
     the read. `passed`: the request wrote a state after the call that wrote what the slot holds. `drafted`:
-    that call had drafts. `blank`: no call has written the slot. `certain`: the content tells the class. It
-    does not if a state of this content was also written at the read's position and for another one, or for a
-    prefix that no record has, so that it may be a hit in the prefix cache, or if the request itself once had
-    the content that another's write left.
+    that call had drafts. `blank`: no call has written the slot. `goes_on`: the read is where the request's
+    call before may have ended, or began; else the request starts anew. `certain`: the content tells the class.
+    It does not if a state of this content was also written at the read's position and for another one, or for a
+    prefix that no record has, so that it may be a hit in the prefix cache, if the request itself once had the
+    content that another's write left, if more writes left it than the checker looks at, or if the request's
+    call before began with the same wrong state.
     """
 
     touch: Touch
@@ -28,6 +31,7 @@ class WrongRead:
     passed: bool
     drafted: bool
     blank: bool
+    goes_on: bool
     certain: bool
 
     @property
@@ -43,7 +47,7 @@ class WrongRead:
             damage = self.touch.call if self.overwrote is None else self.overwrote
             return "shared-slot" if self.running else "overwritten", damage
         if self.passed:
-            return "older-version", self.touch.call
+            return "older-version" if self.goes_on else "wrong-prefix", self.touch.call
         if self.content.position < self.touch.position:
             return "position-gap", self.touch.call
         return (
@@ -62,10 +66,15 @@ class Truth:
     last: dict[tuple[int, Request], int] = field(default_factory=dict)  # call of the last write, by layer
     steps: dict[tuple[int, Request], set[int]] = field(default_factory=dict)  # with accesses, by layer
     positions: dict[tuple[int, bytes | None], set[int]] = field(default_factory=dict)  # of writes, by content
+    copies: dict[tuple[int, bytes], int] = field(default_factory=dict)  # number of writes, by content
     unread: dict[tuple[int, bytes | None, int], set[Request]] = field(default_factory=dict)
     """Who wrote a content at a position, in a layer, and has not read it: nobody knows its prefix."""
     own_bits: set[tuple[int, Request, bytes]] = field(default_factory=set)
     used: dict[tuple[int, Request], tuple[int, int]] = field(default_factory=dict)  # last read: call, slot
+    began: dict[tuple[int, Request], tuple[int, bytes | None]] = field(default_factory=dict)
+    """Position and content of a request's latest read."""
+    reach: dict[tuple[int, Request], set[int]] = field(default_factory=dict)
+    """Positions at which the request's next call goes on or computes its tokens again."""
     drafts: set[int] = field(default_factory=set)  # calls with drafts
     step_of: dict[int, int] = field(default_factory=dict)  # step by call
 
@@ -87,14 +96,21 @@ class Truth:
             positions = self.positions.get((touch.layer, touch.bits), set())
             certain = not self.unread.get((touch.layer, touch.bits, touch.position))
             certain &= touch.position not in positions or len(positions) == 1
+            certain &= self.copies.get((touch.layer, touch.bits), 0) <= MOST_SOURCES
             if content is not None and content.request is not request:
                 certain &= (touch.layer, request, touch.bits) not in self.own_bits
             running, passed = self._running(touch, first), self._passed(touch)
             blank = (touch.layer, touch.slot) not in self.slots
-            self.wrong.append(WrongRead(touch, own, first, running, passed, drafted, blank, certain))
+            key = (touch.layer, request)
+            certain &= self.began.get(key) != (touch.position, touch.bits)
+            goes_on = touch.position in self.reach.get(key, ())
+            self.wrong.append(WrongRead(touch, own, first, running, passed, drafted, blank, goes_on, certain))
         self.steps.setdefault((touch.layer, request), set()).add(touch.step)
         self.unread.get((touch.layer, touch.bits, touch.position), set()).discard(request)
         self.used[touch.layer, request] = (touch.call, touch.slot)
+        self.began[touch.layer, request] = (touch.position, touch.bits)
+        drafts = range(1, touch.tokens) if touch.decode else ()
+        self.reach[touch.layer, request] = {touch.position + n for n in (0, touch.tokens, *drafts)}
 
     def writes(self, touch: Touch) -> None:
         if touch.slot < 0 or touch.bits is None:
@@ -110,8 +126,10 @@ class Truth:
             self.own[touch.layer, touch.request, touch.position] = touch
             self.own_bits.add((touch.layer, touch.request, touch.bits))
             self.positions.setdefault((touch.layer, touch.bits), set()).add(touch.position)
+            self.copies[touch.layer, touch.bits] = self.copies.get((touch.layer, touch.bits), 0) + 1
             self.unread.setdefault((touch.layer, touch.bits, touch.position), set()).add(touch.request)
             self.last[touch.layer, touch.request] = touch.call
+            self.reach.setdefault((touch.layer, touch.request), set()).add(touch.position)
 
     def _overwrote(self, touch: Touch, own: Touch | None) -> int | None:
         assert touch.request is not None
