@@ -14,14 +14,14 @@ class WrongRead:
 
     `own`: the request's last write at the position, None if it wrote none. `overwrote`: the first call in
     which another sequence wrote the slot since the request had its state there. `running`: the request had
-    an access in that call or in the layer's call before; without such a call, in one of the two calls before
-    the read. `passed`: the request wrote a state after the call that wrote what the slot holds. `drafted`:
-    that call had drafts. `blank`: no call has written the slot. `goes_on`: the read is where the request's
-    call before may have ended, or began; else the request starts anew. `certain`: the content tells the class.
-    It does not if a state of this content was also written at the read's position and for another one, or for a
-    prefix that no record has, so that it may be a hit in the prefix cache, if the request itself once had the
-    content that another's write left, if more writes left it than the checker looks at, or if the request's
-    call before began with the same wrong state.
+    an access in that call or in the layer's call before; without such a call, in one of the two calls
+    before the read. `passed`: the request wrote a state after the call that wrote what the slot holds.
+    `drafted`: that call had drafts. `blank`: no call has written the slot. `goes_on`: the read is where the
+    request's call before may have ended, or began; else the request starts anew. `certain`: the content
+    tells the class. It does not if a state of this content was also written at the read's position and for
+    another one, or for a prefix that no record has, so that it may be a hit in the prefix cache, if the
+    request itself once had the content that another's write left, if more writes left it than the checker
+    looks at, or if the request's call before began with the same wrong state.
     """
 
     touch: Touch
