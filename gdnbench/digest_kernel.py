@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +22,11 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 2048  # elements that a program reads of a row
-_JOB_BLOCK = 1024  # words that a program of `run_jobs` reads of each of its rows
 _WARPS = 4
+_JOB_BLOCK = 128  # words that a program of `run_jobs` reads of each of its rows at a time
+_JOB_WARPS = 1
+_JOB_LOOPS = (32, 8, 1)  # how often
+_JOB_FILL = 4096  # programs of `run_jobs` that fill a GPU
 _FILL = 512  # programs that fill a GPU; with more, one reads several rows
 
 
@@ -140,29 +144,30 @@ def run_jobs(  # type: ignore[no-untyped-def]
     SAMPLE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    LOOP: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Grid (blocks of a row, groups of rows, jobs). `table` int64 [jobs, COLUMNS]. `out` is zero where
-    digests go: int64 [count, 2] of each job."""
+    """Grid (parts of a row, groups of rows, jobs); a part is LOOP blocks. `table` int64 [jobs, COLUMNS].
+    `out` is zero where digests go: int64 [count, 2] of each job."""
     job = table + tl.program_id(2) * COLUMNS
     base = tl.load(job + 1).to(tl.pointer_type(tl.int32))
     byte = tl.load(job + 3)
     words = tl.load(job + 8)
-    block = tl.program_id(0).to(tl.int64) * BLOCK
-    place = block + tl.arange(0, BLOCK)
+    part = tl.program_id(0).to(tl.int64) * (BLOCK * LOOP)
     first = tl.program_id(1) * ROWS
     if tl.load(job) != 0:
         if first == 0:
-            target = out.to(tl.pointer_type(tl.int32)) + byte // 4 + place
-            tl.store(target, tl.load(base + place, mask=place < words, other=0), mask=place < words)
+            target = out.to(tl.pointer_type(tl.int32)) + byte // 4
+            for one in range(LOOP):
+                place = part + one * BLOCK + tl.arange(0, BLOCK)
+                tl.store(
+                    target + place, tl.load(base + place, mask=place < words, other=0), mask=place < words
+                )
     else:
         count = tl.load(job + 4)
-        if (first < count) & (block // 32 * (32 * SAMPLE) < words):
+        if (first < count) & (part // 32 * (32 * SAMPLE) < words):
             index = tl.load(job + 2).to(tl.pointer_type(tl.int32))
             size = tl.load(job + 5)
-            word = place // 32 * (32 * SAMPLE) + place % 32
-            k0 = _weight((2 * word).to(tl.uint64))
-            k1 = _weight((2 * word + 1).to(tl.uint64))
             at = first + tl.arange(0, ROWS)
             listed = at < count
             low = tl.load(index + at * size, mask=listed, other=-1)
@@ -170,14 +175,20 @@ def run_jobs(  # type: ignore[no-untyped-def]
             long = (high.to(tl.int64) << 32) | low.to(tl.uint32, bitcast=True).to(tl.int64)
             row = tl.where(size == 2, long, low.to(tl.int64))
             there = listed & (row >= 0) & (row < tl.load(job + 6))
-            source = base + row[:, None] * tl.load(job + 7) + word[None, :]
-            found = tl.load(source, mask=there[:, None] & (word < words)[None, :], other=0)
-            value = found.to(tl.uint32, bitcast=True).to(tl.uint64)
+            source = base + row * tl.load(job + 7)
+            h0 = tl.zeros((ROWS, BLOCK), tl.uint64)
+            h1 = tl.zeros((ROWS, BLOCK), tl.uint64)
+            for one in tl.range(LOOP, loop_unroll_factor=1):
+                place = part + one * BLOCK + tl.arange(0, BLOCK)
+                word = place // 32 * (32 * SAMPLE) + place % 32
+                inside = there[:, None] & (word < words)[None, :]
+                found = tl.load(source[:, None] + word[None, :], mask=inside, other=0)
+                value = found.to(tl.uint32, bitcast=True).to(tl.uint64)
+                h0 += value * _weight((2 * word).to(tl.uint64))[None, :]
+                h1 += value * _weight((2 * word + 1).to(tl.uint64))[None, :]
             target = out + byte // 8 + 2 * at
-            h0 = tl.sum(value * k0[None, :], 1).to(tl.int64, bitcast=True)
-            h1 = tl.sum(value * k1[None, :], 1).to(tl.int64, bitcast=True)
-            tl.atomic_add(target, h0, mask=there, sem="relaxed")
-            tl.atomic_add(target + 1, h1, mask=there, sem="relaxed")
+            tl.atomic_add(target, tl.sum(h0, 1).to(tl.int64, bitcast=True), mask=there, sem="relaxed")
+            tl.atomic_add(target + 1, tl.sum(h1, 1).to(tl.int64, bitcast=True), mask=there, sem="relaxed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,38 +300,57 @@ class JobTable:
     table: Tensor
     grid: tuple[int, int, int]
     rows: int
+    loop: int
     sample: int
-    _launch: Callable[..., None] | None = None  # of the compiled kernel, without triton's search for it
-    _address: int = 0  # of the table
+    _launch: Callable[..., Any] | None = None  # of the compiled kernel, without triton's search for it
+    _before_stream: tuple[Any, ...] = ()  # its arguments
+    _after_stream: tuple[Any, ...] = ()
+    _constants: tuple[int, ...] = ()
     _device: int = -1
 
     def run(self, memory: Tensor, at: int) -> None:
         """Queue the jobs on the current stream. `memory`: uint8 [n]; the outputs begin at its byte `at`, a
         multiple of 256, and are zero there."""
-        constants = (self.sample, self.rows, _JOB_BLOCK, JOB)
-        if self._launch is not None and self._device == torch._C._cuda_getDevice():
-            stream = torch._C._cuda_getCurrentRawStream(self._device)
-            self._launch(stream, self._address, memory.data_ptr() + at, *constants)
-            return
+        if self._device == torch._C._cuda_getDevice():
+            launch = self.bound(memory.data_ptr() + at, torch._C._cuda_getCurrentRawStream(self._device))
+            if launch is not None:
+                launch()
+                return
         with torch.cuda.device(memory.device):
-            self._first_run(memory, at, constants)
+            self._first_run(memory, at)
 
-    def _first_run(self, memory: Tensor, at: int, constants: tuple[int, ...]) -> None:
+    def bound(self, address: int, stream: int) -> Callable[[], Any] | None:
+        """Queues the jobs on `stream`, if its device is current; the outputs begin at `address`. None before
+        the first `run`, which compiles the kernel."""
+        if self._launch is None:
+            return None
+        before, after = self._before_stream, self._after_stream
+        return partial(self._launch, *before, stream, *after, address, *self._constants)
+
+    def _first_run(self, memory: Tensor, at: int) -> None:
+        self._constants = (self.sample, self.rows, _JOB_BLOCK, self.loop, JOB)
         compiled = run_jobs[self.grid](
-            self.table, memory[at:].view(torch.int64), *constants, num_warps=_WARPS
+            self.table, memory[at:].view(torch.int64), *self._constants, num_warps=_JOB_WARPS
         )
-        self._address, self._device = self.table.data_ptr(), memory.device.index
-        self._launch = _launcher(compiled, self.grid)
+        launch, self._before_stream, after = _launcher(compiled, self.grid)
+        self._after_stream = (*after, self.table.data_ptr())
+        self._launch, self._device = launch, memory.device.index  # last: other threads ask for them
 
 
-def _launcher(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., None]:
-    """What triton's `JITFunction.run` ends with, for arguments as those that the kernel is compiled for."""
+def _launcher(
+    compiled: Any, grid: tuple[int, int, int]
+) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]:
+    """What triton's `JITFunction.run` ends with, for arguments as those that the kernel is compiled for: a
+    function, and its arguments before the stream and between that and the kernel's.
+
+    Triton 3.6's is a class around a function in C, whose arguments it completes.
+    """
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-
-    def launch(stream: int, *args: int) -> None:
-        run(*grid, stream, function, metadata, None, None, None, *args)
-
-    return launch
+    known = triton.__version__.startswith("3.6.") and type(run).__name__ == "CudaLauncher"
+    if known and not run.global_scratch_size and not run.profile_scratch_size:
+        completed = (run.launch_cooperative_grid, run.launch_pdl, None, None)
+        return run.launch, grid, (function, *completed, metadata, None, None, None)
+    return run, grid, (function, metadata, None, None, None)
 
 
 def rows_job(pool: Tensor, index: Tensor, at: int) -> list[int] | None:
@@ -341,10 +371,13 @@ def copy_job(source: Tensor, at: int) -> list[int] | None:
     return [1, source.data_ptr(), 0, at, 0, 1, 0, 0, source.nbytes // 4]
 
 
-def grid_of_jobs(jobs: Sequence[Sequence[int]], sample: int) -> tuple[tuple[int, int, int], int]:
-    """The grid of `run_jobs`, and how many rows a program reads."""
+def grid_of_jobs(jobs: Sequence[Sequence[int]], sample: int) -> tuple[tuple[int, int, int], int, int]:
+    """The grid of `run_jobs`, how many rows a program reads, and how many blocks of each."""
     most = max(job[4] for job in jobs)
     rows = 1 if most < 4 else 4
     groups = [-(-job[8] // 32) for job in jobs]
     words = max(32 * (one if job[0] else -(-one // sample)) for job, one in zip(jobs, groups, strict=True))
-    return (max(1, -(-words // _JOB_BLOCK)), max(1, -(-most // rows)), len(jobs)), rows
+    blocks, row_groups = max(1, -(-words // _JOB_BLOCK)), max(1, -(-most // rows))
+    programs = blocks * row_groups * len(jobs)
+    loop = next((one for one in _JOB_LOOPS if programs >= one * _JOB_FILL), 1)
+    return (-(-blocks // loop), row_groups, len(jobs)), rows, loop

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
-from typing import TYPE_CHECKING, NamedTuple, overload
+from functools import cache, lru_cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,6 +131,14 @@ class Jobs:
         if self._alone:
             self._run_alone(memory[start:])
 
+    def bound(self, memory: Tensor, start: int, stream: int) -> Callable[[], Any]:
+        """`run(memory, start)` for when `stream`, a stream's address, is the current one, with less left to
+        do."""
+        found = None
+        if self._table is not None and not self._alone:
+            found = self._table.bound(memory.data_ptr() + start, stream)
+        return partial(self.run, memory, start) if found is None else found
+
     def _run_alone(self, memory: Tensor) -> None:
         import torch
 
@@ -162,8 +170,7 @@ def _job_table(
             rows.append(row)
     if not rows:
         return None, alone
-    grid, count = grid_of_jobs(rows, sample)
-    return JobTable(to_device(torch.tensor(rows), first.device), grid, count, sample), alone
+    return JobTable(to_device(torch.tensor(rows), first.device), *grid_of_jobs(rows, sample), sample), alone
 
 
 def _view(memory: Tensor, at: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:

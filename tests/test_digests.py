@@ -130,7 +130,7 @@ def test_an_even_sample_is_refused(sample: int) -> None:
 PROGRAM = """
 import json, sys
 import torch
-from gdnbench import digests
+from gdnbench import digest_kernel, digests
 from gdnbench.digest_kernel import bits_and_form
 from tests.test_digests import drawn_rows, unsigned
 
@@ -158,6 +158,7 @@ for long in (False, True):
     index = torch.tensor([3, -1, 0, 2, 1, 7, 3])
     index = index if long else index.int()
     held = index.cuda()
+    digest_kernel._JOB_FILL = 1 if long else 1 << 20  # programs read many blocks of a row, or one
     for count in (7, 1):
         for sample in (1, 3):
             jobs = [digests.CopyJob(held, 0)]
@@ -166,6 +167,8 @@ for long in (False, True):
             assert len(done._alone) == 1
             memory = torch.zeros(256 * 5, dtype=torch.uint8).cuda()
             done.run(memory)
+            done.bound(more := torch.zeros_like(memory), 0, torch._C._cuda_getCurrentRawStream(0))()
+            assert torch.equal(more, memory)
             words = memory.cpu().view(torch.int64).view(5, 16, 2)
             equal = words[0].flatten().view(index.dtype)[:7].tolist() == index.tolist()
             for n, pool in enumerate(pools):

@@ -92,6 +92,19 @@ class Observation:
     watched: Reduced | None = None  # set by capture, if its lineage is checked
     kept_states: KeptStates | None = None  # states that the call keeps outside its pool
 
+    def with_only(
+        self,
+        tensors: Mapping[str, Seen],
+        claims: Claims | None,
+        reduced: Reduced | None,
+        kept_states: KeptStates | None,
+    ) -> Observation:
+        """As `dataclasses.replace`, which takes twice as long."""
+        return Observation(
+            self.op, tensors, self.scalars, self.conventions, self.dispatch, self.whole_pools, self.finish,
+            self.part, claims, reduced, self.watched, kept_states,
+        )  # fmt: skip
+
     def shape_of(self, name: str) -> tuple[int, ...]:
         """The contract's shape of an input, of which a capture of digests has no tensor any more."""
         seen = self.tensors.get(name)

@@ -34,22 +34,18 @@ class Switch:
 
     def __init__(self, paused: bool = False) -> None:
         self.off = paused
-        self._limit: tuple[object, int] | None = None  # an identity for the period, and its calls per layer
-
-    @property
-    def unlimited(self) -> bool:
-        """Whether recording is on, for any number of calls."""
-        return not self.off and self._limit is None
+        self.limit: tuple[object, int] | None = None
+        """An identity for the period, and its calls per layer; None for any number of calls."""
 
     def on(self) -> None:
-        self._limit = None
+        self.limit = None
         self.off = False
 
     def pause(self) -> None:
         self.off = True
 
     def next(self, calls: int) -> None:
-        self._limit = (object(), calls)
+        self.limit = (object(), calls)
         self.off = False
 
     def toggle(self) -> None:
@@ -75,7 +71,7 @@ class Switch:
 
     def takes(self, layer: Layer) -> bool:
         """Whether this call of `layer` is recorded; counts it if so. Not thread safe."""
-        limit = self._limit
+        limit = self.limit
         if self.off or limit is None:
             return not self.off
         period, calls = limit
@@ -86,7 +82,7 @@ class Switch:
 
     def spent(self, layer: Layer) -> bool:
         """Whether recording is on for N calls of each layer and `layer` has had them."""
-        limit = self._limit
+        limit = self.limit
         return limit is not None and layer.period is limit[0] and layer.of_period >= limit[1]
 
 

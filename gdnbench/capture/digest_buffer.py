@@ -7,6 +7,7 @@ zero once they have arrived.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -36,6 +37,7 @@ class Chunk:
     used: int = 0
     unfinished: int = 0  # slices that a call still fills
     closed: bool = False
+    spares: list[list[Slice]] = field(default_factory=list)
     records: list[Any] = field(default_factory=list)
     host: Tensor | None = None
 
@@ -44,7 +46,7 @@ class Chunk:
         self.host = self.way.arrived() if self.used else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Slice:
     """A part of a chunk that one call fills."""
 
@@ -78,7 +80,8 @@ class DigestBuffer:
         self._send = send
         self._open: dict[int, Chunk] = {}
         self._free: dict[int, list[tuple[Tensor, GrowingCopy]]] = {}
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -89,7 +92,7 @@ class DigestBuffer:
         """
         lane = self._streams.lane(device)
         size = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        with self._changed:
+        with self._lock:
             chunk = self._open.get(lane)
             if chunk is not None and chunk.used + size <= chunk.size:
                 return self._slice(chunk, size)
@@ -119,11 +122,25 @@ class DigestBuffer:
         chunk.unfinished += 1
         return found
 
+    def spare(self, like: Slice) -> list[Slice]:
+        """A slice of the same chunk and size for the next call of its stream, in a list; the list is empty if
+        the chunk has no room.
+
+        Whoever pops it takes it, as by `take`. A chunk that is passed on pops it itself.
+        """
+        chunk, size = like.chunk, like.stop - like.start
+        found: list[Slice] = []
+        with self._lock:
+            if not chunk.closed and chunk.used + size <= chunk.size:
+                found.append(self._slice(chunk, size))
+                chunk.spares.append(found)
+        return found
+
     def finish(self, taken: Slice, record: Any) -> None:
         """The current stream has filled `taken`, whose record is `record`; None if it is given up."""
-        taken.chunk.way.written(taken.chunk.used)
-        with self._changed:
-            chunk = taken.chunk
+        chunk = taken.chunk
+        chunk.way.written(chunk.used)
+        with self._lock:
             chunk.unfinished -= 1
             if record is not None:
                 chunk.records.append(record)
@@ -139,6 +156,11 @@ class DigestBuffer:
     def _close(self, chunk: Chunk) -> None:
         del self._open[chunk.lane]
         chunk.closed = True
+        for spare in chunk.spares:
+            with contextlib.suppress(IndexError):  # unless a call has it
+                spare.pop()
+                chunk.unfinished -= 1
+        chunk.spares = []
         if not chunk.unfinished:
             self._send(chunk)
 

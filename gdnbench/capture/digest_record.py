@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Reduced, Seen
+from gdnbench.capture.claims import Claims
 from gdnbench.capture.device_snapshot import ROWS, Arriving, DeviceSnapshot, snapshot_on_device
 from gdnbench.capture.inflight import (
     CallName,
@@ -97,13 +98,12 @@ _orders: dict[frozenset[str], tuple[str, ...]] = {}
 their digests in this order, so that they can be compared with the pool's."""
 
 
-def reduced(observation: Observation, sample: int) -> Observation:
-    """The observation without tensors that a digest does not need. Reads no element."""
+def reduced(observation: Observation, sample: int, claims: Claims | None) -> Observation:
+    """The observation with these claims, without tensors that a digest does not need. Reads no element."""
     contract = operation(observation.op)
     if contract.accesses is None:
-        return replace(
-            observation, tensors={}, finish=None, reduced=Reduced(sample, {}, frozenset(), frozenset())
-        )
+        nothing = Reduced(sample, {}, frozenset(), frozenset())
+        return replace(observation, tensors={}, finish=None, claims=claims, reduced=nothing)
     before, after, pools = _state_names(contract.name)
     states = {name for name in before if name in observation.tensors}
     for name in states:
@@ -111,13 +111,16 @@ def reduced(observation: Observation, sample: int) -> Observation:
         if spec.pool_index is not None and not has_pages(spec):
             axes = spec.axes_in(observation.conventions)[1:]
             _orders[frozenset(axes)] = axes
-    shapes = {name: (_shape(seen), seen.tensor.dtype) for name, seen in observation.tensors.items()}
-    kept = {
-        name: seen for name, seen in observation.tensors.items() if name in states or _is_integer(seen.tensor)
-    }
-    kept = {name: seen for name, seen in kept.items() if name in states or name not in pools}
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    kept: dict[str, Seen] = {}
+    for name, seen in observation.tensors.items():
+        dtype = seen.tensor.dtype
+        shapes[name] = (_shape(seen), dtype)
+        is_integer = not (dtype.is_floating_point or dtype.is_complex)
+        if name in states or (is_integer and name not in pools):
+            kept[name] = seen
     found = Reduced(sample, shapes, frozenset(states), after, _columns(contract, shapes))
-    return replace(observation, tensors=kept, reduced=found)
+    return observation.with_only(kept, claims, found, observation.kept_states)
 
 
 @cache
@@ -156,10 +159,6 @@ def _columns_of(observation: Observation, name: str) -> int | None:
 
 def _shape(seen: Seen) -> tuple[int, ...]:
     return tuple(seen.tensor.shape) if seen.shape is None else seen.shape
-
-
-def _is_integer(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def digest_rows(

@@ -14,6 +14,7 @@ a pool must exist before the graph is captured, and only one call of the graph m
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import weakref
 from collections import deque
@@ -61,6 +62,7 @@ from gdnbench.capture.inflight import (
 )
 from gdnbench.capture.kept_states import KEPT, KeptStates
 from gdnbench.capture.layers import Layer
+from gdnbench.capture.ready_batch import ReadyBatch, ready_batch
 from gdnbench.capture.recorder import Counts, Recorder
 from gdnbench.capture.selection import Selection
 from gdnbench.capture.snapshot import Form
@@ -70,7 +72,7 @@ from gdnbench.lineage.call_rows import RowForm
 from gdnbench.ops import operation
 from gdnbench_kernels.contract import Operation, Role
 
-_PLANS = "_gdnbench_plans"  # attribute of a graph
+_instances = itertools.count()
 GRAPH_BYTES = 1 << 30
 """Device memory for copies in all graphs of a process: an engine keeps dozens of graphs."""
 
@@ -102,7 +104,7 @@ class Host(Protocol):
 
     def claims(self, observation: Observation) -> Claims | None: ...
 
-    def kept(self, observation: Observation) -> Observation: ...
+    def kept(self, observation: Observation, claims: Claims | None) -> Observation: ...
 
 
 @dataclass(slots=True)
@@ -141,6 +143,7 @@ class Plan:
     digests: GraphDigests | None = None  # once `planned`: of all calls, if they are digested at once
     planned: bool = False
     late_claims: bool = False  # ask for claims after a replay is queued: the latest had no tensors
+    ready: ReadyBatch | None = None  # of the next replay, if its claims are late ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,7 @@ class Graphs:
         self._bytes = 0
         self._returned: deque[int] = deque()  # bytes of freed plans; finalizers add without a lock
         self._lock = threading.Lock()
+        self._attribute = f"_gdnbench_plan_{next(_instances)}"  # of graphs: their plans
         self._patched: dict[str, tuple[Any, Any]] = {}  # by name: the original and our replacement
 
     def install(self) -> None:
@@ -235,11 +239,15 @@ class Graphs:
         return capture_end
 
     def _around_replay(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        attribute, host, here = self._attribute, self._host, self._streams.lane_here
+
         def replay(graph: Graph) -> Any:
-            plan = getattr(graph, _PLANS, {}).get(self)
+            plan: Plan | None = getattr(graph, attribute, None)
             if plan is None:
                 return original(graph)
-            kept = self._before_replay(plan)
+            kept: list[_Kept] | DigestBatch | None = None
+            if host.active and ((ready := plan.ready) is None or (kept := ready.open(host, here)) is None):
+                kept = self._before_replay(plan)
             try:
                 result = original(graph)
             except BaseException:
@@ -277,9 +285,7 @@ class Graphs:
                 opened.quiet.end_graph()
             if graph is not None and opened.plan is not None and opened.plan.calls:
                 self._refuse_pools_of_the_graph(graph, opened.plan)
-                if not hasattr(graph, _PLANS):
-                    setattr(graph, _PLANS, {})
-                getattr(graph, _PLANS)[self] = opened.plan
+                setattr(graph, self._attribute, opened.plan)
         except Exception as error:
             self._host.counts.fail(error)
 
@@ -308,7 +314,7 @@ class Graphs:
         observation: Observation = site.adapter.before(site.target, arguments, module)
         if not self._host.selection.passes(observation.op, layer):
             return None
-        observation = self._host.kept(observation)
+        observation = self._host.kept(observation, observation.claims)
         contract = operation(observation.op)
         for name in pool_names(contract, observation):
             seen = observation.tensors[name]
@@ -462,8 +468,6 @@ class Graphs:
         kept. A batch of digests is counted after the replay, when the device has work."""
         kept: list[_Kept] = []
         try:
-            if not self._host.active:
-                return None
             if self._host.selection.keeps_all and (digests := self._digests_of(plan)) is not None:
                 return self._open_batch(plan, digests)
             named = [(call, name) for call in plan.calls if (name := self._counted(call)) is not None]
@@ -561,6 +565,12 @@ class Graphs:
             return
         self._host.recorder_here().finish_batch(batch)
         self._host.counts.graph_replays += 1
+        plan.ready = None
+        if plan.late_claims:
+            try:
+                plan.ready = ready_batch(batch, self._host.recorder_here(), self._streams)
+            except Exception as error:
+                self._host.counts.fail(error)
 
     def _after_replay(self, plan: Plan, kept: list[_Kept] | DigestBatch | None) -> None:
         """Send the graph's copies and the pool rows after the replay."""

@@ -8,13 +8,10 @@ import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from torch import nn
 
 from gdnbench.capture.steps import Step
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -103,13 +100,13 @@ def _path(module: nn.Module, parents: Mapping[int, tuple[nn.Module, str]]) -> st
     return ".".join(reversed(path))
 
 
-class _Inside(Generic[T]):
-    """Pushes a module or step on a stack and pops it. A context manager made of a generator would cost some
+class _Inside:
+    """Pushes a module on a stack and pops it. A context manager made of a generator would cost some
     microseconds a call."""
 
     __slots__ = ("_one", "_stack")
 
-    def __init__(self, stack: list[T], one: T) -> None:
+    def __init__(self, stack: list[nn.Module], one: nn.Module) -> None:
         self._stack = stack
         self._one = one
 
@@ -130,11 +127,8 @@ class ScopeStack(threading.local):
         self.capturing = False
         self.counting = False
 
-    def inside(self, module: nn.Module) -> _Inside[nn.Module]:
+    def inside(self, module: nn.Module) -> _Inside:
         return _Inside(self.modules, module)
-
-    def inside_step(self, step: Step | None) -> _Inside[Step | None]:
-        return _Inside(self.steps, step)
 
     @property
     def step(self) -> Step | None:

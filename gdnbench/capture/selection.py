@@ -36,6 +36,7 @@ class Selection:
         self._layers = tuple(part for pattern in options.layer for part in pattern.split(",") if part)
         self._first = options.first
         self._every = options.every
+        self._whole = options.first is None and options.every == 1 and not options.triggered
         self._bytes_left = options.max_bytes if options.when_over == "stop" else None
         self.full = False  # `--max-bytes` was reached
         self._lock = threading.Lock()
@@ -81,8 +82,8 @@ class Selection:
     @property
     def keeps_all(self) -> bool:
         """Whether each call that `passes` is kept now, so that `replayed` may count it."""
-        every = self._first is None and self._every == 1 and not self._triggered
-        return every and not self.full and self.switch.unlimited
+        switch = self.switch
+        return self._whole and not self.full and not switch.off and switch.limit is None
 
     def replayed(self, layers: Sequence[Layer]) -> list[int]:
         """Count a call of each layer that is kept; returns the numbers of their earlier calls."""

@@ -21,6 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from gdnbench.capture.adapter import Adapter, Observation, Seen, Target, operations_of
 from gdnbench.capture.claims import Claims
@@ -41,7 +42,7 @@ from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.recorder import Counts, Recorder
 from gdnbench.capture.report import Report
 from gdnbench.capture.selection import Selection
-from gdnbench.capture.steps import Step, begun_step
+from gdnbench.capture.steps import Step
 from gdnbench.capture.streams import CUDA, Streams
 from gdnbench.capture.trigger import Triggers
 from gdnbench.ops import operations
@@ -86,7 +87,7 @@ class Parameters:
     """The parameter names of a wrapped function."""
 
     positional: tuple[str, ...]
-    defaults: Mapping[str, Any]
+    defaults: dict[str, Any]
 
     @classmethod
     def from_function(cls, function: Callable[..., Any]) -> Parameters:
@@ -99,7 +100,10 @@ class Parameters:
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         # The function itself reports arguments that do not fit its signature.
-        return {**self.defaults, **dict(zip(self.positional, args, strict=False)), **kwargs}
+        found = self.defaults.copy()
+        found.update(zip(self.positional, args, strict=False))
+        found.update(kwargs)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +193,7 @@ class Session:
 
         @functools.wraps(function)
         def captured(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 count_compiled(name)
                 return function(*args, **kwargs)
             return self.call(site, args, kwargs)
@@ -201,7 +205,7 @@ class Session:
     ) -> Callable[..., Any]:
         @functools.wraps(function)
         def scoped(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not self.active:
+            if is_compiling() or not self.active:
                 return function(module, *args, **kwargs)
             with self._scopes.inside(module):
                 return function(module, *args, **kwargs)
@@ -213,10 +217,21 @@ class Session:
 
         @functools.wraps(function)
         def stepped(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not self.active:
+            # The device may be idle until this has run, and caches may have none of it: few functions.
+            if is_dynamo_compiling() or not self.active:
                 return function(*args, **kwargs)
-            with self._scopes.inside_step(self._begun_step(adapter, target, parameters, args, kwargs)):
+            step: Step | None = None
+            try:
+                known = adapter.step(target, parameters.arguments(args, kwargs))  # type: ignore[attr-defined]
+                step = Step(adapter, known)
+            except Exception as error:
+                self.counts.fail_claims(error)
+            steps = self._scopes.steps
+            steps.append(step)
+            try:
                 return function(*args, **kwargs)
+            finally:
+                steps.pop()
 
         return stepped
 
@@ -238,20 +253,6 @@ class Session:
 
         return learned
 
-    def _begun_step(
-        self,
-        adapter: Adapter,
-        target: Target,
-        parameters: Parameters,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Step | None:
-        try:
-            return begun_step(adapter, target, parameters.arguments(args, kwargs))
-        except Exception as error:
-            self.counts.fail_claims(error)
-            return None
-
     def claims(self, observation: Observation) -> Claims | None:
         """Who the sequences of a call are that begins, or is replayed, in this thread; None if nobody
         knows."""
@@ -272,7 +273,7 @@ class Session:
 
         @functools.wraps(function)
         def counted(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 count_compiled_uncaptured(name, reason)
                 return function(*args, **kwargs)
             scopes = self._scopes
@@ -370,10 +371,7 @@ class Session:
             return None
         self._adapter = site.adapter
         recorder = self.recorder_here()
-        claims = self.claims(observation)
-        if claims is not observation.claims:
-            observation = replace(observation, claims=claims)
-        observation = self.kept(observation)
+        observation = self.kept(observation, self.claims(observation))
         pending: PendingRecord | DigestBatch | None
         if any(self._streams.holds(seen.tensor) for seen in observation.tensors.values()):
             pending = self._open_on_device(recorder, observation, name)
@@ -436,14 +434,14 @@ class Session:
             recorder.abandon(inputs.nbytes)
             raise
 
-    def kept(self, observation: Observation) -> Observation:
-        """The part of a call that this capture keeps: with `--digests` no tensor but index tensors, and the
-        states' digests."""
+    def kept(self, observation: Observation, claims: Claims | None) -> Observation:
+        """The part of a call with these claims that this capture keeps: with `--digests` no tensor but index
+        tensors, and the states' digests."""
         if self._options.digests:
-            return reduced(observation, self._options.digest_sample)
+            return reduced(observation, self._options.digest_sample, claims)
         if self._options.on_lineage:
-            return replace(observation, watched=reduced(observation, 1).reduced)
-        return observation
+            return replace(observation, claims=claims, watched=reduced(observation, 1, None).reduced)
+        return observation if claims is observation.claims else replace(observation, claims=claims)
 
     def _after(
         self,
@@ -470,7 +468,7 @@ class Session:
     ) -> None:
         observation = batch.observation
         assert observation is not None
-        batch.observation = replace(observation, tensors={}, claims=None, kept_states=None)
+        batch.observation = observation.with_only({}, None, observation.reduced, None)
         pool = batch.plan.groups[0].pool
         try:
             seen = site.adapter.after(observation, arguments, result).get(pool)

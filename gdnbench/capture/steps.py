@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gdnbench.capture.claims import Claims
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: setting fields of a frozen one takes several times as long
 class Step:
     """A step of an engine that is running: its adapter, and what that knows of it."""
 
@@ -64,8 +64,3 @@ def steps_of(adapter: Adapter) -> tuple[Target, ...]:
 def parts_of_steps_of(adapter: Adapter) -> tuple[Target, ...]:
     """The functions within steps that the adapter learns from."""
     return tuple(getattr(adapter, "parts_of_steps", ()))
-
-
-def begun_step(adapter: Adapter, target: Target, arguments: Mapping[str, Any]) -> Step:
-    """The step that is about to run. Raises what the adapter raises."""
-    return Step(adapter, adapter.step(target, arguments))  # type: ignore[attr-defined]

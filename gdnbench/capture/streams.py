@@ -62,6 +62,9 @@ class Streams(Protocol):
     def lane(self, device: torch.device) -> int:
         """A number of the current stream of `device`: its address, on CUDA."""
 
+    def lane_here(self, device: int | None) -> int | None:
+        """The same of the device of this index; None if another device is current in this thread."""
+
     def growing(self, memory: Tensor) -> GrowingCopy:
         """A copy of `memory` (uint8 [n], zero), which the current stream alone will write."""
 
@@ -105,11 +108,8 @@ class CudaHostCopy:
         return self._host
 
 
-def _raw_stream(device: int) -> int:
-    """Of the current stream of a device; what torch's own compiled code and triton use, as a Stream takes ten
-    times as long to make."""
-    found: int = torch._C._cuda_getCurrentRawStream(device)
-    return found
+_C = torch._C
+"""What torch's own compiled code and triton ask for the current stream: a Stream takes ten times as long."""
 
 
 class CudaGrowingCopy:
@@ -160,7 +160,11 @@ class CudaStreams:
         return CudaHostCopy(memory, torch.cuda.current_stream(device).record_event(), self._side(device))
 
     def lane(self, device: torch.device) -> int:
-        return _raw_stream(device.index)
+        found: int = _C._cuda_getCurrentRawStream(device.index)
+        return found
+
+    def lane_here(self, device: int | None) -> int | None:
+        return _C._cuda_getCurrentRawStream(device) if device == _C._cuda_getDevice() else None
 
     def growing(self, memory: Tensor) -> CudaGrowingCopy:
         return CudaGrowingCopy(memory, self._side(memory.device))

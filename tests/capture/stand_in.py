@@ -72,6 +72,7 @@ class StandInStreams:
         self.gate = threading.Event()
         self.log: list[tuple[str, str]] = []
         self.host: set[int] = set()
+        self.stream = 0  # the current one
 
     def sent(self) -> int:
         """Stretches of memory that were sent to the host, those that no one has asked for yet among them."""
@@ -89,7 +90,10 @@ class StandInStreams:
         return LateWay(self, memory)
 
     def lane(self, device: torch.device) -> int:
-        return 0
+        return self.stream
+
+    def lane_here(self, device: int | None) -> int | None:
+        return self.stream
 
     def growing(self, memory: Tensor) -> LateGrowing:
         return LateGrowing(self, memory)
