@@ -12,6 +12,7 @@ from gdnbench.capture.access_rows import AccessRows, Chain, Rows
 from gdnbench.capture.claims import LINEAGE
 from gdnbench.capture.digest_record import DigestRecord
 from gdnbench.capture.graph_digests import DigestBatch, EagerBatch
+from gdnbench.store.access_log import ROW
 from gdnbench.store.access_pieces import Piece, draft_of_piece
 from gdnbench.store.journal import JournalWriter
 
@@ -129,10 +130,17 @@ def _grouped(parts: list[Rows], most: int) -> Iterator[Rows]:
         group.append(part)
         count += len(part)
         if count >= most:
-            yield np.concatenate(group)
+            yield _joined(group)
             group, count = [], 0
     if group:
-        yield np.concatenate(group)
+        yield _joined(group)
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    """The rows one after another, moved as bytes: NumPy takes 20 times as long if it knows their fields."""
+    octets = np.dtype(f"V{ROW.itemsize}")
+    joined: Rows = np.concatenate([part.view(octets) for part in parts]).view(ROW)
+    return joined
 
 
 def writes_elsewhere(record: DigestRecord | DigestBatch | EagerBatch) -> bool:
