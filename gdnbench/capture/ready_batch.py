@@ -9,15 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from gdnbench.capture.digest_buffer import Slice
 from gdnbench.capture.graph_digests import DigestBatch
+from gdnbench.capture.recorder import Counts, Recorder
+from gdnbench.capture.selection import Selection
 from gdnbench.capture.streams import Streams
 
-if TYPE_CHECKING:
-    from gdnbench.capture.graphs import Host
-    from gdnbench.capture.recorder import Recorder
+
+class Host(Protocol):
+    """What a prepared batch needs of the session."""
+
+    counts: Counts
+
+    @property
+    def selection(self) -> Selection: ...
+
+    @property
+    def recorder(self) -> Recorder | None: ...
 
 
 @dataclass(eq=False, slots=True)
