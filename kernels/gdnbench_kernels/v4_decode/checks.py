@@ -52,12 +52,11 @@ def check_rows(tensors: Mapping[str, Tensor]) -> None:
 def window_range(entries: int) -> str:
     """The message about a window of another number of entries. Drafts of DeepSeek-V4.1 that see one another
     have 133."""
-    found = f"swa_indices has a window of {entries}; it must be 1 to {MAX_WINDOW}"
     if entries <= MAX_WINDOW:
-        return found
+        return f"swa_indices has a window of {entries}; it must be 1 to {MAX_WINDOW}"
     return (
-        f"{found}: where the layer has no compressed rows, pass the entries from {MAX_WINDOW} on as"
-        " extra_indices, with extra_cache = cache"
+        f"swa_indices has a window of {entries}; it must be 1 to {MAX_WINDOW}: where the layer has no"
+        f" compressed rows, pass the entries from {MAX_WINDOW} on as extra_indices, with extra_cache = cache"
     )
 
 

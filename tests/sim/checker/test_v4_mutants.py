@@ -52,7 +52,7 @@ def kept(name: str, splits: int) -> KeptLaunch:
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
-    ("name", "splits"), quick([("portable", 1), ("portable", 2), ("sm100", 1), ("wgmma", 1)])
+    ("name", "splits"), quick([("portable", 1), ("portable", 2), ("sm100", 1), ("wgmma", 1)], 0)
 )
 def test_mutants_are_found(name: str, splits: int) -> None:
     launch = kept(name, splits)
