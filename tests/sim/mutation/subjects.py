@@ -277,10 +277,12 @@ _WIDE_DECODE = tuple(call | {"heads": 24, "lens": (128, 17, 0, 100, 5)} for call
 @dataclass(frozen=True, slots=True)
 class _SplitDecode:
     """v4_decode in `splits`, and the merge. One query of three tiles and one of none: in two splits one has
-    two tiles; the pools have the layouts of `calls`."""
+    two tiles; the pools have the layouts of `calls`. `extra_first`: also a query without a window, whose first
+    tile is one of the extra segment, which has code of its own where the layouts differ."""
 
     splits: int
     calls: tuple[tuple[str, str], ...]
+    extra_first: bool = False
 
     def __call__(self) -> None:
         from gdnbench.replay.simulated import programs_simulated
@@ -292,8 +294,8 @@ class _SplitDecode:
                 call = synthesise(
                     "v4_decode",
                     heads=8,
-                    lens=(100, 0),
-                    extra_lens=(140, 0),
+                    lens=(100, 0, 0) if self.extra_first else (100, 0),
+                    extra_lens=(140, 0, 3) if self.extra_first else (140, 0),
                     topk=140,
                     sink=0.0,
                     cache_layout=window,
@@ -395,7 +397,7 @@ SUBJECTS: dict[str, Subject] = {
     "swa_decode_wgmma": Subject(_Operation("swa_decode", "wgmma", _WIDE_DECODE)),
     "v4_decode_portable": Subject(_SplitDecode(1, _ALIKE)),
     "v4_decode_splits": Subject(_SplitDecode(2, _ALIKE)),
-    "v4_decode_unlike": Subject(_SplitDecode(1, _UNLIKE)),
+    "v4_decode_unlike": Subject(_SplitDecode(1, _UNLIKE, extra_first=True)),
     "v4_decode_sm100": Subject(_Operation("v4_decode", "sm100", _TWO_SEGMENTS)),
     # Each of four tiles has an SM.
     "v4_decode_sm100_splits": Subject(_Operation("v4_decode", "sm100", _SPLIT_TILES, sms=4)),
