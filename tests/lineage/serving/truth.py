@@ -70,7 +70,8 @@ class Truth:
     unread: dict[tuple[int, bytes | None, int], set[Request]] = field(default_factory=dict)
     """Who wrote a content at a position, in a layer, and has not read it: nobody knows its prefix."""
     own_bits: set[tuple[int, Request, bytes]] = field(default_factory=set)
-    used: dict[tuple[int, Request], tuple[int, int]] = field(default_factory=dict)  # last read: call, slot
+    used: dict[tuple[int, Request], tuple[int, set[int]]] = field(default_factory=dict)
+    """The call of a request's latest read, and the slots that it read and wrote since."""
     began: dict[tuple[int, Request], tuple[int, bytes | None]] = field(default_factory=dict)
     """Position and content of a request's latest read."""
     reach: dict[tuple[int, Request], set[int]] = field(default_factory=dict)
@@ -107,7 +108,7 @@ class Truth:
             self.wrong.append(WrongRead(touch, own, first, running, passed, drafted, blank, goes_on, certain))
         self.steps.setdefault((touch.layer, request), set()).add(touch.step)
         self.unread.get((touch.layer, touch.bits, touch.position), set()).discard(request)
-        self.used[touch.layer, request] = (touch.call, touch.slot)
+        self.used[touch.layer, request] = (touch.call, {touch.slot})
         self.began[touch.layer, request] = (touch.position, touch.bits)
         drafts = range(1, touch.tokens) if touch.decode else ()
         self.reach[touch.layer, request] = {touch.position + n for n in (0, touch.tokens, *drafts)}
@@ -129,16 +130,17 @@ class Truth:
             self.copies[touch.layer, touch.bits] = self.copies.get((touch.layer, touch.bits), 0) + 1
             self.unread.setdefault((touch.layer, touch.bits, touch.position), set()).add(touch.request)
             self.last[touch.layer, touch.request] = touch.call
+            self.used.setdefault((touch.layer, touch.request), (touch.call, set()))[1].add(touch.slot)
             self.reach.setdefault((touch.layer, touch.request), set()).add(touch.position)
 
     def _overwrote(self, touch: Touch, own: Touch | None) -> int | None:
         assert touch.request is not None
         if touch.position == 0:
             return None  # the request starts anew, in a slot that is its own by chance
-        call, slot = self.used.get((touch.layer, touch.request), (-1, -1))
+        call, slots = self.used.get((touch.layer, touch.request), (-1, set()))
         if own is not None and own.slot == touch.slot:
             first = own.call
-        elif slot == touch.slot:
+        elif touch.slot in slots:
             first = call + 1  # the state was copied to the slot after that call
         else:
             return None

@@ -276,9 +276,9 @@ _WIDE_DECODE = tuple(call | {"heads": 24, "lens": (128, 17, 0, 100, 5)} for call
 
 @dataclass(frozen=True, slots=True)
 class _SplitDecode:
-    """v4_decode in `splits`, and the merge. One query of three tiles and one of none: in two splits one has
-    two tiles; the pools have the layouts of `calls`. `extra_first`: also a query without a window, whose first
-    tile is one of the extra segment, which has code of its own where the layouts differ."""
+    """v4_decode in `splits`, and the merge. One query of three tiles and one of none: in two splits one
+    has two tiles; the pools have the layouts of `calls`. `extra_first`: also a query without a window,
+    whose first tile is one of the extra segment, which has code of its own where the layouts differ."""
 
     splits: int
     calls: tuple[tuple[str, str], ...]
