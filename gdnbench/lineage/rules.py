@@ -259,6 +259,10 @@ def _is_miscounted(read: Access, own: Access, previous: PreviousCall | None, his
         return False
     if not 0 <= read.accepted != previous.right_count(read.position):
         return False
+    if previous.drafts:
+        named = history.latest(read.request, previous.first + read.accepted, read.step)
+        if named is not None and named.step == own.step and named.slot != read.slot:
+            return False  # the row has other slots since
     last = history.last_write(read.slot, read.step)
     return read.digest == (ZERO if last is None else last.digest)
 

@@ -98,6 +98,7 @@ SEEDS: dict[str, tuple[type[Bug], int]] = {
         5701,
     ),
     "a request loses its state, and starts anew from an older one of its own": (DuplicateRow, 20030),
+    "a request whose state was lost gets an empty slot, and counts anew": (DuplicateRow, 42013),
     "the wrong state of a cache is copied to a slot that had the right one before": (PollutedBlock, 5730),
     "the same, and requests that went on wrote the slot in between": (KeyOfOneBlock, 9153),
     "a call computes tokens again, from the wrong state of the call before": (KeyOfOneBlock, 9174),
