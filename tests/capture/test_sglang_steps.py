@@ -198,19 +198,23 @@ def test_states_of_the_prefix_cache_that_were_committed(digests: bool, tmp_path:
 
 @pytest.mark.parametrize("digests", quick((False, True), 0))
 def test_a_draft_in_the_prefix_cache_before_it_is_accepted(digests: bool, tmp_path: Path) -> None:
+    """Of c nobody knows that its tokens are not the draft's, and that no request before the recording had
+    them."""
     tracked(tmp_path / "run.zarr", True, CaptureOptions(digests=digests))
-    (process,) = check_stores([Store.open(tmp_path / "run.zarr")]).processes
+    report = check_stores([Store.open(tmp_path / "run.zarr")])
+    (process,) = report.processes
+    assert report.unknown == {Unknown.NO_PREFIX: 1}
     found = [one for chain in process.chains for one in chain.findings]
     assert [
         (one.kind, one.damage.call, one.damage.position, process.table.requests[one.found.request])
         for one in found
-    ] == [(Break.REJECTED_DRAFT, 1, 12, "c"), (Break.REJECTED_DRAFT, 1, 12, "a")]
+    ] == [(Break.REJECTED_DRAFT, 1, 12, "a")]
 
 
 def test_the_trigger_keeps_the_read_of_such_a_draft(tmp_path: Path) -> None:
     for materialised in (False, True):
         counts = tracked(tmp_path / f"{materialised}.zarr", materialised, CaptureOptions(on_lineage=True))
-        assert (counts.looked_at, counts.triggered) == (5, 2 * materialised)
+        assert (counts.looked_at, counts.triggered) == (5, int(materialised))
 
 
 COMMITS: dict[str, tuple[list[int], list[int], Break, str]] = {

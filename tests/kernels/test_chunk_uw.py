@@ -252,6 +252,7 @@ def test_bits_do_not_depend_on_the_number_of_ctas() -> None:
         assert all(map(torch.equal, launch(call, ctas).bits(), expected)), ctas
 
 
+@pytest.mark.slow
 def test_a_sequence_has_the_same_bits_alone_and_in_a_batch() -> None:
     call = made()
     batch, bounds = launch(call), call.tensors["cu_seqlens"].tolist()

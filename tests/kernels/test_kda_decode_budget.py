@@ -47,6 +47,7 @@ def compiled(arch: str, options: dict[str, Any]) -> list[Figures]:
     return [figures(program) for program in compile_programs(sources, options, arch, lambda *_: None)]
 
 
+@pytest.mark.slow
 def test_within_the_budget() -> None:
     budget = json.loads(BUDGET.read_text())
     assert (budget["op"], budget["kernel"], budget["arch"]) == ("kda_decode", "cute", "sm_90a")

@@ -73,6 +73,7 @@ def test_names_that_choose_nothing_prove_nothing(proof: Proof) -> None:
     assert proof("no such case")[0] is Exit.BAD_INPUT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", quick(QUICK, 0, ids=[case.name for case in QUICK]))
 def test_the_sm100_kernels_pass(case: Case) -> None:
     verdict, record = Prover(GRIDS["gdn_prefill"], "sm100", "sim").case(case)

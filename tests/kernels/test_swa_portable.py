@@ -233,6 +233,7 @@ def test_without_requests_nothing_is_launched() -> None:
     assert session.reports == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", quick(PORTABLE_ROWS, 0))
 @pytest.mark.parametrize("layout", quick([CacheLayout.PER_TOKEN_SCALE, CacheLayout.FP8_DS_MLA], 0))
 def test_what_is_launched_is_as_planned(

@@ -193,6 +193,7 @@ def test_entries_that_do_not_count_may_name_anything(mixed: Mixed) -> None:
     assert same_outputs(run(with_stale_entries(call)), outputs)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_pages_may_lie_further_apart(layout: str) -> None:
     call = made(cache_layout=layout, block_size=16, lens=(50, 128))

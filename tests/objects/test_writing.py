@@ -121,6 +121,7 @@ class DyingObjects(Objects):
         super().put_object(key, content)
 
 
+@pytest.mark.slow
 def test_nothing_half_written_is_visible_wherever_an_upload_ends(bucket: Bucket, tmp_path: Path) -> None:
     local = make_store(tmp_path / "local.zarr", batches=1)
     with Store.open(local) as store:

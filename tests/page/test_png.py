@@ -199,6 +199,7 @@ def cells(svg: ElementTree.Element) -> dict[tuple[float, float], list[int]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_cell_has_the_colour_of_its_number(tmp_path: Path) -> None:
     """Of errors 0.5 to 50 times torch's: the scale between them by decades, grey for none, orange for NaN."""
     script = files("gdnbench.page").joinpath("assets", "script", "colour.js").read_text()

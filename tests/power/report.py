@@ -26,8 +26,8 @@ QUICK = {
     "gdn_decode": (
         "reads own slots",
         "slow gates",
-        "3 sequences",
         "raw gates, beta to 2",
+        "3 sequences",
         "3 drafts, padding",
         "4 drafts, holes",
     ),

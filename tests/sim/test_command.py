@@ -54,6 +54,7 @@ def test_a_tma_copy(tmp_path: Path) -> None:
     assert source.float().std() > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", quick(["gemm", "persistent"], 0))
 def test_a_tcgen05_gemm(tmp_path: Path, kernel: str) -> None:
     saved = simulate(tmp_path, kernel, "bf16[130,104]", "bf16[200,104]", "f32[130,200]:nan")

@@ -53,7 +53,7 @@ MUTANTS: dict[str, tuple[Kind, str, int, str]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "op", "nth", "what"), quick(MUTANTS.values(), 0, 1, ids=MUTANTS))
+@pytest.mark.parametrize(("kind", "op", "nth", "what"), quick(MUTANTS.values(), 0, ids=MUTANTS))
 def test_a_change_of_synchronisation_is_found(
     launch: KeptLaunch, kind: Kind, op: str, nth: int, what: str
 ) -> None:

@@ -276,6 +276,7 @@ print(moment)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_any_step_nothing_is_half_there_and_the_next_goes_on(tmp_path: Path, stride: int) -> None:
     nodes = [made(tmp_path / f"{name}.zarr", [name], batches=(0,)) for name in ("10-1-aa", "11-1-bb")]

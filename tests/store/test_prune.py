@@ -198,6 +198,7 @@ def test_a_segment_that_is_written_is_left_alone(store: Path, folder: str) -> No
         assert [one.key for one in opened.records] == ["a/4", *keys(list(range(COUNT)), "b")]
 
 
+@pytest.mark.slow
 def test_killed_at_any_instant_it_loses_nothing_and_the_next_one_finishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,6 +153,7 @@ def _fails_unless_told(
     real(path, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_a_journal_is_sealed_within_its_bound_and_its_end_says_what_was_dropped(tmp_path: Path) -> None:
     limit = 400_000
     journal = JournalWriter(tmp_path, process={}, provenance={}, file_bytes=100_000, keep_bytes=limit)

@@ -99,6 +99,7 @@ def test_a_hang_is_killed_and_named(store: Store) -> None:
     assert re.fullmatch("timing: " + wording("process.hung", seconds="5.5"), hung.reason)
 
 
+@pytest.mark.slow
 def test_one_process_judges_and_times_and_what_ends_it_is_an_outcome(
     store: Store, timer: TimingProcess
 ) -> None:

@@ -50,6 +50,7 @@ def kept(name: str, splits: int) -> KeptLaunch:
     return keeper.launches[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("name", "splits"), quick([("portable", 1), ("portable", 2), ("sm100", 1), ("wgmma", 1)], 0)

@@ -38,6 +38,7 @@ def test_softmax_called_as_a_jit_function(quack: Apart) -> None:
     _check_softmax(x, ran.tensors["out"])
 
 
+@pytest.mark.slow
 def test_softmax_by_an_executor(quack: Apart) -> None:
     """As the executor takes CuTe tensors: of the compiled type. A float32 tensor for bf16 gave NaN."""
     x = _matrix(5, 512, torch.bfloat16, 1)
