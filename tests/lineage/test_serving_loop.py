@@ -103,6 +103,7 @@ SEEDS: dict[str, tuple[type[Bug], int]] = {
     "the same, and requests that went on wrote the slot in between": (KeyOfOneBlock, 9153),
     "a call computes tokens again, from the wrong state of the call before": (KeyOfOneBlock, 9174),
     "padding writes the slot of a request that another of its name has left": (StalePadding, 9106),
+    "the same of a request that starts anew from a cached state": (StalePadding, 51017),
     "a request is preempted so often that more calls write a state than are looked at": (RepeatedToken, 9115),
 }
 

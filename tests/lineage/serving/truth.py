@@ -92,7 +92,10 @@ class Truth:
             right = content.position == touch.position and content.consumed == consumed
         # Another state of equal bits does no harm, and nobody can tell it from the right one.
         if not right and (own is None or own.bits != touch.bits):
-            first = self._overwrote(touch, own)
+            key = (touch.layer, request)
+            goes_on = touch.position in self.reach.get(key, ())
+            # A request that starts anew got its state in the slot at a moment that no call shows.
+            first = self._overwrote(touch, own) if goes_on else None
             drafted = content is not None and content.call in self.drafts
             positions = self.positions.get((touch.layer, touch.bits), set())
             certain = not self.unread.get((touch.layer, touch.bits, touch.position))
@@ -102,9 +105,7 @@ class Truth:
                 certain &= (touch.layer, request, touch.bits) not in self.own_bits
             running, passed = self._running(touch, first), self._passed(touch)
             blank = (touch.layer, touch.slot) not in self.slots
-            key = (touch.layer, request)
             certain &= self.began.get(key) != (touch.position, touch.bits)
-            goes_on = touch.position in self.reach.get(key, ())
             self.wrong.append(WrongRead(touch, own, first, running, passed, drafted, blank, goes_on, certain))
         self.steps.setdefault((touch.layer, request), set()).add(touch.step)
         self.unread.get((touch.layer, touch.bits, touch.position), set()).discard(request)
