@@ -48,8 +48,12 @@ class PagedRequest:
     tokens: list[int]  # the prompt, then what is decoded
     end: int  # tokens when it is done
     pages: dict[int, int] = field(default_factory=dict)  # by position // PAGE; those the window needs
-    kept: dict[int, Tensor] | None = None  # rows in host memory, while it is preempted
+    kept: dict[int, tuple[Tensor, Owner | None]] | None = None  # rows in host memory, while it is preempted
     computed: int = 0  # how often its rows were computed
+
+
+Owner = tuple[PagedRequest, int]
+"""Whose row it is, and of which position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ class PagedLoop:
         self.cache = torch.zeros(pages, PAGE, width, dtype=torch.bfloat16)
         self.users: Counter[int] = Counter()
         self.shared: dict[tuple[int, ...], dict[int, int]] = {}  # by prefix of whole pages: its last pages
-        self.owners: list[tuple[PagedRequest, int] | None] = [None] * (pages * PAGE)
+        self.owners: list[Owner | None] = [None] * (pages * PAGE)
         prefixes = [[self.rng.randrange(32) for _ in range(2 * PAGE)] for _ in range(2)]
         self.waiting: list[PagedRequest] = []
         for number in range(requests):
@@ -168,10 +172,12 @@ class PagedLoop:
             row[position % self.width] *= 1 + 2**-7  # another order of a sum
         return row
 
-    def write(self, request: PagedRequest, position: int, row: Tensor) -> None:
-        slot = self.slot(request, position)
+    def write(self, request: PagedRequest, position: int) -> None:
+        self.put(self.slot(request, position), self.row(request, position), (request, position))
+
+    def put(self, slot: int, row: Tensor, owner: Owner | None) -> None:
         self.cache.view(-1, self.width)[slot] = row
-        self.owners[slot] = (request, position)
+        self.owners[slot] = owner
 
     def window(self, length: int) -> range:
         """The positions to which the last of `length` tokens attends."""
@@ -196,8 +202,10 @@ class PagedLoop:
                 continue
             if position // PAGE not in request.pages:
                 request.pages[position // PAGE] = self.use()
-            kept = request.kept
-            self.write(request, position, self.row(request, position) if kept is None else kept[position])
+            if request.kept is None:
+                self.write(request, position)
+            else:
+                self.put(self.slot(request, position), *request.kept[position])
         request.kept = None
         self.share(request)
 
@@ -228,8 +236,8 @@ class PagedLoop:
         self.preempted.append(request)
         if self.rng.random() < self.swap:
             rows = self.cache.view(-1, self.width)
-            positions = self.needed(len(request.tokens))
-            request.kept = {position: rows[self.slot(request, position)].clone() for position in positions}
+            places = [(one, self.slot(request, one)) for one in self.needed(len(request.tokens))]
+            request.kept = {one: (rows[slot].clone(), self.owners[slot]) for one, slot in places}
         self.drop_pages(request, list(request.pages))
 
     def grow(self, request: PagedRequest) -> bool:
@@ -240,7 +248,7 @@ class PagedLoop:
                 return False
             request.pages[position // PAGE] = self.use()
         request.tokens.append(self.rng.randrange(32))
-        self.write(request, position, self.row(request, position))
+        self.write(request, position)
         return True
 
     def decode(self, requests: Sequence[PagedRequest]) -> None:
