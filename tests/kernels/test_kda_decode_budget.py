@@ -63,6 +63,7 @@ def test_other_builds_are_within_the_limits(arch: str, options: dict[str, Any]) 
     assert [line for figure in found for line in limits(figure)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state_dtype", quick(CTAS, 0))
 def test_plans_take_what_they_say(state_dtype: str) -> None:
     found = compiled("sm_90a", {"state_dtype": state_dtype})

@@ -94,6 +94,7 @@ def ran(mixed: Call, request: pytest.FixtureRequest) -> tuple[int, Outputs]:
 Ran = tuple[int, Outputs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [*quick(["early", "random:1"], 0), FRESH_SCHEDULE])
 def test_bits_are_those_of_every_schedule(mixed: Call, ran: Ran, schedule: str) -> None:
     """Of few CTAs, so that pipelines wrap around."""

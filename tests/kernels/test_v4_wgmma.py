@@ -61,7 +61,7 @@ def test_accurate(name: str, layout: str) -> None:
     assert_passes(call, run(call))
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", quick(LAYOUTS, 0))
 @pytest.mark.parametrize("name", quick(CALLS, 0))
 def test_accurate_in_splits(name: str, layout: str) -> None:

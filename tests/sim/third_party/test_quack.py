@@ -105,6 +105,7 @@ def _check_softmax(x: torch.Tensor, got: torch.Tensor) -> None:
     assert ((out - expected).abs() <= relative * expected).all()
 
 
+@pytest.mark.slow
 def test_rmsnorm(quack: Apart) -> None:
     columns, eps = 1000, 1e-6
     x = _matrix(5, columns, torch.bfloat16, 2)
