@@ -104,6 +104,10 @@ SEEDS: dict[str, tuple[type[Bug], int]] = {
     "a call computes tokens again, from the wrong state of the call before": (KeyOfOneBlock, 9174),
     "padding writes the slot of a request that another of its name has left": (StalePadding, 9106),
     "the same of a request that starts anew from a cached state": (StalePadding, 51017),
+    "a request starts from a cached state, and its neighbour's count names an empty slot": (
+        PermutedCounts,
+        81035,
+    ),
     "a request is preempted so often that more calls write a state than are looked at": (RepeatedToken, 9115),
 }
 

@@ -21,7 +21,8 @@ class WrongRead:
     tells the class. It does not if a state of this content was also written at the read's position and for
     another one, or for a prefix that no record has, so that it may be a hit in the prefix cache, if the
     request itself once had the content that another's write left, if more writes left it than the checker
-    looks at, or if the request's call before began with the same wrong state.
+    looks at, if the request's call before began with the same wrong state, or if a request that starts from a
+    cached state finds a slot that nobody wrote.
     """
 
     touch: Touch
@@ -105,6 +106,7 @@ class Truth:
                 certain &= (touch.layer, request, touch.bits) not in self.own_bits
             running, passed = self._running(touch, first), self._passed(touch)
             blank = (touch.layer, touch.slot) not in self.slots
+            certain &= own is not None or content is not None or touch.position == 0
             certain &= self.began.get(key) != (touch.position, touch.bits)
             self.wrong.append(WrongRead(touch, own, first, running, passed, drafted, blank, goes_on, certain))
         self.steps.setdefault((touch.layer, request), set()).add(touch.step)
