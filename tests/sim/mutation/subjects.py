@@ -320,7 +320,22 @@ _TWO_SEGMENTS: tuple[dict[str, Any], ...] = tuple(
     }
     for layout in ("per_token_scale", "fp8_ds_mla")
 )
+# Rows of o that two warps store, a first tile that all warps load.
+_WIDE_SEGMENTS = tuple(call | {"heads": 24, "lens": (128, 17, 0, 0)} for call in _TWO_SEGMENTS)
 _SPLIT_TILES = ({**_TWO_SEGMENTS[1], "lens": (128,), "extra_lens": (300,), "topk": 300},)
+
+
+def v4_decode_sm100_splits() -> None:
+    """In two splits, a CTA each: items of two tiles, of one, and with nothing at all, so that every ring goes
+    round several times."""
+    from gdnbench.replay.simulated import programs_simulated
+    from gdnbench.synth import synthesise
+    from gdnbench_kernels.v4_decode.sm100 import sm100
+
+    lens = {"lens": (128, 17, 128), "extra_lens": (300, 0, 200), "topk": 300}
+    call = synthesise("v4_decode", **_TWO_SEGMENTS[1] | lens)
+    with programs_simulated():
+        sm100(**call.tensors, **call.scalars, **call.conventions, splits=2, parts=1, workers=1)
 
 
 def _third_party(module: str) -> Any:
@@ -399,9 +414,8 @@ SUBJECTS: dict[str, Subject] = {
     "v4_decode_splits": Subject(_SplitDecode(2, _ALIKE)),
     "v4_decode_unlike": Subject(_SplitDecode(1, _UNLIKE, extra_first=True)),
     "v4_decode_sm100": Subject(_Operation("v4_decode", "sm100", _TWO_SEGMENTS)),
-    # Each of four tiles has an SM.
-    "v4_decode_sm100_splits": Subject(_Operation("v4_decode", "sm100", _SPLIT_TILES, sms=4)),
-    "v4_decode_wgmma": Subject(_Operation("v4_decode", "wgmma", _TWO_SEGMENTS)),
+    "v4_decode_sm100_splits": Subject(v4_decode_sm100_splits),
+    "v4_decode_wgmma": Subject(_Operation("v4_decode", "wgmma", _WIDE_SEGMENTS)),
     "v4_decode_wgmma_splits": Subject(_Operation("v4_decode", "wgmma", _SPLIT_TILES, sms=3)),
     "quack_gemm": Subject(quack_gemm, "sm_100a"),
     "quack_hopper_gemm": Subject(quack_hopper_gemm, "sm_100a"),
