@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from gdnbench.capture import CaptureOptions, capturing, record
 from gdnbench.capture.adapter import Target
 from gdnbench.capture.adapters import load_adapters, select_targets
+from gdnbench.capture.adapters.gdn import own_slots, refuse_mixed_dtypes
 from gdnbench.capture.adapters.transformers import ADAPTER
 from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
@@ -187,3 +189,15 @@ def test_a_decorator_for_no_operation_is_refused() -> None:
         BadInputError, match=wording("ops.operation-unknown", name="swa", known="conv_decode, conv_prefill")
     ):
         record("swa")
+
+
+def test_a_refusal_keeps_no_tensor_of_a_call() -> None:
+    q, k, v = (torch.zeros(2) for _ in range(3))
+    refuse_mixed_dtypes(q, k, v)
+    gone = weakref.ref(q)
+    del q
+    assert gone() is None
+
+
+def test_slots_of_a_batch_are_made_once() -> None:
+    assert own_slots(3) is own_slots(3)

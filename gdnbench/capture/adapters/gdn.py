@@ -20,7 +20,6 @@ def flatten_tokens(tensor: Tensor, caller: Tensor | None = None) -> Seen:
     return Seen(tensor, (batch * tokens, *rest), caller)
 
 
-@cache
 def refuse_mixed_dtypes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """NotCaptured unless q, k and v have one dtype."""
     if not q.dtype == k.dtype == v.dtype:
@@ -33,6 +32,7 @@ def refuse_beta_of_channels(beta: Tensor, v: Tensor) -> None:
         raise NotCaptured("beta is of every value channel; the operations have one of a head")
 
 
+@cache
 def own_slots(batch: int) -> Tensor:
     """int32 [B, 1] on the CPU: sequence i owns slot i, as the batch's states are the whole pool."""
     import torch
