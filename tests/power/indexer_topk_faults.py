@@ -81,9 +81,9 @@ shelf.add("boundary", "compared in bf16", Keys(lambda x: keep_bits(x, 7)))
 shelf.add("boundary", "compared in fp16", Keys(lambda x: x.half()))
 shelf.add("boundary", "the top 16 bits alone", Keys(lambda x: keep_bits(x, 7, truncate=True)))
 shelf.add("boundary", "bits as unsigned integers", Keys(unsigned_bits))
-shelf.add("ties", "those at the boundary are left out", Chosen(above_boundary))
-shelf.add("ties", "zeros are left out", Chosen(lambda chosen, x: chosen[x[chosen] != 0]))
-shelf.add("ties", "negative numbers are left out", Chosen(lambda chosen, x: chosen[~(x[chosen] < 0)]))
+shelf.add("ties", "those at the boundary are dropped", Chosen(above_boundary))
+shelf.add("ties", "zeros are dropped", Chosen(lambda chosen, x: chosen[x[chosen] != 0]))
+shelf.add("ties", "negative numbers are dropped", Chosen(lambda chosen, x: chosen[~(x[chosen] < 0)]))
 
 
 # Columns

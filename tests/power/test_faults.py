@@ -64,7 +64,7 @@ SOME = {
     ),
     "indexer_topk": (
         "boundary: the next one for the last",
-        "ties: those at the boundary are left out",
+        "ties: those at the boundary are dropped",
         "columns: row_starts are ignored",
         "rows: an index twice",
         "rows: 0 for padding",

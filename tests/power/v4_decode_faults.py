@@ -26,7 +26,7 @@ shelf = Shelf("v4_decode", right=False)
 
 
 class Without(V4):
-    """A segment is left out, where there is another one."""
+    """Attention to one segment alone, where there are two."""
 
     def __init__(self, *, extra: bool) -> None:
         super().__init__()
@@ -69,8 +69,8 @@ class SinkOfTheWindow(V4):
         return torch.where((window.lens > 0).unsqueeze(1), found, total)
 
 
-shelf.add("segments", "the extra one is left out", Without(extra=True))
-shelf.add("segments", "the window is left out", Without(extra=False))
+shelf.add("segments", "no attention to the extra one", Without(extra=True))
+shelf.add("segments", "no attention to the window", Without(extra=False))
 shelf.add("segments", "two softmaxes", TwoSoftmaxes())
 
 
