@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gdnbench.lineage.call_breaks import call_breaks
 from gdnbench.lineage.continuity import Continuity
 from gdnbench.lineage.finding import Finding, Unknown
-from gdnbench.lineage.rules import MOST_SOURCES, PreviousCall, judge, previous_call
+from gdnbench.lineage.rules import MOST_SOURCES, PreviousCall, is_lost, judge, previous_call
 from gdnbench.lineage.table import Access, Chain, Numbers, Rows, access_of
 from gdnbench.store.access_log import AccessFlag, AccessKind
 
@@ -77,18 +77,14 @@ def check_states(chain: Chain, explain: bool = False) -> ChainResult:
             judged = judge(access_of(rows[place]), history)
         if judged is None:
             result.right += 1
+            text = "right"
         elif isinstance(judged, Unknown):
             result.unknown[judged] += 1
+            text = judged.value
         else:
             result.findings.append(judged)
+            text = judged.kind.value
         if explain:
-            text = (
-                "right"
-                if judged is None
-                else judged.value
-                if isinstance(judged, Unknown)
-                else judged.kind.value
-            )
             result.verdicts[place] = text
     result.findings = in_order(call_breaks(chain) + result.findings)
     return result
@@ -312,10 +308,8 @@ class ArrayHistory:
     def _first_undigested(self) -> int:
         """The step of the first write whose digest is unknown, padding's apart; past all if there is none."""
         rows = self._write_rows
-        known = (
-            rows["flags"] & (AccessFlag.DIGEST_UNKNOWN | AccessFlag.PADDING)
-        ) != AccessFlag.DIGEST_UNKNOWN
-        places = np.flatnonzero(~known)
+        either = rows["flags"] & (AccessFlag.DIGEST_UNKNOWN | AccessFlag.PADDING)
+        places = np.flatnonzero(either == AccessFlag.DIGEST_UNKNOWN)
         return int(rows["step"][places[0]]) if len(places) else int(np.iinfo(np.int64).max)
 
     def slot_written(self, slot: int, step: int) -> bool:
@@ -329,10 +323,7 @@ class ArrayHistory:
         if slot < 0 or prefix == 0:
             return False
         rows = self._write_rows[self._slots.all_before(slot, self._number(step))]
-        held = np.flatnonzero(rows["prefix"] == prefix)
-        if not len(held) or held[-1] + 1 == len(rows):
-            return False
-        return bool(rows["request"][held[-1] + 1] != rows["request"][held[-1]])
+        return is_lost(prefix, rows["prefix"].tolist(), rows["request"].tolist())
 
     def is_followed(self, request: int, step: int) -> bool:
         if self._number(step) <= self._first_prompt:

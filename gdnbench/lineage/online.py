@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 from gdnbench.lineage.call_breaks import breaks_of_call
 from gdnbench.lineage.finding import Finding
-from gdnbench.lineage.rules import MOST_SOURCES, PreviousCall, judge, previous_call
+from gdnbench.lineage.rules import MOST_SOURCES, PreviousCall, is_lost, judge, previous_call
 from gdnbench.lineage.table import ZERO, Access
 from gdnbench.store.access_log import AccessKind
 
@@ -301,10 +301,7 @@ class _ChainHistory:
         if slot < 0 or prefix == 0:
             return False
         written = [one.access for one in self._slots.get(slot) or ()]
-        held = [number for number, one in enumerate(written) if one.prefix == prefix]
-        if not held or held[-1] + 1 == len(written):
-            return False
-        return written[held[-1] + 1].request != written[held[-1]].request
+        return is_lost(prefix, [one.prefix for one in written], [one.request for one in written])
 
     def is_followed(self, request: int, step: int) -> bool:
         known = self._requests.get(request)

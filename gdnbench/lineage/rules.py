@@ -141,6 +141,15 @@ class History(Protocol):
         """Whether, in some call up to `step`, several sequences were this request's."""
 
 
+def is_lost(prefix: int, prefixes: Sequence[int], requests: Sequence[int]) -> bool:
+    """`History.lost_prefix` of the writes to a slot, given what each is of: a state of which prefix, by which
+    request."""
+    held = [number for number, one in enumerate(prefixes) if one == prefix]
+    if not held or held[-1] + 1 == len(prefixes):
+        return False
+    return requests[held[-1]] != requests[held[-1] + 1]
+
+
 def judge(read: Access, history: History) -> Finding | Unknown | None:
     """A break, why nothing is known, or None if the read is right. `read` is not of a padding sequence."""
     if read.request < 0:
