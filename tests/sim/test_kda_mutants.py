@@ -34,8 +34,8 @@ class Kept(Keeper):
 
 @pytest.fixture(scope="module")
 def launch() -> KeptLaunch:
-    """Of one token, by a build of tests/kernels/test_kda_prefill_fused.py, which is clean."""
-    call, keeper = synth(seqlens=(1,), heads=(1, 2), initial_state=True), Kept()
+    """Of one token and of none, by a build of tests/kernels/test_kda_prefill_fused.py, which is clean."""
+    call, keeper = synth(seqlens=(1, 0), heads=(1, 2), initial_state=True), Kept()
     with active(Settings(before=keeper)), programs_simulated(), pytest.raises(Kept.Stopped):
         run_kernel(OPERATION, "sm100_fused", call)
     return keeper.launches[0]
@@ -48,6 +48,7 @@ MUTANTS: dict[str, tuple[Kind, str, int, str]] = {
     "SCALE waits for the phase before": (Kind.PARITY, "mbarrier.try_wait", 19, "operation in flight"),
     "no fence ahead of a product": (Kind.REMOVED, "fence.proxy.async", 0, "no proxy fence"),
     "half of a CTA's barrier": (Kind.LESS, "bar.sync", 0, "two rounds of a barrier"),
+    "tensor memory is freed while STATE reads it": (Kind.REMOVED, "bar.sync", -1, "race"),
     "a product is not committed": (Kind.REMOVED, "tcgen05.commit", 0, FaultKind.DEADLOCK),
     "an mbarrier that expects nobody": (Kind.LESS, "mbarrier.init", 8, FaultKind.BARRIER),
 }

@@ -266,6 +266,8 @@ _PREFILL: tuple[dict[str, Any], ...] = (
     {"seqlens": (193, 1), "heads": (1, 1), "initial_state": True},
     {"seqlens": (64,), "heads": (1, 1), "initial_state": True},  # nothing comes after a full chunk
 )
+# The state of a sequence without tokens goes through tensor memory, which only the CTA's barrier keeps.
+_KDA_PREFILL = (_PREFILL[0], {**_PREFILL[1], "seqlens": (64, 0)})
 _DECODE_ATTENTION = tuple(
     {"heads": 8, "lens": (17, 128, 5, 0, 100), "cache_layout": layout, "sink": 0.0}
     for layout in ("per_token_scale", "fp8_ds_mla")
@@ -400,7 +402,7 @@ SUBJECTS: dict[str, Subject] = {
     "launch_control": Subject(launch_control, sms=2),
     "gdn_prefill": Subject(_Operation("gdn_prefill", "sm100", _PREFILL)),
     "gdn_prefill_fused": Subject(_Operation("gdn_prefill", "sm100_fused", _PREFILL)),
-    "kda_prefill_fused": Subject(_Operation("kda_prefill", "sm100_fused", _PREFILL)),
+    "kda_prefill_fused": Subject(_Operation("kda_prefill", "sm100_fused", _KDA_PREFILL)),
     "gdn_decode": Subject(_Decode("registers")),
     "gdn_decode_bulk_in": Subject(_Decode("bulk_in")),
     "gdn_decode_bulk": Subject(_Decode("bulk")),
