@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from gdnbench.errors import BadInputError
-from tests.sim.mutation import verdicts
+from gdnbench.sim.host.request import LaunchRequest
+from gdnbench.sim.mutants import KeptLaunch, Tensor
+from gdnbench.sim.ptx import parse
+from tests.sim.mutation import judging, verdicts
 
 
 @pytest.fixture
@@ -61,6 +64,22 @@ def test_what_was_judged_again(result: Any, tmp_path: Path) -> None:
     text = changed(killed, ptx="1")
     verdicts.write(path, text)
     assert verdicts.latest(path, ["gemm"]) == [other, text]
+
+
+def launch(folder: str = "/a", bits: int = 32, grid: int = 1, sizes: tuple[int, ...] = (4, 8)) -> KeptLaunch:
+    """Of a kernel without instructions but `ret`, its tensors in the order of their addresses."""
+    header = ".version 8.8\n.target sm_100a\n.address_size 64\n"
+    text = f'{header}.visible .entry k()\n{{\n.reg .b{bits} %r<1>;\nret;\n}}\n.file 1 "{folder}/k.py"\n'
+    request = LaunchRequest(text, "k", (grid, 1, 1), (32, 1, 1), (1, 1, 1), 0, (), None, 0)
+    return KeptLaunch(parse(text), request, tuple(Tensor(64, "x", bytes(size), None) for size in sizes))
+
+
+def test_what_is_judged_is_the_same_in_every_process_and_checkout() -> None:
+    same = [launch(), launch(folder="/b/c"), launch(sizes=(8, 4))]
+    assert len({judging.digest([one]) for one in same}) == 1
+    others = [launch(bits=64), launch(grid=2), launch(sizes=(4, 4))]
+    assert len({judging.digest([one]) for one in (launch(), *others)}) == 4
+    assert judging.digest([launch(), launch(grid=2)]) != judging.digest([launch()])
 
 
 def test_what_a_reason_explains(result: Any, tmp_path: Path) -> None:

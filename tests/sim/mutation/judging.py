@@ -7,6 +7,7 @@ import hashlib
 import multiprocessing
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -45,6 +46,7 @@ class _Work:
 
 
 _work: _Work | None = None
+_FILE = re.compile(r'(\.file\s+\d+\s+")[^"]*/')  # with the folder of a source file
 
 
 def _judge(index: int) -> tuple[Judgement, float]:
@@ -87,8 +89,15 @@ def all_launches(name: str, call: Callable[[], None] | None = None) -> dict[str,
     return {kernel: [*same.values()] for kernel, same in zip(names, kernels.values(), strict=True)}
 
 
+def digest(kept: Sequence[KeptLaunch]) -> str:
+    """Of a kernel's text and its launches' sizes: the same in every process and every checkout."""
+    text = _FILE.sub(r"\1", kept[0].module.text)
+    return hashlib.blake2b(" ".join((*map(_sizes, kept), text)).encode(), digest_size=8).hexdigest()
+
+
 def _sizes(launch: KeptLaunch) -> str:
-    request, tensors = launch.request, [len(tensor.before) for tensor in launch.tensors]
+    # Kept tensors are in the order of their addresses, which differ from process to process.
+    request, tensors = launch.request, sorted(len(tensor.before) for tensor in launch.tensors)
     return f"{request.grid} {request.block} {request.shared_bytes} {tensors}"
 
 
@@ -117,8 +126,7 @@ def _judge_kernel(
 ) -> None:
     global _work
     module = kept[0].module
-    asked_for = " ".join((*map(_sizes, kept), module.text))
-    ptx = hashlib.blake2b(asked_for.encode(), digest_size=8).hexdigest()
+    ptx = digest(kept)
     chosen = list(mutants(module, kept[0].request.entry))
     numbers = _numbers(chosen)
     if asked.sample is not None and asked.sample < len(chosen):
