@@ -340,6 +340,20 @@ def v4_decode_sm100_splits() -> None:
         sm100(**call.tensors, **call.scalars, **call.conventions, splits=2, parts=1, workers=1)
 
 
+def v4_decode_wgmma_splits() -> None:
+    """In two splits: a CTA each, of two tiles; then one CTA that has all items, of one tile or of nothing at
+    all, so that every ring goes round."""
+    from gdnbench.replay.simulated import programs_simulated
+    from gdnbench.synth import synthesise
+    from gdnbench_kernels.v4_decode.wgmma import wgmma
+
+    _Operation("v4_decode", "wgmma", _SPLIT_TILES, sms=3)()
+    lens = {"lens": (17, 0, 100), "extra_lens": (17, 0, 0), "topk": 300}
+    call = synthesise("v4_decode", **_TWO_SEGMENTS[1] | lens)
+    with programs_simulated():
+        wgmma(**call.tensors, **call.scalars, **call.conventions, splits=2, workers=1)
+
+
 def _third_party(module: str) -> Any:
     import importlib
 
@@ -418,7 +432,7 @@ SUBJECTS: dict[str, Subject] = {
     "v4_decode_sm100": Subject(_Operation("v4_decode", "sm100", _TWO_SEGMENTS)),
     "v4_decode_sm100_splits": Subject(v4_decode_sm100_splits),
     "v4_decode_wgmma": Subject(_Operation("v4_decode", "wgmma", _WIDE_SEGMENTS)),
-    "v4_decode_wgmma_splits": Subject(_Operation("v4_decode", "wgmma", _SPLIT_TILES, sms=3)),
+    "v4_decode_wgmma_splits": Subject(v4_decode_wgmma_splits),
     "quack_gemm": Subject(quack_gemm, "sm_100a"),
     "quack_hopper_gemm": Subject(quack_hopper_gemm, "sm_100a"),
     "quack_softmax": Subject(quack_softmax, "sm_100a"),
