@@ -342,13 +342,13 @@ def v4_decode_sm100_splits() -> None:
 
 def v4_decode_wgmma_splits() -> None:
     """In two splits: a CTA each, of two tiles; then one CTA that has all items, of one tile or of nothing at
-    all, so that every ring goes round."""
+    all, so that every ring goes round. One stage has two tiles with entries one after the other."""
     from gdnbench.replay.simulated import programs_simulated
     from gdnbench.synth import synthesise
     from gdnbench_kernels.v4_decode.wgmma import wgmma
 
     _Operation("v4_decode", "wgmma", _SPLIT_TILES, sms=3)()
-    lens = {"lens": (17, 0, 100), "extra_lens": (17, 0, 0), "topk": 300}
+    lens = {"lens": (100, 17, 0), "extra_lens": (0, 17, 0), "topk": 300}
     call = synthesise("v4_decode", **_TWO_SEGMENTS[1] | lens)
     with programs_simulated():
         wgmma(**call.tensors, **call.scalars, **call.conventions, splits=2, workers=1)
