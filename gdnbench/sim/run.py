@@ -135,6 +135,8 @@ def run_ptx(
     cluster: Dim3 = ONE_CTA,
     preferred_cluster: Dim3 | None = None,
     earlier: EarlierLaunches | None = None,
+    path: bool = False,
+    only: Sequence[int] | None = None,
 ) -> RunResult:
     """Launch `entry` of the PTX with `smem` bytes of dynamic shared memory and wait for its end.
 
@@ -146,9 +148,9 @@ def run_ptx(
     one another run at once. `tile_steps` are instructions whose executions count as tiles of a CTA. `cluster`
     is the shape of the clusters in CTAs, that of the kernel (`.reqnctapercluster`) unless given; in some
     places of the grid the device may use clusters of the shape `preferred_cluster` (`ClusterGrid`). `earlier`
-    are launches that may still run, for `check`. The other parameters are those of `gdnbench.sim.launch`;
-    bounds that are None come from the enclosing `active` block, so also from the command line of `gdnbench
-    sim`.
+    are launches that may still run, for `check`. `path`: `checker` makes a `PathObserver`. `only`: the CTAs
+    that run, all unless given. The other parameters are those of `gdnbench.sim.launch`; bounds that are None
+    come from the enclosing `active` block, so also from the command line of `gdnbench sim`.
 
     Raises KernelFault for an illegal act and for a launch beyond `max_instructions` or `timeout`, with the
     findings before it; UnsupportedError for what is not simulated; PtxSyntaxError or LaunchError for a text
@@ -196,6 +198,7 @@ def run_ptx(
         multiprocessors=multiprocessors or MULTIPROCESSORS,
         keep_going=keep_going,
         clustered=budget.is_clustered(kernel, cluster, preferred_cluster),
+        path=path,
     )
     launch = prepare_launch(
         module, kernel, grid, block, param, smem, memory, config, cluster, preferred_cluster
@@ -215,7 +218,7 @@ def run_ptx(
     end = End.INTERRUPTED
     launch.meter = Meter(max_instructions, timeout, limit.end)
     try:
-        counters = run_grid(launch, ready, quantum=quantum, threads=threads, progress=progress)
+        counters = run_grid(launch, ready, quantum=quantum, threads=threads, progress=progress, only=only)
         end = End.COMPLETE
     except KernelFault as fault:
         end = End.FAULT

@@ -9,18 +9,19 @@ running: all warps whose CTAs run in one thread share it.
 from __future__ import annotations
 
 import threading
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.compiler.access_log_entry import ENTRY, ENTRY_BYTES, LANES_OFFSET, PC_OFFSET
+from gdnbench.sim.compiler.access_log_entry import BLOCK, ENTRY, ENTRY_BYTES, LANES_OFFSET, PC_OFFSET
 from gdnbench.sim.compiler.blocks import MAX_BLOCK
 from gdnbench.sim.compiler.compiled_warp import CompiledWarp
 from gdnbench.sim.compiler.emit import I64, Code, Library, Value, const
 from gdnbench.sim.compiler.layout import ALIGN, aligned_bytes
 from gdnbench.sim.compiler.translator import Translator
 from gdnbench.sim.machine.engine_interface import LANES, Lanes
-from gdnbench.sim.machine.observer import Addresses, Checker, Masks
+from gdnbench.sim.machine.observer import Addresses, Checker, Masks, PathObserver
 from gdnbench.sim.ptx.ir import Instruction
 
 CAPACITY = 1024  # entries: 320 KB, which fit in a core's L2 cache
@@ -84,8 +85,9 @@ _room = _Room()
 class AccessLog:
     """The log of one CTA. Only the thread that made it may use it."""
 
-    def __init__(self, checker: Checker, field: int) -> None:
+    def __init__(self, checker: Checker, field: int, *, path: bool) -> None:
         self._checker = checker
+        self._path = cast("PathObserver", checker) if path else None
         self._next = field // 8
         self._entries = _room.entries
         self._start = int(self._entries.ctypes.data)
@@ -103,6 +105,9 @@ class AccessLog:
         warp.longs[self._next] = self._start
         logged = self._entries[:count]
         addresses, pcs = logged["addresses"].copy(), logged["pc"]
+        if self._path is not None:
+            self._path.on_path(warp.warp, pcs.copy(), logged["lanes"].copy(), addresses)
+            return
         masks = _lanes(logged["lanes"])
         ends = [*(np.flatnonzero(pcs[1:] != pcs[:-1]) + 1).tolist(), count]
         instructions, start = warp.kernel.instructions, 0
@@ -113,6 +118,12 @@ class AccessLog:
             else:
                 self._checker.on_accesses(warp.warp, ins, masks[start:end], addresses[start:end])
             start = end
+
+    def report_block(self, warp: CompiledWarp, ins: Instruction, lanes: int) -> None:
+        """Report an instruction of the warp's path that compiled code did not execute."""
+        if self._path is not None:
+            entered, active = np.array([[BLOCK | ins.pc], [lanes]], np.uint32)
+            self._path.on_path(warp.warp, entered, active, np.zeros((1, LANES), np.uint64))
 
     def _met(self, warp: CompiledWarp, ins: Instruction, masks: Masks, named: Addresses) -> None:
         """Report lanes that have arrived together, each member mask by itself."""

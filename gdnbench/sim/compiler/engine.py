@@ -57,9 +57,10 @@ def prepare(module: Module, kernel: Kernel, config: MachineConfig) -> CompiledEn
         kernels.compile_kernel(
             module,
             kernel,
-            logged=config.check,
+            logged=config.check and not config.path,
             keep_going=config.keep_going,
             clustered=config.clustered,
+            path=config.path,
         ),
         config,
     )
@@ -129,7 +130,7 @@ class CompiledEngine:
         if cta.checker is not None:
             field = self.native.layout.log
             assert field is not None, "a checker, and a kernel that was made ready without config.check"
-            log = AccessLog(cta.checker, field)
+            log = AccessLog(cta.checker, field, path=self.config.path)
         return [CompiledWarp(self, cta, cta.warp(index), log) for index in range(cta.launch.warps)]
 
 
@@ -331,6 +332,7 @@ class CompiledWarp:
         if direct is not None and executing == self._seen_live:
             self.cta.execute(self.warp, service.ins, mask_lanes(executing))
             direct.execute(self, mask_lanes(executing))
+            self._executed_here(service.ins, executing)
             if watch is not None:
                 watch.mark_results(service.ins, mask_lanes(executing))
             self.complete(block, mask)
@@ -349,12 +351,18 @@ class CompiledWarp:
             return
         if service.slots and results is not WRITTEN:
             service.write(self.state, lanes, results)
+        self._executed_here(service.ins, executing)
         if watch is not None:
             watch.mark_results(service.ins, lanes)
         seen = self.engine.native.seen.get(block)
         if seen is not None:
             self.cells[seen // 4] = 1
         self.complete(block, mask)
+
+    def _executed_here(self, ins: Instruction, lanes: int) -> None:
+        """Report an instruction that Python executed in place of compiled code, not the machine."""
+        if self._log is not None and not ins.form.by_machine:
+            self._log.report_block(self, ins, lanes)
 
     def complete(self, block: int, mask: int) -> None:
         """The lanes of `mask` have executed the instruction at `block` outside of compiled code."""

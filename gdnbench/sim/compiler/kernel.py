@@ -201,16 +201,18 @@ def _complete(record: dict[str, Any]) -> bool:
     return kinds == {"seen": list, "moved": list, "skips": list, "bytes": int}
 
 
-def _plan(kernel: Kernel, logged: bool, keep_going: bool, clustered: bool) -> tuple[Program, Shadows | None]:
+def _plan(
+    kernel: Kernel, logged: bool, keep_going: bool, clustered: bool, path: bool = False
+) -> tuple[Program, Shadows | None]:
     """What is decided of a kernel before it is translated."""
     blocks = blocks_of(kernel)
-    layout = plan_layout(kernel, blocks, logged=logged)
+    layout = plan_layout(kernel, blocks, logged=logged or path)
     planned = plan_shadows(kernel, blocks, layout) if logged else None
     shadows = None
     if planned is not None:
         shadows, blocks = planned
     library = runtime.new_library(clustered=clustered)
-    return Program(kernel, blocks, layout, library, shadows, keep_going, clustered), shadows
+    return Program(kernel, blocks, layout, library, shadows, keep_going, clustered, path), shadows
 
 
 def compile_kernel(
@@ -220,14 +222,17 @@ def compile_kernel(
     logged: bool = False,
     keep_going: bool = False,
     clustered: bool = False,
+    path: bool = False,
 ) -> NativeKernel:
     """Compile a kernel, or load it from the cache. With `logged` the code writes the log of its accesses
     (`access_log`) and of uses of registers without a value (`shadow_registers`). With `keep_going` it goes on
-    after accesses out of bounds. `clustered`: for launches with clusters of several CTAs."""
+    after accesses out of bounds. `clustered`: for launches with clusters of several CTAs. `path`: it writes
+    the log of its accesses and of the blocks that a warp enters."""
     if not kernel.instructions:
         raise UnsupportedError(f"kernel {kernel.name} without instructions")
-    program, shadows = _plan(kernel, logged, keep_going, clustered)
+    program, shadows = _plan(kernel, logged, keep_going, clustered, path)
     options = (*["logged"] * logged, *["keep going"] * keep_going, *["clustered"] * clustered)
+    options += ("path",) * path
     key = (module.text, kernel.name, *options)
     better, name = native.cache_key(*key, Level.OPTIMISED.name), native.cache_key(*key, Level.BASELINE.name)
     optimiser = None
@@ -239,7 +244,7 @@ def compile_kernel(
 
         def translate_again() -> list[str]:
             # As one module: where a launch runs, the other cores are busy.
-            return [_whole_module(_plan(kernel, logged, keep_going, clustered)[0])]
+            return [_whole_module(_plan(kernel, logged, keep_going, clustered, path)[0])]
 
         optimiser = Optimiser(better, found, found.record["bytes"], translate_again)
     layout = program.layout

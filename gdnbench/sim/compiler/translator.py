@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gdnbench.sim.compiler.access_log_entry import ENTRY_BYTES
+from gdnbench.sim.compiler.access_log_entry import BLOCK, ENTRY_BYTES, LANES_OFFSET, PC_OFFSET
 from gdnbench.sim.compiler.blocks import Block, Blocks
 from gdnbench.sim.compiler.emit import (
     F32,
@@ -127,6 +127,7 @@ class Program:
     shadows: ShadowCode | None = None
     keep_going: bool = False
     clustered: bool = False  # for launches with clusters of several CTAs
+    path: bool = False  # the log has an entry for each block that a warp enters
     symbol_slots: dict[str, int] = field(default_factory=dict)
     _sites: dict[int, int] = field(default_factory=dict)  # by pc
     _records: dict[int, int] = field(default_factory=dict)  # by pc
@@ -200,7 +201,10 @@ class Translator:
         code.line(f"%lanes = bitcast i32 %active to {I1}")
         check_time()
         body = kernel.instructions[self.block.start : self.block.stop]
-        self.require_log(sum(map(_log_entries, body)))
+        path = self.program.path and not self.block.service
+        self.require_log(sum(map(_log_entries, body)) + path)
+        if path:
+            self.log_block()
         for ins in body:
             self.instruction(ins, table)
         if body[-1].form.flow is Flow.NEXT and not self.block.service:
@@ -513,6 +517,16 @@ class Translator:
         code.start_block(full)
         self.ret(const("i32", Exit.FULL))
         code.start_block(room)
+
+    def log_block(self) -> None:
+        """Log that lanes enter this block."""
+        code, place = self.code, self.program.layout.log
+        assert place is not None
+        next_entry = code.offset(self.state, place)
+        entry = code.load("ptr", next_entry, 8)
+        code.store(const("i32", BLOCK | self.block.start), code.offset(entry, PC_OFFSET), 4)
+        code.store(self.entered, code.offset(entry, LANES_OFFSET), 4)
+        code.store(code.offset(entry, ENTRY_BYTES), next_entry, 8)
 
     def gather(self, ins: Instruction, named: Value) -> None:
         """Return and wait if live lanes in the mask `named` (i32) do not execute with these. Lanes whose

@@ -55,7 +55,8 @@ class MachineConfig:
     implement it for the engine. `track` records which shared bytes were written and checks reads. `registers`
     is the register count per thread if known. `check`: CTAs have a checker. `multiprocessors` bounds how many
     CTAs that wait for one another run at once. `keep_going`: faults that can be skipped are recorded, and the
-    launch goes on. `clustered`: the launch has clusters of several CTAs."""
+    launch goes on. `clustered`: the launch has clusters of several CTAs. `path`: checkers are told the way
+    that warps take (`PathObserver.on_path`) in place of single accesses and uses of registers."""
 
     schedule: Schedule = LATE
     mma: str = "hardware"
@@ -68,6 +69,7 @@ class MachineConfig:
     multiprocessors: int = MULTIPROCESSORS
     keep_going: bool = False
     clustered: bool = False
+    path: bool = False
 
 
 @dataclass(frozen=True, slots=True)

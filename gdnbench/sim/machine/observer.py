@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.machine.async_queue import QueueChecker
-from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp, Words
 from gdnbench.sim.ptx.ir import Instruction, Register
 
 Masks = npt.NDArray[np.bool_]  # [accesses, 32]
 Addresses = npt.NDArray[np.uint64]  # [accesses, 32]
+Pcs = npt.NDArray[np.uint32]  # [entries]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,17 @@ class Checker(QueueChecker, Protocol):
     def on_cta_end(self) -> None:
         """The CTA has ended. Operations in flight will still land."""
         return
+
+
+class PathObserver(Checker, Protocol):
+    """The observer of one CTA of a launch with `MachineConfig.path`. It is told the way of each warp in place
+    of `on_accesses` and `on_warp_collective`."""
+
+    def on_path(self, warp: Warp, pcs: Pcs, lanes: Words, addresses: Addresses) -> None:
+        """What the warp did since the last report, in order: blocks that it entered, as the pc of their first
+        instruction with the bit `access_log_entry.BLOCK`, accesses and meetings of lanes, as their pc, with
+        the lanes as bits; for an access also their addresses. The arrays do not change afterwards."""
+        ...
 
 
 class Parts(Protocol):
