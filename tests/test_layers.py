@@ -37,6 +37,7 @@ sim.run: sim.base sim.ptx sim.tensorcore.formats sim.machine sim.tensorcore sim.
 sim: sim.base sim.ptx sim.machine sim.host sim.profile sim.checker sim.run
 sim.virtual: sim.base sim.ptx sim.machine sim.host sim.cuda_source sim.checker sim.run sim
 sim.mutants: sim.base sim.ptx sim.machine sim.host sim.checker sim.run
+sim.predict: sim.base sim.ptx sim.machine sim.compiler sim.host sim.profile sim.run
 kernels: artifact_cache
 report.outcome: base
 store: artifact_cache base
@@ -62,14 +63,14 @@ bisect: artifact_cache base sim.base sim.host sim.value_trace sim kernels report
     judge synth report trace diff.traces replay
 mismatch: base report.outcome store capture judge report replay workers
 share: base kernels report.outcome store ops judge report replay
-timing: base sim kernels report.outcome store ops timing.result workers judge report replay
+timing: base sim sim.predict kernels report.outcome store ops timing.result workers judge report replay
 distributed: base __init__ sim.base sim kernels report.outcome store workers report replay bisect
 prove.records: base kernels store ops synth
 prove: base kernels report.outcome store ops judge report prove.records replay
 suite: base sim sim.virtual report.outcome store ops workers lineage judge report prove.records replay
     distributed
-cli: base sim.base sim.ptx sim.host sim.cuda_source sim.value_trace sim sim.virtual kernels store ops
-    timing.result lineage capture compile doctor judge synth kernel_figures report trace diff diff.traces
+cli: base sim.base sim.ptx sim.host sim.cuda_source sim.value_trace sim sim.virtual sim.predict kernels store
+    ops timing.result lineage capture compile doctor judge synth kernel_figures report trace diff diff.traces
     heatmap page replay bisect mismatch share timing distributed prove suite
 pytest_plugin: base sim.base sim sim.virtual kernels report.outcome store ops judge report replay suite
 __main__: cli
@@ -132,16 +133,19 @@ PUBLIC = {
     ".explore",
     ".host",
     ".mutants",
+    ".predict",
     ".ptx",
     ".tensorcore",
     ".value_trace",
     ".virtual",
 }
 LIGHT = ("", ".errors", ".host", ".mutants", ".ptx", ".tensorcore", ".virtual", ".virtual.bootstrap")
-# The simulator and its tests, and two tests that replace what it runs kernels with.
+# The simulator, its tests and what holds its time model to measured times, and two tests that replace what it
+# runs kernels with.
 INSIDERS = (
     "gdnbench/sim/",
     "tests/sim/",
+    "scripts/validate_time_model.py",
     "tests/kernels/test_cuda_arguments.py",
     "tests/kernels/test_swa_grid.py",
 )

@@ -1,0 +1,24 @@
+"""Predicts the time of a launch on a GPU that is not there: what warps did on the simulator is replayed
+against a table of the GPU's latencies and rates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gdnbench.sim.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from gdnbench.sim.predict.apart import Predictor
+    from gdnbench.sim.predict.launch import LATENCY, Prediction
+    from gdnbench.sim.predict.machines import GROUPS, MACHINES, machine_model
+
+__all__ = ["GROUPS", "LATENCY", "MACHINES", "Prediction", "Predictor", "machine_model"]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "gdnbench.sim.predict.apart": "Predictor",
+        "gdnbench.sim.predict.launch": "LATENCY Prediction",
+        "gdnbench.sim.predict.machines": "GROUPS MACHINES machine_model",
+    },
+)

@@ -1,0 +1,98 @@
+"""Predicts a launch in a forked process: the CTAs that it runs change a copy of the memory."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from gdnbench.sim.errors import KernelFault, UnsupportedError
+from gdnbench.sim.host.request import LaunchRequest
+from gdnbench.sim.machine.memory import GlobalMemory
+from gdnbench.sim.predict.launch import Prediction, check_covered, predict, record, sampled_ctas
+from gdnbench.sim.predict.machine_code import machine_code
+from gdnbench.sim.predict.machines import Machine
+from gdnbench.sim.ptx.ir import Module
+
+
+@dataclass(slots=True)
+class Predictor:
+    """Predicts the launches that it is called with, for `Settings(before=...)`. `refused` says why a launch
+    has no prediction; no launch after it is predicted."""
+
+    machine: Machine
+    launches: list[Prediction] = field(default_factory=list)
+    refused: str = ""
+
+    def __call__(self, module: Module, request: LaunchRequest, memory: GlobalMemory) -> None:
+        if self.refused:
+            return
+        try:
+            self.launches.append(predict_apart(self.machine, module, request, memory))
+        except UnsupportedError as error:
+            self.refused = error.what
+        except KernelFault as fault:  # which the launch itself reports, with what it found before
+            self.refused = f"the time of {request.entry}, which faults: {fault.kind}"
+
+
+def predict_apart(
+    machine: Machine, module: Module, request: LaunchRequest, memory: GlobalMemory
+) -> Prediction:
+    """The predicted time of a launch that has not run yet. Raises what `record` and `predict` raise, and
+    UnsupportedError where processes cannot be forked."""
+    if not hasattr(os, "fork"):
+        raise UnsupportedError("the time on a system without fork")
+    check_covered(module, request)
+    # Here and not in the child, so that the next launch of the kernel finds it assembled.
+    machine_code(module, module.kernels[request.entry], module.target)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        _answer(reader, writer, machine, module, request, memory)
+    os.close(writer)
+    try:
+        with os.fdopen(reader, "rb") as pipe:
+            answer = pipe.read()
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        os.waitpid(child, 0)
+    if not answer:
+        raise UnsupportedError(f"the time of {request.entry}: the process that predicts it was killed")
+    found = pickle.loads(answer)
+    if isinstance(found, BaseException):
+        raise found
+    assert isinstance(found, Prediction)
+    return found
+
+
+def _answer(
+    reader: int, writer: int, machine: Machine, module: Module, request: LaunchRequest, memory: GlobalMemory
+) -> NoReturn:
+    """In the child: send the prediction, or what it raised, and end. Nothing may leave this function, or the
+    caller's program would go on twice."""
+    try:
+        os.close(reader)
+        found: Prediction | BaseException
+        try:
+            ctas = sampled_ctas(request.grid[0] * request.grid[1] * request.grid[2])
+            found = predict(machine, module, request, record(module, request, memory, ctas, machine))
+        except BaseException as error:
+            found = error
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(_pickled(found))
+    finally:
+        os._exit(0)
+
+
+def _pickled(found: Prediction | BaseException) -> bytes:
+    """An error that does not come back from its bytes is sent as a RuntimeError with its text."""
+    try:
+        sent = pickle.dumps(found)
+        pickle.loads(sent)
+    except Exception:
+        return pickle.dumps(RuntimeError(f"{type(found).__name__}: {found}"))
+    return sent

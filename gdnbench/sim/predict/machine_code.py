@@ -1,0 +1,165 @@
+"""The machine code that ptxas makes of a kernel, in its order, each instruction with the PTX instruction it
+is for, and with what the compiler tells the hardware in its control bits.
+
+ptxas tells lines apart by `.loc`. So the PTX is assembled once more with a `.loc` of its own in front of each
+instruction, and `nvdisasm` prints which line each machine instruction belongs to.
+
+An instruction of Volta and later has 128 bits. The upper ones control its issue (Jia et al., "Dissecting the
+NVIDIA Volta GPU architecture via microbenchmarking", arXiv 1804.06826, 2.1): cycles until the next
+instruction of the warp may issue, the scoreboards that it waits for, and the scoreboards that say when it has
+read its operands and when its result is there.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.ptx.flow import targets_of
+from gdnbench.sim.ptx.ir import Kernel, Module
+
+CONTROL_BIT = 105 - 64
+"""Where control begins in the upper word: stall 4 bits, yield 1, result 3, read 3, waits 6, reuse 4."""
+NONE = 7
+"""No scoreboard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machined:
+    """A machine instruction for the PTX instruction at `pc`. `stall`: cycles until the warp's next one may
+    issue. `waits`: scoreboards, as bits, that must be free before. `result`, `read`: the scoreboard that is
+    taken until the result is there, until the operands are read; None without."""
+
+    pc: int
+    opcode: str
+    stall: int
+    waits: int
+    result: int | None
+    read: int | None
+
+
+_DIRECTIVE = re.compile(r"\s*\.(loc|file)\b")
+_SECTION = re.compile(r"(?ms)^\s*\.section\s+\.debug.*?^\s*\}\s*$")
+_HEADER = re.compile(r"(\.address_size\s+64[^\n]*\n)")
+_LABEL = re.compile(r"\s*[\w$%]+:")
+_LINE = re.compile(r'//## File "[^"]*", line (\d+)')
+_CODE = re.compile(
+    r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)[^;]*;\s+/\* 0x([0-9a-f]{16}) \*/"
+)
+_REST = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/")
+
+
+def with_lines(module: Module, kernel: Kernel) -> str:
+    """The module's PTX in which each instruction of the kernel is a line of its own, its pc + 1, and ptxas
+    unrolls no loop: of an unrolled loop each round would seem to execute all copies of its body."""
+    places = {ins.place.line: ins.pc for ins in kernel.instructions}
+    loops = {
+        kernel.instructions[target.pc].place.line
+        for ins in kernel.instructions
+        for target in targets_of(ins)
+        if target.pc <= ins.pc
+    }
+    found = []
+    for number, text in enumerate(_SECTION.sub(_blank, module.text).split("\n"), 1):
+        if _DIRECTIVE.match(text):
+            continue
+        if number in loops:
+            label = _LABEL.match(text)
+            if label:
+                found.append(label.group())
+                text = text[label.end() :]
+            found.append('.pragma "nounroll";')
+        pc = places.get(number)
+        if pc is not None:
+            found.append(f".loc 1 {pc + 1} 0")
+        found.append(text)
+    return _HEADER.sub(r'\1.file 1 "kernel"' + "\n", "\n".join(found), count=1)
+
+
+def _blank(match: re.Match[str]) -> str:
+    return "\n" * match.group().count("\n")
+
+
+def tool(name: str) -> str:
+    """The path of a program of the CUDA toolkit: on PATH, or of NVIDIA's packages. Raises UnsupportedError if
+    there is none."""
+    found = shutil.which(name)
+    spec = find_spec("nvidia")
+    for folder in [] if spec is None else spec.submodule_search_locations or []:
+        for path in sorted(Path(folder).glob(f"*/bin/{name}")):
+            found = found or str(path)
+    if found is None:
+        raise UnsupportedError(
+            f"the time without {name} of the CUDA toolkit: pip install 'gdnbench[predict]'"
+        )
+    return found
+
+
+_kept: dict[tuple[str, str, str], tuple[Machined, ...]] = {}
+
+
+def machine_code(module: Module, kernel: Kernel, arch: str) -> tuple[Machined, ...]:
+    """The kernel's machine code for `arch`, such as sm_90a; kept, since programs launch a kernel many
+    times."""
+    key = module.text, kernel.name, arch
+    found = _kept.get(key)
+    if found is None:
+        found = _kept[key] = _assemble(module, kernel, arch)
+    return found
+
+
+def _assemble(module: Module, kernel: Kernel, arch: str) -> tuple[Machined, ...]:
+    with tempfile.TemporaryDirectory(prefix="gdnbench-code-") as folder:
+        source, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        source.write_text(with_lines(module, kernel), encoding="utf-8")
+        _run([tool("ptxas"), "-arch", arch, "-lineinfo", "-o", str(cubin), str(source)])
+        listing = _run([tool("nvdisasm"), "-g", "-c", "-hex", str(cubin)])
+    return tuple(_parse(listing, kernel.name))
+
+
+def _run(command: list[str]) -> str:
+    name = Path(command[0]).name
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    except OSError as error:
+        raise UnsupportedError(f"the time: {command[0]} does not start: {error.strerror}") from error
+    if done.returncode:
+        first = next(
+            iter((done.stderr or done.stdout).strip().splitlines()), f"exit status {done.returncode}"
+        )
+        raise UnsupportedError(f"the time, since {name} failed: {first.removeprefix(name).strip()}")
+    return done.stdout
+
+
+def _parse(listing: str, kernel: str) -> Iterator[Machined]:
+    inside, pc, opcode = False, -1, ""
+    for line in listing.splitlines():
+        if line.startswith(("\t.section", ".section")):
+            inside = re.split(r"[\s,]+", line.strip())[1] == f".text.{kernel}"
+            continue
+        if not inside:
+            continue
+        marked = _LINE.search(line)
+        if marked:
+            pc = int(marked.group(1)) - 1
+            continue
+        code = _CODE.search(line)
+        if code:
+            opcode = code.group(1)
+            continue
+        rest = _REST.match(line)
+        if rest and opcode:
+            control = int(rest.group(1), 16) >> CONTROL_BIT
+            stall, waits = control & 15, control >> 11 & 63
+            result, read = control >> 5 & 7, control >> 8 & 7
+            yield Machined(
+                pc, opcode, stall, waits, None if result == NONE else result, None if read == NONE else read
+            )
+            opcode = ""

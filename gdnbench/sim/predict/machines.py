@@ -1,0 +1,173 @@
+"""The GPUs whose time is predicted: every latency and rate with its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.predict.products import PHASE_LATENCY, Products, tcgen05, wgmma
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A figure, the range that it may lie in, its unit and where it comes from. One that was fitted or
+    assumed is of a `group`."""
+
+    value: float
+    low: float
+    high: float
+    unit: str
+    source: str
+    group: str = ""
+
+    @property
+    def published(self) -> bool:
+        return not self.group
+
+
+GROUPS = ("latency", "rate", "memory latency", "memory rate", "launch")
+"""Parameters of a group move together when the range of a prediction is computed."""
+
+
+def published(value: float, unit: str, source: str) -> Parameter:
+    """A figure that a document or a published measurement states."""
+    return Parameter(value, value, value, unit, source)
+
+
+def assumed(value: float, low: float, high: float, unit: str, source: str, group: str) -> Parameter:
+    """A figure that nobody published, and the range that it lies in."""
+    return Parameter(value, low, high, unit, source, group)
+
+
+_GUIDE = "CUDA C++ Programming Guide, compute capabilities"
+_THROUGHPUT = "CUDA C++ Programming Guide, throughput of native arithmetic instructions"
+_FITTED = "fitted to a third of the measured rows (docs/time_model.md)"
+_ASSUMED = "assumed; the range is that of published figures for sm_80 and sm_90"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A GPU. Cycles are those of the SMs; rates of pipes are cycles for one warp instruction of a
+    sub-partition.
+
+    `special_*`, `integer_cycles`, `convert_cycles`, `mma_*`: MUFU; ALU; conversions between number formats;
+    mma.sync of m16n8k16. `variable_latency`: other instructions that use a scoreboard. `operands_read`: until
+    an instruction has read its operands. `phase_latency`: from the end of a phase of a barrier to the next
+    instruction of a warp that waits. `memory_latency`: of a load from HBM, from the SM and back.
+    `memory_burst`: see `sm.Memory`. `copy_latency`: what a bulk or tensor copy takes longer than a load;
+    `copy_cycles`: the copy engine, for each. `launch`: from the end of a launch to the first CTA of the next
+    in a CUDA graph; a programmatic one begins `programmatic_saving` earlier. `cta_start`: until the first
+    instruction of a CTA; `cta_interval`: between the starts of two CTAs of an SM.
+    `products`: of wgmma or tcgen05.mma.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: Parameter
+    clock: Parameter
+    sm_threads: Parameter
+    sm_ctas: Parameter
+    sm_shared: Parameter
+    schedulers: Parameter
+    special_cycles: Parameter
+    special_latency: Parameter
+    variable_latency: Parameter
+    integer_cycles: Parameter
+    convert_cycles: Parameter
+    operands_read: Parameter
+    shared_latency: Parameter
+    phase_latency: Parameter
+    mma_cycles: Parameter
+    mma_latency: Parameter
+    memory_latency: Parameter
+    memory_rate: Parameter
+    memory_burst: Parameter
+    l2_latency: Parameter
+    l2_rate: Parameter
+    l1_latency: Parameter
+    copy_latency: Parameter
+    copy_cycles: Parameter
+    launch: Parameter
+    programmatic_saving: Parameter
+    cta_start: Parameter
+    cta_interval: Parameter
+    products: Products
+
+    def moved(self, group: str, end: str) -> Machine:
+        """The same machine with the parameters of a group at that end, "low" or "high", of their ranges."""
+        return self.with_values(
+            **{name: getattr(each, end) for name, each in self.parameters().items() if each.group == group}
+        )
+
+    def parameters(self) -> dict[str, Parameter]:
+        """By name."""
+        found = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, value in found if isinstance(value, Parameter)}
+
+    def with_values(self, **values: float) -> Machine:
+        """The same machine with other values of some parameters."""
+        changed = {name: replace(self.parameters()[name], value=value) for name, value in values.items()}
+        return replace(self, **changed)  # type: ignore[arg-type]
+
+
+H200 = Machine(
+    name="h200",
+    capability=(9, 0),
+    multiprocessors=published(132, "", "NVIDIA H200 data sheet"),
+    clock=published(1.98, "GHz", "NVML, while the rows of results/gdn_decode were timed"),
+    sm_threads=published(2048, "threads", _GUIDE),
+    sm_ctas=published(32, "CTAs", _GUIDE),
+    sm_shared=published(228 * 1024, "bytes", _GUIDE),
+    schedulers=published(4, "", _GUIDE),
+    special_cycles=published(8, "cycles", _THROUGHPUT),
+    special_latency=assumed(30.25, 18, 40, "cycles", _ASSUMED, "latency"),
+    variable_latency=assumed(24, 22, 30, "cycles", _ASSUMED, "latency"),
+    integer_cycles=published(2, "cycles", _THROUGHPUT),
+    convert_cycles=assumed(5, 2, 8, "cycles", _FITTED, "rate"),
+    operands_read=assumed(6, 6, 16, "cycles", _ASSUMED, "latency"),
+    shared_latency=assumed(23, 23, 40, "cycles", _FITTED, "latency"),
+    phase_latency=assumed(20, 10, 100, "cycles", _FITTED, "latency"),
+    mma_cycles=assumed(9, 4, 9, "cycles", _FITTED, "rate"),
+    mma_latency=assumed(36, 28, 36, "cycles", _ASSUMED, "latency"),
+    memory_latency=assumed(350, 250, 520, "ns", _FITTED, "memory latency"),
+    memory_rate=assumed(4125, 4000, 4500, "GB/s", _FITTED, "memory rate"),
+    memory_burst=assumed(1024, 256, 16384, "bytes", _FITTED, "memory rate"),
+    l2_latency=assumed(243, 200, 320, "cycles", _FITTED, "memory latency"),
+    l2_rate=assumed(52, 32, 64, "bytes/cycle", _FITTED, "memory rate"),
+    l1_latency=assumed(32.375, 30, 40, "cycles", _ASSUMED, "latency"),
+    copy_latency=assumed(201, 0, 500, "cycles", _FITTED, "memory latency"),
+    copy_cycles=assumed(26.5, 2, 60, "cycles", _FITTED, "rate"),
+    launch=assumed(1.5, 0.7, 2.2, "us", _FITTED, "launch"),
+    programmatic_saving=assumed(0.3, 0.3, 0.9, "us", _FITTED, "launch"),
+    cta_start=assumed(200, 100, 1200, "cycles", _FITTED, "launch"),
+    cta_interval=assumed(310, 100, 350, "cycles", _FITTED, "launch"),
+    products=wgmma,
+)
+
+_MICROBENCH = "SemiAnalysisAI/microbench-blackwell (docs/time_model.md)"
+_LIKE_H200 = "as on an H200"
+B200 = replace(
+    H200,
+    name="b200",
+    capability=(10, 0),
+    multiprocessors=published(148, "", _MICROBENCH),
+    clock=published(1.965, "GHz", _MICROBENCH),
+    memory_latency=assumed(
+        327, 250, 450, "ns", "443 ns of a tensor copy, less what copies take longer", "memory latency"
+    ),
+    memory_rate=published(7250, "GB/s", _MICROBENCH),
+    memory_burst=assumed(
+        16384, 8192, 16384, "bytes", "fitted to the rates by bytes in flight", "memory rate"
+    ),
+    phase_latency=assumed(PHASE_LATENCY, 10, 100, "cycles", _LIKE_H200, "latency"),
+    products=tcgen05,
+)
+
+MACHINES = {each.name: each for each in (H200, B200)}
+
+
+def machine_model(name: str) -> Machine:
+    """The time model of a GPU. Raises UnsupportedError if there is none."""
+    if name not in MACHINES:
+        raise UnsupportedError(f"the time on {name}: there is a model of {' and '.join(MACHINES)}")
+    return MACHINES[name]

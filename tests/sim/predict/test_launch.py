@@ -1,0 +1,79 @@
+"""Launches whose CTAs only store or load, so that the time of their bytes is a lower bound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gdnbench.sim.host.request import LaunchRequest
+from gdnbench.sim.machine.memory import GlobalMemory
+from gdnbench.sim.predict.launch import memory_bytes, predict, record, sampled_ctas
+from gdnbench.sim.predict.machines import H200
+from gdnbench.sim.predict.trace import Accessed, CtaTrace, Space
+from gdnbench.sim.ptx.parser import parse
+from tests.sim.predict.tools import toolkit
+
+CTAS, THREADS, BYTES = 20_000, 256, 16
+STREAM = f"""
+.version 8.8
+.target sm_90a
+.address_size 64
+.visible .entry k(.param .u64 out)
+{{
+.reg .b32 %r<4>; .reg .b64 %d<4>; .reg .f32 %f<4>;
+ld.param.u64 %d0, [out];
+mov.u32 %r0, %tid.x;
+mov.u32 %r1, %ctaid.x;
+sub.u32 %r1, %r1, {sampled_ctas(CTAS)[0]};
+mad.lo.u32 %r2, %r1, {THREADS}, %r0;
+mul.wide.u32 %d1, %r2, {BYTES};
+add.u64 %d2, %d0, %d1;
+mov.f32 %f0, 1.0;
+st.global.v4.f32 [%d2], {{%f0, %f0, %f0, %f0}};
+ret;
+}}
+"""
+"""The sampled CTAs store at the start of `out`, which need be no larger."""
+
+
+def test_stores_take_the_time_of_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """82 MB at HBM's rate, on an SM that starts its CTAs at once. Nothing else takes long, so that is the
+    bound; the launch and the start of CTAs add a tenth."""
+    toolkit(monkeypatch)
+    machine = H200.with_values(cta_interval=0)
+    module = parse(STREAM)
+    memory, out = GlobalMemory(), np.zeros(len(sampled_ctas(CTAS)) * THREADS * 4 + 32, np.float32)
+    address = memory.add_array(out[-out.ctypes.data % 128 // 4 :], "out")
+    request = LaunchRequest(
+        STREAM, "k", (CTAS, 1, 1), (THREADS, 1, 1), (1, 1, 1), 0, (address.to_bytes(8, "little"),), 16, 0
+    )
+    found = predict(machine, module, request, record(module, request, memory, sampled_ctas(CTAS), machine))
+    least = CTAS * THREADS * BYTES / (H200.memory_rate.value * 1e9)
+    assert least <= found.seconds <= 1.15 * least
+    assert found.bound == "HBM"
+    assert found.memory_bytes == CTAS * THREADS * BYTES
+    assert max(found.limits.values()) <= 1
+
+
+def test_what_ctas_share_comes_from_memory_once() -> None:
+    """Each CTA loads the same two sectors and one of its own, and stores that one: 64 bytes for all, and 32
+    read and 32 written for each. A launch of one CTA is its own first."""
+    kernel = parse(STREAM.replace("mov.f32 %f0, 1.0", "ld.global.f32 %f0, [%d0]")).kernels["k"]
+    pcs = {ins.op: ins.pc for ins in kernel.instructions if ins.has("global")}
+    traces = [
+        CtaTrace(
+            n,
+            [
+                [
+                    Accessed(pcs["ld"], Space.GLOBAL, 1, (0, 1, 9 + n)),
+                    Accessed(pcs["st"], Space.GLOBAL, 1, (9 + n,)),
+                ]
+            ],
+            ["compute"],
+            [],
+            [],
+        )
+        for n in range(4)
+    ]
+    assert memory_bytes(kernel, traces, 100) == 64 + 100 * 64
+    assert memory_bytes(kernel, traces[:1], 1) == 64 + 64

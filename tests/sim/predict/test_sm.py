@@ -1,0 +1,195 @@
+"""The replay of one SM on code that is made up, with expectations worked out by hand from the parameters."""
+
+from __future__ import annotations
+
+import statistics
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.predict.code import Cost, Pipe, Region
+from gdnbench.sim.predict.machine_code import Machined
+from gdnbench.sim.predict.machines import H200, Machine
+from gdnbench.sim.predict.sm import Memory, Sm, sectors_lacking
+from gdnbench.sim.predict.trace import (
+    SECTOR,
+    Accessed,
+    Arrived,
+    CtaTrace,
+    Entered,
+    Issued,
+    Kind,
+    Operation,
+    Space,
+    Step,
+    Waited,
+)
+
+COPIES = 8000
+PLAIN = H200.with_values(cta_start=0, cta_interval=0, integer_cycles=2, phase_latency=40)
+
+
+def cost(pc: int, **given: Any) -> Cost:
+    code = Machined(
+        pc,
+        given.get("opcode", "FADD"),
+        given.get("stall", 1),
+        sum(1 << board for board in given.get("waits", ())),
+        given.get("result"),
+        None,
+    )
+    return Cost(
+        code,
+        given.get("pipe", Pipe.ISSUE),
+        given.get("busy", 0.0),
+        given.get("latency", 0.0),
+        given.get("memory", False),
+        tuple(given.get("waits", ())),
+    )
+
+
+class MadeUp:
+    """Regions by pc; the opcode of each of their instructions is `op`."""
+
+    def __init__(self, regions: dict[int, tuple[Cost, ...]], op: str) -> None:
+        self._regions = regions
+        self.kernel = SimpleNamespace(instructions=[SimpleNamespace(op=op)] * 100)
+
+    def region(self, pc: int) -> Region:
+        costs = self._regions.get(pc, (cost(pc),))
+        return Region(pc, pc + 1, costs, frozenset(each.code.pc for each in costs if each.memory))
+
+
+def run(
+    regions: dict[int, tuple[Cost, ...]],
+    warps: list[list[Step]],
+    machine: Machine = PLAIN,
+    *,
+    ctas: int = 1,
+    resident: int = 1,
+    share: float = 1e9,
+    op: str = "ld",
+    operations: list[Operation] | None = None,
+    arrivals: list[int] | None = None,
+) -> tuple[float, Sm]:
+    """The cycle in which the last of equal CTAs of these warps ends."""
+    trace = CtaTrace(0, warps, ["compute"] * len(warps), operations or [], arrivals or [])
+    sm = Sm(machine, MadeUp(regions, op), share, resident)  # type: ignore[arg-type]
+    pairs = [(trace, one) for one in sectors_lacking([trace])] * ctas
+    return sm.run(iter(pairs)), sm
+
+
+def test_stalls_and_scoreboards() -> None:
+    """Issued at 0, 4 and, once the second's result is there at 4 + 20, at 24; the next may issue at 26."""
+    region = (cost(0, stall=4), cost(1, result=3, latency=20), cost(2, waits=(3,), stall=2))
+    assert run({0: region}, [[Entered(0)]])[0] == 26
+
+
+@pytest.mark.parametrize(("warps", "cycles"), [(4, 10), (5, 20), (8, 20), (12, 30)])
+def test_warps_of_a_sub_partition_share_its_issue(warps: int, cycles: int) -> None:
+    """Ten instructions a warp; warps 0 and 4 are of the same of four sub-partitions."""
+    region = tuple(cost(0) for _ in range(10))
+    assert run({0: region}, [[Entered(0)] for _ in range(warps)])[0] == cycles
+
+
+def test_a_pipe_takes_one_instruction_at_a_time() -> None:
+    """Ten instructions of two cycles for each of two warps of a sub-partition: 40."""
+    region = tuple(cost(0, pipe=Pipe.ALU, busy=2.0) for _ in range(10))
+    assert run({0: region}, [[Entered(0)] for _ in range(8)])[0] == 40
+
+
+def test_a_phase_ends_with_its_last_contribution() -> None:
+    """Warp 1 arrives after 100 cycles and the cycle of its arrival; warp 0 goes on `phase_latency` later."""
+    regions = {0: tuple(cost(0) for _ in range(100))}
+    end, sm = run(regions, [[Waited(5, (0,))], [Entered(0), Arrived(6, (0,))]], arrivals=[1])
+    assert end == 101 + PLAIN.phase_latency.value
+    assert sm.waits == {("compute", "ld"): 101 + PLAIN.phase_latency.value - 1}
+
+
+def test_a_copy_ends_a_phase_after_the_way_of_its_bytes() -> None:
+    """Bytes that L2 has: the copy engine, the rate and latency of L2, and what a copy takes longer."""
+    copy = Operation(Kind.COPY_IN, 3, 5600, (), phases=[0])
+    machine = PLAIN.with_values(copy_cycles=30, l2_rate=56, l2_latency=200, copy_latency=100)
+    end, _ = run({}, [[Issued(3, (0,)), Waited(5, (0,))]], machine, operations=[copy], arrivals=[1])
+    assert end == 1 + 30 + 5600 / 56 + 200 + 100 + machine.phase_latency.value
+
+
+def test_bank_conflicts_keep_other_warps_waiting() -> None:
+    """Of four warps each loads with 32 cycles; the last has its value after 128 and the latency."""
+    region = (cost(0, memory=True, result=0), cost(1, waits=(0,)))
+    warp: list[Step] = [Entered(0), Accessed(0, Space.SHARED, 32, ())]
+    end, _ = run({0: region}, [warp] * 4)
+    assert end == 4 * 32 + PLAIN.shared_latency.value + 1
+
+
+def test_ctas_run_as_many_at_once_as_are_resident() -> None:
+    region = (cost(0, result=0, latency=99), cost(1, waits=(0,)))
+    assert run({0: region}, [[Entered(0)]], ctas=6, resident=3)[0] == 200
+    assert run({0: region}, [[Entered(0)]], ctas=6, resident=2)[0] == 300
+
+
+def test_an_sm_starts_one_cta_after_the_other() -> None:
+    """Each of six takes 10 cycles, and the last begins five intervals after the first, 20 cycles later."""
+    region = tuple(cost(0) for _ in range(10))
+    machine = PLAIN.with_values(cta_interval=100, cta_start=20)
+    assert run({0: region}, [[Entered(0)]], machine, ctas=6, resident=3)[0] == 5 * 100 + 20 + 10
+
+
+def test_what_an_earlier_cta_loaded_is_in_l2() -> None:
+    first, second = (
+        CtaTrace(n, [[Accessed(0, Space.GLOBAL, 1, sectors)]], ["compute"], [], [])
+        for n, sectors in enumerate([(1, 2), (2, 3)])
+    )
+    assert sectors_lacking([first, second]) == [{1, 2}, {3}]
+
+
+def test_one_request_at_a_time_takes_the_latency() -> None:
+    """Nothing is queued: 100 loads of a sector, each after the one before."""
+    machine = PLAIN.with_values(memory_latency=500, memory_burst=SECTOR, clock=2.0, l2_rate=SECTOR)
+    memory, at = Memory(machine, share=1e9), 0.0
+    for _ in range(100):
+        at = memory.request(at, SECTOR, SECTOR)
+    assert at == pytest.approx(100 * (1 + 500 * 2.0), rel=1e-6)
+
+
+# SemiAnalysisAI/microbench-blackwell, tma2d_tput.csv: bytes of tensor copies in flight on each of the 148 SMs
+# of a B200, and TB/s from HBM with boxes of three sizes.
+IN_FLIGHT = {
+    4096: (1.105, 1.172, 1.148),
+    8192: (2.111, 2.181, 1.894),
+    16384: (3.789, 3.593, 3.391),
+    32768: (5.868, 5.766, 5.423),
+    65536: (7.223, 7.174, 7.063),
+    131072: (6.984, 7.133, 7.260),
+}
+
+
+@pytest.mark.parametrize("in_flight", IN_FLIGHT)
+def test_bytes_in_flight_give_the_rates_that_a_b200_has(in_flight: int) -> None:
+    """Three numbers give the whole curve: 443 ns, 7.25 TB/s, and bursts of 16 KB. The limit is the distance
+    of the published rates from their mean, which is up to 8 %."""
+    machine = PLAIN.with_values(memory_latency=443, memory_burst=16384, clock=1.965, l2_rate=1e9)
+    memory = Memory(machine, share=7250 / 1.965 / 148)
+    ends = [0.0] * (in_flight // 4096)
+    for _ in range(COPIES):
+        first = min(range(len(ends)), key=ends.__getitem__)
+        ends[first] = memory.request(ends[first], 4096, 4096)
+    rate = COPIES * 4096 / max(ends) * 1.965e9 * 148 / 1e12
+    assert rate == pytest.approx(statistics.mean(IN_FLIGHT[in_flight]), rel=0.08)
+
+
+def test_a_unit_is_busy_for_no_more_than_the_time() -> None:
+    """The warp ends while its 100 KB of stores wait for memory: 100 bytes a cycle take 1,000 cycles."""
+    machine = PLAIN.with_values(memory_latency=0, memory_burst=1e-3, l2_rate=1e9)
+    sectors = tuple(range(100_000 // SECTOR))
+    region, steps = (cost(0, memory=True),), [Entered(0), Accessed(0, Space.GLOBAL, 1, sectors)]
+    end, sm = run({0: region}, [steps], machine, share=100.0, op="st")
+    assert end == pytest.approx(1001, rel=1e-3)
+    assert sm.limits()["HBM"] == pytest.approx(1000 / 1001, rel=1e-3)
+
+
+def test_a_phase_that_never_ends_is_told() -> None:
+    with pytest.raises(UnsupportedError, match="warps wait for ever"):
+        run({}, [[Waited(5, (0,))]], arrivals=[1])
