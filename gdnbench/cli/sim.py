@@ -50,7 +50,7 @@ from gdnbench.cli.sim_program import (
     run_command,
 )
 from gdnbench.cli.tracing import LIMIT, SELECT, TRACE, trace_to
-from gdnbench.errors import BadInputError, Exit
+from gdnbench.errors import BadInputError, CannotRunError, Exit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from gdnbench.cli.sim_shapes import Exploring
     from gdnbench.sim import Report
     from gdnbench.sim.explore import Exploration
+    from gdnbench.sim.predict import Predictor
 
 SM100, COMPILED, LATE, HARDWARE = "sm_100a", "compiled", "late", "hardware"
 ARGS_PANEL = "Arguments and compilation"
@@ -173,6 +174,14 @@ def sim(
             rich_help_panel=OBSERVE_PANEL,
         ),
     ] = None,
+    time: Annotated[
+        bool,
+        typer.Option(
+            "--time",
+            help="Predict how long each launch takes on --machine h200 or b200.",
+            rich_help_panel=OBSERVE_PANEL,
+        ),
+    ] = False,
     trace: Annotated[Path | None, typer.Option(help=TRACE, rich_help_panel=OBSERVE_PANEL)] = None,
     select: Annotated[str | None, typer.Option(help=SELECT, rich_help_panel=OBSERVE_PANEL)] = None,
     trace_limit: Annotated[int | None, typer.Option(min=1, help=LIMIT, rich_help_panel=OBSERVE_PANEL)] = None,
@@ -257,7 +266,9 @@ def sim(
     bounds |= {"keep_going": True} if keep_going else {}
     if is_program(function):
         check_options(None, options, arch)
-        refuse_for_program(arch=arch, seed=seed or None, timeline=timeline, save=save, args=args or None)
+        refuse_for_program(
+            arch=arch, seed=seed or None, timeline=timeline, time=time, save=save, args=args or None
+        )
         run_command(
             ProgramOptions(
                 [function, *(values or ())],
@@ -296,7 +307,15 @@ def sim(
         from gdnbench.sim.explore import schedules
 
         chosen = None if schedule == LATE else schedule
-        refuse_with("--explore", schedule=chosen, trace=trace, timeline=timeline, save=save, profile=profile)
+        refuse_with(
+            "--explore",
+            schedule=chosen,
+            trace=trace,
+            timeline=timeline,
+            time=time,
+            save=save,
+            profile=profile,
+        )
         given = {
             "--arch": arch,
             "--engine": None if engine == COMPILED else engine,
@@ -325,6 +344,7 @@ def sim(
         )
         found = _explore(exploring, numbers)
         conclude(found, accepted, write_accept, json=json, verbose=verbose)
+    predictor = predictor_for(machine) if time else None
     # What the kernel's file prints is no part of the result.
     with (
         progress("sim") as advance,
@@ -334,6 +354,7 @@ def sim(
         watch = None if tracing is None else tracing.watch()
         settings = Settings(
             *(mma, engine, schedule, profile or timeline is not None, threads, advance, watch, check),
+            before=predictor,
             **bounds,
         )
         gpu = GpuOptions(machine, only)
@@ -365,11 +386,14 @@ def sim(
     if write_accept is not None:
         write_template(write_accept, (finding for report in reports for finding in report.findings))
     if json:
+        from gdnbench.timing.json_values import to_plain
+
         print_json(
             {
                 "calls": [report.as_json() for report in reports],
                 "tensors": _summaries(tensors),
                 "unused": [] if accepted is None else accepted.unused(),
+                **({} if predictor is None else {"predicted": to_plain(predictor.launches)}),
             }
         )
     else:
@@ -377,7 +401,28 @@ def sim(
             print_lines(report.text(verbose=verbose))
         if tensors:
             print(table(HEADERS, [*map(_row, _summaries(tensors))], right=("min", "max", "nonfinite")))
-    raise typer.Exit(Exit.PASS if all(report.ok for report in reports) else Exit.MISMATCH)
+        if predictor is not None and predictor.launches:
+            from gdnbench.timing.table import predicted_text
+
+            print(predicted_text(predictor.launches, table))
+    if not all(report.ok for report in reports):
+        raise typer.Exit(Exit.MISMATCH)
+    if predictor is not None and predictor.refused:
+        raise CannotRunError(f"not predicted: {predictor.refused}")
+    raise typer.Exit(Exit.PASS)
+
+
+def predictor_for(machine: str | None) -> Predictor:
+    """What predicts the launches of a call. BadInputError without a GPU that has a time model."""
+    from gdnbench.sim.predict import MACHINES, Predictor, machine_model
+    from gdnbench.sim.virtual import machine_named
+
+    name = None if machine is None else machine_named(machine).name
+    if name not in MACHINES:
+        raise BadInputError(
+            f"--time predicts for a GPU that has a time model: give --machine {' or '.join(MACHINES)}"
+        )
+    return Predictor(machine_model(name))
 
 
 def arch_for(machine: str | None, arch: str | None) -> str:

@@ -38,7 +38,10 @@ CLOCK = (
     " if installed."
 )
 BUSY = "Keep timing blocks that other processes or clock changes disturbed."
-NO_CLOCK = "the simulator executes and does not time: these are counts; times need --on cuda or cpu"
+NO_CLOCK = (
+    "the simulator executes and does not time: these are counts; times need --on cuda or cpu, predicted times"
+    " --machine h200"
+)
 
 
 def time(
@@ -54,7 +57,7 @@ def time(
     ] = None,
     on: Annotated[
         str,
-        typer.Option(help="Run on cpu, cuda, or sim, which counts instructions and bytes instead of timing."),
+        typer.Option(help="Run on cpu, cuda, or sim, which counts, and predicts times with --machine h200."),
     ] = "cpu",
     kernel_env: KernelEnvOptionWithoutPanel = None,
     machine: MachineOptionWithoutPanel = None,
@@ -95,6 +98,8 @@ def time(
 ) -> None:
     """Time kernels on recorded calls, in turn and on the same buffers; leave out those whose outputs fail.
 
+    With --on sim --machine h200 the times are predicted by a model, and say so.
+
     Exit status: 0 all timed; 1 a mismatch, crash, hang or regression; 3 something could not run here.
     """
     from gdnbench.timing.counting import count_records
@@ -117,11 +122,11 @@ def time(
             "progress": lambda done, total, _: advance(done, total),
         }
         if on == "sim":
-            counts = count_records(opened, **what)
+            counts = count_records(opened, machine=_modelled(machine), **what)
         else:
             report = time_records(opened, on=on, options=options, save=save, baseline=baseline, **what)
     if on == "sim":
-        _finish_counts(counts, json)
+        _finish_counts(counts, json, _modelled(machine))
     _finish(report, json, csv)
 
 
@@ -211,7 +216,16 @@ def _one_line_labels(report: TimingReport) -> TimingReport:
     return replace(report, records=tuple(map(_labelled, report.records)), changes=changes)
 
 
-def _finish_counts(report: CountsReport, json: bool) -> NoReturn:
+def _modelled(machine: str | None) -> str | None:
+    """The machine, if there is a model of its time."""
+    from gdnbench.sim.predict import MACHINES
+    from gdnbench.sim.virtual import machine_named
+
+    name = None if machine is None else machine_named(machine).name
+    return name if name in MACHINES else None
+
+
+def _finish_counts(report: CountsReport, json: bool, modelled: str | None) -> NoReturn:
     from gdnbench.timing.export import counts_json
     from gdnbench.timing.table import counts_text
 
@@ -221,5 +235,5 @@ def _finish_counts(report: CountsReport, json: bool) -> NoReturn:
         labelled = tuple(replace(one, label=printable(one.label)) for one in report.records)
         print_lines(counts_text(replace(report, records=labelled), table))
     if report.exit_code is Exit.CANNOT_RUN:
-        raise CannotRunError(NO_CLOCK)
+        raise CannotRunError(NO_CLOCK if modelled is None else f"not every kernel has a time on {modelled}")
     raise typer.Exit(report.exit_code)

@@ -1,4 +1,5 @@
-"""Records x kernels -> counts of what kernels execute on the simulator, which has no clock."""
+"""Records x kernels -> counts of what kernels execute on the simulator, and their predicted times on a GPU
+that has a time model."""
 
 from __future__ import annotations
 
@@ -21,18 +22,22 @@ from gdnbench.report.report import RecordResult
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.timing.counts import Counts, counted
 from gdnbench.timing.options import RULE
+from gdnbench.timing.predicting import PredictedCall, predicting
 from gdnbench.timing.run import chosen
 from gdnbench_kernels.contract import ContractError, Operation, Work
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCounts:
-    """What one kernel did on one record in the simulator; no counts unless its outputs pass."""
+    """What one kernel did on one record in the simulator; no counts unless its outputs pass. `predicted` is
+    its time on the machine that was asked for, `no_time` why there is none."""
 
     name: str
     outcome: Outcome
     reason: str
     counts: Counts | None
+    predicted: PredictedCall | None = None
+    no_time: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +67,10 @@ class CountsReport:
 
     @property
     def exit_code(self) -> Exit:
-        """No times were made: CANNOT_RUN at best."""
-        outcomes = [kernel.outcome for record in self.records for kernel in record.kernels]
-        return exit_code([*outcomes, Outcome.UNSUPPORTED])
+        """CANNOT_RUN at best where a kernel has no predicted time."""
+        kernels = [kernel for record in self.records for kernel in record.kernels]
+        without = [Outcome.UNSUPPORTED for kernel in kernels if kernel.predicted is None]
+        return exit_code([*(kernel.outcome for kernel in kernels), *without])
 
 
 def count_records(
@@ -74,14 +80,15 @@ def count_records(
     records: Sequence[int] | None = None,
     op: str | None = None,
     time_wrong: bool = False,
+    machine: str | None = None,
     progress: Progress | None = None,
 ) -> CountsReport:
-    """What `kernels` do on the records of `store` in the simulator, in place of times. Raises as
-    `time_records` does."""
+    """What `kernels` do on the records of `store` in the simulator, and how long that is predicted to take on
+    `machine`, if that has a time model. Raises as `time_records` does."""
     numbers = chosen(store, kernels, SIM, records, op)
     judge, done = Judge(RULE, device_of(SIM)), list[RecordCounts]()
     with ExitStack() as stack:
-        runs = {name: stack.enter_context(closing(_Counted(name))) for name in kernels}
+        runs = {name: stack.enter_context(closing(_Counted(name, machine))) for name in kernels}
         for number in numbers:
             record = store.records[number]
             found = tuple(_counts_of(record, name, runs[name], judge, time_wrong) for name in kernels)
@@ -95,18 +102,23 @@ def count_records(
 
 
 class _Counted:
-    """Runs one kernel on the simulator and keeps the counts of its last call."""
+    """Runs one kernel on the simulator and keeps the counts, and the predicted time, of its last call."""
 
-    def __init__(self, kernel: str) -> None:
+    def __init__(self, kernel: str, machine: str | None) -> None:
         self._runner = InProcess(kernel, SIM)
+        self._machine = machine
         self.counts: Counts | None = None
+        self.predicted: PredictedCall | None = None
+        self.no_time = ""
 
     def run_record(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
-        self.counts = None
-        with counted():
+        self.counts, self.predicted, self.no_time = None, None, ""
+        with counted() if self._machine is None else predicting(self._machine) as predictor:
             found = self._runner.run_record(record, operation)
         if isinstance(found, Execution):
             self.counts = Counts.of_launches(found.launches)
+            if predictor is not None:
+                self.predicted, self.no_time = PredictedCall.of(predictor), predictor.refused
         return found
 
     def close(self) -> None:
@@ -118,7 +130,9 @@ def _counts_of(
 ) -> KernelCounts:
     result = Replayer(runs, None, ORACLE, judge).replay(record)
     shown = result.outcome is Outcome.PASS or (time_wrong and result.outcome is Outcome.MISMATCH)
-    return KernelCounts(name, result.outcome, result.reason, runs.counts if shown else None)
+    if not shown:
+        return KernelCounts(name, result.outcome, result.reason, None)
+    return KernelCounts(name, result.outcome, result.reason, runs.counts, runs.predicted, runs.no_time)
 
 
 def _work(record: StoredRecord, judge: Judge) -> Work | None:

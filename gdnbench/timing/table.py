@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from gdnbench.report.outcome import Outcome
+from gdnbench.sim.predict import Prediction
 from gdnbench.timing.counting import CountsReport, RecordCounts
 from gdnbench.timing.result import KernelTiming, PairTiming, RecordTiming
 from gdnbench.timing.run import TimingReport
@@ -30,7 +31,18 @@ COUNTS = (
     "must read",
     "must write",
 )
-RIGHT = ("record", "median", "ratio", *RATES, *COUNTS[3:])
+PREDICTED = (
+    "record",
+    "operation",
+    "kernel",
+    "machine",
+    "predicted",
+    "range",
+    "bound by",
+    "busy",
+    "HBM",
+)
+RIGHT = ("predicted", "busy", "HBM", "record", "median", "ratio", *RATES, *COUNTS[3:])
 
 
 def timing_text(report: TimingReport, table: Table) -> str:
@@ -66,12 +78,21 @@ def counts_text(report: CountsReport, table: Table) -> str:
     """A row for each kernel and record, and a line for each kernel that has no counts."""
     rows = [row for record in report.records for row in _count_rows(record)]
     lines = [table(COUNTS, rows, RIGHT), ""] if rows else []
+    predicted = [row for record in report.records for row in _predicted_rows(record)]
+    lines += [table(PREDICTED, predicted, RIGHT), ""] if predicted else []
+    lines += [
+        f"not predicted: {kernel.name} on record {record.label}: {kernel.no_time}"
+        for record in report.records
+        for kernel in record.kernels
+        if kernel.no_time
+    ]
     for record in report.records:
         for kernel in record.kernels:
             if kernel.counts is None or kernel.outcome is not Outcome.PASS:
                 lines += [f"{kernel.outcome}: {kernel.name} on record {record.label}", f"  {kernel.reason}"]
     count = len(report.records)
-    what = f"{count} record{'s' if count != 1 else ''} x {len(report.kernels)} on sim: counts, and no times"
+    times = "no times" if not predicted else "predicted times, which are a model's (docs/time_model.md)"
+    what = f"{count} record{'s' if count != 1 else ''} x {len(report.kernels)} on sim: counts, and {times}"
     return "\n".join([*lines, what])
 
 
@@ -212,6 +233,43 @@ def _summary(report: TimingReport) -> str:
         f"{count} record{'s' if count != 1 else ''} x {len(report.kernels)}: {said} | {first} |"
         f" {mode_text(report.mode)} | {report.on}: {where}"
     )
+
+
+def predicted_text(launches: Sequence[Prediction], table: Table) -> str:
+    """A row for each launch, without a record."""
+    rows = [
+        (
+            launch.entry,
+            launch.machine,
+            seconds_text(launch.seconds),
+            f"{seconds_text(launch.low)} .. {seconds_text(launch.high)}",
+            launch.bound,
+            f"{max(launch.limits.values()):.0%}",
+            f"{launch.memory_bytes:,.0f} B",
+        )
+        for launch in launches
+    ]
+    return table(("launch", *PREDICTED[3:]), rows, RIGHT)
+
+
+def _predicted_rows(record: RecordCounts) -> Iterator[tuple[object, ...]]:
+    """A row for each kernel with a predicted time; what bounds it is that of its longest launch."""
+    for kernel in record.kernels:
+        call = kernel.predicted
+        if call is None:
+            continue
+        (low, high), longest = call.range, call.longest
+        yield (
+            record.number,
+            record.op,
+            kernel.name,
+            call.machine,
+            seconds_text(call.seconds),
+            f"{seconds_text(low)} .. {seconds_text(high)}",
+            longest.bound,
+            f"{max(longest.limits.values()):.0%}",
+            f"{sum(each.memory_bytes for each in call.launches):,.0f} B",
+        )
 
 
 def _count_rows(record: RecordCounts) -> Iterator[tuple[object, ...]]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.messages import wording
+from tests.sim.predict.tools import toolkit
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 
@@ -161,6 +162,36 @@ def test_the_simulator_counts_and_refuses_to_time(gdnbench: Invoke) -> None:
     # A kernel cannot write less than its output, and this one writes nothing else.
     assert sum(count for path, count in moved.items() if path.endswith("to global")) == work["written"]
     assert "seconds" not in json.dumps(document)
+
+
+def test_a_kernel_without_a_predicted_time_is_said(gdnbench: Invoke, tmp_path: Path) -> None:
+    """gdn_decode has no kernel of this name. --machine is there, so the message does not ask for it."""
+    store = tmp_path / "made.zarr"
+    assert gdnbench("synth", store, "--op", "gdn_decode").code == 0
+    result = gdnbench("time", store, "--kernel", "portable", "--on", "sim", "--machine", "h200")
+    assert result.code == 3
+    assert result.err.splitlines()[-1] == "gdnbench: not every kernel has a time on h200"
+
+
+@pytest.mark.slow
+def test_times_on_an_h200_are_predicted(
+    gdnbench: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An H200 took 7.0 us for one request of 64 heads (docs/swa_decode.md). The limit is that of nine rows in
+    ten: 25 %. The outputs that the prediction leaves are judged, so it changes nothing."""
+    pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+    toolkit(monkeypatch)
+    store = tmp_path / "made.zarr"
+    options = ("--op", "swa_decode", "--lens", "128", "--cache-layout", "fp8_ds_mla")
+    assert gdnbench("synth", store, *options).code == 0
+    result = gdnbench("time", store, "--kernel", "portable", "--on", "sim", "--machine", "h200", "--json")
+    assert result.code == 0, result.err
+    ((kernel,),) = (record["kernels"] for record in json.loads(result.out)["records"])
+    (launch,) = kernel["predicted"]["launches"]
+    assert kernel["outcome"] == "pass"
+    assert kernel["predicted"]["machine"] == launch["machine"] == "h200"
+    assert launch["seconds"] == pytest.approx(7.0e-6, rel=0.25)
+    assert launch["low"] < launch["seconds"] < launch["high"]
 
 
 class TestGpu:

@@ -1,0 +1,98 @@
+"""`gdnbench sim FILE.py:function --time`: predicted times of a kernel of one's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.smooth_kernel import SMOOTH, written
+from tests.messages import wording
+from tests.sim.predict.tools import toolkit
+
+Invoke = Callable[..., Any]  # the fixture `gdnbench`
+
+VECTORS = ("f32[128]", "f32[128]:nan")
+CLOCK = 1.98e9
+DEPENDENT_FMA = 4
+"""Cycles until the next FMA that needs the result may issue, on Volta and later (arXiv 1804.06826, 4.1)."""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+    return f"{written(tmp_path / 'smooth.py', SMOOTH)}:smooth"
+
+
+def test_a_longer_loop_takes_longer(gdnbench: Invoke, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round of the loop is an FMA that needs the one before, and at most some ten instructions more."""
+    toolkit(monkeypatch)
+    times = []
+    for rounds in (100, 1100):
+        result = gdnbench("sim", file, *VECTORS, rounds, "--machine", "h200", "--time", "--json")
+        assert result.code == 0, result.err
+        (launch,) = json.loads(result.out)["predicted"]
+        assert launch["low"] < launch["seconds"] < launch["high"]
+        times.append(launch["seconds"])
+    cycles = (times[1] - times[0]) / 1000 * CLOCK
+    assert DEPENDENT_FMA <= cycles <= 10 * DEPENDENT_FMA
+
+
+@pytest.mark.parametrize("machine", [(), ("--machine", "h100")])
+def test_a_gpu_with_a_model_is_needed(gdnbench: Invoke, file: str, machine: tuple[str, ...]) -> None:
+    result = gdnbench("sim", file, *VECTORS, 1, "--time", *machine)
+    assert result.code == 2
+    assert result.err == f"gdnbench: {wording('cli.no-time-model', machines='h200 or b200')}\n"
+
+
+def test_what_the_model_does_not_cover_is_said(
+    gdnbench: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launch runs, and has no predicted time."""
+    toolkit(monkeypatch)
+    source = tmp_path / "count.ptx"
+    source.write_text(
+        """.version 8.8
+        .target sm_90a
+        .address_size 64
+        .visible .entry k(.param .u64 out)
+        {
+        .reg .b64 %d<2>;
+        ld.param.u64 %d0, [out];
+        red.global.add.u32 [%d0], 1;
+        ret;
+        }"""
+    )
+    options = ("--grid", "2", "--block", "32", "--machine", "h200", "--time")
+    result = gdnbench("sim", f"{source}:k", "u32[1]:0", *options)
+    assert result.code == 3
+    assert "no error found" in result.out
+    assert "not predicted: the time of a kernel whose CTAs may wait for one another" in result.err
+
+
+def test_a_fault_is_that_of_the_launch(
+    gdnbench: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CTAs 0 and up write outside; the middle of the grid, which is predicted first, does too."""
+    toolkit(monkeypatch)
+    source = tmp_path / "wild.ptx"
+    source.write_text(
+        """.version 8.8
+        .target sm_90a
+        .address_size 64
+        .visible .entry k(.param .u64 out)
+        {
+        .reg .b64 %d<2>;
+        mov.u64 %d0, 64;
+        st.global.u32 [%d0], 1;
+        ret;
+        }"""
+    )
+    arguments = (f"{source}:k", "u32[1]:0", "--grid", "200", "--block", "32", "--machine", "h200")
+    result = gdnbench("sim", *arguments, "--time")
+    assert result.code == 1
+    assert "out-of-bounds access" in result.out
+    assert "in CTA (0, 0, 0)" in result.out

@@ -1,0 +1,113 @@
+"""Predicted times of calls: what is refused, what is summed, and what people read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdnbench.cli.console import table
+from gdnbench.errors import Exit
+from gdnbench.report.outcome import Outcome
+from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.predict import GROUPS, LATENCY, MACHINES, Prediction, Predictor, machine_model
+from gdnbench.timing.counting import CountsReport, KernelCounts, RecordCounts
+from gdnbench.timing.counts import Counts
+from gdnbench.timing.predicting import PredictedCall
+from gdnbench.timing.table import counts_text
+
+PAGE = Path(__file__).parents[2] / "docs" / "time_model.md"
+
+
+def prediction(seconds: float = 2e-6, **given: Any) -> Prediction:
+    what: dict[str, Any] = {
+        "machine": "h200",
+        "entry": "k",
+        "seconds": seconds,
+        "low": seconds / 2,
+        "high": seconds * 2,
+        "limits": {"HBM": 0.7, "L2": 0.2},
+        "waits": {},
+        "ctas": 1.0,
+        "resident": 1,
+        "memory_bytes": 1000.0,
+    }
+    return Prediction(**what | given)
+
+
+def test_a_unit_that_is_busy_for_half_of_the_time_is_the_bound() -> None:
+    assert prediction().bound == "HBM"
+    assert prediction(limits={"HBM": 0.3, "L2": 0.49}).bound == LATENCY
+
+
+def test_the_launches_of_a_call_follow_one_another() -> None:
+    call = PredictedCall("h200", (prediction(1e-6), prediction(3e-6)))
+    assert call.seconds == pytest.approx(4e-6)
+    assert call.range == pytest.approx((2e-6, 8e-6))
+    assert call.longest.seconds == 3e-6
+
+
+def report(kernel: KernelCounts) -> CountsReport:
+    record = RecordCounts("0: made", 0, "key", "swa_decode", None, (kernel,))
+    return CountsReport("store", (kernel.name,), "rule", (record,))
+
+
+COUNTED = Counts(1, 1, 10, 0, {})
+
+
+def test_the_table_says_that_times_are_predicted() -> None:
+    call = PredictedCall("h200", (prediction(),))
+    shown = report(KernelCounts("portable", Outcome.PASS, "", COUNTED, call))
+    text = counts_text(shown, table)
+    assert "predicted times, which are a model's (docs/time_model.md)" in text
+    (line,) = [line for line in text.splitlines() if "2 us" in line]
+    assert line.split() == [
+        "0",
+        "swa_decode",
+        "portable",
+        "h200",
+        "2",
+        "us",
+        "1",
+        "us",
+        "..",
+        "4",
+        "us",
+        "HBM",
+        "70%",
+        "1,000",
+        "B",
+    ]
+    assert shown.exit_code is Exit.PASS
+
+
+def test_a_launch_without_a_model_says_why() -> None:
+    kernel = KernelCounts("portable", Outcome.PASS, "", COUNTED, no_time="the time of a launch with clusters")
+    shown = report(kernel)
+    assert "not predicted: portable on record 0: made: the time of a launch with clusters" in counts_text(
+        shown, table
+    )
+    assert shown.exit_code is Exit.CANNOT_RUN
+
+
+def test_a_call_with_a_refused_launch_has_no_time() -> None:
+    found = Predictor(machine_model("h200"), [prediction()], "not simulated: clusters")
+    assert PredictedCall.of(found) is None
+    assert PredictedCall.of(Predictor(machine_model("h200"), [prediction()])) is not None
+
+
+def test_a_gpu_without_a_model_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="the time on h100: there is a model of h200 and b200"):
+        machine_model("h100")
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_parameter_has_a_source_and_lies_in_its_range(name: str) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for parameter, each in MACHINES[name].parameters().items():
+        assert each.source
+        assert each.low <= each.value <= each.high
+        assert each.group in ("", *GROUPS)
+        assert each.published or each.low < each.high
+        assert f"| `{parameter}` | {each.value:g} |" in page, "the table of the page"
