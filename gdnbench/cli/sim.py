@@ -404,7 +404,7 @@ def sim(
         if predictor is not None and predictor.launches:
             from gdnbench.timing.table import predicted_text
 
-            print(predicted_text(predictor.launches, table))
+            print_lines(predicted_text(predictor.launches, table))
     if not all(report.ok for report in reports):
         raise typer.Exit(Exit.MISMATCH)
     if predictor is not None and predictor.refused:

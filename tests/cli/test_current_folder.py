@@ -166,6 +166,7 @@ KNOWN: Mapping[str, str] = {
     "provenance.py: ['git', *(word for one in (*_GIT_SETTING": (
         "git, without the programs that a repository names; tests/capture/test_provenance.py"
     ),
+    "sim/predict/machine_code.py: command": "ptxas and nvdisasm, of PATH or of NVIDIA's packages: no Python",
     "sim/virtual/program.py: command": "on purpose: the program that the user runs, started as by a shell",
     "workers/process.py: [python, '-P', '-m', module, *map(str, p": ISOLATED,
     "workers/python_code.py: [*python, '-c', _PRELUDE + code, str(wat": (
