@@ -260,8 +260,8 @@ def prepare_launch(
     preferred_cluster: Dim3 | None = None,
 ) -> Launch:
     """Check the launch against the limits and allocate the module's variables."""
-    padded = kernel.dynamic_shared if smem else kernel.shared_size
-    budget.check_budget(kernel, grid, block, padded + smem, config.registers)
+    shared_size = kernel.shared_with(smem)
+    budget.check_budget(kernel, grid, block, shared_size, config.registers)
     shape = budget.check_cluster(kernel, cluster, preferred_cluster)
     for variable in module.variables:
         if variable.space in ("global", "const") and variable.name not in memory.symbols:
@@ -277,7 +277,7 @@ def prepare_launch(
         config=config,
         static_shared=kernel.shared_size,
         dynamic_shared=smem,
-        shared_size=padded + smem,
+        shared_size=shared_size,
         handler=handler,
         launch_control=launch_control,
         clusters=ClusterGrid.plan(grid, shape, preferred_cluster, config.schedule, one_shape=launch_control)

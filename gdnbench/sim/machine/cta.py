@@ -55,8 +55,8 @@ class MachineConfig:
     implement it for the engine. `track` records which shared bytes were written and checks reads. `registers`
     is the register count per thread if known. `check`: CTAs have a checker. `multiprocessors` bounds how many
     CTAs that wait for one another run at once. `keep_going`: faults that can be skipped are recorded, and the
-    launch goes on. `clustered`: the launch has clusters of several CTAs. `path`: checkers are told the way
-    that warps take (`PathObserver.on_path`) in place of single accesses and uses of registers."""
+    launch goes on. `clustered`: the launch has clusters of several CTAs. `path`: the engine reports
+    the path of each warp to a `PathObserver`."""
 
     schedule: Schedule = LATE
     mma: str = "hardware"

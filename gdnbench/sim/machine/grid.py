@@ -29,8 +29,8 @@ from gdnbench.sim.machine.processes import Progress, can_fork, run_in_processes
 from gdnbench.sim.machine.scheduler import ClusterScheduler, Scheduler
 from gdnbench.sim.ptx.ir import Instruction, Kernel
 
-# An SM of a B200 has 2,048 threads, 64 K registers, 32 CTAs and 228 KB of shared memory; each CTA takes 1 KB
-# more than it requests (CUDA Programming Guide, "Compute Capability 10.x").
+# An SM of a B200 or an H200 has 2,048 threads, 64 K registers, 32 CTAs and 228 KB of shared memory; each CTA
+# takes 1 KB more than it requests (CUDA Programming Guide, "Compute Capability 10.x" and "9.0").
 SM_THREADS = 2048
 SM_CTAS = 32
 SM_SHARED = 228 * 1024
@@ -69,12 +69,17 @@ def ctas_communicate(kernel: Kernel) -> bool:
     return any(_may_synchronise(ins) for ins in kernel.instructions)
 
 
+def ctas_of_sm(warps: int, shared: int, registers: int | None) -> int:
+    """CTAs of so many warps, bytes of shared memory and registers a thread, if those are known, that an SM
+    holds at once."""
+    threads = warps * LANES
+    count = min(SM_THREADS // threads, SM_SHARED // (shared + CTA_SHARED), SM_CTAS)
+    return min(count, MAX_REGISTERS // (allocated_registers(registers) * threads)) if registers else count
+
+
 def resident_ctas(launch: Launch) -> int:
     """The number of CTAs in flight: what the GPU holds, or fewer if that takes too much memory here."""
-    threads = launch.warps * LANES
-    per_sm = min(SM_THREADS // threads, SM_SHARED // (launch.shared_size + CTA_SHARED), SM_CTAS)
-    if launch.config.registers:
-        per_sm = min(per_sm, MAX_REGISTERS // (allocated_registers(launch.config.registers) * threads))
+    per_sm = ctas_of_sm(launch.warps, launch.shared_size, launch.config.registers)
     # Shared memory with its shadows, and roughly 64 KB of registers and objects.
     size = 4 * launch.shared_size + 64 * 1024
     sms = launch.config.multiprocessors

@@ -98,8 +98,8 @@ class Checker(QueueChecker, Protocol):
 
 
 class PathObserver(Checker, Protocol):
-    """The observer of one CTA of a launch with `MachineConfig.path`. It is told the way of each warp in place
-    of `on_accesses` and `on_warp_collective`."""
+    """The observer of one CTA of a launch with `MachineConfig.path`. The engine reports the path of each
+    warp to it, and calls neither `on_accesses` nor `on_warp_collective`."""
 
     def on_path(self, warp: Warp, pcs: Pcs, lanes: Words, addresses: Addresses) -> None:
         """What the warp did since the last report, in order: blocks that it entered, as the pc of their first

@@ -35,7 +35,7 @@ def accessed(ins: Instruction, lanes: npt.NDArray[np.uint32], addresses: Address
             lines = len(np.unique(sectors // np.uint64(LINE_SECTORS)))
             yield Accessed(ins.pc, space, lines, tuple(sectors.tolist()))
         elif space is Space.SHARED:
-            cycles = _bank_cycles(row, mask, width, by_rows=ins.form.by_rows)
+            cycles = _bank_cycles(row, mask, width)
             yield Accessed(ins.pc, space, cycles, ())
         else:
             # Local memory interleaves the words of the lanes.
@@ -54,9 +54,7 @@ def _space(ins: Instruction, address: int) -> Space:
     return Space.LOCAL if LOCAL_WINDOW <= address < LOCAL_WINDOW + WINDOW_SIZE else Space.GLOBAL
 
 
-def _bank_cycles(
-    row: npt.NDArray[np.uint64], mask: npt.NDArray[np.bool_], width: int, *, by_rows: bool
-) -> int:
+def _bank_cycles(row: npt.NDArray[np.uint64], mask: npt.NDArray[np.bool_], width: int) -> int:
     """Lanes whose words fill the 128 bytes of a cycle go together: 32 of 4 bytes, 16 of 8, 8 of 16. Each such
     part takes as many cycles as the most different words of one bank."""
     together = max(LANES * WORD // max(width, WORD), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import signal
@@ -78,7 +79,7 @@ def _answer(
         os.close(reader)
         found: Prediction | BaseException
         try:
-            ctas = sampled_ctas(request.grid[0] * request.grid[1] * request.grid[2])
+            ctas = sampled_ctas(math.prod(request.grid))
             found = predict(machine, module, request, record(module, request, memory, ctas, machine))
         except BaseException as error:
             found = error

@@ -16,7 +16,7 @@ from gdnbench.sim.ptx.ir import Kernel, Module
 class Pipe(StrEnum):
     """A unit of a sub-partition that takes one instruction at a time."""
 
-    ISSUE = "issue"
+    ISSUE = "instruction issue"
     FMA = "fp32"
     ALU = "integer"
     SPECIAL = "special functions"

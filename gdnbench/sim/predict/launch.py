@@ -10,10 +10,10 @@ from itertools import chain, cycle, islice
 
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.host.request import LaunchRequest
-from gdnbench.sim.machine.budget import MAX_REGISTERS, allocated_registers, is_clustered
+from gdnbench.sim.machine.budget import is_clustered
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import LANES
-from gdnbench.sim.machine.grid import CTA_SHARED, ctas_communicate
+from gdnbench.sim.machine.grid import ctas_communicate, ctas_of_sm
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.predict.code import Code
 from gdnbench.sim.predict.machines import GROUPS, Machine
@@ -112,10 +112,11 @@ def predict(
 ) -> Prediction:
     """The time of the launch, from traces of some of its CTAs. Raises UnsupportedError without the tools that
     make and print machine code."""
-    seconds, sm = _replay(machine, module, request, traces)
+    given = _with_lacking(traces)
+    seconds, sm = _replay(machine, module, request, given)
     squares = {1: 0.0, -1: 0.0}
     for group in GROUPS:
-        ends = [_replay(machine.moved(group, end), module, request, traces)[0] for end in ("low", "high")]
+        ends = [_replay(machine.moved(group, end), module, request, given)[0] for end in ("low", "high")]
         squares[-1] += (seconds - min(seconds, *ends)) ** 2
         squares[1] += (max(seconds, *ends) - seconds) ** 2
     return Prediction(
@@ -127,7 +128,7 @@ def predict(
         sm.limits(),
         {f"{role}: {what}": cycles for (role, what), cycles in sm.waits.most_common()},
         _ctas(request) / machine.multiprocessors.value,
-        resident_ctas(machine, module, request),
+        resident_ctas(module, request),
         memory_bytes(module.kernels[request.entry], traces, _ctas(request)),
     )
 
@@ -136,7 +137,7 @@ def predict_seconds(
     machine: Machine, module: Module, request: LaunchRequest, traces: Sequence[CtaTrace]
 ) -> float:
     """The same seconds without their range and what they consist of, in a tenth of the time."""
-    return _replay(machine, module, request, traces)[0]
+    return _replay(machine, module, request, _with_lacking(traces))[0]
 
 
 def memory_bytes(kernel: Kernel, traces: Sequence[CtaTrace], ctas: int) -> float:
@@ -165,39 +166,35 @@ def memory_bytes(kernel: Kernel, traces: Sequence[CtaTrace], ctas: int) -> float
     return first + (ctas - 1) * sum(later) / max(len(later), 1) + written / len(traces) * ctas
 
 
-def resident_ctas(machine: Machine, module: Module, request: LaunchRequest) -> int:
-    """CTAs that an SM holds at once (CUDA Programming Guide, "Multiprocessor Level")."""
-    kernel = module.kernels[request.entry]
-    shared = request.shared_bytes + (kernel.dynamic_shared if request.shared_bytes else kernel.shared_size)
-    threads = -(-math.prod(request.block) // LANES) * LANES
-    count = min(
-        int(machine.sm_threads.value) // threads,
-        int(machine.sm_shared.value) // (shared + CTA_SHARED),
-        int(machine.sm_ctas.value),
-    )
-    if request.registers:
-        count = min(count, MAX_REGISTERS // (allocated_registers(request.registers) * threads))
-    return max(count, 1)
+def resident_ctas(module: Module, request: LaunchRequest) -> int:
+    """CTAs that an SM holds at once."""
+    warps = -(-math.prod(request.block) // LANES)
+    shared = module.kernels[request.entry].shared_with(request.shared_bytes)
+    return max(ctas_of_sm(warps, shared, request.registers), 1)
 
 
 def _ctas(request: LaunchRequest) -> int:
     return math.prod(request.grid)
 
 
-def _replay(
-    machine: Machine, module: Module, request: LaunchRequest, traces: Sequence[CtaTrace]
-) -> tuple[float, Sm]:
+_Given = Sequence[tuple[CtaTrace, frozenset[int]]]  # with the sectors that L2 lacks
+
+
+def _with_lacking(traces: Sequence[CtaTrace]) -> _Given:
+    return list(zip(traces, sectors_lacking(traces), strict=True))
+
+
+def _replay(machine: Machine, module: Module, request: LaunchRequest, given: _Given) -> tuple[float, Sm]:
     """Seconds, and the SM as it was replayed: that with the most CTAs. Its share of the memory is as large as
     lets it end with the others, which have one CTA less."""
     code = Code(module, request.entry, machine)
-    resident = resident_ctas(machine, module, request)
+    resident = resident_ctas(module, request)
     ctas, sms = _ctas(request), int(machine.multiprocessors.value)
     most = -(-ctas // sms)
     share = machine.memory_rate.value / machine.clock.value * most / ctas
-    pairs = list(zip(traces, sectors_lacking(traces), strict=True))
     few = min(most, max(ROUNDS * resident, LEAST))
     sm = Sm(machine, code, share, resident)
-    cycles = sm.run(islice(cycle(pairs), few))
+    cycles = sm.run(islice(cycle(given), few))
     if few < most:
         # Stores do not hold up warps here, so CTAs may end faster than a unit serves them.
         served = max(sm.busy_cycles().values()) / len(sm.ends)

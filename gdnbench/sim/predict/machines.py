@@ -62,12 +62,8 @@ class Machine:
     """
 
     name: str
-    capability: tuple[int, int]
     multiprocessors: Parameter
     clock: Parameter
-    sm_threads: Parameter
-    sm_ctas: Parameter
-    sm_shared: Parameter
     schedulers: Parameter
     special_cycles: Parameter
     special_latency: Parameter
@@ -112,12 +108,8 @@ class Machine:
 
 H200 = Machine(
     name="h200",
-    capability=(9, 0),
     multiprocessors=published(132, "", "NVIDIA H200 data sheet"),
     clock=published(1.98, "GHz", "NVML, while the rows of results/gdn_decode were timed"),
-    sm_threads=published(2048, "threads", _GUIDE),
-    sm_ctas=published(32, "CTAs", _GUIDE),
-    sm_shared=published(228 * 1024, "bytes", _GUIDE),
     schedulers=published(4, "", _GUIDE),
     special_cycles=published(8, "cycles", _THROUGHPUT),
     special_latency=assumed(30.25, 18, 40, "cycles", _ASSUMED, "latency"),
@@ -149,7 +141,6 @@ _LIKE_H200 = "as on an H200"
 B200 = replace(
     H200,
     name="b200",
-    capability=(10, 0),
     multiprocessors=published(148, "", _MICROBENCH),
     clock=published(1.965, "GHz", _MICROBENCH),
     memory_latency=assumed(

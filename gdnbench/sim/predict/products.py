@@ -10,6 +10,7 @@ from gdnbench.sim.predict.trace import Shape
 
 COLUMNS_A_CYCLE = 2
 SHARED_BYTES_A_CYCLE = 128
+"""CUDA Programming Guide, "Shared Memory"."""
 K_BYTES = 32
 PHASE_LATENCY = 40
 """Cycles from the end of a phase to the next instruction of a warp that waits for it; assumed."""

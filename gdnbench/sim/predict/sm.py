@@ -17,6 +17,7 @@ from typing import NamedTuple
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.predict.code import Code, Cost, Pipe, Region
 from gdnbench.sim.predict.machines import Machine
+from gdnbench.sim.predict.products import SHARED_BYTES_A_CYCLE
 from gdnbench.sim.predict.trace import (
     SECTOR,
     Accessed,
@@ -35,8 +36,6 @@ from gdnbench.sim.ptx.ir import Instruction
 
 SCOREBOARDS = 6
 """Of a warp, on Volta and later."""
-SHARED_BYTES = 128
-"""Of shared memory a cycle (CUDA Programming Guide, "Shared Memory")."""
 TENSOR_BYTES = 128
 """Of tensor memory a cycle for a warp, a word a lane; assumed."""
 _STORES = ("st", "red", "stmatrix", "wmma.store")
@@ -135,7 +134,6 @@ class Sm:
         self.code = code
         self.resident = resident
         self.parts = int(machine.schedulers.value)
-        self.issue = [Server() for _ in range(self.parts)]
         self.pipes = [{pipe: Server() for pipe in Pipe} for _ in range(self.parts)]
         self.shared = Server()
         self.tensor = Server()
@@ -203,18 +201,14 @@ class Sm:
 
     def busy_cycles(self) -> dict[str, float]:
         """By unit, the cycles for which it was busy; of the units of sub-partitions the mean."""
-        found = {"instruction issue": sum(one.used for one in self.issue) / self.parts}
-        for pipe in Pipe:
-            if pipe is not Pipe.ISSUE:
-                found[pipe.value] = sum(pipes[pipe].used for pipes in self.pipes) / self.parts
-        found["tensor core"] += self.tensor.used
-        found |= {
+        found = {pipe.value: sum(pipes[pipe].used for pipes in self.pipes) / self.parts for pipe in Pipe}
+        found[Pipe.TENSOR] += self.tensor.used
+        return found | {
             "shared memory": self.shared.used,
             "copy engine": self.copier.used,
             "L2": self.memory.l2.used,
             "HBM": self.memory.hbm.used,
         }
-        return found
 
     def limits(self) -> dict[str, float]:
         """By unit, the part of the time for which it was busy."""
@@ -290,7 +284,7 @@ class Sm:
                 boards[code.read] = at + operands_read
             at += code.stall or 1
             place += 1
-        at = max(at, self.issue[warp.part].serve(start, float(place - first)))
+        busy[Pipe.ISSUE] = float(place - first)
         for pipe, cycles in busy.items():
             at = max(at, self.pipes[warp.part][pipe].serve(start, cycles))
         warp.at, warp.place = at, place
@@ -361,7 +355,7 @@ class Sm:
             time = machine.products(operation.shape)
             done = self.tensor.serve(at, time.interval) - time.interval + time.latency
         elif operation.kind is Kind.TENSOR_COPY:
-            done = self.tensor.serve(at, operation.size / SHARED_BYTES)
+            done = self.tensor.serve(at, operation.size / SHARED_BYTES_A_CYCLE)
         elif operation.kind is Kind.TENSOR_MEMORY:
             done = at + operation.size / TENSOR_BYTES + machine.shared_latency.value
         else:

@@ -234,6 +234,10 @@ class Kernel:
         """Offset of dynamic shared memory in the CTA's block, after all static shared memory."""
         return -(-self.shared_size // DYNAMIC_SHARED_ALIGN) * DYNAMIC_SHARED_ALIGN
 
+    def shared_with(self, dynamic: int) -> int:
+        """The shared memory of a CTA with so many bytes of dynamic shared memory."""
+        return dynamic + self.dynamic_shared if dynamic else self.shared_size
+
     def shared_offset(self, variable: Variable) -> int:
         """Where a shared variable, static or dynamic, lies in the CTA's block."""
         return self.dynamic_shared if variable.offset == DYNAMIC else variable.offset
