@@ -16,6 +16,7 @@ from gdnbench.cli.record_options import (
     MachineOptionWithoutPanel,
     SmsOptionWithoutPanel,
     check_on_simulator,
+    modelled_machine,
     positive_seconds,
 )
 from gdnbench.errors import BadInputError, CannotRunError, Exit
@@ -111,6 +112,7 @@ def time(
         raise BadInputError("choose one of --json and --csv, not both")
     if on == "sim" and (save is not None or compare is not None or csv):
         raise BadInputError(f"--save, --compare and --csv are for times; {NO_CLOCK}")
+    modelled = modelled_machine(machine)
     options = timing_options(on, cache, form, seconds, precision, timeout, busy, clock)
     baseline = None if compare is None else read_timings(compare)
     with open_store(store) as opened, progress("time") as advance:
@@ -122,11 +124,11 @@ def time(
             "progress": lambda done, total, _: advance(done, total),
         }
         if on == "sim":
-            counts = count_records(opened, machine=_modelled(machine), **what)
+            counts = count_records(opened, machine=modelled, **what)
         else:
             report = time_records(opened, on=on, options=options, save=save, baseline=baseline, **what)
     if on == "sim":
-        _finish_counts(counts, json, _modelled(machine))
+        _finish_counts(counts, json, modelled)
     _finish(report, json, csv)
 
 
@@ -214,15 +216,6 @@ def _one_line_labels(report: TimingReport) -> TimingReport:
     if changes is not None:
         changes = tuple(replace(one, label=printable(one.label)) for one in changes)
     return replace(report, records=tuple(map(_labelled, report.records)), changes=changes)
-
-
-def _modelled(machine: str | None) -> str | None:
-    """The machine, if there is a model of its time."""
-    from gdnbench.sim.predict import MACHINES
-    from gdnbench.sim.virtual import machine_named
-
-    name = None if machine is None else machine_named(machine).name
-    return name if name in MACHINES else None
 
 
 def _finish_counts(report: CountsReport, json: bool, modelled: str | None) -> NoReturn:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from gdnbench.report.outcome import Outcome
 from gdnbench.sim.predict import Prediction
 from gdnbench.timing.counting import CountsReport, RecordCounts
+from gdnbench.timing.predicting import PredictedCall
 from gdnbench.timing.result import KernelTiming, PairTiming, RecordTiming
 from gdnbench.timing.run import TimingReport
 from gdnbench.timing.statistics import Verdict
@@ -237,39 +238,28 @@ def _summary(report: TimingReport) -> str:
 
 def predicted_text(launches: Sequence[Prediction], table: Table) -> str:
     """A row for each launch, without a record."""
-    rows = [
-        (
-            launch.entry,
-            launch.machine,
-            seconds_text(launch.seconds),
-            f"{seconds_text(launch.low)} .. {seconds_text(launch.high)}",
-            launch.bound,
-            f"{max(launch.limits.values()):.0%}",
-            f"{launch.memory_bytes:,.0f} B",
-        )
-        for launch in launches
-    ]
+    rows = [(launch.entry, *_predicted(PredictedCall(launch.machine, (launch,)))) for launch in launches]
     return table(("launch", *PREDICTED[3:]), rows, RIGHT)
 
 
 def _predicted_rows(record: RecordCounts) -> Iterator[tuple[object, ...]]:
-    """A row for each kernel with a predicted time; what bounds it is that of its longest launch."""
+    """A row for each kernel with a predicted time."""
     for kernel in record.kernels:
-        call = kernel.predicted
-        if call is None:
-            continue
-        (low, high), longest = call.range, call.longest
-        yield (
-            record.number,
-            record.op,
-            kernel.name,
-            call.machine,
-            seconds_text(call.seconds),
-            f"{seconds_text(low)} .. {seconds_text(high)}",
-            longest.bound,
-            f"{max(longest.limits.values()):.0%}",
-            f"{sum(each.memory_bytes for each in call.launches):,.0f} B",
-        )
+        if kernel.predicted is not None:
+            yield (record.number, record.op, kernel.name, *_predicted(kernel.predicted))
+
+
+def _predicted(call: PredictedCall) -> tuple[str, ...]:
+    """The columns from the machine on; what bounds the call is what bounds its longest launch."""
+    (low, high), longest = call.range, call.longest
+    return (
+        call.machine,
+        seconds_text(call.seconds),
+        f"{seconds_text(low)} .. {seconds_text(high)}",
+        longest.bound,
+        f"{max(longest.limits.values()):.0%}",
+        f"{sum(each.memory_bytes for each in call.launches):,.0f} B",
+    )
 
 
 def _count_rows(record: RecordCounts) -> Iterator[tuple[object, ...]]:

@@ -48,26 +48,32 @@ def test_a_gpu_with_a_model_is_needed(gdnbench: Invoke, file: str, machine: tupl
     assert result.err == f"gdnbench: {wording('cli.no-time-model', machines='h200 or b200')}\n"
 
 
+def kernel_of(folder: Path, body: str) -> str:
+    """A PTX file whose kernel k has the address of its tensor in %d0 and then does `body`."""
+    file = folder / "kernel.ptx"
+    file.write_text(
+        f""".version 8.8
+        .target sm_90a
+        .address_size 64
+        .visible .entry k(.param .u64 out)
+        {{
+        .reg .b64 %d<2>;
+        ld.param.u64 %d0, [out];
+        {body}
+        ret;
+        }}"""
+    )
+    return f"{file}:k"
+
+
 def test_what_the_model_does_not_cover_is_said(
     gdnbench: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The launch runs, and has no predicted time."""
     toolkit(monkeypatch)
-    source = tmp_path / "count.ptx"
-    source.write_text(
-        """.version 8.8
-        .target sm_90a
-        .address_size 64
-        .visible .entry k(.param .u64 out)
-        {
-        .reg .b64 %d<2>;
-        ld.param.u64 %d0, [out];
-        red.global.add.u32 [%d0], 1;
-        ret;
-        }"""
-    )
+    kernel = kernel_of(tmp_path, "red.global.add.u32 [%d0], 1;")
     options = ("--grid", "2", "--block", "32", "--machine", "h200", "--time")
-    result = gdnbench("sim", f"{source}:k", "u32[1]:0", *options)
+    result = gdnbench("sim", kernel, "u32[1]:0", *options)
     assert result.code == 3
     assert "no error found" in result.out
     assert "not predicted: the time of a kernel whose CTAs may wait for one another" in result.err
@@ -78,20 +84,8 @@ def test_a_fault_is_that_of_the_launch(
 ) -> None:
     """CTAs 0 and up write outside; the middle of the grid, which is predicted first, does too."""
     toolkit(monkeypatch)
-    source = tmp_path / "wild.ptx"
-    source.write_text(
-        """.version 8.8
-        .target sm_90a
-        .address_size 64
-        .visible .entry k(.param .u64 out)
-        {
-        .reg .b64 %d<2>;
-        mov.u64 %d0, 64;
-        st.global.u32 [%d0], 1;
-        ret;
-        }"""
-    )
-    arguments = (f"{source}:k", "u32[1]:0", "--grid", "200", "--block", "32", "--machine", "h200")
+    kernel = kernel_of(tmp_path, "mov.u64 %d0, 64; st.global.u32 [%d0], 1;")
+    arguments = (kernel, "u32[1]:0", "--grid", "200", "--block", "32", "--machine", "h200")
     result = gdnbench("sim", *arguments, "--time")
     assert result.code == 1
     assert "out-of-bounds access" in result.out

@@ -34,7 +34,7 @@ from gdnbench.sim.predict.trace import (
 )
 from gdnbench.sim.profile.roles import issued_as, role
 from gdnbench.sim.ptx.forms import Sync, Until
-from gdnbench.sim.ptx.ir import Address, Immediate, Instruction, Kernel, Vector
+from gdnbench.sim.ptx.ir import Address, Instruction, Kernel, Vector
 
 WARPS_OF_A_GROUP = 4
 _GROUPED = (Until.COPY_GROUP, Until.BULK_GROUP, Until.WGMMA_GROUP)
@@ -180,7 +180,7 @@ class TraceRecorder(PathObserver):
             return self._wait_group(warp, ins, lanes, sources)
         if form.sync is Sync.WAIT:
             waiting = self._memory.pop((warp.index, form.ends), [])
-            return Finished(ins.pc, tuple(waiting), read=False)
+            return Finished(ins.pc, tuple(waiting))
         if form.until in (Until.TENSOR_LOAD, Until.TENSOR_STORE):
             words = sum(1 for _ in ins.written()) or _words(ins)
             index = self._new(Operation(Kind.TENSOR_MEMORY, ins.pc, 4 * 32 * words))
@@ -224,17 +224,10 @@ class TraceRecorder(PathObserver):
         self, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]
     ) -> Finished:
         groups = self._groups[warp.index, ins.form.ends]
-        allowed = 0
         if ins.form.sync is Sync.WAIT_GROUP:
-            operand = ins.sources[0]
-            allowed = (
-                operand.bits
-                if isinstance(operand, Immediate)
-                else uniform_value(sources[0], lanes, "the number of groups")
-            )
-        committed = groups[:-1] if ins.form.sync is Sync.WAIT_GROUP else groups
-        over = committed[: len(committed) - allowed] if allowed < len(committed) else []
-        return Finished(ins.pc, tuple(index for group in over for index in group), ins.has("read"))
+            allowed = uniform_value(sources[0], lanes, "the number of groups")
+            groups = groups[: max(len(groups) - 1 - allowed, 0)]  # the last is not committed
+        return Finished(ins.pc, tuple(index for group in groups for index in group))
 
     # The trace
 

@@ -64,11 +64,10 @@ class Waited(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The warp waited until these operations had landed, or, `read`, until they had read their sources."""
+    """The warp waited for these operations."""
 
     pc: int
     operations: tuple[int, ...]
-    read: bool
 
 
 class Executed(NamedTuple):
