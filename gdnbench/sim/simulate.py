@@ -45,7 +45,7 @@ from gdnbench.sim.watch import Watch
 class Settings:
     """How a call is simulated; `launch` explains the fields. Raises InputError for an unknown value. `watch`
     is called for every launch and returns what to record of it. `before` is called with each launch just
-    before it runs. The bounds default to those of the enclosing `active` block."""
+    before it runs; if it returns a result, the launch does not run. The bounds default to those of the enclosing `active` block."""
 
     mma: str = "hardware"
     engine: str = "compiled"
@@ -55,7 +55,7 @@ class Settings:
     progress: Progress | None = None
     watch: Watch | None = None
     check: bool = False
-    before: Callable[[Module, LaunchRequest, GlobalMemory], None] | None = None
+    before: Callable[[Module, LaunchRequest, GlobalMemory], RunResult | None] | None = None
     max_instructions: int = field(default_factory=lambda: default_bounds().max_instructions)
     timeout: float = field(default_factory=lambda: default_bounds().timeout)
     keep_going: bool = False
@@ -341,7 +341,9 @@ class PendingLaunch:
         `settings.check`. Raises what `run_ptx` raises."""
         request, watch = self.request, settings.watch
         if settings.before is not None:
-            settings.before(self.module, request, self.memory)
+            replaced = settings.before(self.module, request, self.memory)
+            if replaced is not None:
+                return replaced
         observed = None if watch is None else watch.on_launch_begin(request.entry, request.grid, self.regions)
         result = run_ptx(
             self.module,

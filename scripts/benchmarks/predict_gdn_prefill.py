@@ -1,0 +1,190 @@
+#!/usr/bin/env python
+"""Predicts kernels of gdn_prefill side by side on a GPU that is not there.
+
+    python scripts/benchmarks/predict_gdn_prefill.py                              every row and kernel
+    python scripts/benchmarks/predict_gdn_prefill.py --rows 1x2048 --heads 16/32 --kernels sm100_fused
+    python scripts/benchmarks/predict_gdn_prefill.py --machine h200 --json FILE
+
+A row is sequences x tokens of each. Kernels run on the simulator with calls of that shape whose values are 0:
+no branch of these kernels depends on values. Launches of more CTAs than a prediction samples do not run.
+
+Where a CTA goes through a whole sequence, a sequence of more than 32 chunks is not run as it is: calls of 16
+and 32 chunks are predicted, and each further chunk takes what those between them took.
+
+FlashInfer must be importable (PYTHONPATH), ptxas and nvdisasm on PATH. Exit status: 0, 2 bad arguments, 3 a
+kernel could not be predicted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gdnbench.cli.console import table
+from gdnbench.errors import Exit
+from gdnbench.ops import operation
+from gdnbench.replay.call import call_kernel, conversion
+from gdnbench.replay.kernels import load
+from gdnbench.replay.simulated import replay_gpu, simulated
+from gdnbench.sim import Settings, active
+from gdnbench.sim.host.request import LaunchRequest
+from gdnbench.sim.machine.counters import Counters
+from gdnbench.sim.machine.memory import GlobalMemory
+from gdnbench.sim.predict import Prediction, machine_model
+from gdnbench.sim.predict.apart import predict_apart
+from gdnbench.sim.predict.launch import SAMPLED
+from gdnbench.sim.predict.machines import Machine
+from gdnbench.sim.ptx.ir import Module
+from gdnbench.sim.run import RunResult
+from gdnbench_kernels.contract import Call
+from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
+
+ROWS = ("1x2048", "1x8192", "1x32768", "8x2048", "64x512")
+HEADS = ("16/32", "16/64", "2/8")
+SEQUENTIAL = ("sm100_fused", "flashinfer_plain")
+"""Kernels of which a CTA goes through a whole sequence."""
+FEW, MANY = 16, 32
+"""Chunks of the calls from which longer sequences are extrapolated."""
+BYTES, FLOP, TENSOR = 776, 165_200, 2.37e15
+"""Of a fused kernel, per token and value head with Hv / H = 2 (docs/prefill.md); bf16 FLOP/s of a B200."""
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Predicted seconds with their range."""
+
+    seconds: float
+    low: float
+    high: float
+    launches: tuple[Prediction, ...]
+
+    @classmethod
+    def of(cls, launches: Sequence[Prediction]) -> Time:
+        return cls(
+            sum(one.seconds for one in launches),
+            sum(one.low for one in launches),
+            sum(one.high for one in launches),
+            tuple(launches),
+        )
+
+    def beyond(self, shorter: Time, rounds: float) -> Time:
+        """This time and `rounds` times its distance from a shorter call's."""
+
+        def further(name: str) -> float:
+            long, short = getattr(self, name), getattr(shorter, name)
+            return float(long + rounds * (long - short))
+
+        return Time(further("seconds"), further("low"), further("high"), self.launches)
+
+
+def call_of(sequences: int, tokens: int, heads: int, value_heads: int) -> Call:
+    """A call of zeros."""
+    total = sequences * tokens
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    tensors = {
+        "q": zeros(total, heads, HEAD_DIM),
+        "k": zeros(total, heads, HEAD_DIM),
+        "v": zeros(total, value_heads, HEAD_DIM),
+        "g": zeros(total, value_heads, dtype=torch.float32),
+        "beta": zeros(total, value_heads, dtype=torch.float32),
+        "cu_seqlens": torch.arange(sequences + 1, dtype=torch.int32) * tokens,
+    }
+    return Call(tensors, {}, operation("gdn_prefill").default_conventions)
+
+
+def predicted(machine: Machine, kernel: str, call: Call) -> Time:
+    """The launches of a call, one after the other."""
+    found: list[Prediction] = []
+
+    def before(module: Module, request: LaunchRequest, memory: GlobalMemory) -> RunResult | None:
+        found.append(predict_apart(machine, module, request, memory))
+        ctas = math.prod(request.grid)
+        return RunResult(Counters(), {}, 0.0, ctas) if ctas > SAMPLED else None
+
+    op = operation("gdn_prefill")
+    loaded = load(kernel, op)
+    with active(Settings(before=before)), replay_gpu(machine.name), simulated("sim"):
+        call_kernel(op.convert(call, conversion(call, op, loaded).target), op, loaded)
+    return Time.of(found)
+
+
+def time_of(machine: Machine, kernel: str, sequences: int, tokens: int, heads: tuple[int, int]) -> Time:
+    """The predicted time of a kernel in a row."""
+    chunks = tokens // CHUNK
+    if kernel not in SEQUENTIAL or chunks <= MANY:
+        return predicted(machine, kernel, call_of(sequences, tokens, *heads))
+    few, many = (
+        predicted(machine, kernel, call_of(sequences, count * CHUNK, *heads)) for count in (FEW, MANY)
+    )
+    return many.beyond(few, (chunks - MANY) / (MANY - FEW))
+
+
+def floor(machine: Machine, tokens: int, value_heads: int) -> float:
+    """The least seconds of a fused kernel's bytes and FLOP."""
+    work = tokens * value_heads
+    return max(work * BYTES / (machine.memory_rate.value * 1e9), work * FLOP / TENSOR)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", nargs="+", default=ROWS)
+    parser.add_argument("--heads", nargs="+", default=HEADS)
+    parser.add_argument("--kernels", nargs="+", default=(*SEQUENTIAL, "flashinfer_cp"))
+    parser.add_argument("--machine", default="b200")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    machine = machine_model(options.machine)
+    lines, kept, code = [], [], Exit.PASS
+    for heads in options.heads:
+        h, hv = (int(each) for each in heads.split("/"))
+        for row in options.rows:
+            sequences, tokens = (int(each) for each in row.split("x"))
+            least = floor(machine, sequences * tokens, hv)
+            line = [row, heads, f"{1e6 * least:.0f}"]
+            for kernel in options.kernels:
+                try:
+                    time = time_of(machine, kernel, sequences, tokens, (h, hv))
+                except Exception as error:
+                    print(f"{row} {heads} {kernel}: {type(error).__name__}: {error}", file=sys.stderr)
+                    line.append("")
+                    code = Exit.CANNOT_RUN
+                    continue
+                line.append(f"{1e6 * time.seconds:.0f} ({1e6 * time.low:.0f}..{1e6 * time.high:.0f})")
+                kept.append(
+                    {
+                        "row": row,
+                        "heads": heads,
+                        "kernel": kernel,
+                        "machine": machine.name,
+                        "predicted_us": 1e6 * time.seconds,
+                        "low_us": 1e6 * time.low,
+                        "high_us": 1e6 * time.high,
+                        "floor_us": 1e6 * least,
+                        "launches": [
+                            {"entry": one.entry[:60], "us": 1e6 * one.seconds, "bound": one.bound}
+                            for one in time.launches
+                        ],
+                    }
+                )
+                print(" ".join([row, heads, kernel, line[-1]]), file=sys.stderr, flush=True)
+                if options.json:
+                    options.json.write_text(json.dumps(kept, indent=1))
+            lines.append(line)
+    print(table(("row", "heads", "floor us", *options.kernels), lines, ()))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
