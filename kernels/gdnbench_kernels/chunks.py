@@ -45,6 +45,12 @@ def chunk_bound(tokens: int, sequences: int, chunk_size: int) -> int:
     return sequences - 1 - (sequences - 1 - tokens) // chunk_size
 
 
+def segment_bound(tokens: int, sequences: int, segment: int) -> int:
+    """No cut of T tokens into N sequences has more segments, of which each sequence has at least one: all
+    tokens in one sequence make the most, N - 1 of others and ceil(T / segment)."""
+    return sequences - 1 + max(1, -(-tokens // segment))
+
+
 def plan_chunks(cu_seqlens: Tensor, chunk_size: int) -> ChunkPlan:
     """The chunks of sequences [cu_seqlens[n], cu_seqlens[n + 1]); `cu_seqlens` is valid for its call."""
     bounds = cu_seqlens.cpu().long()

@@ -14,6 +14,7 @@ import gdnbench_kernels.gdn_prefill
 from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim import active
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
+from gdnbench_kernels.gdn_prefill.sources import SEGMENT
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.plan import (
     SMEM_LIMIT,
@@ -31,9 +32,19 @@ from tests.messages import wording
 LAUNCHES = {
     "sm100": ("chunk_metadata", "chunk_uw", "chunk_state", "chunk_output"),
     "sm100_fused": ("kernel_sm100_fused",),
+    "sm100_fused_cp": (
+        "chunk_metadata",
+        "kernel_sm100_transfer",
+        "kernel_sm100_scan",
+        "kernel_sm100_fused",
+    ),
 }
-KERNELS = tuple(name for names in LAUNCHES.values() for name in names)
-PROGRAMS = {"kernel_sm100_fused": "chunk_fused"}
+KERNELS = tuple(dict.fromkeys(name for names in LAUNCHES.values() for name in names))
+PROGRAMS = {
+    "kernel_sm100_fused": "chunk_fused",
+    "kernel_sm100_transfer": "chunk_transfer",
+    "kernel_sm100_scan": "segment_scan",
+}
 """Programs that are not named like their file."""
 
 
@@ -214,7 +225,7 @@ def test_headers_quote_the_plan(name: str) -> None:
 @pytest.mark.parametrize("kernel", LAUNCHES)
 def test_launches_are_as_planned(kernel: str) -> None:
     plans = [import_module(f"gdnbench_kernels.gdn_prefill.{name}").PLAN for name in LAUNCHES[kernel]]
-    call = synth(seqlens=(3,), heads=(1, 1))
+    call = synth(seqlens=(SEGMENT + 1 if kernel == "sm100_fused_cp" else 3,), heads=(1, 1))
     with active() as session, programs_simulated():
         run_kernel(OPERATION, kernel, call)
     launches = [launch for report in session.reports for launch in report.launches]

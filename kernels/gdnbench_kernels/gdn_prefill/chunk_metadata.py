@@ -36,6 +36,7 @@ depend on the order of threads.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 import cuda.bindings.driver as cuda
@@ -80,8 +81,13 @@ PLAN = KernelPlan(
 )
 
 
+@dataclass(frozen=True)
 class ChunkMetadata:
-    """Fills the chunk tables that the operation's other kernels read."""
+    """Fills the chunk tables that the operation's other kernels read: of chunks of `tokens` tokens, at least
+    `least` of each sequence."""
+
+    tokens: int = CHUNK
+    least: int = 0
 
     @cute.jit
     def __call__(
@@ -114,7 +120,8 @@ class ChunkMetadata:
             sequence = first + thread
             count = cutlass.Int32(0)
             if sequence < sequences:
-                count = (cu_seqlens[sequence + 1] - cu_seqlens[sequence] + CHUNK - 1) // CHUNK
+                length = cu_seqlens[sequence + 1] - cu_seqlens[sequence]
+                count = cutlass.max((length + self.tokens - 1) // self.tokens, self.least)
             offset, chunks = self.scan(count, s_sums)
             offset += before
             if sequence < sequences:

@@ -141,6 +141,13 @@ KERNELS = {
         meaning="one tcgen05 kernel for SM100 in CuTe DSL, without stages; another build where beta_max is 2",
         sources="gdnbench_kernels.gdn_prefill.sources:fused_sources",
     ),
+    "sm100_fused_cp": KernelEntry(
+        "gdnbench_kernels.gdn_prefill.fused_cp:sm100_fused_cp",
+        {OFFSETS_DTYPE.name: ("int32",)},
+        devices=("sim", "cuda"),
+        meaning="the fused kernel over segments of 1024 tokens: for long sequences with few heads",
+        sources="gdnbench_kernels.gdn_prefill.sources:cp_sources",
+    ),
     "fla": KernelEntry(
         "gdnbench_kernels.gdn_prefill.fla:fla",
         {STATE_LAYOUT.name: ("KV",), QK.name: QK.values},

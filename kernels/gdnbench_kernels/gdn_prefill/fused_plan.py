@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import Any
 
@@ -117,6 +117,28 @@ def planned(split: bool) -> KernelPlan:
     )
 
 
+def planned_transfer(split: bool) -> KernelPlan:
+    """The plan of kernel_sm100_transfer.py: the kernel's own without Q, P and o."""
+    plan = planned(split)
+    outputs = ("q", "v_new", "p", "o", "out")
+    return replace(
+        plan,
+        name="chunk_transfer",
+        does={
+            **plan.does,
+            "STATE": "carries rows of B or M in registers, 64 rows each four warps; h, X and V_new",
+            "INVERT": "KKT from TMEM; A and Ai in registers; Ai beta into SMEM",
+            "LOAD": "TMA of K, of B's CTAs also V; zeros past the end of the sequence",
+            "MMA": "allocates TMEM; all products, KKT a chunk ahead",
+            "STORE": "nothing: setmaxnreg needs a fourth warp",
+        },
+        smem=tuple(buffer for buffer in plan.smem if buffer.name.removeprefix("s_") not in outputs),
+        tmem=tuple(part for part in plan.tmem if part not in (T_QK, T_QS, T_PV)),
+        pipelines=tuple(pipe for pipe in plan.pipelines if pipe.name not in outputs),
+        syncs=TRANSFER_SYNCS,
+    )
+
+
 SYNCS = (
     Sync("fence.mbarrier_init, barrier TMEM", "all", "mbarriers, tensor memory: before their use"),
     Sync("setmaxnreg", "all", "increases wait for the others' decrease"),
@@ -135,10 +157,26 @@ SYNCS = (
 )
 
 
-@dataclass(frozen=True)
+TRANSFER_SYNCS = (
+    *SYNCS[:3],
+    Sync("fence.proxy.async", "LOAD", "zeros in s_k written before products read them"),
+    Sync("barrier INVERT", "INVERT", "exchanges within the inverse: inverse.py"),
+    Sync("fence.proxy.async", "INVERT", "s_aib written before products read it"),
+    Sync("fence.proxy.async", "STATE", "s_h, s_left written before products read them"),
+    Sync("fence.proxy.async", "STATE", "s_v read before TMA writes"),
+    *(sync for sync in SYNCS if sync.name.startswith("tcgen05")),
+    *SYNCS[-2:],
+)
+
+
+OF_OUTPUTS: Any = None
+"""A pipeline or buffer that a plan without outputs lacks."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pipelines(blackwell.Pipelines):
     k: blackwell.Pipeline
-    q: blackwell.Pipeline
+    q: blackwell.Pipeline = OF_OUTPUTS
     v: blackwell.Pipeline
     tail: blackwell.Pipeline
     gate: blackwell.Pipeline
@@ -148,30 +186,41 @@ class Pipelines(blackwell.Pipelines):
     ks: blackwell.Pipeline
     left: blackwell.Pipeline
     update: blackwell.Pipeline
-    v_new: blackwell.Pipeline
+    v_new: blackwell.Pipeline = OF_OUTPUTS
     added: blackwell.Pipeline
-    out: blackwell.Pipeline
-    o: blackwell.Pipeline
+    out: blackwell.Pipeline = OF_OUTPUTS
+    o: blackwell.Pipeline = OF_OUTPUTS
+
+    @classmethod
+    def allocate(cls, spec: KernelPlan, smem: Any) -> Pipelines:
+        """The barriers of every pipeline of the plan, next in `smem`."""
+        return cls(**{pipe.name: blackwell.Pipeline.allocate(pipe, smem) for pipe in spec.pipelines})
+
+    def init(self) -> None:
+        """Initialise the barriers of the plan's pipelines."""
+        for field in fields(self):
+            if (pipe := getattr(self, field.name)) is not OF_OUTPUTS:
+                pipe.init()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shared:
     """The plan's buffers: tiles (rows, columns, stages), gates (row, token, stage)."""
 
     k: cute.Tensor
-    q: cute.Tensor
+    q: cute.Tensor = OF_OUTPUTS
     v: cute.Tensor
     h: cute.Tensor
     left: cute.Tensor
-    v_new: cute.Tensor
+    v_new: cute.Tensor = OF_OUTPUTS
     aib: cute.Tensor
-    p: cute.Tensor
-    o: cute.Tensor
+    p: cute.Tensor = OF_OUTPUTS
+    o: cute.Tensor = OF_OUTPUTS
     gate: cute.Tensor
 
     @staticmethod
     def allocate(plan: KernelPlan, smem: Any) -> Shared:
         """Allocate all buffers but the inverse's."""
         *tiles, gate = plan.smem[: -len(inverse.buffers())]
-        s_tiles = [blackwell.tiles(smem, tile) for tile in tiles]
-        return Shared(*s_tiles, *[blackwell.vectors(smem, gate)])
+        buffers = {tile.name.removeprefix("s_"): blackwell.tiles(smem, tile) for tile in tiles}
+        return Shared(**buffers, gate=blackwell.vectors(smem, gate))

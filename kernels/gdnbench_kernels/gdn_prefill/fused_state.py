@@ -7,6 +7,7 @@ in the order that tcgen05.ld 16x256b, stmatrix and ldmatrix share. So threads ex
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -47,55 +48,60 @@ def recurrence(
     pipelines: Pipelines,
     shared: Shared,
     base: cute.Pointer,
-    initial_state: cute.Tensor | None,
-    final_state: cute.Tensor | None,
+    states: Any,
     scale: cutlass.Float32,
+    outputs: cutlass.Constexpr,
 ) -> None:
-    """Compute the states from the initial to the final one. A chunk's o is formed after the state is passed
-    to the next chunk, while the next chunk's products run."""
+    """Compute the states from the initial to the final one, which `states` loads and stores. A chunk's o is
+    formed after the state is passed to the next chunk, while the next chunk's products run; without `outputs`
+    not at all."""
     thread = cute.arch.thread_idx()[0] % (GROUP_WARPS * WARP)
     half = Half.create(base, thread)
     r_s = [half.registers() for _ in range(PARTS)]
-    load_initial_state(half, work, initial_state, r_s)
+    states.load(half, work, r_s)
     v, gate, gate_of_o = (
         pipelines.v.consumer_state(),
         pipelines.gate.consumer_state(),
         pipelines.gate.consumer_state(),
     )
-    ks, update, added, out = (
-        pipe.consumer_state() for pipe in (pipelines.ks, pipelines.update, pipelines.added, pipelines.out)
-    )
-    h, left, v_new, o = (
-        pipe.producer_state() for pipe in (pipelines.h, pipelines.left, pipelines.v_new, pipelines.o)
-    )
+    ks, update, added = (pipe.consumer_state() for pipe in (pipelines.ks, pipelines.update, pipelines.added))
+    h, left = (pipe.producer_state() for pipe in (pipelines.h, pipelines.left))
+    if cutlass.const_expr(outputs):
+        out = pipelines.out.consumer_state()
+        v_new, o = (pipe.producer_state() for pipe in (pipelines.v_new, pipelines.o))
     for turn in cutlass.range(work.chunks, unroll=1):
         # Recompute all addresses in each turn: hoisted out of the loop they would not fit in registers.
         own = Half.create(base, blackwell.opaque(thread))
         pipelines.h.producer_acquire(h)
         store_h(own, r_s, shared.h[None, None, h.index])
         pipelines.h.producer_commit(h)
-        if turn > 0:
-            store_o(own, pipelines, shared, (gate_of_o, out, o), scale)
-            gate_of_o.advance()
-            out.advance()
-            o.advance()
+        if cutlass.const_expr(outputs):  # noqa: SIM102 - the other condition is one of run time
+            if turn > 0:
+                store_o(own, pipelines, shared, (gate_of_o, out, o), scale)
+                gate_of_o.advance()
+                out.advance()
+                o.advance()
 
         pipelines.gate.consumer_wait(gate)
         pipelines.left.producer_acquire(left)
-        form_x(own, pipelines, shared, (v, gate, ks), shared.left[None, None, left.index])
+        form_x(own, work, pipelines, shared, (v, gate, ks), shared.left[None, None, left.index])
         pipelines.left.producer_commit(left)
         left.advance()
 
         pipelines.left.producer_acquire(left)
         r_v_new = form_v_new(own, pipelines, shared, (gate, update), shared.left[None, None, left.index])
         pipelines.left.producer_commit(left)
-        pipelines.v_new.producer_acquire(v_new)
-        own.tmem_copy.stmatrix(r_v_new, own.part(shared.v_new[None, None, v_new.index]))
-        cute.arch.fence_proxy("async.shared", space="cta")
-        pipelines.v_new.producer_commit(v_new)
+        if cutlass.const_expr(outputs):
+            pipelines.v_new.producer_acquire(v_new)
+            own.tmem_copy.stmatrix(r_v_new, own.part(shared.v_new[None, None, v_new.index]))
+            cute.arch.fence_proxy("async.shared", space="cta")
+            pipelines.v_new.producer_commit(v_new)
+            v_new.advance()
 
         # Past the end of a sequence the sums are its last token's.
         update_state(own, pipelines, added, shared.gate[Row.DECAY, CHUNK - 1, gate.index], r_s)
+        if cutlass.const_expr(not outputs):
+            pipelines.gate.consumer_release(gate)
         v.advance()
         gate.advance()
         ks.advance()
@@ -103,30 +109,37 @@ def recurrence(
         added.advance()
         h.advance()
         left.advance()
-        v_new.advance()
-    if work.chunks > 0:
-        store_o(half, pipelines, shared, (gate_of_o, out, o), scale)
-        o.advance()
-    store_final_state(half, work, r_s, final_state)
+    if cutlass.const_expr(outputs):  # noqa: SIM102 - the other condition is one of run time
+        if work.chunks > 0:
+            store_o(half, pipelines, shared, (gate_of_o, out, o), scale)
+            o.advance()
+    states.store(half, work, r_s)
     pipelines.h.producer_tail(h)
     pipelines.left.producer_tail(left)
-    pipelines.v_new.producer_tail(v_new)
-    pipelines.o.producer_tail(o)
+    if cutlass.const_expr(outputs):
+        pipelines.v_new.producer_tail(v_new)
+        pipelines.o.producer_tail(o)
 
 
-@cute.jit
-def load_initial_state(half: Half, work: WorkTile, initial_state: Any, r_s: State) -> None:
-    """Load S from the initial state; zeros if there is none."""
-    for part in cutlass.range_constexpr(PARTS):
-        read_given(half, work, initial_state, part, r_s[part])
+@dataclass(frozen=True)
+class States:
+    """The states of a call in global memory, each [N, Hv, V, K] or None."""
 
+    initial: cute.Tensor | None
+    final: cute.Tensor | None
 
-@cute.jit
-def store_final_state(half: Half, work: WorkTile, r_s: State, final_state: Any) -> None:
-    """Store S as the final state, if the call asks for it."""
-    if cutlass.const_expr(final_state is not None):
+    @cute.jit
+    def load(self, half: Half, work: WorkTile, r_s: State) -> None:
+        """Load S from the initial state; zeros if there is none."""
         for part in cutlass.range_constexpr(PARTS):
-            write_kept(half, work, final_state, part, r_s[part])
+            read_given(half, work, self.initial, part, r_s[part])
+
+    @cute.jit
+    def store(self, half: Half, work: WorkTile, r_s: State) -> None:
+        """Store S as the final state, if the call asks for it."""
+        if cutlass.const_expr(self.final is not None):
+            for part in cutlass.range_constexpr(PARTS):
+                write_kept(half, work, self.final, part, r_s[part])
 
 
 @cute.jit
@@ -141,11 +154,19 @@ def store_h(half: Half, r_s: State, s_h: cute.Tensor) -> None:
 
 @cute.jit
 def form_x(
-    half: Half, pipelines: Pipelines, shared: Shared, states: tuple[Any, Any, Any], s_x: cute.Tensor
+    half: Half,
+    work: WorkTile,
+    pipelines: Pipelines,
+    shared: Shared,
+    states: tuple[Any, Any, Any],
+    s_x: cute.Tensor,
 ) -> None:
     """X^T = V^T - exp(g_cu) (K S^T)^T."""
     v, gate, ks = states
-    r_v = read_v(half, pipelines.v, v, shared.v)
+    r_v = half.registers(BF16)
+    r_v.fill(0.0)
+    if work.has_v:
+        r_v.store(read_v(half, pipelines.v, v, shared.v).load())
     r_ks, r_x = half.registers(), half.registers(BF16)
     r_decay = half.by_token(shared.gate[Row.DECAY, None, gate.index])
     half.tmem_copy.load_and_release(pipelines.ks, ks, T_KS, r_ks)

@@ -114,6 +114,7 @@ leaves SMs idle that chunk_uw.py and chunk_output.py would use.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -125,6 +126,7 @@ from gdnbench_kernels import blackwell
 from gdnbench_kernels.delta_prefill.fused_tiles import TileMma, WorkTile, load_own_rows, store_output
 from gdnbench_kernels.gdn_prefill import fused_state, inverse, triangle
 from gdnbench_kernels.gdn_prefill.fused_plan import (
+    OF_OUTPUTS,
     SQUARE,
     T_ADDED,
     T_KKT,
@@ -144,7 +146,7 @@ from gdnbench_kernels.gdn_prefill.fused_plan import (
 from gdnbench_kernels.gdn_prefill.gate_scan import decay, rounded_decay, scan
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.gdn_prefill.triangle import fragment_column, fragment_row
-from gdnbench_kernels.plan import WARP
+from gdnbench_kernels.plan import WARP, KernelPlan
 
 STATE_REGISTERS, INVERT_REGISTERS, OTHER_REGISTERS = 152, 144, 64
 """Registers per thread after setmaxnreg; 128 at launch."""
@@ -153,14 +155,30 @@ PLAN = planned(split=False)
 SPLIT_PLAN = planned(split=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Tma:
     """The tensors in global memory from and to which TMA copies tiles."""
 
     k: blackwell.Tma
-    q: blackwell.Tma
+    q: blackwell.Tma = OF_OUTPUTS
     v: blackwell.Tma
-    o: blackwell.Tma
+    o: blackwell.Tma = OF_OUTPUTS
+
+    @staticmethod
+    def create(k: cute.Tensor, q: cute.Tensor | None, v: cute.Tensor, o: cute.Tensor | None) -> Tma:
+        """Of a call's tensors; without q and o for a build without outputs."""
+        load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        operations = {"k": (load, k), "q": (load, q), "v": (load, v), "o": (store, o)}
+        return Tma(
+            **{
+                name: blackwell.Tma.create(operation, blackwell.by_head(x), TOKENS)
+                for name, (operation, x) in operations.items()
+                if x is not None
+            }
+        )
+
+    def used(self) -> tuple[blackwell.Tma, ...]:
+        return tuple(tensor for tensor in (self.k, self.q, self.v, self.o) if tensor is not OF_OUTPUTS)
 
 
 @dataclass(frozen=True)
@@ -193,12 +211,9 @@ class ChunkFused:
     ) -> None:
         """q, k [T, H, 128] and v, o [T, Hv, 128] bf16, g and beta [T, Hv] f32, cu_seqlens [N+1] int32, states
         [N, Hv, 128, 128] f32 or bf16."""
-        load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        tma = Tma(
-            *(blackwell.Tma.create(load, blackwell.by_head(x), TOKENS) for x in (k, q, v)),
-            *(blackwell.Tma.create(store, blackwell.by_head(x), TOKENS) for x in (o,)),
-        )
-        self.kernel(tma, (g, beta), cu_seqlens, (initial_state, final_state), o, scale).launch(
+        tma = Tma.create(k, q, v, o)
+        states = fused_state.States(initial_state, final_state)
+        self.kernel(tma, (g, beta), cu_seqlens, states, o, scale).launch(
             grid=((cute.size(cu_seqlens) - 1) * self.value_heads, 1, 1),
             block=(PLAN.threads, 1, 1),
             min_blocks_per_mp=PLAN.ctas_per_sm,
@@ -210,49 +225,61 @@ class ChunkFused:
         self,
         tma: Tma,
         gates: tuple[cute.Tensor, cute.Tensor],
-        cu_seqlens: cute.Tensor,
-        states: tuple[cute.Tensor | None, cute.Tensor | None],
-        o: cute.Tensor,
+        cuts: Any,
+        states: Any,
+        o: cute.Tensor | None,
         scale: cutlass.Float32,
     ) -> None:
-        plan = SPLIT_PLAN if self.split else PLAN
+        """`cuts` is what `work` finds a CTA's tokens by; `states` has methods `load` and `store`."""
+        plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = cutlass.memory.SmemAllocator()
         shared = Shared.allocate(plan, smem)
         scratch = inverse.Scratch.allocate(smem, self.split)
         pipelines = Pipelines.allocate(plan, smem)
-        blackwell.prefetch((tma.k, tma.q, tma.v, tma.o), warp == Role.LOAD)
+        blackwell.prefetch(tma.used(), warp == Role.LOAD)
         blackwell.init_barriers(pipelines, warp == Role.LOAD)
         tmem, base = blackwell.allocate_tmem(plan, smem, Role.MMA, Barrier.TMEM)
         # Each role computes its work tile itself: ptxas spills values that live across setmaxnreg.
         if warp < Role.INVERT:
             cute.arch.setmaxregister_increase(STATE_REGISTERS)
-            fused_state.recurrence(self.work(cu_seqlens), pipelines, shared, base, *states, scale)
+            fused_state.recurrence(self.work(cuts), pipelines, shared, base, states, scale, self.outputs)
         elif warp < Role.LOAD:
             cute.arch.setmaxregister_increase(INVERT_REGISTERS)
-            self.invert(self.work(cu_seqlens), pipelines, shared, scratch, base)
+            self.invert(self.work(cuts), pipelines, shared, scratch, base)
         else:
             cute.arch.setmaxregister_decrease(OTHER_REGISTERS)
         if warp == Role.LOAD:
-            self.load(self.work(cu_seqlens), pipelines, shared, tma)
+            self.load(self.work(cuts), pipelines, shared, tma)
         if warp == Role.MMA:
-            self.mma(self.work(cu_seqlens), pipelines, shared, base)
+            self.mma(self.work(cuts), pipelines, shared, base)
         if warp == Role.GATE:
-            self.scan_gates(self.work(cu_seqlens), pipelines, shared, *gates)
-        if warp == Role.STORE:
-            store_output(self.work(cu_seqlens), pipelines.o, shared.o, tma.o, o, self.value_heads)
+            self.scan_gates(self.work(cuts), pipelines, shared, *gates)
+        if cutlass.const_expr(self.outputs):  # noqa: SIM102 - the other condition is one of run time
+            if warp == Role.STORE:
+                store_output(self.work(cuts), pipelines.o, shared.o, tma.o, o, self.value_heads)
         cute.arch.sync_threads()
         tmem.free(base)
 
-    def work(self, cu_seqlens: cute.Tensor) -> WorkTile:
-        return WorkTile.create(cu_seqlens, self.value_heads)
+    outputs = True
+    """Whether the build computes o."""
+
+    @property
+    def plan(self) -> KernelPlan:
+        return SPLIT_PLAN if self.split else PLAN
+
+    def work(self, cuts: Any) -> WorkTile:
+        """The calling CTA's; `cuts` is cu_seqlens."""
+        return WorkTile.create(cuts, self.value_heads)
 
     @cute.jit
     def load(self, work: WorkTile, pipelines: Pipelines, shared: Shared, tma: Tma) -> None:
         """Load K, Q and V of each chunk. Past the end of the sequence, rows of Q affect only rows of o that
         are not stored; rows of K and V would affect all others, so they are zeroed."""
         key_head = work.head // (self.value_heads // self.heads)
-        k, q, v = pipelines.k.producer_state(), pipelines.q.producer_state(), pipelines.v.producer_state()
+        k, v = pipelines.k.producer_state(), pipelines.v.producer_state()
+        if cutlass.const_expr(self.outputs):
+            q = pipelines.q.producer_state()
         k_tail, v_tail = pipelines.tail.consumer_state(), pipelines.tail.consumer_state()
         v_tail.advance()
         for i in cutlass.range(work.chunks, unroll=1):
@@ -261,18 +288,29 @@ class ChunkFused:
             load_own_rows(
                 pipelines.tail, pipelines.k, k, k_tail, tma.k, shared.k, work.stop - token, token, key_head
             )
-            pipelines.q.producer_acquire(q)
-            pipelines.q.arrive_and_expect_tx(q)
-            tma.q.load(pipelines.q, q, shared.q, token, key_head)
-            pipelines.v.producer_acquire(v)
-            load_own_rows(
-                pipelines.tail, pipelines.v, v, v_tail, tma.v, shared.v, work.stop - token, token, work.head
-            )
             k.advance()
-            q.advance()
-            v.advance()
+            if cutlass.const_expr(self.outputs):
+                pipelines.q.producer_acquire(q)
+                pipelines.q.arrive_and_expect_tx(q)
+                tma.q.load(pipelines.q, q, shared.q, token, key_head)
+                q.advance()
+            if work.has_v:
+                pipelines.v.producer_acquire(v)
+                load_own_rows(
+                    pipelines.tail,
+                    pipelines.v,
+                    v,
+                    v_tail,
+                    tma.v,
+                    shared.v,
+                    work.stop - token,
+                    token,
+                    work.head,
+                )
+                v.advance()
         pipelines.k.producer_tail(k)
-        pipelines.q.producer_tail(q)
+        if cutlass.const_expr(self.outputs):
+            pipelines.q.producer_tail(q)
         pipelines.v.producer_tail(v)
 
     @cute.jit
@@ -308,23 +346,22 @@ class ChunkFused:
         """Issue KKT and QK of the next chunk after the products that read the state, because STATE waits for
         those."""
         kkt = TileMma.create(base, T_KKT, shared.k, shared.k)
-        qk = TileMma.create(base, T_QK, shared.q, shared.k)
-        read_k, read_q = (
-            TileMma.create(base, T_KS, shared.h, shared.k),
-            TileMma.create(base, T_QS, shared.h, shared.q),
-        )
+        read_k = TileMma.create(base, T_KS, shared.h, shared.k)
         update = TileMma.create(base, T_V_NEW, shared.left, shared.aib)
         add = TileMma.create(base, T_ADDED, shared.left, shared.k, OperandMajorMode.MN)
-        read_p = TileMma.create(base, T_PV, shared.v_new, shared.p)
-        k_ahead, q_ahead, k, q = (
-            pipe.consumer_state() for pipe in (pipelines.k, pipelines.q, pipelines.k, pipelines.q)
-        )
-        h, left, v_new = (pipe.consumer_state() for pipe in (pipelines.h, pipelines.left, pipelines.v_new))
+        k_ahead, k = pipelines.k.consumer_state(), pipelines.k.consumer_state()
+        h, left = pipelines.h.consumer_state(), pipelines.left.consumer_state()
         squares = pipelines.squares.consumer_state()
         scores, ks, updates = (
             pipe.producer_state() for pipe in (pipelines.scores, pipelines.ks, pipelines.update)
         )
-        added, out = pipelines.added.producer_state(), pipelines.out.producer_state()
+        added = pipelines.added.producer_state()
+        if cutlass.const_expr(self.outputs):
+            qk = TileMma.create(base, T_QK, shared.q, shared.k)
+            read_q = TileMma.create(base, T_QS, shared.h, shared.q)
+            read_p = TileMma.create(base, T_PV, shared.v_new, shared.p)
+            q_ahead, q = pipelines.q.consumer_state(), pipelines.q.consumer_state()
+            v_new, out = pipelines.v_new.consumer_state(), pipelines.out.producer_state()
         # One turn more than chunks: the first only issues KKT and QK, the last only the other products.
         for turn in cutlass.range(work.chunks + 1, unroll=1):
             if turn > 0:
@@ -333,24 +370,28 @@ class ChunkFused:
                 blackwell.after_thread_sync()
                 read_k.issue(h, k)
                 pipelines.ks.umma_commit(ks)
-                pipelines.out.producer_acquire(out)
-                blackwell.after_thread_sync()
-                read_q.issue(h, q)
+                if cutlass.const_expr(self.outputs):
+                    pipelines.out.producer_acquire(out)
+                    blackwell.after_thread_sync()
+                    read_q.issue(h, q)
                 pipelines.h.umma_release(h)
-                pipelines.q.umma_release(q)
+                if cutlass.const_expr(self.outputs):
+                    pipelines.q.umma_release(q)
+                    q.advance()
                 ks.advance()
                 h.advance()
-                q.advance()
             if turn < work.chunks:
                 pipelines.k.consumer_wait(k_ahead)
-                pipelines.q.consumer_wait(q_ahead)
+                if cutlass.const_expr(self.outputs):
+                    pipelines.q.consumer_wait(q_ahead)
                 pipelines.scores.producer_acquire(scores)
                 blackwell.after_thread_sync()
                 kkt.issue(k_ahead, k_ahead, scores.index)
-                qk.issue(q_ahead, k_ahead, scores.index)
+                if cutlass.const_expr(self.outputs):
+                    qk.issue(q_ahead, k_ahead, scores.index)
+                    q_ahead.advance()
                 pipelines.scores.umma_commit(scores)
                 k_ahead.advance()
-                q_ahead.advance()
                 scores.advance()
             if turn > 0:
                 pipelines.squares.consumer_wait(squares)
@@ -368,24 +409,26 @@ class ChunkFused:
                 pipelines.added.umma_commit(added)
                 pipelines.left.umma_release(left)
                 pipelines.k.umma_release(k)
-                pipelines.v_new.consumer_wait(v_new)
-                blackwell.after_thread_sync()
-                read_p.issue(v_new, squares)
-                pipelines.out.umma_commit(out)
-                pipelines.v_new.umma_release(v_new)
+                if cutlass.const_expr(self.outputs):
+                    pipelines.v_new.consumer_wait(v_new)
+                    blackwell.after_thread_sync()
+                    read_p.issue(v_new, squares)
+                    pipelines.out.umma_commit(out)
+                    pipelines.v_new.umma_release(v_new)
+                    out.advance()
+                    v_new.advance()
                 pipelines.squares.umma_release(squares)
                 updates.advance()
                 left.advance()
                 added.advance()
                 k.advance()
-                out.advance()
-                v_new.advance()
                 squares.advance()
         pipelines.scores.producer_tail(scores)
         pipelines.ks.producer_tail(ks)
         pipelines.update.producer_tail(updates)
         pipelines.added.producer_tail(added)
-        pipelines.out.producer_tail(out)
+        if cutlass.const_expr(self.outputs):
+            pipelines.out.producer_tail(out)
 
     @cute.jit
     def invert(
@@ -424,12 +467,14 @@ class ChunkFused:
             pipelines.squares.producer_acquire(squares)
             triangle.scale_columns(r_values, s_gate[Row.BETA, None], lane)
             triangle.write_rows(r_values, shared.aib[None, None, squares.index], warp, lane)
-            tmem_copy.load(T_QK, scores.index, 0, r_square)
-            cute.arch.fence_view_async_tmem_load()
+            if cutlass.const_expr(self.outputs):
+                tmem_copy.load(T_QK, scores.index, 0, r_square)
+                cute.arch.fence_view_async_tmem_load()
             blackwell.before_thread_sync()
             pipelines.scores.consumer_release(scores)
-            self._form_p(r_values, s_gate, warp, lane)
-            triangle.write_rows(r_values, shared.p[None, None, squares.index], warp, lane)
+            if cutlass.const_expr(self.outputs):
+                self._form_p(r_values, s_gate, warp, lane)
+                triangle.write_rows(r_values, shared.p[None, None, squares.index], warp, lane)
             cute.arch.fence_proxy("async.shared", space="cta")
             pipelines.squares.producer_commit(squares)
             pipelines.gate.consumer_release(gate)

@@ -1,0 +1,194 @@
+"""The affine map of each segment: the fused kernel without outputs, from zeros and from the identity.
+CuTe DSL, sm_100a.
+
+Reads k, v, gates and initial states; writes firsts and maps (fused_segments.py). A segment of chunks maps the
+state S before it to S M + B behind it, with B [V, K] and M [K, K]. The equations of kernel_sm100_fused.py
+give both, chunk after chunk, without P and o:
+
+    X     = V - exp(g_cu) K h^T                     h the rounding of S
+    V_new = (Ai beta_j) X
+    S     = exp(g_last) S + (V_new exp(g_last - g_cu))^T K
+
+B is S after the segment if S is 0 before it, M is S if S is the identity before it and V is 0. B of a
+sequence's first segment begins with its initial state: so it is the state before the second segment, and that
+M is not needed. The last segment needs neither. The products in order, KKT of the next chunk after 4:
+
+    product              M    N    K    left operand            right operand      accumulator
+    1. KKT               64   64   128  s_k, K-major            s_k, K-major       t_kkt
+    2. (K h^T)^T         128  64   128  s_h, K-major            s_k, K-major       t_ks
+    3. V_new^T           128  64   64   s_left = X^T, K-major   s_aib, K-major     t_v_new
+    4. D2, added to S    128  128  64   s_left = Vs^T, K-major  s_k, N-major       t_added
+
+Vs is V_new exp(g_last - g_cu). CTA 2 Hv s + head computes B of segment s, CTA 2 Hv s + Hv + head its M. They
+are CTAs of their own because the rows of both do not fit in the registers of one; so both invert A. A CTA
+without work ends before its first chunk.
+
+    SMEM        shape               dtype     layout
+    s_k         64 x 128, 3 stages  bfloat16  K-major, SW128; read as N-major too
+    s_v         64 x 128            bfloat16  row = token, SW128
+    s_h         128 x 128           bfloat16  K-major, SW128
+    s_left      128 x 64            bfloat16  K-major, SW128: X^T, then (V_new exp(g_last - g_cu))^T
+    s_aib       64 x 64, 2 stages   bfloat16  K-major, SW128: Ai beta_j
+    s_gate      4 x 64, 3 stages    float32   a row for each of GATE's
+    s_blocks    64 x 64             float16   rows contiguous, 128 B swizzle
+    s_diagonal  4 x 16 x 20         float32   columns contiguous, padded
+
+    TMEM     shape              columns   lanes  layout
+    t_kkt    64 x 64, 2 stages  0..127    low    M=64: row r in lane 32 (r/16) + r%16
+    t_ks     128 x 64           128..191  all    row r in lane r
+    t_v_new  128 x 64           256..319  all    row r in lane r
+    t_added  128 x 128          384..511  all    row r in lane r
+
+    role    warps  does
+    STATE   0..7   carries rows of B or M in registers, 64 rows each four warps; h, X and V_new
+    INVERT  8..11  KKT from TMEM; A and Ai in registers; Ai beta into SMEM
+    LOAD    12     TMA of K, of B's CTAs also V; zeros past the end of the sequence
+    MMA     13     allocates TMEM; all products, KKT a chunk ahead
+    GATE    14     scans g; g_cu, beta, exp(g_cu) and exp(g_last - g_cu) into SMEM
+    STORE   15     nothing: setmaxnreg needs a fourth warp
+
+    pipeline  stages  full: arrivals        empty: arrivals
+    k         3       1 LOAD + 16384 bytes  1 MMA commit
+    v         1       1 LOAD + 16384 bytes  8 STATE warp
+    tail      2       1 LOAD + 16384 bytes  1 nobody
+    gate      3       1 GATE                12 INVERT, STATE warp
+    scores    2       1 MMA commit          4 INVERT warp
+    squares   2       4 INVERT warp         1 MMA commit
+    h         1       8 STATE warp          1 MMA commit
+    ks        1       1 MMA commit          8 STATE warp
+    left      1       8 STATE warp          1 MMA commit
+    update    1       1 MMA commit          8 STATE warp
+    added     1       1 MMA commit          8 STATE warp
+
+    sync                               who                 orders
+    fence.mbarrier_init, barrier TMEM  all                 mbarriers, tensor memory: before their use
+    setmaxnreg                         all                 increases wait for the others' decrease
+    tail pipeline                      LOAD                K, V have landed before zeros are stored
+    fence.proxy.async                  LOAD                zeros in s_k written before products read them
+    barrier INVERT                     INVERT              exchanges within the inverse: inverse.py
+    fence.proxy.async                  INVERT              s_aib written before products read it
+    fence.proxy.async                  STATE               s_h, s_left written before products read them
+    fence.proxy.async                  STATE               s_v read before TMA writes
+    tcgen05.wait::ld                   INVERT, STATE       tensor memory read before its release
+    tcgen05.fence before, after        MMA, INVERT, STATE  tensor memory, with the mbarriers around
+    producer_tail                      each producer       no arrival after the CTA ends
+    barrier of the CTA                 all                 tensor memory read before it is freed
+
+512 threads, 147748 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
+
+fused_plan.py makes these tables. With `split` there are 2 stages of s_k and 2 of s_blocks, 139540 bytes.
+
+Limits: those of kernel_sm100_fused.py, and UB Hv V K < 2^31. firsts and maps are f32; rows of them that no
+segment needs are not written. NaN in a segment stays in its B and M. Their bits depend only on the segment,
+and B's of a first one on the initial state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+
+from gdnbench_kernels.delta_prefill.fused_tiles import PARTS, Half, read_given
+from gdnbench_kernels.gdn_prefill.fused_plan import planned_transfer
+from gdnbench_kernels.gdn_prefill.fused_segments import Cuts, SegmentTile, write_slot
+from gdnbench_kernels.gdn_prefill.fused_state import State
+from gdnbench_kernels.gdn_prefill.kernel_sm100_fused import ChunkFused, Tma
+from gdnbench_kernels.gdn_prefill.sizes import HEAD_DIM
+from gdnbench_kernels.plan import KernelPlan
+
+PLAN = planned_transfer(split=False)
+SPLIT_PLAN = planned_transfer(split=True)
+
+
+@dataclass(frozen=True)
+class TransferStates:
+    """Where B starts and where B and M end up."""
+
+    initial: cute.Tensor | None  # [N, Hv, V, K]
+    firsts: cute.Tensor
+    maps: cute.Tensor
+
+    @cute.jit
+    def load(self, half: Half, work: SegmentTile, r_s: State) -> None:
+        """Load the identity for M, for B the initial state before a first segment, zeros before others. The
+        initial state also goes to its slot: the last segment of the sequence may overwrite it."""
+        for part in cutlass.range_constexpr(PARTS):
+            r_s[part].fill(0.0)
+            if work.exists:
+                if work.has_v:
+                    if work.first:
+                        read_given(half, work, self.initial, part, r_s[part])
+                        write_slot(half, self.firsts, work.segment, work.head, part, r_s[part])
+                else:
+                    fill_identity(half, part, r_s[part])
+
+    @cute.jit
+    def store(self, half: Half, work: SegmentTile, r_s: State) -> None:
+        """Store B in the next segment's slot, M in this one's."""
+        for part in cutlass.range_constexpr(PARTS):
+            if work.exists:
+                if work.has_v:
+                    write_slot(half, self.firsts, work.segment + 1, work.head, part, r_s[part])
+                else:
+                    write_slot(half, self.maps, work.segment, work.head, part, r_s[part])
+
+
+@cute.jit
+def fill_identity(half: Half, part: cutlass.Constexpr, r_s: cute.Tensor) -> None:
+    """Fill r_s with its part of the columns of the identity."""
+    places = half.tmem_copy.partition(half.part(cute.make_identity_tensor((HEAD_DIM, HEAD_DIM)), part))
+    for i in cutlass.range_constexpr(cute.size(r_s)):
+        row, column = places[i]
+        r_s[i] = cutlass.select_(row == column, cutlass.Float32(1.0), cutlass.Float32(0.0))
+
+
+@dataclass(frozen=True)
+class ChunkTransfer(ChunkFused):
+    """B and M of every segment that another one follows; M only where a segment came before."""
+
+    outputs = False
+
+    @cute.jit
+    def __call__(
+        self,
+        k: cute.Tensor,
+        v: cute.Tensor,
+        g: cute.Tensor,
+        beta: cute.Tensor,
+        cu_seqlens: cute.Tensor,
+        offsets: cute.Tensor,
+        indices: cute.Tensor,
+        total: cute.Tensor,
+        initial_state: cute.Tensor | None,
+        firsts: cute.Tensor,
+        maps: cute.Tensor,
+        tokens: cutlass.Int32,
+        stream: cuda.CUstream,
+    ) -> None:
+        """The tensors are those of `ChunkFused` and of fused_segments.py."""
+        cuts = Cuts(cu_seqlens, offsets, indices, total, tokens)
+        states = TransferStates(initial_state, firsts, maps)
+        self.kernel(Tma.create(k, None, v, None), (g, beta), cuts, states, None, cutlass.Float32(1.0)).launch(
+            grid=(2 * cute.size(indices, mode=[0]) * self.value_heads, 1, 1),
+            block=(PLAN.threads, 1, 1),
+            min_blocks_per_mp=PLAN.ctas_per_sm,
+            stream=stream,
+        )
+
+    @property
+    def plan(self) -> KernelPlan:
+        return SPLIT_PLAN if self.split else PLAN
+
+    def work(self, cuts: Cuts) -> SegmentTile:
+        """The calling CTA's. Order: heads of a segment's B, heads of its M, segments."""
+        block = cute.arch.block_idx()[0]
+        row, head = block // self.value_heads, block % self.value_heads
+        is_b = row % 2 == 0
+
+        def wanted(index: cutlass.Int32, count: cutlass.Int32) -> cutlass.Boolean:
+            return (index < count - 1) & (is_b | (index > 0))
+
+        return SegmentTile.locate(cuts, row // 2, head, wanted, is_b)
