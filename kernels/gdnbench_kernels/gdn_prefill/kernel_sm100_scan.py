@@ -25,6 +25,7 @@ than three segments has no step.
     sync                                     who   orders
     fence.mbarrier_init, barrier of the CTA  all   mbarriers before their use
     barrier SCAN                             SCAN  s_s written before it is read, read before it is written
+    fence.proxy.async                        SCAN  s_m read before TMA writes
     producer_tail                            LOAD  no arrival after the CTA ends
 
 160 threads, 86080 bytes of SMEM, 0 columns of TMEM, 2 CTAs an SM
@@ -95,6 +96,7 @@ PLAN = KernelPlan(
     syncs=(
         Sync("fence.mbarrier_init, barrier of the CTA", "all", "mbarriers before their use"),
         Sync("barrier SCAN", "SCAN", "s_s written before it is read, read before it is written"),
+        Sync("fence.proxy.async", "SCAN", "s_m read before TMA writes"),
         Sync("producer_tail", "LOAD", "no arrival after the CTA ends"),
     ),
     ctas_per_sm=2,
@@ -209,6 +211,8 @@ class SegmentScan:
             for block in cutlass.range(HEAD_DIM // DEPTH, unroll=1):
                 pipe.consumer_wait(m)
                 multiply(r_s, s_m[None, None, m.index], s_s[None, None, step % 2], DEPTH * block, row, column)
+                # The next M is written through the async proxy: order this thread's reads before it.
+                cute.arch.fence_proxy("async.shared", space="cta")
                 pipe.consumer_release(m)
                 m.advance()
             r_s.store(r_s.load() + r_b.load())
