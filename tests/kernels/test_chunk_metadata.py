@@ -12,7 +12,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from torch import Tensor
 
 from gdnbench import sim
-from gdnbench_kernels.chunks import plan_chunks
+from gdnbench_kernels.chunks import plan_chunks, segment_bound
 from gdnbench_kernels.gdn_prefill import chunk_metadata
 from gdnbench_kernels.gdn_prefill.chunk_metadata import PLAN, ChunkMetadata
 
@@ -20,15 +20,14 @@ UNWRITTEN = -7
 STRIP = PLAN.threads
 
 
-@pytest.fixture(scope="module")
-def compiled() -> Any:
+def compiled_for(**options: int) -> Any:
     offsets, rows = cute.sym_int(), cute.sym_int()
 
     def fake(shape: tuple[Any, ...], stride: tuple[int, ...]) -> Any:
         return make_fake_tensor(cutlass.Int32, shape, stride, assumed_align=4)
 
     return sim.compile(
-        ChunkMetadata(),
+        ChunkMetadata(**options),
         fake((offsets,), (1,)),
         fake((offsets,), (1,)),
         fake((rows, 2), (2, 1)),
@@ -38,10 +37,18 @@ def compiled() -> Any:
     )
 
 
-def run(compiled: Any, lengths: list[int], **settings: Any) -> tuple[Tensor, Tensor, Tensor]:
+@pytest.fixture(scope="module")
+def compiled() -> Any:
+    return compiled_for()
+
+
+def run(
+    compiled: Any, lengths: list[int], bound: int | None = None, **settings: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     """(chunk_offsets, chunk_indices, total_chunks); what surrounds them is still as it was."""
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
-    shapes = [(len(cu_seqlens),), (max(plan_chunks(cu_seqlens, 64).bound, 0), 2), (1,)]
+    rows = max(plan_chunks(cu_seqlens, 64).bound, 0) if bound is None else bound
+    shapes = [(len(cu_seqlens),), (rows, 2), (1,)]
     guarded = [torch.full((shape[0] + 2, *shape[1:]), UNWRITTEN, dtype=torch.int32) for shape in shapes]
     offsets, indices, total = (tensor[1:-1] for tensor in guarded)
     sim.launch(compiled, cu_seqlens, offsets, indices, total, **settings)
@@ -97,6 +104,20 @@ def test_tables_of_100_000_sequences(compiled: Any) -> None:
 @pytest.mark.parametrize("schedule", ["early", "random:3"])
 def test_tables_under_another_schedule(compiled: Any, schedule: str) -> None:
     check(compiled, [70, 0, 1] * 500, schedule=schedule)
+
+
+def test_segments_of_which_each_sequence_has_one() -> None:
+    """Against a loop over the sequences."""
+    compiled = compiled_for(tokens=192, least=1)
+    for lengths in ([0, 191, 192, 193, 0, 1000, 0], [0] * (STRIP + 1), [1], [192 * 2000 + 1, 0]):
+        counts = [max(1, -(-length // 192)) for length in lengths]
+        bound = segment_bound(sum(lengths), len(lengths), 192)
+        offsets, indices, total = run(compiled, lengths, bound)
+        assert offsets.diff().tolist() == counts
+        assert total.item() == offsets[-1] == sum(counts) <= bound
+        rows = [[n, index] for n, count in enumerate(counts) for index in range(count)]
+        assert indices[: len(rows)].tolist() == rows
+        assert (indices[len(rows) :] == UNWRITTEN).all()
 
 
 def test_the_header_has_the_tables_of_the_plan() -> None:

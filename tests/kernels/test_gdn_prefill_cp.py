@@ -131,11 +131,12 @@ def test_a_map_that_is_not_a_number_stays_in_its_sequence_and_head(scan_program:
     scan(scan_program, (4, 4), spoilt=(1, 1, 100, 7))
 
 
-@pytest.mark.parametrize("schedule", ["early", "random:1"])
+@pytest.mark.parametrize("schedule", quick(["early", "random:1"], 1))
 def test_the_scan_under_another_schedule(scan_program: Any, schedule: str) -> None:
     scan(scan_program, (4, 1, 3), schedule=schedule)
 
 
+@pytest.mark.slow  # the checker follows each access
 def test_the_scan_is_free_of_races(scan_program: Any) -> None:
     """M of two steps goes twice through the ring."""
     with active(Settings(check=True)) as session:

@@ -4,6 +4,7 @@ What they take now is recorded by
 
     gdnbench compile --json > tests/kernels/prefill_budget.json
     gdnbench compile --json --kernel sm100_fused > tests/kernels/prefill_fused_budget.json
+    gdnbench compile --json --kernel sm100_fused_cp > tests/kernels/prefill_cp_budget.json
 """
 
 from __future__ import annotations
@@ -25,7 +26,16 @@ from tests.subset import quick
 BUDGETS = {
     "sm100": Path(__file__).with_name("prefill_budget.json"),
     "sm100_fused": Path(__file__).with_name("prefill_fused_budget.json"),
+    "sm100_fused_cp": Path(__file__).with_name("prefill_cp_budget.json"),
 }
+MODULES = {
+    "chunk_fused": "kernel_sm100_fused",
+    "segment_table": "chunk_metadata",
+    "chunk_transfer": "kernel_sm100_transfer",
+    "segment_scan": "kernel_sm100_scan",
+    "chunk_segments": "kernel_sm100_fused",
+}
+"""The module of a program's plan, where they are not named alike."""
 
 
 def compiled(kernel: str, **options: Any) -> list[Figures]:
@@ -70,7 +80,8 @@ def test_other_builds_are_within_the_limits(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", quick(BUDGETS, list(BUDGETS).index("sm100_fused")))
 def test_kernels_take_what_their_plans_say(name: str) -> None:
     for kernel in compiled(name, **json.loads(BUDGETS[name].read_text())["options"]):
-        module = kernel.name.replace("chunk_fused", "kernel_sm100_fused")
+        operation, _, kernel_name = kernel.name.partition(".")
+        module = f"{operation}.{MODULES.get(kernel_name, kernel_name)}"
         plan: KernelPlan = importlib.import_module(f"gdnbench_kernels.{module}").PLAN
         planned = (plan.smem_bytes, plan.threads, plan.tmem_columns)
         assert (kernel.smem, kernel.threads, kernel.tmem_columns) == planned, kernel.name

@@ -74,6 +74,7 @@ SLOW = [
     ("kda_decode cute", "bf16, drafts"),
     ("swa_decode portable", "ds_mla, sink on"),
     ("gdn_prefill sm100_fused", "beta to 2, a tail"),
+    ("gdn_prefill sm100_fused_cp", "NaN behind a tail"),
     ("gdn_prefill sm100", "beta to 2, a tail"),
     ("gdn_decode cute, bulk", "bf16, drafts"),
     ("kda_decode cute, bulk, tapped", "bf16, drafts"),

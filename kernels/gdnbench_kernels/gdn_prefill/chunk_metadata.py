@@ -15,6 +15,9 @@ There are no products. One CTA processes strips of as many sequences as it has t
 
 So all threads write, for one long sequence as for many short ones.
 
+fused_segments.py's table of segments is another build, with the tokens of a segment in place of C and at least
+one segment of each sequence.
+
     SMEM       shape  dtype  layout
     s_offsets  1024   int32  contiguous: chunk_offsets of the strip
     s_sums     32     int32  contiguous: chunks of each warp's sequences
@@ -121,7 +124,9 @@ class ChunkMetadata:
             count = cutlass.Int32(0)
             if sequence < sequences:
                 length = cu_seqlens[sequence + 1] - cu_seqlens[sequence]
-                count = cutlass.max((length + self.tokens - 1) // self.tokens, self.least)
+                count = (length + self.tokens - 1) // self.tokens
+                if cutlass.const_expr(self.least > 0):
+                    count = cutlass.max(count, self.least)
             offset, chunks = self.scan(count, s_sums)
             offset += before
             if sequence < sequences:

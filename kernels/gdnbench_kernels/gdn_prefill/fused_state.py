@@ -96,7 +96,6 @@ def recurrence(
             own.tmem_copy.stmatrix(r_v_new, own.part(shared.v_new[None, None, v_new.index]))
             cute.arch.fence_proxy("async.shared", space="cta")
             pipelines.v_new.producer_commit(v_new)
-            v_new.advance()
 
         # Past the end of a sequence the sums are its last token's.
         update_state(own, pipelines, added, shared.gate[Row.DECAY, CHUNK - 1, gate.index], r_s)
@@ -109,6 +108,8 @@ def recurrence(
         added.advance()
         h.advance()
         left.advance()
+        if cutlass.const_expr(outputs):
+            v_new.advance()
     if cutlass.const_expr(outputs):  # noqa: SIM102 - the other condition is one of run time
         if work.chunks > 0:
             store_o(half, pipelines, shared, (gate_of_o, out, o), scale)
@@ -163,10 +164,13 @@ def form_x(
 ) -> None:
     """X^T = V^T - exp(g_cu) (K S^T)^T."""
     v, gate, ks = states
-    r_v = half.registers(BF16)
-    r_v.fill(0.0)
-    if work.has_v:
-        r_v.store(read_v(half, pipelines.v, v, shared.v).load())
+    if cutlass.const_expr(work.has_v is True):
+        r_v = read_v(half, pipelines.v, v, shared.v)
+    else:
+        r_v = half.registers(BF16)
+        r_v.fill(0.0)
+        if work.has_v:
+            r_v.store(read_v(half, pipelines.v, v, shared.v).load())
     r_ks, r_x = half.registers(), half.registers(BF16)
     r_decay = half.by_token(shared.gate[Row.DECAY, None, gate.index])
     half.tmem_copy.load_and_release(pipelines.ks, ks, T_KS, r_ks)

@@ -288,12 +288,10 @@ class ChunkFused:
             load_own_rows(
                 pipelines.tail, pipelines.k, k, k_tail, tma.k, shared.k, work.stop - token, token, key_head
             )
-            k.advance()
             if cutlass.const_expr(self.outputs):
                 pipelines.q.producer_acquire(q)
                 pipelines.q.arrive_and_expect_tx(q)
                 tma.q.load(pipelines.q, q, shared.q, token, key_head)
-                q.advance()
             if work.has_v:
                 pipelines.v.producer_acquire(v)
                 load_own_rows(
@@ -308,6 +306,9 @@ class ChunkFused:
                     work.head,
                 )
                 v.advance()
+            k.advance()
+            if cutlass.const_expr(self.outputs):
+                q.advance()
         pipelines.k.producer_tail(k)
         if cutlass.const_expr(self.outputs):
             pipelines.q.producer_tail(q)
@@ -377,9 +378,10 @@ class ChunkFused:
                 pipelines.h.umma_release(h)
                 if cutlass.const_expr(self.outputs):
                     pipelines.q.umma_release(q)
-                    q.advance()
                 ks.advance()
                 h.advance()
+                if cutlass.const_expr(self.outputs):
+                    q.advance()
             if turn < work.chunks:
                 pipelines.k.consumer_wait(k_ahead)
                 if cutlass.const_expr(self.outputs):
@@ -415,13 +417,14 @@ class ChunkFused:
                     read_p.issue(v_new, squares)
                     pipelines.out.umma_commit(out)
                     pipelines.v_new.umma_release(v_new)
-                    out.advance()
-                    v_new.advance()
                 pipelines.squares.umma_release(squares)
                 updates.advance()
                 left.advance()
                 added.advance()
                 k.advance()
+                if cutlass.const_expr(self.outputs):
+                    out.advance()
+                    v_new.advance()
                 squares.advance()
         pipelines.scores.producer_tail(scores)
         pipelines.ks.producer_tail(ks)

@@ -78,6 +78,8 @@ QUAD = 4
 """A thread has QUAD x QUAD elements: rows and columns."""
 STAGES = 4
 PITCH = ROWS + QUAD
+ALL_SHARED = 100
+"""Shared-memory carveout in percent: with less a second CTA would not fit."""
 
 PLAN = KernelPlan(
     name="segment_scan",
@@ -141,6 +143,7 @@ class SegmentScan:
             grid=((cute.size(offsets) - 1) * strips, 1, 1),
             block=(PLAN.threads, 1, 1),
             min_blocks_per_mp=PLAN.ctas_per_sm,
+            preferred_smem_carveout=ALL_SHARED,
             stream=stream,
         )
 

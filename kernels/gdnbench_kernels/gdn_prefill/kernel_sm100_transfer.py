@@ -91,6 +91,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 
+from gdnbench_kernels import blackwell
 from gdnbench_kernels.delta_prefill.fused_tiles import PARTS, Half, read_given
 from gdnbench_kernels.gdn_prefill.fused_plan import planned_transfer
 from gdnbench_kernels.gdn_prefill.fused_segments import Cuts, SegmentTile, write_slot
@@ -101,6 +102,13 @@ from gdnbench_kernels.plan import KernelPlan
 
 PLAN = planned_transfer(split=False)
 SPLIT_PLAN = planned_transfer(split=True)
+
+
+def task(block: cutlass.Int32, value_heads: int) -> tuple[cutlass.Int32, cutlass.Int32, cutlass.Boolean]:
+    """(segment, value head, whether it computes B) of a CTA. Order: heads of a segment's B, heads of its M,
+    segments."""
+    row = block // value_heads
+    return row // 2, block % value_heads, row % 2 == 0
 
 
 @dataclass(frozen=True)
@@ -128,12 +136,15 @@ class TransferStates:
     @cute.jit
     def store(self, half: Half, work: SegmentTile, r_s: State) -> None:
         """Store B in the next segment's slot, M in this one's."""
+        # Located anew, which leaves more registers to the chunks.
+        block = blackwell.opaque(cute.arch.block_idx()[0])
+        segment, head, is_b = task(block, cute.size(self.firsts, mode=[1]))
         for part in cutlass.range_constexpr(PARTS):
-            if work.exists:
-                if work.has_v:
-                    write_slot(half, self.firsts, work.segment + 1, work.head, part, r_s[part])
+            if work.chunks > 0:
+                if is_b:
+                    write_slot(half, self.firsts, segment + 1, head, part, r_s[part])
                 else:
-                    write_slot(half, self.maps, work.segment, work.head, part, r_s[part])
+                    write_slot(half, self.maps, segment, head, part, r_s[part])
 
 
 @cute.jit
@@ -183,12 +194,10 @@ class ChunkTransfer(ChunkFused):
         return SPLIT_PLAN if self.split else PLAN
 
     def work(self, cuts: Cuts) -> SegmentTile:
-        """The calling CTA's. Order: heads of a segment's B, heads of its M, segments."""
-        block = cute.arch.block_idx()[0]
-        row, head = block // self.value_heads, block % self.value_heads
-        is_b = row % 2 == 0
+        """The calling CTA's."""
+        segment, head, is_b = task(cute.arch.block_idx()[0], self.value_heads)
 
         def wanted(index: cutlass.Int32, count: cutlass.Int32) -> cutlass.Boolean:
             return (index < count - 1) & (is_b | (index > 0))
 
-        return SegmentTile.locate(cuts, row // 2, head, wanted, is_b)
+        return SegmentTile.locate(cuts, segment, head, wanted, is_b)

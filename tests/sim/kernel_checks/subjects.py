@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.kernels import v4_plans
-from tests.kernels.proving import GRIDS, Grid
+from tests.kernels.proving import CUT, GRIDS, Grid
 from tests.sim.kernel_checks import decode_plans
 from tests.sim.kernel_checks.foreign import CALLS, Calls
 
@@ -34,6 +34,7 @@ def _subjects() -> dict[str, Subject]:
         # Stages come from the same launches.
         "gdn_prefill sm100": Subject(prefill, "sm100", stages=True),
         "gdn_prefill sm100_fused": Subject(prefill, "sm100_fused"),
+        "gdn_prefill sm100_fused_cp": Subject(prefill, CUT),
         "gdn_decode cute": Subject(decode, "cute"),
         "gdn_decode cute, tapped": Subject(decode, "cute", stages=True),
         "kda_prefill sm100_fused": Subject(kda_prefill, "sm100_fused"),

@@ -225,6 +225,23 @@ class _Operation:
 
 
 @dataclass(frozen=True, slots=True)
+class _PrefillBySegments:
+    """gdn_prefill's sm100_fused_cp with segments of a chunk."""
+
+    calls: tuple[dict[str, Any], ...]
+
+    def __call__(self) -> None:
+        from gdnbench.replay.simulated import programs_simulated
+        from gdnbench.synth import synthesise
+        from gdnbench_kernels.gdn_prefill.fused_cp import sm100_fused_cp
+
+        with programs_simulated():
+            for options in self.calls:
+                call = synthesise("gdn_prefill", **options)
+                sm100_fused_cp(**call.tensors, **call.scalars, segment=64)
+
+
+@dataclass(frozen=True, slots=True)
 class _Decode:
     """gdn_decode with a plan."""
 
@@ -266,6 +283,8 @@ _PREFILL: tuple[dict[str, Any], ...] = (
     {"seqlens": (193, 1), "heads": (1, 1), "initial_state": True},
     {"seqlens": (64,), "heads": (1, 1), "initial_state": True},  # nothing comes after a full chunk
 )
+# Four segments, so that the scan has two steps and its ring goes round; a sequence without tokens.
+_CUT_PREFILL: tuple[dict[str, Any], ...] = ({"seqlens": (193, 0, 1), "heads": (1, 1), "initial_state": True},)
 # The state of a sequence without tokens goes through tensor memory, which only the CTA's barrier keeps.
 _KDA_PREFILL = (_PREFILL[0], {**_PREFILL[1], "seqlens": (64, 0)})
 _DECODE_ATTENTION = tuple(
@@ -416,6 +435,7 @@ SUBJECTS: dict[str, Subject] = {
     "launch_control": Subject(launch_control, sms=2),
     "gdn_prefill": Subject(_Operation("gdn_prefill", "sm100", _PREFILL)),
     "gdn_prefill_fused": Subject(_Operation("gdn_prefill", "sm100_fused", _PREFILL)),
+    "gdn_prefill_cp": Subject(_PrefillBySegments(_CUT_PREFILL)),
     "kda_prefill_fused": Subject(_Operation("kda_prefill", "sm100_fused", _KDA_PREFILL)),
     "gdn_decode": Subject(_Decode("registers")),
     "gdn_decode_bulk_in": Subject(_Decode("bulk_in")),

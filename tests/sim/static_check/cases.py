@@ -15,6 +15,7 @@ _TWO_SEGMENTS = {**_DECODE_ATTENTION, "extra_lens": (100,), "topk": 100}
 _CALLS: dict[str, dict[str, Any]] = {
     "gdn_prefill": _PREFILL,
     "gdn_prefill_fused": _PREFILL,
+    "gdn_prefill_cp": {**_PREFILL, "seqlens": (65,)},
     "kda_prefill_fused": _PREFILL,
     "swa_decode_portable": _DECODE_ATTENTION,
     "swa_decode_sm100": _DECODE_ATTENTION,
