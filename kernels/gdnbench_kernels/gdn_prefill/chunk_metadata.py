@@ -15,8 +15,8 @@ There are no products. One CTA processes strips of as many sequences as it has t
 
 So all threads write, for one long sequence as for many short ones.
 
-fused_segments.py's table of segments is another build, with the tokens of a segment in place of C and at least
-one segment of each sequence.
+The table of segments, for fused_segments.py, is another build, with a segment's tokens in place of C and at
+least one segment of each sequence.
 
     SMEM       shape  dtype  layout
     s_offsets  1024   int32  contiguous: chunk_offsets of the strip
