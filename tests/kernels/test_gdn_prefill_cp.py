@@ -25,7 +25,7 @@ from gdnbench_kernels.gdn_prefill import fused_cp, kernel_sm100_scan, kernel_sm1
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.fused import sm100_fused
 from gdnbench_kernels.gdn_prefill.fused_cp import sm100_fused_cp
-from gdnbench_kernels.gdn_prefill.sources import build_scan, transfer_source
+from gdnbench_kernels.gdn_prefill.segment_sources import build_scan, transfer_source
 from gdnbench_kernels.gdn_prefill.synth import synth
 from tests.subset import quick
 

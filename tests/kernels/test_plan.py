@@ -14,7 +14,7 @@ import gdnbench_kernels.gdn_prefill
 from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim import active
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
-from gdnbench_kernels.gdn_prefill.sources import SEGMENT
+from gdnbench_kernels.gdn_prefill.segment_sources import SEGMENT
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.plan import (
     SMEM_LIMIT,

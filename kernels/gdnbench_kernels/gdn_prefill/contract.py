@@ -146,7 +146,7 @@ KERNELS = {
         {OFFSETS_DTYPE.name: ("int32",)},
         devices=("sim", "cuda"),
         meaning="the fused kernel over segments of 1024 tokens: for long sequences with few heads",
-        sources="gdnbench_kernels.gdn_prefill.sources:cp_sources",
+        sources="gdnbench_kernels.gdn_prefill.segment_sources:cp_sources",
     ),
     "fla": KernelEntry(
         "gdnbench_kernels.gdn_prefill.fla:fla",

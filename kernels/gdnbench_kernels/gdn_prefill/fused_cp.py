@@ -30,16 +30,16 @@ from gdnbench_kernels.gdn_prefill.launch_args import (
     refuse,
 )
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
-from gdnbench_kernels.gdn_prefill.sizes import HEAD_DIM
-from gdnbench_kernels.gdn_prefill.sources import (
+from gdnbench_kernels.gdn_prefill.segment_sources import (
     SEGMENT,
     check_segment,
-    fused_source,
     scan_source,
     segment_table_source,
     segments_source,
     transfer_source,
 )
+from gdnbench_kernels.gdn_prefill.sizes import HEAD_DIM
+from gdnbench_kernels.gdn_prefill.sources import fused_source
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.validate import dtype_name
 

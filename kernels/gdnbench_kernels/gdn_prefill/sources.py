@@ -72,87 +72,9 @@ def fused_sources(
     return [fused_source(heads, value_heads, initial_state, final_state, beta_max)]
 
 
-SEGMENT = 1024
-"""L: tokens of a segment, unless a call says otherwise."""
-
-
-def cp_sources(
-    heads: int = 16,
-    value_heads: int = 32,
-    initial_state: StateDtype | None = "float32",
-    final_state: StateDtype | None = "float32",
-    beta_max: float = 1.0,
-    segment: int = SEGMENT,
-) -> list[Source]:
-    """The four kernels of a context-parallel call, in the order they run.
-
-    heads, value_heads: H and Hv. initial_state, final_state: their dtypes, none for a call without. beta_max:
-    the largest beta, up to 2; beyond 1 the inverse takes three times the products. segment: tokens of a
-    segment, a multiple of 64.
-    """
-    return [
-        segment_table_source(segment),
-        transfer_source(heads, value_heads, initial_state, beta_max),
-        scan_source(value_heads),
-        segments_source(heads, value_heads, initial_state, final_state, beta_max),
-    ]
-
-
 def metadata_source() -> Source:
     """`ChunkMetadata`, for any batch."""
     return Source.create("gdn_prefill.chunk_metadata", f"{__name__}:build_metadata")
-
-
-def segment_table_source(segment: int) -> Source:
-    """`ChunkMetadata` for segments of that many tokens, at least one of each sequence."""
-    check_segment(segment)
-    return Source.create("gdn_prefill.segment_table", f"{__name__}:build_segment_table", segment=segment)
-
-
-def transfer_source(
-    heads: int, value_heads: int, initial_state: StateDtype | None, beta_max: float
-) -> Source:
-    """`ChunkTransfer`, for initial states of that dtype, one build for beta up to 1 and one for beta up to
-    2."""
-    check_heads(heads, value_heads)
-    check_states(initial_state)
-    check_beta_max(beta_max)
-    return Source.create(
-        "gdn_prefill.chunk_transfer",
-        f"{__name__}:build_transfer",
-        heads=heads,
-        value_heads=value_heads,
-        initial_state=initial_state,
-        beta_max=2 if beta_max > 1 else 1,
-    )
-
-
-def scan_source(value_heads: int) -> Source:
-    """`SegmentScan`."""
-    check_heads(1, value_heads)
-    return Source.create("gdn_prefill.segment_scan", f"{__name__}:build_scan", value_heads=value_heads)
-
-
-def segments_source(
-    heads: int,
-    value_heads: int,
-    initial_state: StateDtype | None,
-    final_state: StateDtype | None,
-    beta_max: float,
-) -> Source:
-    """`ChunkSegments`, with the builds of `fused_source`."""
-    check_heads(heads, value_heads)
-    check_states(initial_state, final_state)
-    check_beta_max(beta_max)
-    return Source.create(
-        "gdn_prefill.chunk_segments",
-        f"{__name__}:build_segments",
-        heads=heads,
-        value_heads=value_heads,
-        initial_state=initial_state,
-        final_state=final_state,
-        beta_max=2 if beta_max > 1 else 1,
-    )
 
 
 def uw_source(heads: int, value_heads: int, tap: Tap, beta_max: float) -> Source:
@@ -238,27 +160,12 @@ def check_beta_max(beta_max: float) -> None:
         raise ValueError(f"beta_max is from 0 to {BETA_MAX:g}, not {beta_max:g}")
 
 
-def check_segment(segment: int) -> None:
-    """Raises ValueError for segments that are no whole chunks."""
-    if segment < CHUNK or segment % CHUNK:
-        raise ValueError(f"a segment is a multiple of {CHUNK} tokens, not {segment}")
-
-
 def build_metadata() -> Build:
     """cu_seqlens, chunk_offsets, chunk_indices, total_chunks."""
-    return _build_tables()
-
-
-def build_segment_table(segment: int) -> Build:
-    """cu_seqlens, offsets, indices and total of segments."""
-    return _build_tables(tokens=segment, least=1)
-
-
-def _build_tables(**options: int) -> Build:
     from gdnbench_kernels.gdn_prefill.chunk_metadata import ChunkMetadata
 
     of = Examples()
-    return ChunkMetadata(**options), (
+    return ChunkMetadata(), (
         of.tensor("int32", of.offsets),
         of.tensor("int32", of.offsets),
         of.tensor("int32", of.chunks, 2),
@@ -368,71 +275,6 @@ def build_fused(
     )
 
 
-def build_transfer(heads: int, value_heads: int, initial_state: StateDtype | None, beta_max: int) -> Build:
-    """k, v, g, beta, cu_seqlens, offsets, indices, total, initial_state, firsts, maps, tokens."""
-    import cutlass
-
-    from gdnbench_kernels.gdn_prefill.kernel_sm100_transfer import ChunkTransfer
-
-    of = Examples()
-    return ChunkTransfer(heads, value_heads, split=beta_max > 1), (
-        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
-        of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
-        of.tensor("float32", of.tokens, value_heads),
-        of.tensor("float32", of.tokens, value_heads),
-        *of.segments(),
-        of.states(initial_state, value_heads),
-        of.tensor("float32", of.chunks, value_heads, HEAD_DIM, HEAD_DIM),
-        of.tensor("float32", of.chunks, value_heads, HEAD_DIM, HEAD_DIM),
-        cutlass.Int32(CHUNK),
-        of.stream(),
-    )
-
-
-def build_scan(value_heads: int) -> Build:
-    """offsets, maps, firsts."""
-    from gdnbench_kernels.gdn_prefill.kernel_sm100_scan import SegmentScan
-
-    of = Examples()
-    return SegmentScan(value_heads), (
-        of.tensor("int32", of.offsets),
-        of.tensor("float32", of.chunks, value_heads, HEAD_DIM, HEAD_DIM),
-        of.tensor("float32", of.chunks, value_heads, HEAD_DIM, HEAD_DIM),
-        of.stream(),
-    )
-
-
-def build_segments(
-    heads: int,
-    value_heads: int,
-    initial_state: StateDtype | None,
-    final_state: StateDtype | None,
-    beta_max: int,
-) -> Build:
-    """q, k, v, g, beta, cu_seqlens, offsets, indices, total, initial_state, firsts, o, final_state, scale,
-    tokens."""
-    import cutlass
-
-    from gdnbench_kernels.gdn_prefill.fused_segments import ChunkSegments
-
-    of = Examples()
-    return ChunkSegments(heads, value_heads, split=beta_max > 1), (
-        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
-        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
-        of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
-        of.tensor("float32", of.tokens, value_heads),
-        of.tensor("float32", of.tokens, value_heads),
-        *of.segments(),
-        of.states(initial_state, value_heads),
-        of.tensor("float32", of.chunks, value_heads, HEAD_DIM, HEAD_DIM),
-        of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
-        of.states(final_state, value_heads),
-        cutlass.Float32(1.0),
-        cutlass.Int32(CHUNK),
-        of.stream(),
-    )
-
-
 class Examples:
     """Contiguous tensors with only types, and the open extents."""
 
@@ -456,15 +298,6 @@ class Examples:
         for extent in reversed(shape[1:]):
             strides.insert(0, strides[0] * extent)
         return self._make(self._dtypes[dtype], shape, tuple(strides), assumed_align=ALIGN)
-
-    def segments(self) -> tuple[Any, ...]:
-        """cu_seqlens, and a table of chunks or segments: offsets, indices, total."""
-        return (
-            self.tensor("int32", self.offsets),
-            self.tensor("int32", self.offsets),
-            self.tensor("int32", self.chunks, 2),
-            self.tensor("int32", 1),
-        )
 
     def states(self, dtype: StateDtype | None, value_heads: int) -> Any:
         """None without a dtype."""
