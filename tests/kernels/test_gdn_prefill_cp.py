@@ -313,7 +313,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 @pytest.mark.parametrize(
     ("tokens", "value_heads", "sequences", "message"),
     [
-        (128, 2**15, 2**13, "N Hv is 2147483648"),
+        (128, 2**15, 2**12, "N Hv is 2147483648"),
         (2**19, 2**4, 1, r"initial_state of less than 2\^31 elements; it has 2147483648"),
     ],
 )

@@ -43,7 +43,7 @@ from gdnbench_kernels.gdn_prefill.sources import fused_source
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.validate import dtype_name
 
-STRIPS = 8
+STRIPS = 16
 """CTAs of `segment_scan` for each state."""
 
 

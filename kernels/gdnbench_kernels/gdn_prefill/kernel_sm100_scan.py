@@ -6,35 +6,36 @@ on, and each value head:
     S_1     = B_0                       firsts[s + 1], which already holds it
     S_{j+1} = S_j M_j + B_j             j = 1 .. J - 2: firsts[s + j + 1] holds B_j, then S_{j+1}
 
-A CTA computes 16 rows of the states of one value head through one sequence: rows of S do not mix. The
-products are multiply-adds in f32, two at a time, over K in order, then B. S stays in shared memory, since
-every warp needs all of its columns; M comes by TMA, 32 rows at a time, ahead of its use. A sequence of fewer
-than three segments has no step.
+A CTA computes 8 rows of the states of one value head through one sequence: rows of S do not mix. The products
+are multiply-adds in f32, two at a time. Each of four warps sums over its 32 of the 128 elements of K, for all
+columns; the four sums are added in order, then B. M comes by TMA, 16 rows at a time, ahead of its use. A
+sequence of fewer than three segments has no step.
 
-    SMEM  shape               dtype    layout
-    s_m   32 x 128, 4 stages  float32  rows contiguous
-    s_s   128 x 20, 2 stages  float32  S^T, rows contiguous, 4 words of padding
+    SMEM     shape                dtype    layout
+    s_m      16 x 128, 10 stages  float32  rows contiguous
+    s_s      128 x 8              float32  S^T, rows contiguous
+    s_parts  8 x 128, 4 stages    float32  a warp's sum, rows contiguous
 
     role  warps  does
-    SCAN  0..3   S M + B, 32 columns a warp; reads B and writes the state in its place
+    SCAN  0..3   S M + B: a part of the sum over K a warp, then 32 columns; the state in B's place
     LOAD  4      TMA of M
 
-    pipeline  stages  full: arrivals        empty: arrivals
-    m         4       1 LOAD + 16384 bytes  4 SCAN warp
+    pipeline  stages  full: arrivals       empty: arrivals
+    m         10      1 LOAD + 8192 bytes  1 SCAN warp
 
     sync                                     who   orders
     fence.mbarrier_init, barrier of the CTA  all   mbarriers before their use
-    barrier SCAN                             SCAN  s_s written before it is read, read before it is written
+    barrier SCAN, of parts                   SCAN  s_parts written before it is read; s_s read before written
+    barrier SCAN, of a state                 SCAN  s_s written before it is read; s_parts read before written
     fence.proxy.async                        SCAN  s_m read before TMA writes
     producer_tail                            LOAD  no arrival after the CTA ends
 
-160 threads, 86080 bytes of SMEM, 0 columns of TMEM, 2 CTAs an SM
+160 threads, 102560 bytes of SMEM, 0 columns of TMEM, 2 CTAs an SM
 
-A thread has 4 x 4 elements: rows from 4 (lane / 8), columns from 32 warp + 4 (lane % 8) on. For each row of
-M it reads 4 elements of M and 4 of S^T, 16 bytes each: 8 and 4 distinct addresses in a warp, without bank
-conflicts.
+For a row of M a lane reads 4 of its elements, and 8 of S^T, which are the same for all lanes: 12 cycles of
+shared memory for 16 FFMA2 in a warp. So a step takes at least 1536 cycles for products and 256 for sums.
 
-Limits: UB Hv V K < 2^31; N Hv < 2^28, so that the CTAs, 8 for each state, are fewer than 2^31. maps and
+Limits: UB Hv V K < 2^31; N Hv < 2^27, so that the CTAs, 16 for each state, are fewer than 2^31. maps and
 firsts are contiguous, aligned to 16 bytes. NaN in S stays in its row, NaN in M reaches all rows of its
 sequence and value head.
 """
@@ -53,7 +54,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.gdn_prefill.sizes import HEAD_DIM
-from gdnbench_kernels.plan import WARP, Buffer, KernelPlan, Sync
+from gdnbench_kernels.plan import Buffer, KernelPlan, Sync
 from gdnbench_kernels.plan import Pipeline as PipelinePlan
 
 
@@ -70,34 +71,41 @@ class Barrier(IntEnum):
     SCAN = 1
 
 
-ROWS = 16
+ROWS = 8
 """Rows of a state that a CTA updates."""
-DEPTH = 32
+WARPS = 4
+"""Warps that share the sum over K: each has DEPTH rows of M in every WARPS DEPTH."""
+DEPTH = 16
 """Rows of M in a stage."""
+BLOCKS = HEAD_DIM // DEPTH // WARPS
+"""Stages of M that a warp uses in a step."""
 QUAD = 4
-"""A thread has QUAD x QUAD elements: rows and columns."""
-STAGES = 4
-PITCH = ROWS + QUAD
+"""Columns of a thread."""
+STAGES = 10
 ALL_SHARED = 100
 """Shared-memory carveout in percent: with less a second CTA would not fit."""
 
 PLAN = KernelPlan(
     name="segment_scan",
     roles=Role,
-    warps={"SCAN": 4, "LOAD": 1},
+    warps={"SCAN": WARPS, "LOAD": 1},
     does={
-        "SCAN": "S M + B, 32 columns a warp; reads B and writes the state in its place",
+        "SCAN": "S M + B: a part of the sum over K a warp, then 32 columns; the state in B's place",
         "LOAD": "TMA of M",
     },
     smem=(
         Buffer("s_m", (DEPTH, HEAD_DIM), "float32", "rows contiguous", STAGES, align=128),
-        Buffer("s_s", (HEAD_DIM, PITCH), "float32", "S^T, rows contiguous, 4 words of padding", 2, align=16),
+        Buffer("s_s", (HEAD_DIM, ROWS), "float32", "S^T, rows contiguous", align=16),
+        Buffer("s_parts", (ROWS, HEAD_DIM), "float32", "a warp's sum, rows contiguous", WARPS, align=16),
     ),
     tmem=(),
-    pipelines=(PipelinePlan("m", STAGES, "LOAD", 1, "SCAN warp", 4, 4 * DEPTH * HEAD_DIM),),
+    pipelines=(PipelinePlan("m", STAGES, "LOAD", 1, "SCAN warp", 1, 4 * DEPTH * HEAD_DIM),),
     syncs=(
         Sync("fence.mbarrier_init, barrier of the CTA", "all", "mbarriers before their use"),
-        Sync("barrier SCAN", "SCAN", "s_s written before it is read, read before it is written"),
+        Sync("barrier SCAN, of parts", "SCAN", "s_parts written before it is read; s_s read before written"),
+        Sync(
+            "barrier SCAN, of a state", "SCAN", "s_s written before it is read; s_parts read before written"
+        ),
         Sync("fence.proxy.async", "SCAN", "s_m read before TMA writes"),
         Sync("producer_tail", "LOAD", "no arrival after the CTA ends"),
     ),
@@ -135,9 +143,8 @@ class SegmentScan:
         rows = cute.size(maps, mode=[0]) * self.value_heads * HEAD_DIM
         by_row = cute.make_tensor(maps.iterator, cute.make_layout((rows, HEAD_DIM), stride=(HEAD_DIM, 1)))
         box = cute.make_layout((DEPTH, HEAD_DIM), stride=(HEAD_DIM, 1))
-        tma = blackwell.Tma(
-            *cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), by_row, box, (DEPTH, HEAD_DIM))
-        )
+        load = cpasync.CopyBulkTensorTileG2SOp()
+        tma = blackwell.Tma(*cpasync.make_tiled_tma_atom(load, by_row, box, (DEPTH, HEAD_DIM)))
         strips = self.value_heads * (HEAD_DIM // ROWS)
         self.kernel(tma, offsets, firsts).launch(
             grid=((cute.size(offsets) - 1) * strips, 1, 1),
@@ -151,7 +158,7 @@ class SegmentScan:
     def kernel(self, tma: blackwell.Tma, offsets: cute.Tensor, firsts: cute.Tensor) -> None:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = cutlass.memory.SmemAllocator()
-        s_m, s_s = (blackwell.vectors(smem, buffer) for buffer in PLAN.smem)
+        s_m, s_s, s_parts = (blackwell.vectors(smem, buffer) for buffer in PLAN.smem)
         pipelines = Pipelines.allocate(PLAN, smem)
         blackwell.prefetch((tma,), warp == Role.LOAD)
         blackwell.init_barriers(pipelines, warp == Role.LOAD)
@@ -160,7 +167,7 @@ class SegmentScan:
         if warp == Role.LOAD:
             self.load(strip, pipelines.m, s_m, tma)
         else:
-            self.scan(strip, pipelines.m, s_m, s_s, firsts)
+            self.scan(strip, pipelines.m, s_m, s_s[None, None, 0], s_parts, firsts)
 
     def strip(self, offsets: cute.Tensor) -> Strip:
         """The calling CTA's. Order: rows of a head, heads of a sequence, sequences. So CTAs that read the
@@ -192,77 +199,77 @@ class SegmentScan:
         pipe: blackwell.Pipeline,
         s_m: cute.Tensor,
         s_s: cute.Tensor,
+        s_parts: cute.Tensor,
         firsts: cute.Tensor,
     ) -> None:
-        """Add S M to B, segment after segment. A thread has rows 4 (lane / 8) and columns 32 warp + 4 (lane %
-        8) of the CTA's; the sums over K are in order."""
-        thread = cute.arch.thread_idx()[0]
-        lane, warp = thread % WARP, thread // WARP
-        row, column = QUAD * (lane // 8), WARP * warp + QUAD * (lane % 8)
+        """Add S M to B, segment after segment. Each warp sums over its rows of M, for all columns; then each
+        thread adds up the four sums of one column."""
+        column = cute.arch.thread_idx()[0]
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        lane = cute.arch.lane_idx()
         together = pipeline.NamedBarrier(barrier_id=Barrier.SCAN, num_threads=PLAN.threads_of(Role.SCAN))
         m = pipe.consumer_state()
-        r_s = cute.make_rmem_tensor((QUAD, QUAD), cutlass.Float32)  # (column, row)
+        for _ in cutlass.range(warp, unroll=1):
+            m.advance()
+        r_column = cute.make_rmem_tensor((ROWS,), cutlass.Float32)
         if strip.steps > 0:
-            copy_rows(self.rows_at(firsts, strip, 0, row, column), r_s)
-            share(r_s, s_s[None, None, 0], row, column)
-            together.arrive_and_wait()
+            cute.autovec_copy(self.column_at(firsts, strip, 0, column), r_column)
+            cute.autovec_copy(r_column, s_s[column, None])
+        together.arrive_and_wait()
         for step in cutlass.range(strip.steps, unroll=1):
-            g_next = self.rows_at(firsts, strip, step + 1, row, column)
-            r_b = cute.make_rmem_tensor((QUAD, QUAD), cutlass.Float32)
-            copy_rows(g_next, r_b)
-            r_s.fill(0.0)
-            for block in cutlass.range(HEAD_DIM // DEPTH, unroll=1):
+            g_column = self.column_at(firsts, strip, step + 1, column)
+            r_b = cute.make_rmem_tensor((ROWS,), cutlass.Float32)
+            cute.autovec_copy(g_column, r_b)
+            r_part = cute.make_rmem_tensor((ROWS, QUAD), cutlass.Float32)
+            r_part.fill(0.0)
+            for block in cutlass.range(BLOCKS, unroll=1):
                 pipe.consumer_wait(m)
-                multiply(r_s, s_m[None, None, m.index], s_s[None, None, step % 2], DEPTH * block, row, column)
+                multiply(r_part, s_m[None, None, m.index], s_s, DEPTH * (WARPS * block + warp), lane)
                 # The next M is written through the async proxy: order this thread's reads before it.
                 cute.arch.fence_proxy("async.shared", space="cta")
                 pipe.consumer_release(m)
-                m.advance()
-            r_s.store(r_s.load() + r_b.load())
-            copy_rows(r_s, g_next)
-            share(r_s, s_s[None, None, (step + 1) % 2], row, column)
+                for _ in range(WARPS):
+                    m.advance()
+            write_part(r_part, s_parts[None, None, warp], lane)
+            together.arrive_and_wait()
+            r_column.fill(0.0)
+            for part in cutlass.range_constexpr(WARPS):
+                r_read = cute.make_rmem_tensor((ROWS,), cutlass.Float32)
+                cute.autovec_copy(s_parts[None, column, part], r_read)
+                r_column.store(r_column.load() + r_read.load())
+            r_column.store(r_column.load() + r_b.load())
+            cute.autovec_copy(r_column, g_column)
+            cute.autovec_copy(r_column, s_s[column, None])
             together.arrive_and_wait()
 
-    def rows_at(
-        self, firsts: cute.Tensor, strip: Strip, step: Any, row: cutlass.Int32, column: cutlass.Int32
-    ) -> cute.Tensor:
-        """A thread's elements (column, row) of the state of a slot."""
+    def column_at(self, firsts: cute.Tensor, strip: Strip, step: Any, column: cutlass.Int32) -> cute.Tensor:
+        """The CTA's rows of a column of the state of a slot."""
         g_state = firsts[strip.slot + step, strip.head, None, None]
-        tile = cute.local_tile(g_state, (QUAD, QUAD), ((strip.row + row) // QUAD, column // QUAD))
-        return blackwell.reordered(tile, 1, 0)
-
-
-@cute.jit
-def copy_rows(source: cute.Tensor, target: cute.Tensor) -> None:
-    for i in cutlass.range_constexpr(QUAD):
-        cute.autovec_copy(source[None, i], target[None, i])
-
-
-@cute.jit
-def share(r_s: cute.Tensor, s_s: cute.Tensor, row: cutlass.Int32, column: cutlass.Int32) -> None:
-    """Write a thread's elements to S^T."""
-    for j in cutlass.range_constexpr(QUAD):
-        r_rows = cute.make_rmem_tensor((QUAD,), cutlass.Float32)
-        r_rows.store(r_s[j, None].load())
-        cute.autovec_copy(r_rows, cute.local_tile(s_s[column + j, None], (QUAD,), (row // QUAD,)))
+        return cute.local_tile(g_state[None, column], (ROWS,), (strip.row // ROWS,))
 
 
 @cute.jit
 def multiply(
-    r_s: cute.Tensor,
-    s_m: cute.Tensor,
-    s_s: cute.Tensor,
-    first: cutlass.Int32,
-    row: cutlass.Int32,
-    column: cutlass.Int32,
+    r_part: cute.Tensor, s_m: cute.Tensor, s_s: cute.Tensor, first: cutlass.Int32, lane: cutlass.Int32
 ) -> None:
-    """r_s += S[:, first ..] M[first .., :] for the rows of M in the stage s_m."""
+    """r_part += S[:, first ..] M[first .., :] for the rows of M in the stage s_m. A thread has QUAD columns
+    of all rows of the CTA, in pairs of rows."""
     for depth in cutlass.range(DEPTH, unroll=8):
-        r_m, r_rows = (cute.make_rmem_tensor((QUAD,), cutlass.Float32) for _ in range(2))
-        cute.autovec_copy(cute.local_tile(s_m[depth, None], (QUAD,), (column // QUAD,)), r_m)
-        cute.autovec_copy(cute.local_tile(s_s[first + depth, None], (QUAD,), (row // QUAD,)), r_rows)
-        for i in cutlass.range_constexpr(QUAD):
-            for j in cutlass.range_constexpr(0, QUAD, 2):
-                r_s[j, i], r_s[j + 1, i] = cute.arch.fma_packed_f32x2(
-                    (r_m[j], r_m[j + 1]), (r_rows[i], r_rows[i]), (r_s[j, i], r_s[j + 1, i])
+        r_m = cute.make_rmem_tensor((QUAD,), cutlass.Float32)
+        r_s = cute.make_rmem_tensor((ROWS,), cutlass.Float32)
+        cute.autovec_copy(cute.local_tile(s_m[depth, None], (QUAD,), (lane,)), r_m)
+        cute.autovec_copy(s_s[first + depth, None], r_s)
+        for j in cutlass.range_constexpr(QUAD):
+            for i in cutlass.range_constexpr(0, ROWS, 2):
+                r_part[i, j], r_part[i + 1, j] = cute.arch.fma_packed_f32x2(
+                    (r_s[i], r_s[i + 1]), (r_m[j], r_m[j]), (r_part[i, j], r_part[i + 1, j])
                 )
+
+
+@cute.jit
+def write_part(r_part: cute.Tensor, s_part: cute.Tensor, lane: cutlass.Int32) -> None:
+    """Write a thread's columns of a warp's sum."""
+    for i in cutlass.range_constexpr(ROWS):
+        r_row = cute.make_rmem_tensor((QUAD,), cutlass.Float32)
+        r_row.store(r_part[i, None].load())
+        cute.autovec_copy(r_row, cute.local_tile(s_part[i, None], (QUAD,), (lane,)))
