@@ -51,14 +51,14 @@ doctor: base kernels ops
 judge: base kernels store ops
 synth: base kernels ops
 kernel_figures: base sim.base sim.ptx sim.host kernels
-report: base sim kernels report.outcome store ops timing.result lineage judge
+report: base sim sim.predict kernels report.outcome store ops timing.result lineage judge
 trace: base sim.host sim.value_trace sim sim.virtual store
 diff: base kernels report.outcome store ops judge report
 diff.traces: base sim.ptx sim.value_trace sim trace
 heatmap: base kernels judge report
 page: base timing.result lineage judge report
-replay: base sim.base sim sim.virtual kernels report.outcome store ops timing.result workers judge synth
-    report trace
+replay: base sim.base sim sim.virtual sim.predict kernels report.outcome store ops timing.result workers judge
+    synth report trace
 bisect: artifact_cache base sim.base sim.host sim.value_trace sim kernels report.outcome store ops workers
     judge synth report trace diff.traces replay
 mismatch: base report.outcome store capture judge report replay workers

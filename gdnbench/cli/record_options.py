@@ -75,17 +75,6 @@ def check_on_simulator(on: str, machine: str | None, sms: int | None) -> None:
         raise BadInputError("--machine and --sms describe a simulated GPU: give --on sim too")
 
 
-def modelled_machine(machine: str | None) -> str | None:
-    """The name of the GPU, None unless its time can be predicted."""
-    if machine is None:
-        return None
-    from gdnbench.sim.predict import MACHINES
-    from gdnbench.sim.virtual import machine_named
-
-    name = machine_named(machine).name
-    return name if name in MACHINES else None
-
-
 StoreArgument = Annotated[str, typer.Argument(help="Store to read: a folder, .zip or URL.")]
 RecordsArgument = Annotated[
     str | None, typer.Argument(help="Records to take, for example 0,3-5. Default: all records.")

@@ -64,6 +64,12 @@ if TYPE_CHECKING:
     from gdnbench.timing.options import TimingOptions
 
 
+TIME = (
+    "Also time the kernel, and the kernel of --against, on records that pass. With --on sim --machine h200 or"
+    " b200 times are predicted."
+)
+
+
 @with_git_statuses
 def replay(
     store: StoreArgument,
@@ -116,7 +122,7 @@ def replay(
         bool,
         typer.Option(
             "--time",
-            help="Also time the kernel, and the kernel of --against, on records that pass.",
+            help=TIME,
             rich_help_panel=TIME_PANEL,
         ),
     ] = False,
@@ -161,6 +167,7 @@ def replay(
     accepted = read_accepted(accept, write_accept, new_baseline, check=check)
     _check(on, time, cache or form or clock or busy)
     check_on_simulator(on, machine, sms)
+    predict = time and on == "sim"
     check_repeated(on, schedule, shape, isolate)
     # What `replay` in Python takes, and decides about each record.
     factor, by_tensor = factors(k)
@@ -184,12 +191,15 @@ def replay(
         "timeout": timeout,
         "save": save,
         "grids": heatmap,
+        "predict": predict,
     }
-    if is_distributed(workers, scheduler, time=time, schedule=schedule, shape=shape):
+    measured = time and not predict
+    if is_distributed(workers, scheduler, time=measured, schedule=schedule, shape=shape):
         with progress("replay") as advance:
             report = _spread(store, records, workers, scheduler, options, advance)
     else:
-        times = timing_options(on, cache or "cold", form, busy=busy, clock=clock or "auto") if time else None
+        how = (on, cache or "cold", form)
+        times = timing_options(*how, busy=busy, clock=clock or "auto") if measured else None
         with progress("replay") as advance:
             report = replay_in_process(store, records, schedule, shape, times, options, advance)
     if time and not json:
@@ -207,8 +217,10 @@ def _check(on: str, time: bool, timing: object) -> None:
     """BadInputError for options that do not go together; `timing`: one of those that say how to time."""
     if not time and timing:
         raise BadInputError("--cache, --form, --clock and --busy say how to time: give --time too")
-    if time and on == "sim":
-        raise BadInputError("--time: the simulator has no clock; `gdnbench time --on sim` counts instead")
+    if on == "sim" and timing:
+        raise BadInputError(
+            "--cache, --form, --clock and --busy say how to measure, and --on sim predicts: omit them"
+        )
 
 
 def _numbers(store: Store, records: str | None) -> list[int] | None:

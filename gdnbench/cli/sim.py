@@ -24,7 +24,7 @@ from gdnbench.cli.checking import (
 )
 from gdnbench.cli.console import print_json, print_lines, print_note, progress, table
 from gdnbench.cli.exploring import EXPLORE, conclude, refuse_with, varied
-from gdnbench.cli.record_options import OUTPUT_PANEL, modelled_machine, sms_numbers
+from gdnbench.cli.record_options import OUTPUT_PANEL, sms_numbers
 from gdnbench.cli.sim_call import GpuOptions, TextCall, kernels_simulated, launch_call, tensors_of
 from gdnbench.cli.sim_file import (
     BLOCK,
@@ -414,14 +414,10 @@ def sim(
 
 def predictor_for(machine: str | None) -> Predictor:
     """What predicts the launches of a call. BadInputError without a GPU that has a time model."""
-    from gdnbench.sim.predict import MACHINES, Predictor, machine_model
+    from gdnbench.replay.predicting import machine_to_predict
+    from gdnbench.sim.predict import Predictor, machine_model
 
-    name = modelled_machine(machine)
-    if name is None:
-        raise BadInputError(
-            f"--time predicts for a GPU that has a time model: give --machine {' or '.join(MACHINES)}"
-        )
-    return Predictor(machine_model(name))
+    return Predictor(machine_model(machine_to_predict(machine)))
 
 
 def arch_for(machine: str | None, arch: str | None) -> str:

@@ -16,7 +16,6 @@ from gdnbench.cli.record_options import (
     MachineOptionWithoutPanel,
     SmsOptionWithoutPanel,
     check_on_simulator,
-    modelled_machine,
     positive_seconds,
 )
 from gdnbench.errors import BadInputError, CannotRunError, Exit
@@ -103,6 +102,7 @@ def time(
 
     Exit status: 0 all timed; 1 a mismatch, crash, hang or regression; 3 something could not run here.
     """
+    from gdnbench.replay.predicting import modelled_machine
     from gdnbench.timing.counting import count_records
     from gdnbench.timing.export import read_timings
     from gdnbench.timing.run import time_records
@@ -176,11 +176,14 @@ def replay_timer(
 
 def print_times(report: ReplayReport) -> None:
     """The times of a replay, above what was judged."""
-    from gdnbench.timing.table import times_text
+    from gdnbench.timing.table import predicted_times_text, times_text
 
     timings = [record.timing for record in report.records if record.timing is not None]
     if timings:
         print_lines(times_text([_labelled(one) for one in timings], table))
+    if any(record.predicted for record in report.records):
+        labelled = [replace(record, layer=printable(record.layer)) for record in report.records]
+        print_lines(predicted_times_text(labelled, table))
 
 
 def part(text: str) -> float:

@@ -14,6 +14,7 @@ from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.judge.calls import slots_of
 from gdnbench.replay import bind, call, side_effects
 from gdnbench.replay.kernels import LoadedKernel
+from gdnbench.replay.predicting import predicting
 from gdnbench.replay.requirements import prepared
 from gdnbench.replay.simulated import SIM, notes_of, simulated, skipped_faults
 from gdnbench.store.reader import StoredRecord
@@ -21,6 +22,7 @@ from gdnbench_kernels.contract import Call, Operation, Role
 
 if TYPE_CHECKING:
     from gdnbench.sim import Finding, LaunchReport, Questions
+    from gdnbench.sim.predict import PredictedTime, Predictor
 
 DEVICES = ("cpu", "cuda", SIM)
 
@@ -33,7 +35,7 @@ class Execution:
     `faults` says, one line each, what it wrote that it must not; `notes` what was converted or not rebuilt.
     `stages` are its intermediates by name, as it computed them in `conventions`; empty unless asked for.
     `launches` are those that were simulated, `checked` what the checker found in them, None if it was not
-    asked.
+    asked; `predicted` is how long they take on a GPU that was asked for.
     """
 
     outputs: dict[str, Tensor]
@@ -44,6 +46,7 @@ class Execution:
     conventions: dict[str, str] = field(default_factory=dict)
     launches: tuple[LaunchReport, ...] = ()
     checked: tuple[Finding, ...] | None = None
+    predicted: PredictedTime | None = None
 
 
 def device_of(on: str) -> torch.device:
@@ -78,10 +81,11 @@ def execute(
     *,
     keep_going: bool = False,
     questions: Questions | None = None,
+    predict: str | None = None,
 ) -> Execution:
     """Run `kernel` on the device `on`, on `record` as it was called, converted to what it takes; keep its
-    `stages` too if asked; `checked`, `keep_going` and `questions` as for `simulated`. Raises what the
-    kernel raises, and ContractError for an impossible conversion."""
+    `stages` too if asked; `checked`, `keep_going` and `questions` as for `simulated`, `predict` is the
+    machine of `predicting`. Raises what the kernel raises, and ContractError for an impossible conversion."""
     if on not in kernel.devices:
         raise CannotRunError(f"kernel {kernel.name} runs on {' or '.join(kernel.devices)}, not on {on}")
     bound = bind.exact(record, operation, device_of(on))
@@ -90,7 +94,10 @@ def execute(
     given, made = prepared(given, operation, kernel)
     before = side_effects.inputs_of(record, given, operation)
     filled: dict[str, Tensor] = {}
-    with simulated(on, checked, keep_going=keep_going, questions=questions) as session:
+    with (
+        predicting(predict) as predictor,
+        simulated(on, checked, keep_going=keep_going, questions=questions) as session,
+    ):
         start = time.perf_counter()
         owner = os.getpid()
         try:
@@ -124,4 +131,13 @@ def execute(
         plan.target,
         () if session is None else tuple(one for report in session.reports for one in report.launches),
         None if checked is None else tuple(checked),
+        _predicted(kernel, predictor),
     )
+
+
+def _predicted(kernel: LoadedKernel, predictor: Predictor | None) -> PredictedTime | None:
+    if predictor is None:
+        return None
+    from gdnbench.sim.predict import PredictedTime
+
+    return PredictedTime.of(kernel.name, predictor)

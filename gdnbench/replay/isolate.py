@@ -25,6 +25,7 @@ from gdnbench_kernels.contract import Operation
 
 if TYPE_CHECKING:
     from gdnbench.sim import Finding
+    from gdnbench.sim.predict import PredictedTime
     from gdnbench.trace.request import TraceRequest
 
 
@@ -34,7 +35,7 @@ class Isolated:
 
     With `stages` the kernel's intermediate tensors come back too, with `check` the findings of the
     simulator's checker. With `trace` the worker writes a trace of the values that instructions compute,
-    with `keep_going` it goes on after faults.
+    with `keep_going` it goes on after faults, with `predict` it predicts the time on that machine.
     """
 
     def __init__(
@@ -48,12 +49,13 @@ class Isolated:
         trace: TraceRequest | None = None,
         *,
         keep_going: bool = False,
+        predict: str | None = None,
     ) -> None:
         self._on, self._timeout = on, timeout
         self._folder = tempfile.TemporaryDirectory(prefix="gdnbench-replay-")
         self._results = Path(self._folder.name) / "outputs"
         requested_trace = json.dumps(None if trace is None else trace.as_json())
-        options = [str(int(stages)), str(int(check)), requested_trace, str(int(keep_going))]
+        options = [str(int(stages)), str(int(check)), requested_trace, str(int(keep_going)), predict or ""]
         arguments = [kernel, on, str(path), str(self._results), *options]
         self._worker = RestartingWorker(
             lambda: WorkerProcess("gdnbench.replay.worker", arguments),
@@ -83,6 +85,7 @@ class Isolated:
             read_tensors(stage_file(self._results), reply["stages"]),
             reply["conventions"],
             checked=_findings(reply["checked"]),
+            predicted=_predicted(reply["predicted"]),
         )
 
     def close(self) -> None:
@@ -107,3 +110,11 @@ def _findings(checked: list[dict[str, Any]] | None) -> tuple[Finding, ...] | Non
     from gdnbench.sim import Finding
 
     return tuple(map(Finding.from_json, checked))
+
+
+def _predicted(plain: dict[str, Any] | None) -> PredictedTime | None:
+    if plain is None:
+        return None
+    from gdnbench.sim.predict import PredictedTime
+
+    return PredictedTime.from_json(plain)

@@ -49,8 +49,11 @@ def finish_record(
     time: Times | None = None,
     accepted: Accepted | None = None,
 ) -> RecordResult:
-    """The result of `record`: with findings, timed if it passes, and added to the run `saved`."""
+    """The result of `record`: with findings, timed if it passes, and added to the run `saved`. Predicted
+    times of kernels that are wrong are left out."""
     result = judged.result_with_findings(accepted)
+    if result.outcome is not Outcome.PASS:
+        result = replace(result, predicted=())
     if time is not None and result.outcome is Outcome.PASS:
         result = _with_times(result, time(record))
     if saved is not None and judged.called:

@@ -24,6 +24,7 @@ from gdnbench.replay import kernels, side_effects
 from gdnbench.replay.execute import Execution, device_of
 from gdnbench.replay.failure import Failure
 from gdnbench.replay.isolate import Isolated
+from gdnbench.replay.predicting import machine_to_predict
 from gdnbench.replay.record import JudgedRecord, Times, finish_record
 from gdnbench.replay.run import InProcess, Runner
 from gdnbench.replay.save import RunWriter
@@ -35,13 +36,14 @@ from gdnbench_kernels.contract import ContractError, Operation, Role
 
 if TYPE_CHECKING:
     from gdnbench.sim import Accepted
+    from gdnbench.sim.predict import PredictedTime
     from gdnbench.trace.request import TraceRequest
 
 RECORDED = "recorded"
 TIMEOUT = 300.0
 SLOW_TIMEOUT = 10 * TIMEOUT
-"""Of a record that is checked, which is simulated up to ten times as slowly, or traced: what is recorded is
-interpreted."""
+"""Of a record that is checked, which is simulated up to ten times as slowly; that is traced: what is recorded
+is interpreted; or whose time is predicted."""
 
 Progress = Callable[[int, int, RecordResult], None]
 """Called after each record: how many are done, of how many, and the last one."""
@@ -71,6 +73,7 @@ def replay(
     accepted: Accepted | None = None,
     trace: TraceRequest | None = None,
     keep_going: bool = False,
+    predict: bool = False,
     machine: str | None = None,
     sms: int | None = None,
     progress: Progress | None = None,
@@ -87,6 +90,7 @@ def replay(
     `grids`: results have their errors by chunk and head, as they have where they are saved.
     `trace`: the simulator writes what instructions of `kernel` compute.
     `keep_going`: a simulated `kernel` goes on after faults that can be skipped; its record is a mismatch.
+    `predict`: the time of simulated kernels on `machine` is predicted and kept with records that pass.
     `machine` and `sms`: the GPU of simulated kernels and its number of SMs, see `replay_gpu`.
     `isolate` None: in a process of its own for a user's function, on CUDA, or with a timeout; `timeout` is
     seconds a record.
@@ -110,6 +114,7 @@ def replay(
         trace=trace,
         keep_going=keep_going,
         grids=grids or save is not None,
+        predict=predict,
         machine=machine,
         sms=sms,
     )
@@ -136,7 +141,7 @@ def replay(
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
     """How records are replayed and judged, whichever they are; see `replay`. `grids`: results have their
-    errors by chunk and head."""
+    errors by chunk and head. `predict`: the machine whose time is predicted."""
 
     kernel: str
     against: str
@@ -151,6 +156,7 @@ class ReplayOptions:
     keep_going: bool = False
     machine: str | None = None
     sms: int | None = None
+    predict: str | None = None
 
     def report(self, store: Store) -> ReplayReport:
         """Of no record yet."""
@@ -176,6 +182,7 @@ def replay_options(
     trace: TraceRequest | None = None,
     keep_going: bool = False,
     grids: bool = False,
+    predict: bool = False,
     machine: str | None = None,
     sms: int | None = None,
 ) -> ReplayOptions:
@@ -192,6 +199,8 @@ def replay_options(
         raise BadInputError(f"--keep-going is about faults that the simulator finds: --on {SIM}, not {on}")
     if on != SIM and (machine is not None or sms is not None):
         raise BadInputError(f"machine and sms describe a simulated GPU: on {SIM}, not {on}")
+    if predict and on != SIM:
+        raise BadInputError(f"the time of simulated kernels is predicted: on {SIM}, not {on}")
     if trace is not None and on != SIM:
         raise BadInputError(f"a value trace is written by the simulator: on {SIM}, not {on}")
     kernels.check_name(kernel, on)
@@ -199,9 +208,9 @@ def replay_options(
         kernels.check_name(against)
     with replay_gpu(machine, sms):  # and what an enclosing block says, for workers on other machines
         gpu = requested_gpu()
-    return ReplayOptions(
-        kernel, against, on, rule, stages, isolate, timeout, check, trace, grids, keep_going, *gpu
-    )
+        modelled = machine_to_predict(gpu[0]) if predict else None
+    how = (stages, isolate, timeout, check, trace, grids, keep_going)
+    return ReplayOptions(kernel, against, on, rule, *how, *gpu, modelled)
 
 
 @contextmanager
@@ -228,6 +237,7 @@ def replaying(store: Store, options: ReplayOptions) -> Iterator[Replayer]:
             check=check,
             trace=trace,
             keep_going=keep_going,
+            predict=options.predict if on == SIM else None,
         )
 
     with ExitStack() as stack:
@@ -254,17 +264,20 @@ def runner(
     check: bool = False,
     trace: TraceRequest | None = None,
     keep_going: bool = False,
+    predict: str | None = None,
 ) -> Runner:
     """A Runner of `kernel` for the records of `store`, in this process or in a worker process; see `replay`.
     BadInputError for a timeout of a kernel that runs in this process."""
     alone = kernels.is_user_kernel(kernel) or on == "cuda" or timeout is not None
     if isolate if isolate is not None else alone:
-        usual = TIMEOUT if trace is None and not check else SLOW_TIMEOUT
+        usual = TIMEOUT if trace is None and not check and predict is None else SLOW_TIMEOUT
         seconds = timeout if timeout is not None else usual
-        return Isolated(store.path, kernel, on, seconds, stages, check, trace, keep_going=keep_going)
+        return Isolated(
+            store.path, kernel, on, seconds, stages, check, trace, keep_going=keep_going, predict=predict
+        )
     if timeout is not None:
         raise BadInputError("a timeout needs isolation: a kernel in this process cannot be stopped")
-    return InProcess(kernel, on, stages, check, trace, keep_going=keep_going)
+    return InProcess(kernel, on, stages, check, trace, keep_going=keep_going, predict=predict)
 
 
 def select(store: Store, records: Sequence[int] | None, op: str | None) -> list[int]:
@@ -325,6 +338,7 @@ class Replayer:
                     of_other = (replace(finding, of=self._against) for finding in other.checked)
                     checked = (*(checked or ()), *of_other)
                 result = self._compare(record, op, execution, other, strays)
+                result = replace(result, predicted=_predicted(execution, other))
             except (*BAD_INPUT_ERRORS, StoreError) as error:
                 result = RecordResult.from_record(record, Outcome.REFUSED, str(error))
         if self._judge.grids:
@@ -379,6 +393,11 @@ class Replayer:
             seconds=execution.seconds,
             waterfall=shares,
         )
+
+
+def _predicted(*found: Execution | Failure | None) -> tuple[PredictedTime, ...]:
+    """The predicted times of the kernels that ran."""
+    return tuple(one.predicted for one in found if isinstance(one, Execution) and one.predicted is not None)
 
 
 def _not_comparable(record: StoredRecord, operation: Operation) -> str | None:

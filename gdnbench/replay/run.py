@@ -40,8 +40,8 @@ class Runner(Protocol):
 class InProcess:
     """Runs the kernel in this process. That is fast, but its crash or hang takes this process with it. What
     the kernel prints goes to stderr. With `check` the simulator's checker runs, with `trace` the values that
-    instructions compute are written, with `keep_going` the simulator goes on after faults. `kernel` is a name
-    or a kernel that is loaded already."""
+    instructions compute are written, with `keep_going` the simulator goes on after faults, with `predict` the
+    time on that machine is predicted. `kernel` is a name or a kernel that is loaded already."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class InProcess:
         trace: TraceRequest | None = None,
         *,
         keep_going: bool = False,
+        predict: str | None = None,
     ) -> None:
         self._kernel = kernel
         self._on = on
@@ -59,6 +60,7 @@ class InProcess:
         self._check = check
         self._trace = trace
         self._keep_going = keep_going
+        self._predict = predict
         self._loaded: dict[str, LoadedKernel] = {}
         self._questions: Questions | None = None
         if on == SIM:
@@ -82,6 +84,7 @@ class InProcess:
                         *how,
                         keep_going=self._keep_going,
                         questions=self._questions,
+                        predict=self._predict,
                     )
         except kernel_errors() as error:
             found = None if checked is None else tuple(checked)

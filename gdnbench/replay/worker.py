@@ -1,11 +1,11 @@
 """The worker process that runs one kernel on one record after another.
 
-`python -m gdnbench.replay.worker REQUESTS REPLIES KERNEL ON STORE RESULTS STAGES CHECK TRACE KEEP_GOING`.
-REQUESTS and REPLIES are file descriptors of the pipes, KERNEL is a name, ON the device, STORE the store, and
-RESULTS the file that outputs are written to. STAGES is 1 to write the kernel's stages to a file beside it,
-CHECK is 1 to run the simulator's checker, TRACE is a TraceRequest as JSON, or null, KEEP_GOING is 1 to go on
-after faults. A request is a record number; `isolate` makes an Execution or a Failure of the reply. What the
-kernel prints goes to stderr.
+`python -m gdnbench.replay.worker REQUESTS REPLIES KERNEL ON STORE RESULTS STAGES CHECK TRACE KEEP_GOING
+PREDICT`. REQUESTS and REPLIES are file descriptors of the pipes, KERNEL is a name, ON the device, STORE the
+store, and RESULTS the file that outputs are written to. STAGES is 1 to write the kernel's stages to a file
+beside it, CHECK is 1 to run the simulator's checker, TRACE is a TraceRequest as JSON, or null, KEEP_GOING is
+1 to go on after faults, PREDICT is the machine whose time is predicted, or empty. A request is a record
+number; `isolate` makes an Execution or a Failure of the reply. What the kernel prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -31,9 +31,17 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> None:
-    requests, replies, kernel, on, path, results, stages, check, trace, keep_going = arguments
+    requests, replies, kernel, on, path, results, stages, check, trace, keep_going, predict = arguments
     requested_trace = _trace_request(json.loads(trace))
-    runner = InProcess(kernel, on, stages == "1", check == "1", requested_trace, keep_going=keep_going == "1")
+    runner = InProcess(
+        kernel,
+        on,
+        stages == "1",
+        check == "1",
+        requested_trace,
+        keep_going=keep_going == "1",
+        predict=predict or None,
+    )
     with Store.open(path) as store:
         serve_requests(int(requests), int(replies), partial(_start, store, runner, kernel, on, Path(results)))
 
@@ -76,6 +84,7 @@ def _reply(found: Execution | Failure, results: Path) -> Message:
         "stages": write_tensors(stage_file(results), found.stages),
         "conventions": found.conventions,
         "checked": checked,
+        "predicted": found.predicted and found.predicted.to_json(),
     }
 
 

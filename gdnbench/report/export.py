@@ -47,8 +47,18 @@ def to_junit(report: Report) -> str:
         problem = None
         if element is not None:
             problem = Problem(element, str(record.outcome), record.reason, "\n".join(failure_lines(record)))
-        suite.add_case(record.op, record.label, record.seconds, problem)
+        suite.add_case(record.op, record.label, record.seconds, problem, _predicted_seconds(record))
     return junit_text([suite])
+
+
+def _predicted_seconds(record: RecordResult) -> dict[str, str]:
+    """Properties of a test case: the predicted seconds of each kernel, or why there are none."""
+    return {
+        f"predicted seconds of {time.kernel}": f"not predicted: {time.no_time}"
+        if time.call is None
+        else f"{time.call.seconds:.6g} on {time.call.machine}"
+        for time in record.predicted
+    }
 
 
 def junit_element(record: RecordResult) -> str | None:
@@ -91,6 +101,7 @@ def record_json(record: RecordResult, *, grids: bool = False) -> dict[str, Any]:
         "findings": record.findings and [finding.as_json() for finding in record.findings],
         "seconds": record.seconds,
         "timing": record.timing and record.timing.to_json(),
+        "predicted": [time.to_json() for time in record.predicted] or None,
         "tensors": [_tensor(tensor, grids) for tensor in record.tensors],
         "waterfall": record.waterfall and [_plain(share) for share in record.waterfall],
         "capture": None if record.ranges is None else [_plain(one) for one in record.ranges],

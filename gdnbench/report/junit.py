@@ -34,12 +34,16 @@ class JunitSuite:
             attributes["time"] = seconds
         self.element = ElementTree.Element("testsuite", attributes)
         self.counts = dict.fromkeys(("tests", *_COUNTERS.values()), 0)
-        if properties:
-            parent = ElementTree.SubElement(self.element, "properties")
-            for key, value in properties.items():
-                ElementTree.SubElement(parent, "property", name=_xml_text(key), value=_xml_text(value))
+        _add_properties(self.element, properties)
 
-    def add_case(self, classname: str, name: str, seconds: float, problem: Problem | None) -> None:
+    def add_case(
+        self,
+        classname: str,
+        name: str,
+        seconds: float,
+        problem: Problem | None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
         """Add a test case; it passed if `problem` is None."""
         self.counts["tests"] += 1
         case = ElementTree.SubElement(
@@ -49,6 +53,7 @@ class JunitSuite:
             name=_xml_text(name),
             time=f"{seconds:.6f}",
         )
+        _add_properties(case, properties)
         if problem is None:
             return
         self.counts[_COUNTERS[problem.element]] += 1
@@ -57,6 +62,13 @@ class JunitSuite:
         )
         if problem.text is not None:
             found.text = _xml_text(problem.text)
+
+
+def _add_properties(element: ElementTree.Element, properties: Mapping[str, str] | None) -> None:
+    if properties:
+        parent = ElementTree.SubElement(element, "properties")
+        for key, value in properties.items():
+            ElementTree.SubElement(parent, "property", name=_xml_text(key), value=_xml_text(value))
 
 
 def junit_text(suites: Iterable[JunitSuite], name: str | None = None) -> str:

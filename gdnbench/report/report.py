@@ -16,6 +16,7 @@ from gdnbench_kernels.contract import Ranges
 
 if TYPE_CHECKING:
     from gdnbench.sim import Finding
+    from gdnbench.sim.predict import PredictedTime
     from gdnbench.timing.result import RecordTiming
 
 
@@ -41,6 +42,7 @@ class RecordResult:
     seconds: float = 0.0
     other: str | None = None  # in a diff: the key of the record that it is compared with
     timing: RecordTiming | None = None  # for a record that passed, if timed
+    predicted: tuple[PredictedTime, ...] = ()  # of simulated kernels, for a record that passed
     findings: tuple[Finding, ...] | None = None
     imported: bool = True  # False: the kernel failed before it could be called
     waterfall: tuple[StageShare, ...] | None = None  # with stages and grids
@@ -77,7 +79,11 @@ class Report(ABC):
 
     @property
     def exit_code(self) -> Exit:
-        return exit_code(self.outcomes)
+        """CANNOT_RUN at best where a kernel has no predicted time."""
+        without = [
+            Outcome.UNSUPPORTED for record in self.records for one in record.predicted if one.call is None
+        ]
+        return exit_code([*self.outcomes, *without])
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from gdnbench.replay.run import InProcess
 from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome, exit_code
 from gdnbench.report.report import RecordResult
+from gdnbench.sim.predict import PredictedCall
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.timing.counts import Counts, counted
 from gdnbench.timing.options import RULE
-from gdnbench.timing.predicting import PredictedCall, predicting
 from gdnbench.timing.run import chosen
 from gdnbench_kernels.contract import ContractError, Operation, Work
 
@@ -105,20 +105,19 @@ class _Counted:
     """Runs one kernel on the simulator and keeps the counts, and the predicted time, of its last call."""
 
     def __init__(self, kernel: str, machine: str | None) -> None:
-        self._runner = InProcess(kernel, SIM)
-        self._machine = machine
+        self._runner = InProcess(kernel, SIM, predict=machine)
         self.counts: Counts | None = None
         self.predicted: PredictedCall | None = None
         self.no_time = ""
 
     def run_record(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
         self.counts, self.predicted, self.no_time = None, None, ""
-        with counted() if self._machine is None else predicting(self._machine) as predictor:
+        with counted():
             found = self._runner.run_record(record, operation)
         if isinstance(found, Execution):
             self.counts = Counts.of_launches(found.launches)
-            if predictor is not None:
-                self.predicted, self.no_time = PredictedCall.of(predictor), predictor.refused
+            if found.predicted is not None:
+                self.predicted, self.no_time = found.predicted.call, found.predicted.no_time
         return found
 
     def close(self) -> None:

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from gdnbench.report.outcome import Outcome
-from gdnbench.sim.predict import Prediction
+from gdnbench.report.report import RecordResult
+from gdnbench.sim.predict import PredictedCall, Prediction
 from gdnbench.timing.counting import CountsReport, RecordCounts
-from gdnbench.timing.predicting import PredictedCall
 from gdnbench.timing.result import KernelTiming, PairTiming, RecordTiming
 from gdnbench.timing.run import TimingReport
 from gdnbench.timing.statistics import Verdict
@@ -240,6 +240,25 @@ def predicted_text(launches: Sequence[Prediction], table: Table) -> str:
     """A row for each launch, without a record."""
     rows = [(launch.entry, *_predicted(PredictedCall(launch.machine, (launch,)))) for launch in launches]
     return table(("launch", *PREDICTED[3:]), rows, RIGHT)
+
+
+def predicted_times_text(records: Sequence[RecordResult], table: Table) -> str:
+    """A row for each kernel of a replayed record that has a predicted time, and a line for each without."""
+    rows = [
+        (record.number, record.op, time.kernel, *_predicted(time.call))
+        for record in records
+        for time in record.predicted
+        if time.call is not None
+    ]
+    lines = [table(PREDICTED, rows, RIGHT), ""] if rows else []
+    lines += [
+        f"not predicted: {time.kernel} on record {record.label}: {time.no_time}"
+        for record in records
+        for time in record.predicted
+        if time.call is None
+    ]
+    lines += ["note: predicted times are a model's (docs/time_model.md)"] if rows else []
+    return "\n".join(lines)
 
 
 def _predicted_rows(record: RecordCounts) -> Iterator[tuple[object, ...]]:

@@ -11,10 +11,17 @@ from gdnbench.cli.console import table
 from gdnbench.errors import Exit
 from gdnbench.report.outcome import Outcome
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.predict import GROUPS, LATENCY, MACHINES, Prediction, Predictor, machine_model
+from gdnbench.sim.predict import (
+    GROUPS,
+    LATENCY,
+    MACHINES,
+    PredictedCall,
+    Prediction,
+    Predictor,
+    machine_model,
+)
 from gdnbench.timing.counting import CountsReport, KernelCounts, RecordCounts
 from gdnbench.timing.counts import Counts
-from gdnbench.timing.predicting import PredictedCall
 from gdnbench.timing.table import counts_text
 
 PAGE = Path(__file__).parents[2] / "docs" / "time_model.md"

@@ -9,15 +9,26 @@ from gdnbench.sim.lazy import lazy_names
 
 if TYPE_CHECKING:
     from gdnbench.sim.predict.apart import Predictor
+    from gdnbench.sim.predict.call import PredictedCall, PredictedTime
     from gdnbench.sim.predict.launch import LATENCY, Prediction
     from gdnbench.sim.predict.machines import GROUPS, MACHINES, machine_model
 
-__all__ = ["GROUPS", "LATENCY", "MACHINES", "Prediction", "Predictor", "machine_model"]
+__all__ = [
+    "GROUPS",
+    "LATENCY",
+    "MACHINES",
+    "PredictedCall",
+    "PredictedTime",
+    "Prediction",
+    "Predictor",
+    "machine_model",
+]
 
 __getattr__ = lazy_names(
     __name__,
     {
         "gdnbench.sim.predict.apart": "Predictor",
+        "gdnbench.sim.predict.call": "PredictedCall PredictedTime",
         "gdnbench.sim.predict.launch": "LATENCY Prediction",
         "gdnbench.sim.predict.machines": "GROUPS MACHINES machine_model",
     },

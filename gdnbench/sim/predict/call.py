@@ -1,0 +1,76 @@
+"""The predicted time of a call: that of its launches, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gdnbench.sim.predict.apart import Predictor
+from gdnbench.sim.predict.launch import Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedCall:
+    """The launches of a call, one after the other."""
+
+    machine: str
+    launches: tuple[Prediction, ...]
+
+    @classmethod
+    def of(cls, predictor: Predictor) -> PredictedCall | None:
+        """What was predicted; None if a launch could not be, or there was none."""
+        if predictor.refused or not predictor.launches:
+            return None
+        return cls(predictor.machine.name, tuple(predictor.launches))
+
+    @property
+    def seconds(self) -> float:
+        return sum(each.seconds for each in self.launches)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Seconds between which the call moves with the parameters that nobody has published. Launches move
+        together: they share the parameters."""
+        return sum(each.low for each in self.launches), sum(each.high for each in self.launches)
+
+    @property
+    def longest(self) -> Prediction:
+        """The launch that takes most of the time."""
+        return max(self.launches, key=lambda each: each.seconds)
+
+
+NO_LAUNCH = "a call that launches nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedTime:
+    """The predicted time of one call of `kernel`: `call`, or None and why there is none, `no_time`."""
+
+    kernel: str
+    call: PredictedCall | None
+    no_time: str = ""
+
+    @classmethod
+    def of(cls, kernel: str, predictor: Predictor) -> PredictedTime:
+        """What the predictor found in the call that ended."""
+        call = PredictedCall.of(predictor)
+        return cls(kernel, call, "" if call is not None else predictor.refused or NO_LAUNCH)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON. Seconds; `bound` is what bounds the longest launch; null if there is no time."""
+        call = self.call
+        found: dict[str, Any] = {"kernel": self.kernel, "no_time": self.no_time, "machine": None}
+        found |= dict.fromkeys(("seconds", "low", "high", "bound"))
+        if call is not None:
+            low, high = call.range
+            found |= {"machine": call.machine, "seconds": call.seconds, "low": low, "high": high}
+            found["bound"] = call.longest.bound
+        return {**found, "launches": [] if call is None else [asdict(each) for each in call.launches]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PredictedTime:
+        """The time that `to_json` described. KeyError or TypeError for anything else."""
+        launches = tuple(Prediction(**each) for each in data["launches"])
+        call = PredictedCall(data["machine"], launches) if launches else None
+        return cls(data["kernel"], call, data["no_time"])
