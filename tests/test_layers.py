@@ -59,8 +59,8 @@ heatmap: base kernels judge report
 page: base timing.result lineage judge report
 replay: base sim.base sim sim.virtual sim.predict kernels report.outcome store ops timing.result workers judge
     synth report trace
-bisect: artifact_cache base sim.base sim.host sim.value_trace sim kernels report.outcome store ops workers
-    judge synth report trace diff.traces replay
+bisect: artifact_cache base sim.base sim.host sim.value_trace sim sim.predict kernels report.outcome store
+    ops workers judge synth report trace diff.traces replay
 mismatch: base report.outcome store capture judge report replay workers
 share: base kernels report.outcome store ops judge report replay
 timing: base sim sim.predict kernels report.outcome store ops timing.result workers judge report replay

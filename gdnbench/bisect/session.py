@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gdnbench.bisect import cache_key
-from gdnbench.bisect.verdict import CONTENT, Verdict
+from gdnbench.bisect.verdict import CONTENT, PREDICTED, Verdict
 from gdnbench.bisect.verdict_cache import Question, VerdictCache, cache_size, key_of
 from gdnbench.errors import BadInputError, GdnbenchError, StoreError, exit_code_of
 from gdnbench.sim.errors import SimError
@@ -204,5 +204,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _line(verdict: Verdict) -> str:
+    if verdict.kind == PREDICTED:
+        return f"{PREDICTED} {verdict.reason}"
     reason = f", {verdict.reason}" if verdict.reason else ""
     return f"{verdict.state} ({verdict.kind}{reason})" if verdict.kind != "pass" else str(verdict.state)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gdnbench.bisect import cache_key
 from gdnbench.bisect.failing import describe_failures
+from gdnbench.bisect.predicted import verdict_of_times
 from gdnbench.bisect.source_deps import OWN, with_imported
 from gdnbench.bisect.symptom import Observed, Symptom, count_known, judge_symptom
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
@@ -40,6 +41,7 @@ from gdnbench.replay.run import InProcess, Runner, why_not_found
 from gdnbench.replay.simulated import SIM, requested_gpu
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult
+from gdnbench.sim.predict import tool_versions
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Operation
 
@@ -68,7 +70,8 @@ class Trial:
     """The arguments of a replay. `records` None: all records of `op`, or all. The rule is that of
     `gdnbench.replay.replay.replay`. With `check`, an error of the simulator's checker is bad too. With a
     `symptom` only that kind of failure is bad; `tensor` and `known`, the text of a baseline, are as in
-    `judge_symptom`. With `only_schedules` the endpoints are looked at under no others than `schedules`."""
+    `judge_symptom`. With `only_schedules` the endpoints are looked at under no others than `schedules`.
+    `predict`: the verdict is the predicted time on that machine, see `predicted`."""
 
     store: str
     kernel: str
@@ -85,9 +88,14 @@ class Trial:
     tensor: str | None = None
     known: str = ""
     only_schedules: bool = False
+    predict: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """As plain JSON, without `predict` unless it is given: earlier releases do not know it."""
+        found = asdict(self)
+        if self.predict is None:
+            del found["predict"]
+        return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Trial:
@@ -110,10 +118,12 @@ def trial_question(trial: Trial) -> Question:
 
 def question_without_code(trial: Trial) -> Question:
     """Everything that the trial's verdict depends on except the kernel's code. The path of the store is not
-    part of it."""
+    part of it. UnsupportedError if a program that predicted times need is not here."""
     records = cache_key.digest_store(trial.store, chosen_by(trial))
     options = trial.to_json()
     del options["store"], options["records"], options["op"]
+    if trial.predict is not None:
+        options["tools"] = tool_versions()
     return {**options, "content": records, **toolchain(trial.on)}
 
 
@@ -224,7 +234,14 @@ def _once(trial: Trial, schedule: str, report: Callable[[str], None]) -> Verdict
         with_schedule(trial.on, schedule),
     ):
         kernels.check_name(trial.kernel, trial.on)
-        runner = InProcess(trial.kernel, trial.on, trial.stages, trial.check, keep_going=trial.keep_going)
+        runner = InProcess(
+            trial.kernel,
+            trial.on,
+            trial.stages,
+            trial.check,
+            keep_going=trial.keep_going,
+            predict=trial.predict,
+        )
         with closing(_Digesting(runner)) as digesting:
             records = [store.records[number] for number in chosen]
             judge = _judge_of(rule, trial.on, read, records)
@@ -269,8 +286,8 @@ def verdict_of(
     results: Sequence[RecordResult], digest: str, schedule: str = "", trial: Trial | None = None
 ) -> Verdict:
     """The verdict on records replayed one after another: BAD if one is bad, by the symptom of `trial` if it
-    has one, else SKIP if one cannot be judged. Kind and reason are those of the first such record.
-    BadInputError for a record that was refused."""
+    has one, else SKIP if one cannot be judged. Kind and reason are those of the first such record. If all are
+    good, and `trial` predicts, see `verdict_of_times`. BadInputError for a record that was refused."""
     for result in results:
         if result.outcome is Outcome.REFUSED:
             raise BadInputError(f"record {result.label} cannot be replayed: {result.reason}")
@@ -288,6 +305,8 @@ def verdict_of(
     }
     if schedule:
         facts["schedule"] = schedule
+    if trial is not None and trial.predict is not None and state is State.GOOD:
+        return verdict_of_times(results, digest, facts)
     if trial is not None and trial.symptom is not None:
         return with_symptom([Observed.of_result(one) for one in results], trial, digest, facts)
     as_crash = not first.imported and STATES[first.outcome] is State.BAD

@@ -12,6 +12,9 @@ from gdnbench.errors import StoreError
 CONTENT = "content"
 """In a question and in a verdict's facts: the digest of the records that are meant, and that were read."""
 
+PREDICTED = "predicted"
+"""The kind of a verdict that is a predicted time, which its reason names; an axis decides what it means."""
+
 
 class State(StrEnum):
     GOOD = "good"

@@ -13,6 +13,7 @@ from gdnbench.timing.result import KernelTiming, PairTiming, RecordTiming
 from gdnbench.timing.run import TimingReport
 from gdnbench.timing.statistics import Verdict
 from gdnbench.timing.types import Form, Mode
+from gdnbench.units import seconds_text
 
 Table = Callable[[Sequence[str], Sequence[Sequence[object]], Sequence[str]], str]
 """Headers, rows, and the headers of columns that are aligned to the right, as one text."""
@@ -95,14 +96,6 @@ def counts_text(report: CountsReport, table: Table) -> str:
     times = "no times" if not predicted else "predicted times, which are a model's (docs/time_model.md)"
     what = f"{count} record{'s' if count != 1 else ''} x {len(report.kernels)} on sim: counts, and {times}"
     return "\n".join([*lines, what])
-
-
-def seconds_text(seconds: float) -> str:
-    """Four digits: `142.1 us`."""
-    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= factor:
-            return f"{seconds / factor:.4g} {unit}"
-    return f"{seconds / 1e-6:.4g} us"
 
 
 def mode_text(mode: Mode) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gdnbench.bisect.commit.axis import Answer, CommitBisection, bisect_commits
+from gdnbench.bisect.commit.axis import bisect_commits
+from gdnbench.bisect.commit.walk import Answer, CommitBisection
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict

@@ -37,8 +37,9 @@ from gdnbench.timing.result import (
 )
 from gdnbench.timing.run import TimingReport, time_records
 from gdnbench.timing.statistics import Interval, Summary, Verdict
-from gdnbench.timing.table import record_lines, seconds_text, timing_text
+from gdnbench.timing.table import record_lines, timing_text
 from gdnbench.timing.types import Cache, Form, Mode
+from gdnbench.units import seconds_text
 from gdnbench_kernels.contract import Operation
 from tests.messages import wording
 

@@ -1,17 +1,20 @@
-"""The axis `commit`: finds the commit between a good and a bad revision that made a kernel wrong."""
+"""The axis `commit`: finds the commit between a good and a bad revision that made a kernel wrong or
+slower."""
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gdnbench.bisect.commit.probe import Revisions
 from gdnbench.bisect.commit.relevant import Relevant
-from gdnbench.bisect.commit.repository import UNSHALLOW, Commit, Repository
+from gdnbench.bisect.commit.repository import Commit, Repository
 from gdnbench.bisect.commit.search import Narrowed, narrow_commits
+from gdnbench.bisect.commit.slower import SlowerSearch
+from gdnbench.bisect.commit.walk import Answer, CommitBisection, CommitWalk, commit_lines
 from gdnbench.bisect.commit.worktree import open_worktree
 from gdnbench.bisect.endpoints import Endpoint, EndpointReplays, check_endpoints, failure_family
 from gdnbench.bisect.session import Session
@@ -19,43 +22,6 @@ from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.report.outcome import Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class CommitBisection:
-    """The arguments of a bisection. `path` is the folder of the repository that imports start from. `also`
-    names files and folders that the kernel reads without importing them. With `same_kind` only a failure of
-    the same kind as at the bad endpoint counts as bad. With a symptom, which says what is bad, it is not
-    used."""
-
-    trial: Trial
-    repo: Path
-    good: str
-    bad: str
-    python: str
-    timeout: float
-    path: str = ""
-    also: tuple[str, ...] = ()
-    build: str | None = None
-    submodules: bool = False
-    same_kind: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """`lines` for people, of which the last is the answer; `found` is the same as plain JSON."""
-
-    lines: tuple[str, ...]
-    found: Mapping[str, Any]
-    exit_code: Exit
-
-
-@dataclass(slots=True)
-class _Seen:
-    """Verdicts by commit, of this bisection."""
-
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
-    other: dict[str, list[str]] = field(default_factory=dict)  # commits by a kind not the bad endpoint's
 
 
 def bisect_commits(arguments: CommitBisection, session: Session) -> Answer:
@@ -81,6 +47,8 @@ def bisect_commits(arguments: CommitBisection, session: Session) -> Answer:
             f"{good.label} and {bad.label} have the same files of the kernel and of what it imports; name"
             " what else it reads with --also"
         )
+    if trial.predict is not None:
+        _check_one_model(relevant, good, bad)
     if relevant.computed and not arguments.also and arguments.build is None:
         session.report(_computed_line(list(relevant.computed)))
     with open_worktree(repository, session.folder, arguments.submodules, arguments.build) as files:
@@ -95,7 +63,18 @@ def bisect_commits(arguments: CommitBisection, session: Session) -> Answer:
             submodules=arguments.submodules,
             timeout=arguments.timeout,
         )
-        return _Bisection(arguments, trial, session, repository, revisions, good, bad).find_answer()
+        walk: type[CommitWalk] = _WrongSearch if trial.predict is None else SlowerSearch
+        return walk(arguments, trial, session, repository, revisions, good, bad).find_answer()
+
+
+def _check_one_model(relevant: Relevant, *ends: Commit) -> None:
+    """BadInputError for a repository whose revisions would each predict by a time model of their own."""
+    for end in ends:
+        if relevant.has_own_gdnbench(end.hash):
+            raise BadInputError(
+                f"--time compares revisions by one time model, and {end.label} has a gdnbench of its own;"
+                " give --path of a folder without it that the kernel's package is in"
+            )
 
 
 def _inside(path: str, option: str) -> str:
@@ -126,48 +105,21 @@ def _kernel(arguments: CommitBisection, repository: Repository, bad: Commit) -> 
     return arguments.trial.kernel
 
 
-class _Bisection:
-    def __init__(
-        self,
-        arguments: CommitBisection,
-        trial: Trial,
-        session: Session,
-        repository: Repository,
-        revisions: Revisions,
-        good: Commit,
-        bad: Commit,
-    ) -> None:
-        self._arguments, self._trial, self._session = arguments, trial, session
-        self._repository, self._revisions = repository, revisions
-        self._good, self._bad = good, bad
-        self._seen = _Seen()
-        self._kind = ""
+class _WrongSearch(CommitWalk):
+    """Finds the commit that made the kernel wrong."""
 
-    def find_answer(self) -> Answer:
+    def _check_ends(self) -> Answer | None:
         found = check_endpoints(
             self._trial, self._asking(self._good), self._asking(self._bad), self._session.report
         )
         if found.ended:
             return self._ended(found.ended, found.result, found.exit_code)
-        self._trial, notes = found.trial, found.notes
+        self._trial = found.trial
+        self._notes += found.notes
         self._kind = failure_family(found.bad.kind)
-        self._seen.verdicts.update({self._bad.hash: found.bad, self._good.hash: found.good})
-        goods = [self._good.hash]
-        for base in self._bases(notes):
-            match self._state(base):
-                case State.GOOD:
-                    goods.append(base)
-                case State.BAD:
-                    commit = self._repository.commit(base)
-                    said = (
-                        f"the fault is older than where the histories part: {commit.label} is bad, so"
-                        f" {self._good.label} mended it; give a good ancestor of it"
-                    )
-                    return self._ended(said, "older", Exit.MISMATCH, {"merge_base": base})
-                case State.SKIP:
-                    notes.append(f"the merge base {base[:10]} cannot be told; taken to be good")
-        narrowed = narrow_commits(self._repository, self._bad.hash, goods, self._state)
-        return self._answer(narrowed, goods, notes)
+        self._other: dict[str, list[str]] = {}  # commits by a kind that is not the bad endpoint's
+        self._verdicts.update({self._bad.hash: found.bad, self._good.hash: found.good})
+        return None
 
     def _asking(self, commit: Commit) -> EndpointReplays:
         def look(trial: Trial) -> Endpoint:
@@ -178,64 +130,37 @@ class _Bisection:
 
         return EndpointReplays(commit.label, look, ask)
 
-    def _bases(self, notes: list[str]) -> list[str]:
-        """The merge bases of the endpoints, if the good one is no ancestor of the bad one."""
-        bases = self._repository.merge_bases(self._bad.hash, self._good.hash)
-        if not bases:
-            apart = f"{self._good.label} and {self._bad.label} have no commit in common"
-            if self._repository.shallow():
-                raise BadInputError(f"{apart}: {UNSHALLOW}")
-            notes.append(f"{apart}: all that {self._bad.label} comes from is looked at")
-        if self._bad.hash in bases:
-            raise BadInputError(
-                f"--bad {self._bad.label} is an ancestor of --good {self._good.label}: was --bad mended"
-                " later? Then exchange them to find what mended it"
-            )
-        return [base for base in bases if base != self._good.hash]
+    def _older(self, base: str) -> str:
+        return (
+            f"the fault is older than where the histories part: {base} is bad, so"
+            f" {self._good.label} mended it; give a good ancestor of it"
+        )
 
     def _state(self, identity: str) -> State:
         """GOOD, BAD for the bad endpoint's failure, else SKIP."""
         commit = self._repository.commit(identity)
         verdict = self._revisions.probe_commit(commit, self._trial)
-        self._seen.verdicts[identity] = verdict
+        self._verdicts[identity] = verdict
         if (
             verdict.state is State.BAD
             and self._arguments.same_kind
             and self._trial.symptom is None
             and failure_family(verdict.kind) != self._kind
         ):
-            self._seen.other.setdefault(failure_family(verdict.kind), []).append(identity)
+            self._other.setdefault(failure_family(verdict.kind), []).append(identity)
             return State.SKIP
         return verdict.state
 
     def _others(self, goods: list[str]) -> list[dict[str, Any]]:
         """The first commit of each failure of another kind that was seen."""
         found = []
-        kind_before, met = self._kind, {kind: list(names) for kind, names in self._seen.other.items()}
+        kind_before, met = self._kind, {kind: list(names) for kind, names in self._other.items()}
         for kind, names in met.items():
             self._kind = kind
             narrowed = narrow_commits(self._repository, names[0], goods, self._state)
             found.append({"kind": kind, "met": len(names), **self._described(narrowed)})
         self._kind = kind_before
         return found
-
-    def _described(self, narrowed: Narrowed) -> dict[str, Any]:
-        return {
-            "commit": self._plain(narrowed.bad) if narrowed.found else None,
-            "candidates": [self._plain(one) for one in narrowed.candidates],
-        }
-
-    def _plain(self, identity: str) -> dict[str, Any]:
-        commit = self._repository.commit(identity)
-        verdict = self._seen.verdicts.get(identity)
-        return {
-            "hash": commit.hash,
-            "subject": commit.subject,
-            "author": commit.author,
-            "author_date": commit.author_date,
-            "diff_stat": self._repository.stat(commit),
-            "verdict": None if verdict is None else verdict.to_json(),
-        }
 
     def _stage(self, identity: str) -> dict[str, Any] | None:
         """The first tensor, stages before outputs, that passes at the commit's parent and fails in the
@@ -250,19 +175,19 @@ class _Bisection:
         name = next((name for name, passed in now.items() if not passed and was.get(name)), None)
         return None if name is None else {"tensor": name, "reason": after.reason}
 
-    def _answer(self, narrowed: Narrowed, goods: list[str], notes: list[str]) -> Answer:
+    def _answer(self, narrowed: Narrowed, goods: list[str]) -> Answer:
         others = self._others(goods)
         stage = self._stage(narrowed.bad) if narrowed.found else None
-        lines = list(notes)
+        lines = list(self._notes)
         for other in others:
             lines.append(_other_line(other))
         described = [self._plain(one) for one in narrowed.candidates]
         for one in described:
-            lines += _commit_lines(one)
-        kind = self._seen.verdicts[narrowed.bad].kind
+            lines += commit_lines(one, _said(one))
+        kind = self._verdicts[narrowed.bad].kind
         if narrowed.found:
             where = f", stage {stage['tensor']}" if stage else ""
-            reason = self._seen.verdicts[narrowed.bad].reason
+            reason = self._verdicts[narrowed.bad].reason
             lines.append(
                 f"first bad commit: {narrowed.bad[:10]} {described[0]['subject']!r}: {kind}{where}; {reason}"
             )
@@ -278,19 +203,10 @@ class _Bisection:
             **self._described(narrowed),
             "stage": stage,
             "other_kinds": others,
-            "asked": len(self._seen.verdicts),
-            "notes": notes,
+            "asked": len(self._verdicts),
+            "notes": self._notes,
         }
         return Answer(tuple(lines), {**self._ends(), **found}, Exit.MISMATCH)
-
-    def _ended(
-        self, said: str, result: str, exit_code: Exit, more: Mapping[str, Any] | None = None
-    ) -> Answer:
-        found = {**self._ends(), "result": result, "reason": said, **(more or {})}
-        return Answer((said,), found, exit_code)
-
-    def _ends(self) -> dict[str, Any]:
-        return {"axis": "commit", "good": self._good.hash, "bad": self._bad.hash}
 
 
 def _computed_line(places: list[str]) -> str:
@@ -301,11 +217,9 @@ def _computed_line(places: list[str]) -> str:
     )
 
 
-def _commit_lines(one: Mapping[str, Any]) -> list[str]:
+def _said(one: Mapping[str, Any]) -> str:
     verdict = one["verdict"]
-    said = f"{verdict['state']}: {verdict['kind']}, {verdict['reason']}" if verdict else "not asked"
-    head = [f"commit {one['hash']}", f"  {one['author_date']}  {one['author']}", f"  {one['subject']}"]
-    return [*head, *(f"  {line.strip()}" for line in one["diff_stat"]), f"  {said}"]
+    return f"{verdict['state']}: {verdict['kind']}, {verdict['reason']}" if verdict else "not asked"
 
 
 def _other_line(other: Mapping[str, Any]) -> str:

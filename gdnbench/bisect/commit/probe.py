@@ -48,11 +48,14 @@ class Revisions:
         self._build, self._submodules, self._timeout = build, submodules, timeout
         self._asked: dict[Trial, Question] = {}
 
-    def probe_commit(self, commit: Commit, trial: Trial) -> Verdict:
-        """The verdict at a commit; SKIP if it cannot be built or has no such kernel."""
+    def probe_commit(self, commit: Commit, trial: Trial, again: int = 0) -> Verdict:
+        """The verdict at a commit; SKIP if it cannot be built or has no such kernel. Each number of `again`
+        is a probe of its own."""
         question = self._question(commit, trial)
         if question is None:
             return self._missing(commit)
+        if again:
+            question = {**question, "again": again}
         return self._session.find_or_probe(commit.label, question, lambda: self._probe(commit, trial))
 
     def replay_endpoint(self, commit: Commit, trial: Trial) -> Endpoint:

@@ -1,8 +1,9 @@
-"""`gdnbench bisect commit`: which commit made a kernel wrong?"""
+"""`gdnbench bisect commit`: which commit made a kernel wrong, or slower?"""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -32,12 +33,35 @@ from gdnbench.cli.bisect.symptom import (
 )
 from gdnbench.cli.judging import tolerance
 from gdnbench.cli.record_options import RecordsArgument, StoreArgument
+from gdnbench.errors import BadInputError
+
+TIME = (
+    "With --on sim --machine h200 or b200: find the commit that made the kernel slower, by its predicted"
+    " time. Commits whose kernel is wrong are skipped."
+)
+
+
+def check_predicted(on: str, *, symptom: str | None, any_kind: bool) -> None:
+    """BadInputError for options that do not go with `--time`."""
+    from gdnbench.replay.simulated import SIM
+
+    if on != SIM:
+        raise BadInputError(
+            f"--time compares predicted times: --on {SIM}, not {on}; `gdnbench time` measures"
+        )
+    if symptom is not None or any_kind:
+        option = "--any-kind" if symptom is None else "--symptom"
+        raise BadInputError(f"{option} is about failures, which --time skips: give only one of them")
 
 
 def commit(
     store: StoreArgument,
-    good: Annotated[str, typer.Option(help="Revision where the kernel is right, e.g. v1.0.")],
-    bad: Annotated[str, typer.Option(help="Revision where the kernel is wrong, e.g. main.")],
+    good: Annotated[
+        str, typer.Option(help="Revision where the kernel is right, or with --time fast, e.g. v1.0.")
+    ],
+    bad: Annotated[
+        str, typer.Option(help="Revision where the kernel is wrong, or with --time slow, e.g. main.")
+    ],
     kernel: Annotated[
         str,
         typer.Option(
@@ -83,6 +107,7 @@ def commit(
     tensor: TensorOption = None,
     schedule: ScheduleOption = None,
     baseline: BaselineOption = None,
+    time: Annotated[bool, typer.Option("--time", help=TIME)] = False,
     kernel_env: KernelEnvOption = None,
     machine: MachineOption = None,
     sms: SmsOption = None,
@@ -90,11 +115,12 @@ def commit(
     fresh: FreshOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Find the commit of a git repository that made a kernel wrong."""
+    """Find the commit of a git repository that made a kernel wrong, or with --time slower."""
     arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh")}
-    from gdnbench.bisect.commit.axis import CommitBisection, bisect_commits
-    from gdnbench.errors import BadInputError
+    from gdnbench.bisect.commit.axis import bisect_commits
+    from gdnbench.bisect.commit.walk import CommitBisection
     from gdnbench.judge.rule import make_rule
+    from gdnbench.replay.predicting import machine_to_predict
     from gdnbench.replay.simulated import SIM
 
     limits = tolerance(tol)
@@ -102,7 +128,12 @@ def commit(
     if check and on != SIM:
         raise BadInputError(f"--check is done by the simulator: --on {SIM}, not {on}")
     failure = SymptomOptions(symptom, tensor, schedule, baseline, check)
+    predict = None
+    if time:
+        check_predicted(on, symptom=symptom, any_kind=not same_kind)
+        predict = machine_to_predict(machine)
     trial = make_trial(store, kernel, on, records, failure, k=k, tol=limits, bitwise=bitwise)
+    trial = replace(trial, predict=predict)
     bisection = CommitBisection(
         trial,
         Path(repo),

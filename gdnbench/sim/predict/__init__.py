@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gdnbench.sim.predict.apart import Predictor
     from gdnbench.sim.predict.call import PredictedCall, PredictedTime
     from gdnbench.sim.predict.launch import LATENCY, Prediction
+    from gdnbench.sim.predict.machine_code import tool_versions
     from gdnbench.sim.predict.machines import GROUPS, MACHINES, machine_model
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Prediction",
     "Predictor",
     "machine_model",
+    "tool_versions",
 ]
 
 __getattr__ = lazy_names(
@@ -30,6 +32,7 @@ __getattr__ = lazy_names(
         "gdnbench.sim.predict.apart": "Predictor",
         "gdnbench.sim.predict.call": "PredictedCall PredictedTime",
         "gdnbench.sim.predict.launch": "LATENCY Prediction",
+        "gdnbench.sim.predict.machine_code": "tool_versions",
         "gdnbench.sim.predict.machines": "GROUPS MACHINES machine_model",
     },
 )

@@ -17,6 +17,9 @@ from gdnbench.sim.predict.machine_code import machine_code
 from gdnbench.sim.predict.machines import Machine
 from gdnbench.sim.ptx.ir import Module
 
+KILLED = "the process that predicts it was killed"
+"""How a refusal ends that another try may not have."""
+
 
 @dataclass(slots=True)
 class Predictor:
@@ -62,7 +65,7 @@ def predict_apart(
     finally:
         os.waitpid(child, 0)
     if not answer:
-        raise UnsupportedError(f"the time of {request.entry}: the process that predicts it was killed")
+        raise UnsupportedError(f"the time of {request.entry}: {KILLED}")
     found = pickle.loads(answer)
     if isinstance(found, BaseException):
         raise found

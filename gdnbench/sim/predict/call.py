@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gdnbench.sim.predict.apart import Predictor
+from gdnbench.sim.predict.apart import KILLED, Predictor
 from gdnbench.sim.predict.launch import Prediction
 
 
@@ -56,6 +56,11 @@ class PredictedTime:
         """What the predictor found in the call that ended."""
         call = PredictedCall.of(predictor)
         return cls(kernel, call, "" if call is not None else predictor.refused or NO_LAUNCH)
+
+    @property
+    def killed(self) -> bool:
+        """Whether there is no time since a process was killed, so that another try may give one."""
+        return self.no_time.endswith(KILLED)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON. Seconds; `bound` is what bounds the longest launch; null if there is no time."""

@@ -102,6 +102,11 @@ def tool(name: str) -> str:
     return found
 
 
+def tool_versions() -> list[str]:
+    """The last line that each program prints of its version. Raises as `tool`."""
+    return [_run([tool(name), "--version"]).strip().splitlines()[-1] for name in ("ptxas", "nvdisasm")]
+
+
 _kept: dict[tuple[str, str, str], tuple[Machined, ...]] = {}
 
 
