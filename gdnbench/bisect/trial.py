@@ -305,8 +305,10 @@ def verdict_of(
     }
     if schedule:
         facts["schedule"] = schedule
-    if trial is not None and trial.predict is not None and state is State.GOOD:
-        return verdict_of_times(results, digest, facts)
+    if trial is not None and trial.predict is not None:
+        if state is State.GOOD:
+            return verdict_of_times(results, digest, facts)
+        state = State.SKIP  # of a wrong kernel no time is asked
     if trial is not None and trial.symptom is not None:
         return with_symptom([Observed.of_result(one) for one in results], trial, digest, facts)
     as_crash = not first.imported and STATES[first.outcome] is State.BAD
@@ -338,8 +340,8 @@ def _counting(failing: Sequence[Mapping[str, Any]], trial: Trial) -> list[Mappin
 
 
 def of_ended_process(verdict: Verdict, trial: Trial) -> Verdict:
-    """The verdict of a process that crashed or hung, by the trial's symptom."""
-    hides = trial.symptom in (Symptom.NUMBERS, Symptom.RACE)
+    """The verdict of a process that crashed or hung, by the trial's symptom; SKIP where a time is asked."""
+    hides = trial.symptom in (Symptom.NUMBERS, Symptom.RACE) or trial.predict is not None
     return replace(verdict, state=State.SKIP) if hides and verdict.state is State.BAD else verdict
 
 

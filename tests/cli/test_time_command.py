@@ -138,12 +138,6 @@ def test_no_gpu_is_exit_3(gdnbench: Invoke, prefills: Path) -> None:
     assert re.search(wording("replay.gpu-missing"), result.err)
 
 
-def test_replay_on_the_simulator_is_not_timed(gdnbench: Invoke, prefills: Path) -> None:
-    result = gdnbench("replay", prefills, "--kernel", "sm100", "--on", "sim", "--time")
-    assert result.code == 2
-    assert re.search(wording("cli.no-clock"), result.err)
-
-
 @pytest.mark.slow
 def test_the_simulator_counts_and_refuses_to_time(gdnbench: Invoke) -> None:
     """The bytes it counts are compared with what the operation must write."""
