@@ -44,14 +44,12 @@ class SlowerSearch(CommitWalk):
 
     def _not_apart(self, good: Sequence[TrialTime], bad: Sequence[TrialTime]) -> str:
         what = (
-            f"predicted times are {_times(good)} at --good {self._good.label} and {_times(bad)} at --bad"
-            f" {self._bad.label}"
+            f"nothing to bisect: {_times(good)} is predicted at --good {self._good.label} and"
+            f" {_times(bad)} at --bad {self._bad.label}"
         )
         if _apart(bad, good):
-            return f"nothing to bisect: {what}, which is faster; give a slower --bad"
-        return (
-            f"nothing to bisect: {what}, less than {LEAST:.0%} apart; give endpoints or records that differ"
-        )
+            return f"{what}, which is faster; give a slower --bad"
+        return f"{what}, less than {LEAST:.0%} apart; give endpoints or records that differ"
 
     def _looks(self, commit: Commit, end: str) -> list[TrialTime]:
         """Predicted times of an endpoint, from a process each."""
@@ -106,7 +104,7 @@ class SlowerSearch(CommitWalk):
             ratio = "" if before is None else f", {after.seconds / before.seconds:.3g} times"
             answer = (
                 f"first slow commit: {bad[:10]} {commit.subject!r}: predicted {was} ->"
-                f" {seconds_text(after.seconds)} on {after.machine}{ratio}, {_bounds(before, after)}"
+                f" {seconds_text(after.seconds)} on {after.machine}{ratio}, bound by {_bounds(before, after)}"
             )
         else:
             names = ", ".join(one[:10] for one in narrowed.candidates)
@@ -175,7 +173,7 @@ def _times(found: Sequence[TrialTime]) -> str:
 
 def _bounds(before: TrialTime | None, after: TrialTime) -> str:
     changed = before is not None and before.bound != after.bound
-    return f"bound by {f'{before.bound} -> ' if before is not None and changed else ''}{after.bound}"
+    return f"{before.bound} -> {after.bound}" if before is not None and changed else after.bound
 
 
 def _reason(verdict: Verdict) -> str:
