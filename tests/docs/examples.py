@@ -63,6 +63,7 @@ EXAMPLES = {
         (
             "gdnbench replay run.zarr 0,3-5 --kernel engine.kernels:prefill --save run1.zarr",
             "gdnbench replay run.zarr --kernel sm100 --on sim --stages --check",
+            "gdnbench replay run.zarr --kernel cute --on sim --machine h200 --time",
             "gdnbench replay run.zarr --kernel sm100 --on cuda --workers 0",
         ),
     ),
@@ -122,6 +123,8 @@ EXAMPLES = {
         (
             "gdnbench bisect commit run.zarr 0 --repo engine --path python --good v1.2 --bad main \\",
             "    --kernel engine.kernels.gdn:decode",
+            "gdnbench bisect commit run.zarr 0 --repo engine --good v1.2 --bad main \\",
+            "    --kernel engine.kernels.gdn:decode --on sim --machine h200 --time",
         ),
     ),
     "gdnbench bisect env": Example(
