@@ -111,6 +111,16 @@ def message_of(code: str) -> str:
     }[code]
 
 
+def test_a_bad_endpoint_before_the_good_one_costs_no_prediction(
+    slower: Bisect, bisecting: Any, history: Any, replays: Any
+) -> None:
+    made = bisecting.commits(history, "takes:2", "takes:1")
+    later = re.compile(wording("bisect.later-endpoint"))
+    with pytest.raises(BadInputError, match=wording("bisect.bad-before-good", exchanged=later)):
+        slower(made[1], made[0])
+    assert replays.asked == []
+
+
 def test_a_time_model_for_each_revision_is_refused(slower: Bisect, bisecting: Any, history: Any) -> None:
     history.commit("Begin", {"gdnbench/__init__.py": ""})
     made = bisecting.commits(history, "takes:1", "takes:2")

@@ -31,7 +31,11 @@ sector of memory more."""
 class SlowerSearch(CommitWalk):
     """Finds the commit that made the kernel slower."""
 
+    exchanged = "--time finds what made a kernel slower, so give a --bad that came later"
+
     def _check_ends(self) -> None:
+        if self._repository.merge_bases(self._bad.hash, self._good.hash) == [self._bad.hash]:
+            self._bases()  # refuses them before anything is simulated
         good, bad = self._looks(self._good, "good"), self._looks(self._bad, "bad")
         self._good_time, self._bad_time = good[0], bad[0]
         if not _apart(good, bad):

@@ -48,7 +48,10 @@ class Answer:
 
 
 class CommitWalk(ABC):
-    """A bisection between two commits; a subclass says when a commit is bad."""
+    """A bisection between two commits; a subclass says when a commit is bad. `exchanged`: what may explain a
+    bad endpoint that is older than the good one."""
+
+    exchanged = "was --bad mended later? Then exchange them to find what mended it"
 
     def __init__(
         self,
@@ -110,8 +113,7 @@ class CommitWalk(ABC):
             self._notes.append(f"{apart}: all that {self._bad.label} comes from is looked at")
         if self._bad.hash in bases:
             raise BadInputError(
-                f"--bad {self._bad.label} is an ancestor of --good {self._good.label}: was --bad mended"
-                " later? Then exchange them to find what mended it"
+                f"--bad {self._bad.label} is an ancestor of --good {self._good.label}: {self.exchanged}"
             )
         return [base for base in bases if base != self._good.hash]
 
