@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gdnbench.bisect.commit.probe import NOT_THERE
+from gdnbench.bisect.commit.probe import NO_START, NOT_THERE
 from gdnbench.bisect.commit.repository import Commit
 from gdnbench.bisect.commit.search import Narrowed
 from gdnbench.bisect.commit.walk import Answer, CommitWalk, commit_lines
@@ -65,8 +65,7 @@ class SlowerSearch(CommitWalk):
                 raise BadInputError(f"{commit.label}: {verdict.reason}; see --path")
             if time is None:
                 raise CannotRunError(
-                    f"the {end} endpoint {commit.label} has no time to compare: {verdict.kind},"
-                    f" {verdict.reason}"
+                    f"the {end} endpoint {commit.label} has no time to compare: {_reason(verdict)}"
                 )
             if not look:
                 self._verdicts[commit.hash] = verdict
@@ -182,4 +181,6 @@ def _bounds(before: TrialTime | None, after: TrialTime) -> str:
 
 def _reason(verdict: Verdict) -> str:
     """Why a commit was skipped; empty for one with a predicted time."""
-    return "" if TrialTime.of_verdict(verdict) is not None else f"{verdict.kind}, {verdict.reason}"
+    if TrialTime.of_verdict(verdict) is not None:
+        return ""
+    return verdict.reason if verdict.kind == NO_START else f"{verdict.kind}, {verdict.reason}"
