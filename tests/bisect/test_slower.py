@@ -111,6 +111,21 @@ def message_of(code: str) -> str:
     }[code]
 
 
+def test_a_kernel_that_was_slow_before_the_histories_part(
+    slower: Bisect, bisecting: Any, history: Any
+) -> None:
+    (base,) = bisecting.commits(history, "takes:2")
+    history.git("checkout", "--quiet", "-b", "release")
+    bisecting.commits(history, "takes:1")
+    history.git("checkout", "--quiet", "main")
+    bisecting.commits(history, "takes:2", "takes:2.1")
+    answer = slower("release", "main")
+    assert (answer.exit_code, answer.found["result"]) == (Exit.MISMATCH, "older")
+    assert answer.found["merge_base"] == base
+    said = wording("bisect.slow-before", base=re.compile(f"{base[:10]} .*"))
+    assert re.fullmatch(said, answer.lines[-1])
+
+
 def test_a_bad_endpoint_before_the_good_one_costs_no_prediction(
     slower: Bisect, bisecting: Any, history: Any, replays: Any
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gdnbench.sim.predict import (
     LATENCY,
     MACHINES,
     PredictedCall,
+    PredictedTime,
     Prediction,
     Predictor,
     machine_model,
@@ -102,6 +104,22 @@ def test_a_call_with_a_refused_launch_has_no_time() -> None:
     found = Predictor(machine_model("h200"), [prediction()], "not simulated: clusters")
     assert PredictedCall.of(found) is None
     assert PredictedCall.of(Predictor(machine_model("h200"), [prediction()])) is not None
+
+
+def test_a_time_comes_back_from_json() -> None:
+    """As workers send it; the seconds of a call are those of its launches."""
+    call = PredictedCall("h200", (prediction(1e-6), prediction(3e-6, limits={"L2": 0.1})))
+    time = PredictedTime("portable", call)
+    plain = json.loads(json.dumps(time.to_json()))
+    assert PredictedTime.from_json(plain) == time
+    assert plain["seconds"] == pytest.approx(4e-6)
+    assert (plain["low"], plain["high"]) == pytest.approx((2e-6, 8e-6))
+    assert plain["bound"] == LATENCY  # of the longest launch
+    for refused in (Predictor(machine_model("h200"), [], "clusters"), Predictor(machine_model("h200"))):
+        none = PredictedTime.of("portable", refused)
+        assert none.no_time
+        assert none.call is None
+        assert PredictedTime.from_json(json.loads(json.dumps(none.to_json()))) == none
 
 
 def test_a_gpu_without_a_model_is_refused() -> None:
