@@ -68,6 +68,7 @@ def test_the_commit_nearer_to_the_bad_time_is_named(slower: Bisect, bisecting: A
         assert line.startswith(f"{made_step['hash'][:10]}  {made_step['state']}  ")
 
 
+@pytest.mark.slow
 def test_commits_without_a_time_before_the_slow_one_are_candidates(
     slower: Bisect, bisecting: Any, history: Any
 ) -> None:
@@ -83,9 +84,11 @@ def test_commits_without_a_time_before_the_slow_one_are_candidates(
 @pytest.mark.parametrize(
     ("good", "bad", "error", "message"),
     [
-        ("takes:2", "takes:1", BadInputError, "bisect.bad-faster"),
+        pytest.param("takes:2", "takes:1", BadInputError, "bisect.bad-faster", marks=pytest.mark.slow),
         ("takes:1", "takes:1.009", BadInputError, "bisect.times-alike"),
-        ("takes:1,1.5", "takes:1.4,1.6", BadInputError, "bisect.times-alike"),  # by a second process
+        pytest.param(  # alike by a second process
+            *("takes:1,1.5", "takes:1.4,1.6", BadInputError, "bisect.times-alike"), marks=pytest.mark.slow
+        ),
         ("wrong", "takes:1", CannotRunError, "bisect.endpoint-timeless"),
     ],
 )
@@ -111,6 +114,7 @@ def message_of(code: str) -> str:
     }[code]
 
 
+@pytest.mark.slow
 def test_a_kernel_that_was_slow_before_the_histories_part(
     slower: Bisect, bisecting: Any, history: Any
 ) -> None:
