@@ -45,7 +45,8 @@ from gdnbench.sim.watch import Watch
 class Settings:
     """How a call is simulated; `launch` explains the fields. Raises InputError for an unknown value. `watch`
     is called for every launch and returns what to record of it. `before` is called with each launch just
-    before it runs; if it returns a result, the launch does not run. The bounds default to those of the enclosing `active` block."""
+    before it runs; if it returns a result, the launch does not run. The bounds default to those of the
+    enclosing `active` block."""
 
     mma: str = "hardware"
     engine: str = "compiled"

@@ -116,6 +116,30 @@ class Pipeline:
             self.producer_acquire(state)
             state.advance()
 
+    def producer_tail_after(self, turns: Any) -> None:
+        """`producer_tail` of a producer that has had so many turns."""
+        for stage in range(self.spec.stages):
+            self.producer_acquire(Turn.producer(turns + stage, self.spec.stages))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The stage and phase of a pipeline that follow from a loop's counter. It takes the place of a pipeline
+    state, whose stage and phase would be variables of the loop."""
+
+    index: Any
+    phase: Any
+
+    @staticmethod
+    def consumer(turn: Any, stages: int = 1) -> Turn:
+        """Of a consumer's turn number `turn`, counted from 0; `stages` is a power of two."""
+        return Turn(turn % stages, turn // stages % 2)
+
+    @staticmethod
+    def producer(turn: Any, stages: int = 1) -> Turn:
+        """Of a producer's turn."""
+        return Turn(turn % stages, (turn // stages + 1) % 2)
+
 
 @dataclass(frozen=True)
 class Pipelines:
@@ -166,6 +190,11 @@ def allocate_tmem(
     tmem.relinquish_alloc_permit()
     tmem.wait_for_alloc()
     return tmem, tmem.retrieve_ptr(cutlass.Float32)
+
+
+def base_of(tmem: Any) -> cute.Pointer:
+    """The allocation's address, read again from shared memory: not a register that lives until then."""
+    return tmem.retrieve_ptr(cutlass.Float32)
 
 
 def before_thread_sync() -> None:
@@ -382,12 +411,17 @@ class TmemCopy:
         self, pipe: Pipeline, state: Any, part: plan.Accumulator, values: cute.Tensor
     ) -> None:
         """Wait for a stage of the plan's accumulator, load all of it and release the stage."""
+        self.wait_and_load(pipe, state, part, values)
+        pipe.consumer_release(state)
+
+    def wait_and_load(self, pipe: Pipeline, state: Any, part: plan.Accumulator, values: cute.Tensor) -> None:
+        """Wait for a stage of the plan's accumulator and load all of it. The loads are before the warp's next
+        arrival."""
         pipe.consumer_wait(state)
         after_thread_sync()
         self.load(part, state.index, 0, values)
         cute.arch.fence_view_async_tmem_load()
         before_thread_sync()
-        pipe.consumer_release(state)
 
     def partition(self, tile: cute.Tensor) -> cute.Tensor:
         """This thread's values of a tile (rows, columns) in any memory."""

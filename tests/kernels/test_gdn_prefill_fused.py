@@ -331,11 +331,7 @@ def test_builds_take_what_the_plan_says(
 
 def test_registers_are_those_there_are() -> None:
     """Of an SM, 64 K, by warpgroup; and launched with what all threads can have."""
-    groups = {
-        "STATE": kernel_sm100_fused.STATE_REGISTERS,
-        "INVERT": kernel_sm100_fused.INVERT_REGISTERS,
-        "LOAD": kernel_sm100_fused.OTHER_REGISTERS,
-    }
+    groups = dict(zip(("STATE", "INVERT", "LOAD"), kernel_sm100_fused.ChunkFused.registers, strict=True))
     warps = {**PLAN.warps, "LOAD": sum(PLAN.warps[name] for name in ("LOAD", "MMA", "GATE", "STORE"))}
     assert sum(32 * warps[name] * registers for name, registers in groups.items()) == 1 << 16
     assert all(warps[name] % 4 == 0 and registers % 8 == 0 for name, registers in groups.items())

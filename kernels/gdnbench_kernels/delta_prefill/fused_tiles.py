@@ -44,13 +44,13 @@ class WorkTile:
     """Whether V is read; a CTA that computes how the state before its chunks acts has zeros for it."""
 
     @staticmethod
-    def create(cu_seqlens: cute.Tensor, value_heads: int) -> WorkTile:
-        """The calling CTA's. Order: heads of a sequence, sequences. So CTAs that read the same Q and K are
-        neighbours."""
-        block = cute.arch.block_idx()[0]
-        n = block // value_heads
+    def create(cu_seqlens: cute.Tensor, value_heads: int, number: Any = None) -> WorkTile:
+        """Work number `number`, or the calling CTA's. Order: heads of a sequence, sequences. So CTAs that
+        read the same Q and K are neighbours."""
+        number = cute.arch.block_idx()[0] if number is None else number
+        n = number // value_heads
         start, stop = cu_seqlens[n], cu_seqlens[n + 1]
-        return WorkTile(n, block % value_heads, start, stop, (stop - start + CHUNK - 1) // CHUNK)
+        return WorkTile(n, number % value_heads, start, stop, (stop - start + CHUNK - 1) // CHUNK)
 
 
 @dataclass(frozen=True)
@@ -167,21 +167,36 @@ def store_output(
     sequence follows."""
     state = outputs.consumer_state()
     for i in cutlass.range(work.chunks, unroll=1):
-        token = work.start + CHUNK * i
-        s_o = s_tiles[None, None, state.index]
-        outputs.consumer_wait(state)
-        if token + CHUNK <= work.stop:
-            with cute.arch.elect_one():
-                tma.store(s_o, token, work.head)
-                cute.arch.cp_async_bulk_commit_group()
-                cute.arch.cp_async_bulk_wait_group(0, read=True)
-                outputs.consumer_release_thread(state)
-        else:
-            _store_rows(s_o, o, token, work, value_heads)
-            outputs.consumer_release(state)
+        store_chunk(work, i, outputs, state, s_tiles, tma, o, value_heads)
         state.advance()
     with cute.arch.elect_one():
         cute.arch.cp_async_bulk_wait_group(0)
+
+
+@cute.jit
+def store_chunk(
+    work: WorkTile,
+    i: cutlass.Int32,
+    outputs: blackwell.Pipeline,
+    state: Any,
+    s_tiles: cute.Tensor,
+    tma: blackwell.Tma,
+    o: cute.Tensor,
+    value_heads: cutlass.Constexpr,
+) -> None:
+    """Store the o of chunk `i`."""
+    token = work.start + CHUNK * i
+    s_o = s_tiles[None, None, state.index]
+    outputs.consumer_wait(state)
+    if token + CHUNK <= work.stop:
+        with cute.arch.elect_one():
+            tma.store(s_o, token, work.head)
+            cute.arch.cp_async_bulk_commit_group()
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+            outputs.consumer_release_thread(state)
+    else:
+        _store_rows(s_o, o, token, work, value_heads)
+        outputs.consumer_release(state)
 
 
 @cute.jit

@@ -19,6 +19,7 @@ from gdnbench_kernels.gdn_prefill.launch_args import (
     check_inputs,
     compiled,
     contiguous_aligned,
+    ctas_of,
     refuse,
 )
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
@@ -67,7 +68,10 @@ def launch_fused(
         q, k, v, g, beta, cu_seqlens = map(contiguous_aligned, (q, k, v, g, beta, cu_seqlens))
         dtypes = (None if state is None else dtype_name(state.dtype) for state in (first, final))
         launch = compiled(v.device, source, heads, value_heads, *dtypes, params.beta_max)
-        launch(q, k, v, g, beta, cu_seqlens, first, outputs.o, final, default_scale(params.scale, HEAD_DIM))
+        scale = default_scale(params.scale, HEAD_DIM)
+        # KDA's kernel has a CTA for each sequence and value head.
+        grid = () if by_channel else (ctas_of(sequences * value_heads, v.device),)
+        launch(q, k, v, g, beta, cu_seqlens, first, outputs.o, final, scale, *grid)
     else:  # a tensor map needs tokens; without them the states do not change
         outputs.leave_states(first)
     return outputs.finish()

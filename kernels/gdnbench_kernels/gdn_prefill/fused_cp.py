@@ -27,6 +27,7 @@ from gdnbench_kernels.gdn_prefill.launch_args import (
     check_inputs,
     compiled,
     contiguous_aligned,
+    ctas_of,
     refuse,
 )
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
@@ -90,6 +91,6 @@ def sm100_fused_cp(
     transfer(k, v, g, beta, cu_seqlens, *table, first, firsts, maps, segment)
     compiled(device, scan_source, value_heads)(table[0], maps, firsts)
     segments = compiled(device, segments_source, heads, value_heads, of_first, of_final, beta_max)
-    scale = default_scale(params.scale, HEAD_DIM)
-    segments(q, k, v, g, beta, cu_seqlens, *table, first, firsts, outputs.o, final, scale, segment)
+    scale, ctas = default_scale(params.scale, HEAD_DIM), ctas_of(bound * value_heads, device)
+    segments(q, k, v, g, beta, cu_seqlens, *table, first, firsts, outputs.o, final, scale, segment, ctas)
     return outputs.finish()

@@ -51,17 +51,20 @@ AHEAD = 2
 """Stages of the tiles that are computed one chunk ahead of the state."""
 KEYS = 3
 """Stages of K, which is used from the first product, issued ahead, to the last one of its chunk."""
-GATES = 3
-"""Stages of gates: for the chunks in the inverse, in the state update and in the output."""
+GATES = 4
+"""Stages of gates: for the chunks in the inverse, in the state update and in the output; a power of two, so
+that a chunk's number tells its stage."""
+NOBODY = "nobody"
+"""Releases no stage: other barriers already order what would be overwritten."""
 K_MAJOR = "K-major, SW128"
 BY_TOKEN = "row = token, SW128"
 ROWS = "row r in lane r"
 
 T_KKT = Accumulator("t_kkt", SQUARE, 0, CHUNK, "M=64: row r in lane 32 (r/16) + r%16", "low", AHEAD)
 T_QK = Accumulator("t_qk", SQUARE, 0, CHUNK, "M=64: row r in lane 32 (r/16) + r%16, + 16", "high", AHEAD)
-T_KS = Accumulator("t_ks", UPDATE, 2 * CHUNK, CHUNK, ROWS)
-T_QS = Accumulator("t_qs", UPDATE, 3 * CHUNK, CHUNK, ROWS)
-T_V_NEW = Accumulator("t_v_new", UPDATE, 4 * CHUNK, CHUNK, ROWS)
+T_KS = Accumulator("t_ks", UPDATE, 2 * CHUNK, CHUNK, f"{ROWS}: (K h^T)^T, then V_new^T")
+T_V_NEW = T_KS
+T_QS = Accumulator("t_qs", UPDATE, 3 * CHUNK, CHUNK, ROWS, stages=AHEAD)
 T_PV = Accumulator("t_pv", UPDATE, 5 * CHUNK, CHUNK, ROWS)
 T_ADDED = Accumulator("t_added", STATE, 6 * CHUNK, HEAD_DIM, ROWS)
 
@@ -78,7 +81,7 @@ def planned(split: bool) -> KernelPlan:
             "STATE": "carries S in registers, 64 rows each four warps; h, X, V_new and o",
             "INVERT": "KKT and QK from TMEM; A and Ai in registers; Ai beta and P into SMEM",
             "LOAD": "TMA of K, Q and V; zeros past the end of the sequence",
-            "MMA": "allocates TMEM; all products, KKT and QK a chunk ahead",
+            "MMA": "allocates TMEM; all products, KKT and QK ahead",
             "GATE": "scans g; g_cu, beta, exp(g_cu) and exp(g_last - g_cu) into SMEM",
             "STORE": "o to global memory",
         },
@@ -95,22 +98,22 @@ def planned(split: bool) -> KernelPlan:
             Buffer("s_gate", (len(Row), CHUNK), "float32", "a row for each of GATE's", GATES, align=128),
             *inverse.buffers(split),
         ),
-        tmem=(T_KKT, T_QK, T_KS, T_QS, T_V_NEW, T_PV, T_ADDED),
+        tmem=(T_KKT, T_QK, T_KS, T_QS, T_PV, T_ADDED),
         pipelines=(
             Pipeline("k", keys, "LOAD", 1, "MMA commit", 1, TILE_BYTES),
             Pipeline("q", AHEAD, "LOAD", 1, "MMA commit", 1, TILE_BYTES),
             Pipeline("v", 1, "LOAD", 1, "STATE warp", 8, TILE_BYTES),
-            Pipeline("tail", 2, "LOAD", 1, "nobody", 1, TILE_BYTES),
+            Pipeline("tail", 2, "LOAD", 1, NOBODY, 1, TILE_BYTES),
             Pipeline("gate", GATES, "GATE", 1, "INVERT, STATE warp", 12),
             Pipeline("scores", AHEAD, "MMA commit", 1, "INVERT warp", 4),
             Pipeline("squares", AHEAD, "INVERT warp", 4, "MMA commit", 1),
-            Pipeline("h", 1, "STATE warp", 8, "MMA commit", 1),
-            Pipeline("ks", 1, "MMA commit", 1, "STATE warp", 8),
-            Pipeline("left", 1, "STATE warp", 8, "MMA commit", 1),
-            Pipeline("update", 1, "MMA commit", 1, "STATE warp", 8),
-            Pipeline("v_new", 1, "STATE warp", 8, "MMA commit", 1),
-            Pipeline("added", 1, "MMA commit", 1, "STATE warp", 8),
-            Pipeline("out", 1, "MMA commit", 1, "STATE warp", 8),
+            Pipeline("h", 1, "STATE warp", 8, NOBODY, 1),
+            Pipeline("ks", 1, "MMA commit", 1, NOBODY, 1),
+            Pipeline("left", 1, "STATE warp", 8, NOBODY, 1),
+            Pipeline("update", 1, "MMA commit", 1, NOBODY, 1),
+            Pipeline("v_new", 1, "STATE warp", 8, NOBODY, 1),
+            Pipeline("added", 1, "MMA commit", 1, NOBODY, 1),
+            Pipeline("out", 1, "MMA commit", 1, NOBODY, 1),
             Pipeline("o", 1, "STATE warp", 8, "STORE", 1),
         ),
         syncs=SYNCS,
@@ -129,12 +132,20 @@ def planned_transfer(split: bool) -> KernelPlan:
             "STATE": "carries rows of B or M in registers, 64 rows each four warps; h, X and V_new",
             "INVERT": "KKT from TMEM; A and Ai in registers; Ai beta into SMEM",
             "LOAD": "TMA of K, of B's CTAs also V; zeros past the end of the sequence",
-            "MMA": "allocates TMEM; all products, KKT a chunk ahead",
+            "MMA": "allocates TMEM; all products, KKT ahead",
             "STORE": "nothing: setmaxnreg needs a fourth warp",
         },
-        smem=tuple(buffer for buffer in plan.smem if buffer.name.removeprefix("s_") not in outputs),
+        smem=tuple(
+            replace(buffer, stages=KEYS) if buffer.name == "s_k" else buffer
+            for buffer in plan.smem
+            if buffer.name.removeprefix("s_") not in outputs
+        ),
         tmem=tuple(part for part in plan.tmem if part not in (T_QK, T_QS, T_PV)),
-        pipelines=tuple(pipe for pipe in plan.pipelines if pipe.name not in outputs),
+        pipelines=tuple(
+            replace(pipe, stages=KEYS) if pipe.name == "k" else pipe
+            for pipe in plan.pipelines
+            if pipe.name not in outputs
+        ),
         syncs=TRANSFER_SYNCS,
     )
 

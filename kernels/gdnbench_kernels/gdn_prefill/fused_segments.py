@@ -149,6 +149,7 @@ class ChunkSegments(ChunkFused):
         final_state: cute.Tensor | None,
         scale: cutlass.Float32,
         tokens: cutlass.Int32,
+        ctas: cutlass.Int32,
         stream: cuda.CUstream,
     ) -> None:
         """The tensors are those of `ChunkFused`, `Cuts` and this module's."""
@@ -156,15 +157,18 @@ class ChunkSegments(ChunkFused):
         cuts = Cuts(cu_seqlens, offsets, indices, total, tokens)
         states = SegmentStates(initial_state, firsts, final_state)
         self.kernel(tma, (g, beta), cuts, states, o, scale).launch(
-            grid=(cute.size(indices, mode=[0]) * self.value_heads, 1, 1),
+            grid=(ctas, 1, 1),
             block=(self.plan.threads, 1, 1),
             min_blocks_per_mp=self.plan.ctas_per_sm,
             stream=stream,
         )
 
-    def work(self, cuts: Cuts) -> SegmentTile:
-        """The calling CTA's. Order: heads of a segment, segments."""
-        block = cute.arch.block_idx()[0]
+    def works(self, cuts: Cuts) -> cutlass.Int32:
+        """For each row of the table, also those that no segment has."""
+        return cute.size(cuts.indices, mode=[0]) * self.value_heads
+
+    def work(self, cuts: Cuts, number: cutlass.Int32) -> SegmentTile:
+        """Order: heads of a segment, segments."""
         return SegmentTile.locate(
-            cuts, block // self.value_heads, block % self.value_heads, lambda index, count: True
+            cuts, number // self.value_heads, number % self.value_heads, lambda index, count: True
         )

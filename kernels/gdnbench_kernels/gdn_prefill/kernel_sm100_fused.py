@@ -13,7 +13,8 @@ head hv, with key head hv // (Hv / H) and K = V = 128, S the state before the ch
     S     = exp(g_last) S + (V_new exp(g_last - g_cu))^T K
 
 U and W of chunk_uw.py (V_new = U - W h^T) are not computed: Ai beta_j is a common factor of both. The chunk's
-products in order, except that 1 and 2 of the next chunk are issued after 4:
+products in order, except that 1 and 2 are those of the chunk after next and issued after 7; with `split`
+those of the next chunk, after 4:
 
     product              M    N    K    left operand            right operand      accumulator
     1. KKT               64   64   128  s_k, K-major            s_k, K-major       t_kkt
@@ -24,10 +25,11 @@ products in order, except that 1 and 2 of the next chunk are issued after 4:
     6. D2, added to S    128  128  64   s_left = Vs^T, K-major  s_k, N-major       t_added
     7. (P V_new)^T       128  64   64   s_v_new, K-major        s_p, K-major       t_pv
 
-Vs is V_new exp(g_last - g_cu). CTA n Hv + head updates S of one value head through one sequence, chunk after
-chunk, in registers and unrounded. Rows of STATE's tiles are the V dim (fused_state.py). A CTA has all 128 of
+Vs is V_new exp(g_last - g_cu). Work n Hv + head is one value head of one sequence: its S is updated chunk
+after chunk, in registers and unrounded. CTA c of n has works c, c + n, ...: while STATE ends one, the others
+are already in the next. Rows of STATE's tiles are the V dim (fused_state.py). A CTA has all 128 of
 them, not half as in chunk_state.py, because every CTA has to invert A. Ai and P depend only on the inputs,
-so they are computed one chunk ahead of the recurrence.
+so they are computed ahead of the recurrence.
 
     SMEM        shape               dtype     layout
     s_k         64 x 128, 3 stages  bfloat16  K-major, SW128; read as N-major too
@@ -39,24 +41,23 @@ so they are computed one chunk ahead of the recurrence.
     s_aib       64 x 64, 2 stages   bfloat16  K-major, SW128: Ai beta_j
     s_p         64 x 64, 2 stages   bfloat16  K-major, SW128
     s_o         64 x 128            bfloat16  row = token, SW128
-    s_gate      4 x 64, 3 stages    float32   a row for each of GATE's
+    s_gate      4 x 64, 4 stages    float32   a row for each of GATE's
     s_blocks    64 x 64             float16   rows contiguous, 128 B swizzle
     s_diagonal  4 x 16 x 20         float32   columns contiguous, padded
 
-    TMEM     shape              columns   lanes  layout
-    t_kkt    64 x 64, 2 stages  0..127    low    M=64: row r in lane 32 (r/16) + r%16
-    t_qk     64 x 64, 2 stages  0..127    high   M=64: row r in lane 32 (r/16) + r%16, + 16
-    t_ks     128 x 64           128..191  all    row r in lane r
-    t_qs     128 x 64           192..255  all    row r in lane r
-    t_v_new  128 x 64           256..319  all    row r in lane r
-    t_pv     128 x 64           320..383  all    row r in lane r
-    t_added  128 x 128          384..511  all    row r in lane r
+    TMEM     shape               columns   lanes  layout
+    t_kkt    64 x 64, 2 stages   0..127    low    M=64: row r in lane 32 (r/16) + r%16
+    t_qk     64 x 64, 2 stages   0..127    high   M=64: row r in lane 32 (r/16) + r%16, + 16
+    t_ks     128 x 64            128..191  all    row r in lane r: (K h^T)^T, then V_new^T
+    t_qs     128 x 64, 2 stages  192..319  all    row r in lane r
+    t_pv     128 x 64            320..383  all    row r in lane r
+    t_added  128 x 128           384..511  all    row r in lane r
 
     role    warps  does
     STATE   0..7   carries S in registers, 64 rows each four warps; h, X, V_new and o
     INVERT  8..11  KKT and QK from TMEM; A and Ai in registers; Ai beta and P into SMEM
     LOAD    12     TMA of K, Q and V; zeros past the end of the sequence
-    MMA     13     allocates TMEM; all products, KKT and QK a chunk ahead
+    MMA     13     allocates TMEM; all products, KKT and QK ahead
     GATE    14     scans g; g_cu, beta, exp(g_cu) and exp(g_last - g_cu) into SMEM
     STORE   15     o to global memory
 
@@ -65,16 +66,16 @@ so they are computed one chunk ahead of the recurrence.
     q         2       1 LOAD + 16384 bytes  1 MMA commit
     v         1       1 LOAD + 16384 bytes  8 STATE warp
     tail      2       1 LOAD + 16384 bytes  1 nobody
-    gate      3       1 GATE                12 INVERT, STATE warp
+    gate      4       1 GATE                12 INVERT, STATE warp
     scores    2       1 MMA commit          4 INVERT warp
     squares   2       4 INVERT warp         1 MMA commit
-    h         1       8 STATE warp          1 MMA commit
-    ks        1       1 MMA commit          8 STATE warp
-    left      1       8 STATE warp          1 MMA commit
-    update    1       1 MMA commit          8 STATE warp
-    v_new     1       8 STATE warp          1 MMA commit
-    added     1       1 MMA commit          8 STATE warp
-    out       1       1 MMA commit          8 STATE warp
+    h         1       8 STATE warp          1 nobody
+    ks        1       1 MMA commit          1 nobody
+    left      1       8 STATE warp          1 nobody
+    update    1       1 MMA commit          1 nobody
+    v_new     1       8 STATE warp          1 nobody
+    added     1       1 MMA commit          1 nobody
+    out       1       1 MMA commit          1 nobody
     o         1       8 STATE warp          1 STORE
 
     sync                               who                 orders
@@ -93,9 +94,15 @@ so they are computed one chunk ahead of the recurrence.
     producer_tail                      each producer       no arrival after the CTA ends
     barrier of the CTA                 all                 tensor memory read before it is freed
 
-512 threads, 229748 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
+512 threads, 230788 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
 
-fused_plan.py makes these tables. With `split` there are 2 stages of s_k and 2 of s_blocks, 221540 bytes.
+fused_plan.py makes these tables. With `split` there are 2 stages of s_k and 2 of s_blocks, 222580 bytes.
+
+Stages that nobody releases are free when they are written again, because the accesses before are ordered by
+the barriers of other pipelines: STATE writes h, X, Vs and V_new after it has waited for a product that is
+issued after those that read them (added; update; out); MMA overwrites an accumulator after it has waited for
+something that STATE wrote after reading it (h, X, Vs, V_new). t_qs has two stages, because o of a chunk is
+formed while QS of the next one runs.
 
 A last chunk of fewer than 64 tokens: past its end LOAD sets rows of K and V to zero, g and beta are 0, and
 the gate is the last token's. So A, X and V_new are 0 there, unless h is not finite. Q continues with the next
@@ -107,8 +114,8 @@ bf16 or absent; an absent initial state is 0. beta at most 1, with `split` 2; N 
 states also N Hv V K; tensors contiguous, aligned to 16 bytes. g is at most 0. The sums never increase, even
 where fp64 rounded, so no exponent is positive. g = -inf is replaced by -128, a finite g below -2^14 by
 -2^14, +inf by NaN. NaN in a sequence stays in its own o and final state. A sequence's bits depend only on
-its own data; sums have a fixed order. The grid has one CTA per sequence and value head: one long sequence
-leaves SMs idle that chunk_uw.py and chunk_output.py would use.
+its own data; sums have a fixed order. A value head of a sequence is never divided: one long sequence leaves
+SMs idle, unless it is cut into segments (fused_cp.py).
 """
 
 from __future__ import annotations
@@ -123,9 +130,12 @@ import cutlass.pipeline as pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync
 
 from gdnbench_kernels import blackwell
-from gdnbench_kernels.delta_prefill.fused_tiles import TileMma, WorkTile, load_own_rows, store_output
+from gdnbench_kernels.delta_prefill import fused_lanes
+from gdnbench_kernels.delta_prefill.fused_tiles import TileMma, WorkTile, load_own_rows, store_chunk
 from gdnbench_kernels.gdn_prefill import fused_state, inverse, triangle
 from gdnbench_kernels.gdn_prefill.fused_plan import (
+    AHEAD,
+    GATES,
     OF_OUTPUTS,
     SQUARE,
     T_ADDED,
@@ -145,11 +155,10 @@ from gdnbench_kernels.gdn_prefill.fused_plan import (
 )
 from gdnbench_kernels.gdn_prefill.gate_scan import decay, rounded_decay, scan
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
-from gdnbench_kernels.gdn_prefill.triangle import fragment_column, fragment_row
 from gdnbench_kernels.plan import WARP, KernelPlan
 
-STATE_REGISTERS, INVERT_REGISTERS, OTHER_REGISTERS = 152, 144, 64
-"""Registers per thread after setmaxnreg; 128 at launch."""
+FIRST, X, DECAYED = blackwell.Turn(0, 0), blackwell.Turn(0, 0), blackwell.Turn(0, 1)
+"""The only stage of a buffer; the two phases of s_left in a chunk."""
 
 PLAN = planned(split=False)
 SPLIT_PLAN = planned(split=True)
@@ -207,6 +216,7 @@ class ChunkFused:
         o: cute.Tensor,
         final_state: cute.Tensor | None,
         scale: cutlass.Float32,
+        ctas: cutlass.Int32,
         stream: cuda.CUstream,
     ) -> None:
         """q, k [T, H, 128] and v, o [T, Hv, 128] bf16, g and beta [T, Hv] f32, cu_seqlens [N+1] int32, states
@@ -214,7 +224,7 @@ class ChunkFused:
         tma = Tma.create(k, q, v, o)
         states = fused_state.States(initial_state, final_state)
         self.kernel(tma, (g, beta), cu_seqlens, states, o, scale).launch(
-            grid=((cute.size(cu_seqlens) - 1) * self.value_heads, 1, 1),
+            grid=(ctas, 1, 1),
             block=(PLAN.threads, 1, 1),
             min_blocks_per_mp=PLAN.ctas_per_sm,
             stream=stream,
@@ -239,150 +249,215 @@ class ChunkFused:
         pipelines = Pipelines.allocate(plan, smem)
         blackwell.prefetch(tma.used(), warp == Role.LOAD)
         blackwell.init_barriers(pipelines, warp == Role.LOAD)
-        tmem, base = blackwell.allocate_tmem(plan, smem, Role.MMA, Barrier.TMEM)
-        # Each role computes its work tile itself: ptxas spills values that live across setmaxnreg.
+        tmem, _ = blackwell.allocate_tmem(plan, smem, Role.MMA, Barrier.TMEM)
+        # Each role finds its work and tensor memory itself: ptxas spills values that live across setmaxnreg.
         if warp < Role.INVERT:
-            cute.arch.setmaxregister_increase(STATE_REGISTERS)
-            fused_state.recurrence(self.work(cuts), pipelines, shared, base, states, scale, self.outputs)
+            cute.arch.setmaxregister_increase(self.registers[0])
+            fused_state.recurrence(self, cuts, pipelines, shared, blackwell.base_of(tmem), states, scale)
         elif warp < Role.LOAD:
-            cute.arch.setmaxregister_increase(INVERT_REGISTERS)
-            self.invert(self.work(cuts), pipelines, shared, scratch, base)
+            cute.arch.setmaxregister_increase(self.registers[1])
+            self.invert(cuts, pipelines, shared, scratch, blackwell.base_of(tmem))
         else:
-            cute.arch.setmaxregister_decrease(OTHER_REGISTERS)
+            cute.arch.setmaxregister_decrease(self.registers[2])
         if warp == Role.LOAD:
-            self.load(self.work(cuts), pipelines, shared, tma)
+            self.load(cuts, pipelines, shared, tma)
         if warp == Role.MMA:
-            self.mma(self.work(cuts), pipelines, shared, base)
+            self.mma(cuts, pipelines, shared, blackwell.base_of(tmem))
         if warp == Role.GATE:
-            self.scan_gates(self.work(cuts), pipelines, shared, *gates)
+            self.scan_gates(cuts, pipelines, shared, *gates)
         if cutlass.const_expr(self.outputs):  # noqa: SIM102 - the other condition is one of run time
             if warp == Role.STORE:
-                store_output(self.work(cuts), pipelines.o, shared.o, tma.o, o, self.value_heads)
+                self.store(cuts, pipelines, shared, tma, o)
         cute.arch.sync_threads()
-        tmem.free(base)
+        tmem.free(blackwell.base_of(tmem))
 
     outputs = True
     """Whether the build computes o."""
+    registers = (160, 136, 56)
+    """Per thread of STATE, INVERT and the others after setmaxnreg; 128 at launch."""
 
     @property
     def plan(self) -> KernelPlan:
         return SPLIT_PLAN if self.split else PLAN
 
-    def work(self, cuts: Any) -> WorkTile:
-        """The calling CTA's; `cuts` is cu_seqlens."""
-        return WorkTile.create(cuts, self.value_heads)
+    def works(self, cuts: Any) -> cutlass.Int32:
+        """How many works the grid has; `cuts` is cu_seqlens."""
+        return (cute.size(cuts) - 1) * self.value_heads
+
+    def work(self, cuts: Any, number: cutlass.Int32) -> WorkTile:
+        """Work number `number`. A CTA has every n-th, with n CTAs."""
+        return WorkTile.create(cuts, self.value_heads, number)
 
     @cute.jit
-    def load(self, work: WorkTile, pipelines: Pipelines, shared: Shared, tma: Tma) -> None:
-        """Load K, Q and V of each chunk. Past the end of the sequence, rows of Q affect only rows of o that
-        are not stored; rows of K and V would affect all others, so they are zeroed."""
-        key_head = work.head // (self.value_heads // self.heads)
+    def chunks(self, cuts: Any) -> cutlass.Int32:
+        """How many chunks the CTA's works have together. A lane counts every 32nd of them."""
+        count = cutlass.Int32(0)
+        first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        for number in cutlass.range(
+            first + step * cute.arch.lane_idx(), self.works(cuts), step * WARP, unroll=1
+        ):
+            count = count + self.work(cuts, number).chunks
+        return cute.arch.make_warp_uniform(cute.arch.warp_reduction_sum(count))
+
+    @cute.jit
+    def nonempty(self, cuts: Any, number: cutlass.Int32) -> cutlass.Int32:
+        """The CTA's first work from `number` on that has chunks, or a number past its last one."""
+        works, step = self.works(cuts), cute.arch.grid_dim()[0]
+        empty = number < works
+        while empty:
+            empty = self.work(cuts, number).chunks == 0
+            if empty:
+                number = number + step
+            empty = empty & (number < works)
+        return number
+
+    @cute.jit
+    def load(self, cuts: Any, pipelines: Pipelines, shared: Shared, tma: Tma) -> None:
+        """Load Q, V and K of each chunk, in the order in which their stages are released: in a turn, Q of the
+        chunk after next, V of the next, K of that after these. Past the end of a sequence, rows of Q affect
+        only rows of o that are not stored; rows of K and V would affect all others, so they are zeroed."""
+        chunks = self.chunks(cuts)
         k, v = pipelines.k.producer_state(), pipelines.v.producer_state()
         if cutlass.const_expr(self.outputs):
             q = pipelines.q.producer_state()
-        k_tail, v_tail = pipelines.tail.consumer_state(), pipelines.tail.consumer_state()
-        v_tail.advance()
-        for i in cutlass.range(work.chunks, unroll=1):
-            token = work.start + CHUNK * i
-            pipelines.k.producer_acquire(k)
-            load_own_rows(
-                pipelines.tail, pipelines.k, k, k_tail, tma.k, shared.k, work.stop - token, token, key_head
-            )
-            if cutlass.const_expr(self.outputs):
-                pipelines.q.producer_acquire(q)
-                pipelines.q.arrive_and_expect_tx(q)
-                tma.q.load(pipelines.q, q, shared.q, token, key_head)
-            if work.has_v:
-                pipelines.v.producer_acquire(v)
+        number = self.nonempty(cuts, cute.arch.block_idx()[0])
+        # Of each tensor: the next chunk, and its work; how many chunks of fewer than 64 tokens there were.
+        k_number, q_number, v_number = number, number, number
+        k_i, q_i, v_i = cutlass.Int32(0), cutlass.Int32(0), cutlass.Int32(0)
+        k_tails, v_tails = cutlass.Int32(0), cutlass.Int32(0)
+        keys = pipelines.k.spec.stages
+        for turn in cutlass.range(chunks + keys, unroll=1):
+            if cutlass.const_expr(self.outputs):  # noqa: SIM102 - the other condition is one of run time
+                if (turn >= keys - AHEAD) & (turn < chunks + keys - AHEAD):
+                    work = self.work(cuts, q_number)
+                    pipelines.q.producer_acquire(q)
+                    pipelines.q.arrive_and_expect_tx(q)
+                    tma.q.load(pipelines.q, q, shared.q, work.start + CHUNK * q_i, self.key_head(work))
+                    q.advance()
+                    q_number, q_i = self.following(cuts, work, q_number, q_i)
+            if (turn >= keys - 1) & (turn < chunks + keys - 1):
+                work = self.work(cuts, v_number)
+                token = work.start + CHUNK * v_i
+                length = work.stop - token
+                if work.has_v:
+                    pipelines.v.producer_acquire(v)
+                    tail = blackwell.Turn(1, v_tails % 2)
+                    load_own_rows(
+                        pipelines.tail, pipelines.v, v, tail, tma.v, shared.v, length, token, work.head
+                    )
+                    v.advance()
+                v_tails = v_tails + is_tail(length)
+                v_number, v_i = self.following(cuts, work, v_number, v_i)
+            if turn < chunks:
+                work = self.work(cuts, k_number)
+                token = work.start + CHUNK * k_i
+                length = work.stop - token
+                pipelines.k.producer_acquire(k)
+                tail = blackwell.Turn(0, k_tails % 2)
                 load_own_rows(
-                    pipelines.tail,
-                    pipelines.v,
-                    v,
-                    v_tail,
-                    tma.v,
-                    shared.v,
-                    work.stop - token,
-                    token,
-                    work.head,
+                    pipelines.tail, pipelines.k, k, tail, tma.k, shared.k, length, token, self.key_head(work)
                 )
-                v.advance()
-            k.advance()
-            if cutlass.const_expr(self.outputs):
-                q.advance()
+                k.advance()
+                k_tails = k_tails + is_tail(length)
+                k_number, k_i = self.following(cuts, work, k_number, k_i)
         pipelines.k.producer_tail(k)
         if cutlass.const_expr(self.outputs):
             pipelines.q.producer_tail(q)
         pipelines.v.producer_tail(v)
 
+    def key_head(self, work: WorkTile) -> cutlass.Int32:
+        return work.head // (self.value_heads // self.heads)
+
+    @cute.jit
+    def following(
+        self, cuts: Any, work: WorkTile, number: cutlass.Int32, i: cutlass.Int32
+    ) -> tuple[cutlass.Int32, cutlass.Int32]:
+        """The CTA's work and chunk in it after chunk `i` of `work`."""
+        i = i + 1
+        if i == work.chunks:
+            number = self.nonempty(cuts, number + cute.arch.grid_dim()[0])
+            i = cutlass.Int32(0)
+        return number, i
+
+    @cute.jit
+    def store(self, cuts: Any, pipelines: Pipelines, shared: Shared, tma: Tma, o: cute.Tensor) -> None:
+        """Store the o of each chunk: of a full chunk by TMA, of a shorter one only its own rows, because the
+        next sequence follows."""
+        done = cutlass.Int32(0)
+        first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        for number in cutlass.range(first, self.works(cuts), step, unroll=1):
+            work = self.work(cuts, number)
+            for i in cutlass.range(work.chunks, unroll=1):
+                turn = blackwell.Turn.consumer(done + i)
+                store_chunk(work, i, pipelines.o, turn, shared.o, tma.o, o, self.value_heads)
+            done = done + work.chunks
+        with cute.arch.elect_one():
+            cute.arch.cp_async_bulk_wait_group(0)
+
     @cute.jit
     def scan_gates(
-        self, work: WorkTile, pipelines: Pipelines, shared: Shared, g: cute.Tensor, beta: cute.Tensor
+        self, cuts: Any, pipelines: Pipelines, shared: Shared, g: cute.Tensor, beta: cute.Tensor
     ) -> None:
         """Lane l has tokens 2l and 2l + 1. Past the end of the sequence g and beta are 0. exp(g_cu) also
         multiplies the state, so it uses `rounded_decay`."""
         lane = cute.arch.lane_idx()
-        gate = pipelines.gate.producer_state()
         r_g, r_beta, r_sum = (cute.make_rmem_tensor((2,), cutlass.Float32) for _ in range(3))
-        for i in cutlass.range(work.chunks, unroll=1):
-            token = work.start + CHUNK * i + 2 * lane
-            r_g.fill(0.0)
-            r_beta.fill(0.0)
-            for j in cutlass.range_constexpr(2):
-                if token + j < work.stop:
-                    r_g[j] = g[token + j, work.head]
-                    r_beta[j] = beta[token + j, work.head]
-            scan(r_g, r_sum, lane)
-            g_last = cute.arch.shuffle_sync(r_sum[1], WARP - 1)
-            pipelines.gate.producer_acquire(gate)
-            for j in cutlass.range_constexpr(2):
-                s_rows = shared.gate[None, 2 * lane + j, gate.index]
-                s_rows[Row.G_CU], s_rows[Row.BETA] = r_sum[j], r_beta[j]
-                s_rows[Row.DECAY], s_rows[Row.REST] = rounded_decay(r_sum[j]), decay(g_last - r_sum[j])
-            pipelines.gate.producer_commit(gate)
-            gate.advance()
-        pipelines.gate.producer_tail(gate)
+        done = cutlass.Int32(0)
+        first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        for number in cutlass.range(first, self.works(cuts), step, unroll=1):
+            work = self.work(cuts, number)
+            for i in cutlass.range(work.chunks, unroll=1):
+                gate = blackwell.Turn.producer(done + i, GATES)
+                token = work.start + CHUNK * i + 2 * lane
+                r_g.fill(0.0)
+                r_beta.fill(0.0)
+                for j in cutlass.range_constexpr(2):
+                    if token + j < work.stop:
+                        r_g[j] = g[token + j, work.head]
+                        r_beta[j] = beta[token + j, work.head]
+                scan(r_g, r_sum, lane)
+                g_last = cute.arch.shuffle_sync(r_sum[1], WARP - 1)
+                pipelines.gate.producer_acquire(gate)
+                for j in cutlass.range_constexpr(2):
+                    s_rows = shared.gate[None, 2 * lane + j, gate.index]
+                    s_rows[Row.G_CU], s_rows[Row.BETA] = r_sum[j], r_beta[j]
+                    s_rows[Row.DECAY], s_rows[Row.REST] = rounded_decay(r_sum[j]), decay(g_last - r_sum[j])
+                pipelines.gate.producer_commit(gate)
+            done = done + work.chunks
+        pipelines.gate.producer_tail_after(done)
 
     @cute.jit
-    def mma(self, work: WorkTile, pipelines: Pipelines, shared: Shared, base: cute.Pointer) -> None:
-        """Issue KKT and QK of the next chunk after the products that read the state, because STATE waits for
-        those."""
+    def mma(self, cuts: Any, pipelines: Pipelines, shared: Shared, base: cute.Pointer) -> None:
+        """Issue all products. KKT and QK do not need the state: they are issued ahead, by as many chunks as
+        the stages of K allow, when no product that STATE waits for can be issued."""
         kkt = TileMma.create(base, T_KKT, shared.k, shared.k)
         read_k = TileMma.create(base, T_KS, shared.h, shared.k)
         update = TileMma.create(base, T_V_NEW, shared.left, shared.aib)
         add = TileMma.create(base, T_ADDED, shared.left, shared.k, OperandMajorMode.MN)
         k_ahead, k = pipelines.k.consumer_state(), pipelines.k.consumer_state()
-        h, left = pipelines.h.consumer_state(), pipelines.left.consumer_state()
-        squares = pipelines.squares.consumer_state()
-        scores, ks, updates = (
-            pipe.producer_state() for pipe in (pipelines.scores, pipelines.ks, pipelines.update)
-        )
-        added = pipelines.added.producer_state()
         if cutlass.const_expr(self.outputs):
             qk = TileMma.create(base, T_QK, shared.q, shared.k)
             read_q = TileMma.create(base, T_QS, shared.h, shared.q)
             read_p = TileMma.create(base, T_PV, shared.v_new, shared.p)
             q_ahead, q = pipelines.q.consumer_state(), pipelines.q.consumer_state()
-            v_new, out = pipelines.v_new.consumer_state(), pipelines.out.producer_state()
-        # One turn more than chunks: the first only issues KKT and QK, the last only the other products.
-        for turn in cutlass.range(work.chunks + 1, unroll=1):
-            if turn > 0:
-                pipelines.ks.producer_acquire(ks)
-                pipelines.h.consumer_wait(h)
+        keys = pipelines.k.spec.stages
+        ahead = cutlass.const_expr(keys - 1)
+        chunks = self.chunks(cuts)
+        for turn in cutlass.range(chunks + ahead, unroll=1):
+            # The chunk whose state is read; the one ahead.
+            chunk = blackwell.Turn.consumer(turn + ahead)
+            squares = blackwell.Turn.consumer(turn + (4 - ahead), AHEAD)
+            scores = blackwell.Turn.producer(turn, AHEAD)
+            if turn >= ahead:
+                pipelines.h.consumer_wait(chunk)
                 blackwell.after_thread_sync()
-                read_k.issue(h, k)
-                pipelines.ks.umma_commit(ks)
+                read_k.issue(FIRST, k)
+                pipelines.ks.umma_commit(chunk)
                 if cutlass.const_expr(self.outputs):
-                    pipelines.out.producer_acquire(out)
-                    blackwell.after_thread_sync()
-                    read_q.issue(h, q)
-                pipelines.h.umma_release(h)
-                if cutlass.const_expr(self.outputs):
+                    read_q.issue(FIRST, q, (turn + ahead) % AHEAD)
                     pipelines.q.umma_release(q)
-                ks.advance()
-                h.advance()
-                if cutlass.const_expr(self.outputs):
                     q.advance()
-            if turn < work.chunks:
+            if (ahead == 1) & (turn < chunks):
                 pipelines.k.consumer_wait(k_ahead)
                 if cutlass.const_expr(self.outputs):
                     pipelines.q.consumer_wait(q_ahead)
@@ -394,49 +469,42 @@ class ChunkFused:
                     q_ahead.advance()
                 pipelines.scores.umma_commit(scores)
                 k_ahead.advance()
-                scores.advance()
-            if turn > 0:
+            if turn >= ahead:
                 pipelines.squares.consumer_wait(squares)
-                pipelines.update.producer_acquire(updates)
-                pipelines.left.consumer_wait(left)
+                pipelines.left.consumer_wait(X)
                 blackwell.after_thread_sync()
-                update.issue(left, squares)
-                pipelines.update.umma_commit(updates)
-                pipelines.left.umma_release(left)
-                left.advance()
-                pipelines.added.producer_acquire(added)
-                pipelines.left.consumer_wait(left)
+                update.issue(FIRST, squares)
+                pipelines.update.umma_commit(chunk)
+                pipelines.left.consumer_wait(DECAYED)
                 blackwell.after_thread_sync()
-                add.issue(left, k)
-                pipelines.added.umma_commit(added)
-                pipelines.left.umma_release(left)
+                add.issue(FIRST, k)
+                pipelines.added.umma_commit(chunk)
                 pipelines.k.umma_release(k)
-                if cutlass.const_expr(self.outputs):
-                    pipelines.v_new.consumer_wait(v_new)
-                    blackwell.after_thread_sync()
-                    read_p.issue(v_new, squares)
-                    pipelines.out.umma_commit(out)
-                    pipelines.v_new.umma_release(v_new)
-                pipelines.squares.umma_release(squares)
-                updates.advance()
-                left.advance()
-                added.advance()
                 k.advance()
                 if cutlass.const_expr(self.outputs):
-                    out.advance()
-                    v_new.advance()
-                squares.advance()
-        pipelines.scores.producer_tail(scores)
-        pipelines.ks.producer_tail(ks)
-        pipelines.update.producer_tail(updates)
-        pipelines.added.producer_tail(added)
-        if cutlass.const_expr(self.outputs):
-            pipelines.out.producer_tail(out)
+                    pipelines.v_new.consumer_wait(chunk)
+                    blackwell.after_thread_sync()
+                    read_p.issue(FIRST, squares)
+                    pipelines.out.umma_commit(chunk)
+                pipelines.squares.umma_release(squares)
+            if (ahead > 1) & (turn < chunks):
+                pipelines.k.consumer_wait(k_ahead)
+                if cutlass.const_expr(self.outputs):
+                    pipelines.q.consumer_wait(q_ahead)
+                pipelines.scores.producer_acquire(scores)
+                blackwell.after_thread_sync()
+                kkt.issue(k_ahead, k_ahead, scores.index)
+                if cutlass.const_expr(self.outputs):
+                    qk.issue(q_ahead, k_ahead, scores.index)
+                    q_ahead.advance()
+                pipelines.scores.umma_commit(scores)
+                k_ahead.advance()
+        pipelines.scores.producer_tail_after(chunks)
 
     @cute.jit
     def invert(
         self,
-        work: WorkTile,
+        cuts: Any,
         pipelines: Pipelines,
         shared: Shared,
         scratch: inverse.Scratch,
@@ -448,58 +516,53 @@ class ChunkFused:
         together = pipeline.NamedBarrier(barrier_id=Barrier.INVERT, num_threads=PLAN.threads_of(Role.INVERT))
         tiled_mma = blackwell.make_tiled_mma(OperandMajorMode.K, *SQUARE)
         tmem_copy = blackwell.TmemCopy.create(tiled_mma, SQUARE, base, thread)
-        scores, gate, squares = (
-            pipelines.scores.consumer_state(),
-            pipelines.gate.consumer_state(),
-            pipelines.squares.producer_state(),
-        )
-        for _ in cutlass.range(work.chunks, unroll=1):
-            r_square = cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32)
-            r_values = cute.make_tensor(r_square.iterator, cute.make_layout(cute.size(r_square)))
-            pipelines.scores.consumer_wait(scores)
-            blackwell.after_thread_sync()
-            tmem_copy.load(T_KKT, scores.index, 0, r_square)
-            cute.arch.fence_view_async_tmem_load()
+        chunks = self.chunks(cuts)
+        for turn in cutlass.range(chunks, unroll=1):
+            gate = blackwell.Turn.consumer(turn, GATES)
+            scores, squares = blackwell.Turn.consumer(turn, AHEAD), blackwell.Turn.producer(turn, AHEAD)
+            r_kkt, r_qk = (cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32) for _ in range(2))
+            r_a, r_p = fused_lanes.flat(r_kkt), fused_lanes.flat(r_qk)
             pipelines.gate.consumer_wait(gate)
             s_gate = shared.gate[None, None, gate.index]
-            lane = blackwell.opaque(cute.arch.lane_idx())
-            triangle.form_a(r_values, s_gate, warp, lane)
-            inverse.invert(r_values, scratch, warp, lane, together)
-            # Recompute the lane id here: otherwise ptxas keeps the store addresses live across the inverse.
-            lane = blackwell.opaque(lane)
+            pipelines.scores.consumer_wait(scores)
+            blackwell.after_thread_sync()
+            tmem_copy.load(T_KKT, scores.index, 0, r_kkt)
+            # With `split` the inverse leaves no registers for both squares.
+            both = cutlass.const_expr(self.outputs and not self.split)
+            if cutlass.const_expr(both):
+                tmem_copy.load(T_QK, scores.index, 0, r_qk)
+            else:
+                r_qk.fill(0.0)
+            cute.arch.fence_view_async_tmem_load()
+            if cutlass.const_expr(both or not self.outputs):
+                blackwell.before_thread_sync()
+                pipelines.scores.consumer_release(scores)
             pipelines.squares.producer_acquire(squares)
-            triangle.scale_columns(r_values, s_gate[Row.BETA, None], lane)
-            triangle.write_rows(r_values, shared.aib[None, None, squares.index], warp, lane)
-            if cutlass.const_expr(self.outputs):
-                tmem_copy.load(T_QK, scores.index, 0, r_square)
+            # Recompute the lane: otherwise ptxas keeps addresses live from turn to turn.
+            lane = blackwell.lane_of_turn(turn)
+            triangle.form_squares(r_a, r_p, s_gate, warp, lane)
+            s_p = None if cutlass.const_expr(not self.outputs) else shared.p[None, None, squares.index]
+            if cutlass.const_expr(both):
+                triangle.write_rows(r_p, s_p, warp, lane)
+            lane = blackwell.lane_of_turn(turn)
+            inverse.invert(r_a, scratch, warp, lane, together)
+            lane = blackwell.lane_of_turn(turn)
+            triangle.scale_columns(r_a, s_gate[Row.BETA, None], lane)
+            triangle.write_rows(r_a, shared.aib[None, None, squares.index], warp, lane)
+            if cutlass.const_expr(self.outputs and not both):
+                tmem_copy.load(T_QK, scores.index, 0, r_qk)
                 cute.arch.fence_view_async_tmem_load()
-            blackwell.before_thread_sync()
-            pipelines.scores.consumer_release(scores)
-            if cutlass.const_expr(self.outputs):
-                self._form_p(r_values, s_gate, warp, lane)
-                triangle.write_rows(r_values, shared.p[None, None, squares.index], warp, lane)
+                blackwell.before_thread_sync()
+                pipelines.scores.consumer_release(scores)
+                r_kkt.fill(0.0)
+                triangle.form_squares(r_a, r_p, s_gate, warp, lane)
+                triangle.write_rows(r_p, s_p, warp, lane)
             cute.arch.fence_proxy("async.shared", space="cta")
             pipelines.squares.producer_commit(squares)
             pipelines.gate.consumer_release(gate)
-            scores.advance()
-            gate.advance()
-            squares.advance()
-        pipelines.squares.producer_tail(squares)
+        pipelines.squares.producer_tail_after(chunks)
 
-    @cute.jit
-    def _form_p(
-        self, r_qk: cute.Tensor, s_gate: cute.Tensor, warp: cutlass.Int32, lane: cutlass.Int32
-    ) -> None:
-        """Replace QK by P. Above the diagonal the exponent could be positive and QK not finite (K's rows past
-        the end are zero, Q's are not), so those elements are replaced by 0, not multiplied."""
-        rows = [fragment_row(warp, lane, half) for half in range(2)]
-        g_rows = [s_gate[Row.G_CU, row] for row in rows]
-        for n in cutlass.range_constexpr(CHUNK // 8):
-            for j in cutlass.range_constexpr(2):
-                column = fragment_column(lane, n, j)
-                g_column = s_gate[Row.G_CU, column]
-                for half in cutlass.range_constexpr(2):
-                    kept = column <= rows[half]
-                    span = (g_rows[half] - g_column) if kept else cutlass.Float32(0.0)
-                    value = r_qk[4 * n + 2 * half + j] * decay(span)
-                    r_qk[4 * n + 2 * half + j] = value if kept else cutlass.Float32(0.0)
+
+def is_tail(length: cutlass.Int32) -> cutlass.Int32:
+    """1 for a chunk with fewer tokens than 64, else 0."""
+    return cutlass.select_(length < CHUNK, cutlass.Int32(1), cutlass.Int32(0))

@@ -29,21 +29,20 @@ without work ends before its first chunk.
     s_h         128 x 128           bfloat16  K-major, SW128
     s_left      128 x 64            bfloat16  K-major, SW128: X^T, then (V_new exp(g_last - g_cu))^T
     s_aib       64 x 64, 2 stages   bfloat16  K-major, SW128: Ai beta_j
-    s_gate      4 x 64, 3 stages    float32   a row for each of GATE's
+    s_gate      4 x 64, 4 stages    float32   a row for each of GATE's
     s_blocks    64 x 64             float16   rows contiguous, 128 B swizzle
     s_diagonal  4 x 16 x 20         float32   columns contiguous, padded
 
     TMEM     shape              columns   lanes  layout
     t_kkt    64 x 64, 2 stages  0..127    low    M=64: row r in lane 32 (r/16) + r%16
-    t_ks     128 x 64           128..191  all    row r in lane r
-    t_v_new  128 x 64           256..319  all    row r in lane r
+    t_ks     128 x 64           128..191  all    row r in lane r: (K h^T)^T, then V_new^T
     t_added  128 x 128          384..511  all    row r in lane r
 
     role    warps  does
     STATE   0..7   carries rows of B or M in registers, 64 rows each four warps; h, X and V_new
     INVERT  8..11  KKT from TMEM; A and Ai in registers; Ai beta into SMEM
     LOAD    12     TMA of K, of B's CTAs also V; zeros past the end of the sequence
-    MMA     13     allocates TMEM; all products, KKT a chunk ahead
+    MMA     13     allocates TMEM; all products, KKT ahead
     GATE    14     scans g; g_cu, beta, exp(g_cu) and exp(g_last - g_cu) into SMEM
     STORE   15     nothing: setmaxnreg needs a fourth warp
 
@@ -51,14 +50,14 @@ without work ends before its first chunk.
     k         3       1 LOAD + 16384 bytes  1 MMA commit
     v         1       1 LOAD + 16384 bytes  8 STATE warp
     tail      2       1 LOAD + 16384 bytes  1 nobody
-    gate      3       1 GATE                12 INVERT, STATE warp
+    gate      4       1 GATE                12 INVERT, STATE warp
     scores    2       1 MMA commit          4 INVERT warp
     squares   2       4 INVERT warp         1 MMA commit
-    h         1       8 STATE warp          1 MMA commit
-    ks        1       1 MMA commit          8 STATE warp
-    left      1       8 STATE warp          1 MMA commit
-    update    1       1 MMA commit          8 STATE warp
-    added     1       1 MMA commit          8 STATE warp
+    h         1       8 STATE warp          1 nobody
+    ks        1       1 MMA commit          1 nobody
+    left      1       8 STATE warp          1 nobody
+    update    1       1 MMA commit          1 nobody
+    added     1       1 MMA commit          1 nobody
 
     sync                               who                 orders
     fence.mbarrier_init, barrier TMEM  all                 mbarriers, tensor memory: before their use
@@ -74,9 +73,9 @@ without work ends before its first chunk.
     producer_tail                      each producer       no arrival after the CTA ends
     barrier of the CTA                 all                 tensor memory read before it is freed
 
-512 threads, 147748 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
+512 threads, 148788 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
 
-fused_plan.py makes these tables. With `split` there are 2 stages of s_k and 2 of s_blocks, 139540 bytes.
+fused_plan.py makes these tables. With `split` there are 2 stages of s_blocks, 156980 bytes.
 
 Limits: those of kernel_sm100_fused.py, and UB Hv V K < 2^31. firsts and maps are f32; rows of them that no
 segment needs are not written. NaN in a segment stays in its B and M. Their bits depend only on the segment,
@@ -161,6 +160,7 @@ class ChunkTransfer(ChunkFused):
     """B and M of every segment that another one follows; M only where a segment came before."""
 
     outputs = False
+    registers = (160, 144, 48)
 
     @cute.jit
     def __call__(
@@ -193,9 +193,12 @@ class ChunkTransfer(ChunkFused):
     def plan(self) -> KernelPlan:
         return SPLIT_PLAN if self.split else PLAN
 
-    def work(self, cuts: Cuts) -> SegmentTile:
-        """The calling CTA's."""
-        segment, head, is_b = task(cute.arch.block_idx()[0], self.value_heads)
+    def works(self, cuts: Cuts) -> cutlass.Int32:
+        """For each row of the table, also those that no segment has. A CTA has one."""
+        return 2 * cute.size(cuts.indices, mode=[0]) * self.value_heads
+
+    def work(self, cuts: Cuts, number: cutlass.Int32) -> SegmentTile:
+        segment, head, is_b = task(number, self.value_heads)
 
         def wanted(index: cutlass.Int32, count: cutlass.Int32) -> cutlass.Boolean:
             return (index < count - 1) & (is_b | (index > 0))

@@ -153,7 +153,7 @@ def build_segments(
     beta_max: int,
 ) -> Build:
     """q, k, v, g, beta, cu_seqlens, offsets, indices, total, initial_state, firsts, o, final_state, scale,
-    tokens."""
+    tokens, ctas."""
     import cutlass
 
     from gdnbench_kernels.gdn_prefill.fused_segments import ChunkSegments
@@ -172,6 +172,7 @@ def build_segments(
         of.states(final_state, value_heads),
         cutlass.Float32(1.0),
         cutlass.Int32(CHUNK),
+        cutlass.Int32(1),
         of.stream(),
     )
 

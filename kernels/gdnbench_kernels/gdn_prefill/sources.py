@@ -254,7 +254,7 @@ def build_fused(
     final_state: StateDtype | None,
     beta_max: int,
 ) -> Build:
-    """q, k, v, g, beta, cu_seqlens, initial_state, o, final_state, scale."""
+    """q, k, v, g, beta, cu_seqlens, initial_state, o, final_state, scale, ctas."""
     import cutlass
 
     from gdnbench_kernels.gdn_prefill.kernel_sm100_fused import ChunkFused
@@ -271,6 +271,7 @@ def build_fused(
         of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
         of.states(final_state, value_heads),
         cutlass.Float32(1.0),
+        cutlass.Int32(1),
         of.stream(),
     )
 

@@ -61,6 +61,40 @@ def form_a(r_a: cute.Tensor, s_scalars: cute.Tensor, warp: cutlass.Int32, lane: 
 
 
 @cute.jit
+def form_squares(
+    r_kkt: cute.Tensor, r_qk: cute.Tensor, s_scalars: cute.Tensor, warp: cutlass.Int32, lane: cutlass.Int32
+) -> None:
+    """Replace KKT in r_kkt by A and QK in r_qk by P = lower(QK exp(g_cu[i] - g_cu[j])); both share the
+    exponentials, which are 0 above the diagonal, and never more than 1."""
+    rows = [fragment_row(warp, lane, half) for half in range(2)]
+    scalars = [(s_scalars[Gate.G_CU, row], s_scalars[Gate.BETA, row]) for row in rows]
+    # Row minus column of a thread's first value: of the others it differs by a constant.
+    below = rows[0] - fragment_column(lane, 0, 0)
+    for n in cutlass.range_constexpr(CHUNK // 8):
+        r_sums = pair_of(s_scalars[Gate.G_CU, None], lane, n)
+        for half in cutlass.range_constexpr(2):
+            at = 4 * n + 2 * half
+            g_row, beta_row = scalars[half]
+            spans = cute.arch.add_packed_f32x2((g_row, g_row), (-r_sums[0], -r_sums[1]))
+            kept, strict = [], []
+            for j in cutlass.range_constexpr(2):
+                factor = decay(cute.arch.fmin(spans[j], 0.0, nan=True))
+                distance = 8 * n + j - 8 * half
+                kept.append(factor if below >= distance else cutlass.Float32(0.0))
+                strict.append(factor if below > distance else cutlass.Float32(0.0))
+            scaled = cute.arch.mul_packed_f32x2((r_kkt[at], r_kkt[at + 1]), (beta_row, beta_row))
+            r_kkt[at], r_kkt[at + 1] = cute.arch.mul_packed_f32x2(scaled, tuple(strict))
+            r_qk[at], r_qk[at + 1] = cute.arch.mul_packed_f32x2((r_qk[at], r_qk[at + 1]), tuple(kept))
+
+
+def pair_of(s_vector: cute.Tensor, lane: Any, n: int) -> cute.Tensor:
+    """The two numbers of a vector in shared memory for a thread's columns 8n + 2 (lane % 4) and + 1."""
+    r_pair = cute.make_rmem_tensor(2, s_vector.element_type)
+    cute.autovec_copy(cute.local_tile(s_vector, (2,), (4 * n + lane % 4,)), r_pair)
+    return r_pair
+
+
+@cute.jit
 def write_operands(
     r_ai: cute.Tensor,
     s_scalars: cute.Tensor,
@@ -110,10 +144,12 @@ def store_rows(r_values: cute.Tensor, s_rows: cute.Tensor, lane: Any) -> None:
 def scale_columns(r_ai: cute.Tensor, s_beta: cute.Tensor, lane: cutlass.Int32) -> None:
     """Replace Ai by Ai beta_j."""
     for n in cutlass.range_constexpr(CHUNK // 8):
-        for j in cutlass.range_constexpr(2):
-            beta = s_beta[fragment_column(lane, n, j)]
-            for half in cutlass.range_constexpr(2):
-                r_ai[4 * n + 2 * half + j] = r_ai[4 * n + 2 * half + j] * beta
+        r_beta = pair_of(s_beta, lane, n)
+        for half in cutlass.range_constexpr(2):
+            at = 4 * n + 2 * half
+            r_ai[at], r_ai[at + 1] = cute.arch.mul_packed_f32x2(
+                (r_ai[at], r_ai[at + 1]), (r_beta[0], r_beta[1])
+            )
 
 
 def write_rows(r_values: cute.Tensor, s_square: cute.Tensor, warp: Any, lane: Any) -> None:
