@@ -352,8 +352,11 @@ def test_what_threads_and_the_async_proxy_share_is_fenced() -> None:
     h, o, v, x, vs, v_new = ([how, *handed] for how in (store, store, load, store, store, store))
     # The arrivals for what is read from tensor memory or for gates stand behind others.
     assert steps(state, load, store, fence, arrive) == [*h, *o, *v, *x, *vs, *v_new, *o]
-    # Ai beta, then P when the scores are read: one fence for both, behind which squares are full.
-    assert steps(invert, load, store, fence, arrive)[-5:] == [store, arrive, store, *handed]
+    # P, then Ai beta behind the inverse: one fence for both, behind which squares are full.
+    squares = steps(invert, load, store, fence, arrive)
+    assert squares[:2] == [arrive, store]
+    assert squares[-4:] == [load, store, *handed]
+    assert squares.count(fence) == 1
     zeros = "st.shared.v4"  # of K and of V
     assert steps(others, zeros, fence) == 2 * [zeros, fence]
 

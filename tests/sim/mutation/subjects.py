@@ -283,6 +283,11 @@ _PREFILL: tuple[dict[str, Any], ...] = (
     {"seqlens": (193, 1), "heads": (1, 1), "initial_state": True},
     {"seqlens": (64,), "heads": (1, 1), "initial_state": True},  # nothing comes after a full chunk
 )
+# A CTA goes through all sequences: one without tokens between others, two with a last chunk of their own.
+_FUSED_PREFILL: tuple[dict[str, Any], ...] = (
+    {"seqlens": (193, 0, 65), "heads": (1, 1), "initial_state": True},
+    _PREFILL[1],
+)
 # Four segments, so that the scan has two steps and its ring goes round; a sequence without tokens.
 _CUT_PREFILL: tuple[dict[str, Any], ...] = ({"seqlens": (193, 0, 1), "heads": (1, 1), "initial_state": True},)
 # The state of a sequence without tokens goes through tensor memory, which only the CTA's barrier keeps.
@@ -434,7 +439,7 @@ SUBJECTS: dict[str, Subject] = {
     "cluster_reduction": Subject(cluster_reduction),
     "launch_control": Subject(launch_control, sms=2),
     "gdn_prefill": Subject(_Operation("gdn_prefill", "sm100", _PREFILL)),
-    "gdn_prefill_fused": Subject(_Operation("gdn_prefill", "sm100_fused", _PREFILL)),
+    "gdn_prefill_fused": Subject(_Operation("gdn_prefill", "sm100_fused", _FUSED_PREFILL)),
     "gdn_prefill_cp": Subject(_PrefillBySegments(_CUT_PREFILL)),
     "kda_prefill_fused": Subject(_Operation("kda_prefill", "sm100_fused", _KDA_PREFILL)),
     "gdn_decode": Subject(_Decode("registers")),
