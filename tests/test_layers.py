@@ -37,7 +37,7 @@ sim.run: sim.base sim.ptx sim.tensorcore.formats sim.machine sim.tensorcore sim.
 sim: sim.base sim.ptx sim.machine sim.host sim.profile sim.checker sim.run
 sim.virtual: sim.base sim.ptx sim.machine sim.host sim.cuda_source sim.checker sim.run sim
 sim.mutants: sim.base sim.ptx sim.machine sim.host sim.checker sim.run
-sim.predict: sim.base sim.ptx sim.machine sim.compiler sim.host sim.profile sim.run
+sim.predict: artifact_cache sim.base sim.ptx sim.machine sim.compiler sim.host sim.profile sim.run
 kernels: artifact_cache
 report.outcome: base
 store: artifact_cache base

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from gdnbench.sim.predict.call import PredictedCall, PredictedTime
     from gdnbench.sim.predict.launch import LATENCY, Prediction
     from gdnbench.sim.predict.machine_code import tool_versions
-    from gdnbench.sim.predict.machines import GROUPS, MACHINES, machine_model
+    from gdnbench.sim.predict.machines import GROUPS, MACHINES, machine_model, parameter_table
+    from gdnbench.sim.predict.timeline import Timeline, write_timelines
 
 __all__ = [
     "GROUPS",
@@ -22,8 +23,11 @@ __all__ = [
     "PredictedTime",
     "Prediction",
     "Predictor",
+    "Timeline",
     "machine_model",
+    "parameter_table",
     "tool_versions",
+    "write_timelines",
 ]
 
 __getattr__ = lazy_names(
@@ -33,6 +37,7 @@ __getattr__ = lazy_names(
         "gdnbench.sim.predict.call": "PredictedCall PredictedTime",
         "gdnbench.sim.predict.launch": "LATENCY Prediction",
         "gdnbench.sim.predict.machine_code": "tool_versions",
-        "gdnbench.sim.predict.machines": "GROUPS MACHINES machine_model",
+        "gdnbench.sim.predict.machines": "GROUPS MACHINES machine_model parameter_table",
+        "gdnbench.sim.predict.timeline": "Timeline write_timelines",
     },
 )

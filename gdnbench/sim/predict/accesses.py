@@ -4,6 +4,7 @@ global memory."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -19,27 +20,52 @@ WORD = 4
 """Shared memory has 32 banks of 4 bytes a cycle (CUDA Programming Guide, "Shared Memory")."""
 MATRIX_ROW = 16
 LINE_SECTORS = 4
+PATTERNS = 1 << 16
+"""Of accesses, that are kept."""
+
+
+LINE = SECTOR * LINE_SECTORS
+_ABSENT = np.iinfo(np.uint64).max
+"""In place of the address of a lane that does not take part."""
 
 
 def accessed(ins: Instruction, lanes: npt.NDArray[np.uint32], addresses: Addresses) -> Iterator[Accessed]:
     """The steps of executions of `ins` by these lanes, uint32[n], with these addresses, uint64[n, 32]."""
     bits = (lanes[:, None] >> np.arange(LANES, dtype=np.uint32)) & 1
-    active = bits.astype(np.bool_)
+    given = np.where(bits.astype(np.bool_), addresses, _ABSENT)
     width = MATRIX_ROW if ins.form.by_rows else ins.vec * max(width_of(ins.types[-1]) // 8, 1)
-    for mask, row in zip(active, addresses, strict=True):
-        named = row[mask]
-        space = _space(ins, int(named[0]))
+    # Banks and lines are the same from any start of a line on: executions share what is computed for one.
+    lines = given.min(axis=1) // np.uint64(LINE)
+    patterns = np.where(given == _ABSENT, _ABSENT, given - (lines * np.uint64(LINE))[:, None])
+    firsts = addresses[np.arange(len(addresses)), bits.argmax(axis=1)]
+    for pattern, line, address in zip(patterns, lines.tolist(), firsts.tolist(), strict=True):
+        space = _space(ins, address)
         if space is Space.GLOBAL:
-            first, last = named // SECTOR, (named + np.uint64(width - 1)) // SECTOR
-            sectors = np.unique(np.concatenate([first, last]))
-            lines = len(np.unique(sectors // np.uint64(LINE_SECTORS)))
-            yield Accessed(ins.pc, space, lines, tuple(sectors.tolist()))
+            count, sectors = _global(pattern.tobytes(), width)
+            start = line * LINE_SECTORS
+            yield Accessed(ins.pc, space, count, tuple([start + sector for sector in sectors]))
         elif space is Space.SHARED:
-            cycles = _bank_cycles(row, mask, width)
-            yield Accessed(ins.pc, space, cycles, ())
+            yield Accessed(ins.pc, space, _shared(pattern.tobytes(), width), ())
         else:
             # Local memory interleaves the words of the lanes.
             yield Accessed(ins.pc, space, -(-width // WORD), ())
+
+
+@lru_cache(maxsize=PATTERNS)
+def _global(pattern: bytes, width: int) -> tuple[int, tuple[int, ...]]:
+    """How many lines, and which sectors, lanes at these places of a line access."""
+    places = np.frombuffer(pattern, np.uint64)
+    named = places[places != _ABSENT]
+    first, last = named // SECTOR, (named + np.uint64(width - 1)) // SECTOR
+    sectors = np.unique(np.concatenate([first, last]))
+    return len(np.unique(sectors // np.uint64(LINE_SECTORS))), tuple(sectors.tolist())
+
+
+@lru_cache(maxsize=PATTERNS)
+def _shared(pattern: bytes, width: int) -> int:
+    """For how many cycles shared memory is busy with lanes at these places of a line."""
+    places = np.frombuffer(pattern, np.uint64)
+    return _bank_cycles(places, places != _ABSENT, width)
 
 
 def _space(ins: Instruction, address: int) -> Space:

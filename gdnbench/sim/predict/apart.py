@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import pickle
@@ -13,8 +14,9 @@ from gdnbench.sim.errors import KernelFault, UnsupportedError
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.predict.launch import Prediction, check_covered, predict, record, sampled_ctas
-from gdnbench.sim.predict.machine_code import machine_code
+from gdnbench.sim.predict.machine_code import arch_of, assemble
 from gdnbench.sim.predict.machines import Machine
+from gdnbench.sim.predict.timeline import Timeline
 from gdnbench.sim.ptx.ir import Module
 
 KILLED = "the process that predicts it was killed"
@@ -24,37 +26,50 @@ KILLED = "the process that predicts it was killed"
 @dataclass(slots=True)
 class Predictor:
     """Predicts the launches that it is called with, for `Settings(before=...)`. `refused` says why a launch
-    has no prediction; no launch after it is predicted."""
+    has no prediction; no launch after it is predicted. `timelines` takes what an SM does in each launch, with
+    a name that begins with `name`."""
 
     machine: Machine
     launches: list[Prediction] = field(default_factory=list)
     refused: str = ""
+    timelines: list[tuple[str, Timeline]] | None = None
+    name: str = ""
 
     def __call__(self, module: Module, request: LaunchRequest, memory: GlobalMemory) -> None:
         if self.refused:
             return
+        drawn: list[Timeline] | None = None if self.timelines is None else []
         try:
-            self.launches.append(predict_apart(self.machine, module, request, memory))
+            found = predict_apart(self.machine, module, request, memory, drawn)
         except UnsupportedError as error:
             self.refused = error.what
         except KernelFault as fault:  # which the launch itself reports, with what it found before
             self.refused = f"the time of {request.entry}, which faults: {fault.kind}"
+        else:
+            if self.timelines is not None:
+                name = f"{self.name}launch {len(self.launches)}: "
+                self.timelines += [(name, each) for each in drawn or ()]
+            self.launches.append(found)
 
 
 def predict_apart(
-    machine: Machine, module: Module, request: LaunchRequest, memory: GlobalMemory
+    machine: Machine,
+    module: Module,
+    request: LaunchRequest,
+    memory: GlobalMemory,
+    timelines: list[Timeline] | None = None,
 ) -> Prediction:
-    """The predicted time of a launch that has not run yet. Raises what `record` and `predict` raise, and
-    UnsupportedError where processes cannot be forked."""
+    """The predicted time of a launch that has not run yet; `timelines` takes what its SM does. Raises what
+    `record` and `predict` raise, and UnsupportedError where processes cannot be forked."""
     if not hasattr(os, "fork"):
         raise UnsupportedError("the time on a system without fork")
     check_covered(module, request)
     # Here and not in the child, so that the next launch of the kernel finds it assembled.
-    machine_code(module, module.kernels[request.entry], module.target)
+    assemble(module, module.kernels[request.entry], arch_of(module, machine.name))
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
-        _answer(reader, writer, machine, module, request, memory)
+        _answer(reader, writer, machine, module, request, memory, timelines is not None)
     os.close(writer)
     try:
         with os.fdopen(reader, "rb") as pipe:
@@ -69,21 +84,36 @@ def predict_apart(
     found = pickle.loads(answer)
     if isinstance(found, BaseException):
         raise found
-    assert isinstance(found, Prediction)
-    return found
+    prediction, drawn = found
+    assert isinstance(prediction, Prediction)
+    if timelines is not None:
+        timelines += drawn
+    return prediction
+
+
+_Answer = tuple[Prediction, list[Timeline]]
 
 
 def _answer(
-    reader: int, writer: int, machine: Machine, module: Module, request: LaunchRequest, memory: GlobalMemory
+    reader: int,
+    writer: int,
+    machine: Machine,
+    module: Module,
+    request: LaunchRequest,
+    memory: GlobalMemory,
+    drawn: bool,
 ) -> NoReturn:
-    """In the child: send the prediction, or what it raised, and end. Nothing may leave this function, or the
-    caller's program would go on twice."""
+    """In the child: send the prediction and its timeline, or what was raised, and end. Nothing may leave this
+    function, or the caller's program would go on twice."""
     try:
         os.close(reader)
-        found: Prediction | BaseException
+        gc.disable()  # a collection would visit, and so copy, all objects of the caller's program
+        found: _Answer | BaseException
         try:
             ctas = sampled_ctas(math.prod(request.grid))
-            found = predict(machine, module, request, record(module, request, memory, ctas, machine))
+            traces = record(module, request, memory, ctas, machine)
+            timelines: list[Timeline] = []
+            found = predict(machine, module, request, traces, timelines if drawn else None), timelines
         except BaseException as error:
             found = error
         with os.fdopen(writer, "wb") as pipe:
@@ -92,11 +122,12 @@ def _answer(
         os._exit(0)
 
 
-def _pickled(found: Prediction | BaseException) -> bytes:
+def _pickled(found: _Answer | BaseException) -> bytes:
     """An error that does not come back from its bytes is sent as a RuntimeError with its text."""
     try:
         sent = pickle.dumps(found)
-        pickle.loads(sent)
+        if isinstance(found, BaseException):
+            pickle.loads(sent)
     except Exception:
         return pickle.dumps(RuntimeError(f"{type(found).__name__}: {found}"))
     return sent

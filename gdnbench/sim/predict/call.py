@@ -35,6 +35,11 @@ class PredictedCall:
         return sum(each.low for each in self.launches), sum(each.high for each in self.launches)
 
     @property
+    def floor(self) -> float:
+        """Seconds that the launches take at least, one after the other."""
+        return sum(each.floor for each in self.launches)
+
+    @property
     def longest(self) -> Prediction:
         """The launch that takes most of the time."""
         return max(self.launches, key=lambda each: each.seconds)

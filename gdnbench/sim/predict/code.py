@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
-from gdnbench.sim.predict.machine_code import Machined, machine_code
+from gdnbench.sim.predict.machine_code import Machined, arch_of, machine_code
 from gdnbench.sim.predict.machines import Machine
 from gdnbench.sim.ptx.flow import targets_of
 from gdnbench.sim.ptx.forms import Flow, Sync
-from gdnbench.sim.ptx.ir import Kernel, Module
+from gdnbench.sim.ptx.ir import Instruction, Kernel, Module
 
 
 class Pipe(StrEnum):
@@ -23,8 +24,7 @@ class Pipe(StrEnum):
     TENSOR = "tensor core"
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(NamedTuple):
     """A machine instruction: it keeps `pipe` busy for `busy` cycles, and what it says to a scoreboard comes
     `latency` cycles after its issue. `memory`: an access of the trace belongs to it, if there is one."""
 
@@ -37,6 +37,8 @@ class Cost:
 
 
 MEMORY = ("LDG", "LDS", "LDSM", "STG", "STS", "STSM", "LD", "ST", "ATOM", "ATOMG", "ATOMS", "RED", "REDG")
+SCOREBOARDS = 6
+"""Of a warp, on Volta and later."""
 NEAR = 32
 """How many instructions before its place in the PTX a load of the machine code is looked for."""
 _LOCAL = ("LDL", "STL")
@@ -47,10 +49,12 @@ _NONE = ("NOP", "BRA", "EXIT", "BSSY", "BSYNC", "WARPSYNC", "CALL", "RET", "BAR"
 _UNIFORM = ("ULDC", "S2R", "S2UR", "LDC", "LDCU", "R2UR", "CS2R", "UMOV")
 
 
-def cost_of(code: Machined, machine: Machine) -> Cost:
-    """What `code` costs on `machine`."""
-    name, _, rest = code.opcode.partition(".")
-    boards = tuple(board for board in range(6) if code.waits >> board & 1)
+_Kind = tuple[Pipe, float, float, bool]
+
+
+def _kind(opcode: str, machine: Machine) -> _Kind:
+    """The pipe, for how many cycles it is busy, the latency, and whether it is an access."""
+    name, _, rest = opcode.partition(".")
     pipe, busy, latency = Pipe.ALU, machine.integer_cycles.value, machine.variable_latency.value
     memory = name in MEMORY
     if memory or name in _LOCAL or name in _NONE:
@@ -58,7 +62,9 @@ def cost_of(code: Machined, machine: Machine) -> Cost:
     elif name in ("HMMA", "IMMA", "QMMA", "DMMA"):
         pipe, busy, latency = Pipe.TENSOR, machine.mma_cycles.value, machine.mma_latency.value
     elif name in _SPECIAL:
-        pipe, busy, latency = Pipe.SPECIAL, machine.special_cycles.value, machine.special_latency.value
+        exponential = name == "MUFU" and rest.startswith("EX2")
+        cycles = machine.exponential_cycles if exponential else machine.special_cycles
+        pipe, busy, latency = Pipe.SPECIAL, cycles.value, machine.special_latency.value
     elif name in _FMA:
         pipe, busy = Pipe.FMA, 1.0
         if name == "IMAD" and rest.startswith(("WIDE", "HI")):
@@ -69,7 +75,7 @@ def cost_of(code: Machined, machine: Machine) -> Cost:
         busy = machine.convert_cycles.value
     elif name == "SHFL":
         pipe, busy = Pipe.ISSUE, 0.0
-    return Cost(code, pipe, busy, latency, memory, boards)
+    return pipe, busy, latency, memory
 
 
 def _is_memory(code: Machined) -> bool:
@@ -103,48 +109,87 @@ class Region:
     accesses: frozenset[int]
 
 
-class Code:
-    """The regions of a kernel. A region ends at a branch, at a label, and at an instruction that synchronises
-    or that the machine executes; ptxas moves little over such a place."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The same without costs: the machine instructions by their places in the code."""
+
+    start: int
+    stop: int
+    places: tuple[int, ...]
+    accesses: frozenset[int]
+
+
+class Regions:
+    """The regions of a kernel, which are the same whatever the parameters of the machine. A region ends at a
+    branch, at a label, and at an instruction that synchronises or that the machine executes; ptxas moves
+    little over such a place."""
 
     def __init__(self, module: Module, entry: str, machine: Machine) -> None:
         self.kernel = module.kernels[entry]
-        arch = module.target
-        self._by_pc: dict[int, list[tuple[int, Cost]]] = {}
-        for place, code in enumerate(_at_accesses(self.kernel, machine_code(module, self.kernel, arch))):
-            self._by_pc.setdefault(code.pc, []).append((place, cost_of(code, machine)))
-        self._targets = {target.pc for ins in self.kernel.instructions for target in targets_of(ins)}
+        arch = arch_of(module, machine.name)
+        self.codes = tuple(_at_accesses(self.kernel, machine_code(module, self.kernel, arch)))
+        self.boards = tuple(
+            tuple(board for board in range(SCOREBOARDS) if code.waits >> board & 1) for code in self.codes
+        )
+        self._opcodes = {code.opcode for code in self.codes}
+        self._on: dict[tuple[_Kind, ...], Code] = {}
+        self._by_pc: dict[int, list[int]] = {}
+        for place, code in enumerate(self.codes):
+            self._by_pc.setdefault(code.pc, []).append(place)
+        targets = {target.pc for ins in self.kernel.instructions for target in targets_of(ins)}
+        self._stops = _stops(self.kernel.instructions, targets)
+        self._parts: dict[int, _Part] = {}
+
+    def on(self, machine: Machine) -> Code:
+        """The regions with their costs on a machine; the same for machines on which all costs are equal."""
+        kinds = {opcode: _kind(opcode, machine) for opcode in self._opcodes}
+        return self._on.setdefault(tuple(kinds.values()), Code(self, kinds))
+
+    def part(self, pc: int) -> _Part:
+        """The region from `pc` on."""
+        found = self._parts.get(pc)
+        if found is None:
+            stop = self._stops[pc]
+            places = sorted(place for one in range(pc, stop) for place in self._by_pc.get(one, ()))
+            codes = (self.codes[place] for place in places)
+            accesses = frozenset(code.pc for code in codes if _is_memory(code))
+            found = self._parts[pc] = _Part(pc, stop, tuple(places), accesses)
+        return found
+
+
+def _stops(instructions: Sequence[Instruction], targets: Set[int]) -> list[int]:
+    """By pc, where a region that begins there stops."""
+    found = [0] * len(instructions)
+    for pc in range(len(instructions) - 1, -1, -1):
+        form, after = instructions[pc].form, pc + 1
+        ends = form.flow is not Flow.NEXT or form.by_machine or form.sync is not Sync.NONE or form.atomic
+        if ends or after == len(instructions) or after in targets or instructions[after].form.by_machine:
+            found[pc] = after
+        else:
+            found[pc] = found[after]
+    return found
+
+
+class Code:
+    """The regions of a kernel with the costs that their instructions have, by opcode."""
+
+    def __init__(self, regions: Regions, kinds: Mapping[str, _Kind]) -> None:
+        self.kernel = regions.kernel
+        self._all = regions
+        self._kinds = kinds
+        self._costs: list[Cost | None] = [None] * len(regions.codes)
         self._regions: dict[int, Region] = {}
 
     def region(self, pc: int) -> Region:
         """The region from `pc` on."""
         found = self._regions.get(pc)
         if found is None:
-            stop = self._stop(pc)
-            costs = self._between(pc, stop)
-            accesses = frozenset(cost.code.pc for cost in costs if cost.memory)
-            found = self._regions[pc] = Region(pc, stop, costs, accesses)
+            part = self._all.part(pc)
+            costs = tuple([self._costs[place] or self._cost(place) for place in part.places])
+            found = self._regions[pc] = Region(part.start, part.stop, costs, part.accesses)
         return found
 
-    def _stop(self, pc: int) -> int:
-        instructions = self.kernel.instructions
-        stop = pc
-        while stop < len(instructions):
-            ins = instructions[stop]
-            if stop > pc and (stop in self._targets or ins.form.by_machine):
-                break
-            stop += 1
-            if (
-                ins.form.flow is not Flow.NEXT
-                or ins.form.by_machine
-                or ins.form.sync is not Sync.NONE
-                or ins.form.atomic
-            ):
-                break
-        return stop
-
-    def _between(self, start: int, stop: int) -> tuple[Cost, ...]:
-        placed = sorted(
-            (one for pc in range(start, stop) for one in self._by_pc.get(pc, ())), key=lambda one: one[0]
-        )
-        return tuple(cost for _, cost in placed)
+    def _cost(self, place: int) -> Cost:
+        code = self._all.codes[place]
+        found = self._costs[place] = Cost(code, *self._kinds[code.opcode], self._all.boards[place])
+        return found

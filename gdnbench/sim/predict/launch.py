@@ -4,21 +4,25 @@ the rest of the grid follows from that."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 
-from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.errors import Place, UnsupportedError
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.budget import is_clustered
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import LANES
 from gdnbench.sim.machine.grid import ctas_communicate, ctas_of_sm
 from gdnbench.sim.machine.memory import GlobalMemory
-from gdnbench.sim.predict.code import Code
+from gdnbench.sim.predict.code import Regions
 from gdnbench.sim.predict.machines import GROUPS, Machine
+from gdnbench.sim.predict.path import ROOT, Path, What, scaled, ticks_by, ticks_by_pc, whole_ticks
 from gdnbench.sim.predict.recorder import TraceRecorder
-from gdnbench.sim.predict.sm import Sm, is_store, sectors_lacking
+from gdnbench.sim.predict.roofline import floor_of
+from gdnbench.sim.predict.sm import Interval, Sm, is_store, sectors_lacking
+from gdnbench.sim.predict.timeline import Timeline
 from gdnbench.sim.predict.trace import SECTOR, Accessed, CtaTrace, Kind
 from gdnbench.sim.ptx.ir import Kernel, Module
 from gdnbench.sim.run import run_ptx
@@ -36,7 +40,13 @@ class Prediction:
     """A launch on `machine`: predicted seconds, and the seconds between which they move with the parameters
     that nobody has published. `limits` is the part of the SM's time in which each of its units, or its share
     of the memory, is busy; `waits` the cycles that warps waited, by role and opcode. An SM runs `ctas` CTAs,
-    `resident` at once; the launch moves `memory_bytes` from and to HBM."""
+    `resident` at once; the launch moves `memory_bytes` from and to HBM.
+
+    `path` is the critical path of the SM, "role: what" -> cycles, the most first; they add up to `cycles`,
+    all of the SM's. `lines` is the same by source line, `LINES` of them. The launch takes at least `floor`
+    seconds, because of the unit `floor_unit`, and `of_floor` times as long as that; None if it moves no bytes
+    and has no products.
+    """
 
     machine: str
     entry: str
@@ -48,6 +58,12 @@ class Prediction:
     ctas: float
     resident: int
     memory_bytes: float
+    cycles: float
+    path: dict[str, float]
+    lines: dict[str, float]
+    floor: float
+    floor_unit: str
+    of_floor: float | None
 
     @property
     def bound(self) -> str:
@@ -56,6 +72,7 @@ class Prediction:
         return name if part >= HALF else LATENCY
 
 
+LINES = 20
 HALF = 0.5
 LATENCY = "latency"
 
@@ -108,17 +125,30 @@ def record(
 
 
 def predict(
-    machine: Machine, module: Module, request: LaunchRequest, traces: Sequence[CtaTrace]
+    machine: Machine,
+    module: Module,
+    request: LaunchRequest,
+    traces: Sequence[CtaTrace],
+    timelines: list[Timeline] | None = None,
 ) -> Prediction:
-    """The time of the launch, from traces of some of its CTAs. Raises UnsupportedError without the tools that
-    make and print machine code."""
-    given = _with_lacking(traces)
-    seconds, sm = _replay(machine, module, request, given)
+    """The time of the launch, from traces of some of its CTAs; `timelines` takes what its SM does. Raises
+    UnsupportedError without the tools that make and print machine code."""
+    given, regions = _with_lacking(traces), Regions(module, request.entry, machine)
+    path, intervals = Path(), None if timelines is None else list[Interval]()
+    replayed = _replay(machine, regions, module, request, given, path, intervals)
+    seconds, sm = replayed.seconds, replayed.sm
     squares = {1: 0.0, -1: 0.0}
     for group in GROUPS:
-        ends = [_replay(machine.moved(group, end), module, request, given)[0] for end in ("low", "high")]
+        moved = [machine.moved(group, end) for end in ("low", "high")]
+        ends = [_replay(each, regions, module, request, given).seconds for each in moved]
         squares[-1] += (seconds - min(seconds, *ends)) ** 2
         squares[1] += (max(seconds, *ends) - seconds) ** 2
+    kernel, ctas = regions.kernel, _ctas(request)
+    moved_bytes = memory_bytes(kernel, traces, ctas)
+    floor = floor_of(machine, kernel, traces, ctas, moved_bytes)
+    if timelines is not None and intervals is not None:
+        clock = machine.clock.value
+        timelines.append(Timeline.of(machine.name, clock, seconds, kernel, intervals, path))
     return Prediction(
         machine.name,
         request.entry,
@@ -127,17 +157,39 @@ def predict(
         seconds + math.sqrt(squares[1]),
         sm.limits(),
         {f"{role}: {what}": cycles for (role, what), cycles in sm.waits.most_common()},
-        _ctas(request) / machine.multiprocessors.value,
+        ctas / machine.multiprocessors.value,
         resident_ctas(module, request),
-        memory_bytes(module.kernels[request.entry], traces, _ctas(request)),
+        moved_bytes,
+        replayed.cycles,
+        *_path(path, replayed, kernel),
+        floor.seconds,
+        floor.unit,
+        seconds / floor.seconds if floor.seconds else None,
     )
+
+
+def _path(path: Path, replayed: _Replayed, kernel: Kernel) -> tuple[dict[str, float], dict[str, float]]:
+    """The cycles of the critical path by role and what, and those of the first source lines."""
+    pieces = path.pieces()
+    by_role = scaled(ticks_by(pieces, lambda piece: piece.text), replayed.cycles)
+    by_line: Counter[str] = Counter()
+    for pc, count in ticks_by_pc(pieces, replayed.sm.code.region).items():
+        name = What.CTA_START.text if pc == ROOT else _line(kernel.instructions[pc].place)
+        by_line[name] += count
+    return by_role, dict(islice(scaled(by_line, replayed.cycles).items(), LINES))
+
+
+def _line(place: Place) -> str:
+    return f"PTX line {place.line}" if place.file is None else f"{place.file}:{place.file_line}"
 
 
 def predict_seconds(
     machine: Machine, module: Module, request: LaunchRequest, traces: Sequence[CtaTrace]
 ) -> float:
     """The same seconds without their range and what they consist of, in a tenth of the time."""
-    return _replay(machine, module, request, _with_lacking(traces))[0]
+    return _replay(
+        machine, Regions(module, request.entry, machine), module, request, _with_lacking(traces)
+    ).seconds
 
 
 def memory_bytes(kernel: Kernel, traces: Sequence[CtaTrace], ctas: int) -> float:
@@ -184,23 +236,39 @@ def _with_lacking(traces: Sequence[CtaTrace]) -> _Given:
     return list(zip(traces, sectors_lacking(traces), strict=True))
 
 
-def _replay(machine: Machine, module: Module, request: LaunchRequest, given: _Given) -> tuple[float, Sm]:
-    """Seconds, and the SM as it was replayed: that with the most CTAs. Its share of the memory is as large as
-    lets it end with the others, which have one CTA less."""
-    code = Code(module, request.entry, machine)
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """`cycles` are whole ticks."""
+
+    seconds: float
+    cycles: float
+    sm: Sm
+
+
+def _replay(
+    machine: Machine,
+    regions: Regions,
+    module: Module,
+    request: LaunchRequest,
+    given: _Given,
+    path: Path | None = None,
+    timeline: list[Interval] | None = None,
+) -> _Replayed:
+    """Seconds, cycles, and the SM as it was replayed: that with the most CTAs. Its share of the memory is as
+    large as lets it end with the others, which have one CTA less."""
     resident = resident_ctas(module, request)
     ctas, sms = _ctas(request), int(machine.multiprocessors.value)
     most = -(-ctas // sms)
     share = machine.memory_rate.value / machine.clock.value * most / ctas
     few = min(most, max(ROUNDS * resident, LEAST))
-    sm = Sm(machine, code, share, resident)
+    sm = Sm(machine, regions.on(machine), share, resident, timeline, path)
     cycles = sm.run(islice(cycle(given), few))
     if few < most:
         # Stores do not hold up warps here, so CTAs may end faster than a unit serves them.
         served = max(sm.busy_cycles().values()) / len(sm.ends)
         cycles += (most - few) * max(_cycles_each(sm.ends, resident), served)
     between = machine.launch.value - machine.programmatic_saving.value * request.programmatic
-    return cycles / (machine.clock.value * 1e9) + between * 1e-6, sm
+    return _Replayed(cycles / (machine.clock.value * 1e9) + between * 1e-6, whole_ticks(cycles), sm)
 
 
 def _cycles_each(ends: Sequence[float], resident: int) -> float:

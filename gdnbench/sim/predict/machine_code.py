@@ -12,16 +12,22 @@ read its operands and when its result is there.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+from gdnbench.artifact_cache import ArtifactCache
 from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.host.machines import MACHINES
 from gdnbench.sim.ptx.flow import targets_of
 from gdnbench.sim.ptx.ir import Kernel, Module
 
@@ -29,6 +35,7 @@ CONTROL_BIT = 105 - 64
 """Where control begins in the upper word: stall 4 bits, yield 1, result 3, read 3, waits 6, reuse 4."""
 NONE = 7
 """No scoreboard."""
+_NUMBERS = struct.Struct("<iH4B")  # of an instruction: pc, opcode, stall, waits, result, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +114,82 @@ def tool_versions() -> list[str]:
     return [_run([tool(name), "--version"]).strip().splitlines()[-1] for name in ("ptxas", "nvdisasm")]
 
 
+CACHE = ArtifactCache("machine-code", b"gdnbench-machine-code-1\n")
 _kept: dict[tuple[str, str, str], tuple[Machined, ...]] = {}
 
 
+def arch_of(module: Module, machine: str) -> str:
+    """What the module's kernels are assembled for on a GPU: a target such as sm_90a runs on no other, sm_80
+    on every later one."""
+    return module.target if module.target.endswith(("a", "f")) else MACHINES[machine].arch
+
+
 def machine_code(module: Module, kernel: Kernel, arch: str) -> tuple[Machined, ...]:
-    """The kernel's machine code for `arch`, such as sm_90a; kept, since programs launch a kernel many
-    times."""
-    key = module.text, kernel.name, arch
-    found = _kept.get(key)
+    """The kernel's machine code for `arch`, such as sm_90a. It is kept in the process and on disk: for small
+    launches ptxas takes longer than everything else. Raises UnsupportedError without ptxas and nvdisasm, and
+    for PTX that ptxas refuses."""
+    known = module.text, kernel.name, arch
+    found = _kept.get(known)
     if found is None:
-        found = _kept[key] = _assemble(module, kernel, arch)
+        key = _key(*known)
+        found = _fetch(key)
+        if found is None:
+            found = _assemble(module, kernel, arch)
+            CACHE.keep(key, *_packed(found))
+        _kept[known] = found
     return found
+
+
+def assemble(module: Module, kernel: Kernel, arch: str) -> None:
+    """Let `machine_code` find the kernel assembled, in this process and in its children. Raises what it
+    raises."""
+    known = module.text, kernel.name, arch
+    if known not in _kept and CACHE.fetch(_key(*known)) is None:
+        machine_code(module, kernel, arch)
+
+
+def _key(*parts: str) -> str:
+    """A digest of the kernel, of the tools as files, and of this module."""
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for name in ("ptxas", "nvdisasm"):
+        path = tool(name)
+        status = os.stat(path)
+        parts = (*parts, f"{path} {status.st_size} {status.st_mtime_ns}")
+    for part in parts:
+        digest.update(f"{len(part)} {part}".encode())
+    return digest.hexdigest()
+
+
+def _fetch(key: str) -> tuple[Machined, ...] | None:
+    entry = CACHE.fetch(key)
+    if entry is None:
+        return None
+    opcodes, (numbers,) = entry[0]["opcodes"], entry[1]
+    return tuple(
+        Machined(pc, opcodes[opcode], stall, waits, _board(result), _board(read))
+        for pc, opcode, stall, waits, result, read in _NUMBERS.iter_unpack(numbers)
+    )
+
+
+def _packed(codes: Sequence[Machined]) -> tuple[dict[str, Any], list[bytes]]:
+    """The record and the bytes of an entry: the opcodes, and numbers for each instruction."""
+    places = {opcode: place for place, opcode in enumerate(dict.fromkeys(code.opcode for code in codes))}
+    numbers = b"".join(
+        _NUMBERS.pack(
+            code.pc,
+            places[code.opcode],
+            code.stall,
+            code.waits,
+            NONE if code.result is None else code.result,
+            NONE if code.read is None else code.read,
+        )
+        for code in codes
+    )
+    return {"opcodes": [*places]}, [numbers]
+
+
+def _board(number: int) -> int | None:
+    return None if number == NONE else number
 
 
 def _assemble(module: Module, kernel: Kernel, arch: str) -> tuple[Machined, ...]:
@@ -164,7 +236,5 @@ def _parse(listing: str, kernel: str) -> Iterator[Machined]:
             control = int(rest.group(1), 16) >> CONTROL_BIT
             stall, waits = control & 15, control >> 11 & 63
             result, read = control >> 5 & 7, control >> 8 & 7
-            yield Machined(
-                pc, opcode, stall, waits, None if result == NONE else result, None if read == NONE else read
-            )
+            yield Machined(pc, opcode, stall, waits, _board(result), _board(read))
             opcode = ""

@@ -50,13 +50,14 @@ class Machine:
     """A GPU. Cycles are those of the SMs; rates of pipes are cycles for one warp instruction of a
     sub-partition.
 
-    `special_*`, `integer_cycles`, `convert_cycles`, `mma_*`: MUFU; ALU; conversions between number formats;
-    mma.sync of m16n8k16. `variable_latency`: other instructions that use a scoreboard. `operands_read`: until
-    an instruction has read its operands. `phase_latency`: from the end of a phase of a barrier to the next
-    instruction of a warp that waits. `memory_latency`: of a load from HBM, from the SM and back.
-    `memory_burst`: see `sm.Memory`. `copy_latency`: what a bulk or tensor copy takes longer than a load;
-    `copy_cycles`: the copy engine, for each. `launch`: from the end of a launch to the first CTA of the next
-    in a CUDA graph; a programmatic one begins `programmatic_saving` earlier. `cta_start`: until the first
+    `special_*`, `exponential_cycles`, `integer_cycles`, `convert_cycles`, `mma_*`: MUFU, its EX2; ALU;
+    conversions between number formats; mma.sync of m16n8k16. `tensor_rate`: at most, of 16-bit elements.
+    `variable_latency`: other instructions that use a scoreboard. `operands_read`: until an instruction
+    has read its operands. `phase_latency`: from the end of a phase of a barrier to the next instruction
+    of a warp that waits. `memory_latency`: of a load from HBM, from the SM and back. `memory_burst`: see
+    `sm.Memory`. `copy_latency`: what a bulk or tensor copy takes longer than a load; `copy_cycles`: the
+    copy engine, for each. `launch`: from the end of a launch to the first CTA of the next in a CUDA
+    graph; a programmatic one begins `programmatic_saving` earlier. `cta_start`: until the first
     instruction of a CTA; `cta_interval`: between the starts of two CTAs of an SM.
     `products`: of wgmma or tcgen05.mma.
     """
@@ -66,6 +67,7 @@ class Machine:
     clock: Parameter
     schedulers: Parameter
     special_cycles: Parameter
+    exponential_cycles: Parameter
     special_latency: Parameter
     variable_latency: Parameter
     integer_cycles: Parameter
@@ -75,6 +77,7 @@ class Machine:
     phase_latency: Parameter
     mma_cycles: Parameter
     mma_latency: Parameter
+    tensor_rate: Parameter
     memory_latency: Parameter
     memory_rate: Parameter
     memory_burst: Parameter
@@ -112,6 +115,7 @@ H200 = Machine(
     clock=published(1.98, "GHz", "NVML, while the rows of results/gdn_decode were timed"),
     schedulers=published(4, "", _GUIDE),
     special_cycles=published(8, "cycles", _THROUGHPUT),
+    exponential_cycles=published(8, "cycles", _THROUGHPUT),
     special_latency=assumed(30.25, 18, 40, "cycles", _ASSUMED, "latency"),
     variable_latency=assumed(24, 22, 30, "cycles", _ASSUMED, "latency"),
     integer_cycles=published(2, "cycles", _THROUGHPUT),
@@ -121,6 +125,7 @@ H200 = Machine(
     phase_latency=assumed(20, 10, 100, "cycles", _FITTED, "latency"),
     mma_cycles=assumed(9, 4, 9, "cycles", _FITTED, "rate"),
     mma_latency=assumed(36, 28, 36, "cycles", _ASSUMED, "latency"),
+    tensor_rate=published(2048, "MAC/cycle", "NVIDIA H100 data sheet: 989 TFLOP/s of dense bf16"),
     memory_latency=assumed(350, 250, 520, "ns", _FITTED, "memory latency"),
     memory_rate=assumed(4125, 4000, 4500, "GB/s", _FITTED, "memory rate"),
     memory_burst=assumed(1024, 256, 16384, "bytes", _FITTED, "memory rate"),
@@ -150,15 +155,44 @@ B200 = replace(
     memory_burst=assumed(
         16384, 8192, 16384, "bytes", "fitted to the rates by bytes in flight", "memory rate"
     ),
+    tensor_rate=published(4096, "MAC/cycle", _MICROBENCH),
     phase_latency=assumed(PHASE_LATENCY, 10, 100, "cycles", _LIKE_H200, "latency"),
     products=tcgen05,
 )
 
-MACHINES = {each.name: each for each in (H200, B200)}
+_LIKE_B200 = "as on a B200"
+_ULTRA = "NVIDIA, Inside NVIDIA Blackwell Ultra (2025)"
+B300 = replace(
+    B200,
+    name="b300",
+    **{
+        name: replace(each, source=_LIKE_B200)
+        for name, each in B200.parameters().items()
+        if not each.published
+    },  # type: ignore[arg-type]
+    multiprocessors=published(148, "", "NVIDIA/cudnn-frontend of 2026, tests of choose_split_kv"),
+    clock=published(2.032, "GHz", "sgl-project/sglang, pull request 28460"),
+    exponential_cycles=published(4, "cycles", f"{_ULTRA}: 10.7 tera-exponentials/s, 5 of a B200"),
+    tensor_rate=published(4096, "MAC/cycle", "NVIDIA HGX B300 data sheet: dense bf16 as on an HGX B200"),
+    memory_rate=assumed(
+        7250, 7000, 7700, "GB/s", f"{_LIKE_B200}; the upper end is the HGX B300 data sheet's", "memory rate"
+    ),
+)
+
+MACHINES = {each.name: each for each in (H200, B200, B300)}
+
+
+def parameter_table(machine: Machine) -> str:
+    """The parameters as a table of docs/time_model.md."""
+    lines = ["| parameter | value | unit | range | source |", "|---|---|---|---|---|"]
+    for name, each in machine.parameters().items():
+        between = "" if each.published else f"{each.low:g} to {each.high:g}"
+        lines.append(f"| `{name}` | {each.value:g} | {each.unit} | {between} | {each.source} |")
+    return "\n".join(lines)
 
 
 def machine_model(name: str) -> Machine:
     """The time model of a GPU. Raises UnsupportedError if there is none."""
     if name not in MACHINES:
-        raise UnsupportedError(f"the time on {name}: there is a model of {' and '.join(MACHINES)}")
+        raise UnsupportedError(f"the time on {name}: there is a model of {', '.join(MACHINES)}")
     return MACHINES[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,11 +32,13 @@ from gdnbench.sim.predict.trace import (
     Step,
     Waited,
 )
+from gdnbench.sim.predict.warp_groups import group_names
 from gdnbench.sim.profile.roles import issued_as, role
 from gdnbench.sim.ptx.forms import Sync, Until
 from gdnbench.sim.ptx.ir import Address, Instruction, Kernel, Vector
 
 WARPS_OF_A_GROUP = 4
+TOGETHER = 1 << 16
 _GROUPED = (Until.COPY_GROUP, Until.BULK_GROUP, Until.WGMMA_GROUP)
 _BARRIERS = (Sync.BARRIER_WAIT, Sync.BARRIER_REDUCE, Sync.BARRIER_ARRIVE)
 
@@ -233,26 +235,49 @@ class TraceRecorder(PathObserver):
 
     def trace(self) -> CtaTrace:
         """The CTA's steps. Call it once."""
-        kernel = self._cta.launch.kernel
+        given = (part for parts in self._steps for part in parts if isinstance(part, _Path))
+        made = _made(self._cta.launch.kernel, given)
         warps = [
-            [step for part in parts for step in (_steps(kernel, part) if isinstance(part, _Path) else [part])]
+            [step for part in parts for step in (next(made) if isinstance(part, _Path) else [part])]
             for parts in self._steps
         ]
-        return CtaTrace(self._cta.index, warps, [*map(role, self._ops)], self._operations, self._arrivals)
+        names = group_names([*map(role, self._ops)], warps)
+        return CtaTrace(self._cta.index, warps, names, self._operations, self._arrivals)
 
 
-def _steps(kernel: Kernel, path: _Path) -> list[Step]:
-    found: list[Step | None] = [None] * len(path.pcs)
-    for pc in np.unique(path.pcs).tolist():
-        at = np.flatnonzero(path.pcs == pc)
+def _made(kernel: Kernel, paths: Iterable[_Path]) -> Iterator[list[Step]]:
+    """The steps of each path, made of some `TOGETHER` events at a time: most paths have a few."""
+    batch, events = list[_Path](), 0
+    for path in paths:
+        batch.append(path)
+        events += len(path.pcs)
+        if events >= TOGETHER:
+            yield from _steps(kernel, batch)
+            batch, events = [], 0
+    if batch:
+        yield from _steps(kernel, batch)
+
+
+def _steps(kernel: Kernel, paths: Sequence[_Path]) -> Iterator[list[Step]]:
+    pcs = np.concatenate([path.pcs for path in paths])
+    lanes = np.concatenate([path.lanes for path in paths])
+    addresses = np.concatenate([path.addresses for path in paths])
+    found: list[Step | None] = [None] * len(pcs)
+    order = np.argsort(pcs, kind="stable")
+    for at in np.split(order, np.flatnonzero(np.diff(pcs[order])) + 1) if order.size else ():
+        pc = int(pcs[at[0]])
         if pc & BLOCK:
+            entered = Entered(pc & ~BLOCK)
             for index in at.tolist():
-                found[index] = Entered(pc & ~BLOCK)
+                found[index] = entered
         elif not (ins := kernel.instructions[pc]).form.lanes_meet:
-            steps = accessed(ins, path.lanes[at], path.addresses[at])
-            for index, step in zip(at.tolist(), steps, strict=True):
+            for index, step in zip(at.tolist(), accessed(ins, lanes[at], addresses[at]), strict=True):
                 found[index] = step
-    return [step for step in found if step is not None]
+    start = 0
+    for path in paths:
+        stop = start + len(path.pcs)
+        yield [step for step in found[start:stop] if step is not None]
+        start = stop
 
 
 def _mbarriers(ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> list[int]:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.predict.code import Code, Cost, Pipe, Region
+from gdnbench.sim.predict.code import SCOREBOARDS, Code, Cost, Pipe, Region
 from gdnbench.sim.predict.machines import Machine
+from gdnbench.sim.predict.path import OF_PIPE, RESULT_OF, ROOT, Path, Pending, What, span
 from gdnbench.sim.predict.products import SHARED_BYTES_A_CYCLE
+from gdnbench.sim.predict.server import Server
 from gdnbench.sim.predict.trace import (
     SECTOR,
     Accessed,
@@ -34,26 +36,10 @@ from gdnbench.sim.predict.trace import (
 )
 from gdnbench.sim.ptx.ir import Instruction
 
-SCOREBOARDS = 6
-"""Of a warp, on Volta and later."""
 TENSOR_BYTES = 128
 """Of tensor memory a cycle for a warp, a word a lane; assumed."""
+NO_PHASE = -1
 _STORES = ("st", "red", "stmatrix", "wmma.store")
-
-
-@dataclass(slots=True)
-class Server:
-    """A unit that serves one request after the other; `used` cycles so far."""
-
-    free: float = 0.0
-    used: float = 0.0
-
-    def serve(self, at: float, cycles: float) -> float:
-        """When a request that comes at `at` has been served."""
-        start = at if at > self.free else self.free
-        self.free = start + cycles
-        self.used += cycles
-        return self.free
 
 
 @dataclass(slots=True)
@@ -64,28 +50,46 @@ class Memory:
 
     machine: Machine
     share: float  # bytes a cycle
-    hbm: Server = field(default_factory=Server)
-    l2: Server = field(default_factory=Server)
+    path: Path | None = None
+    hbm: Server = field(init=False)
+    l2: Server = field(init=False)
     random: random.Random = field(default_factory=lambda: random.Random(1))
+
+    def __post_init__(self) -> None:
+        self.hbm, self.l2 = server(self.path, What.HBM), server(self.path, What.L2)
 
     def request(self, at: float, size: int, missing: int) -> float:
         """When `size` bytes are back in the SM, of which L2 lacks `missing`."""
         done = self.l2.serve(at, size / self.machine.l2_rate.value)
         if not missing:
-            return done + self.machine.l2_latency.value
+            done += self.machine.l2_latency.value
+            if self.path is not None:
+                self.path.later(done, What.L2_LATENCY)
+            return done
         burst = self.machine.memory_burst.value
         cycles = self.random.gammavariate(missing / burst, burst / self.share)
         wait = self.machine.memory_latency.value * self.machine.clock.value
-        return self.hbm.serve(done, cycles) + wait
+        done = self.hbm.serve(done, cycles) + wait
+        if self.path is not None:
+            self.path.later(done, What.MEMORY_LATENCY)
+        return done
+
+
+def server(path: Path | None, what: What) -> Server:
+    """A unit, whose services are nodes of the path if one is recorded."""
+    return Server() if path is None else path.server(what)
 
 
 @dataclass(slots=True)
 class _Cta:
     trace: CtaTrace
     lacking: frozenset[int]  # sectors that L2 lacks when the CTA first needs them
+    slot: int
     arrivals: list[int]
     over: list[float]
     landed: dict[int, float] = field(default_factory=dict)
+    landings: dict[int, int] = field(default_factory=dict)  # nodes of the path
+    ends: dict[int, int] = field(default_factory=dict)  # of phases: nodes of the path
     issued: dict[int, int] = field(default_factory=dict)
     waiting: dict[int, list[_Warp]] = field(default_factory=lambda: defaultdict(list))
     loaded: set[int] = field(default_factory=set)
@@ -104,11 +108,16 @@ class _Warp:
     place: int = 0
     accesses: dict[int, list[Accessed]] = field(default_factory=dict)
     boards: list[float] = field(default_factory=lambda: [0.0] * SCOREBOARDS)
+    taken: list[int | Pending] = field(default_factory=lambda: [ROOT] * SCOREBOARDS)  # of the path
+    role: int = 0
+    node: int = ROOT  # of the path, at `at`
+    region: int = 0
+    noted: float = 0.0  # until when the timeline has it
 
 
 class Interval(NamedTuple):
-    """From cycle `start` to `end` warp `warp` of CTA `cta` was at the PTX instruction `pc`: `what` is "run"
-    or "wait"."""
+    """From cycle `start` to `end` warp `warp` of CTA `cta`, which has place `slot` of those that the SM holds
+    at once, was at the PTX instruction `pc`: `what` is "run" or "wait"."""
 
     cta: int
     warp: int
@@ -116,10 +125,13 @@ class Interval(NamedTuple):
     end: float
     pc: int
     what: str
+    slot: int
+    role: str
 
 
 class Sm:
-    """One SM. `run` executes CTAs, at most `resident` at once. `timeline` takes what warps do."""
+    """One SM. `run` executes CTAs, at most `resident` at once. `timeline` takes what warps do, `path` what
+    they wait for; without it the replay is faster."""
 
     def __init__(
         self,
@@ -128,19 +140,21 @@ class Sm:
         share: float,
         resident: int,
         timeline: list[Interval] | None = None,
+        path: Path | None = None,
     ) -> None:
         self.timeline = timeline
+        self.path = path
         self.machine = machine
         self.code = code
         self.resident = resident
         self.parts = int(machine.schedulers.value)
-        self.pipes = [{pipe: Server() for pipe in Pipe} for _ in range(self.parts)]
-        self.shared = Server()
-        self.tensor = Server()
-        self.copier = Server()
-        self.starter = Server()
-        self.memory = Memory(machine, share)
-        self.streams: dict[object, float] = defaultdict(float)
+        self.pipes = [{pipe: server(path, OF_PIPE[pipe]) for pipe in Pipe} for _ in range(self.parts)]
+        self.shared = server(path, What.SHARED)
+        self.tensor = server(path, What.TENSOR)
+        self.copier = server(path, What.COPIER)
+        self.starter = server(path, What.CTA_INTERVAL)
+        self.memory = Memory(machine, share, path)
+        self.streams: dict[object, tuple[float, int]] = {}  # until when, and the node of the path
         self.ends: list[float] = []
         self.end = 0.0  # of the last CTA and of its stores
         self.waits: Counter[tuple[str, str]] = Counter()  # cycles by role of the warp and opcode
@@ -152,47 +166,64 @@ class Sm:
     def run(self, ctas: Iterator[tuple[CtaTrace, frozenset[int]]]) -> float:
         """The cycle in which the last CTA has ended and all stores are in memory. Raises UnsupportedError if
         a warp waits for a phase that never ends."""
-        for _ in range(self.resident):
+        for slot in range(self.resident):
             given = next(ctas, None)
             if given is not None:
-                self._start(given, 0.0)
+                self._start(given, slot, 0.0, ROOT)
         while self._heap:
             _, _, warp = heapq.heappop(self._heap)
             if warp.next >= len(warp.steps) and not warp.costs:
                 warp.cta.warps_left -= 1
                 if not warp.cta.warps_left:
                     self.ends.append(warp.at)
+                    if self.path is not None and warp.at > self.path.time(self.path.end):
+                        self.path.end = warp.node
                     given = next(ctas, None)
                     if given is not None:
-                        self._start(given, warp.at)
+                        self._start(given, warp.cta.slot, warp.at, warp.node)
                 continue
-            begun = warp.at
             if self._step(warp):
-                self._note(warp, begun, "run")
+                self._note(warp, "run")
                 self._push(warp)
         if len(self.ends) < self._started:
             raise UnsupportedError("the time of CTAs whose warps wait for ever in the replay")
         self.end = max([*self.ends, self.memory.hbm.free])
+        if self.path is not None and self.end > self.path.time(self.path.end):
+            self.path.end = self.path.node_of(self.memory.hbm)
         return self.end
 
-    def _note(self, warp: _Warp, begun: float, what: str) -> None:
-        """Add to the timeline what the warp did since `begun`."""
-        if self.timeline is not None:
-            pc = warp.steps[warp.next - 1].pc
-            self.timeline.append(Interval(warp.cta.trace.index, warp.index, begun, warp.at, pc, what))
+    def _note(self, warp: _Warp, what: str) -> None:
+        """Add to the timeline what the warp did since it was noted last."""
+        if self.timeline is not None and warp.at > warp.noted:
+            cta, pc = warp.cta, warp.steps[warp.next - 1].pc
+            role = cta.trace.roles[warp.index]
+            self.timeline.append(
+                Interval(cta.trace.index, warp.index, warp.noted, warp.at, pc, what, cta.slot, role)
+            )
+            warp.noted = warp.at
 
-    def _start(self, given: tuple[CtaTrace, frozenset[int]], at: float) -> None:
-        """Start a CTA that has a place from `at` on."""
+    def _start(self, given: tuple[CtaTrace, frozenset[int]], slot: int, at: float, node: int) -> None:
+        """Start a CTA that has place `slot` from `at` on, a node of the path."""
         self._started += 1
         trace, lacking = given
-        interval = self.machine.cta_interval.value
+        path, interval = self.path, self.machine.cta_interval.value
+        if path is not None:
+            path.role, path.pc = 0, ROOT
+            path.cause = node
+            node = path.node_of(self.starter) if at < self.starter.free else node
         begun = self.starter.serve(at, interval) - interval
         at = begun + self.machine.cta_start.value
-        cta = _Cta(trace, lacking, list(trace.arrivals), [0.0] * len(trace.arrivals))
+        if path is not None:
+            path.cause = node
+            node = path.later(at, What.CTA_START)
+        cta = _Cta(trace, lacking, slot, list(trace.arrivals), [0.0] * len(trace.arrivals))
         for index, steps in enumerate(trace.warps):
             if steps:
                 cta.warps_left += 1
-                self._push(_Warp(cta, index, self._warp_number % self.parts, steps, at))
+                warp = _Warp(cta, index, self._warp_number % self.parts, steps, at, node=node, noted=at)
+                if path is not None:
+                    warp.role = path.role_of(trace.roles[index])
+                self._push(warp)
             self._warp_number += 1
 
     def _push(self, warp: _Warp) -> None:
@@ -226,21 +257,20 @@ class Sm:
         if isinstance(step, Entered):
             self._region(warp, step.pc)
         elif isinstance(step, Accessed):
-            self._access(warp, step, warp.at)
+            self._access(warp, step, warp.at, warp.node)
         elif isinstance(step, Waited):
             return self._wait(warp, step)
         elif isinstance(step, Arrived):
             self._region(warp, step.pc)
             for phase in step.phases:
-                self._contribute(warp.cta, phase, warp.at)
+                self._contribute(warp.cta, phase, warp.at, warp.node)
         elif isinstance(step, Issued):
             self._region(warp, step.pc)
             for index in step.operations:
                 self._issue(warp, index)
         elif isinstance(step, Finished):
             self._region(warp, step.pc)
-            landed = warp.cta.landed
-            warp.at = max([warp.at, *(landed.get(index, 0.0) for index in step.operations)])
+            self._latest(warp, step.operations)
         else:
             self._region(warp, step.pc)
         return True
@@ -251,8 +281,8 @@ class Sm:
         warp.accesses = self._accesses(warp, region)
         for at in [at for at in warp.accesses if at not in region.accesses]:
             for access in warp.accesses.pop(at):  # for which ptxas made no instruction of its own
-                self._access(warp, access, warp.at)
-        warp.costs, warp.place = region.costs, 0
+                self._access(warp, access, warp.at, warp.node)
+        warp.costs, warp.place, warp.region = region.costs, 0, pc
         self._continue(warp)
 
     def _continue(self, warp: _Warp) -> None:
@@ -262,34 +292,75 @@ class Sm:
         operands_read = self.machine.operands_read.value
         at = start = warp.at
         busy: dict[Pipe, float] = {}
-        first = place
+        first = since = place
+        path, node = self.path, warp.node
+        if path is not None:
+            path.role = warp.role
         while place < len(costs):
             cost = costs[place]
             code = cost.code
             for board in cost.boards:
                 if boards[board] > at:
                     at = boards[board]
+                    if path is not None:
+                        node, since = path.free(warp.taken[board], at), place
             accesses = warp.accesses.get(code.pc) if cost.memory else None
             if accesses is not None and at > start:
                 break
             done = at + cost.latency
+            loaded = ROOT
             if accesses is not None:
                 del warp.accesses[code.pc]
-                done = max(self._access(warp, access, at) for access in accesses)
+                done, loaded = max(self._access(warp, access, at, node) for access in accesses)
             elif cost.busy:
                 busy[cost.pipe] = busy.get(cost.pipe, 0.0) + cost.busy
             if code.result is not None and done > boards[code.result]:
                 boards[code.result] = done
+                if path is not None:
+                    what = RESULT_OF.get(cost.pipe, What.SCOREBOARD)
+                    pending = Pending(node, since, place, warp.region, at, what, code.pc)
+                    warp.taken[code.result] = pending if loaded == ROOT else loaded
             if code.read is not None and at + operands_read > boards[code.read]:
                 boards[code.read] = at + operands_read
+                if path is not None:
+                    pending = Pending(node, since, place, warp.region, at, What.OPERANDS, code.pc)
+                    warp.taken[code.read] = pending
             at += code.stall or 1
             place += 1
         busy[Pipe.ISSUE] = float(place - first)
-        for pipe, cycles in busy.items():
-            at = max(at, self.pipes[warp.part][pipe].serve(start, cycles))
-        warp.at, warp.place = at, place
+        warp.at, warp.place = self._served(warp, node, since, at, place, busy), place
         if place == len(costs):
             warp.costs, warp.accesses = (), {}
+
+    def _served(
+        self, warp: _Warp, node: int, since: int, at: float, place: int, busy: dict[Pipe, float]
+    ) -> float:
+        """When the pipes have served what the warp issued from `warp.at` to `at`: instructions `since` to
+        `place` of its region after `node` of the path."""
+        path, start = self.path, warp.at
+        pipes = self.pipes[warp.part]
+        if path is None:
+            for pipe, cycles in busy.items():
+                at = max(at, pipes[pipe].serve(start, cycles))
+            return at
+        node = path.issued(node, at, warp.region, since, place)
+        path.pc, path.span = warp.region, span(warp.place, place)
+        for pipe, cycles in busy.items():
+            path.cause = warp.node
+            done = pipes[pipe].serve(start, cycles)
+            if done > at:
+                at, node = done, path.cause
+        path.span = 0
+        warp.node = node
+        return at
+
+    def _latest(self, warp: _Warp, operations: Iterable[int]) -> None:
+        """Let the warp wait until these operations have landed."""
+        cta = warp.cta
+        for index in operations:
+            landed = cta.landed.get(index, 0.0)
+            if landed > warp.at:
+                warp.at, warp.node = landed, cta.landings[index]
 
     def _accesses(self, warp: _Warp, region: Region) -> dict[int, list[Accessed]]:
         """The accesses of the steps that belong to the region, by pc; the warp's next step follows them."""
@@ -309,72 +380,96 @@ class Sm:
         warp.next = number
         return found
 
-    def _access(self, warp: _Warp, access: Accessed, at: float) -> float:
-        """When a load has its value, or a store is on its way."""
+    def _access(self, warp: _Warp, access: Accessed, at: float, node: int) -> tuple[float, int]:
+        """When a load has its value, or a store is on its way, and the node of the path; `node` is that at
+        `at`."""
+        path, machine = self.path, self.machine
+        if path is not None:
+            path.role, path.pc, path.cause = warp.role, access.pc, node
         ins = self.code.kernel.instructions[access.pc]
         over = self.shared.serve(at, float(access.cycles))
         if access.space is Space.SHARED:
-            return over + self.machine.shared_latency.value
+            return self._after(over, machine.shared_latency.value, What.SHARED_LATENCY)
         if access.space is Space.LOCAL:
-            return over + self.machine.l1_latency.value
+            return self._after(over, machine.l1_latency.value, What.L1_LATENCY)
         cta = warp.cta
         if is_store(ins):
+            node = ROOT if path is None else path.cause
             size = SECTOR * len(access.sectors)
             self.memory.request(over, size, size)
-            return over
+            return over, node
         new = [sector for sector in access.sectors if sector not in cta.loaded]
         if not new:
-            return over + self.machine.l1_latency.value
+            return self._after(over, machine.l1_latency.value, What.L1_LATENCY)
         cta.loaded.update(new)
         lacking = sum(sector in cta.lacking for sector in new)
-        return self.memory.request(over, SECTOR * len(new), SECTOR * lacking)
+        return self._after(self.memory.request(over, SECTOR * len(new), SECTOR * lacking))
+
+    def _after(self, at: float, latency: float = 0.0, what: What = What.SCOREBOARD) -> tuple[float, int]:
+        """`at` after a latency, and the node of the path there."""
+        at += latency
+        return at, ROOT if self.path is None else self.path.later(at, what)
 
     def _issue(self, warp: _Warp, index: int) -> None:
         cta, operation = warp.cta, warp.cta.trace.operations[index]
         count = cta.issued[index] = cta.issued.get(index, 0) + 1
         if count < operation.issuers:
             return
-        done = self._land(cta, operation, warp.at)
-        cta.landed[index] = done
+        if self.path is not None:
+            self.path.role, self.path.pc, self.path.cause = warp.role, operation.pc, warp.node
+        done, node = self._land(cta, operation, warp.at)
+        cta.landed[index], cta.landings[index] = done, node
         for phase in operation.phases:
-            self._contribute(cta, phase, done)
+            self._contribute(cta, phase, done, node)
 
-    def _land(self, cta: _Cta, operation: Operation, at: float) -> float:
-        at = max([at, *(cta.landed.get(index, 0.0) for index in operation.after)])
-        machine = self.machine
+    def _land(self, cta: _Cta, operation: Operation, at: float) -> tuple[float, int]:
+        """When the operation has landed, and the node of the path there."""
+        machine, path = self.machine, self.path
+        for index in operation.after:
+            landed = cta.landed.get(index, 0.0)
+            if landed > at:
+                at = landed
+                if path is not None:
+                    path.cause = cta.landings[index]
         if operation.kind is Kind.COPY_IN:
             begun = self.copier.serve(at, machine.copy_cycles.value)
             lacking = sum(sector in cta.lacking for sector in operation.sectors)
             missing = operation.size * lacking // max(len(operation.sectors), 1)
-            done = self.memory.request(begun, operation.size, missing) + machine.copy_latency.value
+            done = self.memory.request(begun, operation.size, missing)
+            done, node = self._after(done, machine.copy_latency.value, What.COPY_LATENCY)
         elif operation.kind is Kind.COPY_OUT:
             begun = self.copier.serve(at, machine.copy_cycles.value)
-            done = self.memory.request(begun, operation.size, operation.size) + machine.copy_latency.value
+            done = self.memory.request(begun, operation.size, operation.size)
+            done, node = self._after(done, machine.copy_latency.value, What.COPY_LATENCY)
         elif operation.kind is Kind.PRODUCT:
             assert operation.shape is not None
             time = machine.products(operation.shape)
-            done = self.tensor.serve(at, time.interval) - time.interval + time.latency
+            begun = self.tensor.serve(at, time.interval) - time.interval
+            done, node = self._after(begun, time.latency, What.PRODUCT_LATENCY)
         elif operation.kind is Kind.TENSOR_COPY:
-            done = self.tensor.serve(at, operation.size / SHARED_BYTES_A_CYCLE)
+            done, node = self._after(self.tensor.serve(at, operation.size / SHARED_BYTES_A_CYCLE))
         elif operation.kind is Kind.TENSOR_MEMORY:
             done = at + operation.size / TENSOR_BYTES + machine.shared_latency.value
+            done, node = self._after(done, what=What.TENSOR_MEMORY)
         else:
-            done = at
+            done, node = self._after(at)
         if operation.stream is not None:  # they land in order
             key = (id(cta), operation.stream)
-            done = self.streams[key] = max(done, self.streams[key])
-        return done
+            before = self.streams.get(key)
+            if before is not None and before[0] > done:
+                return before
+            self.streams[key] = done, node
+        return done, node
 
     # Phases
 
-    def _contribute(self, cta: _Cta, phase: int, at: float) -> None:
-        cta.over[phase] = max(cta.over[phase], at)
+    def _contribute(self, cta: _Cta, phase: int, at: float, node: int) -> None:
+        if at > cta.over[phase]:
+            cta.over[phase], cta.ends[phase] = at, node
         cta.arrivals[phase] -= 1
         if not cta.arrivals[phase]:
             for warp in cta.waiting.pop(phase, ()):
-                begun = warp.at
                 if self._wait(warp, warp.steps[warp.next - 1]):
-                    self._note(warp, begun, "wait")
                     self._push(warp)
 
     def _wait(self, warp: _Warp, step: Step) -> bool:
@@ -384,13 +479,19 @@ class Sm:
             if cta.arrivals[phase] > 0:
                 cta.waiting[phase].append(warp)
                 return False
-        over = max((cta.over[phase] for phase in step.phases), default=0.0)
+        last = max(step.phases, key=cta.over.__getitem__, default=NO_PHASE)
+        over = 0.0 if last == NO_PHASE else cta.over[last]
         self._region(warp, step.pc)
         waited = over + self.machine.phase_latency.value
         if waited > warp.at:
             op = self.code.kernel.instructions[step.pc].op
             self.waits[cta.trace.roles[warp.index], op] += int(waited - warp.at)
+            self._note(warp, "run")
             warp.at = waited
+            self._note(warp, "wait")
+            if self.path is not None:
+                self.path.pc = step.pc
+                warp.node = self.path.add(waited, What.BARRIER, cta.ends.get(last, ROOT))
         return True
 
 

@@ -117,7 +117,7 @@ class Operation:
 
 @dataclass(slots=True)
 class CtaTrace:
-    """The steps of each warp of CTA `index`, and the warps' roles (`profile.roles`)."""
+    """The steps of each warp of CTA `index`, and the warps' roles (`warp_groups.group_names`)."""
 
     index: int
     warps: list[list[Step]]

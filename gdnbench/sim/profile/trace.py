@@ -22,6 +22,11 @@ def write_trace(path: Path, launches: list[tuple[str, LaunchRecord]]) -> None:
     events = [
         event for number, (name, record) in enumerate(launches) for event in _events(number, name, record)
     ]
+    write_events(path, events)
+
+
+def write_events(path: Path, events: list[dict[str, Any]]) -> None:
+    """Write events of the Trace Event Format."""
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
 
 
@@ -29,16 +34,10 @@ def _events(number: int, name: str, record: LaunchRecord) -> Iterator[dict[str, 
     cta = record.ctas.get(record.draw)
     if cta is None:
         return
-    yield _named("process_name", number, 0, f"launch {number}: {name}, CTA {record.draw}")
+    yield named("process_name", number, 0, f"launch {number}: {name}, CTA {record.draw}")
     for warp in sorted(cta.executed):
-        yield _named("thread_name", number, warp, f"warp {warp}: {role(cta.ops.get(warp, {}))}")
-        yield {
-            "ph": "M",
-            "name": "thread_sort_index",
-            "pid": number,
-            "tid": warp,
-            "args": {"sort_index": warp},
-        }
+        yield named("thread_name", number, warp, f"warp {warp}: {role(cta.ops.get(warp, {}))}")
+        yield sorted_at(number, warp)
     yield from _slices(number, cta)
     for index, flight in enumerate(cta.flights):
         common = {"cat": "in flight", "name": flight.name, "id": index, "pid": number, "tid": 0}
@@ -57,11 +56,12 @@ def _slices(number: int, cta: CtaRecord) -> Iterator[dict[str, Any]]:
             "tid": slice_.warp,
             "ts": slice_.start,
             "dur": slice_.end - slice_.start,
-            "args": _place(slice_.place),
+            "args": place_arguments(slice_.place),
         }
 
 
-def _place(place: Place | None) -> dict[str, Any]:
+def place_arguments(place: Place | None) -> dict[str, Any]:
+    """What a slice tells of the line that it is for."""
     if place is None:
         return {}
     where: dict[str, Any] = {"ptx line": place.line, "ptx": place.text}
@@ -70,5 +70,17 @@ def _place(place: Place | None) -> dict[str, Any]:
     return where
 
 
-def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+def sorted_at(process: int, thread: int) -> dict[str, Any]:
+    """The event that sorts the rows of a process by the numbers of its threads."""
+    return {
+        "ph": "M",
+        "name": "thread_sort_index",
+        "pid": process,
+        "tid": thread,
+        "args": {"sort_index": thread},
+    }
+
+
+def named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    """The event that names a process ("process_name") or one of its threads ("thread_name")."""
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}

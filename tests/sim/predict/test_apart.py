@@ -42,7 +42,7 @@ class Interrupted(Exception):
 
 def predict_with(monkeypatch: pytest.MonkeyPatch, act: Callable[[], NoReturn]) -> None:
     """Predict a launch where the child does `act`; no child may be left."""
-    monkeypatch.setattr(apart, "machine_code", lambda *given: ())
+    monkeypatch.setattr(apart, "assemble", lambda *given: None)
     monkeypatch.setattr(apart, "record", lambda *given: act())
     try:
         apart.predict_apart(H200, parse(PTX), REQUEST, GlobalMemory())

@@ -7,9 +7,10 @@ import pytest
 
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.memory import GlobalMemory
-from gdnbench.sim.predict.code import Code
+from gdnbench.sim.predict.code import Regions
 from gdnbench.sim.predict.launch import record
 from gdnbench.sim.predict.machines import B200
+from gdnbench.sim.predict.path import Path
 from gdnbench.sim.predict.sm import Interval, Sm, sectors_lacking
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.ptx.parser import parse
@@ -86,8 +87,13 @@ def timeline(ptx: str) -> tuple[Module, list[Interval]]:
     request = LaunchRequest("", "k", (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, (bytes(8),), 128, 0)
     traces = record(module, request, GlobalMemory(), [0], B200)
     found: list[Interval] = []
-    sm = Sm(B200, Code(module, "k", B200), 1e9, 1, found)
-    sm.run(iter(zip(traces, sectors_lacking(traces), strict=True)))
+    path = Path()
+    sm = Sm(B200, Regions(module, "k", B200).on(B200), 1e9, 1, found, path)
+    end = sm.run(iter(zip(traces, sectors_lacking(traces), strict=True)))
+    # Each cycle is on the critical path once.
+    pieces = path.pieces()
+    assert [piece.end for piece in pieces] == [*(piece.start for piece in pieces[1:]), end]
+    assert pieces[0].start == 0
     return module, found
 
 

@@ -53,6 +53,15 @@ def test_stores_take_the_time_of_their_bytes(monkeypatch: pytest.MonkeyPatch) ->
     assert found.bound == "HBM"
     assert found.memory_bytes == CTAS * THREADS * BYTES
     assert max(found.limits.values()) <= 1
+    assert (found.floor, found.floor_unit) == (pytest.approx(least), "HBM")
+    assert found.of_floor == pytest.approx(found.seconds / least)
+    # The parts of the critical path are all of the time but the launch itself, and are mostly HBM's.
+    assert sum(found.path.values()) == found.cycles
+    launch = H200.launch.value * 1e-6
+    assert found.cycles / (H200.clock.value * 1e9) + launch == pytest.approx(found.seconds, rel=1e-9)
+    assert found.path["warps 0-7 compute: queue at HBM"] >= 0.8 * found.cycles
+    store = STREAM.split("\n").index("st.global.v4.f32 [%d2], {%f0, %f0, %f0, %f0};") + 1
+    assert next(iter(found.lines)) == f"PTX line {store}"
 
 
 def test_what_ctas_share_comes_from_memory_once() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.predict import machine_code as under_test
-from gdnbench.sim.predict.machine_code import Machined, machine_code, tool, with_lines
+from gdnbench.sim.predict.machine_code import Machined, arch_of, assemble, machine_code, tool, with_lines
 from gdnbench.sim.ptx.parser import parse
 from tests.sim.predict.tools import toolkit
 
@@ -121,6 +121,7 @@ def test_a_tool_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch, tm
     broken = tmp_path / "ptxas"
     broken.write_bytes(b"\x7fELF, but no program")
     broken.chmod(0o755)
+    (tmp_path / "nvdisasm").symlink_to(broken)
     monkeypatch.setenv("PATH", str(tmp_path))
     module = parse(LOOP)
     with pytest.raises(UnsupportedError, match=f"{broken} does not start"):
@@ -139,3 +140,27 @@ def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(under_test, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedError, match="nvdisasm of the CUDA toolkit"):
         tool("nvdisasm")
+
+
+def test_the_disk_keeps_machine_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Another process finds it, and one with another ptxas does not."""
+    toolkit(monkeypatch)
+    monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(under_test, "_kept", {})
+    module = parse(PTX)
+    made = machine_code(module, module.kernels["k"], "sm_90a")
+    monkeypatch.setattr(under_test, "_assemble", lambda *given: ())
+    monkeypatch.setattr(under_test, "_kept", {})
+    assemble(module, module.kernels["k"], "sm_90a")
+    assert not under_test._kept
+    assert machine_code(module, module.kernels["k"], "sm_90a") == made != ()
+    monkeypatch.setattr(under_test, "_kept", {})
+    monkeypatch.setattr(under_test, "tool", lambda name: __file__)
+    assert machine_code(module, module.kernels["k"], "sm_90a") == ()
+
+
+@pytest.mark.parametrize(
+    ("target", "arch"), [("sm_90a", "sm_90a"), ("sm_100f", "sm_100f"), ("sm_80", "sm_100a")]
+)
+def test_what_runs_on_later_gpus_is_assembled_for_the_machine(target: str, arch: str) -> None:
+    assert arch_of(parse(PTX.replace("sm_90a", target)), "b200") == arch

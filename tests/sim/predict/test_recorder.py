@@ -137,6 +137,24 @@ def test_sectors_of_global_memory(stride: int, sectors: int) -> None:
     assert step.sectors[0] == out[start:].ctypes.data // SECTOR
 
 
+def test_the_same_words_from_other_places() -> None:
+    """A whole line; the same 4,096 bytes later; and a sector further on, which takes parts of two lines."""
+    out = np.zeros(4096, np.float32)
+    start = (-out.ctypes.data) % 128 // 4  # a whole line
+    body = """mov.u32 %r1, %laneid;
+    mul.wide.u32 %d1, %r1, 4;
+    add.u64 %d2, %d0, %d1;
+    ld.global.f32 %f0, [%d2];
+    ld.global.f32 %f1, [%d2+4096];
+    ld.global.f32 %f2, [%d2+4128];"""
+    _, (trace,) = traced(body, out[start:])
+    steps = accesses(trace, Space.GLOBAL)
+    first = out[start:].ctypes.data // SECTOR
+    starts = [first, first + 4096 // SECTOR, first + 4128 // SECTOR]
+    assert [step.sectors for step in steps] == [tuple(range(at, at + 4)) for at in starts]
+    assert [step.cycles for step in steps] == [1, 1, 2]
+
+
 def test_a_barrier_s_phase_has_a_contribution_of_each_warp() -> None:
     _, (trace,) = traced("bar.sync 0;\nbar.sync 0;")
     for steps in trace.warps:
@@ -190,10 +208,10 @@ def test_a_group_is_waited_for_with_its_copies() -> None:
     assert sum(isinstance(step, Executed) for step in trace.warps[1]) == 2  # the commits
 
 
-def test_roles_are_those_of_the_profile() -> None:
+def test_roles_are_those_of_the_profile_with_their_warps() -> None:
     out = np.zeros(4096, np.float32)
     start = (-out.ctypes.data) % 128 // 4
-    assert traced(MBARRIER, out[start:])[1][0].roles == ["bulk copy", "compute"]
+    assert traced(MBARRIER, out[start:])[1][0].roles == ["warp 0 bulk copy", "warp 1 compute"]
 
 
 def test_clusters_are_refused() -> None:

@@ -1,0 +1,62 @@
+"""The least time of a launch: its bytes at the memory's rate, or its products at the tensor core's."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gdnbench.sim.predict.machines import Machine
+from gdnbench.sim.predict.products import K_BYTES
+from gdnbench.sim.predict.trace import CtaTrace, Entered, Executed, Kind
+from gdnbench.sim.ptx.ir import Instruction, Kernel
+from gdnbench.sim.ptx.literals import width_of
+
+BITS = 16
+"""Of an element whose products `Machine.tensor_rate` counts; one of half the size takes half the time."""
+_SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
+_WARP_PRODUCTS = ("mma", "wmma.mma")
+
+
+class Floor(NamedTuple):
+    """At least `seconds`, because of `unit`. `macs` are those of 16-bit elements in the same time."""
+
+    seconds: float
+    unit: str
+    macs: float
+
+
+def floor_of(
+    machine: Machine, kernel: Kernel, traces: Sequence[CtaTrace], ctas: int, memory_bytes: float
+) -> Floor:
+    """Of a launch of so many CTAs like the traced ones, which moves so many bytes from and to HBM."""
+    macs = sum(_macs(kernel, trace) for trace in traces) / len(traces) * ctas
+    rate = machine.tensor_rate.value * machine.multiprocessors.value * machine.clock.value * 1e9
+    times = {"HBM": memory_bytes / (machine.memory_rate.value * 1e9), "tensor core": macs / rate}
+    unit = max(times, key=times.__getitem__)
+    return Floor(times[unit], unit, macs)
+
+
+def _macs(kernel: Kernel, trace: CtaTrace) -> float:
+    found = 0.0
+    for operation in trace.operations:
+        if operation.kind is Kind.PRODUCT and operation.shape is not None:
+            found += operation.shape.m * operation.shape.n * K_BYTES * 8 / BITS
+    executed: Counter[int] = Counter()
+    for steps in trace.warps:
+        # Each mma.sync begins a block, or is a step of its own.
+        executed.update(step.pc for step in steps if isinstance(step, Entered | Executed))
+    for pc, count in executed.items():
+        ins = kernel.instructions[pc]
+        if ins.op in _WARP_PRODUCTS:
+            found += count * _warp_macs(ins)
+    return found
+
+
+def _warp_macs(ins: Instruction) -> float:
+    """Of wmma.mma whose types are those of C and D alone A has 16 bits."""
+    shape = next(match for mod in ins.mods if (match := _SHAPE.fullmatch(mod)))
+    bits = width_of(ins.types[1]) if len(ins.types) == 4 else BITS
+    return math.prod(map(int, shape.groups())) * bits / BITS
