@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 
 
 TIME = (
-    "Also time the kernel, and the kernel of --against, on records that pass. With --on sim --machine h200 or"
-    " b200 times are predicted."
+    "Also time the kernel, and the kernel of --against, on records that pass. With --on sim --machine h200,"
+    " b200 or b300 times are predicted."
 )
 
 

@@ -49,6 +49,7 @@ from gdnbench.cli.sim_program import (
     refuse_nested,
     run_command,
 )
+from gdnbench.cli.timelines import check_timeline, write_predicted, write_timeline
 from gdnbench.cli.tracing import LIMIT, SELECT, TRACE, trace_to
 from gdnbench.errors import BadInputError, CannotRunError, Exit
 
@@ -170,7 +171,8 @@ def sim(
     timeline: Annotated[
         Path | None,
         typer.Option(
-            help="Write a timeline of the warps for Perfetto, e.g. t.json; implies --profile.",
+            help="Write a timeline of the warps for Perfetto, e.g. t.json; implies --profile. With --time: of"
+            " an SM in predicted microseconds, with its units and the critical path.",
             rich_help_panel=OBSERVE_PANEL,
         ),
     ] = None,
@@ -178,7 +180,8 @@ def sim(
         bool,
         typer.Option(
             "--time",
-            help="Predict how long each launch takes on --machine h200 or b200.",
+            help="Predict how long each launch takes on --machine h200, b200 or b300, and what its critical"
+            " path is; with --profile also by source line.",
             rich_help_panel=OBSERVE_PANEL,
         ),
     ] = False,
@@ -344,7 +347,9 @@ def sim(
         )
         found = _explore(exploring, numbers)
         conclude(found, accepted, write_accept, json=json, verbose=verbose)
-    predictor = predictor_for(machine) if time else None
+    check_timeline(timeline)
+    predictor = predictor_for(machine, drawn=timeline is not None) if time else None
+    profiled = profile or (timeline is not None and not time)
     # What the kernel's file prints is no part of the result.
     with (
         progress("sim") as advance,
@@ -353,7 +358,7 @@ def sim(
     ):
         watch = None if tracing is None else tracing.watch()
         settings = Settings(
-            *(mma, engine, schedule, profile or timeline is not None, threads, advance, watch, check),
+            *(mma, engine, schedule, profiled, threads, advance, watch, check),
             before=predictor,
             **bounds,
         )
@@ -380,7 +385,9 @@ def sim(
         reports = [replace(report, findings=accepted.apply(report.findings)) for report in reports]
     if not reports:
         raise BadInputError(f"{function} returned no (compiled, args) and ran nothing on the simulator")
-    if timeline is not None:
+    if timeline is not None and predictor is not None:
+        write_predicted(timeline, predictor.timelines or [])
+    elif timeline is not None:
         _write_timeline(reports, timeline)
     print_unused(accepted)
     if write_accept is not None:
@@ -404,7 +411,7 @@ def sim(
         if predictor is not None and predictor.launches:
             from gdnbench.timing.table import predicted_text
 
-            print_lines(predicted_text(predictor.launches, table))
+            print_lines(predicted_text(predictor.launches, table, by_line=profile))
     if not all(report.ok for report in reports):
         raise typer.Exit(Exit.MISMATCH)
     if predictor is not None and predictor.refused:
@@ -412,12 +419,13 @@ def sim(
     raise typer.Exit(Exit.PASS)
 
 
-def predictor_for(machine: str | None) -> Predictor:
-    """What predicts the launches of a call. BadInputError without a GPU that has a time model."""
+def predictor_for(machine: str | None, *, drawn: bool) -> Predictor:
+    """What predicts the launches of a call, and keeps their timelines if they are `drawn`. BadInputError
+    without a GPU that has a time model."""
     from gdnbench.replay.predicting import machine_to_predict
     from gdnbench.sim.predict import Predictor, machine_model
 
-    return Predictor(machine_model(machine_to_predict(machine)))
+    return Predictor(machine_model(machine_to_predict(machine)), timelines=[] if drawn else None)
 
 
 def arch_for(machine: str | None, arch: str | None) -> str:
@@ -461,10 +469,7 @@ def _write_timeline(reports: Sequence[Report], path: Path) -> None:
     if not any(launch.finished for launch in launches):
         print_note(f"gdnbench: no launch finished; {path} is not written")
         return
-    try:
-        replace(reports[0], launches=launches).write_trace(path)
-    except OSError as error:
-        raise BadInputError(f"--timeline {path}: {error.strerror or error}") from None
+    write_timeline(path, replace(reports[0], launches=launches).write_trace)
 
 
 def _save(tensors: Mapping[str, Tensor], folder: Path) -> None:

@@ -18,12 +18,14 @@ from gdnbench.cli.record_options import (
     check_on_simulator,
     positive_seconds,
 )
+from gdnbench.cli.timelines import check_timeline, write_predicted
 from gdnbench.errors import BadInputError, CannotRunError, Exit
 from gdnbench.printable import printable
 from gdnbench.record_numbers import record_numbers
 from gdnbench.store.recover import open_store
 
 if TYPE_CHECKING:
+    from gdnbench.replay.predicting import Timelines
     from gdnbench.report.report import ReplayReport
     from gdnbench.store.reader import Store, StoredRecord
     from gdnbench.timing.counting import CountsReport
@@ -40,8 +42,9 @@ CLOCK = (
 BUSY = "Keep timing blocks that other processes or clock changes disturbed."
 NO_CLOCK = (
     "the simulator executes and does not time: these are counts; times need --on cuda or cpu, predicted times"
-    " --machine h200"
+    " --machine h200, b200 or b300"
 )
+TIMELINE = "With predicted times: write what an SM does for Perfetto, in predicted microseconds, e.g. t.json."
 
 
 def time(
@@ -57,7 +60,9 @@ def time(
     ] = None,
     on: Annotated[
         str,
-        typer.Option(help="Run on cpu, cuda, or sim, which counts, and predicts times with --machine h200."),
+        typer.Option(
+            help="Run on cpu, cuda, or sim, which counts, and predicts times on --machine h200, b200 or b300."
+        ),
     ] = "cpu",
     kernel_env: KernelEnvOptionWithoutPanel = None,
     machine: MachineOptionWithoutPanel = None,
@@ -92,13 +97,14 @@ def time(
     save: Annotated[
         Path | None, typer.Option(help="Write the times into this run store, e.g. times.zarr.")
     ] = None,
+    timeline: Annotated[Path | None, typer.Option(help=TIMELINE)] = None,
     compare: Annotated[
         str | None, typer.Option(help="Compare with earlier times, a run or a JSON file; exit 1 if slower.")
     ] = None,
 ) -> None:
     """Time kernels on recorded calls, in turn and on the same buffers; leave out those whose outputs fail.
 
-    With --on sim --machine h200 the times are predicted by a model, and say so.
+    With --on sim --machine h200, b200 or b300 the times are predicted by a model, and say so.
 
     Exit status: 0 all timed; 1 a mismatch, crash, hang or regression; 3 something could not run here.
     """
@@ -113,6 +119,12 @@ def time(
     if on == "sim" and (save is not None or compare is not None or csv):
         raise BadInputError(f"--save, --compare and --csv are for times; {NO_CLOCK}")
     modelled = modelled_machine(machine)
+    if timeline is not None and (on != "sim" or modelled is None):
+        raise BadInputError(
+            "--timeline is of predicted times: give --on sim and --machine h200, b200 or b300"
+        )
+    check_timeline(timeline)
+    timelines: Timelines | None = None if timeline is None else []
     options = timing_options(on, cache, form, seconds, precision, timeout, busy, clock)
     baseline = None if compare is None else read_timings(compare)
     with open_store(store) as opened, progress("time") as advance:
@@ -124,10 +136,12 @@ def time(
             "progress": lambda done, total, _: advance(done, total),
         }
         if on == "sim":
-            counts = count_records(opened, machine=modelled, **what)
+            counts = count_records(opened, machine=modelled, timelines=timelines, **what)
         else:
             report = time_records(opened, on=on, options=options, save=save, baseline=baseline, **what)
     if on == "sim":
+        if timeline is not None:
+            write_predicted(timeline, timelines or [])
         _finish_counts(counts, json, modelled)
     _finish(report, json, csv)
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gdnbench.errors import BadInputError
 
 if TYPE_CHECKING:
-    from gdnbench.sim.predict import Predictor
+    from gdnbench.sim.predict import Predictor, Timeline
+
+Timelines: TypeAlias = "list[tuple[str, Timeline]]"
+"""Launches with their names, for `gdnbench.sim.predict.write_timelines`."""
+
+_kept: ContextVar[tuple[Timelines | None, str]] = ContextVar("gdnbench_timelines", default=(None, ""))
 
 
 def modelled_machine(machine: str | None) -> str | None:
@@ -32,9 +38,20 @@ def machine_to_predict(machine: str | None) -> str:
     name = modelled_machine(machine)
     if name is None:
         raise BadInputError(
-            f"--time predicts for a GPU that has a time model: give --machine {' or '.join(MACHINES)}"
+            f"--time predicts for a GPU that has a time model: give --machine {', '.join(MACHINES)}"
         )
     return name
+
+
+@contextmanager
+def timelines_kept(timelines: Timelines | None, name: str) -> Iterator[None]:
+    """While `predicting` in this process puts what an SM does in each launch into `timelines`, with names
+    that begin with `name`."""
+    token = _kept.set((timelines, name))
+    try:
+        yield
+    finally:
+        _kept.reset(token)
 
 
 @contextmanager
@@ -47,6 +64,7 @@ def predicting(machine: str | None) -> Iterator[Predictor | None]:
     from gdnbench.sim import settings_apply
     from gdnbench.sim.predict import Predictor, machine_model
 
-    found = Predictor(machine_model(machine))
+    timelines, name = _kept.get()
+    found = Predictor(machine_model(machine), timelines=timelines, name=name)
     with settings_apply() as around, settings_apply(replace(around.settings, before=found)):
         yield found

@@ -14,6 +14,7 @@ from gdnbench.judge.rule import describe_rule
 from gdnbench.ops import operation
 from gdnbench.replay.execute import Execution, device_of
 from gdnbench.replay.failure import Failure
+from gdnbench.replay.predicting import Timelines, timelines_kept
 from gdnbench.replay.replay import Replayer
 from gdnbench.replay.run import InProcess
 from gdnbench.replay.simulated import SIM
@@ -81,14 +82,16 @@ def count_records(
     op: str | None = None,
     time_wrong: bool = False,
     machine: str | None = None,
+    timelines: Timelines | None = None,
     progress: Progress | None = None,
 ) -> CountsReport:
     """What `kernels` do on the records of `store` in the simulator, and how long that is predicted to take on
-    `machine`, if that has a time model. Raises as `time_records` does."""
+    `machine`, if that has a time model; `timelines` takes the predicted launches. Raises as `time_records`
+    does."""
     numbers = chosen(store, kernels, SIM, records, op)
     judge, done = Judge(RULE, device_of(SIM)), list[RecordCounts]()
     with ExitStack() as stack:
-        runs = {name: stack.enter_context(closing(_Counted(name, machine))) for name in kernels}
+        runs = {name: stack.enter_context(closing(_Counted(name, machine, timelines))) for name in kernels}
         for number in numbers:
             record = store.records[number]
             found = tuple(_counts_of(record, name, runs[name], judge, time_wrong) for name in kernels)
@@ -104,15 +107,18 @@ def count_records(
 class _Counted:
     """Runs one kernel on the simulator and keeps the counts, and the predicted time, of its last call."""
 
-    def __init__(self, kernel: str, machine: str | None) -> None:
+    def __init__(self, kernel: str, machine: str | None, timelines: Timelines | None) -> None:
+        self._kernel = kernel
         self._runner = InProcess(kernel, SIM, predict=machine)
+        self._timelines = timelines
         self.counts: Counts | None = None
         self.predicted: PredictedCall | None = None
         self.no_time = ""
 
     def run_record(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
         self.counts, self.predicted, self.no_time = None, None, ""
-        with counted():
+        name = f"record {record.number}, {self._kernel}, "
+        with counted(), timelines_kept(self._timelines, name):
             found = self._runner.run_record(record, operation)
         if isinstance(found, Execution):
             self.counts = Counts.of_launches(found.launches)

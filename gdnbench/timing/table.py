@@ -43,8 +43,13 @@ PREDICTED = (
     "bound by",
     "busy",
     "HBM",
+    "floor",
+    "of floor",
 )
-RIGHT = ("predicted", "busy", "HBM", "record", "median", "ratio", *RATES, *COUNTS[3:])
+NANOSECOND = 1e-9
+SHOWN = 5
+"""Parts of a critical path."""
+RIGHT = ("predicted", "busy", "HBM", "floor", "of floor", "record", "median", "ratio", *RATES, *COUNTS[3:])
 
 
 def timing_text(report: TimingReport, table: Table) -> str:
@@ -81,7 +86,7 @@ def counts_text(report: CountsReport, table: Table) -> str:
     rows = [row for record in report.records for row in _count_rows(record)]
     lines = [table(COUNTS, rows, RIGHT), ""] if rows else []
     predicted = [row for record in report.records for row in _predicted_rows(record)]
-    lines += [table(PREDICTED, predicted, RIGHT), ""] if predicted else []
+    lines += [table(PREDICTED, predicted, RIGHT), *_critical_paths(report), ""] if predicted else []
     lines += [
         f"not predicted: {kernel.name} on record {record.label}: {kernel.no_time}"
         for record in report.records
@@ -229,10 +234,42 @@ def _summary(report: TimingReport) -> str:
     )
 
 
-def predicted_text(launches: Sequence[Prediction], table: Table) -> str:
-    """A row for each launch, without a record."""
+def predicted_text(launches: Sequence[Prediction], table: Table, *, by_line: bool = False) -> str:
+    """A row for each launch, without a record, and its critical path; also that by source line."""
     rows = [(launch.entry, *_predicted(PredictedCall(launch.machine, (launch,)))) for launch in launches]
-    return table(("launch", *PREDICTED[3:]), rows, RIGHT)
+    lines = [table(("launch", *PREDICTED[3:]), rows, RIGHT)]
+    for number, launch in enumerate(launches):
+        lines.append(f"critical path: launch {number}: {_parts(launch)}")
+        if by_line:
+            lines += [
+                f"  {cycles / launch.cycles:6.1%}  {cycles:>12,.0f} cycles  {line}"
+                for line, cycles in launch.lines.items()
+                if cycles >= LEAST_SHOWN * launch.cycles
+            ]
+    return "\n".join(lines)
+
+
+LEAST_SHOWN = 0.001
+"""Of a source line's cycles: less is 0.0 % of them."""
+
+
+def _critical_paths(report: CountsReport) -> Iterator[str]:
+    for record in report.records:
+        for kernel in record.kernels:
+            if kernel.predicted is not None:
+                yield _critical_path(kernel.name, record.number, kernel.predicted)
+
+
+def _critical_path(kernel: str, record: int, call: PredictedCall) -> str:
+    launches = len(call.launches)
+    which = f", the longest of {launches} launches" if launches > 1 else ""
+    return f"critical path: {kernel} on record {record}{which}: {_parts(call.longest)}"
+
+
+def _parts(launch: Prediction) -> str:
+    """The largest parts of the critical path."""
+    parts = [(cycles / (launch.cycles or 1.0), name) for name, cycles in [*launch.path.items()][:SHOWN]]
+    return ", ".join(f"{part:.0%} {name}" for part, name in parts if part >= LEAST_SHOWN) or "no cycles"
 
 
 def predicted_times_text(records: Sequence[RecordResult], table: Table) -> str:
@@ -243,7 +280,13 @@ def predicted_times_text(records: Sequence[RecordResult], table: Table) -> str:
         for time in record.predicted
         if time.call is not None
     ]
-    lines = [table(PREDICTED, rows, RIGHT), ""] if rows else []
+    paths = [
+        _critical_path(time.kernel, record.number, time.call)
+        for record in records
+        for time in record.predicted
+        if time.call is not None
+    ]
+    lines = [table(PREDICTED, rows, RIGHT), *paths, ""] if rows else []
     lines += [
         f"not predicted: {time.kernel} on record {record.label}: {time.no_time}"
         for record in records
@@ -271,7 +314,17 @@ def _predicted(call: PredictedCall) -> tuple[str, ...]:
         longest.bound,
         f"{max(longest.limits.values()):.0%}",
         f"{sum(each.memory_bytes for each in call.launches):,.0f} B",
+        f"{_floor(call.floor)} {longest.floor_unit}" if call.floor else "",
+        _times(call.seconds / call.floor) if call.floor else "",
     )
+
+
+def _floor(seconds: float) -> str:
+    return seconds_text(seconds) if seconds >= NANOSECOND else "< 0.001 us"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3g} x" if ratio < 100 else f"{ratio:,.0f} x"
 
 
 def _count_rows(record: RecordCounts) -> Iterator[tuple[object, ...]]:

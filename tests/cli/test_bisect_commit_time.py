@@ -58,8 +58,8 @@ def test_the_commit_that_made_a_kernel_slower_is_named(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--on", "sim"), wording("cli.no-time-model", machines="h200 or b200")),
-        (("--on", "sim", "--machine", "b300"), wording("cli.no-time-model", machines="h200 or b200")),
+        (("--on", "sim"), wording("cli.no-time-model", machines="h200, b200, b300")),
+        (("--on", "sim", "--machine", "h100"), wording("cli.no-time-model", machines="h200, b200, b300")),
         ((), wording("bisect.time-needs-sim", on="cpu")),
         (("--on", "sim", "--machine", "h200", "--symptom", "race"), wording("bisect.time-of-failures")),
     ],

@@ -90,10 +90,10 @@ def test_predicted_times_come_from_other_processes(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--on", "sim", "--time"), wording("cli.no-time-model", machines="h200 or b200")),
+        (("--on", "sim", "--time"), wording("cli.no-time-model", machines="h200, b200, b300")),
         (
-            ("--on", "sim", "--time", "--machine", "b300"),
-            wording("cli.no-time-model", machines="h200 or b200"),
+            ("--on", "sim", "--time", "--machine", "h100"),
+            wording("cli.no-time-model", machines="h200, b200, b300"),
         ),
         ((*ON, "--cache", "warm"), wording("cli.measured-options")),
         (("--on", "cpu", "--time", "--machine", "h200"), wording("replay.gpu-not-simulated")),

@@ -45,7 +45,7 @@ def test_a_longer_loop_takes_longer(gdnbench: Invoke, file: str, monkeypatch: py
 def test_a_gpu_with_a_model_is_needed(gdnbench: Invoke, file: str, machine: tuple[str, ...]) -> None:
     result = gdnbench("sim", file, *VECTORS, 1, "--time", *machine)
     assert result.code == 2
-    assert result.err == f"gdnbench: {wording('cli.no-time-model', machines='h200 or b200')}\n"
+    assert result.err == f"gdnbench: {wording('cli.no-time-model', machines='h200, b200, b300')}\n"
 
 
 def kernel_of(folder: Path, body: str) -> str:
@@ -90,3 +90,49 @@ def test_a_fault_is_that_of_the_launch(
     assert result.code == 1
     assert "out-of-bounds access" in result.out
     assert "in CTA (0, 0, 0)" in result.out
+
+
+def test_the_critical_path_and_its_timeline(
+    gdnbench: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop of 200 rounds in which nothing waits for memory: its issue is most of the path, and of its time
+    the launch has the rest. Slices of the path follow one another from 0 to the end of the SM."""
+    toolkit(monkeypatch)
+    loop = """.reg .b32 %r<2>; .reg .pred %p<2>;
+        mov.u32 %r0, 0;
+        again: add.u32 %r0, %r0, 1;
+        setp.lt.u32 %p1, %r0, 200;
+        @%p1 bra again;
+        st.global.u32 [%d0], %r0;"""
+    kernel = kernel_of(tmp_path, loop)
+    options = (
+        "--grid",
+        "1",
+        "--block",
+        "32",
+        "--machine",
+        "h200",
+        "--time",
+        "--timeline",
+        tmp_path / "t.json",
+    )
+    result = gdnbench("sim", kernel, "u32[1]:0", *options, "--json")
+    assert result.code == 0, result.err
+    (launch,) = json.loads(result.out)["predicted"]
+    assert sum(launch["path"].values()) == launch["cycles"]
+    assert launch["path"]["warp 0 compute: issue"] > 0.9 * launch["cycles"]
+    assert launch["of_floor"] == launch["seconds"] / launch["floor"]
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    path = [event for event in events if event.get("cat") == "critical path"]
+    assert path[0]["ts"] == 0
+    assert path[-1]["ts"] + path[-1]["dur"] == pytest.approx(launch["cycles"] / CLOCK * 1e6)
+    assert "critical path: launch 0: 9" in gdnbench("sim", kernel, "u32[1]:0", *options).out
+
+
+def test_where_no_timeline_can_be_written(gdnbench: Invoke, tmp_path: Path) -> None:
+    """Told before anything runs: the PTX file is not even there."""
+    call = ("sim", "no.ptx:k", "--grid", "1", "--machine", "h200", "--time", "--timeline")
+    result = gdnbench(*call, tmp_path)
+    assert (result.code, result.err) == (2, f"gdnbench: --timeline {tmp_path}: Is a directory\n")
+    result = gdnbench(*call, tmp_path / "no" / "t.json")
+    assert result.err == f"gdnbench: --timeline {tmp_path}/no/t.json: No such file or directory\n"

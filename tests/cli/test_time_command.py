@@ -118,6 +118,7 @@ def test_how_a_replay_is_not_timed(
         (("--kernel", "torch", "--precision", "150%"), 2, wording("timing.precision-range", precision="1.5")),
         (("--kernel", "torch", "--on", "tpu"), 2, wording("replay.device-unknown", device="tpu")),
         (("--kernel", "portable", "--on", "sim", "--csv"), 2, wording("cli.sim-counts")),
+        (("--kernel", "portable", "--on", "sim", "--timeline", "t"), 2, wording("cli.timeline-predicted")),
         (("--kernel", "torch", "--on", "sim"), 3, wording("replay.not-sm100")),
         (("--kernel", "torch", "--compare", "nosuch.json"), 2, r"nosuch\.json"),
     ],

@@ -36,8 +36,8 @@ from gdnbench.cli.record_options import RecordsArgument, StoreArgument
 from gdnbench.errors import BadInputError
 
 TIME = (
-    "With --on sim --machine h200 or b200: find the commit that made the kernel slower, by its predicted"
-    " time. Commits whose kernel is wrong are skipped."
+    "With --on sim --machine h200, b200 or b300: find the commit that made the kernel slower, by its"
+    " predicted time. Commits whose kernel is wrong are skipped."
 )
 
 
