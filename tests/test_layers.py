@@ -145,6 +145,7 @@ LIGHT = ("", ".errors", ".host", ".mutants", ".ptx", ".tensorcore", ".virtual", 
 INSIDERS = (
     "gdnbench/sim/",
     "tests/sim/",
+    "scripts/benchmarks/predict_gdn_prefill.py",
     "scripts/validate_time_model.py",
     "tests/kernels/test_cuda_arguments.py",
     "tests/kernels/test_swa_grid.py",
