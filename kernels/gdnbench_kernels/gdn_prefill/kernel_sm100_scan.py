@@ -28,7 +28,6 @@ sequence of fewer than three segments has no step.
     barrier SCAN, of parts                   SCAN  s_parts written before it is read; s_s read before written
     barrier SCAN, of a state                 SCAN  s_s written before it is read; s_parts read before written
     fence.proxy.async                        SCAN  s_m read before TMA writes
-    producer_tail                            LOAD  no arrival after the CTA ends
 
 160 threads, 102560 bytes of SMEM, 0 columns of TMEM, 2 CTAs an SM
 
@@ -107,7 +106,6 @@ PLAN = KernelPlan(
             "barrier SCAN, of a state", "SCAN", "s_s written before it is read; s_parts read before written"
         ),
         Sync("fence.proxy.async", "SCAN", "s_m read before TMA writes"),
-        Sync("producer_tail", "LOAD", "no arrival after the CTA ends"),
     ),
     ctas_per_sm=2,
 )
@@ -181,7 +179,8 @@ class SegmentScan:
 
     @cute.jit
     def load(self, strip: Strip, pipe: blackwell.Pipeline, s_m: cute.Tensor, tma: blackwell.Tma) -> None:
-        """Load M of each segment, DEPTH rows at a time."""
+        """Load M of each segment, DEPTH rows at a time. SCAN waits for all of it, so the ring is not drained
+        at the end."""
         m = pipe.producer_state()
         for step in cutlass.range(strip.steps, unroll=1):
             row = ((strip.slot + step) * self.value_heads + strip.head) * HEAD_DIM
@@ -190,7 +189,6 @@ class SegmentScan:
                 pipe.arrive_and_expect_tx(m)
                 tma.load(pipe, m, s_m, row + DEPTH * block)
                 m.advance()
-        pipe.producer_tail(m)
 
     @cute.jit
     def scan(

@@ -241,6 +241,18 @@ class _PrefillBySegments:
                 sm100_fused_cp(**call.tensors, **call.scalars, segment=64)
 
 
+def segment_scan() -> None:
+    """The scan alone: three steps, so that the ring of M, of which a step fills four fifths, is used twice
+    over; and a sequence without a step."""
+    from gdnbench import sim
+    from gdnbench_kernels.gdn_prefill.segment_sources import build_scan
+
+    kernel, examples = build_scan(1)
+    compiled = sim.compile(kernel, *examples, arch="sm_100a")
+    maps, firsts = (whole_numbers(6, 1, 128, 128).float() for _ in range(2))
+    sim.launch(compiled, torch.tensor([0, 5, 6], dtype=torch.int32), maps, firsts)
+
+
 @dataclass(frozen=True, slots=True)
 class _Decode:
     """gdn_decode with a plan."""
@@ -440,6 +452,7 @@ SUBJECTS: dict[str, Subject] = {
     "launch_control": Subject(launch_control, sms=2),
     "gdn_prefill": Subject(_Operation("gdn_prefill", "sm100", _PREFILL)),
     "gdn_prefill_fused": Subject(_Operation("gdn_prefill", "sm100_fused", _FUSED_PREFILL)),
+    "segment_scan": Subject(segment_scan),
     "gdn_prefill_cp": Subject(_PrefillBySegments(_CUT_PREFILL)),
     "kda_prefill_fused": Subject(_Operation("kda_prefill", "sm100_fused", _KDA_PREFILL)),
     "gdn_decode": Subject(_Decode("registers")),
