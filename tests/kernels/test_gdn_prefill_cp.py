@@ -163,6 +163,12 @@ CALLS: dict[str, dict[str, Any]] = {
     "equal keys, open gates": {"seqlens": (330,), "key_correlation": 1.0, "beta": 1.0, "gate_span": 0.01},
     "equal keys, beta 2": {"seqlens": (330,), "key_correlation": 1.0, "beta": 2.0, "gate_span": 0.06},
     "keys of correlation 0.99, beta to 2": {"seqlens": (330,), "key_correlation": 0.99, "beta": (0.0, 2.0)},
+    "equal keys, beta to 2, 20 segments": {
+        "seqlens": (1300,),
+        "key_correlation": 1.0,
+        "beta": (0.0, 2.0),
+        "gate_span": 0.06,
+    },
     "gates of 1e5 a chunk": {"seqlens": (330, 64), "gate_span": 1e5},
     "gates that hardly close": {"seqlens": (500,), "gate_span": 1e-3},
 }
