@@ -452,7 +452,7 @@ SUBJECTS: dict[str, Subject] = {
     "launch_control": Subject(launch_control, sms=2),
     "gdn_prefill": Subject(_Operation("gdn_prefill", "sm100", _PREFILL)),
     "gdn_prefill_fused": Subject(_Operation("gdn_prefill", "sm100_fused", _FUSED_PREFILL)),
-    "segment_scan": Subject(segment_scan),
+    "gdn_prefill_cp_scan": Subject(segment_scan),
     "gdn_prefill_cp": Subject(_PrefillBySegments(_CUT_PREFILL)),
     "kda_prefill_fused": Subject(_Operation("kda_prefill", "sm100_fused", _KDA_PREFILL)),
     "gdn_decode": Subject(_Decode("registers")),
