@@ -361,9 +361,11 @@ def test_ctas_of_a_state_are_those_that_are_counted() -> None:
 
 
 def test_the_header_says_what_split_takes() -> None:
-    plan = kernel_sm100_transfer.SPLIT_PLAN
-    keys, blocks = (
-        next(buffer.stages for buffer in plan.smem if buffer.name == name) for name in ("s_k", "s_blocks")
+    plain, split = (
+        {buffer.name: buffer.stages for buffer in plan.smem}
+        for plan in (kernel_sm100_transfer.PLAN, kernel_sm100_transfer.SPLIT_PLAN)
     )
-    said = f"{keys} stages of s_k and {blocks} of s_blocks, {plan.smem_bytes} bytes."
-    assert f"With `split` there are {said}" in str(kernel_sm100_transfer.__doc__)
+    assert [name for name in plain if split[name] != plain[name]] == ["s_blocks"]
+    smem = kernel_sm100_transfer.SPLIT_PLAN.smem_bytes
+    said = f"With `split` there are {split['s_blocks']} stages of s_blocks, {smem} bytes."
+    assert said in str(kernel_sm100_transfer.__doc__)
