@@ -17,7 +17,7 @@ from gdnbench.judge.rule import Bound
 from gdnbench.judge.stages import judge_stages
 from gdnbench.kernel_figures import figures, limits
 from gdnbench.replay.simulated import programs_simulated
-from gdnbench.sim import Settings, active
+from gdnbench.sim import Settings, active, settings_apply
 from gdnbench_kernels.chunks import segment_bound
 from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call
@@ -226,6 +226,14 @@ def test_the_second_segment_has_the_state_of_the_first(usual: Outputs) -> None:
 def test_bits_are_those_of_any_schedule(usual: Outputs, schedule: str) -> None:
     """The default, "late", a second time: a run does not differ from the next."""
     assert all_same(run(synth(**BATCH), schedule=schedule), usual)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sms", [1, 3])
+def test_bits_are_those_of_any_number_of_sms(usual: Outputs, sms: int) -> None:
+    """A CTA of the last launch goes through all segments, or through every third."""
+    with settings_apply(sms=sms):
+        assert all_same(run(synth(**BATCH)), usual)
 
 
 @pytest.mark.slow

@@ -226,16 +226,17 @@ class _Operation:
 
 @dataclass(frozen=True, slots=True)
 class _PrefillBySegments:
-    """gdn_prefill's sm100_fused_cp with segments of a chunk."""
+    """gdn_prefill's sm100_fused_cp with segments of a chunk, on one SM: a CTA goes through several."""
 
     calls: tuple[dict[str, Any], ...]
 
     def __call__(self) -> None:
         from gdnbench.replay.simulated import programs_simulated
+        from gdnbench.sim import settings_apply
         from gdnbench.synth import synthesise
         from gdnbench_kernels.gdn_prefill.fused_cp import sm100_fused_cp
 
-        with programs_simulated():
+        with settings_apply(sms=1), programs_simulated():
             for options in self.calls:
                 call = synthesise("gdn_prefill", **options)
                 sm100_fused_cp(**call.tensors, **call.scalars, segment=64)
