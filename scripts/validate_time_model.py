@@ -172,7 +172,7 @@ def recorded(row: Row, machine: Machine) -> Recorded:
     found: list[Recorded] = []
 
     def before(module: Module, request: LaunchRequest, memory: GlobalMemory) -> None:
-        some = sampled_ctas(math.prod(request.grid))
+        some = sampled_ctas(math.prod(request.grid), machine)
         traces = record(module, request, memory, some, machine)
         found.append(Recorded(row.name, row.call, row.seconds, row.fits, module.text, request, traces))
         raise _RecordedError

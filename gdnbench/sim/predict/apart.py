@@ -110,7 +110,7 @@ def _answer(
         gc.disable()  # a collection would visit, and so copy, all objects of the caller's program
         found: _Answer | BaseException
         try:
-            ctas = sampled_ctas(math.prod(request.grid))
+            ctas = sampled_ctas(math.prod(request.grid), machine)
             traces = record(module, request, memory, ctas, machine)
             timelines: list[Timeline] = []
             found = predict(machine, module, request, traces, timelines if drawn else None), timelines

@@ -27,8 +27,8 @@ from gdnbench.sim.predict.trace import SECTOR, Accessed, CtaTrace, Kind
 from gdnbench.sim.ptx.ir import Kernel, Module
 from gdnbench.sim.run import run_ptx
 
-# CTAs of a grid that run on the simulator: those in the middle, which are neighbours, so that sectors
-# that neighbours both read are seen.
+# CTAs of a grid that run on the simulator. They are neighbours, so that sectors that neighbours both read are
+# seen.
 SAMPLED = 8
 # CTAs of an SM that are replayed: so many rounds of those that it holds at once, and so many at least. The
 # time of more follows from the distance of their ends.
@@ -77,11 +77,17 @@ HALF = 0.5
 LATENCY = "latency"
 
 
-def sampled_ctas(ctas: int, count: int = SAMPLED) -> range:
-    """The CTAs that run."""
+def sampled_ctas(ctas: int, machine: Machine, count: int = SAMPLED) -> range:
+    """The CTAs that run: those in the middle; the first ones of a launch that has an SM for each, because it
+    lasts as long as its longest CTA, and a persistent kernel gives the first ones most work."""
     count = min(ctas, count)
-    first = (ctas - count) // 2
+    first = 0 if at_once(ctas, machine) else (ctas - count) // 2
     return range(first, first + count)
+
+
+def at_once(ctas: int, machine: Machine) -> bool:
+    """Whether each CTA has an SM of its own."""
+    return ctas <= machine.multiprocessors.value
 
 
 def check_covered(module: Module, request: LaunchRequest) -> None:
@@ -133,7 +139,7 @@ def predict(
 ) -> Prediction:
     """The time of the launch, from traces of some of its CTAs; `timelines` takes what its SM does. Raises
     UnsupportedError without the tools that make and print machine code."""
-    given, regions = _with_lacking(traces), Regions(module, request.entry, machine)
+    given, regions = _with_lacking(machine, request, traces), Regions(module, request.entry, machine)
     path, intervals = Path(), None if timelines is None else list[Interval]()
     replayed = _replay(machine, regions, module, request, given, path, intervals)
     seconds, sm = replayed.seconds, replayed.sm
@@ -188,7 +194,11 @@ def predict_seconds(
 ) -> float:
     """The same seconds without their range and what they consist of, in a tenth of the time."""
     return _replay(
-        machine, Regions(module, request.entry, machine), module, request, _with_lacking(traces)
+        machine,
+        Regions(module, request.entry, machine),
+        module,
+        request,
+        _with_lacking(machine, request, traces),
     ).seconds
 
 
@@ -232,8 +242,12 @@ def _ctas(request: LaunchRequest) -> int:
 _Given = Sequence[tuple[CtaTrace, frozenset[int]]]  # with the sectors that L2 lacks
 
 
-def _with_lacking(traces: Sequence[CtaTrace]) -> _Given:
-    return list(zip(traces, sectors_lacking(traces), strict=True))
+def _with_lacking(machine: Machine, request: LaunchRequest, traces: Sequence[CtaTrace]) -> _Given:
+    """Of CTAs that run at once the longest comes first: it alone is replayed."""
+    if not at_once(_ctas(request), machine):
+        return list(zip(traces, sectors_lacking(traces), strict=True))
+    given = zip(traces, sectors_lacking(traces, together=True), strict=True)
+    return sorted(given, key=lambda one: -sum(map(len, one[0].warps)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from gdnbench.sim.ptx.ir import Instruction
 TENSOR_BYTES = 128
 """Of tensor memory a cycle for a warp, a word a lane; assumed."""
 NO_PHASE = -1
+SECTORS_OF_LINE = 4
 _STORES = ("st", "red", "stmatrix", "wmma.store")
 
 
@@ -500,14 +501,28 @@ def is_store(ins: Instruction) -> bool:
     return ins.op.startswith(_STORES)
 
 
-def sectors_lacking(traces: Sequence[CtaTrace]) -> list[frozenset[int]]:
-    """For CTAs that run in this order, the sectors that each is the first to need: L2 lacks them."""
-    seen: set[int] = set()
-    found = []
-    for trace in traces:
-        steps = (step for steps in trace.warps for step in steps if isinstance(step, Accessed))
-        own = {sector for step in steps for sector in step.sectors}
-        own |= {sector for operation in trace.operations for sector in operation.sectors}
-        found.append(frozenset(own - seen))
-        seen |= own
-    return found
+def sectors_lacking(traces: Sequence[CtaTrace], together: bool = False) -> list[frozenset[int]]:
+    """For CTAs that run in this order, the sectors that each is the first to need: L2 lacks them. Of those
+    that run `together` each fetches as many of the sectors that several need, lines of them in turn."""
+    needed = [_sectors(trace) for trace in traces]
+    found, seen = [], set[int]()
+    if not together:
+        for own in needed:
+            found.append(frozenset(own - seen))
+            seen |= own
+        return found
+    by_sector: dict[int, list[int]] = defaultdict(list)
+    for number, own in enumerate(needed):
+        for sector in own:
+            by_sector[sector].append(number)
+    fetched: list[set[int]] = [set() for _ in traces]
+    for sector, numbers in by_sector.items():
+        fetched[numbers[sector // SECTORS_OF_LINE % len(numbers)]].add(sector)
+    return [frozenset(sectors) for sectors in fetched]
+
+
+def _sectors(trace: CtaTrace) -> set[int]:
+    """What a CTA accesses."""
+    steps = (step for steps in trace.warps for step in steps if isinstance(step, Accessed))
+    own = {sector for step in steps for sector in step.sectors}
+    return own.union(*(operation.sectors for operation in trace.operations))

@@ -14,6 +14,7 @@ from gdnbench.sim.ptx.parser import parse
 from tests.sim.predict.tools import toolkit
 
 CTAS, THREADS, BYTES = 20_000, 256, 16
+SAMPLED = sampled_ctas(CTAS, H200)
 STREAM = f"""
 .version 8.8
 .target sm_90a
@@ -24,7 +25,7 @@ STREAM = f"""
 ld.param.u64 %d0, [out];
 mov.u32 %r0, %tid.x;
 mov.u32 %r1, %ctaid.x;
-sub.u32 %r1, %r1, {sampled_ctas(CTAS)[0]};
+sub.u32 %r1, %r1, {SAMPLED[0]};
 mad.lo.u32 %r2, %r1, {THREADS}, %r0;
 mul.wide.u32 %d1, %r2, {BYTES};
 add.u64 %d2, %d0, %d1;
@@ -42,12 +43,12 @@ def test_stores_take_the_time_of_their_bytes(monkeypatch: pytest.MonkeyPatch) ->
     toolkit(monkeypatch)
     machine = H200.with_values(cta_interval=0)
     module = parse(STREAM)
-    memory, out = GlobalMemory(), np.zeros(len(sampled_ctas(CTAS)) * THREADS * 4 + 32, np.float32)
+    memory, out = GlobalMemory(), np.zeros(len(SAMPLED) * THREADS * 4 + 32, np.float32)
     address = memory.add_array(out[-out.ctypes.data % 128 // 4 :], "out")
     request = LaunchRequest(
         STREAM, "k", (CTAS, 1, 1), (THREADS, 1, 1), (1, 1, 1), 0, (address.to_bytes(8, "little"),), 16, 0
     )
-    found = predict(machine, module, request, record(module, request, memory, sampled_ctas(CTAS), machine))
+    found = predict(machine, module, request, record(module, request, memory, SAMPLED, machine))
     least = CTAS * THREADS * BYTES / (H200.memory_rate.value * 1e9)
     assert least <= found.seconds <= 1.15 * least
     assert found.bound == "HBM"
@@ -86,3 +87,39 @@ def test_what_ctas_share_comes_from_memory_once() -> None:
     ]
     assert memory_bytes(kernel, traces, 100) == 64 + 100 * 64
     assert memory_bytes(kernel, traces[:1], 1) == 64 + 64
+
+
+def test_ctas_with_an_sm_each_are_sampled_from_the_first() -> None:
+    """Of 132 SMs: the first CTAs of a persistent kernel have most work."""
+    assert sampled_ctas(132, H200) == range(8)
+    assert sampled_ctas(5, H200) == range(5)
+    assert sampled_ctas(133, H200) == range(62, 70)
+
+
+LOOP = """
+.version 8.8
+.target sm_90a
+.address_size 64
+.visible .entry k()
+{
+.reg .b32 %r<4>; .reg .pred %p<2>;
+mov.u32 %r0, %ctaid.x;
+LOOP:
+shl.b32 %r1, %r0, 1;
+add.u32 %r0, %r0, 1;
+setp.lt.u32 %p1, %r0, 100;
+@%p1 bra LOOP;
+ret;
+}
+"""
+
+
+def test_of_ctas_with_an_sm_each_the_longest_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CTA n of four loops 100 - n times. The launch takes as long as a launch of the first alone."""
+    toolkit(monkeypatch)
+    module, seconds = parse(LOOP), []
+    for ctas in (4, 1):
+        request = LaunchRequest(LOOP, "k", (ctas, 1, 1), (32, 1, 1), (1, 1, 1), 0, (), 16, 0)
+        traces = record(module, request, GlobalMemory(), range(ctas), H200)
+        seconds.append(predict(H200, module, request, traces[::-1]).seconds)
+    assert seconds[0] == seconds[1]

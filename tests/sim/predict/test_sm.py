@@ -91,6 +91,16 @@ def test_what_an_earlier_cta_loaded_is_in_l2() -> None:
     assert sectors_lacking([first, second]) == [{1, 2}, {3}]
 
 
+def test_ctas_that_run_together_share_what_they_fetch() -> None:
+    """Both need lines 0 to 3 of four sectors: each fetches two of them."""
+    traces = [
+        CtaTrace(n, [[Accessed(0, Space.GLOBAL, 1, (*range(16), 100 + n))]], ["compute"], [], [])
+        for n in range(2)
+    ]
+    even = {line * 4 + sector for line in (0, 2) for sector in range(4)}
+    assert sectors_lacking(traces, together=True) == [even | {100}, (set(range(16)) - even) | {101}]
+
+
 def test_one_request_at_a_time_takes_the_latency() -> None:
     """Nothing is queued: 100 loads of a sector, each after the one before."""
     machine = PLAIN.with_values(memory_latency=500, memory_burst=SECTOR, clock=2.0, l2_rate=SECTOR)
