@@ -8,8 +8,8 @@
 A row is sequences x tokens of each. Kernels run on the simulator with calls of that shape whose values are 0:
 no branch of these kernels depends on values. Launches of more CTAs than a prediction samples do not run.
 
-Where a CTA goes through a whole sequence, a sequence of more than 32 chunks is not run as it is: calls of 16
-and 32 chunks are predicted, and each further chunk takes what those between them took.
+Where a CTA goes through a sequence or segment of more than 32 chunks, the call is not run as it is: calls
+with 16 and 32 chunks in their place are predicted, and each further chunk takes what those between them took.
 
 FlashInfer must be importable (PYTHONPATH), ptxas and nvdisasm on PATH. Exit status: 0, 2 bad arguments, 3 a
 kernel could not be predicted.
@@ -22,7 +22,8 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,12 +45,15 @@ from gdnbench.sim.predict.machines import Machine
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.run import RunResult
 from gdnbench_kernels.contract import Call
+from gdnbench_kernels.gdn_prefill.fused_cp import sm100_fused_cp
+from gdnbench_kernels.gdn_prefill.prefill_plan import FUSED, plan_of
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 
 ROWS = ("1x2048", "1x8192", "1x32768", "8x2048", "64x512")
 HEADS = ("16/32", "16/64", "2/8")
-SEQUENTIAL = ("sm100_fused", "flashinfer_plain")
+SEQUENTIAL = (FUSED, "flashinfer_plain")
 """Kernels of which a CTA goes through a whole sequence."""
+AUTO = "sm100_auto"
 FEW, MANY = 16, 32
 """Chunks of the calls from which longer sequences are extrapolated."""
 BYTES, FLOP, TENSOR = 776, 165_200, 2.37e15
@@ -102,8 +106,8 @@ def call_of(sequences: int, tokens: int, heads: int, value_heads: int) -> Call:
     return Call(tensors, {}, operation("gdn_prefill").default_conventions)
 
 
-def predicted(machine: Machine, kernel: str, call: Call) -> Time:
-    """The launches of a call, one after the other."""
+def predicted(machine: Machine, kernel: str, call: Call, segment: int | None = None) -> Time:
+    """The launches of a call, one after the other; `segment` for `SPLIT`."""
     found: list[Prediction] = []
 
     def before(module: Module, request: LaunchRequest, memory: GlobalMemory) -> RunResult | None:
@@ -113,6 +117,8 @@ def predicted(machine: Machine, kernel: str, call: Call) -> Time:
 
     op = operation("gdn_prefill")
     loaded = load(kernel, op)
+    if segment is not None:
+        loaded = replace(loaded, function=partial(sm100_fused_cp, segment=segment))
     with active(Settings(before=before)), replay_gpu(machine.name), simulated("sim"):
         call_kernel(op.convert(call, conversion(call, op, loaded).target), op, loaded)
     return Time.of(found)
@@ -120,11 +126,24 @@ def predicted(machine: Machine, kernel: str, call: Call) -> Time:
 
 def time_of(machine: Machine, kernel: str, sequences: int, tokens: int, heads: tuple[int, int]) -> Time:
     """The predicted time of a kernel in a row."""
-    chunks = tokens // CHUNK
-    if kernel not in SEQUENTIAL or chunks <= MANY:
-        return predicted(machine, kernel, call_of(sequences, tokens, *heads))
+    segment, chunks = None, tokens // CHUNK
+    if kernel == AUTO:
+        plan = plan_of(sequences * tokens, sequences, heads[1], int(machine.multiprocessors.value))
+        kernel, segment = plan.kernel, plan.segment
+    if segment is not None:
+        chunks = segment // CHUNK
+    elif kernel not in SEQUENTIAL:
+        chunks = 0
+    if chunks <= MANY:
+        return predicted(machine, kernel, call_of(sequences, tokens, *heads), segment)
     few, many = (
-        predicted(machine, kernel, call_of(sequences, count * CHUNK, *heads)) for count in (FEW, MANY)
+        predicted(
+            machine,
+            kernel,
+            call_of(sequences, tokens * count // chunks, *heads),
+            segment and count * CHUNK,
+        )
+        for count in (FEW, MANY)
     )
     return many.beyond(few, (chunks - MANY) / (MANY - FEW))
 
@@ -141,7 +160,7 @@ def main() -> int:
     )
     parser.add_argument("--rows", nargs="+", default=ROWS)
     parser.add_argument("--heads", nargs="+", default=HEADS)
-    parser.add_argument("--kernels", nargs="+", default=(*SEQUENTIAL, "flashinfer_cp"))
+    parser.add_argument("--kernels", nargs="+", default=(AUTO, "flashinfer_plain", "flashinfer_cp"))
     parser.add_argument("--machine", default="b200")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -148,6 +148,12 @@ KERNELS = {
         meaning="the fused kernel over segments of 1024 tokens: for long sequences with few heads",
         sources="gdnbench_kernels.gdn_prefill.segment_sources:cp_sources",
     ),
+    "sm100_auto": KernelEntry(
+        "gdnbench_kernels.gdn_prefill.auto:sm100_auto",
+        {OFFSETS_DTYPE.name: ("int32",)},
+        devices=("sim", "cuda"),
+        meaning="sm100, sm100_fused or sm100_fused_cp, by the call's shapes",
+    ),
     "fla": KernelEntry(
         "gdnbench_kernels.gdn_prefill.fla:fla",
         {STATE_LAYOUT.name: ("KV",), QK.name: QK.values},

@@ -105,8 +105,8 @@ SPLIT_PLAN = planned_transfer(split=True)
 
 def task(block: cutlass.Int32, value_heads: int) -> tuple[cutlass.Int32, cutlass.Int32, cutlass.Boolean]:
     """(segment, value head, whether it computes B) of a CTA. Order: heads of a segment's B, heads of its M,
-    segments."""
-    row = block // value_heads
+    segments; the first segment needs no M."""
+    row = (block + cutlass.select_(block < value_heads, 0, value_heads)) // value_heads
     return row // 2, block % value_heads, row % 2 == 0
 
 
@@ -183,7 +183,7 @@ class ChunkTransfer(ChunkFused):
         cuts = Cuts(cu_seqlens, offsets, indices, total, tokens)
         states = TransferStates(initial_state, firsts, maps)
         self.kernel(Tma.create(k, None, v, None), (g, beta), cuts, states, None, cutlass.Float32(1.0)).launch(
-            grid=(2 * cute.size(indices, mode=[0]) * self.value_heads, 1, 1),
+            grid=(self.works(cuts), 1, 1),
             block=(PLAN.threads, 1, 1),
             min_blocks_per_mp=PLAN.ctas_per_sm,
             stream=stream,
@@ -194,8 +194,9 @@ class ChunkTransfer(ChunkFused):
         return SPLIT_PLAN if self.split else PLAN
 
     def works(self, cuts: Cuts) -> cutlass.Int32:
-        """For each row of the table, also those that no segment has. A CTA has one."""
-        return 2 * cute.size(cuts.indices, mode=[0]) * self.value_heads
+        """For each row of the table but the last, which no segment follows; M of none is before the first.
+        A CTA has one."""
+        return (2 * cute.size(cuts.indices, mode=[0]) - 3) * self.value_heads
 
     def work(self, cuts: Cuts, number: cutlass.Int32) -> SegmentTile:
         segment, head, is_b = task(number, self.value_heads)
