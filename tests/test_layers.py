@@ -146,6 +146,7 @@ INSIDERS = (
     "gdnbench/sim/",
     "tests/sim/",
     "scripts/benchmarks/predict_gdn_prefill.py",
+    "scripts/benchmarks/predicted_then_measured.py",
     "scripts/validate_time_model.py",
     "tests/kernels/test_cuda_arguments.py",
     "tests/kernels/test_swa_grid.py",
