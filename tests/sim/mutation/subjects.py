@@ -226,7 +226,8 @@ class _Operation:
 
 @dataclass(frozen=True, slots=True)
 class _PrefillBySegments:
-    """gdn_prefill's sm100_fused_cp with segments of a chunk, on one SM: a CTA goes through several."""
+    """gdn_prefill's sm100_fused_cp, with segments of `segment` tokens each, on one SM: a CTA goes through
+    several."""
 
     calls: tuple[dict[str, Any], ...]
 
@@ -238,8 +239,10 @@ class _PrefillBySegments:
 
         with settings_apply(sms=1), programs_simulated():
             for options in self.calls:
-                call = synthesise("gdn_prefill", **options)
-                sm100_fused_cp(**call.tensors, **call.scalars, segment=64)
+                given = dict(options)
+                segment = given.pop("segment")
+                call = synthesise("gdn_prefill", **given)
+                sm100_fused_cp(**call.tensors, **call.scalars, segment=segment)
 
 
 def segment_scan() -> None:
@@ -301,8 +304,12 @@ _FUSED_PREFILL: tuple[dict[str, Any], ...] = (
     {"seqlens": (193, 0, 65), "heads": (1, 1), "initial_state": True},
     _PREFILL[1],
 )
-# Four segments, so that the scan has two steps and its ring goes round; a sequence without tokens.
-_CUT_PREFILL: tuple[dict[str, Any], ...] = ({"seqlens": (193, 0, 1), "heads": (1, 1), "initial_state": True},)
+# Four segments, so that the scan has two steps and its ring goes round; a sequence without tokens. Then
+# segments of six chunks and of one, so that a CTA comes back to each stage of its rings, for B and for M.
+_CUT_PREFILL: tuple[dict[str, Any], ...] = (
+    {"seqlens": (193, 0, 1), "heads": (1, 1), "initial_state": True, "segment": 64},
+    {"seqlens": (769,), "heads": (1, 1), "initial_state": True, "segment": 384},
+)
 # The state of a sequence without tokens goes through tensor memory, which only the CTA's barrier keeps.
 _KDA_PREFILL = (_PREFILL[0], {**_PREFILL[1], "seqlens": (64, 0)})
 _DECODE_ATTENTION = tuple(
