@@ -57,7 +57,9 @@ def _split_us(segments: int, length: int, sequences: int, value_heads: int, sms:
     rows = max(1, segments - sequences)  # of B; a sequence's first segment has no M
     of_transfer = (rows + max(0, rows - sequences)) * value_heads
     works = segments * value_heads
-    transfer = 14.8 + 1.59 * length * _ceil(of_transfer, sms)
+    busy = min(1.0, of_transfer / sms)
+    chunk = 1.59 + 1.05 * min(0.2, max(0.0, busy - 0.7))  # which HBM slows down
+    transfer = 14.8 + chunk * length * _ceil(of_transfer, sms)
     steps = max(0, _ceil(segments, sequences) - 2)
     scan = 4 + 1.2 * steps * max(1.0, sequences * value_heads / 9)
     return 2.7 + transfer + scan + 8.1 + _ceil(works, sms) * length * _chunk_us(works, sms)
@@ -65,7 +67,7 @@ def _split_us(segments: int, length: int, sequences: int, value_heads: int, sms:
 
 def _chunk_us(works: int, sms: int) -> float:
     """A chunk of the fused kernel, which shares HBM with those of the other SMs."""
-    return 1.8 + 0.27 * min(1.0, works / sms)
+    return 1.8 + 0.2 * min(1.0, works / sms)
 
 
 def _ceil(count: int, step: int) -> int:
