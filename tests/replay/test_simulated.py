@@ -111,7 +111,7 @@ def test_a_listed_kernel_that_is_not_compiled_for_sm100(decode: Store) -> None:
         match=wording(
             "replay.not-sm100",
             kernel="torch",
-            known=re.compile(".* flashinfer, .* portable, .* sm100, sm100_fused.*"),
+            known=re.compile(".* flashinfer, .* portable, .* sm100, sm100_auto, sm100_fused.*"),
         ),
     ):
         replay(decode, kernel="torch", on="sim")
