@@ -40,15 +40,30 @@ class Interrupted(Exception):
     pass
 
 
-def predict_with(monkeypatch: pytest.MonkeyPatch, act: Callable[[], NoReturn]) -> None:
-    """Predict a launch where the child does `act`; no child may be left."""
+def predict_with(
+    monkeypatch: pytest.MonkeyPatch, act: Callable[[], NoReturn], forked: Callable[[], object] = int
+) -> None:
+    """Predict a launch where the child does `act`; it may not be left. `forked` is called here once it is
+    there."""
+    children, fork = [], os.fork
+
+    def forking() -> int:
+        child = fork()
+        if child:
+            children.append(child)
+            forked()
+        return child
+
+    monkeypatch.setattr(os, "fork", forking)
     monkeypatch.setattr(apart, "assemble", lambda *given: None)
     monkeypatch.setattr(apart, "record", lambda *given: act())
     try:
         apart.predict_apart(H200, parse(PTX), REQUEST, GlobalMemory())
     finally:
+        monkeypatch.setattr(os, "fork", fork)
+        (child,) = children
         with pytest.raises(ChildProcessError):
-            os.waitpid(-1, os.WNOHANG)
+            os.waitpid(child, os.WNOHANG)
 
 
 def fail(error: BaseException) -> Callable[[], NoReturn]:
@@ -85,10 +100,9 @@ def test_an_interrupt_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Interrupted
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
         with pytest.raises(Interrupted):
-            predict_with(monkeypatch, asleep)
+            predict_with(monkeypatch, asleep, lambda: signal.setitimer(signal.ITIMER_REAL, 0.2))
     finally:
         signal.signal(signal.SIGALRM, before)
 
