@@ -117,7 +117,17 @@ def test_each_module_starts_as_a_program(module: str, tmp_path: Path) -> None:
     """The quick tests of these modules fork them."""
     store = str(Path(__file__).parents[1] / "captures" / "swa_fp8_ds_mla.zarr.zip")
     arguments = {
-        "gdnbench.replay.worker": ["torch", "cpu", store, str(tmp_path / "results"), "0", "0", "null", "0"],
+        "gdnbench.replay.worker": [
+            "torch",
+            "cpu",
+            store,
+            str(tmp_path / "results"),
+            "0",
+            "0",
+            "null",
+            "0",
+            "",
+        ],
         "gdnbench.timing.worker": [
             store,
             "cpu",
