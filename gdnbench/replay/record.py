@@ -49,8 +49,8 @@ def finish_record(
     time: Times | None = None,
     accepted: Accepted | None = None,
 ) -> RecordResult:
-    """The result of `record`: with findings, timed if it passes, and added to the run `saved`. Predicted
-    times of kernels that are wrong are left out."""
+    """The result of `record`: with findings, timed if it passes, and added to the run `saved`. A kernel
+    that is wrong has no predicted time."""
     result = judged.result_with_findings(accepted)
     if result.outcome is not Outcome.PASS:
         result = replace(result, predicted=())

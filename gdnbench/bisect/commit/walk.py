@@ -98,7 +98,7 @@ class CommitWalk(ABC):
 
     @abstractmethod
     def _older(self, base: str) -> str:
-        """What is said of a merge base that is bad."""
+        """The message about a merge base that is bad."""
 
     @abstractmethod
     def _answer(self, narrowed: Narrowed, goods: list[str]) -> Answer: ...

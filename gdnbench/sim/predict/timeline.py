@@ -21,8 +21,8 @@ PATH_ROW, FIRST_WARP_ROW = 0, 100
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """What one SM does in a launch that takes `seconds`, at `clock` GHz: its warps, its units and its
-    critical path, and the instructions by pc. Of more than `MAX_SLICES` the latest are left out; `dropped`
-    counts them."""
+    critical path, and the instructions by pc. A timeline keeps the first `MAX_SLICES`;
+    `dropped` counts the others."""
 
     machine: str
     entry: str
