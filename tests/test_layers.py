@@ -84,7 +84,7 @@ MODULES = {
     "__init__": "gdnbench",
     "kernels": "gdnbench_kernels",
     "base": """bits digest_kernel digests errors handlers missing options poison pools printable provenance
-        record record_numbers units toml_tables version whole_file""",
+        record record_numbers shipped units toml_tables version whole_file""",
     "sim.base": "sim.deadline sim.demangle sim.errors sim.floating_environment sim.lazy sim.special_function",
     "sim.tensorcore.formats": "sim.tensorcore.formats sim.tensorcore.product sim.tensorcore.scaled",
     "sim.run": "sim.run sim.watch",

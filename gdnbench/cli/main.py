@@ -30,6 +30,7 @@ from gdnbench.cli.prove import prove
 from gdnbench.cli.prune import prune
 from gdnbench.cli.replay import replay
 from gdnbench.cli.report import report
+from gdnbench.cli.samples import samples
 from gdnbench.cli.share import share
 from gdnbench.cli.show import show
 from gdnbench.cli.sim import sim
@@ -62,7 +63,7 @@ FOREIGN_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}  # th
 app.command()(capture)
 COMMANDS = (
     *(ls, show, prove, replay, explore, trace, suite, diff, lineage, report, time, verify, sim),
-    *(upload, prune, merge, share),
+    *(upload, prune, merge, share, samples),
 )
 for command in COMMANDS:
     app.command()(reader_may_leave(command))

@@ -14,14 +14,13 @@ from typing import Any
 
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.ops import operation, operations
+from gdnbench.shipped import MADE
 from gdnbench.store.compression import Compression
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft_inputs, options_from_text, synthesise
 from gdnbench.toml_tables import FLAG, TEXT, Key, parse_subtables, parse_table, read_toml, refuse_unless
 from gdnbench_kernels.contract import Call
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-MADE = REPOSITORY / "suites" / "made.toml"
 LARGEST_SEED = 2**63 - 1
 
 
@@ -98,8 +97,8 @@ def read_made(file: str | Path | None = None) -> tuple[MadeRecord, ...]:
     path = MADE if file is None else Path(file)
     if file is None and not path.is_file():
         raise CannotRunError(
-            "made records are described in suites/made.toml of gdnbench's repository, which this installation"
-            " lacks: clone the repository, or leave them out"
+            "this installation lacks suites/made.toml, which describes the made records: install a wheel or a"
+            " checkout, or skip them"
         )
     values = parse_table(read_toml(path), FILE, str(path))
     found: dict[tuple[str, str], MadeRecord] = {}

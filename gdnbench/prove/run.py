@@ -15,7 +15,7 @@ from gdnbench.errors import BAD_INPUT_ERRORS, BadInputError, CannotRunError, Sto
 from gdnbench.judge import calls
 from gdnbench.ops import operation
 from gdnbench.prove.laws import LawTester
-from gdnbench.prove.records import REPOSITORY, MadeRecord, read_made, write_made
+from gdnbench.prove.records import MadeRecord, read_made, write_made
 from gdnbench.prove.repeat import check_repeats
 from gdnbench.prove.result import Check, Proof, Section, check_of_record
 from gdnbench.replay import kernels
@@ -23,11 +23,11 @@ from gdnbench.replay.execute import device_of
 from gdnbench.replay.replay import replay
 from gdnbench.replay.simulated import SIM
 from gdnbench.report.report import RecordResult
+from gdnbench.shipped import CAPTURES
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.store.recover import open_store
 from gdnbench_kernels.contract import Call, ContractError
 
-CAPTURES = REPOSITORY / "captures"
 SIM_FLOP = 100_000_000
 """The simulator skips captured calls of more floating-point operations; it takes about a second for 10
 million."""
@@ -134,9 +134,8 @@ class Prover:
             if Section.CAPTURES not in sections:
                 return []
             raise CannotRunError(
-                "the captures are in the folder captures of gdnbench's repository, which this installation"
-                " lacks: clone the repository and give --captures DIR, or leave them out with --only"
-                " made,laws,repeat"
+                "this installation lacks the captures that gdnbench brings along: install a wheel or a"
+                " checkout, give --captures DIR, or skip them with --only made,laws,repeat"
             )
         if not folder.is_dir():
             raise BadInputError(

@@ -57,6 +57,10 @@ EXAMPLES = {
             "gdnbench share run.zarr failing.zip 3 --hide rotation --kernel engine.kernels:prefill --on cuda",
         ),
     ),
+    "gdnbench samples": Example(
+        "../captures/README.md",
+        ("gdnbench samples", "gdnbench samples here"),
+    ),
     "gdnbench upload": Example("store.md", ("gdnbench upload run.zarr s3://bucket/run.zarr",)),
     "gdnbench replay": Example(
         "replay.md",

@@ -127,7 +127,7 @@ def test_what_a_conversion_loses_is_shown(tmp_path: Path, judged: Callable[..., 
 
 def test_the_demos_wrong_kernel_passes_once_its_bug_is_mended(tmp_path: Path) -> None:
     """All 16 shipped records of decode, whose q and k are raw; the kernel takes normalised ones."""
-    text = (ROOT / "scripts/demo_wrong_kernel.py").read_text(encoding="utf-8")
+    text = (ROOT / "captures/wrong_kernel.py").read_text(encoding="utf-8")
     mended = text.replace("x[:, 0].repeat(1, repeats, 1)", "x[:, 0].repeat_interleave(repeats, 1)")
     assert mended != text
     (tmp_path / "mended.py").write_text(mended)
