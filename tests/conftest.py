@@ -40,9 +40,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+BEGUN = pytest.StashKey[float]()
+"""When the first test could begin, in seconds."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     help = "draw new seeds, or those of run N; without it a run repeats the last one's"
     parser.addoption("--fresh-seeds", metavar="N", nargs="?", const="", default=None, help=help)
+    help = "skip the tests that have not begun when so many seconds are over"
+    parser.addoption("--within", metavar="SECONDS", type=float, default=None, help=help)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -67,15 +73,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             seen[test] += 1
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Thousands of collected tests live to the end: the garbage collector need not look at them again."""
     gc.collect()
     gc.freeze()
+    session.stash[BEGUN] = time.monotonic()
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before the fixtures: what a test draws of torch does not depend on the tests before it."""
+    seconds = item.config.getoption("--within")
+    if seconds is not None and time.monotonic() - item.session.stash[BEGUN] > seconds:
+        pytest.skip(f"the {seconds:g} s of --within are over")
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(drawn("torch"))
