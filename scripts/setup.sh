@@ -11,7 +11,11 @@ if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ setup.py -nt "$stam
   # Without --no-compile pip compiles 15,000 files of which a tenth is imported: half a minute on one core.
   # torch goes first and by its exact version: a range would take the newest build, with gigabytes of CUDA libraries.
   $venv/bin/python -c 'import torch' 2>/dev/null || $venv/bin/python -m pip install -q --no-compile "${GDNBENCH_TORCH:-torch==2.13.0}"
-  $venv/bin/python -m pip install -q --no-compile -e '.[dev]'
+  # The versions of scripts/lock, on the Python that they are of.
+  constraints=()
+  python=$($venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  if grep -q "^# Python $python\." requirements-dev.txt; then constraints=(-c requirements-dev.txt); fi
+  $venv/bin/python -m pip install -q --no-compile "${constraints[@]}" -e '.[dev]'
   touch "$stamp"
 fi
 export PATH="$PWD/$venv/bin:$PATH"
