@@ -6,10 +6,10 @@ which setup.py makes.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from gdnbench.errors import BadInputError, CannotRunError
+from gdnbench.whole_file import copy_whole
 
 _PACKAGED = Path(__file__).resolve().parent / "_shipped"
 ROOT = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).resolve().parents[1]
@@ -44,9 +44,7 @@ def copy_samples(folder: Path, source: Path = CAPTURES) -> list[tuple[Path, bool
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
         if file not in kept:
-            unfinished = folder / f".{file.name}.copying"
-            shutil.copyfile(file, unfinished)
-            unfinished.replace(folder / file.name)
+            copy_whole(file, folder / file.name)
     return [(folder / file.name, file not in kept) for file in files]
 
 

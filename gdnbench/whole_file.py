@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -21,13 +24,25 @@ def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
+    with _in_place_of(path) as unfinished, unfinished.open("x", encoding="utf-8") as file:
+        file.write(text)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def copy_whole(source: Path, path: Path) -> None:
+    """Copy the file `source` to `path`, in place of a file that is there. OSError leaves what was there."""
+    with _in_place_of(path) as unfinished:
+        shutil.copyfile(source, unfinished)
+
+
+@contextmanager
+def _in_place_of(path: Path) -> Iterator[Path]:
+    """The path of a file beside `path`, which takes the place of `path` if the block raises nothing."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with unfinished.open("x", encoding="utf-8") as file:
-            file.write(text)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
+        yield unfinished
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)

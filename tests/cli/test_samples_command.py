@@ -21,7 +21,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def digests(folder: Path) -> dict[str, str]:
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in folder.iterdir()
+        if file.is_file()
+    }
 
 
 def test_they_are_copied_once_and_left_alone_after(tmp_path: Path) -> None:
