@@ -84,7 +84,7 @@ MODULES = {
     "__init__": "gdnbench",
     "kernels": "gdnbench_kernels",
     "base": """bits digest_kernel digests errors handlers missing options poison pools printable provenance
-        record record_numbers shipped units toml_tables version whole_file""",
+        record record_numbers shipped tables units toml_tables version whole_file""",
     "sim.base": "sim.deadline sim.demangle sim.errors sim.floating_environment sim.lazy sim.special_function",
     "sim.tensorcore.formats": "sim.tensorcore.formats sim.tensorcore.product sim.tensorcore.scaled",
     "sim.run": "sim.run sim.watch",
@@ -106,7 +106,7 @@ synth: torch
 kernel_figures: torch
 doctor: torch packaging
 workers: numpy torch distributed
-report: numpy rich
+report: numpy
 trace: numpy zarr blake3
 diff: numpy torch
 heatmap: numpy

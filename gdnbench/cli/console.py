@@ -1,8 +1,7 @@
-"""Printing: plain aligned tables, the same in a pipe and on a terminal; a progress bar on stderr."""
+"""Printing: aligned tables, plain in a pipe and as wide as a terminal; a progress bar on stderr."""
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import sys
@@ -10,25 +9,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
-from gdnbench.printable import printable, printable_lines
+from gdnbench.cli.terminal import has_colours, painted, shown_line, stdout_width
+from gdnbench.printable import printable
+from gdnbench.tables import Fit, Style, Styled, text_table
 
 INTERRUPTED = 128 + 2  # as a shell says it of a program that SIGINT ended
-UNWRAPPED = 100_000  # columns; a result is never wrapped to the width of somebody's terminal
+
+VERDICT_COLUMNS = ("verdict", "works", "bits", "status")
+VERDICTS = {
+    **dict.fromkeys(("pass", "yes", "equal", "faster"), Style.GOOD),
+    **dict.fromkeys(("FAIL", "differ", "slower"), Style.BAD),
+    **dict.fromkeys(("unsupported", "not run", "interrupted", "no", "unfinished"), Style.UNDECIDED),
+    "shown": Style.ASIDE,
+}
+"""The colours of what tables say in those columns."""
 
 
 def print_line(text: object) -> None:
-    """One line on stdout, whatever `text` holds: it may quote a store."""
-    print(printable(text))
+    """One line on stdout, whatever `text` holds: it may quote a store. On a terminal it fits the width."""
+    print(shown_line(str(text)))
 
 
 def print_lines(text: object) -> None:
     """Lines on stdout, which end where `text` has a line feed; each as `print_line` prints it."""
-    print(printable_lines(text))
+    for line in str(text).split("\n"):
+        print(shown_line(line))
 
 
 def print_note(text: object) -> None:
@@ -36,47 +44,34 @@ def print_note(text: object) -> None:
     print(printable(text), file=sys.stderr)
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> str:
-    """Columns under their headers, two spaces apart; those named in `right` are aligned to the right."""
-    # Not rich's own table, which takes half a millisecond a row; by column, as stores have many records.
-    columns = [list(map(printable, column)) for column in zip(headers, *rows, strict=True)]
-    aligned = [_aligned(cells, header in right) for header, cells in zip(headers, columns, strict=True)]
-    return "\n".join("  ".join(row).rstrip() for row in zip(*aligned, strict=True))
+def table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    right: Sequence[str] = (),
+    fit: Fit | None = None,
+) -> str:
+    """`gdnbench.tables.text_table` for stdout: on a terminal it fits the width, and verdicts have colours."""
+    paint = painted if has_colours() else None
+    if paint is not None:
+        rows = [[_judged(header, cell) for header, cell in zip(headers, row, strict=True)] for row in rows]
+    ellipsis = "…" if encodable("…", sys.stdout.encoding or "ascii") else "..."
+    return text_table(headers, rows, right, fit=fit, width=stdout_width(), paint=paint, ellipsis=ellipsis)
 
 
-def _aligned(cells: Sequence[str], to_right: bool) -> list[str]:
-    """The cells of a column, made as wide as the widest of them is on a terminal."""
-    widths = [len(cell) if cell.isascii() else cell_len(cell) for cell in cells]
-    widest = max(widths)
-    if to_right:
-        return [" " * (widest - width) + cell for cell, width in zip(cells, widths, strict=True)]
-    return [cell + " " * (widest - width) for cell, width in zip(cells, widths, strict=True)]
+def _judged(header: str, cell: object) -> object:
+    """A cell with the colour of its verdict, if its column holds verdicts and it has none yet."""
+    if header not in VERDICT_COLUMNS or isinstance(cell, Styled):
+        return cell
+    style = VERDICTS.get(str(cell))
+    return cell if style is None else Styled(cell, style)
 
 
-def plain(content: RenderableType) -> str:
-    """Anything rich can draw, as text that is not wrapped, without colours and without trailing blanks. It
-    does nothing to a terminal."""
-    page = io.StringIO()
-    console = Console(file=page, width=UNWRAPPED, markup=False, highlight=False, emoji=False)
-    console.print(_without_line_ends(content))
-    return "\n".join(printable(line.rstrip()) for line in page.getvalue().rstrip("\n").split("\n"))
-
-
-def _without_line_ends(content: RenderableType) -> RenderableType:
-    """`content`, each `Text` of which is one line: a line feed in the name of a layer begins no other."""
-    if isinstance(content, Group):
-        return Group(*map(_without_line_ends, content.renderables))
-    if isinstance(content, Text):
-        return Text(printable(content.plain), no_wrap=content.no_wrap, overflow=content.overflow)
-    return content
-
-
-def print_wide(content: RenderableType) -> None:
-    """`content` on stdout, never wrapped; rules as hyphens where its encoding has no others."""
-    text, encoding = plain(content), sys.stdout.encoding or "ascii"
+def print_wide(text: str) -> None:
+    """Lines on stdout, of which those that hold characters that its encoding lacks have escapes."""
+    encoding = sys.stdout.encoding or "ascii"
     if not encodable(text, encoding):
-        text = text.replace("─", "-").encode(encoding, "backslashreplace").decode(encoding)
-    print(text)
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
+    print_lines(text)
 
 
 def encodable(text: str, encoding: str) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gdnbench.cli.console import encodable, print_json_text, print_lines, print_wide
+from gdnbench.cli.console import encodable, print_json_text, print_lines, print_wide, table
 from gdnbench.errors import BadInputError
 
 HEATMAP = "Draw errors by chunk and head: of failing tensors or, if none fails, where errors are largest."
@@ -68,7 +68,7 @@ def finish(
     if json:
         print_json_text(to_json(report))
     else:
-        print_wide(render_table(report, verbose=verbose))
+        print_wide(render_table(report, verbose=verbose, table=table))
         if heatmap:
             from gdnbench.heatmap.terminal import ASCII, BLOCKS, heatmaps
 

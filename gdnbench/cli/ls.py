@@ -16,10 +16,12 @@ from gdnbench.store.index import Kind, Listed
 from gdnbench.store.ranks import Rank
 from gdnbench.store.reader import Store
 from gdnbench.store.recover import open_store
+from gdnbench.tables import End, Fit
 from gdnbench.units import counted, human_bytes
 
 HEADERS = ("#", "op", "layer", "step", "sizes", "bytes", "status")
 RANK = "rank"  # a column where a process of the store says one
+FIT = Fit(wrap=("sizes",), cut={"layer": End.LAST})
 TRIGGER = "kept for"  # a column where a trigger kept one of the records
 
 
@@ -44,7 +46,10 @@ def ls(
     ] = Order.STORED,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
 ) -> None:
-    """List the records of a store."""
+    """List the records of a store.
+
+    Status: `complete`, or `unfinished` for a call that never returned, of which only the inputs are there.
+    """
     with open_store(store) as opened:
         ranks = {segment.name: Rank.from_process(segment.process) for segment in opened.segments}
         chosen = None if rank is None else Rank.parse(rank)
@@ -67,7 +72,7 @@ def ls(
         if any(trigger is not None for _, _, trigger in shown):
             headers = (*headers, TRIGGER)
             rows = [(*row, trigger or "") for row, (_, _, trigger) in zip(rows, shown, strict=True)]
-        print(table(headers, rows, right=("#", "step", "bytes")))
+        print(table(headers, rows, ("#", "step", "bytes"), FIT))
         print_line(_last_line(opened, len(rows)))
 
 
@@ -117,8 +122,7 @@ def _wanted(kind: Kind, op: str | None, layer: str | None) -> bool:
 def _row(record: Listed) -> tuple[object, ...]:
     kind = record.kind
     shown = _shown(tuple(kind.sizes.items()))
-    status = "" if kind.status == Status.COMPLETE.value else kind.status
-    return record.number, kind.op, kind.layer, record.step, shown, human_bytes(kind.nbytes), status
+    return record.number, kind.op, kind.layer, record.step, shown, human_bytes(kind.nbytes), kind.status
 
 
 @lru_cache  # calls of one layer look alike
@@ -135,5 +139,8 @@ def _last_line(opened: Store, listed: int) -> str:
     if log:
         rows = counted(sum(kind.sizes.get("rows", 0) for kind in log), "access")
         shown += f" ({rows} in an access log without tensors, which gdnbench lineage reads)"
+    unfinished = sum(record.kind.status == Status.UNFINISHED for record in opened.listed())
+    if unfinished:
+        shown += f" ({unfinished} unfinished: the call never returned, and only its inputs are there)"
     gone = f"; {opened.removed_records} more were recorded and are gone" if opened.removed_records else ""
     return f"{shown}, {counted(len(opened.segments), 'process')}, {opened.kind} store{gone}"

@@ -84,12 +84,18 @@ class TensorResult:
     groups: tuple[GroupErrors, ...] = field(default=())
     judged: bool = True  # False: shown only; does not affect the outcome
     stage: bool = False  # an intermediate result, not an output
-    held: tuple[LimitCheck, ...] = ()  # each limit of a bound, exceeded or not
+    held: tuple[LimitCheck, ...] = ()  # each limit of a bound or tolerance, exceeded or not
+    bitwise: bool = False  # judged by equal bits, which is a limit without a size
     grid: Grid | None = field(default=None, compare=False)  # errors by chunk and head, if requested
 
     @property
     def passed(self) -> bool:
         return not self.reasons
+
+    @property
+    def of_limit(self) -> float | None:
+        """The largest error / limit: over 1 where a limit is exceeded. None where no limit is above 0."""
+        return max((check.ratio for check in self.held if check.limit > 0), default=None)
 
 
 def worst_groups(

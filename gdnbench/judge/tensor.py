@@ -29,6 +29,7 @@ from gdnbench.judge.grid import Grid, grid_of
 from gdnbench.judge.limits import (
     GAIN,
     HEAD_GAIN,
+    LARGEST,
     OF_HEAD,
     RMS,
     Limits,
@@ -39,7 +40,7 @@ from gdnbench.judge.limits import (
 )
 from gdnbench.judge.location import locate
 from gdnbench.judge.metrics import Comparison, Worst, compare
-from gdnbench.judge.result import Side, TensorResult, worst_groups
+from gdnbench.judge.result import LimitCheck, Side, TensorResult, worst_groups
 from gdnbench.judge.row_source import Memory, RowSource
 from gdnbench.judge.rule import Bitwise, Bound
 from gdnbench.judge.yardstick import Yardstick, measure_yardstick
@@ -206,12 +207,22 @@ def judge_against_target(
         return unmatched
     if isinstance(rule, Bitwise):
         comparison = subject.compare(tensor, target)
-        reasons = _unequal_bits(comparison)
+        found = measured_result(subject, tensor, comparison, _unequal_bits(comparison))
+        found = replace(found, bitwise=True)
     else:
         comparison = subject.compare(tensor, target, rule)
-        reasons = _beyond(comparison, rule)
-    found = measured_result(subject, tensor, comparison, reasons)
+        found = measured_result(subject, tensor, comparison, _beyond(comparison, rule))
+        found = replace(found, held=_limit_of(found, rule))
     return replace(found, grid=subject.grid_of(tensor, target, comparison))
+
+
+def _limit_of(found: TensorResult, rule: Tolerance) -> tuple[LimitCheck, ...]:
+    """The tolerance of the element that comes closest to it or exceeds it most."""
+    worst = found.worst
+    if worst is None:
+        return ()
+    error, limit, at = abs(worst.x - worst.y), rule.abs + rule.rel * abs(worst.y), worst.at
+    return (LimitCheck(LARGEST, error, limit, at.sequence, at.chunk, at.head),)
 
 
 def show_difference(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResult:

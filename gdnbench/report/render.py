@@ -2,57 +2,68 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
-from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
+from gdnbench.judge.limits import LARGEST, RMS
 from gdnbench.judge.result import Side, TensorResult
 from gdnbench.judge.ulp import bucket_label
+from gdnbench.printable import printable
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult, Report
 from gdnbench.sim import group_findings, lines_by_cause, text_of_groups
+from gdnbench.tables import End, Fit, Style, Styled, text_table
 
-_COLUMNS = ("record", "operation", "tensor", "side", "max abs", "RMS ratio", "torch's", "max ULP", "verdict")
+_COLUMNS = (
+    *("record", "operation", "tensor", "side", "max abs", "RMS ratio", "torch's"),
+    *("max ULP", "limit", "of limit", "verdict"),
+)
+_LEFT = ("operation", "tensor", "side", "verdict")
 _GROUPS = 3
+SMALL_ULP = 128
+"""In bfloat16, which has the largest steps, that many lie between a number and its double. Beyond it, an
+element differs in its magnitude or is near 0, and the number of steps says nothing."""
 
 
-def render_table(report: Report, *, show_notes: bool = True, verbose: bool = False) -> RenderableType:
+class Table(Protocol):
+    """`gdnbench.tables.text_table`, with the width and colours of the place where the text goes."""
+
+    def __call__(
+        self, headers: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str], fit: Fit
+    ) -> str: ...
+
+
+def plain_table(
+    headers: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str], fit: Fit
+) -> str:
+    """For files and pipes."""
+    return text_table(headers, rows, right, fit=fit)
+
+
+def render_table(
+    report: Report, *, show_notes: bool = True, verbose: bool = False, table: Table = plain_table
+) -> str:
     """The failing records, with a row for each tensor and a line for each reason; without failures, the worst
     by tensor.
 
     Ends with notes (conversions, exclusions) and one summary line. Findings of the checker are grouped by
     cause and source lines, and those that somebody accepted are counted; `verbose` lists each.
     """
-    parts: list[RenderableType] = []
     troubled = [record for record in report.records if record.outcome is not Outcome.PASS]
-    table = _table()
     if troubled:
-        for record in troubled:
-            for tensor in record.tensors:
-                _row(table, record, tensor)
-        if table.row_count:
-            parts.append(table)
-        parts += [line for record in troubled for line in _reasons(record, verbose)]
+        shown = [(record, tensor) for record in troubled for tensor in record.tensors]
     else:
-        for record, tensor in worst_by_tensor(report.records):
-            _row(table, record, tensor)
-        parts.append(table)
+        shown = list(worst_by_tensor(report.records))
+    lines = [_table(shown, table), ""] if shown else []
+    lines += [line for record in troubled for line in _reasons(record, verbose)]
     if show_notes:
-        parts += [_line(f"note: {note}") for note in _notes(report.records, verbose)]
-    parts.append(_line(summary_line(report)))
-    return Group(*parts)
+        lines += [_line(f"note: {note}") for note in _notes(report.records, verbose)]
+    return "\n".join([*lines, _line(summary_line(report))])
 
 
-def render_text(report: Report, *, show_notes: bool = True, width: int = 120) -> str:
+def render_text(report: Report, *, show_notes: bool = True) -> str:
     """`render_table` as plain text, for files and pipes."""
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(render_table(report, show_notes=show_notes), soft_wrap=True)
-    assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+    return render_table(report, show_notes=show_notes) + "\n"
 
 
 def summary_line(report: Report) -> str:
@@ -92,36 +103,74 @@ def render_groups(tensor: TensorResult) -> str:
     return "; ".join(words)
 
 
-def _table() -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in _COLUMNS:
-        table.add_column(
-            column,
-            no_wrap=True,
-            justify="left" if column in ("operation", "tensor", "side", "verdict") else "right",
-        )
-    return table
+def _table(shown: Sequence[tuple[RecordResult, TensorResult]], table: Table) -> str:
+    """A row for each tensor. Columns in which no row has a figure are left out."""
+    ratios = [tensor.of_limit for _, tensor in shown if tensor.judged]
+    worst = max((ratio for ratio in ratios if ratio is not None), default=None)
+    rows = [_row(record, tensor, worst) for record, tensor in shown]
+    kept = [n for n, name in enumerate(_COLUMNS) if name in _LEFT or any(str(row[n]) != "-" for row in rows)]
+    one_operation = len({record.op for record, _ in shown}) == 1
+    fit = Fit(
+        drop=("max abs", "torch's", *(("operation",) if one_operation else ()), "max ULP"),
+        cut={"operation": End.FIRST, "tensor": End.FIRST},
+    )
+    headers = [_COLUMNS[n] for n in kept]
+    return table(
+        headers,
+        [[row[n] for n in kept] for row in rows],
+        [name for name in headers if name not in _LEFT],
+        fit,
+    )
 
 
-def _row(table: Table, record: RecordResult, tensor: TensorResult) -> None:
+def _row(record: RecordResult, tensor: TensorResult, worst: float | None) -> tuple[object, ...]:
+    """The cells under _COLUMNS; `worst`: the largest error / limit of the table."""
     verdict = "shown" if not tensor.judged else "pass" if tensor.passed else "FAIL"
     errors, yardstick = tensor.errors, tensor.yardstick
     name = tensor.tensor if tensor.when == "after" else f"{tensor.tensor} (input)"
     name = f"{name} (stage)" if tensor.stage else name
-    table.add_row(
-        str(record.number),
+    ratio = tensor.of_limit if tensor.judged else None
+    of_limit: object = "-" if ratio is None else f"{ratio:.3g}"
+    if ratio is not None and ratio > 1:
+        of_limit = Styled(of_limit, Style.WORST if ratio == worst else Style.BAD)
+    elif ratio is not None and ratio == worst:
+        of_limit = Styled(of_limit, Style.UNDECIDED)
+    return (
+        record.number,
         record.op,
         name,
         tensor.side,
         "-" if errors is None else f"{errors.max_abs:.3g}",
         "-" if errors is None else f"{errors.rms_ratio:.3g}",
         "-" if yardstick is None else f"{yardstick.rms_ratio:.3g}",
-        "-" if errors is None or tensor.side is Side.CONVERSION else str(errors.max_ulp),  # of fp64
+        _max_ulp(tensor),
+        _limit(tensor),
+        of_limit,
         verdict,
     )
 
 
-def _reasons(record: RecordResult, verbose: bool) -> Iterator[Text]:
+def _limit(tensor: TensorResult) -> str:
+    """The limit of the RMS ratio, or else that of the largest error; `equal bits` where no bit may differ."""
+    held = {check.what: check for check in tensor.held}
+    if tensor.bitwise:
+        return "equal bits"
+    if RMS in held and tensor.errors is not None and tensor.errors.rms_reference > 0:
+        return f"{held[RMS].limit / tensor.errors.rms_reference:.3g}"
+    if tensor.yardstick is None and LARGEST in held:
+        return f"{held[LARGEST].limit:.3g}"
+    return "-"
+
+
+def _max_ulp(tensor: TensorResult) -> str:
+    """The largest ULP distance where it says something: bits must be equal, or two results of one dtype were
+    compared and are close. Beside an oracle an element near 0 may be many ULP off and right."""
+    if tensor.errors is None or tensor.side is Side.CONVERSION or tensor.yardstick is not None:
+        return "-"
+    return str(tensor.errors.max_ulp) if tensor.bitwise or tensor.errors.max_ulp <= SMALL_ULP else "-"
+
+
+def _reasons(record: RecordResult, verbose: bool) -> Iterator[str]:
     lines = [f"{record.outcome}: record {record.label}"]
     if not record.tensors and not record.faults:
         lines.append(f"  {record.reason}")
@@ -141,9 +190,9 @@ def _reasons(record: RecordResult, verbose: bool) -> Iterator[Text]:
     return (_line(line) for line in lines)
 
 
-def _line(text: str) -> Text:
-    """A line that is not wrapped at the console's width, so that it can be searched and copied."""
-    return Text(text, no_wrap=True, overflow="ignore")
+def _line(text: str) -> str:
+    """One line: a line feed in the name of a layer begins no other."""
+    return printable(text)
 
 
 def worst_by_tensor(records: tuple[RecordResult, ...]) -> Iterator[tuple[RecordResult, TensorResult]]:

@@ -171,7 +171,7 @@ KNOWN = {
     "capture/bootstrap.py: f'gdnbench: capture is off: {message}\\n'": "the message is printable",
     "capture/progress.py: f'\\r\\x1b[Kgdnbench: {progress.records} record": "numbers",
     "cli/baseline.py: f'and {len(changes) - SHOWN} more; `gdnbench ": "a number",
-    "cli/console.py: text": "`plain` made it safe",
+    "cli/console.py: shown_line(": "escapes, but for the colours of this package on a terminal",
     "cli/console.py: text.replace('\\x7f', '\\\\u007f')": "JSON, in ASCII",
     "cli/lineage.py: f'... and {len(lines) - MOST_LINES} more; --json": "a number",
     "cli/main.py: f\"gdnbench: {'; '.join(filter(None, lines))}\"": "the lines are printable",

@@ -13,9 +13,8 @@ from torch import Tensor
 from gdnbench.bisect.stage.chain import chain_of
 from gdnbench.bisect.stage.place import as_facts
 from gdnbench.judge import calls
-from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.record import ORACLE, YARDSTICK, Judge, run_as_handed, subject_of
-from gdnbench.judge.result import LimitCheck, TensorResult
+from gdnbench.judge.result import TensorResult
 from gdnbench.judge.rule import Bound, Rule
 from gdnbench.judge.stages import (
     STAGED_ORACLE,
@@ -87,7 +86,7 @@ class RecordUnderKernel:
                 leeway = partial(self._leeway, given, name, taken)
                 result = judge_stage(subject, held, oracle[name], yardstick[name], self.bound, limit, leeway)
             else:
-                result = _with_limit(judge_against_exact(subject, held, oracle[name], self.rule), self.rule)
+                result = judge_against_exact(subject, held, oracle[name], self.rule)
             facts.append(as_facts(replace(result, stage=name in stages), subject, held, oracle[name]))
         return facts
 
@@ -98,9 +97,7 @@ class RecordUnderKernel:
     def judged_results(self, outputs: Mapping[str, Tensor]) -> list[TensorResult]:
         """Outputs in the record's conventions, judged as those of any kernel."""
         found = self.judge.tensors(self.record, self.operation, outputs, None, handed=self._handed())
-        return [
-            _with_limit(result, self.rule) for result in found if result.tensor in outputs and result.judged
-        ]
+        return [result for result in found if result.tensor in outputs and result.judged]
 
     def judged_outputs(self, outputs: Mapping[str, Tensor]) -> list[dict[str, Any]]:
         """The same as facts."""
@@ -119,15 +116,6 @@ class RecordUnderKernel:
     def _handed(self) -> Mapping[str, str]:
         compact = calls.compact_call(self.record, self.operation, device_of(self.on))
         return conversion(compact, self.operation, self.kernel).target
-
-
-def _with_limit(result: TensorResult, rule: Rule) -> TensorResult:
-    """A result of a tolerance, with what its farthest element was held to."""
-    worst = result.worst
-    if not isinstance(rule, Tolerance) or result.errors is None or worst is None:
-        return result
-    error, limit, at = abs(worst.x - worst.y), rule.abs + rule.rel * abs(worst.y), worst.at
-    return replace(result, held=(LimitCheck("largest", error, limit, at.sequence, at.chunk, at.head),))
 
 
 def as_dtype(exact: Tensor, dtype: str) -> Tensor:
