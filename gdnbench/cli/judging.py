@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from gdnbench.cli.console import encodable, print_json_text, print_lines, print_wide, table
+from gdnbench.cli.terminal import has_colours, painted
 from gdnbench.errors import BadInputError
 
-HEATMAP = "Draw errors by chunk and head: of failing tensors or, if none fails, where errors are largest."
+HEATMAP = (
+    "Draw errors by chunk and head, on a log scale from the limit up: of failing tensors or, if none fails,"
+    " where errors are largest."
+)
 
 if TYPE_CHECKING:
     from gdnbench.report.report import DiffReport, ReplayReport
@@ -73,7 +77,8 @@ def finish(
             from gdnbench.heatmap.terminal import ASCII, BLOCKS, heatmaps
 
             characters = BLOCKS if encodable(BLOCKS, sys.stdout.encoding or "ascii") else ASCII
-            drawn = heatmaps(report, shutil.get_terminal_size().columns, characters)
+            paint = painted if has_colours() else None
+            drawn = heatmaps(report, shutil.get_terminal_size().columns, characters, paint)
             print_lines("\n" + drawn.removesuffix("\n"))
     if junit is not None:
         try:

@@ -17,7 +17,7 @@ from gdnbench.tables import Style, wrapped
 RESET = "\x1b[0m"
 _CODES = {style: f"\x1b[{style.value}m" for style in Style}
 _SPLIT = re.compile("(" + "|".join(map(re.escape, [RESET, *_CODES.values()])) + ")")
-_COMMAND = re.compile(r"\s*(?:\w[\w ]*:\s+)?(?:gdnbench|python|pytest|git|pip)\s")
+_COMMAND = re.compile(r"\s*(?:(?:repeat|and|again|next):\s+)?(?:gdnbench|python|pytest|git|pip)\s")
 """A line that is a command to paste, perhaps behind a label."""
 INDENT = "  "
 
@@ -43,7 +43,7 @@ def shown_line(line: str) -> str:
     that `painted` sets stay on a terminal that has colours. Commands to paste stay in one line."""
     if has_colours() and "\x1b" in line:
         parts = (part if _SPLIT.fullmatch(part) else printable(part) for part in _SPLIT.split(line))
-        return "".join(parts) + RESET
+        return "".join(parts) + ("" if line.endswith(RESET) else RESET)
     text = printable(line)
     width = stdout_width()
     if width is None or len(text) <= width // 2 or _COMMAND.match(text):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 
@@ -12,22 +13,36 @@ from gdnbench.judge.limits import unit_roundoff
 from gdnbench_kernels.contract import Region
 
 
+class Unit(StrEnum):
+    """What the numbers of cells are."""
+
+    LIMIT = "error / limit"
+    TORCH = "RMS error / torch's"
+    VALUE = "RMS error / RMS of the value"
+
+
+TORCHS_LIMIT = 2.0
+"""Of torch's error: the limit of the default rule without rounding."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cells:
     """`values` fp64 [H, R], heads by regions: 0 for no error, infinite if an element is not finite on one
     side only.
 
-    `of_torch`: whether values are relative to torch's error or to the exact value.
+    `limit`: up to where a value is no more than imprecise. 1 of errors over limits, 2 of errors over torch's;
+    of errors over values the unit roundoff, which rounding alone may cost.
     """
 
     values: np.ndarray
     regions: tuple[Region, ...]
-    of_torch: bool
+    unit: Unit
+    limit: float
     left_out: int = 0
 
     @property
     def label(self) -> str:
-        return "RMS error / torch's" if self.of_torch else "RMS error / RMS of the value"
+        return str(self.unit)
 
     def place(self, head: int, column: int) -> str:
         """`sequence 0 chunk 3 head 1`."""
@@ -61,20 +76,25 @@ def cells_of(grid: Grid, dtype: str) -> Cells:
     """The cells of a tensor of the logical `dtype`; raises what `gdnbench.bits.logical` raises for an unknown
     dtype.
 
-    Values are relative to torch's error if it is known and not zero everywhere; in cells where torch's error
-    is zero, relative to the rounding error u rms(y), with unit roundoff u.
+    Values are relative to the limits of the cells if the grid has them; else to torch's error if it is known
+    and not zero everywhere; in cells where torch's error is zero, relative to the rounding error u rms(y),
+    with unit roundoff u.
     """
     error, exact = grid.rms.astype(np.float64), grid.rms_reference.astype(np.float64)
-    of_torch = grid.torch_rms is not None and bool((grid.torch_rms > 0).any())
-    if of_torch:
-        assert grid.torch_rms is not None
-        torchs = grid.torch_rms.astype(np.float64)
-        unit, _ = unit_roundoff(logical(dtype).torch_dtype)
-        exact = np.where(torchs > 0, torchs, unit * exact)
+    unit, _ = unit_roundoff(logical(dtype).torch_dtype)
+    measure, limit = Unit.VALUE, unit
     with np.errstate(divide="ignore", invalid="ignore"):
-        values = np.where(error == 0, 0.0, error / exact)
+        if grid.of_limit is not None:
+            measure, limit = Unit.LIMIT, 1.0
+            values = grid.of_limit.astype(np.float64)
+        else:
+            if grid.torch_rms is not None and (grid.torch_rms > 0).any():
+                measure, limit = Unit.TORCH, TORCHS_LIMIT
+                torchs = grid.torch_rms.astype(np.float64)
+                exact = np.where(torchs > 0, torchs, unit * exact)
+            values = np.where(error == 0, 0.0, error / exact)
     values[np.isnan(values) | (grid.nonfinite > 0)] = np.inf
-    return Cells(values.T, grid.regions, of_torch, grid.left_out)
+    return Cells(values.T, grid.regions, measure, limit, grid.left_out)
 
 
 def max_pooled(values: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, int, int]:

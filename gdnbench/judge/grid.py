@@ -36,6 +36,8 @@ class Grid:
       the caller numbers them; -1 if no element counts
     - x, y: fp32 [R, H], the two values at `worst`
     - left_out: number of regions not kept, see MOST_CELLS
+    - of_limit: fp32 [R, H], error / limit of each cell, over 1 where the cell exceeds its limit; None where
+      no limit has a size, and in a grid that was read back
     """
 
     regions: tuple[Region, ...]
@@ -49,6 +51,7 @@ class Grid:
     x: np.ndarray
     y: np.ndarray
     left_out: int = 0
+    of_limit: np.ndarray | None = None
 
     @property
     def heads(self) -> int:
@@ -63,11 +66,13 @@ def grid_of(
     partition: Partition,
     axes: Sequence[str],
     rows: Sequence[int] | None,
+    of_limit: np.ndarray | None = None,
 ) -> Grid:
     """The grid of `own`, the comparison of `x` with `y` over `partition`; `torchs` is the comparison of
     torch's kernel.
 
-    `rows`: the caller's row numbers, if they are not the positions.
+    `rows`: the caller's row numbers, if they are not the positions. `of_limit`: error / limit by region and
+    head.
     """
     groups = own.groups
     rms = groups.rms()
@@ -91,6 +96,7 @@ def grid_of(
         x=pairs[:, 0],
         y=pairs[:, 1],
         left_out=len(groups.regions) - len(kept),
+        of_limit=None if of_limit is None else _single(of_limit[kept]),
     )
 
 

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gdnbench.judge import quick_check
-from gdnbench.judge.block_stats import Tolerance
+from gdnbench.judge.block_stats import Peak, Tolerance
 from gdnbench.judge.grid import Grid, grid_of
 from gdnbench.judge.limits import (
     GAIN,
@@ -76,13 +77,18 @@ class Subject:
         return replace(worst, at=replace(worst.at, index=index))
 
     def grid_of(
-        self, x: RowSource, y: RowSource, own: Comparison, torchs: Comparison | None = None
+        self,
+        x: RowSource,
+        y: RowSource,
+        own: Comparison,
+        torchs: Comparison | None = None,
+        of_limit: np.ndarray | None = None,
     ) -> Grid | None:
         """The errors by chunk and head of `x` against `y`, whose comparison is `own`; None unless `grid` is
-        set."""
+        set. `of_limit`: error / limit by region and head."""
         if not self.grid:
             return None
-        return grid_of(x, y, own, torchs, self.partition, self.axes, self.rows)
+        return grid_of(x, y, own, torchs, self.partition, self.axes, self.rows, of_limit)
 
     def compare(self, x: RowSource, y: RowSource, tolerance: Tolerance | None = None) -> Comparison:
         """Compare `x` with `y`; coordinates in the result are the caller's."""
@@ -123,18 +129,20 @@ def judge(
     screened = _screen(subject, tensor, oracle, yardstick, by)
     own = subject.compare(Memory(screened.tensor), Memory(by.oracle))
     found = measured_result(subject, Memory(tensor), own, screened.reasons)
+    ratios = None
     if bound is not None:
         lines = None
         if by.lines is not None:
             lines = lines_of(screened.tensor, by.oracle, subject.partition, by.lines)
         limits = _limits(subject, tensor, bound, by.largest, added, lines)
-        found = _held_to(found, own, by.errors, limits)
+        ratios = limits.by_chunk(own, by.errors)
+        found = _held_to(found, own, by.errors, limits, ratios)
     return replace(
         found,
         yardstick=by.errors.total,
         excluded=screened.excluded,
         worst=screened.wrong or own.worst,
-        grid=subject.grid_of(Memory(tensor), Memory(oracle), own, by.errors),
+        grid=subject.grid_of(Memory(tensor), Memory(oracle), own, by.errors, ratios),
     )
 
 
@@ -150,8 +158,11 @@ def yardstick_of(subject: Subject, oracle: Tensor, torchs: Tensor, *, by_line: b
     return measure_yardstick(oracle, torchs, subject.partition, subject.axes, by_line=by_line)
 
 
-def _held_to(found: TensorResult, own: Comparison, torchs: Comparison, limits: Limits) -> TensorResult:
-    """`found` with the limits and a reason for each that is exceeded, minor ones left out."""
+def _held_to(
+    found: TensorResult, own: Comparison, torchs: Comparison, limits: Limits, ratios: np.ndarray
+) -> TensorResult:
+    """`found` with the limits and a reason for each that is exceeded, minor ones left out. `ratios`: error /
+    limit by region and head."""
     findings = limits.findings(own, torchs)
     over = {one.check.what for one in findings if one.check.over}
     reasons = tuple(
@@ -162,7 +173,6 @@ def _held_to(found: TensorResult, own: Comparison, torchs: Comparison, limits: L
         and not (one.check.what == HEAD_GAIN and GAIN in over)
     )
     checks = tuple(one.check for one in findings)
-    ratios = limits.by_chunk(own, torchs)
     worst = next((check for check in checks if check.over and check.head is not None), None)
     if worst is not None and reasons:
         last = first_wrong_chunk(own.groups, ratios, worst.sequence, worst.head)
@@ -195,7 +205,8 @@ def judge_briefly(
     exact = exact_lines(yardstick, oracle, subject.partition)
     lines = lines_of(tensor, oracle, subject.partition, exact)
     limits = _limits(subject, tensor, bound, largest, 0.0, lines)
-    found = _held_to(measured_result(subject, Memory(tensor), named, ()), named, torchs, limits)
+    ratios = limits.by_chunk(named, torchs)
+    found = _held_to(measured_result(subject, Memory(tensor), named, ()), named, torchs, limits, ratios)
     return replace(found, yardstick=torchs.total)
 
 
@@ -208,12 +219,20 @@ def judge_against_target(
     if isinstance(rule, Bitwise):
         comparison = subject.compare(tensor, target)
         found = measured_result(subject, tensor, comparison, _unequal_bits(comparison))
-        found = replace(found, bitwise=True)
+        found, ratios = replace(found, bitwise=True), None
     else:
         comparison = subject.compare(tensor, target, rule)
         found = measured_result(subject, tensor, comparison, _beyond(comparison, rule))
-        found = replace(found, held=_limit_of(found, rule))
-    return replace(found, grid=subject.grid_of(tensor, target, comparison))
+        found, ratios = replace(found, held=_limit_of(found, rule)), _of_tolerance(comparison, rule)
+    return replace(found, grid=subject.grid_of(tensor, target, comparison, of_limit=ratios))
+
+
+def _of_tolerance(comparison: Comparison, rule: Tolerance) -> np.ndarray | None:
+    """The largest |x - y| - REL |y| of each region and head, over ABS; None without ABS."""
+    if not rule.abs > 0:
+        return None
+    ratios = np.maximum(comparison.groups.peaks[Peak.SCORE], 0.0) / rule.abs
+    return np.where(comparison.groups.nonfinite() > 0, np.inf, ratios)
 
 
 def _limit_of(found: TensorResult, rule: Tolerance) -> tuple[LimitCheck, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from gdnbench.errors import BadInputError
-from gdnbench.heatmap.cells import cells_of, max_pooled
+from gdnbench.heatmap.cells import Unit, cells_of, max_pooled
 from gdnbench.judge.grid import Grid
 from gdnbench.report.export import grid_json
 from gdnbench.report.grids import grid_from_json
@@ -41,7 +43,7 @@ def grid(
 
 def test_heads_are_down_and_chunks_across_as_parts_of_torchs_error() -> None:
     cells = cells_of(grid([[1, 2], [3, 8], [0, 0]], [[0.5, 4], [1, 2], [1, 1]]), "float32")
-    assert cells.of_torch
+    assert (cells.unit, cells.limit) == (Unit.TORCH, 2)
     assert cells.values.tolist() == [[2, 3, 0], [0.5, 4, 0]]
     assert cells.worst() == (1, 1)
     assert cells.place(1, 1) == "sequence 0 chunk 1 head 1"
@@ -57,8 +59,15 @@ def test_where_torch_is_exact_rounding_takes_its_place() -> None:
 def test_without_torch_it_is_the_part_of_the_value() -> None:
     for found in (grid([[1, 0]], reference=4.0), grid([[1, 0]], [[0, 0]], reference=4.0)):
         cells = cells_of(found, "int32")
-        assert not cells.of_torch
+        assert cells.unit is Unit.VALUE
         assert cells.values.tolist() == [[0.25], [0]]
+
+
+def test_limits_take_the_place_of_torchs_error() -> None:
+    limits = np.array([[0.5, 3], [np.nan, 0]], np.float32)
+    cells = cells_of(replace(grid([[1, 2], [3, 4]], [[1, 1], [1, 1]]), of_limit=limits), "bfloat16")
+    assert (cells.unit, cells.limit) == (Unit.LIMIT, 1)
+    assert cells.values.tolist() == [[0.5, np.inf], [3, 0]]
 
 
 def test_what_is_not_finite_stands_above_all() -> None:
