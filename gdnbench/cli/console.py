@@ -1,17 +1,15 @@
-"""Printing: aligned tables, plain in a pipe and as wide as a terminal; a progress bar on stderr."""
+"""Printing: aligned tables, plain in a pipe and as wide as a terminal."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+from gdnbench.cli.progress import Bar as Bar
+from gdnbench.cli.progress import progress as progress
 from gdnbench.cli.terminal import has_colours, painted, shown_line, stdout_width
 from gdnbench.printable import printable
 from gdnbench.tables import Fit, Style, Styled, text_table
@@ -99,33 +97,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-class Bar:
-    """A bar on stderr; called, it moves to (done, total)."""
-
-    def __init__(self, bar: Progress, what: str) -> None:
-        self._bar = bar
-        self._what = what
-        self._task = bar.add_task(what, total=None)
-
-    def __call__(self, done: int, total: int) -> None:
-        self._bar.update(self._task, completed=done, total=total)
-
-    def say(self, text: str) -> None:
-        """Something else that goes on, beside what the bar is of."""
-        self._bar.update(self._task, description=f"{self._what}, {printable(text)}")
-
-
-@contextmanager
-def progress(what: str) -> Iterator[Bar]:
-    """A bar on stderr if that is a terminal."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        yield Bar(bar, what)

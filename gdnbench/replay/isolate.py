@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gdnbench import phases
 from gdnbench.errors import BadInputError
 from gdnbench.replay.execute import Execution
 from gdnbench.replay.failure import Failure
@@ -64,6 +65,7 @@ class Isolated:
 
     def run_record(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
         """CannotRunError if no worker process can be started, BadInputError if there is no such kernel."""
+        phases.enter("start a process")
         imported = not self._worker.start()
         try:
             if not imported:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from gdnbench import phases
 from gdnbench.errors import Exit
 from gdnbench.ops import operation
 from gdnbench.replay.execute import Execution
@@ -55,6 +56,7 @@ def finish_record(
     if result.outcome is not Outcome.PASS:
         result = replace(result, predicted=())
     if time is not None and result.outcome is Outcome.PASS:
+        phases.enter("time")
         result = _with_times(result, time(record))
     if saved is not None and judged.called:
         saved.add(record, operation(record.info.op), result, judged.execution, result.timing)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from gdnbench import phases
 from gdnbench.errors import BAD_INPUT_ERRORS, BadInputError, StoreError
 from gdnbench.judge import calls
 from gdnbench.judge.by_tensor import ByTensor, describe_rules, with_rules
@@ -315,6 +316,7 @@ class Replayer:
 
     def judge(self, record: StoredRecord) -> JudgedRecord:
         """The same, with the kernel's outputs."""
+        phases.begin(f"record {record.number}")
         try:
             op = operation(record.info.op)
             calls.check_record(record, op)
@@ -337,6 +339,7 @@ class Replayer:
                 if other is not None and other.checked is not None:
                     of_other = (replace(finding, of=self._against) for finding in other.checked)
                     checked = (*(checked or ()), *of_other)
+                phases.enter("judge")
                 result = self._compare(record, op, execution, other, strays)
                 result = replace(result, predicted=_predicted(execution, other))
             except (*BAD_INPUT_ERRORS, StoreError) as error:

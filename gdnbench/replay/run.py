@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from gdnbench import phases
 from gdnbench.errors import BAD_INPUT_ERRORS
 from gdnbench.replay.execute import Execution, execute
 from gdnbench.replay.failure import Failure, classify, describe
@@ -73,6 +74,7 @@ class InProcess:
         checked: list[Finding] | None = [] if self._check else None
         try:
             with contextlib.redirect_stdout(sys.stderr), folder_kept():
+                phases.enter("import the kernel")
                 kernel = self._load(operation)
                 imported = True
                 with traced(self._trace, record):

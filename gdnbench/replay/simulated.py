@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from gdnbench import phases
 from gdnbench.errors import CannotRunError
 from gdnbench_kernels.compiling import launching
 from gdnbench_kernels.contract import Kernel
@@ -58,6 +59,10 @@ def simulated(
         if keep_going:
             around = stack.enter_context(active())
             stack.enter_context(active(replace(around.settings, keep_going=True)))
+        phases.enter("compile")
+        around = stack.enter_context(active())
+        if around.settings.progress is None:
+            stack.enter_context(active(replace(around.settings, progress=_enter_simulation)))
         machine, sms = requested_gpu()
         session = stack.enter_context(
             active(check=checked is not None, machine=machine, sms=sms, questions=questions)
@@ -70,6 +75,10 @@ def simulated(
             _session.reset(token)
             if checked is not None:
                 checked += _of_checker(session)
+
+
+def _enter_simulation(done: int, ctas: int) -> None:
+    phases.enter("simulate", f"{done} of {ctas} CTAs")
 
 
 @contextmanager

@@ -218,6 +218,8 @@ def run_ptx(
     end = End.INTERRUPTED
     launch.meter = Meter(max_instructions, timeout, limit.end)
     try:
+        if progress is not None:
+            progress(0, launch.ctas)
         counters = run_grid(launch, ready, quantum=quantum, threads=threads, progress=progress, only=only)
         end = End.COMPLETE
     except KernelFault as fault:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gdnbench.phases import State, enter, listening
 from gdnbench.workers.parent_watch import kill_with_parent
 
 Message = dict[str, Any]
@@ -27,6 +28,12 @@ disk."""
 POLL_SECONDS = 1.0
 """Interval at which `receive` looks whether the worker still runs. A process that the kernel forked can hold
 the pipe open after the worker ended."""
+
+PHASE = "phase"
+"""The key of a message with the phase of what the worker does, and how far that is."""
+
+SENT_EVERY = 0.2
+"""Seconds between messages that say how far a phase is."""
 
 EXIT_SECONDS = 5.0
 """Time limit for a worker that closed its pipe to exit."""
@@ -80,9 +87,14 @@ class WorkerProcess:
         return self.receive(timeout)
 
     def receive(self, timeout: float) -> Message:
-        """The worker's next message. TimeoutError after `timeout` seconds, WorkerGone if there will be
-        none."""
+        """The worker's next message but for its phases, which `gdnbench.phases` gets. TimeoutError after
+        `timeout` seconds, WorkerGone if there will be none."""
         deadline = time.monotonic() + timeout
+        while PHASE in (message := self._next_message(deadline, timeout)):
+            enter(*message[PHASE])
+        return message
+
+    def _next_message(self, deadline: float, timeout: float) -> Message:
         with selectors.DefaultSelector() as selector:
             selector.register(self._replies, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
@@ -170,9 +182,26 @@ def serve_requests(
             sink.flush()
 
         send({"ready": True})
-        reply_to = start(send)
-        for line in source:
-            send(reply_to(json.loads(line)))
+        with listening(_PhaseSender(send, owner).see):
+            reply_to = start(send)
+            for line in source:
+                send(reply_to(json.loads(line)))
+
+
+class _PhaseSender:
+    """Sends the parent each phase, and how far it is every SENT_EVERY seconds."""
+
+    def __init__(self, send: Send, owner: int) -> None:
+        self._send, self._owner = send, owner
+        self._phase, self._sent = "", 0.0
+
+    def see(self, state: State) -> None:
+        """A listener of `gdnbench.phases`; silent in a process that the kernel forked."""
+        now = time.monotonic()
+        if os.getpid() != self._owner or (state.phase == self._phase and now < self._sent + SENT_EVERY):
+            return
+        self._phase, self._sent = state.phase, now
+        self._send({PHASE: [state.phase, state.detail]})
 
 
 def is_worker_process() -> bool:

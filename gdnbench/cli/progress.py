@@ -1,0 +1,176 @@
+"""The progress line of a long command: how many of how many, the time, the phase and the record.
+
+    replay: 3 of 12, 0:14, about 0:42 left: record 3, simulate 12 of 148 CTAs
+
+It is one line of stderr, if that is a terminal, from SHOWN_AFTER seconds on; a thread draws it again, so that
+the time goes on while a kernel runs. What is printed meanwhile first clears it, and so does the end of the
+command, by Ctrl-C too. The cursor stays visible and no setting of the terminal changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from gdnbench.phases import State, listening
+from gdnbench.printable import printable
+from gdnbench.tables import shortened
+
+SHOWN_AFTER = 1.0
+REDRAWN_EVERY = 0.25
+CLEAR = "\r\x1b[K"
+
+
+class Bar:
+    """What the line says; called, it moves to (done, total)."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._said = ""
+        self._state = State()
+        self._done, self._total = 0, 0
+        self._started = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        self._done, self._total = done, total
+
+    def say(self, text: str) -> None:
+        """Something else that goes on, beside what the bar is of."""
+        self._said = text
+
+    def see(self, state: State) -> None:
+        """A listener of `gdnbench.phases`."""
+        self._state = state
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def text(self, seconds: float) -> str:
+        """The line after that many seconds."""
+        done, total = self._done, self._total
+        parts = [f"{self._what}: {done} of {total}" if total else self._what, clock(seconds)]
+        if 0 < done < total:
+            parts.append(f"about {clock(seconds / done * (total - done))} left")
+        now = ", ".join(filter(None, (self._said, str(self._state))))
+        return ", ".join(parts) + (f": {printable(now)}" if now else "")
+
+
+def clock(seconds: float) -> str:
+    """`0:07`, `12:30`, `1:02:03`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class _Line:
+    """Draws the text of `bar` on the terminal `stream` until `close`."""
+
+    def __init__(self, bar: Bar, stream: TextIO) -> None:
+        self._bar, self._stream = bar, stream
+        self._drawn = False
+        self._in_line = False  # whether what was printed last does not end a line
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._redraw, name="gdnbench progress", daemon=True)
+        self._thread.start()
+
+    def _redraw(self) -> None:
+        wait = SHOWN_AFTER
+        while not self._ended.wait(wait):
+            wait = REDRAWN_EVERY
+            width = shutil.get_terminal_size().columns
+            text = shortened(self._bar.text(self._bar.seconds), width - 1)
+            with self._lock, contextlib.suppress(OSError, ValueError):
+                if not self._ended.is_set() and not self._in_line:
+                    self._stream.write(CLEAR + _encodable(text, self._stream))
+                    self._stream.flush()
+                    self._drawn = True
+
+    def write(self, stream: TextIO, text: str) -> int:
+        """`text` on `stream`, which is the same terminal, in place of the line."""
+        if os.getpid() != self._owner:  # a fork: its copy of the lock may be held for ever
+            return stream.write(text)
+        with self._lock:
+            self._clear()
+            self._in_line = not text.endswith("\n")
+            return stream.write(text)
+
+    def close(self) -> None:
+        self._ended.set()
+        if os.getpid() == self._owner:
+            with self._lock:
+                self._clear()
+
+    def _clear(self) -> None:
+        if self._drawn:
+            self._drawn = False
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.write(CLEAR)
+                self._stream.flush()
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    encoding = stream.encoding or "ascii"
+    return text.encode(encoding, "replace").decode(encoding)
+
+
+class _Beside(io.TextIOBase):
+    """A stream that clears the line of progress ahead of what is written to it."""
+
+    def __init__(self, stream: TextIO, line: _Line) -> None:
+        self._beneath, self._line = stream, line
+
+    def write(self, text: str) -> int:
+        return self._line.write(self._beneath, text) if text else 0
+
+    def flush(self) -> None:
+        self._beneath.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._beneath, name)
+
+    def fileno(self) -> int:
+        return self._beneath.fileno()
+
+    def isatty(self) -> bool:
+        return self._beneath.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # read-only here
+        return self._beneath.encoding
+
+
+_shown = False
+"""Whether a line is shown: a command that runs another has one line."""
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Bar]:
+    """A Bar, which is a line of stderr if that is a terminal; nothing elsewhere."""
+    global _shown
+    bar = Bar(what)
+    if _shown or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield bar
+        return
+    line = _Line(bar, sys.stderr)
+    _shown = True
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(listening(bar.see))
+            stack.enter_context(contextlib.redirect_stderr(_Beside(sys.stderr, line)))
+            if sys.stdout.isatty():
+                stack.enter_context(contextlib.redirect_stdout(_Beside(sys.stdout, line)))
+            yield bar
+    finally:
+        _shown = False
+        line.close()
