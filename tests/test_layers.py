@@ -118,7 +118,7 @@ share: torch
 prove: torch
 timing: torch
 distributed: torch
-cli: torch typer rich
+cli: torch typer
 pytest_plugin: torch pytest
 """
 ROOMS = (row.partition(":") for row in THIRD_PARTY.strip().split("\n"))

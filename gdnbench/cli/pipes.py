@@ -9,16 +9,20 @@ import sys
 from collections.abc import Callable
 from typing import ParamSpec
 
+from gdnbench.cli.progress import waiting
+
 P = ParamSpec("P")
 
 
 def reader_may_leave(command: Callable[P, None]) -> Callable[P, None]:
-    """`command`, for which a reader of stdout that went away (`gdnbench ls | head`) is no failure."""
+    """`command`, for which a reader of stdout that went away (`gdnbench ls | head`) is no failure. Until it
+    prints, or shows a progress of its own, a terminal shows how long it has run."""
 
     @functools.wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            command(*args, **kwargs)
+            with waiting(command.__name__):
+                command(*args, **kwargs)
             sys.stdout.flush()
         except BrokenPipeError:
             leave_stdout()

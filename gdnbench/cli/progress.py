@@ -39,6 +39,10 @@ class Bar:
         self._done, self._total = 0, 0
         self._started = time.monotonic()
 
+    def go_on(self, what: str) -> None:
+        """The same time, and another work."""
+        self._what, self._said, self._state, self._done, self._total = what, "", State(), 0, 0
+
     def __call__(self, done: int, total: int) -> None:
         self._done, self._total = done, total
 
@@ -75,7 +79,7 @@ class _Line:
     """Draws the text of `bar` on the terminal `stream` until `close`."""
 
     def __init__(self, bar: Bar, stream: TextIO) -> None:
-        self._bar, self._stream = bar, stream
+        self.bar, self._stream = bar, stream
         self._drawn = False
         self._in_line = False  # whether what was printed last does not end a line
         self._owner = os.getpid()
@@ -89,7 +93,7 @@ class _Line:
         while not self._ended.wait(wait):
             wait = REDRAWN_EVERY
             width = shutil.get_terminal_size().columns
-            text = shortened(self._bar.text(self._bar.seconds), width - 1)
+            text = shortened(self.bar.text(self.bar.seconds), width - 1)
             with self._lock, contextlib.suppress(OSError, ValueError):
                 if not self._ended.is_set() and not self._in_line:
                     self._stream.write(CLEAR + _encodable(text, self._stream))
@@ -104,6 +108,10 @@ class _Line:
             self._clear()
             self._in_line = not text.endswith("\n")
             return stream.write(text)
+
+    @property
+    def is_open(self) -> bool:
+        return not self._ended.is_set()
 
     def close(self) -> None:
         self._ended.set()
@@ -125,13 +133,18 @@ def _encodable(text: str, stream: TextIO) -> str:
 
 
 class _Beside(io.TextIOBase):
-    """A stream that clears the line of progress ahead of what is written to it."""
+    """A stream that clears the line of progress ahead of what is written to it, and `ends` it if it is the
+    command's result."""
 
-    def __init__(self, stream: TextIO, line: _Line) -> None:
-        self._beneath, self._line = stream, line
+    def __init__(self, stream: TextIO, line: _Line, *, ends: bool) -> None:
+        self._beneath, self._line, self._ends = stream, line, ends
 
     def write(self, text: str) -> int:
-        return self._line.write(self._beneath, text) if text else 0
+        if not text:
+            return 0
+        if self._ends and self._line.is_open:
+            self._line.close()
+        return self._line.write(self._beneath, text)
 
     def flush(self) -> None:
         self._beneath.flush()
@@ -150,27 +163,58 @@ class _Beside(io.TextIOBase):
         return self._beneath.encoding
 
 
-_shown = False
-"""Whether a line is shown: a command that runs another has one line."""
+_line: _Line | None = None
+"""That of the command that runs."""
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Bar]:
-    """A Bar, which is a line of stderr if that is a terminal; nothing elsewhere."""
-    global _shown
+def _shown(bar: Bar) -> Iterator[None]:
+    """While `bar` is a line of stderr, which is a terminal. The first text on stdout ends it."""
+    global _line
+    before, _line = _line, _Line(bar, sys.stderr)
+    try:
+        with (
+            listening(bar.see),
+            contextlib.redirect_stderr(_Beside(sys.stderr, _line, ends=False)),
+            contextlib.redirect_stdout(_Beside(sys.stdout, _line, ends=True)),
+        ):
+            yield
+    finally:
+        _line.close()
+        _line = before
+
+
+def _can_show() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """A line of the time alone, for a command that has not said yet how much there is to do, such as one that
+    imports torch. It ends with the first text on stdout; a `progress` inside takes it over."""
+    if _line is not None or not _can_show():
+        yield
+        return
+    with _shown(Bar(what)):
+        yield
+
+
+@contextmanager
+def progress(what: str, *, shown: bool = True) -> Iterator[Bar]:
+    """A Bar, which is a line of stderr if that is a terminal and it is to be `shown`; nothing elsewhere."""
+    line = _line
+    if line is not None and line.is_open:
+        line.bar.go_on(what)
+        if not shown:
+            line.close()
+        try:
+            yield line.bar
+        finally:
+            line.close()
+        return
     bar = Bar(what)
-    if _shown or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+    if not shown or not _can_show():
         yield bar
         return
-    line = _Line(bar, sys.stderr)
-    _shown = True
-    try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(listening(bar.see))
-            stack.enter_context(contextlib.redirect_stderr(_Beside(sys.stderr, line)))
-            if sys.stdout.isatty():
-                stack.enter_context(contextlib.redirect_stdout(_Beside(sys.stdout, line)))
-            yield bar
-    finally:
-        _shown = False
-        line.close()
+    with _shown(bar):
+        yield bar

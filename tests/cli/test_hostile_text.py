@@ -176,6 +176,7 @@ KNOWN = {
     "cli/lineage.py: f'... and {len(lines) - MOST_LINES} more; --json": "a number",
     "cli/main.py: f\"gdnbench: {'; '.join(filter(None, lines))}\"": "the lines are printable",
     "cli/main.py: f'gdnbench {__version__}'": "the version",
+    "cli/progress.py: CLEAR": "an escape of this package, and a text that `printable` made",
     "cli/prune.py: f\"dropped {counted(found.records, 'record')}, ": "numbers",
     "cli/prune.py: f'would drop {what}; --yes does it'": "numbers",
     "cli/suite.py: f'\\n{title}:'": "a title of this package",
