@@ -26,7 +26,10 @@ def report(
             metavar="FOLDER", help="Write the charts as PNG files into FOLDER; needs the extra `pictures`."
         ),
     ] = None,
-    title: Annotated[str, typer.Option(help="Title of the HTML page.")] = "gdnbench report",
+    title: Annotated[
+        str | None,
+        typer.Option(help="Title of the HTML page.  [default: the names of the kernels]"),
+    ] = None,
     lineage: Annotated[
         str | None,
         typer.Option(
@@ -45,7 +48,7 @@ def report(
             raise BadInputError(
                 "--lineage shows the slots of one capture: give -o slots.html, and no runs or --png"
             )
-        _write_slots(lineage, output, title)
+        _write_slots(lineage, output, title or "gdnbench report")
         return
     if not runs:
         raise BadInputError("nothing to show: name runs, or a capture with --lineage")

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from gdnbench.errors import BadInputError
-from gdnbench.page.document import GRID_CHARACTERS, page_data
+from gdnbench.page.document import GRID_CHARACTERS, page_data, page_title
 from gdnbench.page.embed import csp_hash, script_json
 from gdnbench.printable import printable
 from gdnbench.report.runs import Run
@@ -23,16 +23,16 @@ _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=const|function|async|class)", re.MULTILINE)
 
 
-def render_page(
-    runs: Sequence[Run], title: str = "gdnbench report", grid_characters: int = GRID_CHARACTERS
-) -> str:
+def render_page(runs: Sequence[Run], title: str | None = None, grid_characters: int = GRID_CHARACTERS) -> str:
     """The HTML document for `runs`; deterministic.
 
-    `grid_characters`: see `page_data`. BadInputError for no runs, or a run with invalid content.
+    `title`: by default `page_title`. `grid_characters`: see `page_data`. BadInputError for no runs, or a run
+    with invalid content.
     """
     if not runs:
         raise BadInputError("a report of no runs: name run stores, or files of replay --json")
-    index, blocks = page_data(runs, title, grid_characters)
+    heading = page_title(runs) if title is None else title
+    index, blocks = page_data(runs, heading, grid_characters)
     style = "\n".join(asset("style", f"{name}.css") for name in STYLES)
     script = script_of(MAIN)
     # The policy allows the inline script and style by digest, and blocks everything else.
@@ -42,7 +42,7 @@ def render_page(
     )
     values = {
         "policy": policy,
-        "title": html.escape(printable(title)),
+        "title": html.escape(printable(f"{heading} - gdnbench report" if title is None else title)),
         "style": style,
         "script": script,
         "index": script_json(index),
@@ -54,7 +54,7 @@ def render_page(
     return re.sub(r"@(\w+)@", lambda found: values[found[1]], asset("page.html"))
 
 
-def write_page(runs: Sequence[Run], path: Path, title: str = "gdnbench report") -> None:
+def write_page(runs: Sequence[Run], path: Path, title: str | None = None) -> None:
     """Write `render_page` to a file, atomically; BadInputError if it cannot be written."""
     text = render_page(runs, title)
     try:

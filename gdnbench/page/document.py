@@ -26,6 +26,28 @@ GRID_CHARACTERS = 96 << 20
 none."""
 
 
+MOST_NAMED = 3
+"""Kernels that a title names; of more it gives the number."""
+
+
+def page_title(runs: Sequence[Run]) -> str:
+    """The names of the kernels that were replayed, or of the stores that were compared, without folders."""
+    names = list(dict.fromkeys(_title(run.header) for run in runs))
+    return ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} kernels"
+
+
+def _title(header: Mapping[str, str]) -> str:
+    if header.get("command") == "diff":
+        return f"{_last(header.get('a', '?'))} against {_last(header.get('b', '?'))}"
+    place, colon, function = header.get("kernel", "?").rpartition(":")
+    return f"{_last(place)}{colon}{function}"
+
+
+def _last(path: str) -> str:
+    """The last part of a path or URL; all of a name without slashes."""
+    return path.rstrip("/").rpartition("/")[2] or path
+
+
 def page_data(
     runs: Sequence[Run], title: str, grid_characters: int = GRID_CHARACTERS
 ) -> tuple[dict[str, Any], list[str]]:

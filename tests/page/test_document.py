@@ -12,7 +12,7 @@ import pytest
 
 from gdnbench.errors import BadInputError
 from gdnbench.page.build import render_page, write_page
-from gdnbench.page.document import BLOCK, page_data
+from gdnbench.page.document import BLOCK, page_data, page_title
 from tests.messages import wording
 
 
@@ -47,6 +47,20 @@ def test_grids_beyond_the_limit_are_left_out_of_passing_records_alone(
     assert passing["tensors"][0]["grid"] is None
     assert passing["grid_left_out"]
     assert index["without_grid"] == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "title"),
+    [
+        ([{"kernel": "sm100"}], "sm100"),
+        ([{"kernel": "a/b/mine.py:prefill"}, {"kernel": "sm100"}], "mine.py:prefill, sm100"),
+        ([{"kernel": "package.module:f"}] * 30, "package.module:f"),
+        ([{"kernel": name} for name in "abcd"], "4 kernels"),
+        ([{"command": "diff", "a": "s3://x/old.zarr/", "b": "new.zarr"}], "old.zarr against new.zarr"),
+    ],
+)
+def test_a_page_is_titled_by_its_kernels(made: Any, headers: list[dict[str, str]], title: str) -> None:
+    assert page_title([made.run([], header={"command": "replay", **one}) for one in headers]) == title
 
 
 def test_no_runs_are_refused() -> None:

@@ -115,7 +115,7 @@ def test_a_click_names_the_cell_under_it(made: Any, opened: Open, wrong: Any) ->
         """(() => { const canvas = document.querySelector(".detail canvas");
         canvas.scrollIntoView({ behavior: "instant", block: "center" });
         const { left, top } = canvas.getBoundingClientRect();
-        return [left + 34 + canvas.cellWidth * 2.5, top + canvas.cellHeight * 1.5]; })()"""
+        return [left + 56 + canvas.cellWidth * 2.5, top + canvas.cellHeight * 1.5]; })()"""
     )
     browser.click(*spot)
     assert cell(browser).startswith("sequence 0, chunk 2, head 1 · rows 128 to 191")
@@ -177,9 +177,83 @@ def test_the_command_is_there_and_copied(made: Any, opened: Open, wrong: Any) ->
         "Object.defineProperty(navigator, 'clipboard', { value: {"
         " writeText: async (text) => { window.copied = text; } } })"
     )
-    browser.evaluate("document.querySelector('.detail .copy').click()")
+    browser.evaluate("document.querySelector('.detail .again .copy').click()")
     assert browser.until("window.copied") == command
     assert browser.until("document.querySelector('.detail .again [aria-live]').textContent") == " copied"
+
+
+def test_a_permalink_opens_the_same_record_of_a_later_run(
+    made: Any, opened: Open, records: Any, right: dict[str, Any]
+) -> None:
+    browser = opened([made.run(records)])
+    focus(browser, "input[type=search]")
+    browser.type("layers.7")
+    browser.evaluate("document.querySelector('.row').click()")
+    browser.until("document.querySelector('.detail h2').textContent.includes('Record 107 ')")
+    link = browser.evaluate("document.querySelector('.detail .permalink a').href")
+    assert link.endswith("report.html#gdn_prefill/model.layers.7/0")
+    assert link == browser.evaluate("location.href")  # what the address bar has can be copied too
+    # The same call of another run: of another number, and elsewhere in the list.
+    later = [{**one, "number": 50 - number} for number, one in enumerate(records[:9])]
+    browser = opened([made.run(later)])
+    browser.evaluate("location.hash = '#gdn_prefill/model.layers.7/0'")
+    browser.until("document.querySelector('.detail h2').textContent.includes('Record 43 ')")
+    browser.evaluate("location.hash = '#gdn_prefill/model.layers.99/0'")
+    browser.until("document.querySelector('.detail [role=alert]') !== null")
+    assert text(browser, ".detail") == "This report has no record gdn_prefill/model.layers.99/0."
+    assert browser.errors == []
+
+
+def test_permalinks_of_equal_calls_have_their_keys_and_those_of_several_runs_the_run(
+    made: Any, opened: Open, right: dict[str, Any], hostile: str
+) -> None:
+    twice = [{**right, "number": n, "key": f"a-17-{n}/0", "layer": hostile} for n in (4, 5)]
+    browser = opened([made.run(twice, "b/mon.zarr"), made.run([{**twice[1], "number": 9}], "b/tue.zarr")])
+    links = {}
+    for row in range(3):
+        browser.evaluate(f"document.querySelectorAll('.row')[{row}].click()")
+        browser.until(f"document.querySelectorAll('.row')[{row}].ariaSelected == 'true'")
+        browser.until(
+            f"document.querySelector('.detail article')?.dataset.place === "
+            f"document.querySelectorAll('.row')[{row}].id.slice(4)"
+        )
+        links[text(browser, ".detail h2").split()[1]] = browser.evaluate(
+            "document.querySelector('.detail .permalink a').hash"
+        )
+    assert [links[number].partition("/0")[2] for number in ("4", "5", "9")] == [
+        "/a-17-4%2F0@b%2Fmon.zarr",
+        "/a-17-5%2F0@b%2Fmon.zarr",
+        "@b%2Ftue.zarr",
+    ]
+    for number, link in links.items():
+        browser.evaluate(f"location.hash = {json.dumps(link)}")
+        browser.until(f"document.querySelector('.detail h2').textContent.includes('Record {number} ')")
+    assert browser.evaluate("window.hit ?? null") is None
+
+
+@pytest.mark.parametrize("width", [320, 500, 1000])
+def test_no_table_is_clipped(made: Any, opened: Open, full: Any, steps: Any, width: int) -> None:
+    runs = [made.run([full, *steps]), made.run([full], "some/other/folder/of/results/tuesday.zarr")]
+    browser = opened(runs)
+    browser.view(width, 800)
+    browser.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    browser.evaluate("new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)))")
+    clipped = browser.evaluate(
+        "Array.from(document.querySelectorAll('#page > :not(.paper) .wide')).filter((one) =>"
+        " one.clientWidth > 0 && one.scrollWidth > one.clientWidth).map((one) => one.ariaLabel)"
+    )
+    assert clipped == []
+    cells = browser.evaluate("document.querySelector('[aria-label=Errors] tbody tr').textContent")
+    assert cells.startswith("okernel")
+    first = "getComputedStyle(document.querySelector('[aria-label=Errors] td'), '::before').content"
+    assert (browser.evaluate(first) == '"side"') == (width == 320)  # columns are named where they do not fit
+
+
+def test_the_title_is_the_kernels_name(made: Any, opened: Open, right: dict[str, Any]) -> None:
+    browser = opened([made.run([right], header={**made.HEADER, "kernel": "some/folder/mine.py:kernel"})])
+    assert browser.evaluate("document.title") == "mine.py:kernel - gdnbench report"
+    assert text(browser, "h1") == "mine.py:kernel"
+    assert text(browser, "header h2") == "some/folder/mine.py:kernel on sim against reference"
 
 
 def test_all_parts_of_a_record(made: Any, opened: Open, full: dict[str, Any]) -> None:

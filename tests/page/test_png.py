@@ -21,6 +21,7 @@ import pytest
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.judge.grid import Grid
 from gdnbench.page import png as drawing
+from gdnbench.page.build import script_of
 from gdnbench.report.captured import MOST_POINTS, captured_ranges
 from gdnbench.report.export import grid_json
 from gdnbench.report.outcome import Outcome
@@ -240,7 +241,7 @@ def test_growth_is_the_worst_head_of_each_chunk_and_breaks_between_sequences() -
         x, y = (np.array([float(point[axis]) for point in points]) for axis in (1, 2))
         assert np.allclose(np.diff(x), np.diff(x)[0], atol=0.11)
         # From 1 at the bottom to 10 at the top, 180 CSS pixels apart.
-        assert np.allclose(y, 190 - 180 * np.log10(worst), atol=0.06)
+        assert np.allclose(y, 204 - 180 * np.log10(worst), atol=0.06)
     engine.set("grid", json.dumps(one["tensors"][0]["grid"]))
     table = "alongSequence({tensor: 'o', side: 'kernel'}, unpackedGrid(JSON.parse(grid))).rows()"
     assert json.loads(engine.eval(f"JSON.stringify({table})")) == [
@@ -428,3 +429,42 @@ def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInputError, match=wording("page.folder-unwritable")):
         drawing.draw_pngs([run([record(0)])], tmp_path / "file" / "png")
+
+
+def texts_of(svg: str) -> list[str]:
+    return [one.text or "" for one in ElementTree.fromstring(svg).iter() if one.tag.endswith("text")]
+
+
+def test_axes_say_what_they_are() -> None:
+    one = record(0, "numeric mismatch", 20.0)
+    drawn = dict(drawing.svg_files([run([one, record(1)])], quickjs.Context()))
+    wanted = {
+        "record-00-run0-0-errors": ["head 0", "head 1", "chunk", "sequence 0"],
+        "record-00-run0-0-growth": ["chunk, counted over all sequences", "relative RMS error"],
+        "record-00-run0-0-ulp": ["units in the last place", "elements"],
+        "record-00-run0-0-stages": ["relative RMS error"],
+        "steps-00": ["step", "relative RMS error"],
+        "captured-00": ["record, in the order captured", "value"],
+    }
+    for name, words in wanted.items():
+        found = texts_of(drawn[name])
+        assert not [word for word in words if word not in found], (name, found)
+
+
+def test_what_is_counted_has_ticks_of_whole_numbers() -> None:
+    """Heads, chunks, records and steps: no tick between two of them, and both ends of a short axis."""
+    engine = quickjs.Context()
+    engine.set("indexText", json.dumps({"columns": {"run": []}}))
+    engine.set("pixelDensity", 1)
+    engine.eval(script_of("png"))
+    for low in (0, 1, 7):
+        for span in (0, 1, 2, 3, 5, 9, 40, 1000):
+            for count in (2, 4.5, 6, 12):
+                ticks = json.loads(engine.eval(f"JSON.stringify(whole({low}, {low + span}, {count}))"))
+                assert ticks
+                assert all(tick == int(tick) and low <= tick <= low + span for tick in ticks), ticks
+    drawn = dict(drawing.svg_files([run([record(0), record(1), record(2)])], quickjs.Context()))
+    for name in ("captured-00", "steps-00", "record-00-run0-0-growth"):
+        numbers = [text for text in texts_of(drawn[name]) if re.fullmatch(r"[\d.]+", text)]
+        assert {"0", "1", "2"} <= set(numbers), name
+        assert not [text for text in numbers if float(text) > 1 and "." in text], name

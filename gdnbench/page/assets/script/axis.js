@@ -58,6 +58,11 @@ export function horizontal(at, y, left, right, text) {
     svg("text", { x: left - 6, y: at + 4, "text-anchor": "end" }, text ?? number(y, 2))];
 }
 
+// What a vertical axis says, above its highest line.
+export function above(left, top, text) {
+  return svg("text", { x: left - 48, y: top - 13, class: "quiet" }, text);
+}
+
 export function below(x, bottom, text, anchor = "middle") {
   return svg("text", { x, y: bottom + 16, "text-anchor": anchor }, text);
 }

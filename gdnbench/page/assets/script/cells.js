@@ -2,7 +2,7 @@
 import { css, NO_ERROR, on, shade, WRONG } from "./colour.js";
 import { NOT_FINITE } from "./quantities.js";
 
-export const LEFT = 34; // for the heads' numbers
+export const LEFT = 56; // for the names of heads
 export const BELOW = 34; // for those of chunks and sequences
 export const CROSSED = 6; // the least side of a cell that has room for a cross
 const FONT = "11px system-ui, sans-serif";
@@ -74,10 +74,13 @@ function outline(context, grid, cursor, from, count, across, down) {
 function labels(context, grid, from, count, across, down, ink) {
   context.fillStyle = ink;
   const bottom = grid.heads * down;
-  if (grid.heads > 1) {
-    const every = Math.ceil(14 / down);
-    for (let head = 0; head < grid.heads; head += every) context.fillText(head * (grid.down ?? 1), LEFT - 14, head * down + down / 2);
+  context.textAlign = "right";
+  const apart = Math.ceil(14 / down);
+  for (let head = 0; head < grid.heads; head += apart) {
+    context.fillText(grid.heads > 1 ? `head ${head * (grid.down ?? 1)}` : "all heads", LEFT - 6, head * down + down / 2);
   }
+  if (grid.regions.some(([, chunk]) => chunk !== null)) context.fillText("chunk", LEFT - 6, bottom + 8);
+  context.textAlign = "center";
   const every = Math.ceil(26 / across);
   let since = every;
   for (let column = 0; column < count; column++) {

@@ -1,7 +1,7 @@
 // A picture is {label, draw, headers, rows}: `draw(width)` gives [height, shapes], and `rows()` the same numbers for a
 // table. Without `draw` its label says why. `chart` shows a picture on the page, png.js in a file.
 import { el, folded, svg, table } from "./dom.js";
-import { below, decades, extent, horizontal, linear, logarithmic, whole } from "./axis.js";
+import { above, below, decades, extent, horizontal, linear, logarithmic, whole } from "./axis.js";
 import { number } from "./text.js";
 
 const NARROW = 640; // where no width is known yet: printing
@@ -35,23 +35,24 @@ export const POINTS = [
 ];
 const MARKED = 60; // points; more would hide the line
 
-// Lines over a shared horizontal axis of whole numbers, errors by powers of ten. A series is {name, points: [[x, y]]};
+// Lines over a shared horizontal axis of whole numbers, errors by powers of ten; `across` and `up` are what the axes
+// say. A series is {name, points: [[x, y]]};
 // null among the points is a gap. Marks and dashes tell series apart without their colours. A series with `beside`, the
 // number of another one, is dotted in the colour of that one.
-export function lines(label, across, series, headers, rows) {
+export function lines(label, { across, up }, series, headers, rows) {
   const all = series.flatMap((one) => one.points).filter(Boolean);
   if (!all.some(([, y]) => y > 0 && y < Infinity)) return { label: `${label}: none above zero.` };
   const powers = decades(all.map((point) => point[1]));
   const [low, high] = extent(all.map((point) => point[0]));
   const draw = (width) => {
-    const left = 52, right = width - 12, top = 10, bottom = 190;
+    const left = 52, right = width - 12, top = 24, bottom = 204;
     const x = linear(low, high, left, right);
     const y = logarithmic(powers[0], powers.at(-1), bottom, top);
     const names = series.map((one, number) => legendOf(one, number, left, bottom + 52 + 18 * number));
     return [bottom + 58 + 18 * series.length, [
       powers.map((power) => horizontal(y(power), power, left, right)),
       whole(low, high, Math.max(2, Math.floor(width / 110))).map((tick) => below(x(tick), bottom, number(tick, 6))),
-      below((left + right) / 2, bottom + 18, across),
+      below((left + right) / 2, bottom + 18, across), above(left, top, up),
       series.map((one, number) => lineOf(one, number, x, y)), names,
     ]];
   };

@@ -24,17 +24,26 @@ export function svg(tag, properties = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), properties, children);
 }
 
-// A table that scrolls inside the page where it is wider. Cells are texts or elements; the first is a header.
+// A table. Cells are texts or elements; the first is a header. Where the page is narrower than the table, every cell
+// is a line with its column's name. The roles say that it is a table there too.
 export function table(caption, headers, rows, numeric = []) {
   const kind = (column) => (numeric.includes(column) ? "numeric" : null);
-  return el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": caption },
-    el("table", {},
-      el("caption", {}, caption),
-      el("thead", {}, el("tr", {}, headers.map((one, column) =>
-        el("th", { scope: "col", class: kind(column) }, one)))),
-      el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, column) => column === 0
-        ? el("th", { scope: "row", class: kind(0) }, cell)
-        : el("td", { class: kind(column) }, cell)))))));
+  const made = el("table", { role: "table" },
+    el("caption", {}, caption),
+    el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, headers.map((one, column) =>
+      el("th", { scope: "col", role: "columnheader", class: kind(column) }, one)))),
+    el("tbody", { role: "rowgroup" }, rows.map((row) => el("tr", { role: "row" }, row.map((cell, column) => column === 0
+      ? el("th", { scope: "row", role: "rowheader", class: kind(0) }, cell)
+      : el("td", { role: "cell", class: kind(column), "data-column": visible(headers[column]) }, cell))))));
+  const box = el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": caption }, made);
+  let known = 0;
+  new ResizeObserver(() => {
+    if (box.clientWidth === known) return; // its height changed
+    known = box.clientWidth;
+    box.classList.remove("stacked");
+    box.classList.toggle("stacked", made.scrollWidth > known);
+  }).observe(box);
+  return box;
 }
 
 // Made when it is opened: most are never looked at.

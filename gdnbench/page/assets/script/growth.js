@@ -35,7 +35,7 @@ export function alongSequence(tensor, grid) {
   }
   const rows = () => grid.regions.map(([sequence, chunk], region) =>
     [`sequence ${sequence}, chunk ${chunk}`, ...series.map((one) => number(worst(one.of, region)))]);
-  return lines(`${tensor.tensor}: relative RMS error by chunk, sequence after sequence`, "chunk, counted over all sequences", series,
+  return lines(`${tensor.tensor}: relative RMS error by chunk, sequence after sequence`, { across: grid.regions.at(-1)[0] > 0 ? "chunk, counted over all sequences" : "chunk", up: "relative RMS error" }, series,
     ["chunk", ...series.map((one) => one.name)], rows);
 }
 
@@ -68,7 +68,7 @@ export function stepLines(matrix) {
   });
   const rows = () => matrix.steps.map((step, at) => [String(step), ...error.map((row) => number(row[at]))]);
   const most = matrix.layers.length > LINES ? `, the ${LINES} layers of largest error` : "";
-  return lines(`${stepsLabel(matrix)}${most}`, "step", series, ["step", ...matrix.layers], rows);
+  return lines(`${stepsLabel(matrix)}${most}`, { across: "step", up: "relative RMS error" }, series, ["step", ...matrix.layers], rows);
 }
 
 // Layers by steps: rows {layer, cells: [{at, place, colour, over, error}]}, and the scale of the colours. A cell is the

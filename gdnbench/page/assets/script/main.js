@@ -1,5 +1,6 @@
 // Puts the page together.
-import { columns, index, total } from "./data.js";
+import { anchored, anchorOf } from "./anchor.js";
+import { index, total } from "./data.js";
 import { el } from "./dom.js";
 import { filter } from "./filter.js";
 import { list } from "./list.js";
@@ -32,19 +33,29 @@ async function open(place, look = true) {
   detail.replaceChildren(made);
   records.mark(place);
   if (!look) return;
-  history.replaceState(null, "", `#${columns.run[place]}.${columns.number[place]}`);
+  history.replaceState(null, "", anchorOf(place));
   const narrow = matchMedia("(max-width: 60rem)").matches;
   if (narrow || detail.getBoundingClientRect().top < 0) detail.scrollIntoView();
   else detail.scrollTop = 0;
 }
 
-// `#RUN.NUMBER` names a record, so that a link can.
-function named() {
-  const [run, number] = location.hash.slice(1).split(".").map(Number);
-  for (let place = 0; place < total; place++) {
-    if (columns.run[place] === run && columns.number[place] === number) return place;
+// What the address names, or the first record. A link to a record that is not here says so.
+function openNamed(first) {
+  const place = anchored();
+  if (place === undefined) {
+    wanted = null;
+    detail.replaceChildren(el("p", { class: "notice", role: "alert" },
+      `This report has no record ${decoded(location.hash.slice(1))}.`));
+  } else if (place !== null) open(place);
+  else if (first && total) open(0, false);
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
   }
-  return null;
 }
 
 function redrawn() {
@@ -63,7 +74,8 @@ document.getElementById("page").replaceChildren(...[
   el("footer", {}, `gdnbench ${index.version}`),
 ].filter(Boolean));
 controls.apply();
-if (total) open(named() ?? 0, named() !== null);
+openNamed(true);
+addEventListener("hashchange", () => openNamed(false));
 performance.mark("interactive");
 for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query).addEventListener("change", redrawn);
 addEventListener("beforeprint", redrawn);

@@ -41,6 +41,8 @@ const document = {
   getElementById: () => ({ textContent: indexText }),
 };
 
+const ANCHORS = { left: "start", center: "middle", right: "end" };
+
 // Draws what a canvas's context would, as SVG `shapes`. Rectangles of one colour are one path.
 class SvgContext {
   constructor() {
@@ -79,7 +81,7 @@ class SvgContext {
   }
 
   fillText(text, x, y) {
-    this.drawn.push(svg("text", { x, y: y + 4, "text-anchor": this.textAlign === "left" ? "start" : "middle" }, text));
+    this.drawn.push(svg("text", { x, y: y + 4, "text-anchor": ANCHORS[this.textAlign] }, text));
   }
 
   measureText(text) {

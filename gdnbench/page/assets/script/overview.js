@@ -18,13 +18,19 @@ export function outcomesOf(one) {
     .sort((a, b) => a[2] - b[2] || b[1] - a[1] || (a[0] < b[0] ? -1 : 1));
 }
 
+// What was compared with what.
+export function runName(header) {
+  return header.command === "diff" ? `${header.a} against ${header.b}`
+    : `${header.kernel} on ${header.on} against ${header.against}`;
+}
+
 function run(one) {
   const outcomes = outcomesOf(one);
   const bar = svg("svg", { class: "verdicts", viewBox: "0 0 1000 8", preserveAspectRatio: "none", "aria-hidden": "true" },
     verdictBar(outcomes, 1000, 8));
   const { header } = one;
-  const what = header.command === "diff" ? `${header.a} against ${header.b}`
-    : `${header.kernel} on ${header.on} against ${header.against}`;
+  // A title names the only kernel already.
+  const what = header.kernel === index.title ? `on ${header.on} against ${header.against}` : runName(header);
   return el("section", { class: "run" }, el("h2", {}, what, index.runs.length > 1 && el("small", {}, ` ${one.path}`)),
     el("p", { class: "hint" }, [header.rule, header.store, one.path].filter(Boolean).join(" · ")),
     bar,

@@ -1,5 +1,5 @@
 // Ranges of the captured inputs over all records: a mark for each number of each record.
-import { below, extent, horizontal, linear, ticks, whole } from "./axis.js";
+import { above, below, extent, horizontal, linear, ticks, whole } from "./axis.js";
 import { chart, POINTS } from "./chart.js";
 import { index } from "./data.js";
 import { el, part, svg } from "./dom.js";
@@ -14,17 +14,19 @@ export function capturedRanges() {
 
 // A picture for each input of an operation. With many records, a mark is the extreme of `each` neighbours.
 export function rangePictures({ op, each, records, inputs }) {
-  return inputs.map(({ label, unit, values }) => rangePicture(
-    `${op}: ${label}${unit ? ` (${unit === "2^" ? "exponent of 2" : unit})` : ""}`, Object.entries(values), each, records));
+  return inputs.map(({ label, unit, values }) => {
+    const known = unit === "2^" ? "exponent of 2" : unit;
+    return rangePicture(`${op}: ${label}${known ? ` (${known})` : ""}`, known, Object.entries(values), each, records);
+  });
 }
 
-function rangePicture(label, series, each, records) {
+function rangePicture(label, unit, series, each, records) {
   const all = series.flatMap(([, values]) => values.filter((value) => value !== null));
   if (!all.length) return { label: `${label}: no finite number.` };
   const [low, high] = extent(all), more = (high - low) * 0.08 || Math.abs(high) * 0.1 || 1;
   const [lows, highs] = ["min", "max"].map((name) => series.find(([one]) => one === name)?.[1]);
   const draw = (width) => {
-    const left = 64, right = width - 12, top = 8, bottom = 118;
+    const left = 64, right = width - 12, top = 24, bottom = 134;
     const x = linear(-0.5, records - 0.5, left, right), y = linear(low - more, high + more, bottom, top);
     let start = left;
     const names = series.map(([name], at) => {
@@ -36,7 +38,7 @@ function rangePicture(label, series, each, records) {
     return [bottom + 60, [
       ticks(low - more, high + more, 4).map((tick) => horizontal(y(tick), tick, left, right, number(tick, 3))),
       whole(0, records - 1, Math.max(2, Math.floor(width / 110))).map((tick) => below(x(tick), bottom, number(tick, 6))),
-      below((left + right) / 2, bottom + 16, "record, in the order captured"),
+      below((left + right) / 2, bottom + 16, "record, in the order captured"), above(left, top, unit || "value"),
       lows && highs && lows.map((value, at) => value !== null && highs[at] !== null
         && svg("path", { class: "span", d: `M${x(at * each)} ${y(value)}V${y(highs[at])}` })),
       series.map(([, values], at) => svg("g", { class: `series s${at % POINTS.length}` },

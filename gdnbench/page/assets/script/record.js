@@ -1,4 +1,5 @@
 // Everything about one record.
+import { anchorOf } from "./anchor.js";
 import { columns, details, index, string, total, unpackedGrid } from "./data.js";
 import { el, folded, part, select, table } from "./dom.js";
 import { alongSequence } from "./growth.js";
@@ -17,6 +18,7 @@ export async function record(place, open) {
   const run = index.runs[columns.run[place]];
   const shown = [
     el("h2", { tabindex: "-1" }, `Record ${found.number} `, el("span", {}, found.op)),
+    permalink(place),
     el("p", { class: "what" }, badge(found.outcome, columns.severity[place]), ` ${found.layer} step ${found.step}`,
       index.runs.length > 1 && ` · ${run.path}`, ratioOf(place)),
     reasons(found),
@@ -31,6 +33,12 @@ export async function record(place, open) {
     found.notes?.length > 0 && part("Notes", () => el("ul", {}, found.notes.map((note) => el("li", {}, note)))),
   ];
   return el("article", { class: "record", "data-place": place }, shown);
+}
+
+// A link to follow or to copy: the address of this file, and the record's own anchor.
+function permalink(place) {
+  const link = el("a", { href: anchorOf(place) }, decodeURIComponent(anchorOf(place).slice(1)));
+  return el("p", { class: "permalink" }, "Link: ", link, " ", copyButton("Copy the link", () => link.href, link));
 }
 
 function hasFacts(capture) {
@@ -52,24 +60,29 @@ function reasons(found) {
   return lines.length > 0 && el("ul", { class: "reasons" }, lines.map((line) => el("li", {}, line)));
 }
 
-// The command, and a button that copies it where the browser lets it.
+// The command, and a button that copies it.
 function again(found, run) {
   // Lines break between words: not behind the dashes of an option.
   const words = found.command.split(" ").flatMap((word) => [" ", el("span", { class: "word" }, word)]);
   const code = el("code", {}, words.slice(1));
+  const where = run.cwd ? `in ${run.cwd}${run.host ? ` on ${run.host}` : ""}` : null;
+  return el("div", { class: "again" }, el("p", {}, "Run it again", where && el("small", {}, ` ${where}`)),
+    el("pre", { tabindex: "0" }, code), copyButton("Copy the command", () => found.command, code));
+}
+
+// Copies a text; where the browser does not allow that, it selects the element that shows it.
+function copyButton(label, text, shown) {
   const said = el("span", { "aria-live": "polite" });
   const copy = async () => {
     try {
-      await navigator.clipboard.writeText(found.command);
+      await navigator.clipboard.writeText(text());
       said.textContent = " copied";
     } catch {
-      getSelection().selectAllChildren(code);
+      getSelection().selectAllChildren(shown);
       said.textContent = " selected: copy it with your keyboard";
     }
   };
-  const where = run.cwd ? `in ${run.cwd}${run.host ? ` on ${run.host}` : ""}` : null;
-  return el("div", { class: "again" }, el("p", {}, "Run it again", where && el("small", {}, ` ${where}`)),
-    el("pre", { tabindex: "0" }, code), el("button", { type: "button", class: "copy", onclick: copy }, "Copy the command"), said);
+  return [el("button", { type: "button", class: "copy", onclick: copy }, label), said];
 }
 
 // The same captured record in the other runs.
@@ -94,7 +107,7 @@ function tensors(found) {
     const { errors, torch_errors: torch } = tensor;
     const verdict = !tensor.judged ? "shown" : tensor.passed ? "✓ pass" : "✗ FAIL";
     return [tensorName(tensor), tensor.side, number(errors?.max_abs), number(errors?.rms_ratio), number(torch?.rms_ratio),
-      errors ? String(errors.max_ulp) : "-", verdict];
+      errors && tensor.side !== "conversion" ? String(errors.max_ulp) : "-", verdict]; // a conversion's are fp64
   });
   const limits = found.tensors.flatMap((tensor) => (tensor.held ?? []).map((one) => {
     const places = ["sequence", "chunk", "head"].filter((name) => one[name] !== null && one[name] !== undefined);

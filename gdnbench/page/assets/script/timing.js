@@ -39,7 +39,8 @@ function samples(kernels) {
     const left = 16, right = width - 16, each = 64, top = 6;
     const x = linear(low, high, left, right), inside = (value) => Math.min(x(value), right + 6);
     const bottom = top + each * kernels.length;
-    return [bottom + 24, [
+    return [bottom + 40, [
+      below((left + right) / 2, bottom + 16, "time of a launch"),
       ticks(low, high, Math.max(2, Math.floor(width / 130))).map((tick) =>
         [svg("line", { class: "gridline", x1: x(tick), x2: x(tick), y1: top, y2: bottom }), below(x(tick), bottom, seconds(tick))]),
       kernels.map((kernel, at) => {
@@ -79,7 +80,8 @@ function ratios(pairs) {
   const draw = (width) => {
     const left = 16, right = width - 16, bottom = 8 + 40 * pairs.length;
     const x = linear(low - more, high + more, left, right);
-    return [bottom + 24, [
+    return [bottom + 40, [
+      below((left + right) / 2, bottom + 16, "ratio of times"),
       ticks(low - more, high + more, Math.max(2, Math.floor(width / 110))).map((tick) => below(x(tick), bottom, number(tick, 4))),
       svg("line", { class: "one", x1: x(1), x2: x(1), y1: 4, y2: bottom }),
       pairs.map(({ other, first, interval, margin, verdict }, at) => [

@@ -1,6 +1,6 @@
 // How many units in the last place elements are off: a bar for each power of two.
 import { svg } from "./dom.js";
-import { below, horizontal, linear } from "./axis.js";
+import { above, below, horizontal, linear } from "./axis.js";
 
 // Bucket 0 holds distance 0, k distances from 2^(k-1) to 2^k - 1.
 export function bucket(number) {
@@ -17,7 +17,7 @@ export function histogram(tensor) {
   const shown = counts.slice(0, last + 1);
   const share = (count) => `${(100 * count / all).toPrecision(3)} %`;
   const draw = (width) => {
-    const left = 52, right = width - 12, top = 14, bottom = 140;
+    const left = 52, right = width - 12, top = 24, bottom = 150;
     const most = Math.max(...shown);
     // Counts span as many decades as there are elements: by powers of ten, one element still seen.
     const y = linear(0, Math.log10(most) + 0.3 || 1, bottom, top);
@@ -32,7 +32,7 @@ export function histogram(tensor) {
         y: y(Math.log10(count) + 0.3), height: bottom - y(Math.log10(count) + 0.3) },
       svg("title", {}, `${bucket(at)} ULP: ${count} elements, ${share(count)}`))),
       shown.map((_, at) => at % every === 0 && below(left + (at + 0.5) * wide, bottom, bucket(at))),
-      below((left + right) / 2, bottom + 18, "units in the last place"),
+      below((left + right) / 2, bottom + 18, "units in the last place"), above(left, top, "elements"),
     ]];
   };
   const rows = () => shown.map((count, at) => [bucket(at), count.toLocaleString("en-GB"), share(count)]);

@@ -21,7 +21,8 @@ export function waterfall(stages) {
         svg("title", {}, `${stage.stage}: ${name} ${number(value)}`)),
       svg("text", { x: end + 5, y: y + 11 }, number(value, 2))];
     };
-    return [bottom + 30, [
+    return [bottom + 40, [
+      below((left + right) / 2, bottom + 16, "relative RMS error"),
       svg("rect", { class: "added", x: left, y: 4, width: 14, height: 12 }),
       svg("text", { x: left + 19, y: 14 }, "added"),
       svg("rect", { class: "inherited", x: left + 70, y: 4, width: 14, height: 12 }),
