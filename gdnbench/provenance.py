@@ -112,8 +112,9 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def git_state() -> dict[str, Any] | None:
-    """Commit and dirty flag of the working tree that the script lies in, else of the current folder's.
+def git_state(place: Path | None = None) -> dict[str, Any] | None:
+    """Commit and dirty flag of the working tree that the folder `place` lies in; by default of the one that
+    the script lies in, else of the current folder's.
 
     None if there is no git or no working tree. The dirty flag is None if git could not tell, as when the
     only changes are in files with a filter, such as those of Git LFS: the current folder may be a store that
@@ -121,7 +122,7 @@ def git_state() -> dict[str, Any] | None:
     """
     script = Path(sys.argv[0]) if sys.argv and sys.argv[0] else None
     folders = [script.parent] if script is not None and script.is_file() else []
-    for folder in (*folders, Path()):
+    for folder in (*folders, Path()) if place is None else (place,):
         sha = _git(folder, "rev-parse", "HEAD")
         if sha is not None:
             return {"sha": sha.strip(), "dirty": _dirty(folder)}

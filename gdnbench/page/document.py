@@ -7,6 +7,7 @@ The page unpacks only the blocks that the reader looks at.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from gdnbench.page.embed import packed_json
@@ -14,6 +15,7 @@ from gdnbench.page.provenance import provenance
 from gdnbench.page.repeat import repeat_command
 from gdnbench.report.captured import captured_ranges
 from gdnbench.report.growth import error_growth, round_for_chart
+from gdnbench.report.history import changes, closest_limits, package_versions, run_commit, run_time, tracks
 from gdnbench.report.ranking import Entry, rank_records
 from gdnbench.report.runs import Run, as_replayed
 from gdnbench.version import __version__
@@ -80,12 +82,14 @@ def page_index(
 ) -> dict[str, Any]:
     """The index of the ranked records `entries`, of which `without_grid` have no grid on the page."""
     strings: dict[str, int] = {}
+    columns, history = _columns(entries, strings), _history(runs, entries, strings)
     return {
         "schema": 1,
         "version": __version__,
         "title": title,
         "runs": [_run(run) for run in runs],
-        "columns": _columns(entries, strings),
+        "columns": columns,
+        "history": history,
         "strings": list(strings),
         "block": BLOCK,
         "failures": sum(entry.failed for entry in entries),
@@ -106,6 +110,40 @@ def _run(run: Run) -> dict[str, Any]:
         "expected": run.expected,
         "cwd": run.process.get("cwd"),
         "host": run.process.get("host"),
+    }
+
+
+def _history(runs: Sequence[Run], entries: Sequence[Entry], strings: dict[str, int]) -> dict[str, Any] | None:
+    """The tracks of `runs`: `{tracks: [[run]], times: [text], commits: [text], versions: [text],
+    changes: [[text]], limits: [[[tensor, error / limit, error, limit, failed]]]}`, None without tracks.
+
+    times, commits, versions: by run. changes: by run, since the run before it in its track. limits: by entry,
+    with the tensor as an index into `strings`; empty for an entry in no track.
+    """
+    found = tracks(runs)
+    if not found:
+        return None
+    before = {after: first for track in found for first, after in pairwise(track)}
+    shown = {run for track in found for run in track}
+
+    def limits(entry: Entry) -> list[Any]:
+        if entry.run not in shown:
+            return []
+        return [
+            [strings.setdefault(name, len(strings)), *rest] for name, *rest in closest_limits(entry.record)
+        ]
+
+    return {
+        "tracks": found,
+        "times": [run_time(run) for run in runs],
+        "commits": [run_commit(run) for run in runs],
+        "versions": [
+            ", ".join(f"{name} {value}" for name, value in package_versions(run).items()) for run in runs
+        ],
+        "changes": [
+            changes(runs[before[number]], run) if number in before else [] for number, run in enumerate(runs)
+        ],
+        "limits": [limits(entry) for entry in entries],
     }
 
 

@@ -81,5 +81,17 @@ def _row(name: str, values: list[str | None]) -> dict[str, Any]:
 def _rank(name: str) -> tuple[int, str]:
     """Sort key: what kernels depend on first (code, packages, machine), then the process."""
     first = name.split()[0]
-    order = ("git", "packages", "gpus", "cuda", "driver", "simulator", "python", "os", "cpu", *_PROCESS)
+    order = (
+        "kernel",
+        "git",
+        "packages",
+        "gpus",
+        "cuda",
+        "driver",
+        "simulator",
+        "python",
+        "os",
+        "cpu",
+        *_PROCESS,
+    )
     return (order.index(first) if first in order else len(order), name)

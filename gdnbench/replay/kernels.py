@@ -94,6 +94,24 @@ def load(name: str, operation: Operation) -> LoadedKernel:
     )
 
 
+def source_folder(name: str) -> Path | None:
+    """The folder of a user's function, the outermost package's if it is in one; None for a listed kernel, or
+    if it is not found. Nothing is imported."""
+    place, _, _ = name.rpartition(":")
+    if not is_user_kernel(name):
+        return None
+    if place.endswith(".py"):
+        return Path(place).parent
+    top = place.partition(".")[0]
+    if (Path(top) / "__init__.py").is_file() or Path(f"{top}.py").is_file():
+        return Path(top) if Path(top).is_dir() else Path()
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    return None if spec is None or not spec.origin else Path(spec.origin).parent
+
+
 def load_function(name: str) -> LoadedKernel:
     """A user's function, "package.module:function" or "path/file.py:function".
 

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from gdnbench.bits import logical, meta_of
 from gdnbench.judge.calls import conventions_of
-from gdnbench.provenance import gpu_provenance, process_info, provenance
+from gdnbench.provenance import git_state, gpu_provenance, process_info, provenance
 from gdnbench.record import RecordDraft, TensorDraft
 from gdnbench.replay.execute import Execution
+from gdnbench.replay.kernels import source_folder
 from gdnbench.report.export import record_json
 from gdnbench.report.report import RecordResult
 from gdnbench.store.reader import Store, StoredRecord
@@ -75,6 +76,7 @@ class RunWriter:
             provenance={
                 **provenance(),
                 **gpu_provenance(),
+                **_kernel_provenance(header["kernel"]),
                 **({"workers": list(workers)} if workers else {}),
             },
         )
@@ -143,6 +145,13 @@ class RunWriter:
             self._flush()
         finally:
             self._writer.close()
+
+
+def _kernel_provenance(kernel: str) -> dict[str, Any]:
+    """`kernel`: the git state of a user's function, whose repository need not be the script's."""
+    folder = source_folder(kernel)
+    state = None if folder is None or not folder.is_dir() else git_state(folder)
+    return {} if state is None else {"kernel": {"git": state}}
 
 
 def _size(tensor: Tensor) -> int:

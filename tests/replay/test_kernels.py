@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
-from gdnbench.replay.kernels import check_name, load, load_function
+from gdnbench.replay.kernels import check_name, load, load_function, source_folder
 from tests.messages import wording
 
 
@@ -62,6 +63,25 @@ def test_a_function_of_the_current_directory(tmp_path: Path, monkeypatch: pytest
         load("mine_of_the_cwd:nosuch", operation("gdn_prefill"))
     with pytest.raises(BadInputError, match=wording("replay.kernel-file-missing", path="absent.py")):
         load("absent.py:kernel", operation("gdn_prefill"))
+
+
+def test_the_folder_of_a_function_is_found_without_importing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "package" / "inner").mkdir(parents=True)
+    for name in ("package/__init__.py", "package/inner/__init__.py", "module_of_the_cwd.py"):
+        (tmp_path / name).write_text("raise SystemExit('imported')\n")
+    monkeypatch.chdir(tmp_path)
+    folders = {
+        "a/b/mine.py:f": Path("a/b"),
+        "package.inner:f": Path("package"),
+        "module_of_the_cwd:f": Path(),
+        "json.decoder:f": Path(json.__file__).parent,
+        "nosuchpackage.module:f": None,
+        ":f": None,
+        "torch": None,
+    }
+    assert {name: source_folder(name) for name in folders} == folders
 
 
 @pytest.mark.parametrize("name", [":", ":f", "a b:f", ".relative:f"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,6 +82,23 @@ def test_both_sides_say_where_they_come_from(store: Store, tmp_path: Path) -> No
     names = {segment.name for segment in store.segments}
     assert set(run.captured) == names
     assert {record["segment"] for record in run.records} == names
+
+
+def test_a_run_has_the_commit_of_the_kernels_own_repository(store: Store, tmp_path: Path) -> None:
+    kernel = tmp_path / "repository" / "mine.py"
+    kernel.parent.mkdir()
+    kernel.write_text("def f(): pass\n")
+    git = ["git", "-C", str(kernel.parent), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "a kernel"]):
+        subprocess.run([*git, *words], check=True)
+    sha = subprocess.run(
+        [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    header = {"command": "replay", "store": "s", "against": "reference", "on": "cpu", "rule": "r"}
+    for name, known in ((f"{kernel}:f", {"git": {"sha": sha, "dirty": False}}), ("torch", None)):
+        with RunWriter(tmp_path / f"{name[-1]}.zarr", {**header, "kernel": name}, store, []):
+            pass
+        assert read_run(tmp_path / f"{name[-1]}.zarr").provenance.get("kernel") == known
 
 
 def test_a_run_without_outputs_is_its_results(store: Store, tmp_path: Path) -> None:

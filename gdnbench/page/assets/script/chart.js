@@ -7,7 +7,7 @@ import { number } from "./text.js";
 const NARROW = 640; // where no width is known yet: printing
 
 // Drawn anew at the width it is given; the table is made when it is opened.
-export function chart({ label, draw, headers, rows }) {
+export function chart({ label, draw, headers, rows, numeric = headers?.map((_, column) => column).slice(1) }) {
   if (!draw) return el("p", { class: "hint" }, label);
   const box = el("div", { class: "chart" });
   let drawn = 0;
@@ -21,7 +21,6 @@ export function chart({ label, draw, headers, rows }) {
   };
   redraw();
   new ResizeObserver(redraw).observe(box);
-  const numeric = headers.map((_, column) => column).slice(1);
   return el("figure", {}, el("figcaption", {}, label), box,
     folded("As a table", () => table(label, headers, rows(), numeric)));
 }
@@ -59,7 +58,7 @@ export function lines(label, { across, up }, series, headers, rows) {
   return { label, draw, headers, rows };
 }
 
-function styleOf({ beside }, number) {
+export function styleOf({ beside }, number) {
   return beside === undefined
     ? { kind: `series s${number % POINTS.length}`, dashes: DASHES[number % DASHES.length], point: POINTS[number % POINTS.length] }
     : { kind: `series s${beside % POINTS.length}`, dashes: "1 4", point: () => null };
@@ -67,19 +66,25 @@ function styleOf({ beside }, number) {
 
 function lineOf(one, number, x, y) {
   const { points } = one, { kind, dashes, point: marked } = styleOf(one, number);
-  let path = "", begins = true;
-  for (const point of points) {
-    if (!point || !Number.isFinite(point[1])) { begins = true; continue; }
-    path += `${begins ? "M" : "L"}${x(point[0]).toFixed(1)} ${y(point[1]).toFixed(1)}`;
-    begins = false;
-  }
+  const path = pathOf(points.map((point) => point && [x(point[0]), y(point[1])]));
   const known = points.filter((point) => point && Number.isFinite(point[1]));
   const every = Math.ceil(known.length / MARKED);
   return svg("g", { class: kind }, svg("path", { d: path, "stroke-dasharray": dashes, class: "line" }),
     known.filter((_, at) => at % every === 0).map((point) => marked(x(point[0]), y(point[1]))));
 }
 
-function legendOf(one, number, x, y) {
+// Lines from point to point; a gap where there is none, or one that is not finite.
+export function pathOf(points) {
+  let path = "", begins = true;
+  for (const point of points) {
+    if (!point || !Number.isFinite(point[1])) { begins = true; continue; }
+    path += `${begins ? "M" : "L"}${point[0].toFixed(1)} ${point[1].toFixed(1)}`;
+    begins = false;
+  }
+  return path;
+}
+
+export function legendOf(one, number, x, y) {
   const { kind, dashes, point } = styleOf(one, number);
   return svg("g", { class: kind },
     svg("path", { d: `M${x} ${y - 4}H${x + 30}`, class: "line", "stroke-dasharray": dashes }),

@@ -3,6 +3,7 @@ import { anchored, anchorOf } from "./anchor.js";
 import { index, total } from "./data.js";
 import { el } from "./dom.js";
 import { filter } from "./filter.js";
+import { overRuns } from "./history.js";
 import { list } from "./list.js";
 import { overSteps } from "./growth.js";
 import { overview } from "./overview.js";
@@ -64,6 +65,7 @@ function redrawn() {
 
 document.getElementById("page").replaceChildren(...[
   overview(),
+  overRuns(),
   el("div", { class: "columns" },
     el("section", { id: "records", class: "records", "aria-label": "Records" }, el("h2", {}, "Records"),
       controls.element, said, records.element),

@@ -1,13 +1,15 @@
 // What all runs came to, before any record is looked at.
 import { index } from "./data.js";
-import { el, svg } from "./dom.js";
+import { el, folded, svg } from "./dom.js";
 import { badge, verdictBar } from "./verdict.js";
 import { count } from "./text.js";
 
 const SEVERITY = { pass: 3, refused: 2, "compile failure": 1, unsupported: 1, "missing device or package": 1, "cannot compare": 1 };
 
 export function overview() {
-  return el("header", {}, el("h1", {}, index.title), el("div", { class: "runs" }, index.runs.map(run)),
+  const earlier = earlierRuns(), shown = (wanted) => el("div", { class: "runs" }, index.runs.filter((_, n) => earlier.has(n) === wanted).map(run));
+  return el("header", {}, el("h1", {}, index.title), shown(false),
+    earlier.size > 0 && folded(`${count(earlier.size, "earlier run")}`, () => shown(true)),
     index.without_grid > 0 && el("p", { class: "hint" },
       `${count(index.without_grid, "passing record")} without a heatmap, to keep this file small.`));
 }
@@ -16,6 +18,13 @@ export function overview() {
 export function outcomesOf(one) {
   return Object.entries(one.outcomes).map(([outcome, number]) => [outcome, number, SEVERITY[outcome] ?? 0])
     .sort((a, b) => a[2] - b[2] || b[1] - a[1] || (a[0] < b[0] ? -1 : 1));
+}
+
+const SHOWN = 4; // runs; of more, only the newest of each kernel are seen at once
+
+function earlierRuns() {
+  const tracks = index.runs.length > SHOWN ? index.history?.tracks ?? [] : [];
+  return new Set(tracks.flatMap((track) => track.slice(0, -1)));
 }
 
 // What was compared with what.

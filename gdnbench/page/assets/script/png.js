@@ -6,6 +6,7 @@ import { css, logScale, on } from "./colour.js";
 import { index, unpackedGrid } from "./data.js";
 import { svg } from "./dom.js";
 import { alongSequence, layerCells, stepLines } from "./growth.js";
+import { historyPictures } from "./history.js";
 import { outcomesOf } from "./overview.js";
 import { cellName, elementLimit, firstQuantity, mark, markWords, pooled, quantities, ranked, valuesOf, worstCell } from "./quantities.js";
 import { rangePictures } from "./ranges.js";
@@ -19,6 +20,7 @@ import { waterfall } from "./waterfall.js";
 const WIDTH = 720; // CSS pixels
 const EDGE = 16;
 const TENSORS = 12; // of a record in one file: the eight stages of a prefill, its outputs, and two more
+const HISTORIES = 12; // files of errors over runs
 const MATRICES = 12; // files of errors over decode steps
 const HEADS = 64, COLUMNS = 512; // cells of a heatmap
 const LAYERS = 64; // rows of layers by steps
@@ -27,6 +29,7 @@ const LAYERS = 64; // rows of layers by steps
 function runFiles(below) {
   return JSON.stringify([
     ["verdicts", sheet("Records by outcome", [...index.runs.map(verdicts), { label: below }])],
+    ...historyPictures().slice(0, HISTORIES).map((picture, at) => [`history-${two(at)}`, sheet("Over runs", [picture])]),
     ...index.captured.map((captured, at) => [`captured-${two(at)}`,
       sheet(`${captured.op}: ranges of the captured inputs`, rangePictures(captured))]),
     ...index.growth.slice(0, MATRICES).map((matrix, at) => [`steps-${two(at)}`,

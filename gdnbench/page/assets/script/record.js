@@ -7,6 +7,7 @@ import { chart } from "./chart.js";
 import { facts } from "./facts.js";
 import { findings } from "./findings.js";
 import { heatmap } from "./heatmap.js";
+import { recordHistory } from "./history.js";
 import { histogram } from "./ulp.js";
 import { number } from "./text.js";
 import { timing } from "./timing.js";
@@ -16,6 +17,7 @@ import { badge, ofLimit } from "./verdict.js";
 export async function record(place, open) {
   const found = await details(place);
   const run = index.runs[columns.run[place]];
+  const history = recordHistory(place);
   const shown = [
     el("h2", { tabindex: "-1" }, `Record ${found.number} `, el("span", {}, found.op)),
     permalink(place),
@@ -23,7 +25,8 @@ export async function record(place, open) {
       index.runs.length > 1 && ` · ${run.path}`, ratioOf(place)),
     reasons(found),
     again(found, run),
-    ...others(place, open),
+    history && part("Over runs", () => history),
+    ...(history ? [] : others(place, open)),
     pictures(found),
     found.tensors.length > 0 && part("Tensors", () => tensors(found)),
     found.waterfall?.length > 0 && part("Stages: added and inherited error", () => chart(waterfall(found.waterfall))),
