@@ -95,7 +95,7 @@ def test_what_differs_from_the_forking_process_is_started(
 ) -> None:
     started: list[tuple[Any, ...]] = []
     monkeypatch.setattr(warm_workers, "COLD", lambda *given: started.append(given))
-    given: list[Any] = [sys.executable, warm_workers.MODULES[0], (0, 0), [], None, None]
+    given: list[Any] = [sys.executable, warm_workers.MODULES[0], (0, 0), [], None, None, 2]
     if other == "a variable":
         monkeypatch.setenv("OMP_NUM_THREADS", "2")
     else:

@@ -90,7 +90,9 @@ class Forker:
         """Whether a worker with `environment` imports what this process has imported."""
         return _fixed(environment) == self._environment
 
-    def fork(self, module: str, requests: int, replies: int, arguments: Sequence[str]) -> Forked:
+    def fork(
+        self, module: str, requests: int, replies: int, arguments: Sequence[str], printed: int
+    ) -> Forked:
         status, ours = os.pipe()
         message = {
             "module": module,
@@ -99,7 +101,7 @@ class Forker:
             "variables": {name: os.environ.get(name) for name in FREE},
         }
         try:
-            socket.send_fds(self._socket, [json.dumps(message).encode()], [requests, replies, 2, ours])
+            socket.send_fds(self._socket, [json.dumps(message).encode()], [requests, replies, printed, ours])
         finally:
             os.close(ours)
         return Forked(int(self._socket.recv(64)), status)
@@ -124,6 +126,7 @@ def start(
     arguments: Sequence[str],
     folder: str | None,
     environment: Mapping[str, str] | None,
+    printed: int = 2,
 ) -> Any:
     """`gdnbench.workers.process.start_process`, by a fork where that makes no difference."""
     global _forker
@@ -131,8 +134,8 @@ def start(
     if own and (environment is None or environment == os.environ):
         _forker = _forker or Forker()
         if _forker.serves(os.environ):
-            return _forker.fork(module, *pipes, arguments)
-    return COLD(python, module, pipes, arguments, folder, environment)
+            return _forker.fork(module, *pipes, arguments, printed)
+    return COLD(python, module, pipes, arguments, folder, environment, printed)
 
 
 def end() -> None:

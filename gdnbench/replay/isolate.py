@@ -19,6 +19,7 @@ from gdnbench.replay.failure import Failure
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.address import Address
 from gdnbench.store.reader import StoredRecord
+from gdnbench.workers.printed import PrintedOutput
 from gdnbench.workers.process import START_SECONDS, WorkerProcess
 from gdnbench.workers.restarting import RestartingWorker, WorkerFailure
 from gdnbench.workers.tensor_file import read_tensors
@@ -36,7 +37,8 @@ class Isolated:
 
     With `stages` the kernel's intermediate tensors come back too, with `check` the findings of the
     simulator's checker. With `trace` the worker writes a trace of the values that instructions compute,
-    with `keep_going` it goes on after faults, with `predict` it predicts the time on that machine.
+    with `keep_going` it goes on after faults, with `predict` it predicts the time on that machine. With
+    `keep_printed` what it prints is kept until `printed` takes it.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Isolated:
         *,
         keep_going: bool = False,
         predict: str | None = None,
+        keep_printed: bool = False,
     ) -> None:
         self._on, self._timeout = on, timeout
         self._folder = tempfile.TemporaryDirectory(prefix="gdnbench-replay-")
@@ -58,8 +61,10 @@ class Isolated:
         requested_trace = json.dumps(None if trace is None else trace.as_json())
         options = [str(int(stages)), str(int(check)), requested_trace, str(int(keep_going)), predict or ""]
         arguments = [kernel, on, str(path), str(self._results), *options]
+        self._printed = PrintedOutput() if keep_printed else None
+        prints_to = 2 if self._printed is None else self._printed.fileno()
         self._worker = RestartingWorker(
-            lambda: WorkerProcess("gdnbench.replay.worker", arguments),
+            lambda: WorkerProcess("gdnbench.replay.worker", arguments, printed=prints_to),
             f"the process for kernel {kernel} on {on}",
         )
 
@@ -90,8 +95,14 @@ class Isolated:
             predicted=_predicted(reply["predicted"]),
         )
 
+    def printed(self) -> str:
+        """What was printed since the last call; see `PrintedOutput.take`."""
+        return "" if self._printed is None else self._printed.take()
+
     def close(self) -> None:
         self._worker.kill()
+        if self._printed is not None:
+            self._printed.close()
         self._folder.cleanup()
 
     def _await_import(self) -> None:

@@ -239,6 +239,7 @@ def replaying(store: Store, options: ReplayOptions) -> Iterator[Replayer]:
             trace=trace,
             keep_going=keep_going,
             predict=options.predict if on == SIM else None,
+            keep_printed=options.grids,
         )
 
     with ExitStack() as stack:
@@ -266,16 +267,17 @@ def runner(
     trace: TraceRequest | None = None,
     keep_going: bool = False,
     predict: str | None = None,
+    keep_printed: bool = False,
 ) -> Runner:
     """A Runner of `kernel` for the records of `store`, in this process or in a worker process; see `replay`.
+    A worker process keeps what it prints with `keep_printed`.
     BadInputError for a timeout of a kernel that runs in this process."""
     alone = kernels.is_user_kernel(kernel) or on == "cuda" or timeout is not None
     if isolate if isolate is not None else alone:
         usual = TIMEOUT if trace is None and not check and predict is None else SLOW_TIMEOUT
         seconds = timeout if timeout is not None else usual
-        return Isolated(
-            store.path, kernel, on, seconds, stages, check, trace, keep_going=keep_going, predict=predict
-        )
+        how = {"keep_going": keep_going, "keep_printed": keep_printed}
+        return Isolated(store.path, kernel, on, seconds, stages, check, trace, predict=predict, **how)
     if timeout is not None:
         raise BadInputError("a timeout needs isolation: a kernel in this process cannot be stopped")
     return InProcess(kernel, on, stages, check, trace, keep_going=keep_going, predict=predict)
@@ -345,9 +347,16 @@ class Replayer:
             except (*BAD_INPUT_ERRORS, StoreError) as error:
                 result = RecordResult.from_record(record, Outcome.REFUSED, str(error))
         if self._judge.grids:
-            result = replace(result, ranges=calls.ranges_of(record, op))
+            result = replace(result, ranges=calls.ranges_of(record, op), printed=self._printed())
         left = None if isinstance(execution, Failure) else execution
         return JudgedRecord(result, left, checked)
+
+    def _printed(self) -> str:
+        """What the kernels printed meanwhile, in processes of their own; the other one's marked as such."""
+        kernel, other = (
+            one.printed() if isinstance(one, Isolated) else "" for one in (self._kernel, self._other)
+        )
+        return f"{kernel}\n{self._against} printed:\n{other}".lstrip() if other else kernel
 
     def _compare(
         self,

@@ -10,6 +10,8 @@ number; `isolate` makes an Execution or a Failure of the reply. What the kernel 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import sys
 from collections.abc import Callable
@@ -62,9 +64,20 @@ def _start(
 
     def run_requested_record(request: Message) -> Message:
         record = store.records[request["record"]]
-        return _reply(runner.run_record(record, operation(record.info.op)), results)
+        found = runner.run_record(record, operation(record.info.op))
+        _flush_printed()
+        return _reply(found, results)
 
     return run_requested_record
+
+
+def _flush_printed() -> None:
+    """Writes what the kernel printed by Python and by the C library, so that it is this record's."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the kernel may have closed it
+            stream.flush()
+    with contextlib.suppress(OSError, AttributeError):  # there may be no such library
+        ctypes.CDLL(None).fflush(None)
 
 
 def _reply(found: Execution | Failure, results: Path) -> Message:

@@ -96,6 +96,7 @@ def record_json(record: RecordResult, *, grids: bool = False) -> dict[str, Any]:
         "outcome": str(record.outcome),
         "reason": record.reason,
         "imported": record.imported,
+        "printed": record.printed,
         "faults": list(record.faults),
         "notes": list(record.notes),
         "findings": record.findings and [finding.as_json() for finding in record.findings],

@@ -47,6 +47,7 @@ class RecordResult:
     imported: bool = True  # False: the kernel failed before it could be called
     waterfall: tuple[StageShare, ...] | None = None  # with stages and grids
     ranges: tuple[Ranges, ...] | None = None  # ranges of the inputs; with grids
+    printed: str = ""  # what a kernel in a process of its own printed, of bounded length; with grids
 
     @classmethod
     def from_record(cls, record: StoredRecord, outcome: Outcome, reason: str = "") -> RecordResult:

@@ -57,6 +57,7 @@ class WorkerProcess:
 
     The module must call `serve_requests`, whose first message says that the process has started. `python` may
     be another interpreter. The process starts in `folder` with `environment`, by default those of this one.
+    What it prints goes to the file descriptor `printed`, by default to stderr.
     """
 
     def __init__(
@@ -67,13 +68,14 @@ class WorkerProcess:
         python: str = sys.executable,
         folder: str | None = None,
         environment: Mapping[str, str] | None = None,
+        printed: int = 2,
     ) -> None:
         requests, self._requests = os.pipe()
         self._replies, replies = os.pipe()
         self._buffer = b""
         try:
             pipes = (requests, replies)
-            self._process = start_process(python, module, pipes, arguments, folder, environment)
+            self._process = start_process(python, module, pipes, arguments, folder, environment, printed)
         finally:
             os.close(requests)
             os.close(replies)
@@ -141,8 +143,10 @@ def start_process(
     arguments: Sequence[str],
     folder: str | None,
     environment: Mapping[str, str] | None,
+    printed: int = 2,
 ) -> subprocess.Popen[bytes]:
-    """The process of a `WorkerProcess`, with the worker's ends of `pipes`.
+    """The process of a `WorkerProcess`, with the worker's ends of `pipes`. It prints to `printed`: stdout
+    belongs to the report.
 
     It leads a session of its own: Ctrl-C reaches the parent alone, which then also kills what the kernel
     started.
@@ -153,7 +157,8 @@ def start_process(
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
-        stdout=2,  # stderr: stdout belongs to the report
+        stdout=printed,
+        stderr=printed,
         start_new_session=True,
     )
 

@@ -148,6 +148,11 @@ def full(wrong: tuple[dict[str, Any], Any, Any]) -> dict[str, Any]:
         "number": 9,
         "key": "1700000000000-17-abcd/9",
         "decode": True,
+        "printed": "tokens 64\nstate in [V, K]\n",
+        "error": {
+            "text": "ValueError: odd",
+            "traceback": "mine.py:6 in check\n    return x @ y\nValueError: odd",
+        },
         "findings": [
             {**finding, "severity": "note", "evidence": None, "message": "legal,\nand odd"},
             finding,

@@ -275,6 +275,8 @@ def test_all_parts_of_a_record(made: Any, opened: Open, full: dict[str, Any]) ->
         "gate g, log decay",
         "min -3.5, max -0.01",
         "cold cache",
+        "Where the kernel failed" + full["error"]["traceback"],
+        "What the kernel printed" + full["printed"],
     ):
         assert wanted in shown, wanted
     assert "cannot be shown" not in shown
@@ -339,6 +341,8 @@ def test_hostile_values_are_shown_and_do_nothing(
         "key": hostile,
         "capture": [{"name": hostile, "label": hostile, "values": {hostile: hostile}, "unit": hostile}],
         "waterfall": [{**full["waterfall"][0], "stage": hostile}],
+        "printed": hostile,
+        "error": {"traceback": hostile},
     }
     header = {**made.HEADER, "store": hostile, "kernel": hostile}
     browser = opened([made.run([record], hostile, header=header, provenance={hostile: hostile})])

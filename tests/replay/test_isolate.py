@@ -23,8 +23,10 @@ Faulty = Callable[[str], str]
 
 
 def test_a_crash_leaves_the_other_records(store: Store, faulty: Faulty) -> None:
-    """The worker is replaced, and answers for the record after the crash."""
-    report = replay(store, kernel=faulty("aborts_on_decode"), records=[1, 0])
+    """The worker is replaced, and answers for the record after the crash. What each printed is kept."""
+    report = replay(store, kernel=faulty("aborts_on_decode"), records=[1, 0], grids=True)
+    assert report.records[0].printed.startswith("aborts\nas C says\n")
+    assert report.records[1].printed == "a kernel talks on stdout\n"
     assert [r.outcome for r in report.records] == [Outcome.CRASH, Outcome.PASS]
     assert re.fullmatch(wording("process.ended", how="signal 6 (SIGABRT)"), report.records[0].reason)
     assert report.exit_code is Exit.MISMATCH
@@ -72,8 +74,9 @@ def test_a_crash_while_the_kernel_is_imported(store: Store, tmp_path: Path) -> N
 
 
 def test_isolation_changes_no_bit(store: Store, capfd: pytest.CaptureFixture[str], faulty: Faulty) -> None:
-    report = replay(store, kernel=faulty("correct"), against="recorded", bitwise=True)
+    report = replay(store, kernel=faulty("correct"), against="recorded", bitwise=True, grids=True)
     assert [r.outcome for r in report.records] == [Outcome.PASS] * 3, [r.reason for r in report.records]
+    assert [r.printed for r in report.records] == ["a kernel talks on stdout\n"] * 3
     printed = capfd.readouterr()
     assert printed.out == ""
     assert printed.err.count("a kernel talks on stdout") == 3

@@ -25,6 +25,7 @@ export async function record(place, open) {
       index.runs.length > 1 && ` · ${run.path}`, ratioOf(place)),
     reasons(found),
     again(found, run),
+    ...printed(found),
     history && part("Over runs", () => history),
     ...(history ? [] : others(place, open)),
     pictures(found),
@@ -98,6 +99,15 @@ function others(place, open) {
   return [found.length > 0 && el("ul", { class: "others" }, found.map((other) => el("li", {},
     el("button", { type: "button", onclick: () => open(other) }, badge(null, columns.severity[other], string("outcome", other)),
       ` in ${index.runs[columns.run[other]].path} `, ofLimit(columns.ratio[other])))))];
+}
+
+// The traceback of a kernel that failed, and what the kernel printed meanwhile.
+function printed(found) {
+  const trace = found.error?.traceback;
+  return [
+    trace && part("Where the kernel failed", () => el("pre", { tabindex: "0", class: "log" }, trace)),
+    found.printed && part("What the kernel printed", () => el("pre", { tabindex: "0", class: "log" }, found.printed)),
+  ];
 }
 
 function tensorName(tensor) {
