@@ -435,6 +435,7 @@ class ChunkFused:
         update = TileMma.create(base, T_V_NEW, shared.left, shared.aib)
         add = TileMma.create(base, T_ADDED, shared.left, shared.k, OperandMajorMode.MN)
         k_ahead, k = pipelines.k.consumer_state(), pipelines.k.consumer_state()
+        qk, q_ahead = OF_OUTPUTS, OF_OUTPUTS
         if cutlass.const_expr(self.outputs):
             qk = TileMma.create(base, T_QK, shared.q, shared.k)
             read_q = TileMma.create(base, T_QS, shared.h, shared.q)
@@ -458,17 +459,10 @@ class ChunkFused:
                     pipelines.q.umma_release(q)
                     q.advance()
             if (ahead == 1) & (turn < chunks):
-                pipelines.k.consumer_wait(k_ahead)
-                if cutlass.const_expr(self.outputs):
-                    pipelines.q.consumer_wait(q_ahead)
-                pipelines.scores.producer_acquire(scores)
-                blackwell.after_thread_sync()
-                kkt.issue(k_ahead, k_ahead, scores.index)
-                if cutlass.const_expr(self.outputs):
-                    qk.issue(q_ahead, k_ahead, scores.index)
-                    q_ahead.advance()
-                pipelines.scores.umma_commit(scores)
+                self.issue_ahead(pipelines, scores, (kkt, k_ahead), (qk, q_ahead))
                 k_ahead.advance()
+                if cutlass.const_expr(self.outputs):
+                    q_ahead.advance()
             if turn >= ahead:
                 pipelines.squares.consumer_wait(squares)
                 pipelines.left.consumer_wait(X)
@@ -488,18 +482,26 @@ class ChunkFused:
                     pipelines.out.umma_commit(chunk)
                 pipelines.squares.umma_release(squares)
             if (ahead > 1) & (turn < chunks):
-                pipelines.k.consumer_wait(k_ahead)
-                if cutlass.const_expr(self.outputs):
-                    pipelines.q.consumer_wait(q_ahead)
-                pipelines.scores.producer_acquire(scores)
-                blackwell.after_thread_sync()
-                kkt.issue(k_ahead, k_ahead, scores.index)
-                if cutlass.const_expr(self.outputs):
-                    qk.issue(q_ahead, k_ahead, scores.index)
-                    q_ahead.advance()
-                pipelines.scores.umma_commit(scores)
+                self.issue_ahead(pipelines, scores, (kkt, k_ahead), (qk, q_ahead))
                 k_ahead.advance()
+                if cutlass.const_expr(self.outputs):
+                    q_ahead.advance()
         pipelines.scores.producer_tail_after(chunks)
+
+    def issue_ahead(
+        self, pipelines: Pipelines, scores: Any, keys: tuple[TileMma, Any], queries: tuple[TileMma, Any]
+    ) -> None:
+        """Issue KKT and QK of a chunk: each with the state of K's or Q's pipeline."""
+        (kkt, k), (qk, q) = keys, queries
+        pipelines.k.consumer_wait(k)
+        if cutlass.const_expr(self.outputs):
+            pipelines.q.consumer_wait(q)
+        pipelines.scores.producer_acquire(scores)
+        blackwell.after_thread_sync()
+        kkt.issue(k, k, scores.index)
+        if cutlass.const_expr(self.outputs):
+            qk.issue(q, k, scores.index)
+        pipelines.scores.umma_commit(scores)
 
     @cute.jit
     def invert(
