@@ -6,7 +6,7 @@
 
 A command's text is its docstring, its options are its parameters and their help, the options of `synth` are
 those of the operations. Only examples and the page to read on are written by hand, in
-`tests/docs/examples.py`; a command without an example is refused.
+`gdnbench/cli/examples.py`; a command without an example is refused.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gdnbench.cli.console import INTERRUPTED, table
+from gdnbench.cli.console import table
+from gdnbench.cli.statuses import INTERRUPTED
 from gdnbench.errors import Exit
 from gdnbench.sim import Finding
 

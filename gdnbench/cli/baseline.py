@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from gdnbench.cli.console import print_json, print_line, table
-from gdnbench.cli.pipes import reader_may_leave
+from gdnbench.cli.groups import CommandGroup
+from gdnbench.cli.registry import BASELINE
 from gdnbench.cli.suite import SUITE
 from gdnbench.errors import BadInputError
 
@@ -17,7 +18,24 @@ if TYPE_CHECKING:
 
 SHOWN = 20  # changes of an update told one by one
 
-app = typer.Typer(help="Show and change the errors that a suite accepts.", no_args_is_help=True)
+
+class Changes(CommandGroup):
+    """`gdnbench baseline`."""
+
+    headings: ClassVar = {"Commands": BASELINE}
+
+
+app = typer.Typer(
+    cls=Changes,
+    help="Show and change the errors that a suite accepts.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def group() -> None:
+    """Runs before every command of the group, which has no options of its own."""
 
 
 def update(
@@ -112,7 +130,3 @@ def _line(change: dict[str, Any]) -> str:
 def _error(errors: Any, name: str) -> str:
     value = errors.get(name) if isinstance(errors, dict) else None
     return f"{value:.3g}" if isinstance(value, float) else "none"
-
-
-for command in (update, show, history):
-    app.command()(reader_may_leave(command))

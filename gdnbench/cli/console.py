@@ -14,8 +14,6 @@ from gdnbench.cli.terminal import has_colours, painted, shown_line, stdout_width
 from gdnbench.printable import printable
 from gdnbench.tables import Fit, Style, Styled, text_table
 
-INTERRUPTED = 128 + 2  # as a shell says it of a program that SIGINT ended
-
 VERDICT_COLUMNS = ("verdict", "works", "bits", "status")
 VERDICTS = {
     **dict.fromkeys(("pass", "yes", "equal", "faster"), Style.GOOD),

@@ -90,10 +90,6 @@ def explore(
 ) -> None:
     """Simulate records, and smaller calls made of them, under many schedules and compare the output bits.
 
-      gdnbench explore run.zarr 3 --kernel sm100 --schedules 20 --check
-
-      gdnbench explore run.zarr 3 --kernel sm100 --sms 1,2,4,148
-
     Each difference is printed with the command that repeats its run.
 
     Exit status: 0 all bits are equal and all outputs pass; 1 a difference, mismatch or check error; 3

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from gdnbench.cli.checking import print_unused, write_template
-from gdnbench.cli.console import INTERRUPTED, print_json, print_lines, table
+from gdnbench.cli.console import print_json, print_lines, table
+from gdnbench.cli.statuses import INTERRUPTED
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.printable import printable
 

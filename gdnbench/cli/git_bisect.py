@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import typer
 
+from gdnbench.cli.statuses import NO_VERDICT
 from gdnbench.errors import EXPECTED_ERRORS, Exit
 from gdnbench.printable import printable
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 OPTION = "--git-bisect"
-NO_VERDICT = 125
 
 
 def with_git_statuses(command: Callable[P, None]) -> Callable[P, None]:

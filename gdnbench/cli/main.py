@@ -1,6 +1,7 @@
 """The command line: one thin file a command. stdout is the result, stderr everything else.
 
-Commands import what needs torch only when they run: importing it takes longer than listing most stores.
+A command's module is imported when the command is used, see `registry`; what needs torch is imported when the
+command runs: importing it takes longer than listing most stores.
 """
 
 from __future__ import annotations
@@ -9,37 +10,14 @@ import functools
 import io
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import typer
 
-from gdnbench.cli.baseline import app as baseline
-from gdnbench.cli.bisect import app as bisect
-from gdnbench.cli.capture import capture
-from gdnbench.cli.compile import compile
-from gdnbench.cli.console import INTERRUPTED
-from gdnbench.cli.diff import diff
-from gdnbench.cli.doctor import doctor
-from gdnbench.cli.explore import explore
-from gdnbench.cli.git_bisect import NO_VERDICT, OPTION
-from gdnbench.cli.lineage import lineage
-from gdnbench.cli.ls import ls
-from gdnbench.cli.merge import merge
-from gdnbench.cli.pipes import leave_stdout, reader_may_leave
-from gdnbench.cli.prove import prove
-from gdnbench.cli.prune import prune
-from gdnbench.cli.replay import replay
-from gdnbench.cli.report import report
-from gdnbench.cli.samples import samples
-from gdnbench.cli.share import share
-from gdnbench.cli.show import show
-from gdnbench.cli.sim import sim
-from gdnbench.cli.suite import suite
-from gdnbench.cli.synth import synth
-from gdnbench.cli.time import time
-from gdnbench.cli.trace import trace
-from gdnbench.cli.upload import upload
-from gdnbench.cli.verify import verify
+from gdnbench.cli.groups import HELP_NAMES, CommandGroup
+from gdnbench.cli.pipes import leave_stdout
+from gdnbench.cli.registry import COMMANDS
+from gdnbench.cli.statuses import INTERRUPTED, NO_VERDICT
 from gdnbench.errors import EXPECTED_ERRORS, Exit, exit_code_of
 from gdnbench.missing import how_to_install, missing_package
 from gdnbench.printable import printable
@@ -48,34 +26,26 @@ from gdnbench.version import __version__
 # Of click, which some releases of typer bring along under a name of their own.
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
+
+class Commands(CommandGroup):
+    """`gdnbench` itself."""
+
+    headings: ClassVar = COMMANDS
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Capture, replay and diff Gated DeltaNet and DeepSeek-V4 attention kernels.",
-    epilog="Exit status: 0 pass, 1 mismatch or regression, 2 usage or bad input, 3 cannot run here.",
+    epilog="Exit status: 0 pass, 1 mismatch or regression, 2 bad input, 3 cannot run here.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    context_settings={"help_option_names": HELP_NAMES, "max_content_width": 100},
 )
 
 
-FOREIGN_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}  # the operation's own options
-
-app.command()(capture)
-COMMANDS = (
-    *(ls, show, prove, replay, explore, trace, suite, diff, lineage, report, time, verify, sim),
-    *(upload, prune, merge, share, samples),
-)
-for command in COMMANDS:
-    app.command()(reader_may_leave(command))
-app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(synth))
-app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(compile))
-app.command()(reader_may_leave(doctor))
-app.add_typer(bisect, name="bisect")
-app.add_typer(baseline, name="baseline")
-
-
-def print_version(wanted: bool) -> None:
-    if wanted:
+def print_version(context: typer.Context, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
         print(f"gdnbench {__version__}")
         raise typer.Exit
 
@@ -106,7 +76,7 @@ def console_main() -> None:
     except EXPECTED_ERRORS as error:
         _end(str(error), exit_code_of(error))
     except UsageError as error:
-        _end(_usage(error), NO_VERDICT if OPTION in sys.argv else Exit.BAD_INPUT)
+        _end(_usage(error), NO_VERDICT if "--git-bisect" in sys.argv else Exit.BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except ModuleNotFoundError as error:

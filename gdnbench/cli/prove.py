@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gdnbench.cli.console import INTERRUPTED, print_json, print_line, print_note, progress, table
+from gdnbench.cli.console import print_json, print_line, print_note, progress, table
 from gdnbench.cli.record_options import (
     KERNELS,
     IsolateOption,
@@ -20,6 +20,7 @@ from gdnbench.cli.record_options import (
     TimeoutOption,
     check_on_simulator,
 )
+from gdnbench.cli.statuses import INTERRUPTED
 from gdnbench.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -58,8 +59,6 @@ def prove(
     json: JsonOption = False,
 ) -> None:
     """Check a kernel: captured calls, made calls, laws between related calls, and equal bits in each run.
-
-      gdnbench prove my_kernels.py:prefill --op gdn_prefill
 
     Exit status: 0 all pass; 1 a mismatch, crash or hang; 3 something could not run here.
     """

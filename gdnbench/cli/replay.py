@@ -160,8 +160,6 @@ def replay(
 ) -> None:
     """Replay recorded calls through a kernel and judge its outputs.
 
-      gdnbench replay run.zarr 0,3-5 --kernel sm100 --on sim --stages
-
     Exit status: 0 all pass; 1 a mismatch, crash, hang or check error; 3 something could not run here.
     """
     accepted = read_accepted(accept, write_accept, new_baseline, check=check)

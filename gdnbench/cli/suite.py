@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gdnbench.cli.console import INTERRUPTED, print_json, print_line, print_note, progress, table
+from gdnbench.cli.console import print_json, print_line, print_note, progress, table
 from gdnbench.cli.distribution import SCHEDULER, WORKERS, is_distributed
 from gdnbench.cli.record_options import KernelEnvOptionWithoutPanel
+from gdnbench.cli.statuses import INTERRUPTED
 from gdnbench.errors import Exit
 from gdnbench.record_numbers import record_ranges
 from gdnbench.store.address import folder_to_write

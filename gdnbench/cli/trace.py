@@ -85,8 +85,6 @@ def trace(
 ) -> None:
     """Replay records on the simulator and write what chosen instructions compute into a value trace.
 
-      gdnbench trace run.zarr a.zarr 3 --kernel sm100 --select "cta=0 warp=4 class=load,store"
-
     `gdnbench diff A B` of two traces names the first difference. The outputs are judged as in `gdnbench
     replay`.
 

@@ -5,23 +5,35 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 
+from gdnbench.cli.examples import EXAMPLES
 from gdnbench.ops import operations
 from gdnbench.options import option_defaults
-from tests.docs.commands import Command, Parameter, commands
-from tests.docs.examples import EXAMPLES
+from tests.docs.commands import Command, commands
 
 HEAD = """# Commands
 
 Written by `python scripts/document_commands.py` from the command line itself; a test holds this page to it.
-`gdnbench COMMAND --help` says the same.
+`gdnbench COMMAND --help-all` and `gdnbench help COMMAND --all` say the same; where a command has many
+options, `--help` explains those used every day. [Help and completion](shell.md) is about both.
 """
 
 
 def page() -> str:
     """The whole page. ValueError for a command that has no example."""
     found = list(commands())
-    index = "\n".join(f"- [`{one.name}`](#{_anchor(one.name)}): {_first(one)}" for one in found[1:])
-    return "\n".join([HEAD, index, "", *("\n".join(_section(one)) for one in found)]).rstrip() + "\n"
+    return "\n".join([HEAD, *_index(found[1:]), *("\n".join(_section(one)) for one in found)]).rstrip() + "\n"
+
+
+def _index(found: Sequence[Command]) -> Iterator[str]:
+    """The commands under the headings of `gdnbench --help`; those of a group beneath the group."""
+    heading = ""
+    for one in found:
+        inner = len(one.words) > 2
+        if not inner and one.under != heading:
+            heading = one.under
+            yield f"\n{heading}\n" if one is not found[0] else f"{heading}\n"
+        yield f"{'  ' * inner}- [`{one.name}`](#{_anchor(one.name)}): {_first(one)}"
+    yield ""
 
 
 def sections(text: str) -> dict[str, str]:
@@ -33,14 +45,14 @@ def sections(text: str) -> dict[str, str]:
 def _section(command: Command) -> Iterator[str]:
     yield f"## {command.name}"
     usage = [command.name] + ["[OPTIONS]"] * any(not one.required for one in command.options)
-    usage += [f"{one.spellings[0]} {_value(one)}" for one in command.options if one.required]
-    usage += [_usage(one) for one in command.arguments]
+    usage += [f"{one.spellings[0]} {one.value}" for one in command.options if one.required]
+    usage += [one.usage for one in command.arguments]
     usage += ["[OPTIONS OF THE OPERATION]"] * command.extra + ["COMMAND"] * command.group
     yield f"    {' '.join(usage)}\n"
     for paragraph in command.text:
         yield f"{_paragraph(paragraph)}\n"
     if command.arguments:
-        rows = [(_cell(_usage(one)), one.takes, one.help) for one in command.arguments]
+        rows = [(_cell(one.usage), one.takes, one.help) for one in command.arguments]
         yield _table(("argument", "takes", "meaning"), rows)
     if command.options:
         rows = [
@@ -57,7 +69,7 @@ def _section(command: Command) -> Iterator[str]:
         yield from _synth_options()
     if not command.group:
         if command.name not in EXAMPLES:
-            raise ValueError(f"{command.name} has no example: write one in tests/docs/examples.py")
+            raise ValueError(f"{command.name} has no example: write one in gdnbench/cli/examples.py")
         example = EXAMPLES[command.name]
         yield "For example\n"
         yield "".join(f"    {line}\n" for line in example.lines)
@@ -84,15 +96,6 @@ def _shown(default: object) -> str:
     if isinstance(default, tuple):
         return ",".join(map(str, default)) or "none"
     return str(default).lower() if isinstance(default, bool) or default is None else f"{default}"
-
-
-def _usage(argument: Parameter) -> str:
-    name = f"{argument.spellings[0]}{'...' * argument.repeats}"
-    return name if argument.required else f"[{name}]"
-
-
-def _value(option: Parameter) -> str:
-    return option.takes.partition(" ")[0].rstrip(",").upper()
 
 
 def _paragraph(text: str) -> str:

@@ -5,39 +5,31 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
-from gdnbench.cli.bisect.commit import commit
 from gdnbench.cli.bisect.common import STATE_HELP, print_progress
-from gdnbench.cli.bisect.env import env
-from gdnbench.cli.bisect.input import input
-from gdnbench.cli.bisect.instruction import instruction
-from gdnbench.cli.bisect.record import record
-from gdnbench.cli.bisect.stage import stage
-from gdnbench.cli.pipes import reader_may_leave
+from gdnbench.cli.groups import CommandGroup
+from gdnbench.cli.registry import AXES
 
-AXES: dict[str, Callable[..., None]] = {
-    "input": input,
-    "commit": commit,
-    "env": env,
-    "instruction": instruction,
-    "stage": stage,
-    "record": record,
-}
-"""By name: the command of an axis, which takes the arguments that its session keeps."""
+
+class Axes(CommandGroup):
+    """`gdnbench bisect`. The command of an axis takes the arguments that its session keeps."""
+
+    headings: ClassVar = {"Commands": AXES}
+
 
 app = typer.Typer(
+    cls=Axes,
     help="Find where a regression comes from: one axis a command.",
     epilog="Exit status: 0 nothing is wrong, 1 a cause was found, or an endpoint is flaky, 2 bad input,"
     " 3 cannot run here.",
     no_args_is_help=True,
+    rich_markup_mode=None,
 )
-for name, axis in AXES.items():
-    app.command(name)(reader_may_leave(axis))
 
 
 @app.callback(invoke_without_command=True)
@@ -69,14 +61,15 @@ def run_axis(name: str, arguments: Mapping[str, Any]) -> None:
     """The command of an axis with the arguments that its session kept."""
     from gdnbench.errors import BadInputError, StoreError
 
-    if name not in AXES:
-        raise BadInputError(f"there is no axis {name!r}; there are {', '.join(AXES)}")
-    problem = ""
+    entries = {entry.name: entry for entry in AXES}
+    if name not in entries:
+        raise BadInputError(f"there is no axis {name!r}; there are {', '.join(entries)}")
+    axis, problem = entries[name].load(), ""
     try:
-        inspect.signature(AXES[name]).bind(**arguments)
+        inspect.signature(axis).bind(**arguments)
     except TypeError as error:
         problem = str(error)
-    hints = typing.get_type_hints(AXES[name])
+    hints = typing.get_type_hints(axis)
     wrong = [one for one, value in arguments.items() if one in hints and not _fits(value, hints[one])]
     if wrong:
         problem = f"{wrong[0]} is {arguments[wrong[0]]!r}"
@@ -84,7 +77,7 @@ def run_axis(name: str, arguments: Mapping[str, Any]) -> None:
         raise StoreError(
             f"what was kept is no bisect {name} of this version, {problem}; give the command again"
         )
-    AXES[name](**arguments)
+    axis(**arguments)
 
 
 def _fits(value: object, hint: Any) -> bool:

@@ -1,4 +1,7 @@
-"""An example of each command, and the page that says more. Tests hold examples to the options there are."""
+"""Examples of each command, its everyday options, and the page of docs/ that says more.
+
+`--help` and docs/commands.md show the examples; tests hold them to the options there are.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """`lines`: as typed; a line that ends in a backslash goes on. `page`: as docs/ links to it."""
+    """`page`: as docs/ links to it. `lines`: as typed; a line that ends in a backslash goes on. `everyday`:
+    the options that `--help` explains where a page of 40 lines cannot explain them all; None: all fit."""
 
     page: str
-    lines: tuple[str, ...]
+    lines: tuple[str, ...] = ()
+    everyday: frozenset[str] | None = None
+
+    @property
+    def commands(self) -> list[str]:
+        """The lines joined where they go on."""
+        return "\n".join(self.lines).replace("\\\n", " ").splitlines()
 
 
 SIM = "../gdnbench/sim/README.md"
 
+
+def _everyday(names: str) -> frozenset[str]:
+    """ "kernel on" -> {"--kernel", "--on"}."""
+    return frozenset(f"--{name}" for name in names.split())
+
+
 EXAMPLES = {
+    "gdnbench": Example("tutorial.md", ("gdnbench replay run.zarr --kernel mine.py:kernel",), _everyday("")),
     "gdnbench capture": Example(
         "capture.md",
         (
@@ -25,6 +42,7 @@ EXAMPLES = {
             "gdnbench capture s3://bucket/run.zarr --every 16 -- python serve.py --model qwen",
             "gdnbench capture run.zarr --virtual sm_100a --sms 4 -- python their_script.py",
         ),
+        everyday=_everyday("target layer first every when on-nonfinite max-bytes"),
     ),
     "gdnbench ls": Example(
         "store.md",
@@ -70,6 +88,7 @@ EXAMPLES = {
             "gdnbench replay run.zarr --kernel cute --on sim --machine h200 --time",
             "gdnbench replay run.zarr --kernel sm100 --on cuda --workers 0",
         ),
+        everyday=_everyday("kernel against on tol check save heatmap"),
     ),
     "gdnbench prove": Example(
         "prove.md",
@@ -77,13 +96,20 @@ EXAMPLES = {
             "gdnbench prove my_kernels.py:prefill --op gdn_prefill",
             "gdnbench prove cute --op gdn_decode --on sim --only made,laws",
         ),
+        everyday=_everyday("on only kernel-env machine json"),
     ),
     "gdnbench explore": Example(
-        "replay.md", ("gdnbench explore run.zarr 3 --kernel sm100 --schedules 20 --shapes 5 --check",)
+        "replay.md",
+        (
+            "gdnbench explore run.zarr 3 --kernel sm100 --schedules 20 --shapes 5 --check",
+            "gdnbench explore run.zarr 3 --kernel sm100 --sms 1,2,4,148",
+        ),
+        everyday=_everyday("kernel schedules shapes check tol stages json"),
     ),
     "gdnbench trace": Example(
         "trace.md",
         ('gdnbench trace run.zarr a.zarr 3 --kernel sm100 --select "cta=0 warp=4 class=load,store"',),
+        everyday=_everyday("select limit kernel op check save"),
     ),
     "gdnbench suite": Example("ci.md", ("gdnbench suite suites/captures.toml --entry '*.sim' -o results",)),
     "gdnbench baseline update": Example(
@@ -101,7 +127,9 @@ EXAMPLES = {
     ),
     "gdnbench report": Example("report.md", ("gdnbench report old.zarr new.zarr -o report.html",)),
     "gdnbench time": Example(
-        "timing.md", ("gdnbench time run.zarr --kernel torch --kernel engine.kernels:prefill --on cuda",)
+        "timing.md",
+        ("gdnbench time run.zarr --kernel torch --kernel engine.kernels:prefill --on cuda",),
+        everyday=_everyday("kernel on machine cache clock seconds json save compare"),
     ),
     "gdnbench sim": Example(
         SIM,
@@ -111,16 +139,19 @@ EXAMPLES = {
             "gdnbench sim sum.cu:'sum<float, 64>' --grid 16 --block 64 -I include 'f32[99]' 'f32[1]:0' 99",
             "gdnbench sim --sms 4 --check -- python their_script.py",
         ),
+        everyday=_everyday("grid block machine check profile time"),
     ),
     "gdnbench synth": Example(
         "operations.md",
         ("gdnbench synth run.zarr --op gdn_prefill --seqlens 63,500 --heads 2,4 --key-correlation 0.9",),
     ),
     "gdnbench compile": Example("prefill.md", ("gdnbench compile --arch sm_100a --heads 16 -o kernels",)),
+    "gdnbench help": Example("shell.md", ("gdnbench help bisect commit", "gdnbench help replay --all")),
     "gdnbench doctor": Example("../README.md", ("gdnbench doctor",)),
     "gdnbench bisect input": Example(
         "bisect.md",
         ("gdnbench bisect input run.zarr 3 --kernel mine.py:kernel --out small.zarr --script repro.py",),
+        everyday=_everyday("on k out script budget symptom"),
     ),
     "gdnbench bisect commit": Example(
         "bisect.md",
@@ -130,6 +161,7 @@ EXAMPLES = {
             "gdnbench bisect commit run.zarr 0 --repo engine --good v1.2 --bad main \\",
             "    --kernel engine.kernels.gdn:decode --on sim --machine h200 --time",
         ),
+        everyday=_everyday("on repo path build time"),
     ),
     "gdnbench bisect env": Example(
         "bisect.md",
@@ -137,6 +169,7 @@ EXAMPLES = {
             "gdnbench bisect env run.zarr --kernel mine.py:kernel \\",
             "    --good nvidia-cutlass-dsl==4.8.0 --bad nvidia-cutlass-dsl==4.8.1",
         ),
+        everyday=_everyday("on k tol python with symptom"),
     ),
     "gdnbench bisect instruction": Example(
         "bisect.md",
@@ -146,9 +179,13 @@ EXAMPLES = {
         ),
     ),
     "gdnbench bisect stage": Example(
-        "bisect.md", ("gdnbench bisect stage run.zarr --kernel sm100 --on sim",)
+        "bisect.md",
+        ("gdnbench bisect stage run.zarr --kernel sm100 --on sim",),
+        everyday=_everyday("on tol carry machine symptom json"),
     ),
     "gdnbench bisect record": Example(
-        "bisect.md", ("gdnbench bisect record run.zarr --kernel mine.py:kernel --layer 1 --carry",)
+        "bisect.md",
+        ("gdnbench bisect record run.zarr --kernel mine.py:kernel --layer 1 --carry",),
+        everyday=_everyday("layer carry any on k tol symptom"),
     ),
 }

@@ -1,0 +1,93 @@
+"""Commands and groups of commands: built when they are looked up, with the help of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from gdnbench.cli.completion import items
+from gdnbench.cli.help_page import HELP_ALL, command_page, group_page
+from gdnbench.cli.pipes import reader_may_leave
+from gdnbench.cli.registry import Entry
+
+HELP_NAMES = ["-h", "--help", "--help-all"]
+FOREIGN_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}  # the operation's own options
+
+
+class Command(TyperCommand):
+    """A command whose help is `help_page`'s."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        ctx.meta[HELP_ALL] = asks_for_all(args)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(command_page(self, ctx, formatter.width))
+
+
+class CommandGroup(TyperGroup):
+    """A group of the commands in `headings`, which a subclass gives, by the heading that they stand under."""
+
+    headings: ClassVar[Mapping[str, Sequence[Entry]]] = {}
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = LazyCommands(self.headings)  # type: ignore[assignment]  # nothing changes it
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        ctx.meta[HELP_ALL] = asks_for_all(args)
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(group_page(self, ctx, formatter.width))
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """The names of the commands, without importing one; the options of the group as typer has them."""
+        if incomplete.startswith("-"):
+            return TyperCommand.shell_complete(self, ctx, incomplete)
+        entries = (entry for group in self.headings.values() for entry in group)
+        return items([(entry.name, entry.summary) for entry in entries], incomplete)
+
+
+class LazyCommands(Mapping[str, Any]):
+    """The commands of typer's tree by name. One is built, and its module imported, when it is looked up."""
+
+    def __init__(self, headings: Mapping[str, Sequence[Entry]]) -> None:
+        self._entries = {entry.name: entry for entries in headings.values() for entry in entries}
+        self._built: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._built:
+            self._built[name] = build(self._entries[name])
+        return self._built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def build(entry: Entry) -> Any:
+    """The command or group of an entry in typer's tree."""
+    found = entry.load()
+    if not isinstance(found, typer.Typer):
+        settings = FOREIGN_WORDS if entry.foreign else None
+        function = reader_may_leave(found) if entry.writes else found
+        found = typer.Typer(add_completion=False, rich_markup_mode=None)
+        found.command(entry.name, cls=Command, context_settings=settings)(function)
+    tree = typer.main.get_command(found)
+    tree.name = entry.name
+    return tree
+
+
+def asks_for_all(words: Sequence[str]) -> bool:
+    """Whether --help-all is among the words of this program, which end at `--`."""
+    own = list(words)
+    return "--help-all" in (own[: own.index("--")] if "--" in own else own)
