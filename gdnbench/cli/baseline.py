@@ -30,6 +30,7 @@ app = typer.Typer(
     help="Show and change the errors that a suite accepts.",
     no_args_is_help=True,
     rich_markup_mode=None,
+    add_completion=False,
 )
 
 

@@ -10,9 +10,9 @@ import typer
 
 from gdnbench.cli.console import print_json, print_line, progress
 from gdnbench.cli.judging import HEATMAP, factors, finish, tolerance
+from gdnbench.cli.stores import open_store
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.store.address import Address
-from gdnbench.store.recover import open_store
 
 
 def diff(

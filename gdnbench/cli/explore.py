@@ -29,8 +29,8 @@ from gdnbench.cli.record_options import (
     TolOption,
     sms_numbers,
 )
+from gdnbench.cli.stores import open_store
 from gdnbench.record_numbers import record_numbers
-from gdnbench.store.recover import open_store
 
 
 @dataclass(frozen=True, slots=True)

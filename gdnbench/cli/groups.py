@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -17,18 +18,32 @@ HELP_NAMES = ["-h", "--help", "--help-all"]
 FOREIGN_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}  # the operation's own options
 
 
-class Command(TyperCommand):
-    """A command whose help is `help_page`'s."""
+class Parsing(TyperCommand if TYPE_CHECKING else object):  # type: ignore[misc]
+    """What commands and groups do beside typer when a line is parsed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         ctx.meta[HELP_ALL] = asks_for_all(args)
-        return super().parse_args(ctx, args)
+        with as_typed(self.get_params(ctx) if ctx.resilient_parsing else ()):
+            return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """All options and arguments, and --help. Flags that typer adds are false unless given: it converts
+        None too, by a package that takes longer to import than the help to print."""
+        parameters: list[Any] = super().get_params(ctx)
+        for one in parameters:
+            if one.default is None and getattr(one, "is_flag", False) and not one.expose_value:
+                one.default = False
+        return parameters
+
+
+class Command(Parsing, TyperCommand):
+    """A command whose help is `help_page`'s."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(command_page(self, ctx, formatter.width))
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(Parsing, TyperGroup):
     """A group of the commands in `headings`, which a subclass gives, by the heading that they stand under."""
 
     headings: ClassVar[Mapping[str, Sequence[Entry]]] = {}
@@ -36,10 +51,6 @@ class CommandGroup(TyperGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.commands = LazyCommands(self.headings)  # type: ignore[assignment]  # nothing changes it
-
-    def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        ctx.meta[HELP_ALL] = asks_for_all(args)
-        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
@@ -85,6 +96,19 @@ def build(entry: Entry) -> Any:
     tree = typer.main.get_command(found)
     tree.name = entry.name
     return tree
+
+
+@contextmanager
+def as_typed(parameters: Sequence[Any]) -> Iterator[None]:
+    """Leaves the values of parameters as they are typed. To complete a line nothing is to be converted, which
+    takes typer longer to import than all the rest, and no callback may open a machine or print a version."""
+    for one in parameters:
+        one.process_value = lambda ctx, value: value
+    try:
+        yield
+    finally:
+        for one in parameters:
+            del one.process_value
 
 
 def asks_for_all(words: Sequence[str]) -> bool:

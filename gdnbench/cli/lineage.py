@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gdnbench.cli.console import print_json, print_line, print_note, progress, table
+from gdnbench.cli.stores import open_store
 from gdnbench.errors import BadInputError, Exit
-from gdnbench.store.recover import open_store
 
 if TYPE_CHECKING:
     from gdnbench.lineage.check import LineageReport

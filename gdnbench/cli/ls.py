@@ -6,18 +6,20 @@ import fnmatch
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gdnbench.cli.console import print_json, print_line, table
+from gdnbench.cli.stores import open_store
 from gdnbench.record import ACCESS_LOG, Status
-from gdnbench.store.index import Kind, Listed
 from gdnbench.store.ranks import Rank
-from gdnbench.store.reader import Store
-from gdnbench.store.recover import open_store
 from gdnbench.tables import End, Fit
 from gdnbench.units import counted, human_bytes
+
+if TYPE_CHECKING:
+    from gdnbench.store.index import Kind, Listed
+    from gdnbench.store.reader import Store
 
 HEADERS = ("#", "op", "layer", "step", "sizes", "bytes", "status")
 RANK = "rank"  # a column where a process of the store says one

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
@@ -25,6 +26,9 @@ from gdnbench.version import __version__
 
 # Of click, which some releases of typer bring along under a name of their own.
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+
+COMPLETING = "_GDNBENCH_COMPLETE"
+"""The variable by which a shell asks for the completion of a line."""
 
 
 class Commands(CommandGroup):
@@ -44,8 +48,8 @@ app = typer.Typer(
 )
 
 
-def print_version(context: typer.Context, wanted: bool) -> None:
-    if wanted and not context.resilient_parsing:
+def print_version(wanted: bool) -> None:
+    if wanted:
         print(f"gdnbench {__version__}")
         raise typer.Exit
 
@@ -70,6 +74,8 @@ def console_main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a path may hold bytes that its encoding has not
             stream.reconfigure(errors="backslashreplace")
+    if COMPLETING in os.environ:  # typer would import rich, to take markup out of help that has none
+        sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # as Python documents it
     try:
         # Not standalone: typer would draw a box of five lines around a usage error.
         status = _command_tree()(standalone_mode=False)

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from gdnbench.cli.console import print_json, print_line, print_note, progress
+from gdnbench.cli.stores import open_store
 from gdnbench.errors import Exit
-from gdnbench.store.recover import open_store
 from gdnbench.units import counted
 
 

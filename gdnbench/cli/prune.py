@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gdnbench.cli.arguments import byte_count
 from gdnbench.cli.console import print_json, print_line, print_note
+from gdnbench.cli.stores import open_store
 from gdnbench.store.address import local_path
-from gdnbench.store.layout import Location
-from gdnbench.store.reader import StoredRecord
-from gdnbench.store.recover import open_store
 from gdnbench.store.retention import Retention, parse_age, segment_start_seconds
 from gdnbench.units import counted, human_bytes
+
+if TYPE_CHECKING:
+    from gdnbench.store.layout import Location
+    from gdnbench.store.reader import StoredRecord
 
 
 def prune(

@@ -51,11 +51,11 @@ from gdnbench.cli.record_options import (
 )
 from gdnbench.cli.replay_repeat import SCHEDULE_HELP, SHAPE_HELP, check_repeated, repeated
 from gdnbench.cli.rules import RULE, tensor_rules
+from gdnbench.cli.stores import open_store
 from gdnbench.cli.time import BUSY, CACHE, CLOCK, FORM, print_times, replay_timer, timing_options
 from gdnbench.errors import BadInputError
 from gdnbench.record_numbers import record_numbers
 from gdnbench.store.address import Address
-from gdnbench.store.recover import open_store
 
 if TYPE_CHECKING:
     from gdnbench.cli.console import Bar

@@ -9,9 +9,9 @@ import typer
 
 from gdnbench.cli.console import print_json, print_line, print_note, progress
 from gdnbench.cli.judging import factors, tolerance
+from gdnbench.cli.stores import open_store
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.record_numbers import record_numbers
-from gdnbench.store.recover import open_store
 from gdnbench.units import counted
 
 if TYPE_CHECKING:

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gdnbench.cli.console import print_json, print_line, print_note, table
+from gdnbench.cli.console import print_json, print_line, table
 from gdnbench.cli.ls import summary
-from gdnbench.missing import how_to_install, is_installed
+from gdnbench.cli.stores import open_store
 from gdnbench.record_numbers import record_numbers
 from gdnbench.store.ranks import Rank
-from gdnbench.store.reader import StoredRecord, TensorHandle
-from gdnbench.store.recover import open_store
 from gdnbench.store.summary import UncapturedCalls, uncaptured_calls
 
 if TYPE_CHECKING:
-    import torch
+    from gdnbench.store.reader import StoredRecord, TensorHandle
+    from gdnbench.value_range import Range
 
 HEADERS = ("tensor", "when", "dtype", "shape", "axes", "caller strides", "min", "max", "nonfinite", "digest")
 DIGITS = 12  # of a digest: enough to tell tensors apart by eye
@@ -30,8 +29,6 @@ def show(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Show one record: where it came from, its scalars and its tensors with their ranges."""
-    if not is_installed("torch"):
-        print_note(f"no ranges: {how_to_install('torch')}")
     with open_store(store) as opened:
         shown = opened.records[record_numbers(str(record), len(opened.records))[0]]
         if json:
@@ -101,18 +98,10 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def value_range(tensor: torch.Tensor) -> tuple[float | None, float | None, int]:
-    """(least, greatest, how many are NaN or Inf), the first two over finite values and None without any."""
-    wide = tensor.double()
-    finite = wide[wide.isfinite()]
-    nonfinite = wide.numel() - finite.numel()
-    return (
-        (finite.min().item(), finite.max().item(), nonfinite) if finite.numel() else (None, None, nonfinite)
-    )
+def _range(handle: TensorHandle) -> Range:
+    from gdnbench.value_range import value_range
 
-
-def _range(handle: TensorHandle) -> tuple[float | None, float | None, int | None]:
-    return value_range(handle.read()) if is_installed("torch") else (None, None, None)
+    return value_range(handle.bits(), handle.meta.dtype)
 
 
 def _row(name: str, when: str, handle: TensorHandle) -> tuple[object, ...]:

@@ -446,12 +446,13 @@ def _explore(exploring: Exploring, sms: Sequence[int]) -> Exploration:
 
 
 def _summaries(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    from gdnbench.cli.show import value_range
+    from gdnbench.bits import dtype_name, to_bits
+    from gdnbench.value_range import value_range
 
     rows = []
     for name, tensor in tensors.items():
-        low, high, nonfinite = value_range(tensor)
-        dtype = str(tensor.dtype).removeprefix("torch.")
+        dtype = dtype_name(tensor.dtype)
+        low, high, nonfinite = value_range(to_bits(tensor), dtype)
         values = (name, dtype, list(tensor.shape), low, high, nonfinite)
         rows.append(dict(zip(HEADERS, values, strict=True)))
     return rows

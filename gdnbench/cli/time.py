@@ -18,11 +18,11 @@ from gdnbench.cli.record_options import (
     check_on_simulator,
     positive_seconds,
 )
+from gdnbench.cli.stores import open_store
 from gdnbench.cli.timelines import check_timeline, write_predicted
 from gdnbench.errors import BadInputError, CannotRunError, Exit
 from gdnbench.printable import printable
 from gdnbench.record_numbers import record_numbers
-from gdnbench.store.recover import open_store
 
 if TYPE_CHECKING:
     from gdnbench.replay.predicting import Timelines

@@ -8,7 +8,6 @@ import typer
 
 from gdnbench.cli.console import print_json, print_line, print_note, progress
 from gdnbench.errors import Exit
-from gdnbench.store import verify as checks
 from gdnbench.units import counted, human_bytes
 
 
@@ -24,6 +23,8 @@ def verify(
 
     Exit status: 0 nothing is damaged; 1 something is.
     """
+    from gdnbench.store import verify as checks
+
     with progress("verify") as advance:
         report = checks.verify(store, advance)
     for problem in report.problems:

@@ -7,11 +7,14 @@ import re
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from gdnbench.errors import BadInputError
 from gdnbench.record import Status
 from gdnbench.record_numbers import record_ranges
-from gdnbench.store.reader import StoredRecord
+
+if TYPE_CHECKING:
+    from gdnbench.store.reader import StoredRecord
 
 _AGE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}

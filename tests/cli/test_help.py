@@ -124,5 +124,5 @@ def test_help_all_after_two_dashes_is_the_programs(every: dict[str, Any]) -> Non
     context = every["gdnbench capture"]
     words = ["s.zarr", "--", "python", "serve.py", "--help-all"]
     made = context.command.make_context("capture", words, parent=context.parent)
-    assert made.params["command"] == ["python", "serve.py", "--help-all"]
+    assert list(made.params["command"]) == ["python", "serve.py", "--help-all"]
     assert made.meta[HELP_ALL] is False

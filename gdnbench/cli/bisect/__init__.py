@@ -29,6 +29,7 @@ app = typer.Typer(
     " 3 cannot run here.",
     no_args_is_help=True,
     rich_markup_mode=None,
+    add_completion=False,
 )
 
 
