@@ -61,8 +61,8 @@ def values_of(dtype: str) -> NDArray[np.float64]:
     negative = codes >> exponent_bits + mantissa_bits == 1
     # Subnormal where the exponent is 0: no leading one, and the exponent of the least normal number.
     significand = mantissa + np.where(exponent == 0, 0, 1 << mantissa_bits)
-    values: NDArray[np.float64] = np.ldexp(significand.astype(np.float64), np.maximum(exponent, 1) - bias - mantissa_bits)
-    values = np.where(negative, -values, values)
+    unit = np.maximum(exponent, 1) - bias - mantissa_bits
+    values: NDArray[np.float64] = np.ldexp(np.where(negative, -1.0, 1.0) * significand, unit)
     if ieee:
         last = exponent == (1 << exponent_bits) - 1
         values[last] = np.where(mantissa[last] > 0, np.nan, np.copysign(np.inf, values[last]))

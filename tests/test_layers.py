@@ -89,6 +89,7 @@ MODULES = {
     "sim.tensorcore.formats": "sim.tensorcore.formats sim.tensorcore.product sim.tensorcore.scaled",
     "sim.run": "sim.run sim.watch",
     "sim": "sim sim.checker.accept",
+    "ops": "ops kernel_names",
     "timing.result": "timing.json_values timing.result timing.statistics timing.types",
 }
 PART_OF = {module: part for part in TABLE for module in MODULES.get(part, part).split()}

@@ -1,9 +1,32 @@
-"""What a shell completes: commands, kernels, operations, stores and their records."""
+"""What a shell completes: commands, kernels, operations, devices, stores and their records.
+
+An argument or option is completed by its name, as it means the same in every command that has it. Nothing is
+printed, and nothing is written: a store that cannot be read has no records to complete.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gdnbench.errors import EXPECTED_ERRORS, BadInputError
+from gdnbench.printable import printable
+
+if TYPE_CHECKING:
+    from gdnbench.store.reader import Store
+
+Words = Iterable[tuple[str, str]]
+"""Words and what they mean, "" where that needs no saying."""
+MOST = 100  # completions that a terminal still shows
+MOST_FILES = 2000  # entries of a folder that are looked at
+DEVICES = (("cpu", ""), ("cuda", "a GPU of this machine"), ("sim", "a simulated GPU"))
+MACHINES = (("b200", "148 SMs"), ("b300", "148 SMs"), ("h200", "132 SMs"), ("h100", "132 SMs"))
+RECORDED = ("recorded", "the outputs that the record holds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +38,129 @@ class Item:
     type: str = "plain"
 
 
-def items(found: Sequence[tuple[str, str]], incomplete: str) -> list[Item]:
-    """Words with their help, those that begin as what was typed."""
+def items(found: Words, incomplete: str) -> list[Item]:
+    """The words that begin as what was typed."""
     return [Item(word, text or None) for word, text in found if word.startswith(incomplete)]
+
+
+def complete_parameters(parameters: Iterable[Any]) -> None:
+    """Has the arguments and options of typer's tree complete what `COMPLETERS` does by their names."""
+    for one in parameters:
+        if one.name in COMPLETERS:
+            one.shell_complete = _method(COMPLETERS[one.name])
+
+
+def _method(completer: Callable[[Mapping[str, Any], str], Words]) -> Callable[[Any, str], list[Item]]:
+    def shell_complete(context: Any, incomplete: str) -> list[Item]:
+        try:
+            return items(list(completer(context.params, incomplete)), incomplete)
+        except (*EXPECTED_ERRORS, OSError):
+            return []
+
+    return shell_complete
+
+
+def _operations(line: Mapping[str, Any], incomplete: str) -> Words:
+    from gdnbench.kernel_names import operation_names
+
+    return [(name, "") for name in operation_names()]
+
+
+def _kernels(line: Mapping[str, Any], incomplete: str) -> Words:
+    """The listed kernels, of the operation if the line has one, with the operations that have them. A
+    kernel of one's own has none of their names: the shell completes its file."""
+    from gdnbench.kernel_names import kernel_names, operation_names
+
+    chosen = line.get("op")
+    found: dict[str, list[str]] = {}
+    for operation in [chosen] if isinstance(chosen, str) else operation_names():
+        for name in kernel_names(operation):
+            found.setdefault(name, []).append(operation)
+    return [(name, ", ".join(operations)) for name, operations in sorted(found.items())]
+
+
+def _against(line: Mapping[str, Any], incomplete: str) -> Words:
+    return [RECORDED, *_kernels(line, incomplete)]
+
+
+def _stores(line: Mapping[str, Any], incomplete: str) -> Iterator[tuple[str, str]]:
+    """Stores beside what was typed, and those in the folders beside it. Without one the shell completes
+    files and folders as it always does."""
+    typed, slash, start = incomplete.rpartition("/")
+    folder = Path(f"{typed}{slash}" or ".").expanduser()
+    for name in _names(folder, start):
+        if _is_store(folder / name):
+            yield f"{typed}{slash}{name}", ""
+        elif (folder / name).is_dir():
+            inner = (one for one in _names(folder / name, "") if _is_store(folder / name / one))
+            yield from ((f"{typed}{slash}{name}/{one}", "") for one in inner)
+
+
+def _names(folder: Path, start: str) -> list[str]:
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in itertools.islice(entries, MOST_FILES)]
+    hidden = start.startswith(".")
+    return sorted(name for name in names if name.startswith(start) and name.startswith(".") == hidden)
+
+
+def _is_store(path: Path) -> bool:
+    return path.name.endswith(".zip") or (path / "zarr.json").is_file()
+
+
+def _record(line: Mapping[str, Any], incomplete: str) -> Words:
+    """The numbers of the records of the store on the line."""
+    with _open(line) as opened:
+        return _numbers(opened, incomplete)
+
+
+def _records(line: Mapping[str, Any], incomplete: str) -> Words:
+    """Numbers, and ranges to the last record, behind what was typed up to a comma or a hyphen."""
+    typed = re.fullmatch(r"((?:.*,)?)(?:(\d+)-)?(\d*)", incomplete)
+    if typed is None:
+        return []
+    before, low, start = typed.groups()
+    with _open(line) as opened:
+        if low is not None:
+            return [(f"{before}{low}-{one}", text) for one, text in _numbers(opened, start, int(low) + 1)]
+        words = [(f"{before}{one}", text) for one, text in _numbers(opened, start)]
+        first, last = int(start or 0), len(opened.records) - 1
+        if first < last:
+            words.append((f"{before}{first}-{last}", f"{last - first + 1} records"))
+        return words
+
+
+def _numbers(opened: Store, start: str, least: int = 0) -> list[tuple[str, str]]:
+    """Records of at least number `least` whose numbers begin as `start`, with operation, layer and step."""
+    found = (one for one in opened.listed() if one.number >= least and str(one.number).startswith(start))
+    return [
+        (str(one.number), printable(f"{one.kind.op} {one.kind.layer} step {one.step}"))
+        for one in itertools.islice(found, MOST)
+    ]
+
+
+def _open(line: Mapping[str, Any]) -> Store:
+    """The store on the line, as it is: the journals of programs that died are left for a command to seal.
+    BadInputError for a URL, which would be asked for over the network at every key."""
+    from gdnbench.store.address import is_url
+    from gdnbench.store.reader import Store
+
+    place = line.get("store")
+    if not isinstance(place, str) or is_url(place):
+        raise BadInputError("there is no local store on the line")
+    return Store.open(os.path.expanduser(place))
+
+
+COMPLETERS: Mapping[str, Callable[[Mapping[str, Any], str], Words]] = {
+    "op": _operations,
+    "kernel": _kernels,
+    "against": _against,
+    "store": _stores,
+    "stores": _stores,
+    "runs": _stores,
+    "a": _stores,
+    "b": _stores,
+    "record": _record,
+    "records": _records,
+    "on": lambda line, incomplete: DEVICES,
+    "machine": lambda line, incomplete: MACHINES,
+}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from gdnbench.cli.completion import items
+from gdnbench.cli.completion import complete_parameters, items
 from gdnbench.cli.help_page import HELP_ALL, command_page, group_page
 from gdnbench.cli.pipes import reader_may_leave
 from gdnbench.cli.registry import Entry
@@ -95,6 +95,7 @@ def build(entry: Entry) -> Any:
         found.command(entry.name, cls=Command, context_settings=settings)(function)
     tree = typer.main.get_command(found)
     tree.name = entry.name
+    complete_parameters(tree.params)
     return tree
 
 
