@@ -6,6 +6,9 @@
     python scripts/run_page.py docs/tutorial.md --folder F      F is new or empty, and kept
     python scripts/run_page.py README.md --here                 in this checkout; the page writes nothing
 
+A block under <!-- slow, NAME from VARIABLE/BELOW --> needs packages that readers install to the folder NAME:
+here that is a link to the folder BELOW the one that VARIABLE names. Without it the block is left out.
+
 A block whose fence says `file=NAME` is written to NAME. A block `console` has commands behind `$ ` (a line
 that ends in a backslash goes on), each with all that it prints, stdout and stderr together, below it. There
 `...` stands for anything, line breaks count as spaces, and what no two runs or machines have alike may
@@ -47,6 +50,10 @@ def main() -> int:
         folder = ROOT if arguments.here else (arguments.folder or Path(scratch)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         chosen = [one for one in blocks(page) if not (arguments.quick and one.slow)]
+        for block in chosen:
+            if block.lacks:
+                print(f"line {block.line}: left out: there is no folder of packages for {block.lacks}")
+        chosen = [one for one in chosen if not one.lacks]
         failed = 0
         for done in run(chosen, folder, Path(scratch) / "cache"):
             print(f"line {done.line}: $ {done.command}  [{done.seconds:.1f} s]", flush=True)

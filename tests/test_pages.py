@@ -58,6 +58,23 @@ def test_a_page_is_run_as_it_is_read(tmp_path: Path) -> None:
     assert len(quick) == 2
 
 
+def test_a_block_finds_the_packages_that_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = "<!-- slow, peers from PLACE/with-these -->\n```console\n$ ls peers\nengine\n```\n"
+    (tmp_path / "there" / "with-these" / "engine").mkdir(parents=True)
+    monkeypatch.setenv("PLACE", str(tmp_path / "there"))
+    (block,) = session.blocks(page)
+    assert (block.slow, block.lacks) == (True, "")
+    (tmp_path / "folder").mkdir()
+    (done,) = session.run([block], tmp_path / "folder", tmp_path / "cache")
+    assert done.wrong == ""
+    (written,) = session.blocks("```python file=peers/engine/x.py\n```\n")
+    with pytest.raises(ValueError, match="is in a folder of packages"):
+        list(session.run([written], tmp_path / "folder", tmp_path / "cache"))
+    for value in (str(tmp_path), ""):
+        monkeypatch.setenv("PLACE", value)
+        assert session.blocks(page)[0].lacks == "peers"
+
+
 @pytest.mark.parametrize(
     ("expected", "printed", "same"),
     [

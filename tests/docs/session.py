@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).parents[2]
-SLOW = "<!-- slow -->"
+_MARK = re.compile(r"<!-- slow(?:, (?P<folder>[\w-]+) from (?P<variable>\w+)(?P<below>/[\w/-]+)?)? -->$")
 _FENCE = re.compile(r"^```(\w*)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _END = "\x01"
 
@@ -30,12 +30,23 @@ _TOKENS = re.compile(rf"\.\.\.|{'|'.join(f'(?P<v{i}>{one})' for i, one in enumer
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block. `line`: of the page, its first; `file`: what it is written to, "" for a session."""
+    """A fenced block. `line`: of the page, its first; `file`: what it is written to, "" for a session.
+
+    `<!-- slow, NAME from VARIABLE/BELOW -->` before it: it needs a folder of packages that readers install to
+    NAME. `packages` is (NAME, the folder that has them here), where that is "" without the variable.
+    """
 
     line: int
     file: str
     text: str
     slow: bool
+    packages: tuple[str, str] | None = None
+
+    @property
+    def lacks(self) -> str:
+        """The folder of packages that is needed and is not here, or ""."""
+        missing = self.packages is not None and not Path(self.packages[1] or "-").is_dir()
+        return self.packages[0] if self.packages is not None and missing else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +68,21 @@ def blocks(page: str) -> list[Block]:
         if not file and language != "console":
             continue
         line = page.count("\n", 0, match.start()) + 2
-        found.append(Block(line, file or "", text, page[: match.start()].rstrip().endswith(SLOW)))
+        mark = _MARK.search(page[: match.start()].rstrip())
+        found.append(Block(line, file or "", text, mark is not None, _packages(mark)))
     return found
 
 
+def _packages(mark: re.Match[str] | None) -> tuple[str, str] | None:
+    if mark is None or mark["folder"] is None:
+        return None
+    folder = os.environ.get(mark["variable"], "")
+    return mark["folder"], f"{folder}{mark['below'] or ''}" if folder else ""
+
+
 def run(chosen: Sequence[Block], folder: Path, cache: Path) -> Iterator[Done]:
-    """All blocks in one shell that starts in `folder`. Compiled programs are kept in `cache`: in a new one,
-    nothing is known from before."""
+    """All blocks in one shell that starts in `folder`, with links to the folders of packages that they need.
+    Compiled programs are kept in `cache`: in a new one, nothing is known from before."""
     bin_folder = str(Path(sys.executable).parent)
     environment = {
         **os.environ,
@@ -95,9 +114,13 @@ def run(chosen: Sequence[Block], folder: Path, cache: Path) -> Iterator[Done]:
         for block in chosen:
             if block.file:
                 file = folder / block.file
+                if not file.resolve().is_relative_to(folder.resolve()):
+                    raise ValueError(f"line {block.line}: {block.file} is in a folder of packages")
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(block.text, encoding="utf-8")
                 continue
+            if block.packages is not None and not (place := folder / block.packages[0]).exists():
+                place.symlink_to(Path(block.packages[1]).resolve())
             for line, command, expected in commands(block):
                 begin = time.monotonic()
                 printed = _printed(into, shell.stdout, command)
