@@ -12,9 +12,14 @@ costs one call.
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+
+SENT_EVERY = 0.2
+"""Seconds between two messages that say how far the same phase is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +52,34 @@ def listening(listener: Listener) -> Iterator[None]:
         _listener, _state = before
 
 
+def sending(send: Listener) -> Listener:
+    """A listener that passes states on to another process by `send`: each phase, and how far it is every
+    SENT_EVERY seconds. It is silent in a process that a kernel forked."""
+    owner, last, sent = os.getpid(), State(), 0.0
+
+    def see(state: State) -> None:
+        nonlocal last, sent
+        now = time.monotonic()
+        same = (state.subject, state.phase) == (last.subject, last.phase)
+        if os.getpid() == owner and not (same and now < sent + SENT_EVERY):
+            last, sent = state, now
+            send(state)
+
+    return see
+
+
 def begin(subject: str) -> None:
     """Work on `subject` begins."""
-    _tell(State(subject))
+    tell(State(subject))
 
 
 def enter(phase: str, detail: str = "") -> None:
     """A phase of the work on the subject begins, or has come as far as `detail`."""
-    _tell(replace(_state, phase=phase, detail=detail))
+    tell(replace(_state, phase=phase, detail=detail))
 
 
-def _tell(state: State) -> None:
+def tell(state: State) -> None:
+    """Passes `state` to who listens."""
     global _state
     if _listener is not None:
         _state = state

@@ -16,7 +16,7 @@ from gdnbench.tables import Fit, Style, Styled, text_table
 
 VERDICT_COLUMNS = ("verdict", "works", "bits", "status")
 VERDICTS = {
-    **dict.fromkeys(("pass", "yes", "equal", "faster"), Style.GOOD),
+    **dict.fromkeys(("pass", "yes", "equal", "right", "faster"), Style.GOOD),
     **dict.fromkeys(("FAIL", "differ", "slower"), Style.BAD),
     **dict.fromkeys(("unsupported", "not run", "interrupted", "no", "unfinished"), Style.UNDECIDED),
     "shown": Style.ASIDE,
@@ -45,9 +45,12 @@ def table(
     rows: Sequence[Sequence[object]],
     right: Sequence[str] = (),
     fit: Fit | None = None,
+    *,
+    colours: bool = True,
 ) -> str:
-    """`gdnbench.tables.text_table` for stdout: on a terminal it fits the width, and verdicts have colours."""
-    paint = painted if has_colours() else None
+    """`gdnbench.tables.text_table` for stdout: on a terminal it fits the width, and verdicts have colours,
+    unless the text is kept too."""
+    paint = painted if colours and has_colours() else None
     if paint is not None:
         rows = [[_judged(header, cell) for header, cell in zip(headers, row, strict=True)] for row in rows]
     ellipsis = "…" if encodable("…", sys.stdout.encoding or "ascii") else "..."

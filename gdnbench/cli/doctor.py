@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gdnbench.cli.console import print_json, table
+from gdnbench.tables import Fit
 
 
 def doctor(
@@ -21,4 +22,4 @@ def doctor(
         print_json([asdict(finding) for finding in findings])
         return
     rows = [(f.what, "yes" if f.works else "no", f.detail, "" if f.works else f.remedy) for f in findings]
-    print(table(("what", "works", "found", "to do"), rows))
+    print(table(("what", "works", "found", "to do"), rows, fit=Fit(wrap=("found", "to do"))))

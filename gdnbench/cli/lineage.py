@@ -11,12 +11,14 @@ import typer
 from gdnbench.cli.console import print_json, print_line, print_note, progress, table
 from gdnbench.cli.stores import open_store
 from gdnbench.errors import BadInputError, Exit
+from gdnbench.tables import End, Fit
 
 if TYPE_CHECKING:
     from gdnbench.lineage.check import LineageReport
     from gdnbench.lineage.explain import ExplainedChain
     from gdnbench.store.reader import Store
 
+FIT = Fit(wrap=("damaged by", "shown by", "last written by", "break"), cut={"layer": End.LAST})
 MOST_LINES = 100
 """Breaks that are printed; --json has all that were classified."""
 
@@ -82,7 +84,7 @@ def _print(report: LineageReport, json: bool) -> None:
     lines = list(text.lines(report))
     if lines:
         headers, rows = text.table_of_lines(report, lines[:MOST_LINES])
-        print(table(headers, rows, right=text.RIGHT))
+        print(table(headers, rows, text.RIGHT, FIT))
     if len(lines) > MOST_LINES:
         print(f"... and {len(lines) - MOST_LINES} more; --json has all")
     for line in text.summary(report):
@@ -139,4 +141,4 @@ def _explain(stores: list[Store], request: str, layer: str | None, json: bool) -
         return
     for one in chains:
         print_line(f"{request} in {one.layer}, {one.chain}, process {one.table.process}")
-        print(table(HEADERS, one.rows(), right=RIGHT))
+        print(table(HEADERS, one.rows(), RIGHT, Fit(wrap=("verdict",))))

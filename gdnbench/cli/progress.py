@@ -24,9 +24,10 @@ from gdnbench.phases import State, listening
 from gdnbench.printable import printable
 from gdnbench.tables import shortened
 
-SHOWN_AFTER = 1.0
+SHOWN_AFTER = 0.5
 REDRAWN_EVERY = 0.25
 CLEAR = "\r\x1b[K"
+"""Clears the line of the cursor (ECMA-48, 8.3.41)."""
 
 
 class Bar:
@@ -37,14 +38,18 @@ class Bar:
         self._said = ""
         self._state = State()
         self._done, self._total = 0, 0
-        self._started = time.monotonic()
+        self._started = self._begun = self._moved = time.monotonic()
 
     def go_on(self, what: str) -> None:
-        """The same time, and another work."""
+        """The same line, for another work."""
         self._what, self._said, self._state, self._done, self._total = what, "", State(), 0, 0
+        self._begun = self._moved = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
-        self._done, self._total = done, total
+        now = time.monotonic()
+        if total != self._total or done < self._done:  # another work, begun when the one before was done
+            self._begun = self._moved
+        self._done, self._total, self._moved = done, total, now
 
     def say(self, text: str) -> None:
         """Something else that goes on, beside what the bar is of."""
@@ -63,7 +68,8 @@ class Bar:
         done, total = self._done, self._total
         parts = [f"{self._what}: {done} of {total}" if total else self._what, clock(seconds)]
         if 0 < done < total:
-            parts.append(f"about {clock(seconds / done * (total - done))} left")
+            spent = seconds - (self._begun - self._started)
+            parts.append(f"about {clock(spent / done * (total - done))} left")
         now = ", ".join(filter(None, (self._said, str(self._state))))
         return ", ".join(parts) + (f": {printable(now)}" if now else "")
 
@@ -96,7 +102,7 @@ class _Line:
             text = shortened(self.bar.text(self.bar.seconds), width - 1)
             with self._lock, contextlib.suppress(OSError, ValueError):
                 if not self._ended.is_set() and not self._in_line:
-                    self._stream.write(CLEAR + _encodable(text, self._stream))
+                    self._stream.write(f"{CLEAR}{_encodable(text, self._stream)}\r")
                     self._stream.flush()
                     self._drawn = True
 

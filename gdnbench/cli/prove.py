@@ -22,6 +22,7 @@ from gdnbench.cli.record_options import (
 )
 from gdnbench.cli.statuses import INTERRUPTED
 from gdnbench.errors import BadInputError
+from gdnbench.tables import Fit
 
 if TYPE_CHECKING:
     from gdnbench.cli.console import Bar
@@ -133,7 +134,7 @@ def _print(proof: Proof) -> None:
     ]
     if proof.checks:
         rows.append(("poison", "NaN where nothing was written", proof.runs, *("-",) * 5, "on"))
-    print(table(HEADERS, rows, right=HEADERS[2:8]))
+    print(table(HEADERS, rows, HEADERS[2:8], Fit(wrap=("check", "section"))))
     for check in proof.failing:
         print()
         print_line(f"{check.outcome}: {check.section}, {check.name}: {check.subject}")

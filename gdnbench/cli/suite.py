@@ -18,6 +18,7 @@ from gdnbench.cli.statuses import INTERRUPTED
 from gdnbench.errors import Exit
 from gdnbench.record_numbers import record_ranges
 from gdnbench.store.address import folder_to_write
+from gdnbench.tables import End, Fit
 
 if TYPE_CHECKING:
     from gdnbench.suite.plan import Entry
@@ -104,7 +105,8 @@ def _print(result: SuiteResult) -> None:
         (one.entry.name, len(one.verdicts), outcomes_text(one), baseline_text(one), f"{one.seconds:.1f}")
         for one in result.entries
     ]
-    print(table(("entry", "records", "outcomes", "baseline", "s"), rows, right=("records", "s")))
+    fit = Fit(wrap=("outcomes", "baseline"), cut={"entry": End.FIRST})
+    print(table(("entry", "records", "outcomes", "baseline", "s"), rows, ("records", "s"), fit))
     for line in lineage_lines(result):
         print_line(line)
     for check in result.lineage:

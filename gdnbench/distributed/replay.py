@@ -12,6 +12,7 @@ from os import getcwd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gdnbench import phases
 from gdnbench.distributed import worker
 from gdnbench.distributed.job import Job, Task, code_version
 from gdnbench.errors import EXPECTED_ERRORS, BadInputError, GdnbenchError
@@ -71,7 +72,9 @@ def replay_distributed(
         chosen = select(store, records, op)
         report = replay_request.report(store)
         on = replay_request.on
+        phases.enter("start workers")
         pool = within or stack.enter_context(open_pool(workers, scheduler, on, pin_cores=on == SIM))
+        stack.enter_context(pool.told_by_workers(worker.PHASES, _tell_phase))
         keep = save is not None and save_outputs
         job = Job(secrets.token_hex(8), str(store_path), getcwd(), replay_request, pool.threads, keep=keep)
         tasks = [Task.of_record(store.records[number]) for number in chosen]
@@ -103,6 +106,10 @@ def _end_job(dispatcher: TaskDispatcher, pool: WorkerPool, job: Job) -> None:
     dispatcher.cancel()
     if not pool.local:
         pool.call_on_each(worker.end_job, job.token)
+
+
+def _tell_phase(parts: Sequence[str]) -> None:
+    phases.tell(phases.State(*parts))
 
 
 def _machines(pool: WorkerPool) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from gdnbench.errors import (
     CannotRunError,
     StoreError,
 )
+from gdnbench.phases import State, listening, sending
 from gdnbench.provenance import cpu_model, gpu_provenance
 from gdnbench.replay.kernels import is_user_kernel
 from gdnbench.replay.record import JudgedRecord
@@ -31,6 +32,9 @@ from gdnbench.replay.replay import Replayer, replaying
 from gdnbench.store.address import is_absolute
 from gdnbench.store.reader import Store
 from gdnbench.workers.tensor_pickle import dumps, loads
+
+PHASES = "gdnbench-phases"
+"""The topic of Dask events that say what a worker does."""
 
 _ONE_AT_A_TIME = threading.Lock()
 """Held during a replay, which redirects stdout and changes the folder of the whole process."""
@@ -95,9 +99,17 @@ def _replay(job: Job, task: Task) -> JudgedRecord:
                 f"worker {_name()}: record {number} of {job.store} is another than here:"
                 " let all workers see the same store"
             )
-        judged = session.replayer.judge(session.store.records[number])
+        with listening(sending(_log_phase)):
+            judged = session.replayer.judge(session.store.records[number])
     left = judged.execution if job.keep else None
     return replace(judged, execution=None if left is None else replace(left, launches=()))
+
+
+def _log_phase(state: State) -> None:
+    """Sends `state` to the client, which subscribed to PHASES."""
+    from distributed import get_worker
+
+    get_worker().log_event(PHASES, [state.subject, state.phase, state.detail])
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gdnbench import phases
 from gdnbench.errors import CannotRunError
 from gdnbench.workers.dask_pool import WorkerPool
 from gdnbench.workers.interrupt import Interrupt
@@ -73,9 +72,6 @@ class TaskDispatcher:
                 self._interrupt.raise_if_received()
                 self._hand_out(number)
                 answers.update(self._collect())
-                phases.enter(
-                    "on workers:", f"{number + len(answers)} answered, {len(self._in_flight)} handed out"
-                )
             yield answers.pop(number)
 
     def cancel(self) -> None:

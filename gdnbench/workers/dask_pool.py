@@ -83,6 +83,15 @@ class WorkerPool:
         results: dict[str, Result] = self.client.run(function, *arguments, on_error="ignore")
         return list(results.values())
 
+    @contextmanager
+    def told_by_workers(self, topic: str, listener: Callable[[Any], None]) -> Iterator[None]:
+        """Passes what workers log under `topic` to `listener`, from a thread of the client."""
+        self.client.subscribe_topic(topic, lambda event: listener(event[1]))
+        try:
+            yield
+        finally:
+            self.client.unsubscribe_topic(topic)
+
 
 @contextmanager
 def open_pool(

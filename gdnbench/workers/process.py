@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import io
 import json
 import os
 import selectors
@@ -12,9 +13,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
-from gdnbench.phases import State, enter, listening
+from gdnbench.phases import enter, listening, sending
 from gdnbench.workers.parent_watch import kill_with_parent
 
 Message = dict[str, Any]
@@ -32,8 +33,8 @@ the pipe open after the worker ended."""
 PHASE = "phase"
 """The key of a message with the phase of what the worker does, and how far that is."""
 
-SENT_EVERY = 0.2
-"""Seconds between messages that say how far a phase is."""
+CLEAR = "\r\x1b[K"
+"""Clears the line of the cursor (ECMA-48, 8.3.41)."""
 
 EXIT_SECONDS = 5.0
 """Time limit for a worker that closed its pipe to exit."""
@@ -187,26 +188,38 @@ def serve_requests(
             sink.flush()
 
         send({"ready": True})
-        with listening(_PhaseSender(send, owner).see):
+        if os.isatty(2):
+            sys.stderr, sys.stdout = _OverProgress(sys.stderr), _OverProgress(sys.stdout)
+        with listening(sending(lambda state: send({PHASE: [state.phase, state.detail]}))):
             reply_to = start(send)
             for line in source:
                 send(reply_to(json.loads(line)))
 
 
-class _PhaseSender:
-    """Sends the parent each phase, and how far it is every SENT_EVERY seconds."""
+class _OverProgress(io.TextIOBase):
+    """A terminal, on which the parent may show its progress: each line that is written clears it first."""
 
-    def __init__(self, send: Send, owner: int) -> None:
-        self._send, self._owner = send, owner
-        self._phase, self._sent = "", 0.0
+    def __init__(self, beneath: TextIO) -> None:
+        self._beneath = beneath
+        self._at_start = True
 
-    def see(self, state: State) -> None:
-        """A listener of `gdnbench.phases`; silent in a process that the kernel forked."""
-        now = time.monotonic()
-        if os.getpid() != self._owner or (state.phase == self._phase and now < self._sent + SENT_EVERY):
-            return
-        self._phase, self._sent = state.phase, now
-        self._send({PHASE: [state.phase, state.detail]})
+    def write(self, text: str) -> int:
+        if text:
+            self._beneath.write(CLEAR * self._at_start + text)
+            self._at_start = text.endswith("\n")
+        return len(text)
+
+    def flush(self) -> None:
+        self._beneath.flush()
+
+    def fileno(self) -> int:
+        return self._beneath.fileno()
+
+    def isatty(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._beneath, name)
 
 
 def is_worker_process() -> bool:

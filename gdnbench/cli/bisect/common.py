@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gdnbench.cli.console import print_json
+from gdnbench.cli.console import print_json, print_line, progress
 from gdnbench.cli.pipes import leave_stdout
 from gdnbench.cli.record_options import KERNEL_ENV, MACHINE, SMS
 from gdnbench.errors import EXPECTED_ERRORS, BadInputError, Exit
@@ -63,6 +63,7 @@ def begun(axis: str, arguments: Mapping[str, Any], state: Path | None, fresh: bo
     folder = arguments.get("kernel_env")
     try:
         with (
+            progress(f"bisect {axis}"),
             kernel_packages(None if folder is None else Path(folder)),
             replay_gpu(arguments.get("machine"), arguments.get("sms")),
         ):
@@ -99,7 +100,7 @@ def finish(
             print_json(found)
         else:
             for line in lines:
-                print(printable(line))
+                print_line(line)
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads has what it wants; the status is what was found all the same
         leave_stdout()

@@ -142,7 +142,9 @@ def input(
             )
     lines = [*(f"note: {note}" for note in found.notes), answer(found)]
     if found.shrinker is not None:
-        lines[:0] = table(("", "before", "after"), rows(found), right=("before", "after")).split("\n")
+        lines[:0] = table(("", "before", "after"), rows(found), ("before", "after"), colours=False).split(
+            "\n"
+        )
     code = Exit.MISMATCH
     flaky = found.first.facts.get("steadiness") == Steadiness.FLAKY  # whichever its first run was
     if not flaky and found.first.state is State.GOOD:

@@ -81,7 +81,7 @@ def stage(
         lines = []
         if found.rows:
             heads = text.heads(found)
-            lines += table(heads, text.cells(found), right=heads[2:6]).split("\n")
+            lines += table(heads, text.cells(found), heads[2:6], colours=False).split("\n")
         lines += [f"note: {note}" for note in text.notes(found)]
         lines.append(text.answer(found))
         finish(session, text.as_json(found), lines, Exit.PASS if found.label is None else Exit.MISMATCH, json)
