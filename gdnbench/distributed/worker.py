@@ -31,6 +31,7 @@ from gdnbench.replay.record import JudgedRecord
 from gdnbench.replay.replay import Replayer, replaying
 from gdnbench.store.address import is_absolute
 from gdnbench.store.reader import Store
+from gdnbench.workers.dask_pool import tell_client
 from gdnbench.workers.tensor_pickle import dumps, loads
 
 PHASES = "gdnbench-phases"
@@ -107,9 +108,7 @@ def _replay(job: Job, task: Task) -> JudgedRecord:
 
 def _log_phase(state: State) -> None:
     """Sends `state` to the client, which subscribed to PHASES."""
-    from distributed import get_worker
-
-    get_worker().log_event(PHASES, [state.subject, state.phase, state.detail])
+    tell_client(PHASES, [state.subject, state.phase, state.detail])
 
 
 @contextmanager

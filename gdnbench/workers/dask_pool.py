@@ -93,6 +93,13 @@ class WorkerPool:
             self.client.unsubscribe_topic(topic)
 
 
+def tell_client(topic: str, message: Any) -> None:
+    """In a worker: logs `message` for those that `told_by_workers` listens for."""
+    from distributed import get_worker
+
+    get_worker().log_event(topic, message)
+
+
 @contextmanager
 def open_pool(
     workers: int | None, scheduler: str | None, on: str, *, pin_cores: bool = False
