@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import shutil
 import sys
 import threading
 import time
@@ -95,6 +94,8 @@ class _Line:
         self._thread.start()
 
     def _redraw(self) -> None:
+        import shutil  # which takes longer to import than most commands take to say what is wrong
+
         wait = SHOWN_AFTER
         while not self._ended.wait(wait):
             wait = REDRAWN_EVERY

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 
 from gdnbench.printable import printable
@@ -26,6 +25,8 @@ def stdout_width() -> int | None:
     """Columns of the terminal that stdout is; None if it is none."""
     if not sys.stdout.isatty():
         return None
+    import shutil
+
     return max(1, shutil.get_terminal_size().columns)
 
 
