@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from torch import Tensor
 
+from gdnbench import phases
 from gdnbench.errors import BadInputError, CannotRunError, GdnbenchError
 from gdnbench.judge import calls
 from gdnbench.judge.record import ORACLE, Judge
@@ -22,7 +23,7 @@ from gdnbench.report.report import RecordResult
 from gdnbench.store.reader import StoredRecord
 from gdnbench.timing import ceiling
 from gdnbench.timing.bench import Bench, BenchSubject, preparation
-from gdnbench.timing.comparison import Comparison, DisturbedError, RoundError, compare
+from gdnbench.timing.comparison import Comparison, DisturbedError, Progress, RoundError, compare
 from gdnbench.timing.conditions import watch_of
 from gdnbench.timing.cuda_clocks import resolved
 from gdnbench.timing.machine import machine
@@ -197,7 +198,8 @@ class Session:
         )
         self._watch.now()  # what happened since the last record, judging among it, disturbs no block
         try:
-            return compare(subjects, rule, self._watch)
+            phases.enter("time", "warming up")
+            return compare(subjects, rule, self._watch, _say_how_far)
         except RoundError as error:
             cause = error.__cause__
             raise KernelFailed(error.kernel, cause if isinstance(cause, Exception) else error) from error
@@ -281,3 +283,8 @@ def _converted(given: Call, operation: Operation, kernels: Sequence[LoadedKernel
         for kernel in kernels
         for text in calling.conversion(given, operation, kernel).texts
     )
+
+
+def _say_how_far(progress: Progress) -> None:
+    width = "" if progress.width is None else f", interval {progress.width:.1%} wide"
+    phases.enter("time", f"{progress.blocks} blocks{width}")

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gdnbench import phases
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.judge.record import ORACLE
 from gdnbench.judge.rule import describe_rule
@@ -159,6 +160,8 @@ class _Records:
     def time(self, record: StoredRecord) -> RecordTiming:
         """One record; what goes wrong with a kernel on it is that kernel's outcome."""
         op = operation(record.info.op)
+        phases.begin(f"record {record.number}")
+        phases.enter("judge")
         results = {name: self._timer.judge(record, op, name) for name in self._kernels}
         fit = [name for name, result in results.items() if self._is_timed(name, result.outcome)]
         unfit = [_untimed(name, results[name]) for name in results if name not in fit]
