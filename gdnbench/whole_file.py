@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 
 def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
@@ -46,3 +47,28 @@ def _in_place_of(path: Path) -> Iterator[Path]:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_file(path: Path, *, replace: bool = False) -> Iterator[IO[bytes]]:
+    """A file to write `path` through; it has that name once the block ends, and after an error nothing has.
+
+    FileExistsError if there is one and `replace` is False, or if it is no file, such as a device; other
+    OSErrors as `open`. A link to a file stays one.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    if not replace:
+        path.open("xb").close()  # the name is ours from now on, whoever else asks for it
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    done = False
+    try:
+        with unfinished.open("xb") as file:
+            yield file
+        unfinished.replace(path)
+        done = True
+    finally:
+        unfinished.unlink(missing_ok=True)
+        if not done and not replace:
+            path.unlink(missing_ok=True)

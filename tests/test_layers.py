@@ -42,6 +42,7 @@ kernels: artifact_cache
 report.outcome: base
 store: artifact_cache base
 ops: base kernels
+export: base store
 timing.result: base report.outcome
 workers: base report.outcome
 lineage: base kernels store ops
@@ -70,8 +71,8 @@ prove: base kernels report.outcome store ops judge report prove.records replay
 suite: base sim sim.virtual report.outcome store ops workers lineage judge report prove.records replay
     distributed
 cli: base sim.base sim.ptx sim.host sim.cuda_source sim.value_trace sim sim.virtual sim.predict kernels store
-    ops timing.result lineage capture compile doctor judge synth kernel_figures report trace diff diff.traces
-    heatmap page replay bisect mismatch share timing distributed prove suite
+    ops export timing.result lineage capture compile doctor judge synth kernel_figures report trace diff
+    diff.traces heatmap page replay bisect mismatch share timing distributed prove suite
 pytest_plugin: base sim.base sim sim.virtual kernels report.outcome store ops judge report replay suite
 __main__: cli
 """
@@ -100,6 +101,7 @@ sim: numpy llvmlite ml_dtypes cutlass torch tvm_ffi cuda triton
 kernels: cutlass cuda torch
 base: numpy torch triton
 store: numpy torch zarr blake3 google_crc32c obstore
+export: numpy torch
 capture: numpy torch blake3
 lineage: numpy torch
 judge: numpy torch

@@ -68,6 +68,10 @@ EXAMPLES = {
         ),
     ),
     "gdnbench merge": Example("store.md", ("gdnbench merge run.zarr node0.zarr node1.zarr",)),
+    "gdnbench export": Example(
+        "store.md",
+        ("gdnbench export run.zarr 3 --to safetensors", "gdnbench export run.zarr 3 --to npz -o three.npz"),
+    ),
     "gdnbench share": Example(
         "share.md",
         (

@@ -64,6 +64,7 @@ COMMANDS = {
     SHARE: (
         Entry("report", "report:report", "Show runs as one HTML file."),
         Entry("share", "share:share", "Copy records without private data."),
+        Entry("export", "export:export", "Write a record for torch, NumPy or safetensors."),
         Entry("upload", "upload:upload", "Copy a store to an object store, e.g. s3://."),
     ),
     CHECK: (

@@ -7,7 +7,7 @@ compared with what the writer always writes, with the records, and with the othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gdnbench.bits import logical
@@ -16,15 +16,31 @@ from gdnbench.store.record_json import Placed
 from gdnbench.store.stored_array import StoredArray
 
 RECORDS_ATTRIBUTES = {"encoding": "UTF-8 JSON, one record a line"}
+RECORDS_NAMES = ["byte"]
 
 _FIELDS = {
     *("shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs", "attributes"),
     *("zarr_format", "node_type", "storage_transformers"),
 }
+_NAMES = "dimension_names"  # stores of earlier releases have none
 _KEY_ENCODING = {"name": "default", "configuration": {"separator": "/"}}
 _LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 _CRC = {"name": "crc32c"}
 _LEVELS = range(1, 10)
+
+
+def dimension_names(axes: Sequence[Sequence[str]], *, rows: bool) -> list[str | None]:
+    """The `dimension_names` of an array that holds tensors with these axes, which have the same shape.
+
+    With `rows` the first axis counts the tensors. An axis has no name if the tensors disagree. A name that a
+    tensor has twice gets a number, because xarray takes each name once.
+    """
+    names: list[str | None] = ["row"] if rows else []
+    common = [found[0] if len(set(found)) == 1 else None for found in zip(*axes, strict=True)]
+    for place, name in enumerate(common):
+        again = common[:place].count(name)
+        names.append(name if name is None or not again else f"{name}_{again + 1}")
+    return names
 
 
 def layout_flaw(array: StoredArray) -> str | None:
@@ -33,7 +49,7 @@ def layout_flaw(array: StoredArray) -> str | None:
     The compression level may be any; the chunk shapes show when the elements are read.
     """
     node = array.node
-    if strange := sorted(node.keys() ^ _FIELDS):
+    if strange := sorted((node.keys() ^ _FIELDS) - {_NAMES}):
         return f"field {strange[0]!r} is {'not one of an array' if strange[0] in node else 'missing'}"
     expected: dict[str, Any] = {
         "fill_value": False if array.dtype.kind == "b" else 0,
@@ -53,6 +69,8 @@ def layout_flaw(array: StoredArray) -> str | None:
         return f"codecs are {_shown(codecs)}, not {_shown(written)}"
     if node["attributes"].keys() != {KEY}:
         return f"attributes are of {_shown(sorted(node['attributes']))}, not of {KEY}"
+    if array.attributes == RECORDS_ATTRIBUTES and node.get(_NAMES, RECORDS_NAMES) != RECORDS_NAMES:
+        return f"{_NAMES} are {_shown(node[_NAMES])}, not {RECORDS_NAMES}"
     return None
 
 
@@ -90,7 +108,19 @@ def description_flaw(
             found, value = said[name][row or 0], column(placed)
             if found != value or type(found) is not type(value):
                 return row, f"{name}[{row or 0}] is {_shown(found)}, but its record says {_shown(value)}"
-    return None
+    return _names_flaw(array, rows=None not in described)
+
+
+def _names_flaw(array: StoredArray, *, rows: bool) -> tuple[None, str] | None:
+    """What is wrong with the array's dimension names, which follow from the axes of its tensors."""
+    if _NAMES not in array.node:
+        return None
+    try:
+        written = dimension_names(array.attributes["axes"], rows=rows)
+    except (TypeError, ValueError):  # no record says what axes a row without a record has
+        return None, "axes are not those of tensors of one shape"
+    named = array.node[_NAMES]
+    return None if named == written else (None, f"{_NAMES} are {_shown(named)}, not {_shown(written)}")
 
 
 def compression_level(array: StoredArray) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,10 @@ def write_array(
     compression: Compression,
     chunking: Chunking,
     durable: bool,
+    names: Sequence[str | None] | None = None,
 ) -> None:
     """Write `bits` as the new array `key` under the folder `root`; `attributes` go under our key.
+    `names`: the array's `dimension_names`, None for an axis without one.
 
     `durable` flushes each chunk file once it is written; the caller flushes the folders.
     """
@@ -54,6 +56,7 @@ def write_array(
             filters=None,
             fill_value=np.zeros((), bits.dtype)[()],
             attributes={KEY: dict(attributes)},
+            dimension_names=names,
             # Write all-zero chunks: a missing one would read as zeros and hide a loss.
             config={"write_empty_chunks": True},
             zarr_format=3,

@@ -30,6 +30,7 @@ import numpy as np
 
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.record import RecordDraft, TensorDraft
+from gdnbench.store.array_metadata import RECORDS_NAMES
 from gdnbench.store.arrays import write_array
 from gdnbench.store.batch import digest_of
 from gdnbench.store.compression import Chunking, Compression
@@ -317,7 +318,8 @@ def _write_no_records(path: Path, batch: BatchInfo, durable: bool) -> None:
     made = path / INCOMING / batch.segment.name / "records"
     shutil.rmtree(made, ignore_errors=True)
     make_folder(made)
-    write_array(made, RECORDS, np.empty(0, np.uint8), {}, Compression(None), Chunking(), durable)
+    none = np.empty(0, np.uint8)
+    write_array(made, RECORDS, none, {}, Compression(None), Chunking(), durable, RECORDS_NAMES)
     os.rename(made / RECORDS, path / batch.key / RECORDS)
     shutil.rmtree(made)
 

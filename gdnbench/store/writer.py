@@ -18,6 +18,7 @@ from gdnbench.bits import Bits, logical
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.record import JournalDraft, RecordDraft
 from gdnbench.store.address import folder_to_write
+from gdnbench.store.array_metadata import RECORDS_ATTRIBUTES, RECORDS_NAMES, dimension_names
 from gdnbench.store.arrays import write_array
 from gdnbench.store.batch import Batch, Content, Stored
 from gdnbench.store.compression import Chunking, Compression
@@ -162,8 +163,9 @@ class StoreWriter:
             blobs: list[Future[None]] = []
 
             def on_blob(blob: str, stored: Stored) -> None:
-                attributes = _described([stored])
-                blobs.append(pool.submit(self._write, root, f"{BLOBS}/{blob}", stored.bits, attributes))
+                attributes, names = _described([stored]), dimension_names([stored.meta.axes], rows=False)
+                key = f"{BLOBS}/{blob}"
+                blobs.append(pool.submit(self._write, root, key, stored.bits, attributes, names))
 
             batch = Batch(self.segment, name, self._stored, self._chunking.small, on_blob)
             for draft in drafts:
@@ -171,9 +173,11 @@ class StoreWriter:
             for written in blobs:
                 written.result()
         for class_, rows in batch.rows.items():
-            self._write(root, f"{ROWS}/{class_}", np.stack([row.bits for row in rows]), _described(rows))
+            names = dimension_names([row.meta.axes for row in rows], rows=True)
+            bits = np.stack([row.bits for row in rows])
+            self._write(root, f"{ROWS}/{class_}", bits, _described(rows), names)
         lines = np.frombuffer(b"".join(line + b"\n" for line in batch.lines), np.uint8)
-        self._write(root, RECORDS, lines, {"encoding": "UTF-8 JSON, one record a line"})
+        self._write(root, RECORDS, lines, RECORDS_ATTRIBUTES, RECORDS_NAMES)
         described = {"count": len(batch.lines), **attributes, INDEX: batch.index.attributes()}
         (root / METADATA).write_bytes(group_json(described, indent=None))
         for folder in (ROWS, BLOBS):
@@ -181,8 +185,10 @@ class StoreWriter:
                 (root / folder / METADATA).write_bytes(group_json({}))
         return batch
 
-    def _write(self, root: Path, key: str, bits: Bits, attributes: Mapping[str, Any]) -> None:
-        write_array(root, key, bits, attributes, self._compression, self._chunking, self._durable)
+    def _write(
+        self, root: Path, key: str, bits: Bits, attributes: Mapping[str, Any], names: Sequence[str | None]
+    ) -> None:
+        write_array(root, key, bits, attributes, self._compression, self._chunking, self._durable, names)
 
     def _open_root(self) -> None:
         # What is left in the folder of unfinished batches is deleted.

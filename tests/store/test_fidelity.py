@@ -14,10 +14,13 @@ import torch
 import zarr
 from numpy.typing import NDArray
 
-from gdnbench.bits import DTYPES, from_bits
+from gdnbench.bits import DTYPES, from_bits, meta_of
+from gdnbench.record import RecordDraft, TensorDraft
 from gdnbench.store.compression import Chunking, Compression
 from gdnbench.store.reader import Store
-from tests.store.store_samples import PLAIN, TINY, array_path, randn, read_all, write_one
+from gdnbench.store.verify import verify
+from gdnbench.store.writer import StoreWriter
+from tests.store.store_samples import PLAIN, TINY, array_path, info, randn, read_all, write_one
 
 ALL_ROWS = Chunking(small=1 << 20)
 LAYOUTS = {
@@ -175,6 +178,33 @@ def test_arrays_describe_themselves_to_any_reader(tmp_path: Path) -> None:
         "caller_offsets": [0],
     }
     assert array.fill_value == 0
+
+
+def test_axes_are_dimension_names_to_any_reader(tmp_path: Path) -> None:
+    """Of rows those that all of them have; a name that a tensor has twice gets a number."""
+    path = tmp_path / "s.zarr"
+    axes = {"q": ("T", "K"), "v": ("T", "V"), "square": ("C", "C"), "scalar": ()}
+    tensors = {"q": randn(2, 3), "v": randn(2, 3, seed=1), "square": randn(4, 4), "scalar": torch.tensor(0.5)}
+    drafts = {name: TensorDraft(tensor, meta_of(tensor, axes[name])) for name, tensor in tensors.items()}
+    drafts["large"] = TensorDraft(randn(40, 41), meta_of(randn(40, 41), ("N", "D")))
+    with StoreWriter(path, kind="capture", chunking=TINY) as out:
+        out.write("0", [RecordDraft(info(), drafts, {})])
+    found = {}
+    for file in path.rglob("*/zarr.json"):
+        if json.loads(file.read_text())["node_type"] == "array":
+            folder = {"driver": "file", "path": str(file.parent)}
+            array = tensorstore.open({"driver": "zarr3", "kvstore": folder}).result()
+            found[file.parent.name[:13]] = array.domain.labels
+            names = tuple(label or None for label in array.domain.labels)
+            assert zarr.open_array(file.parent, mode="r").metadata.dimension_names == names
+    assert found == {
+        "records": ("byte",),
+        "float32.2x3": ("row", "T", ""),
+        "float32.4x4": ("row", "C", "C_2"),
+        "float32.scala": ("row",),
+        "float32.40x41": ("N", "D"),
+    }
+    assert verify(path).ok
 
 
 @pytest.mark.parametrize("level", [None, 1])

@@ -208,7 +208,8 @@ CHANGES = {
     "fill_value": lambda node: node.update(fill_value=1.0),
     "compression level is 3, but 1 in": lambda node: blosc(node).update(clevel=3),
     "codecs are": lambda node: blosc(node).update(blocksize=256),
-    "field 'dimension_names' is not one of an array": lambda node: node.update(dimension_names=["a", "b"]),
+    "dimension_names are": lambda node: node.update(dimension_names=["a", "b"]),
+    "field 'extra' is not one of an array": lambda node: node.update(extra={"must_understand": False}),
     wording(
         "store.says-otherwise", attribute="axes", row=0, found=["d1", "d0"], value=["d0", "d1"]
     ): lambda node: ours(node)["axes"][0].reverse(),
