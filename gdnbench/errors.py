@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from gdnbench.sim.errors import CannotSimulateError, InputError, KernelFault, SimError
+from gdnbench.sim.errors import CannotSimulateError, Error, InputError, KernelFault, SimError
 
 
 class Exit(IntEnum):
@@ -14,7 +14,7 @@ class Exit(IntEnum):
     CANNOT_RUN = 3  # missing hardware or package, unsupported, does not compile
 
 
-class GdnbenchError(Exception):
+class GdnbenchError(Error):
     """Base of every error this package raises on purpose; `exit_code` ends the command."""
 
     exit_code: Exit = Exit.BAD_INPUT
@@ -26,6 +26,16 @@ class BadInputError(GdnbenchError, ValueError):
 
 class StoreError(GdnbenchError, OSError):
     """A store that is missing, damaged, of a newer format, or not a store."""
+
+
+class NoRecordError(BadInputError, IndexError):
+    """A number of a record that a store does not have."""
+
+
+class NoTensorError(BadInputError, KeyError):
+    """A name of a tensor that a record does not have."""
+
+    __str__ = Exception.__str__  # KeyError prints its argument in quotes
 
 
 class CannotRunError(GdnbenchError, RuntimeError):

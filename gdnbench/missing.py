@@ -11,6 +11,7 @@ EXTRAS = {
     "ml_dtypes": "sim",
     "cutlass": "kernels",
     "cuda": "kernels",
+    "pandas": "notebook",
 }
 """The extra of pyproject.toml by the name of the package that is imported."""
 

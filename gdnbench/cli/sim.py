@@ -25,20 +25,7 @@ from gdnbench.cli.checking import (
 from gdnbench.cli.console import print_json, print_lines, print_note, progress, table
 from gdnbench.cli.exploring import EXPLORE, conclude, refuse_with, varied
 from gdnbench.cli.record_options import OUTPUT_PANEL, sms_numbers
-from gdnbench.cli.sim_call import GpuOptions, TextCall, kernels_simulated, launch_call, tensors_of
-from gdnbench.cli.sim_file import (
-    BLOCK,
-    CLUSTER,
-    DEFINE,
-    GRID,
-    INCLUDE,
-    SHARED,
-    STD,
-    FileCall,
-    LaunchOptions,
-    check_options,
-    kernel_file,
-)
+from gdnbench.cli.sim_file import BLOCK, CLUSTER, DEFINE, GRID, INCLUDE, SHARED, STD
 from gdnbench.cli.sim_program import (
     LAUNCH,
     MACHINE,
@@ -52,6 +39,15 @@ from gdnbench.cli.sim_program import (
 from gdnbench.cli.timelines import check_timeline, write_predicted, write_timeline
 from gdnbench.cli.tracing import LIMIT, SELECT, TRACE, trace_to
 from gdnbench.errors import BadInputError, CannotRunError, Exit
+from gdnbench.kernel_file import FileCall, LaunchOptions, check_options, kernel_file
+from gdnbench.simulated_call import (
+    FunctionCall,
+    GpuOptions,
+    arch_for,
+    kernels_simulated,
+    make_and_launch,
+    tensors_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +57,7 @@ if TYPE_CHECKING:
     from gdnbench.sim.explore import Exploration
     from gdnbench.sim.predict import Predictor
 
-SM100, COMPILED, LATE, HARDWARE = "sm_100a", "compiled", "late", "hardware"
+COMPILED, LATE, HARDWARE = "compiled", "late", "hardware"
 ARGS_PANEL = "Arguments and compilation"
 MACHINE_PANEL = "Simulated GPU"
 RUN_PANEL = "Simulation"
@@ -255,7 +251,6 @@ def sim(
     refuse_nested(os.environ)
 
     from gdnbench.sim import Settings
-    from gdnbench.sim.errors import KernelFault
 
     accepted = read_accepted(accept, write_accept, check=check)
     numbers = sms_numbers(sms)
@@ -364,19 +359,12 @@ def sim(
         )
         gpu = GpuOptions(machine, only)
         with kernels_simulated(settings, compiled_for if file is None else None, gpu) as session:
-            try:
-                call = (
-                    TextCall(function, texts, seed, compiled_for).call()
-                    if file is None
-                    else FileCall(file, options, texts, seed, compiled_for).call()
-                )
-            except KernelFault:
-                # The report of the launch that it ended has what was found before.
-                if not check or all(report.ok for report in session.reports):
-                    raise
-                call = None
-            if call is not None:
-                launch_call(call, raises=False)
+            made = (
+                FunctionCall(function, texts, seed, compiled_for)
+                if file is None
+                else FileCall(file, options, texts, seed, compiled_for, print_note)
+            )
+            call = make_and_launch(made.call, session)
     tensors = {} if call is None else tensors_of(call)
     if save is not None:
         _save(tensors, save)
@@ -426,13 +414,6 @@ def predictor_for(machine: str | None, *, drawn: bool) -> Predictor:
     from gdnbench.sim.predict import Predictor, machine_model
 
     return Predictor(machine_model(machine_to_predict(machine)), timelines=[] if drawn else None)
-
-
-def arch_for(machine: str | None, arch: str | None) -> str:
-    """What kernels are compiled for: `arch`, or what the machine runs, or sm_100a."""
-    from gdnbench.sim.virtual import machine_named
-
-    return arch or (SM100 if machine is None else machine_named(machine).arch)
 
 
 def _explore(exploring: Exploring, sms: Sequence[int]) -> Exploration:

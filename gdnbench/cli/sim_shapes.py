@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from gdnbench.cli.console import print_note
 from gdnbench.cli.exploring import typed
-from gdnbench.cli.sim_call import (
+from gdnbench.errors import CANNOT_RUN_ERRORS, BadInputError
+from gdnbench.kernel_file import FileCall, LaunchOptions, kernel_file
+from gdnbench.sim import Settings
+from gdnbench.sim.errors import KernelFault
+from gdnbench.sim.explore import Exploration, Progress, Run, Shape, explore
+from gdnbench.simulated_call import (
+    FunctionCall,
     GpuOptions,
-    TextCall,
     function_named,
     kernels_simulated,
     launch_call,
     put_in,
     tensors_of,
 )
-from gdnbench.cli.sim_file import FileCall, LaunchOptions, kernel_file
-from gdnbench.errors import CANNOT_RUN_ERRORS, BadInputError
-from gdnbench.sim import Settings
-from gdnbench.sim.errors import KernelFault
-from gdnbench.sim.explore import Exploration, Progress, Run, Shape, explore
 
 if TYPE_CHECKING:
     from gdnbench.sim import Call, GlobalMemory
@@ -99,9 +100,9 @@ def shapes(what: Exploring, gpu: GpuOptions) -> list[Shape]:
         chosen = dict(zip(vary, values, strict=True))
         given, launched = put_in(texts, chosen), options.with_values(chosen)
         caller: Caller = (
-            TextCall(function, given, seed, arch, loaded)
+            FunctionCall(function, given, seed, arch, loaded)
             if file is None
-            else FileCall(file, launched, given, seed, arch)
+            else FileCall(file, launched, given, seed, arch, print_note)
         )
         called = _Called(function, caller, active_for, what.settings, gpu)
         label = ", ".join(f"{name}={value}" for name, value in chosen.items()) or "as given"

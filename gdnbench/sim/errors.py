@@ -44,7 +44,12 @@ class FaultKind(StrEnum):
     LIMIT = "limit reached"  # no rule: a bound of the simulator (machine.bounds)
 
 
-class SimError(Exception):
+class Error(Exception):
+    """Base of every error that a user can meet: the simulator's, and those of a package around it. The text
+    says in one line what is wrong, where, and what to do."""
+
+
+class SimError(Error):
     """Base of every error that the simulator raises on purpose."""
 
 

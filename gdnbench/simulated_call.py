@@ -1,4 +1,4 @@
-"""The call that `gdnbench sim` is asked for, from a function's name and arguments as text."""
+"""The call that `gdnbench sim` simulates: a function, or its name, and arguments as values or as text."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gdnbench.sim import Call, Session, Settings
+
+
+SM100 = "sm_100a"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +41,15 @@ def function_named(name: str) -> Callable[..., Any]:
     return load_function(name).function
 
 
-class TextCall:
-    """A function with arguments as text, to be called once or again and again. `seed` is that of random
-    arguments, and of what a Python function draws of torch."""
+class FunctionCall:
+    """A function with arguments, to be called once or again and again. An argument is a value, or the text
+    that `gdnbench sim` takes. `seed` is that of random arguments, and of what a Python function draws of
+    torch. `function` is what `name` names; None imports it."""
 
     def __init__(
         self,
         name: str,
-        texts: Sequence[str],
+        texts: Sequence[object],
         seed: int,
         arch: str,
         function: Callable[..., Any] | None = None,
@@ -101,8 +105,9 @@ class ArgumentValue:
     dynamic: tuple[bool, ...] = ()
 
 
-def argument_values(texts: Sequence[str], seed: int) -> Iterator[ArgumentValue]:
-    """The arguments in order, their tensors made anew; `seed` is that of random ones."""
+def argument_values(texts: Sequence[object], seed: int) -> Iterator[ArgumentValue]:
+    """The arguments in order: those of texts, their tensors made anew, and other values as they are; `seed`
+    is that of random tensors."""
     import torch
 
     from gdnbench.sim.argspec import TensorSpec, make_tensor, parse_argument
@@ -111,7 +116,11 @@ def argument_values(texts: Sequence[str], seed: int) -> Iterator[ArgumentValue]:
         generator = torch.manual_seed(seed)
     except (RuntimeError, ValueError):
         raise BadInputError(f"--seed {seed} does not fit 64 bits") from None
-    for argument in map(parse_argument, texts):
+    for text in texts:
+        if not isinstance(text, str):
+            yield text if isinstance(text, ArgumentValue) else ArgumentValue(None, text)
+            continue
+        argument = parse_argument(text)
         spec = argument.value
         if isinstance(spec, TensorSpec):
             yield ArgumentValue(argument.name, make_tensor(spec, generator), spec.dynamic)
@@ -125,6 +134,33 @@ def put_in(texts: Sequence[str], values: Mapping[str, str]) -> list[str]:
     for name, value in values.items():
         found = [text.replace(f"{{{name}}}", value) for text in found]
     return found
+
+
+def make_and_launch(make: Callable[[], Call | None], session: Session) -> Call | None:
+    """Make a call and launch it; `session` has the reports. A fault is the last finding of a report.
+
+    None if the function did all by itself, or if a fault ended it that the checker's report has; KernelFault
+    if there is no such report.
+    """
+    from gdnbench.sim.errors import KernelFault
+
+    try:
+        call = make()
+    except KernelFault:
+        # The report of the launch that it ended has what was found before.
+        if not session.settings.check or all(report.ok for report in session.reports):
+            raise
+        return None
+    if call is not None:
+        launch_call(call, raises=False)
+    return call
+
+
+def arch_for(machine: str | None, arch: str | None) -> str:
+    """What kernels are compiled for: `arch`, or what the machine runs, or sm_100a."""
+    from gdnbench.sim.virtual import machine_named
+
+    return arch or (SM100 if machine is None else machine_named(machine).arch)
 
 
 def launch_call(call: Call, *, raises: bool = True) -> None:
