@@ -20,7 +20,6 @@ ALLOWED = """
 artifact_cache:
 sim.base:
 base: sim.base
-__init__: base
 sim.ptx: sim.base
 sim.tensorcore.formats: sim.base
 sim.machine: sim.base sim.ptx sim.tensorcore.formats
@@ -65,14 +64,19 @@ bisect: artifact_cache base sim.base sim.host sim.value_trace sim sim.predict ke
 mismatch: base report.outcome store capture judge report replay workers
 share: base kernels report.outcome store ops judge report replay
 timing: base sim sim.predict kernels report.outcome store ops timing.result workers judge report replay
-distributed: base __init__ sim.base sim kernels report.outcome store workers report replay bisect
+distributed: base sim.base sim kernels report.outcome store workers report replay bisect
 prove.records: base kernels store ops synth
 prove: base kernels report.outcome store ops judge report prove.records replay
 suite: base sim sim.virtual report.outcome store ops workers lineage judge report prove.records replay
     distributed
-cli: base sim.base sim.ptx sim.host sim.cuda_source sim.value_trace sim sim.virtual sim.predict kernels store
+simulated_call: base sim.base sim.host sim sim.virtual replay
+kernel_file: base sim.base sim.ptx sim.host sim.cuda_source sim simulated_call
+api: base sim.base sim store judge report diff heatmap replay simulated_call kernel_file
+__init__: base sim.base api
+cli: base sim.base sim.ptx sim.host sim.value_trace sim sim.virtual sim.predict kernels store
     ops export timing.result lineage capture compile doctor judge synth kernel_figures report trace diff
     diff.traces heatmap page replay bisect mismatch share timing distributed prove suite
+    simulated_call kernel_file
 pytest_plugin: base sim.base sim sim.virtual kernels report.outcome store ops judge report replay suite
 __main__: cli
 """
@@ -102,6 +106,8 @@ kernels: cutlass cuda torch
 base: numpy torch triton
 store: numpy torch zarr blake3 google_crc32c obstore
 export: numpy torch
+simulated_call: torch
+api: numpy torch ml_dtypes pandas
 capture: numpy torch blake3
 lineage: numpy torch
 judge: numpy torch

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import torch
 
-import gdnbench
 import gdnbench_kernels
+from gdnbench import version
 from gdnbench.bisect.cache_key import digest_code, digest_records
 from gdnbench.replay.replay import ReplayOptions
 from gdnbench.store.reader import StoredRecord
-from gdnbench.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +46,6 @@ class Task:
 def code_version() -> str:
     """The version and a digest of the sources of gdnbench, and the version of torch: equal on all workers of
     a job."""
-    packages = (gdnbench.__file__, gdnbench_kernels.__file__)
+    packages = (version.__file__, gdnbench_kernels.__file__)
     sources = digest_code(Path(str(file)).parent for file in packages)
-    return f"gdnbench {__version__} (sources {sources[:12]}) with torch {torch.__version__}"
+    return f"gdnbench {version.__version__} (sources {sources[:12]}) with torch {torch.__version__}"

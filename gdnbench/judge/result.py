@@ -62,7 +62,7 @@ class LimitCheck:
         return float("inf") if self.over else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TensorResult:
     """The judged tensor. `reasons` is empty exactly if it passes; `groups` holds the worst ones, see
     `worst_groups`."""
@@ -96,6 +96,10 @@ class TensorResult:
     def of_limit(self) -> float | None:
         """The largest error / limit: over 1 where a limit is exceeded. None where no limit is above 0."""
         return max((check.ratio for check in self.held if check.limit > 0), default=None)
+
+    def __repr__(self) -> str:
+        verdict = "shown" if not self.judged else "pass" if self.passed else self.reasons[0]
+        return f"<TensorResult {self.tensor} {self.side}: {verdict}>"
 
 
 def worst_groups(

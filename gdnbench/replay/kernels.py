@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,9 @@ from gdnbench.replay.simulated import SIM, on_virtual_gpu
 from gdnbench.replay.taps import with_taps
 from gdnbench_kernels.contract import Kernel, Operation, Step
 from gdnbench_kernels.peers import STAND_INS
+
+_given: dict[str, Kernel] = {}
+"""Functions of this process by the names that they have meanwhile, see `function_given`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,8 @@ def load_function(name: str) -> LoadedKernel:
     if it takes CUDA tensors on the simulator too, those of a virtual GPU; and `stand_ins`, the name of a
     package, vllm or sglang, whose kernels' modules it imports without the rest of it. Raises as `load` does.
     """
+    if name in _given:
+        return of_function(_given[name], name)
     place, _, attribute = name.rpartition(":")
     if not all(part.isidentifier() for part in place.split(".")) and not place.endswith(".py"):
         raise BadInputError(
@@ -134,6 +140,25 @@ def load_function(name: str) -> LoadedKernel:
         there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise BadInputError(f"{place} has no function {attribute!r}; it has {', '.join(there) or 'none'}")
     return of_function(found, name)
+
+
+@contextmanager
+def function_given(function: Kernel) -> Iterator[tuple[str, bool]]:
+    """A name by which `load` finds `function` inside this block, and whether a worker process does so too: it
+    can import what a module has, unless that is `__main__`, as of a notebook."""
+    module, qualified = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    found: Any = sys.modules.get(module) if isinstance(module, str) and module != "__main__" else None
+    for part in qualified.split("."):
+        found = getattr(found, part, None)
+    name = f"{module}:{qualified or type(function).__qualname__}"
+    if found is function:
+        yield name, True
+        return
+    _given[name] = function
+    try:
+        yield name, False
+    finally:
+        del _given[name]
 
 
 def of_function(function: Kernel, name: str) -> LoadedKernel:

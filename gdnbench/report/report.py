@@ -12,6 +12,7 @@ from gdnbench.judge.error_attribution import StageShare
 from gdnbench.judge.result import TensorResult
 from gdnbench.report.outcome import Outcome, exit_code
 from gdnbench.store.reader import StoredRecord
+from gdnbench.units import counted
 from gdnbench_kernels.contract import Ranges
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from gdnbench.timing.result import RecordTiming
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RecordResult:
     """The result of one record: its outcome, a one-line reason unless it passed, and its tensors.
 
@@ -56,6 +57,9 @@ class RecordResult:
         return cls(
             record.number, record.key, info.op, info.layer, info.layer_index, info.step, outcome, reason
         )
+
+    def __repr__(self) -> str:
+        return f"<RecordResult {self.label}: {self.outcome}, {counted(len(self.tensors), 'tensor')}>"
 
     @property
     def label(self) -> str:

@@ -1,0 +1,1 @@
+"""The functions and classes of `import gdnbench`, from which to import them; see docs/python.md."""
