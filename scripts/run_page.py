@@ -13,7 +13,8 @@ A block whose fence says `file=NAME` is written to NAME. A block `console` has c
 that ends in a backslash goes on), each with all that it prints, stdout and stderr together, below it. There
 `...` stands for anything, line breaks count as spaces, and what no two runs or machines have alike may
 differ: seconds, commit hashes, keys of records, and figures with a decimal point or an exponent, for how a
-CPU rounds is its own. GDNBENCH names this checkout.
+CPU rounds is its own. GDNBENCH names this checkout. Blocks `pycon` are one Python session, which runs in
+the same folder when all else is done.
 
 Exit status: 0 all is as printed, 1 something is not, 2 bad arguments.
 """
@@ -27,6 +28,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from tests.docs.python_session import run_python
 from tests.docs.session import ROOT, blocks, run
 
 
@@ -55,8 +57,9 @@ def main() -> int:
                 print(f"line {block.line}: left out: there is no folder of packages for {block.lacks}")
         chosen = [one for one in chosen if not one.lacks]
         failed = 0
-        for done in run(chosen, folder, Path(scratch) / "cache"):
-            print(f"line {done.line}: $ {done.command}  [{done.seconds:.1f} s]", flush=True)
+        sessions = {"$": run(chosen, folder, Path(scratch) / "cache"), ">>>": run_python(page, folder)}
+        for prompt, done in ((prompt, done) for prompt, session in sessions.items() for done in session):
+            print(f"line {done.line}: {prompt} {done.command}  [{done.seconds:.1f} s]", flush=True)
             if done.wrong:
                 failed += 1
                 print(f"{arguments.page}:{done.line}: {done.wrong}\nit printed:\n{done.printed}", flush=True)

@@ -47,6 +47,7 @@ PAGES = (
     "docs/sim_files.md",
     "docs/clusters.md",
     "docs/tutorial_lineage.md",
+    "docs/python.md",
 )
 
 

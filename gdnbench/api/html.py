@@ -17,6 +17,7 @@ from gdnbench.units import counted, human_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gdnbench.heatmap.cells import Cells
     from gdnbench.judge.result import TensorResult
     from gdnbench.report.report import RecordResult, Report
     from gdnbench.sim import Report as SimReport
@@ -208,10 +209,10 @@ def heatmap_html(record: RecordResult, tensor: TensorResult) -> str:
 
     assert tensor.grid is not None
     cells = cells_of(tensor.grid, tensor.dtype)
-    image, down, across = png.heatmap_png(cells)
+    limit = limit_of(cells, tensor.dtype)
+    image, down, across = png.heatmap_png(cells, limit)
     heads, regions = cells.values.shape
-    low, high = png.scale(cells.values)
-    size = f"{counted(heads, 'head')} (down) by {counted(regions, cells.column)} (across)"
+    size = f"{_numbers('head', heads)} down, {_numbers(cells.column, regions)} across"
     if down > 1 or across > 1:
         size += f", a cell is the largest of {down} by {across}"
     worst = cells.worst()
@@ -220,16 +221,31 @@ def heatmap_html(record: RecordResult, tensor: TensorResult) -> str:
         value = cells.values[worst]
         most = "not finite on one side only" if math.isinf(value) else f"{value:.3g}"
         said = f"; largest {most} in {cells.place(*worst)}"
-    swatch = "".join(
-        f'<span style="background:{stop};color:{stop}">\N{FULL BLOCK}</span>' for stop in png.STOPS
+    within, beyond = (
+        "".join(f'<span style="background:{stop};color:{stop}">\N{FULL BLOCK}</span>' for stop in stops)
+        for stops in (png.STOPS[:4], png.STOPS[5:])
     )
-    ranges = f"{low:.3g} {swatch} {high:.3g}" if high else ""
+    key = f"{within} up to {limit:.3g} {beyond} beyond"
     label = f"record {record.label}: {tensor.side} {tensor.tensor}: {cells.label}"
     source = base64.b64encode(image).decode("ascii")
     return (
         f"<p>{text(label)}<br>{text(size)}{text(said)}<br>"
-        f'<img alt="{text(label + said)}" src="data:image/png;base64,{source}"><br>{ranges}</p>'
+        f'<img alt="{text(label + said)}" src="data:image/png;base64,{source}"><br>{key}</p>'
     )
+
+
+def limit_of(cells: Cells, dtype: str) -> float:
+    """Up to where a cell is no more than imprecise: twice torch's error, as in the default rule; the unit
+    roundoff of errors beside values, which rounding alone may cost."""
+    from gdnbench.bits import logical
+    from gdnbench.judge.limits import unit_roundoff
+
+    return 2.0 if cells.of_torch else unit_roundoff(logical(dtype).torch_dtype)[0]
+
+
+def _numbers(noun: str, count: int) -> str:
+    """ "heads 0 to 3", "chunk 0"."""
+    return f"{noun}s 0 to {count - 1}" if count > 1 else f"{noun} 0"
 
 
 def _kind(record: RecordResult) -> tuple[str, str, str]:

@@ -70,6 +70,7 @@ def replay(
     with one_line_errors(), ExitStack() as stack:
         from gdnbench.replay.replay import replay as replay_records
 
+        rules = _rules(rule)
         opened = stack.enter_context(_opened(store))
         name = kernel
         if not isinstance(kernel, str):
@@ -94,7 +95,7 @@ def replay(
             k_by_tensor=by_tensor,
             tol=_tolerance(tol),
             bitwise=bitwise,
-            rules=_rules(rule),
+            rules=rules,
             stages=stages,
             isolate=isolate,
             timeout=timeout,

@@ -1,0 +1,5 @@
+"""The command line, for tests that compare functions with it."""
+
+from tests.cli.conftest import gdnbench as command
+
+__all__ = ["command"]
