@@ -199,3 +199,13 @@ def packages(root: Path) -> list[str]:
         found = read_configuration(root / "pyproject.toml")
     names: list[str] = found["tool"]["setuptools"]["packages"]
     return names
+
+
+def test_type_checkers_read_the_packages() -> None:
+    """PEP 561: each has py.typed, and the wheel does."""
+    root = Path(__file__).parent.parent
+    with warnings.catch_warnings(action="ignore"):
+        found = read_configuration(root / "pyproject.toml")
+    for name, folder in (("gdnbench", "gdnbench"), ("gdnbench_kernels", "kernels/gdnbench_kernels")):
+        assert (root / folder / "py.typed").is_file()
+        assert "py.typed" in found["tool"]["setuptools"]["package-data"][name]

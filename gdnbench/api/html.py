@@ -57,8 +57,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def store_html(title: str, rows: Sequence[Mapping[str, Any]], problems: Sequence[str]) -> str:
-    """A store: its first records, as `gdnbench ls` lists them."""
+def store_html(title: str, rows: Sequence[Mapping[str, Any]], count: int, problems: Sequence[str]) -> str:
+    """A store of `count` records: its first ones, as `gdnbench ls` lists them."""
     shown = [
         [
             text(row["record"]),
@@ -69,12 +69,12 @@ def store_html(title: str, rows: Sequence[Mapping[str, Any]], problems: Sequence
             human_bytes(row["bytes"]),
             text(row["status"]),
         ]
-        for row in rows[:MOST_ROWS]
+        for row in rows
     ]
     columns = ("record", "op", "layer", "step", "sizes", "bytes", "status")
     parts = [_paragraph(title), table(columns, shown, right=("record", "step", "bytes"))]
-    if len(rows) > MOST_ROWS:
-        parts.append(_paragraph(f"and {counted(len(rows) - MOST_ROWS, 'record')} more"))
+    if count > len(rows):
+        parts.append(_paragraph(f"and {counted(count - len(rows), 'record')} more"))
     return _page([*parts, *map(_paragraph, problems)])
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from gdnbench.api.html import report_html, sim_html
 from gdnbench.api.tables import RESULT_COLUMNS, data_frame, result_rows
-from gdnbench.report.export import to_json
+from gdnbench.report.export import to_json, to_junit
 from gdnbench.report.render import render_text, summary_line
 from gdnbench.report.report import DiffReport, RecordResult, ReplayReport, Report
 from gdnbench.units import counted
@@ -80,6 +80,10 @@ class _Records(Report):
     def to_json(self) -> str:
         """What `--json` prints."""
         return to_json(self)
+
+    def to_junit(self) -> str:
+        """What `--junit` writes."""
+        return to_junit(self)
 
     def __str__(self) -> str:
         """The table that the command prints."""

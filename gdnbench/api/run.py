@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from operator import index
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from gdnbench.api.errors import one_line_errors
 from gdnbench.api.results import DiffResult, ReplayResult, SimResult
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from gdnbench.report.report import RecordResult
     from gdnbench.sim import Accepted
 
-Records = int | str | Record | Sequence[int | Record]
+Records = SupportsIndex | str | Record | Sequence[SupportsIndex | Record]
 Progress = Callable[[int, int, "RecordResult"], None]
 
 
@@ -255,8 +256,17 @@ def _numbers(store: reader.Store, records: Records | None) -> list[int] | None:
         return None
     if isinstance(records, str):
         return record_numbers(records, len(store.records))
-    given = [records] if isinstance(records, int | Record) else records
-    return [one.number if isinstance(one, Record) else one for one in given]
+    given = [records] if isinstance(records, Record | SupportsIndex) else records
+    return [_number(store, one) for one in given]
+
+
+def _number(store: reader.Store, record: SupportsIndex | Record) -> int:
+    if not isinstance(record, Record):
+        return index(record)
+    count = len(store.records)
+    if record.number >= count or store.records[record.number].key != record.key:
+        raise BadInputError(f"{record!r} is no record of {store.path}; take it from this store")
+    return record.number
 
 
 def _factors(k: float | Mapping[str, float] | None) -> tuple[float | None, dict[str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from io import StringIO
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gdnbench.api.errors import one_line_errors
-from gdnbench.api.html import record_html, store_html
+from gdnbench.api.html import MOST_ROWS, record_html, store_html
 from gdnbench.api.tables import data_frame
 from gdnbench.errors import NoRecordError, NoTensorError
 from gdnbench.store import reader
@@ -163,6 +164,13 @@ class Record:
     def after(self) -> Tensors:
         return Tensors(f"record {self.number}, after the call,", self._stored.after)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same call: keys are unique."""
+        return isinstance(other, Record) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
     def __repr__(self) -> str:
         return f"<Record {self.number} {self.op} {self.layer} step {self.step}>"
 
@@ -231,7 +239,8 @@ class Store(Sequence[Record]):
         return f"<Store {self.path}: {counted(len(self), 'record')}, {self.kind}>"
 
     def _repr_html_(self) -> str:
-        return store_html(repr(self)[1:-1], [listed_row(one) for one in self.opened.listed()], self.problems)
+        first = itertools.islice(self.opened.listed(), MOST_ROWS)
+        return store_html(repr(self)[1:-1], [listed_row(one) for one in first], len(self), self.problems)
 
 
 def listed_row(listed: Listed) -> dict[str, Any]:

@@ -18,7 +18,10 @@ import torch
 
 import gdnbench
 from gdnbench.api import png
+from gdnbench.bits import to_bits
+from gdnbench.errors import BadInputError
 from gdnbench.page.build import asset
+from gdnbench.replay.kernels import function_given, load_function
 from tests.api.test_store import check_html
 from tests.cli.conftest import Invoke
 
@@ -87,6 +90,28 @@ def test_a_row_for_each_tensor(wrong: gdnbench.ReplayResult) -> None:
     failing = frame[frame.passed == False]  # noqa: E712 (a column)
     assert [*failing[["record", "tensor", "side"]].itertuples(index=False, name=None)] == [(4, "o", "kernel")]
     assert wrong.to_pandas().columns[0] == "record"
+
+
+def test_a_record_of_another_store(store: gdnbench.Store) -> None:
+    with (
+        gdnbench.open(CAPTURE.with_name("prefill.zarr.zip")) as other,
+        pytest.raises(gdnbench.BadInputError, match=r"<Record 3 gdn_prefill .*> is no record of .*decode"),
+    ):
+        gdnbench.replay(store, other[3])
+    assert store[3] in store
+    assert store.index(store[3]) == 3
+
+
+def test_which_functions_another_process_imports() -> None:
+    def local() -> None: ...
+
+    with function_given(to_bits) as found:
+        assert found == ("gdnbench.bits:to_bits", True)
+    with function_given(local) as (name, importable):
+        assert not importable
+        assert load_function(name).function is local
+    with pytest.raises(BadInputError):
+        load_function(name)
 
 
 def images(html: str) -> list[np.ndarray]:
