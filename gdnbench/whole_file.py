@@ -61,14 +61,11 @@ def new_file(path: Path, *, replace: bool = False) -> Iterator[IO[bytes]]:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     if not replace:
         path.open("xb").close()  # the name is ours from now on, whoever else asks for it
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     done = False
     try:
-        with unfinished.open("xb") as file:
+        with _in_place_of(path) as unfinished, unfinished.open("xb") as file:
             yield file
-        unfinished.replace(path)
         done = True
     finally:
-        unfinished.unlink(missing_ok=True)
         if not done and not replace:
             path.unlink(missing_ok=True)

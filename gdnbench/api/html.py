@@ -17,7 +17,6 @@ from gdnbench.units import counted, human_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gdnbench.heatmap.cells import Cells
     from gdnbench.judge.result import TensorResult
     from gdnbench.report.report import RecordResult, Report
     from gdnbench.sim import Report as SimReport
@@ -170,7 +169,6 @@ def _tensor_table(shown: Sequence[tuple[RecordResult, TensorResult]]) -> str:
     rows = []
     for record, tensor in shown:
         errors, torchs = tensor.errors, tensor.yardstick
-        ratio = max((held.ratio for held in tensor.held), default=None)
         word, kind = ("pass", _PASSED) if tensor.passed else ("FAIL", _FAILED)
         if not tensor.judged:
             word, kind = "shown", _OTHER
@@ -178,7 +176,7 @@ def _tensor_table(shown: Sequence[tuple[RecordResult, TensorResult]]) -> str:
             errors and errors.max_abs,
             errors and errors.rms_ratio,
             torchs and torchs.rms_ratio,
-            ratio,
+            tensor.of_limit,
         )
         name = f"{tensor.tensor} (stage)" if tensor.stage else tensor.tensor
         rows.append(
@@ -209,8 +207,7 @@ def heatmap_html(record: RecordResult, tensor: TensorResult) -> str:
 
     assert tensor.grid is not None
     cells = cells_of(tensor.grid, tensor.dtype)
-    limit = limit_of(cells, tensor.dtype)
-    image, down, across = png.heatmap_png(cells, limit)
+    image, down, across = png.heatmap_png(cells)
     heads, regions = cells.values.shape
     size = f"{_numbers('head', heads)} down, {_numbers(cells.column, regions)} across"
     if down > 1 or across > 1:
@@ -225,22 +222,13 @@ def heatmap_html(record: RecordResult, tensor: TensorResult) -> str:
         "".join(f'<span style="background:{stop};color:{stop}">\N{FULL BLOCK}</span>' for stop in stops)
         for stops in (png.STOPS[:4], png.STOPS[5:])
     )
-    key = f"{within} up to {limit:.3g} {beyond} beyond"
+    key = f"{within} up to {cells.limit:.3g} {beyond} beyond"
     label = f"record {record.label}: {tensor.side} {tensor.tensor}: {cells.label}"
     source = base64.b64encode(image).decode("ascii")
     return (
         f"<p>{text(label)}<br>{text(size)}{text(said)}<br>"
         f'<img alt="{text(label + said)}" src="data:image/png;base64,{source}"><br>{key}</p>'
     )
-
-
-def limit_of(cells: Cells, dtype: str) -> float:
-    """Up to where a cell is no more than imprecise: twice torch's error, as in the default rule; the unit
-    roundoff of errors beside values, which rounding alone may cost."""
-    from gdnbench.bits import logical
-    from gdnbench.judge.limits import unit_roundoff
-
-    return 2.0 if cells.of_torch else unit_roundoff(logical(dtype).torch_dtype)[0]
 
 
 def _numbers(noun: str, count: int) -> str:

@@ -50,10 +50,10 @@ def colours(values: NDArray[np.float64], limit: float) -> NDArray[np.uint8]:
     return rounded
 
 
-def heatmap_png(cells: Cells, limit: float) -> tuple[bytes, int, int]:
+def heatmap_png(cells: Cells) -> tuple[bytes, int, int]:
     """The image of the cells, heads by chunks, and how many heads and chunks one pixel block stands for."""
     values, down, across = max_pooled(cells.values, MOST_ROWS, MOST_COLUMNS)
-    pixels = colours(values, limit)
+    pixels = colours(values, cells.limit)
     wide = max(2, min(_WIDEST, _WIDTH // max(1, values.shape[1])))
     tall = max(4, min(_TALLEST, 2 * wide))
     return png(pixels.repeat(tall, axis=0).repeat(wide, axis=1)), down, across

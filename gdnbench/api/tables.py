@@ -55,7 +55,7 @@ def result_rows(records: Sequence[RecordResult]) -> Iterator[dict[str, Any]]:
                 "max_abs": errors and errors.max_abs,
                 "rms_ratio": errors and errors.rms_ratio,
                 "torch_rms_ratio": torchs and torchs.rms_ratio,
-                "of_limit": max((held.ratio for held in tensor.held), default=None),
+                "of_limit": tensor.of_limit,
                 # Conversions are compared in fp64, where a distance in ULP says nothing.
                 "max_ulp": errors.max_ulp if errors and tensor.side is not Side.CONVERSION else None,
             }
