@@ -73,6 +73,10 @@ class _CallablePackage(ModuleType):
         run = importlib.import_module("gdnbench.api.run")
         return getattr(run, self.__name__.removeprefix("gdnbench."))
 
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        return str(self.__wrapped__.__doc__)
+
 
 def _function(name: str) -> property:
     """The package `gdnbench.NAME`, callable. The import system assigns the package as an attribute, which a

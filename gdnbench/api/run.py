@@ -207,6 +207,7 @@ def sim(
             tuple(define),
             std,
         )
+        name = function if isinstance(function, str) else getattr(function, "__name__", repr(function))
         file = kernel_file(function) if isinstance(function, str) else None
         check_options(file, options, arch)
         compiled_for = arch_for(machine, arch)
@@ -223,17 +224,15 @@ def sim(
         )
         if file is not None:
             make: Callable[[], Any] = FileCall(file, options, given, seed, compiled_for, notes.append).call
-        elif isinstance(function, str):
-            make = FunctionCall(function, given, seed, compiled_for).call
         else:
-            name = getattr(function, "__name__", "function")
-            make = FunctionCall(name, given, seed, compiled_for, function).call
+            loaded = None if isinstance(function, str) else function
+            make = FunctionCall(name, given, seed, compiled_for, loaded).call
         gpu = GpuOptions(machine, sms)
         with kernels_simulated(settings, compiled_for if file is None else None, gpu) as session:
             call = make_and_launch(make, session)
         reports = session.reports
     if not reports:
-        raise BadInputError(f"{function} returned no (compiled, args) and ran nothing on the simulator")
+        raise BadInputError(f"{name} returned no (compiled, args) and ran nothing on the simulator")
     if accepted is not None:
         reports = [replace(report, findings=accepted.apply(report.findings)) for report in reports]
     tensors = {} if call is None else tensors_of(call)

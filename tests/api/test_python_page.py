@@ -53,6 +53,7 @@ def test_the_page_has_every_name() -> None:
     names |= inspect.signature(gdnbench.replay).parameters.keys()
     names |= inspect.signature(gdnbench.diff).parameters.keys() - {"a", "b"}
     names |= inspect.signature(gdnbench.sim).parameters.keys() - {"args", "function"}
+    assert str(inspect.getdoc(gdnbench.diff)).startswith("Compare two stores")
     missing = {
         name
         for name in names

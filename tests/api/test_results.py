@@ -176,6 +176,10 @@ PTX = """.version 8.7
 """
 
 
+def nothing() -> None:
+    """Runs no kernel."""
+
+
 def test_a_simulated_call(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "store.ptx").write_text(PTX)
     kernel = f"{tmp_path / 'store.ptx'}:store"
@@ -188,6 +192,8 @@ def test_a_simulated_call(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert "1 error found" in check_html(beyond._repr_html_())
     with pytest.raises(gdnbench.Error, match="store takes 2 arguments"):
         gdnbench.sim(kernel, x, grid=1)
+    with pytest.raises(gdnbench.BadInputError, match=r"^nothing returned no"):
+        gdnbench.sim(nothing)
     with pytest.raises(gdnbench.BadInputError, match="--grid is for FILE"):
         gdnbench.sim(lambda: None, grid=1)
     assert capfd.readouterr() == ("", "")
