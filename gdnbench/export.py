@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -24,6 +23,7 @@ import numpy as np
 
 from gdnbench.bits import logical
 from gdnbench.errors import BadInputError
+from gdnbench.export_format import Format
 from gdnbench.store.record_json import plain
 from gdnbench.whole_file import new_file
 
@@ -33,12 +33,6 @@ if TYPE_CHECKING:
 
 DESCRIPTION: Final = "gdnbench"
 """The name of the record's description in a file."""
-
-
-class Format(StrEnum):
-    SAFETENSORS = "safetensors"
-    NPZ = "npz"
-    PT = "pt"
 
 
 # Names of https://github.com/huggingface/safetensors#format.

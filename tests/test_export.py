@@ -14,7 +14,8 @@ import torch
 from safetensors import safe_open
 
 from gdnbench.bits import DTYPES, logical, to_bits
-from gdnbench.export import Format, export_record
+from gdnbench.export import export_record
+from gdnbench.export_format import Format
 from gdnbench.store.reader import Store
 from tests.cli.conftest import Invoke, gdnbench  # noqa: F401 (a fixture)
 from tests.messages import wording

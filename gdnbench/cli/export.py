@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from gdnbench.cli.console import print_line
-from gdnbench.export import Format, export_record
+from gdnbench.cli.stores import open_store
+from gdnbench.export_format import Format
 from gdnbench.record_numbers import record_numbers
-from gdnbench.store.recover import open_store
 from gdnbench.units import counted, human_bytes
 
 
@@ -32,6 +32,8 @@ def export(
 
     Exit status: 0 written; 2 there is such a file, no such record, or a damaged tensor; 3 pt without torch.
     """
+    from gdnbench.export import export_record
+
     path = Path(f"record-{record}.{to}") if output is None else output
     with open_store(store) as opened:
         chosen = opened.records[record_numbers(str(record), len(opened.records))[0]]

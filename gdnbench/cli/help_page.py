@@ -58,8 +58,7 @@ def group_page(tree: Any, ctx: Any, width: int) -> str:
     ]
     blocks = [
         _usage(ctx.command_path, ["[OPTIONS]", "COMMAND ..."], width),
-        _paragraphs([tree.help or ""], width),
-        _examples(example.commands, width),
+        _paragraphs([tree.help or ""], width) + _examples(example.commands, width),
         commands,
         *_panels(shown, width),
         _paragraphs([tree.epilog] if tree.epilog else [], width) + _rest(rest, width),
