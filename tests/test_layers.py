@@ -89,7 +89,8 @@ MODULES = {
     "__init__": "gdnbench",
     "kernels": "gdnbench_kernels",
     "base": """bits digest_kernel digests errors export_format handlers missing options phases poison pools
-        printable provenance record record_numbers shipped tables units toml_tables value_range version whole_file""",
+        printable provenance record record_numbers shipped tables units toml_tables value_range version
+        whole_file""",
     "sim.base": "sim.deadline sim.demangle sim.errors sim.floating_environment sim.lazy sim.special_function",
     "sim.tensorcore.formats": "sim.tensorcore.formats sim.tensorcore.product sim.tensorcore.scaled",
     "sim.run": "sim.run sim.watch",

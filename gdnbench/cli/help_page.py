@@ -58,12 +58,13 @@ def group_page(tree: Any, ctx: Any, width: int) -> str:
     ]
     blocks = [
         _usage(ctx.command_path, ["[OPTIONS]", "COMMAND ..."], width),
-        _paragraphs([tree.help or ""], width) + _examples(example.commands, width),
-        commands,
-        *_panels(shown, width),
-        _paragraphs([tree.epilog] if tree.epilog else [], width) + _rest(rest, width),
+        _paragraphs([tree.help or ""], width),
+        _examples(example.commands, width),
     ]
-    return _page(blocks)
+    end = _paragraphs([tree.epilog] if tree.epilog else [], width) + _rest(rest, width)
+    panels = [*filter(None, _panels(shown, width))]
+    # Without options nothing stands between the commands and the end: a blank line less on a full page.
+    return _page([*blocks, commands, *panels, end] if panels else [*blocks, commands + end])
 
 
 def name_of(ctx: Any) -> str:
