@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,7 +14,9 @@ import torch
 
 import gdnbench
 from gdnbench.bits import DTYPES, logical, to_bits
+from gdnbench.errors import exit_code_of
 from gdnbench.store.writer import StoreWriter
+from tests.cli.conftest import Invoke
 from tests.store.store_samples import record, write_one
 
 HOSTILE = "<script>alert(1)</script>'\"&\x1b[31m\u202e"
@@ -66,8 +69,30 @@ def test_a_store_is_a_sequence(path: Path, tmp_path: Path) -> None:
         assert "u" not in store[0].before
 
 
-def test_an_error_is_the_line_of_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_the_line_of_the_command(
+    path: Path, tmp_path: Path, command: Invoke, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "kernel.toml").write_text("[[accept]]\n")
+    accept = tmp_path / "folder" / "kernel.toml"
+    cases: dict[tuple[object, ...], Callable[[], object]] = {
+        ("ls", tmp_path / "none"): lambda: gdnbench.open(tmp_path / "none"),
+        ("replay", path, "--op", "gdn"): lambda: gdnbench.replay(path, op="gdn"),
+        ("replay", path, "0,9"): lambda: gdnbench.replay(path, "0,9"),
+        ("replay", path, "--on", "sim"): lambda: gdnbench.replay(path, on="sim"),
+        ("diff", path, path, "--k", "2"): lambda: gdnbench.diff(path, path, k=2),
+        ("sim", "none.ptx:k", "--grid", "1"): lambda: gdnbench.sim("none.ptx:k", grid=1),
+        ("sim", "none:k", "--check", "--accept", accept): lambda: gdnbench.sim(
+            "none:k", check=True, accept=accept
+        ),
+    }
+    for words, call in cases.items():
+        with pytest.raises(gdnbench.Error) as raised:
+            call()
+        done = command(*words)
+        assert done.err.splitlines()[-1] == f"gdnbench: {raised.value}"
+        assert done.code == exit_code_of(raised.value)  # type: ignore[arg-type]
+    capfd.readouterr()
     with pytest.raises(gdnbench.StoreError) as error:
         gdnbench.open(tmp_path / "folder")
     assert isinstance(error.value, gdnbench.Error)
