@@ -124,11 +124,10 @@ def test_the_page_shows_since_when_a_tensor_fails(
     )
     browser.until("document.querySelector('.detail .what').textContent.includes('day3.zarr')")
     assert browser.evaluate("document.querySelectorAll('.detail a.point').length") == 4
-    browser.evaluate("document.querySelector('.detail details').open = true")
-    browser.until("document.querySelector('.detail details table') !== null")
-    rows = browser.evaluate(
-        "Array.from(document.querySelectorAll('.detail details tbody tr'), (row) => row.textContent)"
-    )
+    below = "document.querySelector('.detail a.point').closest('figure')"
+    browser.evaluate(f"{below}.querySelector('details').open = true")
+    browser.until(f"{below}.querySelector('table') !== null")
+    rows = browser.evaluate(f"Array.from({below}.querySelectorAll('tbody tr'), (row) => row.textContent)")
     assert [row[:9] for row in rows] == ["day0.zarr", "day1.zarr", "day2.zarr", "day3.zarr"]
     assert rows[0].startswith("day0.zarr2026-11-10 06:00111111111111torch 2.12.0, triton 3.7.1")
     assert rows[1].endswith("--crash")
