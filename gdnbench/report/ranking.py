@@ -35,6 +35,12 @@ class Entry:
         return (self.severity, -ratio, self.run, self.record["number"])
 
 
+def severity(outcome: Outcome) -> int:
+    """0 for a kernel that is wrong, 1 for one that did not run, 2 for a record that was not judged, 3 for a
+    pass."""
+    return _SEVERITY[outcome.exit_code]
+
+
 def rank_records(runs: Sequence[Run]) -> list[Entry]:
     """The records of `runs` in that order. BadInputError for a run with invalid content."""
     return sorted(_entries(runs), key=lambda entry: entry.order)
@@ -44,8 +50,7 @@ def _entries(runs: Sequence[Run]) -> Iterator[Entry]:
     for number, run in enumerate(runs):
         for record in run.records:
             with as_replayed(f"{run.path}: record {record.get('number', '?')}"):
-                severity = _SEVERITY[Outcome(record["outcome"]).exit_code]
-                entry = Entry(number, record, _ratio(record), severity)
+                entry = Entry(number, record, _ratio(record), severity(Outcome(record["outcome"])))
             yield entry
 
 

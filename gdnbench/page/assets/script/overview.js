@@ -4,8 +4,6 @@ import { el, folded, svg } from "./dom.js";
 import { badge, verdictBar } from "./verdict.js";
 import { count } from "./text.js";
 
-const SEVERITY = { pass: 3, refused: 2, "compile failure": 1, unsupported: 1, "missing device or package": 1, "cannot compare": 1 };
-
 export function overview() {
   const earlier = earlierRuns(), shown = (wanted) => el("div", { class: "runs" }, index.runs.filter((_, n) => earlier.has(n) === wanted).map(run));
   return el("header", {}, el("h1", {}, index.title), shown(false),
@@ -16,7 +14,7 @@ export function overview() {
 
 // [outcome, number of records, severity], the worst first.
 export function outcomesOf(one) {
-  return Object.entries(one.outcomes).map(([outcome, number]) => [outcome, number, SEVERITY[outcome] ?? 0])
+  return Object.entries(one.outcomes).map(([outcome, number]) => [outcome, number, index.severities[outcome] ?? 0])
     .sort((a, b) => a[2] - b[2] || b[1] - a[1] || (a[0] < b[0] ? -1 : 1));
 }
 
