@@ -38,7 +38,8 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Show runs as one HTML file: verdicts, where errors are and how they grow, times, findings, provenance.
+    """Show runs as one HTML file: verdicts, where errors are and how they grow, their history over runs,
+    times, findings, provenance.
 
     The file needs no network and no other file. Exit status: 0 it was written, whatever the verdicts; 2 a run
     cannot be read; 3 a package that draws PNG files is missing.
