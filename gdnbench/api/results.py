@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from gdnbench.api.html import report_html, sim_html
-from gdnbench.api.tables import RESULT_COLUMNS, data_frame, result_rows
+from gdnbench.api.tables import data_frame
+from gdnbench.judge.result import Side
 from gdnbench.report.export import to_json, to_junit
 from gdnbench.report.render import render_text, summary_line
 from gdnbench.report.report import DiffReport, RecordResult, ReplayReport, Report
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from gdnbench.sim import Finding
     from gdnbench.sim import Report as SimReport
 
+RESULT_COLUMNS = (
+    *("record", "key", "op", "layer", "step", "outcome", "reason", "tensor", "when", "side", "stage"),
+    *("judged", "passed", "elements", "unequal", "max_abs", "rms_ratio", "torch_rms_ratio", "of_limit"),
+    "max_ulp",
+)
 FINDING_COLUMNS = (
     "call",
     "launch",
@@ -165,3 +171,37 @@ class SimResult:
 
     def _repr_html_(self) -> str:
         return sim_html(self.calls, self.tensors)
+
+
+def result_rows(records: Sequence[RecordResult]) -> Iterator[dict[str, Any]]:
+    """A row for each judged or shown tensor, and one for a record without any."""
+    for record in records:
+        about = {
+            "record": record.number,
+            "key": record.key,
+            "op": record.op,
+            "layer": record.layer,
+            "step": record.step,
+            "outcome": str(record.outcome),
+            "reason": record.reason,
+        }
+        if not record.tensors:
+            yield about
+        for tensor in record.tensors:
+            errors, torchs = tensor.errors, tensor.yardstick
+            yield about | {
+                "tensor": tensor.tensor,
+                "when": str(tensor.when),
+                "side": str(tensor.side),
+                "stage": tensor.stage,
+                "judged": tensor.judged,
+                "passed": tensor.passed,
+                "elements": tensor.elements,
+                "unequal": tensor.unequal,
+                "max_abs": errors and errors.max_abs,
+                "rms_ratio": errors and errors.rms_ratio,
+                "torch_rms_ratio": torchs and torchs.rms_ratio,
+                "of_limit": tensor.of_limit,
+                # Conversions are compared in fp64, where a distance in ULP says nothing.
+                "max_ulp": errors.max_ulp if errors and tensor.side is not Side.CONVERSION else None,
+            }

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from gdnbench.api.errors import one_line_errors
-from gdnbench.api.results import DiffResult, ReplayResult, SimResult
 from gdnbench.api.store import Record, Store
 from gdnbench.api.store import open as open_store
 from gdnbench.errors import BadInputError
@@ -20,6 +19,7 @@ from gdnbench.store import reader
 from gdnbench.store.address import Address
 
 if TYPE_CHECKING:
+    from gdnbench.api.results import DiffResult, ReplayResult, SimResult
     from gdnbench.judge.rule import Rule
     from gdnbench.report.report import RecordResult
     from gdnbench.sim import Accepted
@@ -69,6 +69,7 @@ def replay(
     factor, by_tensor = _factors(k)
     accepted = _accepted(accept, check)
     with one_line_errors(), ExitStack() as stack:
+        from gdnbench.api.results import ReplayResult
         from gdnbench.replay.replay import replay as replay_records
 
         rules = _rules(rule)
@@ -129,6 +130,7 @@ def diff(
     """
     factor, by_tensor = _factors(k)
     with one_line_errors(), ExitStack() as stack:
+        from gdnbench.api.results import DiffResult
         from gdnbench.diff.compare import diff as diff_stores
 
         report = diff_stores(
@@ -185,6 +187,7 @@ def sim(
     accepted = _accepted(accept, check)
     notes: list[str] = []
     with one_line_errors():
+        from gdnbench.api.results import SimResult
         from gdnbench.kernel_file import FileCall, LaunchOptions, check_options, kernel_file
         from gdnbench.sim import Settings
         from gdnbench.simulated_call import (

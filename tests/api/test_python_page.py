@@ -103,7 +103,7 @@ def test_the_notebook_in_jupyter() -> None:
 HEAVY = "numpy torch zarr typer rich gdnbench.api gdnbench.replay"
 
 
-def test_the_import_is_cheap() -> None:
+def test_the_import_is_cheap_and_stores_are_read_without_torch() -> None:
     """And the packages of the functions' names are found as before, in whatever order they are imported."""
     program = f"""
 import sys, gdnbench
@@ -117,9 +117,22 @@ try:
     gdnbench.nothing
 except AttributeError as error:
     print(error)
+sys.modules["torch"] = None
+with gdnbench.open({str(ROOT / "captures" / "decode.zarr.zip")!r}) as store:
+    print(store[3].before["q"].bits().dtype.name, "<table>" in store._repr_html_())
+    for call in (store[3].before["q"].torch, lambda: gdnbench.replay(store), lambda: gdnbench.sim("f.py:f")):
+        try:
+            call()
+        except gdnbench.CannotRunError as error:
+            print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("module 'gdnbench' has no attribute 'nothing'\n", "")
+    missing = "this needs torch, which is not installed: pip install 'gdnbench[capture]'"
+    assert done.stdout.splitlines() == [
+        "module 'gdnbench' has no attribute 'nothing'",
+        "uint16 True",
+        *[missing] * 3,
+    ], done.stderr
 
 
 @pytest.mark.slow
