@@ -13,7 +13,7 @@ export function list(open) {
 
   const row = (position) => {
     const place = places[position];
-    const run = index.runs.length > 1 ? ` · ${index.runs[columns.run[place]].path}` : "";
+    const run = index.runs.length > 1 ? `${index.runs[columns.run[place]].path} · ` : "";
     const made = el("div", {
       class: "row", role: "option", id: `row-${place}`, "aria-setsize": places.length,
       "aria-posinset": position + 1, "aria-selected": String(place === opened),
@@ -23,7 +23,7 @@ export function list(open) {
       el("b", {}, `#${columns.number[place]}`),
       el("span", { class: "ratio" }, ofLimit(columns.ratio[place]))),
     el("span", { class: "second" },
-      `${string("op", place)} ${string("layer", place)} step ${columns.step[place]}${run} ${string("reason", place)}`));
+      `${run}${string("op", place)} ${string("layer", place)} step ${columns.step[place]} ${string("reason", place)}`));
     made.classList.toggle("active", position === active);
     made.style.top = `${position * ROW}px`;
     return made;
