@@ -16,8 +16,7 @@ from gdnbench.page.repeat import repeat_command
 from gdnbench.report.captured import captured_ranges
 from gdnbench.report.growth import error_growth, round_for_chart
 from gdnbench.report.history import changes, closest_limits, package_versions, run_commit, run_time, tracks
-from gdnbench.report.outcome import Outcome
-from gdnbench.report.ranking import Entry, rank_records, severity
+from gdnbench.report.ranking import Entry, rank_records, severities
 from gdnbench.report.runs import Run, as_replayed
 from gdnbench.version import __version__
 
@@ -89,7 +88,7 @@ def page_index(
         "version": __version__,
         "title": title,
         "runs": [_run(run) for run in runs],
-        "severities": {str(outcome): severity(outcome) for outcome in Outcome},
+        "severities": severities(),
         "columns": columns,
         "history": history,
         "strings": list(strings),

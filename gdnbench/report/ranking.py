@@ -35,10 +35,10 @@ class Entry:
         return (self.severity, -ratio, self.run, self.record["number"])
 
 
-def severity(outcome: Outcome) -> int:
-    """0 for a kernel that is wrong, 1 for one that did not run, 2 for a record that was not judged, 3 for a
-    pass."""
-    return _SEVERITY[outcome.exit_code]
+def severities() -> dict[str, int]:
+    """By outcome: 0 for a kernel that is wrong, 1 for one that did not run, 2 for a record that was not
+    judged, 3 for a pass."""
+    return {str(outcome): _SEVERITY[outcome.exit_code] for outcome in Outcome}
 
 
 def rank_records(runs: Sequence[Run]) -> list[Entry]:
@@ -47,10 +47,11 @@ def rank_records(runs: Sequence[Run]) -> list[Entry]:
 
 
 def _entries(runs: Sequence[Run]) -> Iterator[Entry]:
+    known = severities()
     for number, run in enumerate(runs):
         for record in run.records:
             with as_replayed(f"{run.path}: record {record.get('number', '?')}"):
-                entry = Entry(number, record, _ratio(record), severity(Outcome(record["outcome"])))
+                entry = Entry(number, record, _ratio(record), known[record["outcome"]])
             yield entry
 
 
