@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,9 +76,9 @@ def test_a_verdict_allows_for_the_clock_that_timed(store: Store, monkeypatch: py
     """The host's, whose readings are 0.1 us late at most: see `seam.RESOLUTION`."""
     rules: list[Rule] = []
 
-    def kept(subjects: Sequence[Subject], rule: Rule, watch: Watch) -> Comparison:
+    def kept(subjects: Sequence[Subject], rule: Rule, watch: Watch, *more: Any) -> Comparison:
         rules.append(rule)
-        return compare(subjects, rule, watch)
+        return compare(subjects, rule, watch, *more)
 
     monkeypatch.setattr(measure, "compare", kept)
     session().time(store.records[0], operation("gdn_decode"), [f"{KERNELS}:honest"])
