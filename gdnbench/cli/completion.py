@@ -6,6 +6,7 @@ printed, and nothing is written: a store that cannot be read has no records to c
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -18,7 +19,7 @@ from gdnbench.errors import EXPECTED_ERRORS, BadInputError
 from gdnbench.printable import printable
 
 if TYPE_CHECKING:
-    from gdnbench.store.reader import Store
+    from gdnbench.store.index import IndexEntry
 
 Words = Iterable[tuple[str, str]]
 """Words and what they mean, "" where that needs no saying."""
@@ -109,8 +110,7 @@ def _is_store(path: Path) -> bool:
 
 def _record(line: Mapping[str, Any], incomplete: str) -> Words:
     """The numbers of the records of the store on the line."""
-    with _open(line) as opened:
-        return _numbers(opened, incomplete)
+    return _first(_numbered(line), incomplete)
 
 
 def _records(line: Mapping[str, Any], incomplete: str) -> Words:
@@ -119,35 +119,45 @@ def _records(line: Mapping[str, Any], incomplete: str) -> Words:
     if typed is None:
         return []
     before, low, start = typed.groups()
-    with _open(line) as opened:
-        if low is not None:
-            return [(f"{before}{low}-{one}", text) for one, text in _numbers(opened, start, int(low) + 1)]
-        words = [(f"{before}{one}", text) for one, text in _numbers(opened, start)]
-        first, last = int(start or 0), len(opened.records) - 1
-        if first < last:
-            words.append((f"{before}{first}-{last}", f"{last - first + 1} records"))
-        return words
+    numbered = list(_numbered(line))
+    if low is not None:
+        found = _first(numbered[int(low) + 1 :], start)
+        return [(f"{before}{low}-{number}", text) for number, text in found]
+    words = [(f"{before}{number}", text) for number, text in _first(numbered, start)]
+    first, last = int(start or 0), len(numbered) - 1
+    if first < last:
+        words.append((f"{before}{first}-{last}", f"{last - first + 1} records"))
+    return words
 
 
-def _numbers(opened: Store, start: str, least: int = 0) -> list[tuple[str, str]]:
-    """Records of at least number `least` whose numbers begin as `start`, with operation, layer and step."""
-    found = (one for one in opened.listed() if one.number >= least and str(one.number).startswith(start))
-    return [
-        (str(one.number), printable(f"{one.kind.op} {one.kind.layer} step {one.step}"))
-        for one in itertools.islice(found, MOST)
-    ]
+def _first(numbered: Words, start: str) -> list[tuple[str, str]]:
+    """Those whose number begins as `start`, as many as a terminal shows."""
+    return list(itertools.islice((one for one in numbered if one[0].startswith(start)), MOST))
 
 
-def _open(line: Mapping[str, Any]) -> Store:
-    """The store on the line, as it is: the journals of programs that died are left for a command to seal.
-    BadInputError for a URL, which would be asked for over the network at every key."""
+def _numbered(line: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The records of the store on the line by number, with what its indexes say of each. The store is left as
+    it is: the journals of programs that died are for a command to seal. BadInputError for a URL, which would
+    be asked for over the network at every key."""
     from gdnbench.store.address import is_url
-    from gdnbench.store.reader import Store
+    from gdnbench.store.batches import list_batches, list_segments
+    from gdnbench.store.files import open_files
+    from gdnbench.store.index import parse_index
 
     place = line.get("store")
     if not isinstance(place, str) or is_url(place):
         raise BadInputError("there is no local store on the line")
-    return Store.open(os.path.expanduser(place))
+    number = itertools.count()
+    with contextlib.closing(open_files(os.path.expanduser(place))) as files:
+        for batch in list_batches(files, list(list_segments(files, [])), [], [], []):
+            told = parse_index(batch.index, batch.count)
+            texts = [""] * batch.count if told is None else map(_told, told)
+            yield from ((str(next(number)), text) for text in texts)
+
+
+def _told(entry: IndexEntry) -> str:
+    kind, step, _ = entry
+    return printable(f"{kind.op} {kind.layer} step {step}")
 
 
 COMPLETERS: Mapping[str, Callable[[Mapping[str, Any], str], Words]] = {

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
-from gdnbench.bits import logical
 from gdnbench.record import RecordInfo, Status
 from gdnbench.store.record_json import Placed
 
@@ -89,6 +88,8 @@ def _sizes(tensors: tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]) -> dict
 
 
 def _nbytes(before: Mapping[str, Placed], after: Mapping[str, Placed]) -> int:
+    from gdnbench.bits import logical
+
     distinct = {tensor.digest: tensor.meta for tensor in (*before.values(), *after.values())}
     return sum(math.prod(meta.shape) * logical(meta.dtype).storage.itemsize for meta in distinct.values())
 

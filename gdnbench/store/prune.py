@@ -33,6 +33,7 @@ from gdnbench.record import RecordDraft, TensorDraft
 from gdnbench.store.array_metadata import RECORDS_NAMES
 from gdnbench.store.arrays import write_array
 from gdnbench.store.batch import digest_of
+from gdnbench.store.batches import BatchInfo
 from gdnbench.store.compression import Chunking, Compression
 from gdnbench.store.durable import make_folder, remove_if_empty, sync
 from gdnbench.store.exclusive import hold_store_lock
@@ -54,7 +55,7 @@ from gdnbench.store.layout import (
     is_name,
     parse_node,
 )
-from gdnbench.store.reader import BatchInfo, Store, StoredRecord, TensorHandle
+from gdnbench.store.reader import Store, StoredRecord, TensorHandle
 from gdnbench.store.stored_array import open_array
 from gdnbench.store.summary import END
 from gdnbench.store.writer import StoreWriter

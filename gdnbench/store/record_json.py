@@ -12,7 +12,6 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Final
 
-from gdnbench.bits import DTYPES
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.record import Pool, RecordInfo, Status, TensorMeta
 from gdnbench.store.layout import Location
@@ -209,6 +208,8 @@ def _meta(*values: Any) -> TensorMeta:
     axes = _checked(
         data, "axes", lambda v: isinstance(v, tuple) and all(isinstance(i, str) for i in v), "names"
     )
+    from gdnbench.bits import DTYPES
+
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not known")
     if len(shape) > _MOST_AXES or math.prod(shape) > _MOST_ELEMENTS:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from gdnbench.errors import StoreError
-from gdnbench.store.durable import publish
 from gdnbench.store.layout import INCOMING, METADATA, SEGMENTS, checked_name, group_json, parse_node
 from gdnbench.units import counted
 
@@ -79,6 +78,8 @@ def write_summary(store: Path, segment: str, summary: SegmentSummary) -> None:
     stays."""
     folder = store / SEGMENTS / segment / END
     folder.mkdir(exist_ok=True)
+    from gdnbench.store.durable import publish
+
     publish(folder / METADATA, group_json(asdict(summary)), store / INCOMING / segment, durable=True)
 
 

@@ -21,11 +21,12 @@ from gdnbench.store.array_metadata import (
     layout_flaw,
 )
 from gdnbench.store.batch import byte_view, digest_of
+from gdnbench.store.batches import BatchInfo
 from gdnbench.store.compression import largest_run
 from gdnbench.store.grid import Slices, grid_of
 from gdnbench.store.index import IndexEntry, parse_index
 from gdnbench.store.layout import METADATA, RECORDS
-from gdnbench.store.reader import BatchInfo, Store, StoredRecord, TensorHandle
+from gdnbench.store.reader import Store, StoredRecord, TensorHandle
 from gdnbench.store.record_json import Placed
 from gdnbench.store.stored_array import StoredArray
 from gdnbench.units import counted

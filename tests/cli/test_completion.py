@@ -16,7 +16,8 @@ from gdnbench.cli.main import COMPLETING
 from gdnbench.kernel_names import kernel_names, operation_names
 from gdnbench.ops import operations
 from gdnbench.sim.virtual import machine_named
-from gdnbench.store.reader import Store
+from gdnbench.store import batches
+from gdnbench.store.batches import BatchInfo, SegmentInfo
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 Complete = Callable[..., list[str]]
@@ -118,10 +119,8 @@ def test_records_of_the_store_on_the_line(complete: Complete, prefills: Path) ->
 def test_a_store_of_many_records_completes_as_many_as_a_terminal_shows(
     complete: Complete, prefills: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Store.open(prefills) as store:
-        first = next(store.listed())
-    many = [type(first)(number, first.key, first.segment, first.kind, 0, 0) for number in range(3000)]
-    monkeypatch.setattr(Store, "listed", lambda self: iter(many))
+    many = BatchInfo(SegmentInfo("segment", {}, {}, None), "0", 0, 3000)
+    monkeypatch.setattr(batches, "list_batches", lambda *arguments: iter([many]))
     assert len(complete(f"gdnbench show {prefills} ")) == MOST
     assert complete(f"gdnbench show {prefills} 2999") == ["2999"]
 

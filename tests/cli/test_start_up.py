@@ -10,7 +10,7 @@ from pathlib import Path
 STORE = str(Path(__file__).parents[2] / "captures" / "decode.zarr.zip")
 HEAVY = ("torch", "llvmlite", "zarr", "rich", "pydantic", "numpy", "gdnbench.ops")
 LIGHT = ("torch", "llvmlite", "zarr", "rich", "gdnbench.ops")
-"""Of a command that reads a store: NumPy decodes it, and typer converts arguments as it does."""
+"""Of a command with arguments, which typer converts by pydantic, or that reads a store, as NumPy does."""
 
 SHOW = ("torch", "llvmlite", "rich", "gdnbench.ops")  # it reads elements, those of an archive by zarr
 
@@ -19,11 +19,11 @@ STEPS: tuple[tuple[list[str], str, tuple[str, ...]], ...] = (
     (["--version"], "", HEAVY),
     (["--help"], "", HEAVY),
     (["replay", "--help"], "", HEAVY),
+    ([], "gdnbench ", HEAVY),
+    ([], "gdnbench replay --", HEAVY),
+    ([], f"gdnbench replay {STORE} --kernel ", HEAVY),
+    ([], f"gdnbench replay {STORE} ", HEAVY),
     (["help", "bisect", "commit"], "", LIGHT),
-    ([], "gdnbench ", LIGHT),
-    ([], "gdnbench replay --", LIGHT),
-    ([], f"gdnbench replay {STORE} --kernel ", LIGHT),
-    ([], f"gdnbench replay {STORE} ", LIGHT),
     (["ls", STORE], "", LIGHT),
     (["show", STORE, "0"], "", SHOW),
 )
