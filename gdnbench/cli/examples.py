@@ -87,7 +87,7 @@ EXAMPLES = {
     "gdnbench replay": Example(
         "replay.md",
         (
-            "gdnbench replay run.zarr 0,3-5 --kernel engine.kernels:prefill --save run1.zarr",
+            "gdnbench replay run.zarr 0,3-5 --kernel mine.py:kernel --save run1.zarr",
             "gdnbench replay run.zarr --kernel sm100 --on sim --stages --check",
             "gdnbench replay run.zarr --kernel cute --on sim --machine h200 --time",
             "gdnbench replay run.zarr --kernel sm100 --on cuda --workers 0",
@@ -133,15 +133,15 @@ EXAMPLES = {
     "gdnbench time": Example(
         "timing.md",
         ("gdnbench time run.zarr --kernel torch --kernel engine.kernels:prefill --on cuda",),
-        everyday=_everyday("kernel on machine cache clock seconds json save compare"),
+        everyday=_everyday("kernel on machine cache seconds json save compare"),
     ),
     "gdnbench sim": Example(
         SIM,
         (
             "gdnbench sim norm.py:norm 'f32[128,64]' 'f32[128,64]:nan' --check",
+            "gdnbench sim --sms 4 --check -- python their_script.py",
             "gdnbench sim add.ptx:add --grid 4 --block 256 'f32[1000]' 'f32[1000]' 'f32[1000]:nan' 1000",
             "gdnbench sim sum.cu:'sum<float, 64>' --grid 16 --block 64 -I include 'f32[99]' 'f32[1]:0' 99",
-            "gdnbench sim --sms 4 --check -- python their_script.py",
         ),
         everyday=_everyday("grid block machine check profile time"),
     ),
@@ -173,7 +173,7 @@ EXAMPLES = {
             "gdnbench bisect env run.zarr --kernel mine.py:kernel \\",
             "    --good nvidia-cutlass-dsl==4.8.0 --bad nvidia-cutlass-dsl==4.8.1",
         ),
-        everyday=_everyday("on k tol python with symptom"),
+        everyday=_everyday("on tol python with symptom"),
     ),
     "gdnbench bisect instruction": Example(
         "bisect.md",

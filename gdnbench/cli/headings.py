@@ -19,7 +19,7 @@ BY_HEADING = {
     PROCESSES: "isolate timeout workers scheduler budget",
     OUTPUT: "json csv save compare timeline junit out script state fresh verbose",
 }
-OF_CAPTURE = {
+_CAPTURE = {
     FUNCTIONS: "target op layer table",
     CALLS: "first every when on-nonfinite on-lineage on-mismatch around ring-bytes",
     SWITCH: "paused control signal",
@@ -27,22 +27,34 @@ OF_CAPTURE = {
     STORE: "max-bytes when-over when-full queue zstd",
     "Virtual GPU": "virtual sms",
 }
+_PRUNE = {
+    "Which records": "op layer step status older-than max-records max-bytes keep",
+    "Action": "yes",
+    OUTPUT: "json",
+}
+OF_COMMAND = {"gdnbench capture": _CAPTURE, "gdnbench prune": _PRUNE}
+"""Of commands whose options say what a program records, or which records go: headings of their own."""
 FEW = 8  # options that need no headings
 
 PLACEHOLDERS = {
+    "-o": "FOLDER",
     "--accept": "FILE",
     "--against": "KERNEL",
     "--also": "PATH",
     "--around": "N",
     "--bad": "VERSION",
     "--build": "COMMAND",
+    "--compare": "RUN",
     "--control": "FILE",
+    "--explain": "REQUEST",
     "--find-links": "URL",
     "--good": "VERSION",
     "--index-url": "URL",
     "--junit": "FILE",
     "--k": "[TENSOR=]K",
+    "--keep": "RECORDS",
     "--max-bytes": "SIZE",
+    "--older-than": "AGE",
     "--on": "DEVICE",
     "--python": "PROGRAM",
     "--queue": "SIZE",
@@ -65,6 +77,6 @@ PLACEHOLDERS = {
 
 def heading(command: str, spelling: str) -> str:
     """The heading of an option of a command, e.g. ("gdnbench time", "--cache") -> "Time"; "" without one."""
-    table = OF_CAPTURE if command == "gdnbench capture" else BY_HEADING
+    table = OF_COMMAND.get(command, BY_HEADING)
     name = spelling.removeprefix("--")
     return next((title for title, names in table.items() if name in names.split()), "")

@@ -78,7 +78,7 @@ def console_main() -> None:
         sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # as Python documents it
     try:
         # Not standalone: typer would draw a box of five lines around a usage error.
-        status = _command_tree()(standalone_mode=False)
+        status = _command_tree()(standalone_mode=False, complete_var=COMPLETING)
     except EXPECTED_ERRORS as error:
         _end(str(error), exit_code_of(error))
     except UsageError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gdnbench.cli.completion import COMPLETERS, MACHINES, MOST
+from gdnbench.cli.completion import MACHINES, MOST
 from gdnbench.cli.main import COMPLETING
 from gdnbench.kernel_names import kernel_names, operation_names
 from gdnbench.ops import operations
@@ -123,13 +123,6 @@ def test_a_store_of_many_records_completes_as_many_as_a_terminal_shows(
     monkeypatch.setattr(batches, "list_batches", lambda *arguments: iter([many]))
     assert len(complete(f"gdnbench show {prefills} ")) == MOST
     assert complete(f"gdnbench show {prefills} 2999") == ["2999"]
-
-
-def test_every_completer_is_of_a_parameter_that_there_is() -> None:
-    from tests.docs.commands import commands
-
-    names = {one.name for command in commands() for one in (*command.arguments, *command.options)}
-    assert set(COMPLETERS) <= names
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

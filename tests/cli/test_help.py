@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import typer
 
+from gdnbench.cli.completion import COMPLETERS
 from gdnbench.cli.examples import EXAMPLES
 from gdnbench.cli.groups import CommandGroup
-from gdnbench.cli.headings import BY_HEADING, OF_CAPTURE, PLACEHOLDERS
+from gdnbench.cli.headings import BY_HEADING, OF_COMMAND, PLACEHOLDERS
 from gdnbench.cli.help_page import HELP_ALL, name_of
 from gdnbench.cli.main import app
 
@@ -90,8 +91,13 @@ def test_everyday_options_are_there(every: dict[str, Any]) -> None:
 def test_tables_by_name_are_of_options_that_there_are(every: dict[str, Any]) -> None:
     there = {opt for one in every.values() for parameter in one.command.params for opt in parameter.opts}
     assert {name for name in PLACEHOLDERS if name not in there} == set()
-    words = " ".join([*BY_HEADING.values(), *OF_CAPTURE.values()]).split()
+    tables = (BY_HEADING, *OF_COMMAND.values())
+    words = " ".join(names for table in tables for names in table.values()).split()
     assert {word for word in words if f"--{word}" not in there} == set()
+
+
+def test_every_completer_is_of_a_parameter_that_there_is(every: dict[str, Any]) -> None:
+    assert set(COMPLETERS) <= {parameter.name for one in every.values() for parameter in one.command.params}
 
 
 def test_text_is_reflowed_to_the_width(every: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
