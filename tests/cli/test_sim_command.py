@@ -363,7 +363,7 @@ def test_refusals_in_one_line(
 
 
 def test_help_says_how_arguments_are_written(gdnbench: Invoke) -> None:
-    text = gdnbench("sim", "--help").out
+    text = gdnbench("sim", "--help-all").out
     assert "TYPE[EXTENTS" in text
     assert "random:SEED" in text
     assert "randn, rand, randint, zeros, ones, arange, nan" in " ".join(text.replace("│", " ").split())
