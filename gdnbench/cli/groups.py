@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
@@ -15,6 +17,7 @@ from gdnbench.cli.pipes import reader_may_leave
 from gdnbench.cli.registry import Entry
 
 HELP_NAMES = ["-h", "--help", "--help-all"]
+DECIMAL = re.compile(r"[0-9]{1,18}", re.ASCII)
 FOREIGN_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}  # the operation's own options
 
 
@@ -96,20 +99,58 @@ def build(entry: Entry) -> Any:
     tree = typer.main.get_command(found)
     tree.name = entry.name
     complete_parameters(tree.params)
+    for parameter in tree.params:
+        convert_at_once(parameter)
     return tree
+
+
+def convert_at_once(parameter: Any) -> None:
+    """Has a parameter take text, words of an enumeration, decimal integers, defaults and no value without
+    typer, which converts them by pydantic: that takes longer to import than most stores to list. Any other
+    value is typer's to convert, or to refuse."""
+    kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)  # typer 0.29 or later
+    if not isinstance(kind, type) or parameter.multiple or parameter.nargs != 1:
+        return
+    converted = parameter.process_value
+
+    def process_value(context: Any, value: Any) -> Any:
+        known = _converted(value, kind, parameter)
+        if known is None and (value is not None or parameter.required):
+            return converted(context, value)
+        return parameter.callback(context, parameter, known) if parameter.callback else known
+
+    parameter.process_value = process_value
+
+
+def _converted(value: Any, kind: type[Any], parameter: Any) -> Any:
+    """`value` as a `kind` if that takes no thinking, else None."""
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, str):
+        return None
+    if issubclass(kind, Enum):
+        return next((one for one in kind if one.value == value), None)
+    if kind is not int or not DECIMAL.fullmatch(value):
+        return None
+    low, high, number = parameter.min, parameter.max, int(value)
+    return number if (low is None or low <= number) and (high is None or number <= high) else None
 
 
 @contextmanager
 def as_typed(parameters: Sequence[Any]) -> Iterator[None]:
     """Leaves the values of parameters as they are typed. To complete a line nothing is to be converted, which
     takes typer longer to import than all the rest, and no callback may open a machine or print a version."""
+    kept = [(one, vars(one).get("process_value")) for one in parameters]
     for one in parameters:
         one.process_value = lambda ctx, value: value
     try:
         yield
     finally:
-        for one in parameters:
-            del one.process_value
+        for one, process_value in kept:
+            if process_value is None:
+                del one.process_value
+            else:
+                one.process_value = process_value
 
 
 def asks_for_all(words: Sequence[str]) -> bool:
