@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gdnbench.errors import BadInputError, CannotRunError
+from gdnbench.errors import BadInputError, CannotRunError, Exit, GdnbenchError
 from gdnbench.ops import operation
+from gdnbench.printable import without_escapes
 from gdnbench_kernels.artifacts import ARCHS
 from gdnbench_kernels.compiling import ArchError, Program, program
 from gdnbench_kernels.source import Source
@@ -18,8 +18,10 @@ Sources = Callable[..., Sequence[Source]]
 DEFAULT_ARCH = "sm_100a"
 
 
-class CompileError(CannotRunError):
-    """A kernel that the compiler refuses, or no compiler."""
+class CompileError(GdnbenchError):
+    """A kernel that the compiler refuses."""
+
+    exit_code = Exit.MISMATCH
 
 
 def sources_of(op: str, kernel: str | None = None) -> tuple[str, Sources]:
@@ -50,15 +52,11 @@ def arch_of(op: str, kernel: str, given: str | None) -> str:
     return given
 
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-"""CuTe DSL's messages are in colour."""
-
-
 def compile_programs(
     sources: Sources, options: Mapping[str, Any], arch: str, advance: Callable[[int, int], None]
 ) -> list[Program]:
     """One program a source, in order; `advance` is told (done, total). BadInputError for options or an arch
-    that there are not, CompileError for what does not compile."""
+    that there are not, CompileError for what does not compile, CannotRunError without a compiler."""
     try:
         wanted = list(sources(**options))
     except ValueError as error:
@@ -71,9 +69,9 @@ def compile_programs(
         except ArchError as error:
             raise BadInputError(str(error)) from error
         except ImportError as error:
-            raise CompileError(str(error)) from error
+            raise CannotRunError(str(error)) from error
         except Exception as error:  # tracing runs the kernel's own Python, which may raise anything
-            said = _COLOUR.sub("", str(error)).strip()
+            said = without_escapes(str(error)).strip()  # CuTe DSL's are in colour
             first = next(iter(said.splitlines()), "").removeprefix("error: ")
             raise CompileError(
                 f"{source.name} does not compile for {arch}: {type(error).__name__}: {first}"

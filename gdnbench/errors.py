@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from gdnbench.sim.errors import CannotSimulateError, Error, InputError, KernelFault, SimError
+from gdnbench.sim.errors import (
+    CannotSimulateError,
+    CompileRefusedError,
+    Error,
+    InputError,
+    KernelFault,
+    SimError,
+)
 
 
 class Exit(IntEnum):
     PASS = 0
-    MISMATCH = 1  # numeric mismatch, regression, crash or hang of the kernel under test, nothing captured
+    MISMATCH = 1  # numeric mismatch, regression; the kernel crashes, hangs or does not compile; nothing captured
     BAD_INPUT = 2  # usage or bad input
-    CANNOT_RUN = 3  # missing hardware or package, unsupported, does not compile
+    CANNOT_RUN = 3  # missing hardware, package or compiler, unsupported
 
 
 class GdnbenchError(Error):
@@ -54,6 +61,6 @@ def exit_code_of(error: GdnbenchError | SimError) -> Exit:
     """The exit code of a command that ends with `error`."""
     if isinstance(error, GdnbenchError):
         return error.exit_code
-    if isinstance(error, KernelFault):
+    if isinstance(error, KernelFault | CompileRefusedError):
         return Exit.MISMATCH
     return Exit.CANNOT_RUN if isinstance(error, CannotSimulateError) else Exit.BAD_INPUT

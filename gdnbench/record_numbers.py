@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from gdnbench.errors import BadInputError
 
@@ -19,6 +20,17 @@ def record_ranges(text: str) -> tuple[range, ...]:
             raise BadInputError(f"records {text!r}: {part.strip()} runs backwards")
         ranges.append(range(first, last + 1))
     return tuple(ranges)
+
+
+def numbers_text(numbers: Iterable[int]) -> str:
+    """[0, 3, 4, 5] -> "0,3-5": what `record_ranges` reads. `numbers` ascend."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def record_numbers(text: str, count: int) -> list[int]:

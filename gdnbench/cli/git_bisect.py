@@ -44,7 +44,8 @@ def with_git_statuses(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def status(report: ReplayReport) -> int:
-    """1 if a kernel that could be called mismatched, crashed or hung, 0 if all records pass, else 125."""
-    if any(one.outcome.exit_code is Exit.MISMATCH and one.imported for one in report.records):
+    """1 if a kernel that could be called, and compiles, mismatched, crashed or hung; 0 if all records pass;
+    else 125."""
+    if any(one.ran_wrong for one in report.records):
         return int(Exit.MISMATCH)
     return int(Exit.PASS) if report.exit_code is Exit.PASS else NO_VERDICT

@@ -63,6 +63,7 @@ def finish(
     *,
     verbose: bool = False,
     heatmap: bool = False,
+    tb: str = "short",
 ) -> None:
     """Print a report and end the command with its exit code, or the one given; see `render_table`.
     `heatmap`: behind the table where errors are, by chunk and head; the report's results have grids."""
@@ -72,7 +73,7 @@ def finish(
     if json:
         print_json_text(to_json(report))
     else:
-        print_wide(render_table(report, verbose=verbose, table=table))
+        print_wide(render_table(report, verbose=verbose, table=table, tb=tb))
         if heatmap:
             from gdnbench.heatmap.terminal import ASCII, BLOCKS, heatmaps
 

@@ -22,6 +22,7 @@ from gdnbench.cli.checking import (
     write_template,
 )
 from gdnbench.cli.console import progress
+from gdnbench.cli.debugging import PDB, TB, Debugger, check_debugged, check_traceback
 from gdnbench.cli.distribution import SCHEDULER, WORKERS, is_distributed
 from gdnbench.cli.git_bisect import OPTION, status, with_git_statuses
 from gdnbench.cli.judging import HEATMAP, factors, finish, tolerance
@@ -157,6 +158,8 @@ def replay(
         ),
     ] = False,
     json: JsonOption = False,
+    tb: Annotated[str, typer.Option(help=TB, rich_help_panel=OUTPUT_PANEL)] = "short",
+    pdb: Annotated[bool, typer.Option("--pdb", help=PDB, rich_help_panel=PROCESS_PANEL)] = False,
 ) -> None:
     """Replay recorded calls through a kernel and judge its outputs.
 
@@ -165,6 +168,9 @@ def replay(
     accepted = read_accepted(accept, write_accept, new_baseline, check=check)
     _check(on, time, cache or form or clock or busy)
     check_on_simulator(on, machine, sms)
+    check_traceback(tb)
+    if pdb:
+        check_debugged(isolate=isolate, json=json, timeout=timeout, workers=workers, scheduler=scheduler)
     predict = time and on == "sim"
     check_repeated(on, schedule, shape, isolate)
     # What `replay` in Python takes, and decides about each record.
@@ -185,20 +191,22 @@ def replay(
         "check": check,
         "keep_going": keep_going,
         "accepted": accepted,
-        "isolate": isolate,
+        "isolate": False if pdb else isolate,
         "timeout": timeout,
         "save": save,
         "grids": heatmap,
         "predict": predict,
     }
     measured = time and not predict
+    if pdb:
+        options["debug"] = Debugger()
     if is_distributed(workers, scheduler, time=measured, schedule=schedule, shape=shape):
         with progress("replay") as advance:
             report = _spread(store, records, workers, scheduler, options, advance)
     else:
         how = (on, cache or "cold", form)
         times = timing_options(*how, busy=busy, clock=clock or "auto") if measured else None
-        with progress("replay") as advance:
+        with progress("replay", shown=not pdb) as advance:
             report = replay_in_process(store, records, schedule, shape, times, options, advance)
     if time and not json:
         print_times(report)
@@ -208,7 +216,7 @@ def replay(
     if new_baseline is not None:
         write_baseline(new_baseline, (record.findings or () for record in report.records))
     code = status(report) if git_bisect else report.exit_code
-    finish(report, json, junit, code, verbose=verbose, heatmap=heatmap)
+    finish(report, json, junit, code, verbose=verbose, heatmap=heatmap, tb=tb)
 
 
 def _check(on: str, time: bool, timing: object) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdnbench import phases
+from gdnbench.error_frames import KernelError
 from gdnbench.errors import BadInputError
 from gdnbench.replay.execute import Execution
 from gdnbench.replay.failure import Failure
@@ -78,12 +79,13 @@ class Isolated:
                 imported = True
             reply = self._worker.request({"record": record.number}, self._timeout)
         except WorkerFailure as failure:
-            return Failure(failure.outcome, failure.reason, imported)
+            return Failure(failure.outcome, failure.reason, imported, error=failure.error)
         if "outcome" in reply:
             outcome = Outcome(reply["outcome"])
             if outcome is Outcome.CRASH and self._on == "cuda":
                 self._worker.kill()
-            return Failure(outcome, reply["reason"], reply["imported"], _findings(reply["checked"]))
+            found, error = _findings(reply["checked"]), KernelError.from_json(reply["error"])
+            return Failure(outcome, reply["reason"], reply["imported"], found, error)
         return Execution(
             read_tensors(self._results, reply["tensors"]),
             tuple(reply["faults"]),

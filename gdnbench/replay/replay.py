@@ -27,7 +27,7 @@ from gdnbench.replay.failure import Failure
 from gdnbench.replay.isolate import Isolated
 from gdnbench.replay.predicting import machine_to_predict
 from gdnbench.replay.record import JudgedRecord, Times, finish_record
-from gdnbench.replay.run import InProcess, Runner
+from gdnbench.replay.run import Debug, InProcess, Runner
 from gdnbench.replay.save import RunWriter
 from gdnbench.replay.simulated import SIM, replay_gpu, requested_gpu
 from gdnbench.report.outcome import Outcome
@@ -78,6 +78,7 @@ def replay(
     machine: str | None = None,
     sms: int | None = None,
     progress: Progress | None = None,
+    debug: Debug | None = None,
 ) -> ReplayReport:
     """Replay the records of `store` (those numbered in `records`, of operation `op`) through `kernel`.
 
@@ -93,6 +94,7 @@ def replay(
     `keep_going`: a simulated `kernel` goes on after faults that can be skipped; its record is a mismatch.
     `predict`: the time of simulated kernels on `machine` is predicted and kept with records that pass.
     `machine` and `sms`: the GPU of simulated kernels and its number of SMs, see `replay_gpu`.
+    `debug` is called with an exception of a kernel in this process, as `InProcess` says.
     `isolate` None: in a process of its own for a user's function, on CUDA, or with a timeout; `timeout` is
     seconds a record.
 
@@ -123,7 +125,7 @@ def replay(
     report = options.report(store)
     results: list[RecordResult] = []
     with ExitStack() as stack:
-        one = stack.enter_context(replaying(store, options))
+        one = stack.enter_context(replaying(store, options, debug))
         saved = None
         if save is not None:
             saved = stack.enter_context(
@@ -215,7 +217,7 @@ def replay_options(
 
 
 @contextmanager
-def replaying(store: Store, options: ReplayOptions) -> Iterator[Replayer]:
+def replaying(store: Store, options: ReplayOptions, debug: Debug | None = None) -> Iterator[Replayer]:
     """A Replayer for the records of `store`. Worker processes of its kernels run until the `with` block ends.
 
     CannotRunError if the device is not here, BadInputError as `runner`.
@@ -240,6 +242,7 @@ def replaying(store: Store, options: ReplayOptions) -> Iterator[Replayer]:
             keep_going=keep_going,
             predict=options.predict if on == SIM else None,
             keep_printed=options.grids,
+            debug=debug,
         )
 
     with ExitStack() as stack:
@@ -268,6 +271,7 @@ def runner(
     keep_going: bool = False,
     predict: str | None = None,
     keep_printed: bool = False,
+    debug: Debug | None = None,
 ) -> Runner:
     """A Runner of `kernel` for the records of `store`, in this process or in a worker process; see `replay`.
     A worker process keeps what it prints with `keep_printed`.
@@ -280,7 +284,7 @@ def runner(
         return Isolated(store.path, kernel, on, seconds, stages, check, trace, predict=predict, **how)
     if timeout is not None:
         raise BadInputError("a timeout needs isolation: a kernel in this process cannot be stopped")
-    return InProcess(kernel, on, stages, check, trace, keep_going=keep_going, predict=predict)
+    return InProcess(kernel, on, stages, check, trace, keep_going=keep_going, predict=predict, debug=debug)
 
 
 def select(store: Store, records: Sequence[int] | None, op: str | None) -> list[int]:
@@ -334,7 +338,7 @@ class Replayer:
         checked = execution.checked
         if isinstance(execution, Failure):
             result = RecordResult.from_record(record, execution.outcome, execution.reason)
-            result = replace(result, imported=execution.imported)
+            result = replace(result, imported=execution.imported, error=execution.error)
         else:
             try:
                 other = self._other.run_record(record, op) if self._other is not None else None
@@ -376,7 +380,8 @@ class Replayer:
             other = {name: handle.read() for name, handle in record.after.items()}
         elif found is not None:
             if isinstance(found, Failure):
-                return RecordResult.from_record(record, found.outcome, f"{self._against}: {found.reason}")
+                result = RecordResult.from_record(record, found.outcome, f"{self._against}: {found.reason}")
+                return replace(result, error=found.error and found.error.of(self._against))
             other, other_stages, other_handed = found.outputs, found.stages, found.conventions
             faults += [f"{self._against}: {fault}" for fault in found.faults]
             notes += [f"{self._against}: {note}" for note in found.notes]

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gdnbench import phases
 from gdnbench.errors import BAD_INPUT_ERRORS
 from gdnbench.replay.execute import Execution, execute
-from gdnbench.replay.failure import Failure, classify, describe
+from gdnbench.replay.failure import Failure, classify, describe_error
 from gdnbench.replay.kernels import LoadedKernel, is_user_kernel, load, load_function
 from gdnbench.replay.simulated import SIM, simulated, traced
+from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import StoredRecord
 from gdnbench.workers.process import is_worker_process
 from gdnbench_kernels.contract import Operation
@@ -30,6 +31,9 @@ def kernel_errors() -> tuple[type[BaseException], ...]:
     return (BaseException,) if is_worker_process() else (Exception, SystemExit, GeneratorExit)
 
 
+Debug = Callable[[BaseException], None]
+
+
 class Runner(Protocol):
     """Runs one kernel on records."""
 
@@ -42,7 +46,8 @@ class InProcess:
     """Runs the kernel in this process. That is fast, but its crash or hang takes this process with it. What
     the kernel prints goes to stderr. With `check` the simulator's checker runs, with `trace` the values that
     instructions compute are written, with `keep_going` the simulator goes on after faults, with `predict` the
-    time on that machine is predicted. `kernel` is a name or a kernel that is loaded already."""
+    time on that machine is predicted. `debug` is called with an exception by which the kernel crashes or does
+    not compile, while its frames exist. `kernel` is a name or a kernel that is loaded already."""
 
     def __init__(
         self,
@@ -54,6 +59,7 @@ class InProcess:
         *,
         keep_going: bool = False,
         predict: str | None = None,
+        debug: Debug | None = None,
     ) -> None:
         self._kernel = kernel
         self._on = on
@@ -62,6 +68,7 @@ class InProcess:
         self._trace = trace
         self._keep_going = keep_going
         self._predict = predict
+        self._debug = debug
         self._loaded: dict[str, LoadedKernel] = {}
         self._questions: Questions | None = None
         if on == SIM:
@@ -90,7 +97,10 @@ class InProcess:
                     )
         except kernel_errors() as error:
             found = None if checked is None else tuple(checked)
-            return Failure(classify(error), describe(error), imported, found)
+            outcome, described = classify(error), describe_error(error)
+            if self._debug is not None and outcome in (Outcome.CRASH, Outcome.COMPILE_FAILURE):
+                self._debug(error)
+            return Failure(outcome, described.reason, imported, found, described)
 
     def _load(self, operation: Operation) -> LoadedKernel:
         if isinstance(self._kernel, LoadedKernel):

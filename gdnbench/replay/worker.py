@@ -88,6 +88,7 @@ def _reply(found: Execution | Failure, results: Path) -> Message:
             "reason": found.reason,
             "imported": found.imported,
             "checked": checked,
+            "error": found.error and found.error.to_json(),
         }
     return {
         "tensors": write_tensors(results, found.outputs),

@@ -71,7 +71,7 @@ def junit_element(record: RecordResult) -> str | None:
 
 
 def failure_lines(record: RecordResult) -> list[str]:
-    """Everything that is wrong with a record, one line each."""
+    """Everything that is wrong with a record, one line each, and the traceback of a kernel that failed."""
     lines = [record.reason, *record.faults]
     for tensor in record.tensors:
         for reason in tensor.reasons:
@@ -79,7 +79,7 @@ def failure_lines(record: RecordResult) -> list[str]:
         if not tensor.passed and tensor.worst is not None:
             lines.append(f"{tensor.side} {tensor.tensor}: worst {tensor.worst}")
     lines += map(str, group_findings(finding for finding in record.findings or () if finding.fails))
-    return lines
+    return [*lines, record.error.traceback] if record.error is not None and record.error.traceback else lines
 
 
 def record_json(record: RecordResult, *, grids: bool = False) -> dict[str, Any]:
@@ -97,6 +97,7 @@ def record_json(record: RecordResult, *, grids: bool = False) -> dict[str, Any]:
         "reason": record.reason,
         "imported": record.imported,
         "printed": record.printed,
+        "error": record.error and record.error.to_json(),
         "faults": list(record.faults),
         "notes": list(record.notes),
         "findings": record.findings and [finding.as_json() for finding in record.findings],

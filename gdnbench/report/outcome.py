@@ -14,7 +14,7 @@ class Outcome(StrEnum):
     CHECK = "check error"  # the simulator's checker reported an error, whatever the numbers
     CRASH = "crash"  # an exception, a signal, a device error
     HANG = "hang"  # killed after the timeout
-    COMPILE_FAILURE = "compile failure"
+    COMPILE_FAILURE = "compile failure"  # a compiler refused the kernel; one that is not there is MISSING
     UNSUPPORTED = "unsupported"  # the kernel does not support this call
     MISSING = "missing device or package"
     NOT_COMPARABLE = "cannot compare"  # the other side has no output, e.g. the recorded call never finished
@@ -31,7 +31,7 @@ _EXITS = {
     Outcome.CHECK: Exit.MISMATCH,
     Outcome.CRASH: Exit.MISMATCH,
     Outcome.HANG: Exit.MISMATCH,
-    Outcome.COMPILE_FAILURE: Exit.CANNOT_RUN,
+    Outcome.COMPILE_FAILURE: Exit.MISMATCH,
     Outcome.UNSUPPORTED: Exit.CANNOT_RUN,
     Outcome.MISSING: Exit.CANNOT_RUN,
     Outcome.NOT_COMPARABLE: Exit.CANNOT_RUN,

@@ -10,6 +10,7 @@ from gdnbench.judge.result import Side, TensorResult
 from gdnbench.judge.ulp import bucket_label
 from gdnbench.printable import printable
 from gdnbench.report.outcome import Outcome
+from gdnbench.report.repeats import grouped, headline, reason_lines
 from gdnbench.report.report import RecordResult, Report
 from gdnbench.sim import group_findings, lines_by_cause, text_of_groups
 from gdnbench.tables import End, Fit, Style, Styled, text_table
@@ -41,13 +42,19 @@ def plain_table(
 
 
 def render_table(
-    report: Report, *, show_notes: bool = True, verbose: bool = False, table: Table = plain_table
+    report: Report,
+    *,
+    show_notes: bool = True,
+    verbose: bool = False,
+    table: Table = plain_table,
+    tb: str = "short",
 ) -> str:
     """The failing records, with a row for each tensor and a line for each reason; without failures, the worst
     by tensor.
 
     Ends with notes (conversions, exclusions) and one summary line. Findings of the checker are grouped by
-    cause and source lines, and those that somebody accepted are counted; `verbose` lists each.
+    cause and source lines, and those that somebody accepted are counted; `verbose` lists each. Records whose
+    kernel failed in the same way have one message, with a traceback as `tb` says, see `repeats`.
     """
     troubled = [record for record in report.records if record.outcome is not Outcome.PASS]
     if troubled:
@@ -55,7 +62,7 @@ def render_table(
     else:
         shown = list(worst_by_tensor(report.records))
     lines = [_table(shown, table), ""] if shown else []
-    lines += [line for record in troubled for line in _reasons(record, verbose)]
+    lines += [line for group in grouped(troubled) for line in _reasons(group, verbose, tb)]
     if show_notes:
         lines += [_line(f"note: {note}") for note in _notes(report.records, verbose)]
     return "\n".join([*lines, _line(summary_line(report))])
@@ -170,10 +177,10 @@ def _max_ulp(tensor: TensorResult) -> str:
     return str(tensor.errors.max_ulp) if tensor.bitwise or tensor.errors.max_ulp <= SMALL_ULP else "-"
 
 
-def _reasons(record: RecordResult, verbose: bool) -> Iterator[str]:
-    lines = [f"{record.outcome}: record {record.label}"]
+def _reasons(group: Sequence[RecordResult], verbose: bool, tb: str) -> Iterator[str]:
+    record, lines = group[0], [headline(group)]
     if not record.tensors and not record.faults:
-        lines.append(f"  {record.reason}")
+        lines += reason_lines(group, tb)
     lines += [f"  {fault}" for fault in record.faults]
     for tensor in record.tensors:
         side = f"{tensor.side} " if tensor.side is Side.AGAINST else ""

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gdnbench.error_frames import KernelError
 from gdnbench.errors import Exit
 from gdnbench.judge.error_attribution import StageShare
 from gdnbench.judge.result import TensorResult
@@ -26,7 +27,8 @@ class RecordResult:
     """The result of one record: its outcome, a one-line reason unless it passed, and its tensors.
 
     `faults`: forbidden writes of the kernel. `notes`: conversions, and parts of the caller's layout that were
-    not rebuilt. `findings`: those of the simulator's checker, None if it did not run.
+    not rebuilt. `findings`: those of the simulator's checker, None if it did not run. `error`: where the
+    kernel raised, crashed or hung, if that is known; `reason` says it in one line.
     """
 
     number: int
@@ -49,6 +51,7 @@ class RecordResult:
     waterfall: tuple[StageShare, ...] | None = None  # with stages and grids
     ranges: tuple[Ranges, ...] | None = None  # ranges of the inputs; with grids
     printed: str = ""  # what a kernel in a process of its own printed, of bounded length; with grids
+    error: KernelError | None = None
 
     @classmethod
     def from_record(cls, record: StoredRecord, outcome: Outcome, reason: str = "") -> RecordResult:
@@ -65,6 +68,12 @@ class RecordResult:
     def label(self) -> str:
         """`3 gdn_prefill model.layers.0 step 0`, for tables and test names."""
         return f"{self.number} {self.op} {self.layer} step {self.step}"
+
+    @property
+    def ran_wrong(self) -> bool:
+        """Whether a kernel that could be called, and compiles, mismatched, crashed or hung."""
+        compiles = self.imported and self.outcome is not Outcome.COMPILE_FAILURE
+        return compiles and self.outcome.exit_code is Exit.MISMATCH
 
 
 class Report(ABC):

@@ -114,7 +114,11 @@ class ExportError(CannotSimulateError):
     """A compiled kernel without its PTX or host code. The message names the setting that keeps them."""
 
 
-class CudaCompileError(CannotSimulateError):
+class CompileRefusedError(CannotSimulateError):
+    """A kernel that its compiler refuses: it is wrong, and no machine runs it."""
+
+
+class CudaCompileError(CompileRefusedError):
     """CUDA C++ that NVRTC does not compile. The text has the first error, `log` is all that NVRTC printed."""
 
     def __init__(self, message: str, log: str) -> None:

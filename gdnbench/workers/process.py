@@ -11,9 +11,10 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from gdnbench.phases import enter, listening, sending
 from gdnbench.workers.parent_watch import kill_with_parent
@@ -39,6 +40,19 @@ CLEAR = "\r\x1b[K"
 EXIT_SECONDS = 5.0
 """Time limit for a worker that closed its pipe to exit."""
 
+DUMP_SECONDS = 2.0
+"""Time limit for a worker that hangs to write where it is. The signal's handler writes it in milliseconds, if
+the process can take signals at all."""
+
+DUMP_BYTES = 1 << 20
+"""Most that is read of it."""
+
+DUMP_SIGNAL = signal.SIGUSR2
+
+
+DUMP = "stacks"
+"""The key under which a worker's first message names the file that faulthandler writes to. The parent opens
+and unlinks it."""
 
 _serves_requests = False
 """Whether this process is a worker: whether it called `serve_requests`."""
@@ -74,6 +88,8 @@ class WorkerProcess:
         requests, self._requests = os.pipe()
         self._replies, replies = os.pipe()
         self._buffer = b""
+        self._dump: BinaryIO | None = None
+        self._dumped = 0
         try:
             pipes = (requests, replies)
             self._process = start_process(python, module, pipes, arguments, folder, environment, printed)
@@ -83,6 +99,7 @@ class WorkerProcess:
 
     def request(self, message: Message, timeout: float) -> Message:
         """Sends `message` and returns the reply. Raises as `receive`."""
+        self._dumped = self._dump_size()
         try:
             os.write(self._requests, json.dumps(message).encode() + b"\n")
         except BrokenPipeError:
@@ -119,6 +136,8 @@ class WorkerProcess:
             raise WorkerGone from None
         if not isinstance(message, dict):
             raise WorkerGone
+        if (dump := message.pop(DUMP, None)) is not None:
+            self._dump = self._open_dump(dump)
         return message
 
     def exit_status(self) -> int | None:
@@ -128,8 +147,38 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             return None
 
+    def python_stacks(self, *, hangs: bool = False) -> str:
+        """What faulthandler wrote since the last request: the Python stacks of a process that a signal ended,
+        or of one that `hangs`, which writes them now. Empty if there is nothing."""
+        if self._dump is None:
+            return ""
+        if hangs:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, DUMP_SIGNAL)
+            end, size = time.monotonic() + DUMP_SECONDS, self._dumped
+            while time.monotonic() < end and (self._dump_size() == self._dumped or self._dump_size() != size):
+                size = self._dump_size()
+                time.sleep(0.05)
+        self._dump.seek(self._dumped)
+        return self._dump.read(DUMP_BYTES).decode(errors="backslashreplace")
+
+    def _dump_size(self) -> int:
+        return 0 if self._dump is None else os.fstat(self._dump.fileno()).st_size
+
+    @staticmethod
+    def _open_dump(path: str) -> BinaryIO | None:
+        """The file that the worker writes its stacks to, which no other process will open."""
+        try:
+            found = open(path, "rb")  # noqa: SIM115  # as long as the worker lives
+            os.unlink(path)
+        except OSError:
+            return None
+        return found
+
     def kill(self) -> None:
         """Kills the process and everything in its session, and closes the pipes."""
+        if self._dump is not None:
+            self._dump.close()
         os.close(self._requests)
         os.close(self._replies)
         with contextlib.suppress(ProcessLookupError):
@@ -177,7 +226,9 @@ def serve_requests(
     _serves_requests = True
     os.dup2(2, 1)
     kill_with_parent(requests)
-    faulthandler.enable()
+    dump, path = tempfile.mkstemp(prefix="gdnbench-stacks-")
+    faulthandler.enable(dump)
+    faulthandler.register(DUMP_SIGNAL, dump)
     with os.fdopen(requests, "r") as source, os.fdopen(replies, "w") as sink:
         owner = os.getpid()
 
@@ -187,7 +238,7 @@ def serve_requests(
             sink.write(json.dumps(message) + "\n")
             sink.flush()
 
-        send({"ready": True})
+        send({"ready": True, DUMP: path})
         if os.isatty(2):
             sys.stderr, sys.stdout = _OverProgress(sys.stderr), _OverProgress(sys.stdout)
         with listening(sending(lambda state: send({PHASE: [state.phase, state.detail]}))):

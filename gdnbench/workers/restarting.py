@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gdnbench.error_frames import KernelError, error_of_dump
 from gdnbench.errors import CannotRunError
 from gdnbench.report.outcome import Outcome
 from gdnbench.workers.process import START_SECONDS, Message, WorkerGone, WorkerProcess, describe_exit
@@ -13,13 +14,14 @@ PROCESS_ENDED = "the process ended by"
 
 
 class WorkerFailure(Exception):
-    """The worker crashed or hung, and was killed. `outcome` is CRASH or HANG, `reason` one line, and
-    `seconds` the time limit of a hang (0 for a crash)."""
+    """The worker crashed or hung, and was killed. `outcome` is CRASH or HANG, `error` says where, `reason`
+    the same in one line, and `seconds` is the time limit of a hang (0 for a crash)."""
 
-    def __init__(self, outcome: Outcome, reason: str, seconds: float = 0.0) -> None:
-        super().__init__(reason)
+    def __init__(self, outcome: Outcome, error: KernelError, seconds: float = 0.0) -> None:
+        super().__init__(error.reason)
         self.outcome = outcome
-        self.reason = reason
+        self.error = error
+        self.reason = error.reason
         self.seconds = seconds
 
 
@@ -64,10 +66,13 @@ class RestartingWorker:
         try:
             return receive(self._worker)
         except TimeoutError:
+            stacks = self._worker.python_stacks(hangs=True)
             self.kill()
             reason = f"no answer within {timeout:g} s; the process was killed"
-            raise WorkerFailure(Outcome.HANG, reason, timeout) from None
+            raise WorkerFailure(Outcome.HANG, error_of_dump(reason, stacks), timeout) from None
         except WorkerGone:
             status = self._worker.exit_status()
+            stacks = self._worker.python_stacks()
             self.kill()
-            raise WorkerFailure(Outcome.CRASH, f"{PROCESS_ENDED} {describe_exit(status)}") from None
+            reason = f"{PROCESS_ENDED} {describe_exit(status)}"
+            raise WorkerFailure(Outcome.CRASH, error_of_dump(reason, stacks)) from None

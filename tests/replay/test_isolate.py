@@ -28,7 +28,10 @@ def test_a_crash_leaves_the_other_records(store: Store, faulty: Faulty) -> None:
     assert report.records[0].printed.startswith("aborts\nas C says\n")
     assert report.records[1].printed == "a kernel talks on stdout\n"
     assert [r.outcome for r in report.records] == [Outcome.CRASH, Outcome.PASS]
-    assert re.fullmatch(wording("process.ended", how="signal 6 (SIGABRT)"), report.records[0].reason)
+    ended = wording("process.ended", how="signal 6 (SIGABRT)")
+    assert re.fullmatch(
+        rf"{ended} \(.*faulty\.py:\d+ in aborts_on_decode: os\.abort\(\)\)", report.records[0].reason
+    )
     assert report.exit_code is Exit.MISMATCH
 
 
@@ -70,7 +73,8 @@ def test_a_crash_while_the_kernel_is_imported(store: Store, tmp_path: Path) -> N
     dies.write_text("import os\nos.abort()\n")
     (record,) = replay(store, kernel=f"{dies}:kernel", records=[0]).records
     assert record.outcome is Outcome.CRASH
-    assert re.fullmatch(wording("process.ended", how="signal 6 (SIGABRT)"), record.reason)
+    ended = wording("process.ended", how="signal 6 (SIGABRT)")
+    assert re.fullmatch(rf"{ended} \(.*dies\.py:2 in <module>: os\.abort\(\)\)", record.reason)
 
 
 def test_isolation_changes_no_bit(store: Store, capfd: pytest.CaptureFixture[str], faulty: Faulty) -> None:

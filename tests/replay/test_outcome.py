@@ -7,6 +7,7 @@ import pytest
 from gdnbench.errors import BadInputError, CannotRunError, Exit, StoreError
 from gdnbench.replay.failure import CompileFailure, classify
 from gdnbench.report.outcome import Outcome, exit_code
+from gdnbench.sim.errors import CompileRefusedError
 from gdnbench_kernels.contract import ContractError
 
 CODES = {
@@ -15,7 +16,7 @@ CODES = {
     Outcome.CHECK: 1,
     Outcome.CRASH: 1,
     Outcome.HANG: 1,
-    Outcome.COMPILE_FAILURE: 3,
+    Outcome.COMPILE_FAILURE: 1,
     Outcome.UNSUPPORTED: 3,
     Outcome.MISSING: 3,
     Outcome.NOT_COMPARABLE: 3,
@@ -71,6 +72,9 @@ class OfNoCompiler(Exception):
         (CompileFailure("x"), Outcome.COMPILE_FAILURE),
         (SyntaxError("x"), Outcome.COMPILE_FAILURE),
         (CompilationError("x"), Outcome.COMPILE_FAILURE),
+        (CompileRefusedError("x"), Outcome.COMPILE_FAILURE),
+        (RuntimeError("Failed to find C compiler. Please specify via CC"), Outcome.MISSING),
+        (OSError("CUDA_HOME environment variable is not set. Please set it"), Outcome.MISSING),
         (OfNoCompiler("x"), Outcome.CRASH),
         (BadInputError("x"), Outcome.REFUSED),
         (StoreError("x"), Outcome.REFUSED),

@@ -106,7 +106,7 @@ OUTCOMES = [
     ("refuses", Outcome.UNSUPPORTED, Exit.CANNOT_RUN, "head dim 128 only"),
     ("lacks_a_package", Outcome.MISSING, Exit.CANNOT_RUN, "pip install nosuch"),
     ("asks_for_a_gpu", Outcome.MISSING, Exit.CANNOT_RUN, "No CUDA GPUs are available"),
-    ("does_not_compile", Outcome.COMPILE_FAILURE, Exit.CANNOT_RUN, "ptxas"),
+    ("does_not_compile", Outcome.COMPILE_FAILURE, Exit.MISMATCH, "ptxas"),
     ("wants_more", Outcome.UNSUPPORTED, Exit.CANNOT_RUN, "needs 'nonsense'"),
     ("returns_too_much", Outcome.CRASH, Exit.MISMATCH, "returned 4 values"),
 ]

@@ -152,12 +152,12 @@ def test_junit_kinds_and_escapes() -> None:
     assert by_outcome[Outcome.PASS] == []
     for outcome in (Outcome.MISMATCH, Outcome.CHECK):
         assert by_outcome[outcome] == ["failure"]
-    for outcome in (Outcome.CRASH, Outcome.HANG, Outcome.REFUSED):
+    for outcome in (Outcome.CRASH, Outcome.HANG, Outcome.COMPILE_FAILURE, Outcome.REFUSED):
         assert by_outcome[outcome] == ["error"]
-    for outcome in (Outcome.COMPILE_FAILURE, Outcome.UNSUPPORTED, Outcome.MISSING, Outcome.NOT_COMPARABLE):
+    for outcome in (Outcome.UNSUPPORTED, Outcome.MISSING, Outcome.NOT_COMPARABLE):
         assert by_outcome[outcome] == ["skipped"]
-    assert (suite.get("failures"), suite.get("errors")) == ("2", "3")
-    assert suite.get("skipped") == "4"
+    assert (suite.get("failures"), suite.get("errors")) == ("2", "4")
+    assert suite.get("skipped") == "3"
     assert "layer\N{REPLACEMENT CHARACTER}<0>" in str(suite.findall("testcase")[0].get("name"))
 
 

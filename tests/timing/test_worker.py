@@ -61,12 +61,12 @@ def test_the_others_are_timed_without_the_culprits(store: Store, timer: TimingPr
     record = store.records[0]
     names = [named(name) for name in ("correct", "aborts", "raises", "slow")]
     found = timer.time(record, operation("gdn_decode"), names)
-    reasons = {kernel.name: kernel.reason.partition(" (")[0] for kernel in found.failed}
+    reasons = {kernel.name: kernel.reason for kernel in found.failed}
     assert {kernel.outcome for kernel in found.failed} == {Outcome.CRASH}
     assert reasons.keys() == {named("aborts"), named("raises")}
-    ended = wording("process.ended", how="signal 6")
-    assert re.fullmatch(f"timing: {ended}", reasons[named("aborts")])
-    assert reasons[named("raises")] == "timing: ValueError: not a second time"
+    ended = wording("process.ended", how="signal 6 (SIGABRT)")
+    assert re.fullmatch(rf"timing: {ended} \(.*: os\.abort\(\)\)", reasons[named("aborts")])
+    assert reasons[named("raises")].startswith("timing: ValueError: not a second time (")
     timing = found.timing
     assert timing is not None
     assert [kernel.name for kernel in timing.kernels] == [named("correct"), named("slow")]
@@ -96,7 +96,7 @@ def test_a_hang_is_killed_and_named(store: Store) -> None:
     assert found.timing is None
     (hung,) = found.failed
     assert hung.outcome is Outcome.HANG
-    assert re.fullmatch("timing: " + wording("process.hung", seconds="5.5"), hung.reason)
+    assert re.match("timing: " + wording("process.hung", seconds="5.5"), hung.reason)
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_one_process_judges_and_times_and_what_ends_it_is_an_outcome(
     assert timer._worker is process
     judged = timer.judge(record, op, named("aborts_when_judged"))
     assert judged == Judged(Outcome.CRASH, judged.reason)
-    assert re.fullmatch(wording("process.ended", how="signal 6 (SIGABRT)"), judged.reason)
+    assert re.match(wording("process.ended", how="signal 6 (SIGABRT)"), judged.reason)
     assert timer.judge(record, op, "torch") == Judged(Outcome.PASS)
 
 

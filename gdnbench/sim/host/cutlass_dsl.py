@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdnbench.sim.errors import ExportError, LaunchError
+from gdnbench.sim.errors import CompileRefusedError, ExportError, LaunchError
 from gdnbench.sim.host.arguments import address_of
 from gdnbench.sim.host.device import DEVICES, device_for
 from gdnbench.sim.host.device_queries import device_queries_answered
@@ -195,7 +195,7 @@ def compile_from_examples(
     dynamic: Mapping[int, tuple[bool, ...]],
     arch: str | None,
 ) -> Any:
-    """Compile for the values in `bound`. Raises ExportError if the DSL refuses the kernel."""
+    """Compile for the values in `bound`. Raises CompileRefusedError if the DSL refuses the kernel."""
     from cutlass.cute.runtime import make_fake_stream
 
     examples: dict[str, Any] = {}
@@ -212,7 +212,8 @@ def compile_from_examples(
         return compile_kept(function, arch=arch, **examples)
     except Exception as error:  # tracing runs the kernel's own Python, which may raise anything
         where = _raised_at(error, _jit_source(function))
-        raise ExportError(f"{jit_name(function)} does not compile: {_first_line(error)}{where}") from error
+        name, said = jit_name(function), _first_line(error)
+        raise CompileRefusedError(f"{name} does not compile: {said}{where}") from error
 
 
 def _fake_tensor(tensor: Tensor, dynamic: tuple[bool, ...]) -> Any:
