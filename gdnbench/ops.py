@@ -8,6 +8,7 @@ from functools import cache
 
 import gdnbench_kernels
 from gdnbench.errors import BadInputError
+from gdnbench.near_names import nearest_first
 from gdnbench.record import ACCESS_LOG
 from gdnbench_kernels.contract import Operation
 
@@ -33,4 +34,5 @@ def operation(name: str) -> Operation:
     try:
         return operations()[name]
     except KeyError:
-        raise BadInputError(f"operation {name!r} is not known; there are {', '.join(operations())}") from None
+        there = nearest_first(name, operations())
+        raise BadInputError(f"operation {name!r} is not known; there are {there}") from None

@@ -9,6 +9,7 @@ from types import NoneType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gdnbench.errors import BadInputError
+from gdnbench.near_names import nearest_first
 
 
 def parse_options(
@@ -23,7 +24,7 @@ def parse_options(
     options = {}
     for name, text in texts.items():
         if name not in hints:
-            raise BadInputError(f"{owner} has no {kind} option {name!r}; it has {', '.join(hints)}")
+            raise BadInputError(f"{owner} has no {kind} option {name!r}; it has {nearest_first(name, hints)}")
         try:
             options[name] = _parse(hints[name], text)
         except ValueError:

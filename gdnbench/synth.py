@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gdnbench.bits import meta_of
 from gdnbench.errors import BadInputError
+from gdnbench.near_names import nearest_first
 from gdnbench.ops import operation
 from gdnbench.options import parse_options
 from gdnbench.pools import checksum, digits, untouched_rows
@@ -32,7 +33,7 @@ def synthesise(op: str, **options: Any) -> Call:
     known = inspect.signature(found.synth).parameters
     for name in options:
         if name not in known:
-            raise BadInputError(f"{op} has no synth option {name!r}; it has {', '.join(known)}")
+            raise BadInputError(f"{op} has no synth option {name!r}; it has {nearest_first(name, known)}")
     try:
         call = found.synth(**options)
         found.validate(call)

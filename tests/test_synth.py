@@ -155,7 +155,7 @@ def test_decode_slots_are_dealt_without_repeats() -> None:
                 "synth.option-unknown",
                 operation="gdn_prefill",
                 option="speed",
-                known="seqlens, heads, head_dim",
+                known="seed, seqlens, heads, head_dim",  # the nearest first
             ),
         ),
         ("gdn_prefill", {"seqlens": (3, -1)}, wording("kernels.length-negative", length=-1)),

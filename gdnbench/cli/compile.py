@@ -46,8 +46,8 @@ def compile(
     `gdnbench compile --options` lists them with their defaults and meanings. Registers, spills, stack,
     shared memory, tensor memory and instruction counts of each kernel are printed.
 
-    Exit status: 0 compiled; 1 a kernel spills, is over a limit, or is worse than the budget; 2 bad input;
-    3 it does not compile, or there is no compiler.
+    Exit status: 0 compiled; 1 a kernel does not compile, spills, is over a limit, or is worse than the
+    budget; 2 bad input; 3 there is no compiler.
     """
     from gdnbench.compile import arch_of, compile_programs, sources_of
     from gdnbench.kernel_figures import figures, limits, problems

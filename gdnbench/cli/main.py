@@ -21,7 +21,7 @@ from gdnbench.cli.registry import COMMANDS
 from gdnbench.cli.statuses import INTERRUPTED, NO_VERDICT
 from gdnbench.errors import EXPECTED_ERRORS, Exit, exit_code_of
 from gdnbench.missing import how_to_install, missing_package
-from gdnbench.printable import printable, without_escapes
+from gdnbench.printable import printable
 from gdnbench.version import __version__
 
 # Of click, which some releases of typer bring along under a name of their own.
@@ -129,6 +129,6 @@ def _end(message: str, status: int) -> NoReturn:
     except OSError:
         leave_stdout()
     if message:
-        lines = (printable(" ".join(line.split())) for line in without_escapes(message).splitlines())
+        lines = (printable(" ".join(line.split())) for line in message.splitlines())
         print(f"gdnbench: {'; '.join(filter(None, lines))}", file=sys.stderr)
     sys.exit(status)

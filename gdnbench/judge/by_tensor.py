@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gdnbench.errors import BadInputError
 from gdnbench.judge.result import TensorResult
 from gdnbench.judge.rule import Bound, Rule, describe_rule, rule_options
+from gdnbench.near_names import nearest_first
 from gdnbench.ops import operations
 from gdnbench_kernels.contract import Role
 
@@ -50,17 +51,23 @@ def with_rules(rule: Rule, tensors: Mapping[str, Rule] | None) -> Rule | ByTenso
 def check_tensor(name: str) -> None:
     """BadInputError if no operation has an output or stage named TENSOR or OPERATION.TENSOR."""
     there = {
-        f"{prefix}{tensor}"
-        for op in operations().values()
-        for tensor in (
+        op.name: (
             *(spec.name for spec in op.tensors if spec.role is not Role.INPUT),
             *(stage.tensor.name for stage in op.stages),
         )
-        for prefix in ("", f"{op.name}.")
+        for op in operations().values()
     }
-    if name not in there:
-        known = ", ".join(sorted(there))
+    of_operation = {f"{op}.{tensor}" for op, tensors in there.items() for tensor in tensors}
+    alone = {tensor for tensors in there.values() for tensor in tensors}
+    if name not in of_operation | alone:
+        known = nearest_first(name, sorted(_of_nearest(name, there) if "." in name else alone))
         raise BadInputError(f"rule of {name!r}: no such output or stage; there are {known}")
+
+
+def _of_nearest(name: str, there: Mapping[str, Iterable[str]]) -> list[str]:
+    """The tensors of the operation whose name is nearest to that in `name`, as OPERATION.TENSOR."""
+    op = nearest_first(name.partition(".")[0], there).partition(",")[0]
+    return [f"{op}.{tensor}" for tensor in there[op]]
 
 
 def describe_rules(rule: Rule | ByTensor) -> str:

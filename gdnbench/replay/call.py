@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.bits import DTYPES
+from gdnbench.near_names import nearest_first
 from gdnbench.poison import poison
 from gdnbench.replay.kernels import LoadedKernel
 from gdnbench.replay.requirements import prepared
@@ -97,10 +98,19 @@ def arguments(
             and name not in offered
             and parameter.kind is not parameter.VAR_POSITIONAL
         ):
-            raise NotImplementedError(
-                f"{kernel.name} needs {name!r}, which this call of {operation.name} does not have"
-            )
+            raise NotImplementedError(_no_argument(name, kernel, operation))
     return {name: value for name, value in offered.items() if name in parameters}
+
+
+def _no_argument(name: str, kernel: LoadedKernel, operation: Operation) -> str:
+    """Why a call has no argument for a parameter: it lacks an optional one, or there is none of that name."""
+    known = [spec.name for spec in operation.tensors]
+    known += [spec.name for spec in operation.scalars]
+    known += [convention.name for convention in operation.conventions]
+    if name in (*known, STAGES):
+        return f"{kernel.name} needs {name!r}, which this call of {operation.name} does not have"
+    there = nearest_first(name, known)
+    return f"{kernel.name} needs {name!r}, which {operation.name} does not have; it has {there}"
 
 
 def takes_stages(kernel: LoadedKernel) -> bool:
@@ -115,7 +125,8 @@ def _check_stages(stages: Mapping[str, Tensor], operation: Operation, kernel: Lo
         raise NotImplementedError(f"{kernel.name} filled none of the stages {', '.join(known)}")
     for name, value in stages.items():
         if name not in known:
-            raise WrongReturn(f"{kernel.name} filled stage {name!r}; {operation.name} has {', '.join(known)}")
+            there = nearest_first(name, known)
+            raise WrongReturn(f"{kernel.name} filled stage {name!r}; {operation.name} has {there}")
         if not isinstance(value, Tensor):
             raise WrongReturn(f"{kernel.name} filled stage {name} with {type(value).__name__}, not a tensor")
 
@@ -129,9 +140,8 @@ def by_name(
     if isinstance(returned, Mapping):
         known = {spec.name for spec in operation.tensors if spec.role is not Role.INPUT}
         if unknown := [name for name in returned if name not in known]:
-            raise WrongReturn(
-                f"{kernel.name} returned {unknown[0]!r}; {operation.name} has {', '.join(sorted(known))}"
-            )
+            there = nearest_first(unknown[0], sorted(known))
+            raise WrongReturn(f"{kernel.name} returned {unknown[0]!r}; {operation.name} has {there}")
         pairs = list(returned.items())
     else:
         values = list(returned) if isinstance(returned, tuple | list) else [returned]

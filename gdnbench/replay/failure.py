@@ -102,7 +102,7 @@ def describe_error(error: BaseException) -> KernelError:
         return KernelError(text, None, traceback_of_error(error))
     frame = frame_of_error(error)
     if frame is not None and frame.is_harness and _on_purpose(error):
-        frame = None
+        return KernelError(text.removeprefix("NotImplementedError: "), None, traceback_of_error(error))
     return KernelError(text, frame, traceback_of_error(error))
 
 

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from gdnbench.errors import BadInputError, CannotRunError
+from gdnbench.near_names import nearest_first
 from gdnbench.ops import operations
 from gdnbench.replay.simulated import SIM, on_virtual_gpu
 from gdnbench.replay.taps import with_taps
@@ -63,8 +64,9 @@ def check_name(name: str, on: str = "cpu") -> None:
             " or a function of your own that calls one, as package.module:function or path/file.py:function"
         )
     if name not in known:
+        there = nearest_first(name, known)
         raise BadInputError(
-            f"kernel {name!r} is not known; there are {', '.join(known)}, or a function of your own as"
+            f"kernel {name!r} is not known; there are {there}, or a function of your own as"
             " package.module:function or path/file.py:function"
         )
 
@@ -138,7 +140,8 @@ def load_function(name: str) -> LoadedKernel:
         found = getattr(found, part, None)
     if not callable(found):
         there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise BadInputError(f"{place} has no function {attribute!r}; it has {', '.join(there) or 'none'}")
+        known = nearest_first(attribute, there) or "none"
+        raise BadInputError(f"{place} has no function {attribute!r}; it has {known}")
     return of_function(found, name)
 
 

@@ -39,8 +39,8 @@ def to_json(report: Report) -> str:
 
 
 def to_junit(report: Report) -> str:
-    """One test case for each record. Mismatches and check errors are failures; crashes, hangs and refusals
-    are errors; records that could not run are skipped."""
+    """One test case for each record. Mismatches and check errors are failures; crashes, hangs, refusals and
+    kernels that do not compile are errors; records that could not run are skipped."""
     suite = JunitSuite(f"gdnbench {report.header['command']}", report.header)
     for record in report.records:
         element = junit_element(record)

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from gdnbench.sim.demangle import demangled, names_called, short_name
-from gdnbench.sim.errors import CudaCompileError, ExportError, LaunchError
+from gdnbench.sim.errors import CudaCompileError, CudaRefusedError, ExportError, LaunchError
 from gdnbench.sim.host.elf import Elf
 from gdnbench.sim.ptx.entries import entry_names
 
@@ -67,8 +67,8 @@ def compile_cuda(
     template. `include` are more folders of headers, `defines` macros by name; None and "" define an empty
     one.
 
-    Raises LaunchError for a kernel that the source does not have, CudaCompileError for a source that does not
-    compile, ExportError if NVRTC is not installed.
+    Raises LaunchError for a kernel that the source does not have, CudaRefusedError for a source that does not
+    compile, CudaCompileError for an option that NVRTC does not take, ExportError if NVRTC is not installed.
     """
     nvrtc, headers = _load()
     options = [
@@ -95,8 +95,8 @@ def compile_cuda(
     return replace(compiled, entry=_entry_called(name, entry_names(compiled.ptx), file, unknown))
 
 
-def _not_compiled(file: str, arch: str, log: str) -> CudaCompileError:
-    return CudaCompileError(f"{file} does not compile for {arch}: {_first_error(log)}", log)
+def _not_compiled(file: str, arch: str, log: str) -> CudaRefusedError:
+    return CudaRefusedError(f"{file} does not compile for {arch}: {_first_error(log)}", log)
 
 
 def _entry_called(name: str, entries: Sequence[str], file: str, unknown: str) -> str:

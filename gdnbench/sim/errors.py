@@ -118,15 +118,20 @@ class CompileRefusedError(CannotSimulateError):
     """A kernel that its compiler refuses: it is wrong, and no machine runs it."""
 
 
-class CudaCompileError(CompileRefusedError):
-    """CUDA C++ that NVRTC does not compile. The text has the first error, `log` is all that NVRTC printed."""
+class CudaCompileError(CannotSimulateError):
+    """NVRTC does not compile, such as for an option. The text has the first error, `log` is all that NVRTC
+    printed."""
 
     def __init__(self, message: str, log: str) -> None:
         self.log = log
         super().__init__(message)
 
     def __reduce__(self) -> tuple[type[CudaCompileError], tuple[object, ...]]:
-        return CudaCompileError, (str(self), self.log)
+        return type(self), (str(self), self.log)
+
+
+class CudaRefusedError(CudaCompileError, CompileRefusedError):
+    """CUDA C++ that NVRTC refuses."""
 
 
 class WorkerError(CannotSimulateError):
