@@ -337,7 +337,7 @@ def test_random_arguments_come_from_the_seed(gdnbench: Invoke, kernels: Path) ->
         ),
         (
             ["{}:broken", "f32[4]"],
-            3,
+            1,
             wording("sim.host.not-compiled", function="broken", reason="ValueError: no such layout"),
         ),
         (
