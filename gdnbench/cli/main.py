@@ -101,6 +101,8 @@ def console_main() -> None:
 
 
 MOVED = {
+    ("time", "--busy"): "omit it; disturbed blocks count with a warning, and --strict refuses them",
+    ("replay", "--busy"): "omit it; disturbed blocks count with a warning, and --strict refuses them",
     ("replay", "--explore"): "gdnbench explore STORE --schedules N",
     ("replay", "--shapes"): "gdnbench explore STORE --shapes N",
     ("replay", "--trace"): "gdnbench trace STORE OUT",

@@ -53,7 +53,7 @@ from gdnbench.cli.record_options import (
 from gdnbench.cli.replay_repeat import SCHEDULE_HELP, SHAPE_HELP, check_repeated, repeated
 from gdnbench.cli.rules import RULE, tensor_rules
 from gdnbench.cli.stores import open_store
-from gdnbench.cli.time import BUSY, CACHE, CLOCK, FORM, print_times, replay_timer, timing_options
+from gdnbench.cli.time import CACHE, CLOCK, FORM, SECONDS, STRICT, print_times, replay_timer, timing_options
 from gdnbench.errors import BadInputError
 from gdnbench.record_numbers import record_numbers
 from gdnbench.store.address import Address
@@ -134,8 +134,11 @@ def replay(
     clock: Annotated[
         str | None, typer.Option(help=f"With --time. {CLOCK}", rich_help_panel=TIME_PANEL)
     ] = None,
-    busy: Annotated[
-        bool, typer.Option("--busy", help=f"With --time. {BUSY}", rich_help_panel=TIME_PANEL)
+    seconds: Annotated[
+        float | None, typer.Option(help=f"With --time. {SECONDS}", rich_help_panel=TIME_PANEL)
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help=f"With --time. {STRICT}", rich_help_panel=TIME_PANEL)
     ] = False,
     save: Annotated[
         Path | None,
@@ -166,7 +169,7 @@ def replay(
     Exit status: 0 all pass; 1 a mismatch, crash, hang or check error; 3 something could not run here.
     """
     accepted = read_accepted(accept, write_accept, new_baseline, check=check)
-    _check(on, time, cache or form or clock or busy)
+    _check(on, time, cache or form or clock or strict or seconds is not None)
     check_on_simulator(on, machine, sms)
     check_traceback(tb)
     if pdb:
@@ -205,7 +208,11 @@ def replay(
             report = _spread(store, records, workers, scheduler, options, advance)
     else:
         how = (on, cache or "cold", form)
-        times = timing_options(*how, busy=busy, clock=clock or "auto") if measured else None
+        times = (
+            timing_options(*how, 30.0 if seconds is None else seconds, strict=strict, clock=clock or "auto")
+            if measured
+            else None
+        )
         with progress("replay", shown=not pdb) as advance:
             report = replay_in_process(store, records, schedule, shape, times, options, advance)
     if time and not json:
@@ -222,10 +229,13 @@ def replay(
 def _check(on: str, time: bool, timing: object) -> None:
     """BadInputError for options that do not go together; `timing`: one of those that say how to time."""
     if not time and timing:
-        raise BadInputError("--cache, --form, --clock and --busy say how to time: give --time too")
+        raise BadInputError(
+            "--cache, --form, --clock, --seconds and --strict say how to time: give --time too"
+        )
     if on == "sim" and timing:
         raise BadInputError(
-            "--cache, --form, --clock and --busy say how to measure, and --on sim predicts: omit them"
+            "--cache, --form, --clock, --seconds and --strict say how to measure, and --on sim predicts:"
+            " omit them"
         )
 
 

@@ -39,7 +39,8 @@ CLOCK = (
     "Clock on cuda: events, which include what lies between launches, or cupti, which does not. auto: cupti"
     " if installed."
 )
-BUSY = "Keep timing blocks that other processes or clock changes disturbed."
+STRICT = "Refuse times that other processes or clock changes disturbed. Default: give them with a warning."
+SECONDS = "Seconds to spend on each record; no new block starts after that."
 NO_CLOCK = (
     "the simulator executes and does not time: these are counts; times need --on cuda or cpu, predicted times"
     " --machine h200, b200 or b300"
@@ -73,9 +74,7 @@ def time(
     op: Annotated[
         str | None, typer.Option(help="Use only records of this operation, e.g. gdn_decode.")
     ] = None,
-    seconds: Annotated[
-        float, typer.Option(help="Seconds to spend on each record; no new block starts after that.")
-    ] = 30.0,
+    seconds: Annotated[float, typer.Option(help=SECONDS)] = 30.0,
     precision: Annotated[
         str,
         typer.Option(
@@ -89,7 +88,7 @@ def time(
     time_wrong: Annotated[
         bool, typer.Option("--time-wrong", help="Also time kernels whose outputs fail, and mark them.")
     ] = False,
-    busy: Annotated[bool, typer.Option("--busy", help=BUSY)] = False,
+    strict: Annotated[bool, typer.Option("--strict", help=STRICT)] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object with every sample.")] = False,
     csv: Annotated[
         bool, typer.Option("--csv", help="Print CSV, one line for each kernel and record.")
@@ -125,7 +124,7 @@ def time(
         )
     check_timeline(timeline)
     timelines: Timelines | None = None if timeline is None else []
-    options = timing_options(on, cache, form, seconds, precision, timeout, busy, clock)
+    options = timing_options(on, cache, form, seconds, precision, timeout, strict, clock)
     baseline = None if compare is None else read_timings(compare)
     with open_store(store) as opened, progress("time") as advance:
         what: dict[str, Any] = {
@@ -153,7 +152,7 @@ def timing_options(
     seconds: float = 30.0,
     precision: str = "1%",
     timeout: float = 300.0,
-    busy: bool = False,
+    strict: bool = False,
     clock: str = "auto",
 ) -> TimingOptions:
     """BadInputError for words and numbers that mean nothing."""
@@ -173,7 +172,7 @@ def timing_options(
     if clock != "auto" and on != "cuda":
         raise BadInputError(f"--clock {clock} is a GPU's, which --on {on} is not; omit it")
     mode = Mode(Cache(cache), Form(form))
-    return TimingOptions(mode, seconds, part(precision), timeout, busy, clock=clock)
+    return TimingOptions(mode, seconds, part(precision), timeout, strict, clock=clock)
 
 
 def replay_timer(

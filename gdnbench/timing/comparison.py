@@ -25,11 +25,13 @@ from gdnbench.timing.statistics import (
     Rule,
     Series,
     Summary,
+    TimeInterval,
     apart_by_placement,
     beyond,
     clock_margin,
     ratio_interval,
     summary,
+    time_interval,
     verdict,
 )
 from gdnbench.timing.types import Subject, Watch
@@ -43,6 +45,9 @@ there would keep it."""
 
 SEED = 6
 """Of the sequence of orders: any; the same one makes the same blocks."""
+
+WARM_UP = 0.25
+"""Part of the seconds that warming up may take."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds waited after a disturbed block, doubled for each next one in a row: heat takes seconds to go."""
@@ -70,6 +75,7 @@ class Comparison:
     launches: tuple[int, ...]
     samples: tuple[tuple[float, ...], ...]
     summaries: tuple[Summary, ...]  # empty where no block was kept
+    intervals: tuple[TimeInterval | None, ...]  # of each kernel's median; None: too few blocks
     blocks: tuple[Block, ...]
     pairs: tuple[PairTiming, ...]  # each other kernel against the first
     repeat: PairTiming | None
@@ -188,17 +194,20 @@ class _Loop:
         self._blocks: list[Block] = []
         self._samples: list[list[float]] = [[] for _ in self._timed]
         self._whole = 0  # blocks of whole runs
-        self._disturbed: Counter[str] = Counter()
+        self._discarded: Counter[str] = Counter()
+        self._disturbed: Counter[str] = Counter()  # of blocks that were kept
         self._lost = 0
+        self._never_quiet = False
         self._extremes = Extremes()
         self._started = now()
+        self._end = self._started + rule.seconds
 
     def warm_up(self) -> None:
-        """No longer than measuring may take: rounds so long are the same when they are the first."""
+        """For `WARM_UP` of the seconds at most: rounds so long are the same when they are the first."""
         for placement in range(self._placements):
             for _ in range(self._rule.warmup):
                 for subject in self._timed:
-                    if self._now() - self._started >= self._rule.seconds:
+                    if self._now() - self._started >= WARM_UP * self._rule.seconds:
                         return
                     self._round(subject, placement)
 
@@ -207,7 +216,7 @@ class _Loop:
         for block, following in itertools.pairwise(plan(len(self._timed), self._placements)):
             if len(self._blocks) >= self._rule.blocks:
                 return End.BLOCKS
-            if self._now() - self._started >= self._rule.seconds:
+            if self._now() >= self._end and self._blocks:
                 return End.SECONDS
             self._undisturbed(block)
             if following.run == block.run:
@@ -234,6 +243,7 @@ class _Loop:
             launches=tuple(subject.launches for subject in self._subjects),
             samples=samples[:count],
             summaries=tuple(summary(found) for found in samples[:count]) if self._blocks else (),
+            intervals=tuple(map(self._time_interval, range(count))),
             blocks=tuple(self._blocks),
             pairs=tuple(self._pair(other, noise) for other in range(1, count)),
             repeat=repeat,
@@ -241,8 +251,8 @@ class _Loop:
             placements=self._placements,
             end=end,
             seconds=self._now() - self._started,
-            discarded={} if self._rule.keep_disturbed else dict(self._disturbed),
-            disturbed=dict(self._disturbed) if self._rule.keep_disturbed else {},
+            discarded=dict(self._discarded),
+            disturbed=dict(self._disturbed),
             conditions=self._extremes.summarise(self._watch.source),
             notes=tuple(self._notes(end)),
         )
@@ -256,8 +266,6 @@ class _Loop:
                 f"intervals hold for the {self._placements} placements that were used, not for any: "
                 f"{MIN_PLACEMENTS} are needed for that"
             )
-        if self._lost and self._rule.keep_disturbed:
-            yield f"{self._lost} of {len(self._blocks)} blocks were disturbed, and count all the same"
         width = self._width()
         if end is not End.PRECISE and self._blocks and (width is None or width > self._rule.precision):
             got = "too few blocks for an interval" if width is None else f"{width:.2%} wide"
@@ -272,17 +280,20 @@ class _Loop:
                 )
 
     def _undisturbed(self, block: Block) -> None:
-        """Measures `block` until nothing disturbs it."""
-        for attempt in range(self._rule.discards):
+        """Measures `block` until nothing disturbs it or, where the rule keeps disturbed blocks, this machine
+        is taken to be never quiet or the time is up."""
+        for attempt in itertools.count():
             looks = [self._watch.now()]
             times = [0.0] * len(self._timed)
             for kernel in block.order:
                 times[kernel] = self._round(self._timed[kernel], block.placement)
                 looks.append(self._watch.now())
             reasons = disturbances(looks)
-            self._lost += bool(reasons)
-            self._disturbed.update(reasons)
-            kept = not reasons or self._rule.keep_disturbed
+            given_up = bool(reasons) and (attempt + 1 >= self._rule.discards or self._now() >= self._end)
+            self._never_quiet |= given_up and self._rule.keep_disturbed
+            kept = not reasons or self._never_quiet
+            self._lost += not kept
+            (self._disturbed if kept else self._discarded).update(reasons)
             self._extremes.add(looks, kept)
             if kept:
                 for found, seconds in zip(self._samples, times, strict=True):
@@ -290,11 +301,12 @@ class _Loop:
                 self._blocks.append(block)  # last: what Ctrl-C leaves of a block before it does not count
                 return
             self._sleep(min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE))
-        raise DisturbedError(
-            f"{self._rule.discards} blocks in a row were disturbed: {'; '.join(reasons)}; "
-            "wait until nothing disturbs this machine, or time elsewhere",
-            self.result(End.DISTURBED),
-        )
+            if given_up:
+                raise DisturbedError(
+                    f"{attempt + 1} blocks in a row were disturbed: {'; '.join(reasons)}; "
+                    "wait until nothing disturbs this machine, or time elsewhere",
+                    self.result(End.DISTURBED),
+                )
 
     def _round(self, subject: Subject, placement: int) -> float:
         try:
@@ -323,8 +335,18 @@ class _Loop:
     def _interval(self, other: int) -> Interval | None:
         return ratio_interval(self._series(other), self._rule.confidence)
 
+    def _time_interval(self, kernel: int) -> TimeInterval | None:
+        """Of the kernel's own median. A torn run counts, as it does in the median."""
+        samples = self._samples[kernel][: len(self._blocks)]
+        if not samples:
+            return None
+        round_seconds = summary(samples).median * self._timed[kernel].launches
+        logs = [math.log(seconds) for seconds in samples]
+        series = Series(logs, [one.placement for one in self._blocks], [one.run for one in self._blocks])
+        return time_interval(series, self._rule.confidence, self._rule.resolution / round_seconds)
+
     def _series(self, other: int) -> Series:
-        """Of whole runs."""
+        """Of the ratios to the first kernel, of whole runs."""
         blocks = self._blocks[: self._whole]
         pairs = zip(self._samples[0][: self._whole], self._samples[other][: self._whole], strict=True)
         return Series(

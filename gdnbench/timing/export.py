@@ -36,6 +36,8 @@ COLUMNS = (
     "median_s",
     "lower_quartile_s",
     "upper_quartile_s",
+    "interval_low_s",
+    "interval_high_s",
     "against",
     "ratio",
     "low",
@@ -119,6 +121,8 @@ def _line(record: RecordTiming, kernel: KernelTiming) -> dict[str, Any]:
         "median_s": kernel.summary.median,
         "lower_quartile_s": kernel.summary.lower,
         "upper_quartile_s": kernel.summary.upper,
+        "interval_low_s": kernel.interval and kernel.interval.low,
+        "interval_high_s": kernel.interval and kernel.interval.high,
         "end": str(record.end),
         "discarded": sum(record.discarded.values()),
     }

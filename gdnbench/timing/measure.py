@@ -39,6 +39,11 @@ GPU_PLACEMENTS = 8
 scattered by 0.34 % between them, of which Student's factor makes 1.11 % for 6 placements and 0.83 % for 8. On
 a CPU a pass over more of them takes too long."""
 
+STRICT_DISCARDS, LENIENT_DISCARDS = 20, 3
+"""Disturbed blocks in a row after which a machine is taken to be never quiet. Pauses between them double from
+0.05 s up to 1 s, so 20 take 17 s, in which heat goes. 3 are measured again at once, as one disturbed block
+of a quiet machine is; seconds that are waited for measure nothing."""
+
 At = Callable[[int], AbstractContextManager[None]]
 """Tells whoever watches that the code of the kernel at that position runs meanwhile."""
 
@@ -194,7 +199,8 @@ class Session:
             options.precision,
             seconds=options.seconds,
             resolution=RESOLUTION[self._clock],
-            keep_disturbed=options.busy,
+            discards=STRICT_DISCARDS if options.strict else LENIENT_DISCARDS,
+            keep_disturbed=not options.strict,
         )
         self._watch.now()  # what happened since the last record, judging among it, disturbs no block
         try:
@@ -205,7 +211,7 @@ class Session:
             raise KernelFailed(error.kernel, cause if isinstance(cause, Exception) else error) from error
         except DisturbedError as error:
             if any(pair.interval is None for pair in error.partial.pairs) or not error.partial.blocks:
-                raise CannotRunError(f"{error}; --busy keeps such blocks") from None
+                raise CannotRunError(f"{error}; without --strict such blocks count") from None
             return error.partial
 
     def _ceiling(self, size: int) -> Ceiling:
@@ -271,6 +277,7 @@ def _kernels(
                 launches=found.launches[index],
                 rates=rates,
                 programs=programs[index],
+                interval=found.intervals[index],
             )
         )
     return tuple(timed)

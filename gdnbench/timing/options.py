@@ -20,8 +20,9 @@ class TimingOptions:
     """BadInputError for numbers that mean nothing.
 
     precision: how narrow the interval of every ratio is to be, as a part of 1. seconds: of a record, after
-    which it is not waited for. timeout: seconds that one kernel may take to be compiled and run. busy: blocks
-    count although other processes or the clocks disturb them, and the result says how many. clock: one of
+    which it is not waited for. timeout: seconds that one kernel may take to be compiled and run. strict:
+    blocks that other processes or the clocks disturb never count; else they do on a machine that is never
+    quiet, and the result says how many. clock: one of
     `cuda_clocks.CLOCKS`, for the kernels and the ceiling alike.
     """
 
@@ -29,7 +30,7 @@ class TimingOptions:
     seconds: float = 30.0
     precision: float = 0.01
     timeout: float = TIMEOUT
-    busy: bool = False
+    strict: bool = False
     seed: int = 0
     clock: str = "auto"
 

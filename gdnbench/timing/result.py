@@ -15,7 +15,7 @@ from typing import Any
 from gdnbench.errors import BadInputError
 from gdnbench.report.outcome import Outcome
 from gdnbench.timing.json_values import from_plain, to_plain
-from gdnbench.timing.statistics import Interval, Summary, Verdict
+from gdnbench.timing.statistics import Interval, Summary, TimeInterval, Verdict
 from gdnbench.timing.types import Conditions, Mode
 
 FORMAT = 1
@@ -89,6 +89,7 @@ class KernelTiming:
     launches: int = 0  # of a round
     rates: Rates | None = None
     programs: Mapping[str, float] = field(default_factory=dict)  # seconds a launch of each, where several
+    interval: TimeInterval | None = None  # of the median; None: too few blocks
 
     @property
     def timed(self) -> bool:
@@ -224,6 +225,8 @@ def _impossible(timing: RecordTiming) -> Iterator[str]:
         assert kernel.summary is not None
         if not SHORTEST <= kernel.summary.lower <= kernel.summary.median <= kernel.summary.upper <= LONGEST:
             yield f"{kernel.name}: the quartiles are not ascending finite numbers"
+        if kernel.interval is not None and not SHORTEST / 2 <= kernel.interval.low <= kernel.interval.high:
+            yield f"{kernel.name} has an interval from {kernel.interval.low} to {kernel.interval.high} s"
         if kernel.launches < 1:
             yield f"{kernel.name} has {kernel.launches} launches a round"
     for pair in (*timing.pairs, *filter(None, (timing.repeat,))):

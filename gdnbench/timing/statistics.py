@@ -15,7 +15,8 @@ asks only that groups are alike in distribution, and is wide where they are not.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+import statistics
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -75,6 +76,17 @@ class Interval:
         return max(-math.log(self.low), math.log(self.high))
 
 
+@dataclass(frozen=True, slots=True)
+class TimeInterval:
+    """Where the median of a kernel's times lies, in seconds, with `confidence`; the rest as in `Interval`."""
+
+    low: float
+    high: float
+    confidence: float
+    groups: int
+    by: str
+
+
 class Verdict(StrEnum):
     FASTER = "faster"
     SLOWER = "slower"
@@ -103,6 +115,10 @@ def middle(values: Sequence[float]) -> float:
     ordered, cut = sorted(values), len(values) // 4
     kept = ordered[cut : len(ordered) - cut]
     return math.fsum(kept) / len(kept)
+
+
+Centre = Callable[[Sequence[float]], float]
+"""Of a group's values: what the interval is of, `middle` or the median."""
 
 
 @cache
@@ -146,15 +162,16 @@ class Series:
     placements: Sequence[int]
     runs: Sequence[int]
 
-    def over_time(self) -> list[float]:
-        """The middle of each stretch of consecutive runs, of `STRETCHES` at most."""
+    def over_time(self, centre: Centre = middle) -> list[float]:
+        """The centre of each stretch of consecutive runs, of `STRETCHES` at most."""
         sequence = {run: index for index, run in enumerate(dict.fromkeys(self.runs))}
         stretches = min(STRETCHES, len(sequence))
-        return _groups(self.logs, [sequence[run] * stretches // len(sequence) for run in self.runs])
+        stretch = [sequence[run] * stretches // len(sequence) for run in self.runs]
+        return _groups(self.logs, stretch, centre)
 
-    def over_placements(self) -> list[float]:
-        """The middle of each placement's blocks."""
-        return _groups(self.logs, self.placements)
+    def over_placements(self, centre: Centre = middle) -> list[float]:
+        """The centre of each placement's blocks."""
+        return _groups(self.logs, self.placements, centre)
 
 
 def apart_by_placement(series: Series) -> tuple[float, float] | None:
@@ -178,18 +195,42 @@ def apart_by_placement(series: Series) -> tuple[float, float] | None:
 def ratio_interval(series: Series, confidence: float) -> Interval | None:
     """The interval of the ratio whose logarithm each block measured, of whole runs only. None for too few
     blocks: of `MIN_GROUPS` runs at least."""
-    over_time = series.over_time()
-    if len(over_time) < MIN_GROUPS:
+    found = _interval(series, confidence, middle)
+    if found is None:
         return None
-    centre, half = _student(over_time, confidence)
-    groups, by = len(over_time), "stretch"
-    over_placements = series.over_placements()
-    if len(over_placements) >= MIN_PLACEMENTS:
-        centre, beside = _student(over_placements, confidence)
-        groups, by, half = len(over_placements), "placement", max(half, beside)
+    centre, half, groups, by = found
     return Interval(
         math.exp(centre), math.exp(centre - half), math.exp(centre + half), confidence, groups, by
     )
+
+
+def time_interval(series: Series, confidence: float, margin: float) -> TimeInterval | None:
+    """The interval of the median of a kernel's times, whose logarithms `series` has: as for a ratio, over the
+    medians of groups. Of fewer than `MIN_GROUPS` runs each block counts as a run: they need not be whole,
+    since nothing is compared. `margin`, in logarithms, is what the clock may be wrong by. None for fewer
+    blocks than groups."""
+    if len(set(series.runs)) < MIN_GROUPS:
+        series = Series(series.logs, series.placements, range(len(series.logs)))
+    found = _interval(series, confidence, statistics.median)
+    if found is None:
+        return None
+    centre, half, groups, by = found
+    half += margin
+    return TimeInterval(math.exp(centre - half), math.exp(centre + half), confidence, groups, by)
+
+
+def _interval(series: Series, confidence: float, of_group: Centre) -> tuple[float, float, int, str] | None:
+    """Centre and half the width of the wider interval, over stretches and over placements; the number of
+    groups of the latter, if there are enough for it, and what a group is."""
+    over_time = series.over_time(of_group)
+    if len(over_time) < MIN_GROUPS:
+        return None
+    centre, half = _student(over_time, confidence)
+    over_placements = series.over_placements(of_group)
+    if len(over_placements) < MIN_PLACEMENTS:
+        return centre, half, len(over_time), "stretch"
+    centre, beside = _student(over_placements, confidence)
+    return centre, max(half, beside), len(over_placements), "placement"
 
 
 def unpaired_interval(before: Series, after: Series, confidence: float) -> Interval | None:
@@ -226,11 +267,11 @@ def _welch(before: Sequence[float], after: Sequence[float], confidence: float) -
     return second - first, student(0.5 + confidence / 2, math.floor(freedom)) * math.sqrt(error)
 
 
-def _groups(logs: Sequence[float], keys: Sequence[Hashable]) -> list[float]:
+def _groups(logs: Sequence[float], keys: Sequence[Hashable], centre: Centre) -> list[float]:
     grouped: dict[Hashable, list[float]] = {}
     for value, key in zip(logs, keys, strict=True):
         grouped.setdefault(key, []).append(value)
-    return [middle(values) for values in grouped.values()]
+    return [centre(values) for values in grouped.values()]
 
 
 def _student(groups: Sequence[float], confidence: float) -> tuple[float, float]:
@@ -285,12 +326,12 @@ class Rule:
     confidence: float = CONFIDENCE  # of each interval
     passes: int = 2  # over all placements, at least; see comparison.runs_of_pass
     blocks: int = 2000  # at most
-    seconds: float = 30.0  # at most, of measuring: warming up and the round in progress are not in it
+    seconds: float = 30.0  # at most, warming up included, and but for the block in progress
     warmup: int = 1  # blocks on every placement that do not count
     resolution: float = COARSEST  # seconds, of the clock: see seam.RESOLUTION
     repeat: bool = True  # the first kernel is timed against itself too, and sets the noise margin
-    discards: int = 20  # so many blocks in a row that something disturbed end the comparison
-    keep_disturbed: bool = False  # they are kept, and counted all the same, on a machine that is never quiet
+    discards: int = 20  # after so many disturbed blocks in a row this machine is taken to be never quiet
+    keep_disturbed: bool = False  # which ends the comparison, or, if True, keeps such blocks from then on
 
     def __post_init__(self) -> None:
         for name in ("precision", "passes", "blocks", "seconds", "discards"):

@@ -11,14 +11,14 @@ from gdnbench.sim.predict import PredictedCall, Prediction
 from gdnbench.timing.counting import CountsReport, RecordCounts
 from gdnbench.timing.result import KernelTiming, PairTiming, RecordTiming
 from gdnbench.timing.run import TimingReport
-from gdnbench.timing.statistics import Verdict
+from gdnbench.timing.statistics import TimeInterval, Verdict
 from gdnbench.timing.types import Form, Mode
 from gdnbench.units import seconds_text
 
 Table = Callable[[Sequence[str], Sequence[Sequence[object]], Sequence[str]], str]
 """Headers, rows, and the headers of columns that are aligned to the right, as one text."""
 
-TIMES = ("record", "operation", "kernel", "median", "quartiles", "ratio", "interval", "verdict")
+TIMES = ("record", "operation", "kernel", "median", "interval", "ratio", "its interval", "verdict")
 RATES = ("TB/s", "of ceiling", "TFLOP/s")
 COUNTS = (
     "record",
@@ -47,6 +47,7 @@ PREDICTED = (
     "of floor",
 )
 NANOSECOND = 1e-9
+ADVICE = "time on a quiet machine; --strict refuses such blocks"
 SHOWN = 5
 """Parts of a critical path."""
 RIGHT = ("predicted", "busy", "HBM", "floor", "of floor", "record", "median", "ratio", *RATES, *COUNTS[3:])
@@ -63,6 +64,7 @@ def times_text(records: Sequence[RecordTiming], table: Table) -> str:
     lines = [table((*TIMES, *RATES), rows, RIGHT), ""] if rows else []
     lines += [line for record in records for line in _troubles(record)]
     lines += _programs(records)
+    lines += [f"warning: {warning}" for record in records for warning in _warnings(record)]
     lines += [f"note: {note}" for note in _notes(records)]
     return "\n".join(lines)
 
@@ -122,7 +124,7 @@ def _rows(record: RecordTiming) -> Iterator[tuple[object, ...]]:
             record.op,
             kernel.name + wrong,
             seconds_text(kernel.summary.median),
-            f"{seconds_text(kernel.summary.lower)} .. {seconds_text(kernel.summary.upper)}",
+            "" if kernel.interval is None else _seconds_range(kernel.interval),
             ratio,
             interval,
             "" if pair is None else _verdict(pair),
@@ -146,7 +148,8 @@ def _said(kernel: KernelTiming) -> str:
     if kernel.summary is None:
         return f"not timed: {kernel.outcome}: {kernel.reason}"
     wrong = "" if kernel.outcome is Outcome.PASS else f", {kernel.outcome}: {kernel.reason}"
-    return f"{seconds_text(kernel.summary.median)} a launch{wrong}"
+    within = "" if kernel.interval is None else f" ({_seconds_range(kernel.interval)})"
+    return f"{seconds_text(kernel.summary.median)} a launch{within}{wrong}"
 
 
 def _compared(pair: PairTiming | None) -> str:
@@ -163,6 +166,19 @@ def _troubles(record: RecordTiming) -> Iterator[str]:
             yield f"  {kernel.reason}"
     if record.control is not None and record.control.holds is False:
         yield f"NOT {record.mode.cache}: record {record.label}: {record.control.reason}"
+
+
+def _warnings(record: RecordTiming) -> Iterator[str]:
+    """What disturbed blocks that count."""
+    for reason, count in record.disturbed.items():
+        yield (
+            f"record {record.number}: {count} of {len(record.blocks)} blocks were disturbed, and count:"
+            f" {reason}; {ADVICE}"
+        )
+
+
+def _seconds_range(found: TimeInterval) -> str:
+    return f"{seconds_text(found.low)} .. {seconds_text(found.high)}"
 
 
 def _programs(records: Sequence[RecordTiming]) -> Iterator[str]:

@@ -433,7 +433,7 @@ def timing_options(options: argparse.Namespace) -> TimingOptions:
         Mode(Cache.COLD, form),
         options.seconds,
         options.precision,
-        busy=options.busy,
+        strict=not options.busy,
         seed=options.seed,
         clock="events" if options.on == "cuda" else "auto",
     )

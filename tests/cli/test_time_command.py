@@ -20,7 +20,7 @@ Invoke = Callable[..., Any]  # the fixture `gdnbench`
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
-QUICK = ("--cache", "warm", "--seconds", "0.3", "--busy")
+QUICK = ("--cache", "warm", "--seconds", "0.3")
 
 
 @pytest.mark.alone
@@ -73,9 +73,9 @@ def test_csv(gdnbench: Invoke, prefills: Path) -> None:
 @pytest.mark.alone
 @pytest.mark.slow
 def test_replay_times_what_passed_and_as_asked(gdnbench: Invoke, prefills: Path) -> None:
-    """For 30 s, whoever else uses this machine."""
+    """For 5 s, whoever else uses this machine."""
     names = ("--kernel", "torch", "--against", "hf")
-    result = gdnbench("replay", prefills, 0, *names, "--time", "--busy", "--cache", "warm", "--json")
+    result = gdnbench("replay", prefills, 0, *names, "--time", "--seconds", "5", "--cache", "warm", "--json")
     (record,) = json.loads(result.out)["records"]
     assert (record["outcome"], result.code) == ("pass", 0)
     assert [kernel["name"] for kernel in record["timing"]["kernels"]] == ["hf", "torch"]
@@ -86,7 +86,9 @@ def test_replay_times_what_passed_and_as_asked(gdnbench: Invoke, prefills: Path)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--busy",), wording("cli.timing-options-alone")),
+        (("--strict",), wording("cli.timing-options-alone")),
+        (("--seconds", "3"), wording("cli.timing-options-alone")),
+        (("--time", "--busy"), "gdnbench: --busy has moved: omit it"),
         (("--cache", "warm"), wording("cli.timing-options-alone")),
         (("--time", "--form", "graph"), wording("cli.graph-needs-cuda", on="cpu")),
         (("--time", "--clock", "events"), wording("cli.clock-needs-gpu", clock="events", on="cpu")),

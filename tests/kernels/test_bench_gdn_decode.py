@@ -225,7 +225,7 @@ def test_without_a_gpu_it_says_so(run: Callable[..., Any], tmp_path: Path) -> No
 
 def test_a_sweep_times_what_leaves_the_same_bits(bench: ModuleType) -> None:
     kernels = [load(name, OPERATION) for name in ("torch", f"{FAULTY}:correct", f"{FAULTY}:rounds_beta")]
-    options = bench.TimingOptions(bench.Mode(form=bench.Form.PLAIN), seconds=0.3, busy=True)
+    options = bench.TimingOptions(bench.Mode(form=bench.Form.PLAIN), seconds=0.3)
     shape = bench.Shape("float32", (1, 1), 1)
     found, wrong = bench.sweep(shape, kernels, "cpu", options)
     assert found.names == ("torch", f"{FAULTY}:correct")

@@ -96,7 +96,7 @@ def test_bisection_and_timing_take_a_url(
     as_objects(prefills, bucket.url)
     wrong = tmp_path / "wrong.py"
     wrong.write_text(WRONG)
-    timed = gdnbench("time", bucket.url, "0", "--kernel", "torch", "--seconds", "0.2", "--busy", "--json")
+    timed = gdnbench("time", bucket.url, "0", "--kernel", "torch", "--seconds", "0.2", "--json")
     assert timed[0] == 0, timed[1]
     assert json.loads(timed[1])["store"] == bucket.url
     first = gdnbench("bisect", "record", bucket.url, "--kernel", f"{wrong}:prefill")

@@ -194,16 +194,30 @@ def test_disturbed_blocks_are_measured_again_and_counted() -> None:
     assert found.conditions.highest.others == (77,)
 
 
-def test_disturbed_blocks_are_kept_where_that_is_asked_for() -> None:
-    rule = Rule(blocks=6, warmup=0, keep_disturbed=True)
-    hot = itertools.repeat(Conditions(throttled=("HwSlowdown",)))
-    found = compare(white(), rule, Scripted(hot))
-    assert (len(found.blocks), found.discarded) == (6, {})
-    ((throttled, count),) = found.disturbed.items()
+def test_disturbed_blocks_are_kept_on_a_machine_that_is_never_quiet() -> None:
+    """Of the first block two attempts are measured again; the third and all later blocks count."""
+    rule = Rule(blocks=6, warmup=0, discards=3, keep_disturbed=True, seconds=1e9)
+    hot, clock = itertools.repeat(Conditions(throttled=("HwSlowdown",))), Ticking()
+    found = compare(white(), rule, Scripted(hot), now=clock.now, sleep=clock.sleep)
+    (throttled,) = found.disturbed
     assert re.fullmatch(wording("timing.slowed-down", reason="HwSlowdown"), throttled)
-    assert count == 6
-    counted = wording("timing.blocks-counted", count=6, blocks=6)
-    assert any(re.fullmatch(counted, note) for note in found.notes)
+    assert (len(found.blocks), found.discarded, found.disturbed) == (6, {throttled: 2}, {throttled: 6})
+    assert clock.slept == [0.05, 0.1]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_cap_on_seconds_ends_waiting_for_a_quiet_machine(kept: bool) -> None:
+    """Every look at the clock is a second: the third block begins within 5 s, and is not measured again."""
+    hot = Conditions(throttled=("HwSlowdown",))
+    looks = itertools.chain([Conditions()] * 8, itertools.repeat(hot))
+    clock, rule = Ticking(), Rule(warmup=0, seconds=5, keep_disturbed=kept)
+    if kept:
+        found = compare(white(), rule, Scripted(looks), now=clock.now, sleep=clock.sleep)
+        assert (found.end, len(found.blocks), *found.disturbed.values()) == (End.SECONDS, 3, 1)
+    else:
+        with pytest.raises(DisturbedError) as caught:
+            compare(white(), rule, Scripted(looks), now=clock.now, sleep=clock.sleep)
+        assert len(caught.value.partial.blocks) == 2
 
 
 def test_a_machine_that_is_never_quiet_ends_it_in_one_line() -> None:
@@ -234,20 +248,21 @@ def test_the_cap_on_seconds_ends_it_between_blocks() -> None:
     clock = Ticking()
     found = compare(white(), Rule(seconds=20), Quiet(), now=clock.now, sleep=clock.sleep)
     assert found.end is End.SECONDS
-    # The clock is read once before the loop and once a block.
-    assert len(found.blocks) == 19
-    # 19 blocks are three whole runs of 6 and one block: too few runs for an interval.
+    # Of readings 1 to 20 s the first begins, 5 are of warming up, which may take a quarter, and one begins
+    # the loop, in which there is one a block.
+    assert len(found.blocks) == 13
+    # 13 blocks are two whole runs of 6 and one block: too few runs for an interval.
     assert found.pairs[0].interval is None
     assert found.pairs[0].verdict is Verdict.UNKNOWN
     assert any("too few blocks" in note for note in found.notes)
 
 
-def test_warming_up_takes_no_longer_than_measuring_may() -> None:
+def test_warming_up_takes_a_quarter_of_the_seconds() -> None:
     """Of rounds of a minute, say, 3 on each of 8 placements would be waited for, and nothing else be done."""
     clock, subjects = Ticking(), white()
     compare(subjects, Rule(seconds=5, blocks=1), Quiet(), now=clock.now, sleep=clock.sleep)
-    # A second a look at the clock, one before each round: 4 rounds, then the 3 of the one block.
-    assert len(subjects[0].machine.log) == 4 + 3
+    # A second a look at the clock, one before each round: 1 round after 1 s, then the 3 of the one block.
+    assert len(subjects[0].machine.log) == 1 + 3
 
 
 def test_a_torn_run_counts_in_the_medians_and_not_in_the_interval() -> None:

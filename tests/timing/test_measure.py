@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def session() -> Session:
-    options = TimingOptions(Mode(Cache.WARM, Form.PLAIN), seconds=0.2, busy=True)
+    options = TimingOptions(Mode(Cache.WARM, Form.PLAIN), seconds=0.2)
     return Session("cpu", options, lambda position: contextlib.nullcontext())
 
 
@@ -58,7 +58,7 @@ def test_a_prepared_launch_that_leaves_other_outputs_is_not_timed(store: Store) 
 @pytest.mark.parametrize("cache", list(Cache))
 def test_rounds_that_do_other_work_on_a_placement_are_no_times(store: Store, cache: Cache) -> None:
     """A fifth faster on one placement of six was once an interval of 27 %, and no word of why."""
-    options = TimingOptions(Mode(cache, Form.PLAIN), seconds=0.2, busy=True)
+    options = TimingOptions(Mode(cache, Form.PLAIN), seconds=0.2)
     here = Session("cpu", options, lambda position: contextlib.nullcontext())
     with pytest.raises(KernelFailed) as caught:
         here.time(store.records[0], operation("gdn_decode"), [f"{KERNELS}:honest", f"{KERNELS}:strays"])

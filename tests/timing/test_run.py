@@ -36,7 +36,7 @@ from gdnbench.timing.result import (
     RecordTiming,
 )
 from gdnbench.timing.run import TimingReport, time_records
-from gdnbench.timing.statistics import Interval, Summary, Verdict
+from gdnbench.timing.statistics import Interval, Summary, TimeInterval, Verdict
 from gdnbench.timing.table import record_lines, timing_text
 from gdnbench.timing.types import Cache, Form, Mode
 from gdnbench.units import seconds_text
@@ -80,6 +80,7 @@ def timing_of(record: StoredRecord, names: Sequence[str], seconds: float = 142.1
             summary=Summary(RUNS, seconds, seconds, seconds),
             launches=7,
             rates=Rates.of_kernel(4_000_000, 8_000_000, seconds, 1e11),
+            interval=TimeInterval(0.9 * seconds, 1.2 * seconds, 0.99, 6, "placement"),
         )
         for name in names
     )
@@ -103,6 +104,7 @@ def timing_of(record: StoredRecord, names: Sequence[str], seconds: float = 142.1
         end=End.PRECISE,
         seconds=1.5,
         discarded={"slowed down: HwSlowdown": 3},
+        disturbed={"slowed down: SwPowerCap": 2},
         clock="perf_counter",
         control=Control(
             9e-6,
@@ -327,16 +329,20 @@ def test_the_table_says_what_the_times_rest_on(store: Store) -> None:
     text = timing_text(run(store, "torch", "hf", records=[0]), table)
     rows = [" ".join(line.split()) for line in text.splitlines()]
     # 4 MB in 142.1 us are 0.02815 TB/s, 28 % of the ceiling of 0.1 TB/s; twice as many FLOP.
-    assert rows[1] == "0 gdn_decode torch 142.1 us 142.1 us .. 142.1 us 0.0281 28% 0.0563"
+    assert rows[1] == "0 gdn_decode torch 142.1 us 127.9 us .. 170.5 us 0.0281 28% 0.0563"
     # |log| of the farther end, 1.012: 1.19 %.
     assert rows[2] == (
-        "0 gdn_decode hf 142.1 us 142.1 us .. 142.1 us 1.004 0.996 .. 1.012 no difference within 1.2%"
+        "0 gdn_decode hf 142.1 us 127.9 us .. 170.5 us 1.004 0.996 .. 1.012 no difference within 1.2%"
         " 0.0281 28% 0.0563"
     )
     cached = re.compile(wording("timing.cache-warm", part="half"))
     cold = wording("timing.not-cached", cache="warm", record="0 gdn_decode", reason=cached)
     assert any(re.fullmatch(cold, row) for row in rows)
     assert any(re.fullmatch(f"note: record 0: {BLOCKS}", row) for row in rows)
+    counted = wording(
+        "timing.blocks-counted", record=0, count=2, blocks=RUNS, reason="slowed down: SwPowerCap"
+    )
+    assert any(re.fullmatch(f"warning: {counted}", row) for row in rows)
     summary = wording(
         "timing.summary",
         records=1,
@@ -363,6 +369,7 @@ def test_a_run_is_shown_in_a_few_lines(store: Store) -> None:
     within = re.compile(wording("timing.no-difference", part="1.2%"))
     ratio = wording("timing.ratio", ratio="1.004", other="torch", verdict=within)
     missing = wording("timing.not-timed", outcome="missing device or package", reason="pip install it")
+    launch += r" \(127\.9 us \.\. 170\.5 us\)"
     assert re.fullmatch(launch, lines["torch"])
     assert re.fullmatch(f"{launch}, {ratio}", lines["hf"])
     assert re.fullmatch(missing, lines["fla"])

@@ -22,6 +22,7 @@ from gdnbench.timing.statistics import (
     ratio_interval,
     student,
     summary,
+    time_interval,
     unpaired_interval,
     verdict,
 )
@@ -33,9 +34,11 @@ from tests.timing.synthetic import (
     LAUNCH,
     LAUNCHES,
     Machine,
+    Memory,
     Modes,
     Noise,
     Quiet,
+    Spikes,
     White,
     kernels,
     returning,
@@ -106,6 +109,29 @@ def test_an_interval_by_hand() -> None:
     assert found.low == pytest.approx(math.exp(0.025 - half), abs=1e-5)  # t to three decimals x 0.0076
     assert found.high == pytest.approx(math.exp(0.025 + half), abs=1e-5)
     assert (found.groups, found.by, found.confidence) == (6, "placement", 0.95)
+
+
+def test_the_interval_of_a_time_by_hand() -> None:
+    """Six placements of three blocks each, whose medians, not means, are those of the ratio above."""
+    middles = [0.00, 0.01, 0.02, 0.03, 0.04, 0.05]
+    logs = [value for one in middles for value in (one - 0.001, one, one + 0.5)]
+    places = [place for place in range(6) for _ in range(3)]
+    found = time_interval(Series(logs, places, places), 0.95, 0.002)
+    assert found is not None
+    half = 2.571 * math.sqrt(0.00035 / 6) + 0.002
+    assert (found.low, found.high) == pytest.approx(
+        (math.exp(0.025 - half), math.exp(0.025 + half)), abs=1e-5
+    )
+    assert (found.groups, found.by, found.confidence) == (6, "placement", 0.95)
+
+
+def test_a_time_has_an_interval_within_one_run() -> None:
+    """Its blocks are the groups. t(0.995, 3) = 5.841; the variance of 0.1 to 0.4 is 0.05 / 3."""
+    found = time_interval(Series([0.1, 0.2, 0.3, 0.4], [0] * 4, [0] * 4), 0.99, 0.0)
+    assert found is not None
+    half = 5.841 * math.sqrt(0.05 / 3 / 4)
+    assert (found.low, found.high) == pytest.approx((math.exp(0.25 - half), math.exp(0.25 + half)), rel=1e-4)
+    assert time_interval(Series([0.1, 0.2, 0.3], [0] * 3, [0] * 3), 0.99, 0.0) is None
 
 
 def test_too_few_runs_or_placements() -> None:
@@ -262,6 +288,24 @@ def series(kind: str, runs: int, seed: int, placements: int = 8, precision: floa
 def test_the_threshold_is_the_binomials() -> None:
     # 0.99^n <= 0.01 first at n = 459: only then can a series without any event show a rate under 1 %.
     assert (at_most(458, 0.01), at_most(459, 0.01)) == (-1, 0)
+
+
+# Of the noise, the logarithm of its median. Of Spikes 0.95 of the rounds are normal and all others are above:
+# the quantile 0.5 / 0.95 of a normal distribution of 0.01, 0.0660 of its deviations.
+MEDIANS = {White: 0.0, Spikes: 0.000660, Memory: 0.0}
+
+
+@pytest.mark.parametrize("kind", MEDIANS)
+def test_the_interval_of_a_time_holds_its_median(kind: type[Noise]) -> None:
+    missed = 0
+    for seed in range(300):
+        noise = kind(random.Random(seed))
+        logs = [math.log(noise.factor(0, block // 4 % 6, block)) for block in range(120)]
+        runs = [block // 4 for block in range(120)]
+        found = time_interval(Series(logs, [run % 6 for run in runs], runs), 0.99, 0.0)
+        assert found is not None
+        missed += not found.low <= math.exp(MEDIANS[kind]) <= found.high
+    assert missed <= at_most(300, 0.05), f"{missed} of 300"  # nominal 99 % that hold it in 95, as above
 
 
 @pytest.mark.slow  # many draws

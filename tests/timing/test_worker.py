@@ -48,7 +48,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 def timer(store: Store) -> Iterator[TimingProcess]:
     """On the CPU, whoever else computes there."""
     # A run is 6 blocks of some 60 ms, and an interval needs 4 runs: 10 s are enough on a busy machine.
-    options = TimingOptions(WARM, seconds=10.0, precision=0.9, timeout=60.0, busy=True)
+    options = TimingOptions(WARM, seconds=10.0, precision=0.9, timeout=60.0)
     made = TimingProcess(store.path, "cpu", options)
     yield made
     made.close()
@@ -88,7 +88,7 @@ def test_the_others_are_timed_without_the_culprits(store: Store, timer: TimingPr
 
 
 def test_a_hang_is_killed_and_named(store: Store) -> None:
-    timer = TimingProcess(store.path, "cpu", TimingOptions(WARM, seconds=0.5, timeout=5.0, busy=True))
+    timer = TimingProcess(store.path, "cpu", TimingOptions(WARM, seconds=0.5, timeout=5.0))
     try:
         found = timer.time(store.records[0], operation("gdn_decode"), [named("hangs")])
     finally:
@@ -149,7 +149,6 @@ class TestGpu:
             seconds=10.0,
             precision=0.5,
             timeout=120.0,
-            busy=True,
             clock="events",
         )
         kernels = [named("correct"), named("faults_on_the_gpu"), named("slow")]
