@@ -64,7 +64,7 @@ def times_text(records: Sequence[RecordTiming], table: Table) -> str:
     lines = [table((*TIMES, *RATES), rows, RIGHT), ""] if rows else []
     lines += [line for record in records for line in _troubles(record)]
     lines += _programs(records)
-    lines += [f"warning: {warning}" for record in records for warning in _warnings(record)]
+    lines += [f"warning: {warning}" for warning in _warnings(records)]
     lines += [f"note: {note}" for note in _notes(records)]
     return "\n".join(lines)
 
@@ -168,13 +168,13 @@ def _troubles(record: RecordTiming) -> Iterator[str]:
         yield f"NOT {record.mode.cache}: record {record.label}: {record.control.reason}"
 
 
-def _warnings(record: RecordTiming) -> Iterator[str]:
-    """What disturbed blocks that count."""
-    for reason, count in record.disturbed.items():
-        yield (
-            f"record {record.number}: {count} of {len(record.blocks)} blocks were disturbed, and count:"
-            f" {reason}; {ADVICE}"
-        )
+def _warnings(records: Sequence[RecordTiming]) -> Iterator[str]:
+    """What disturbed blocks that count, each reason once."""
+    for reason in dict.fromkeys(reason for record in records for reason in record.disturbed):
+        hit = [record for record in records if reason in record.disturbed]
+        count, blocks = sum(record.disturbed[reason] for record in hit), sum(len(one.blocks) for one in hit)
+        where = f"{len(hit)} record{'s' if len(hit) != 1 else ''}"
+        yield f"{count} of {blocks} blocks were disturbed, and count: {reason} ({where}); {ADVICE}"
 
 
 def _seconds_range(found: TimeInterval) -> str:
