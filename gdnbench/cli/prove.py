@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -135,9 +136,10 @@ def _print(proof: Proof) -> None:
     if proof.checks:
         rows.append(("poison", "NaN where nothing was written", proof.runs, *("-",) * 5, "on"))
     print(table(HEADERS, rows, HEADERS[2:8], Fit(wrap=("check", "section"))))
-    for check in proof.failing:
+    for group in proof.failing_alike:
+        check = group[0]
         print()
-        print_line(f"{check.outcome}: {check.section}, {check.name}: {check.subject}")
+        print_line(f"{check.outcome}: {check.section}, {check.name}: {check.subject}{_more(group)}")
         for reason in check.reasons:
             print_line(f"  {reason}")
     if proof.failing:
@@ -150,6 +152,15 @@ def _print(proof: Proof) -> None:
             f"note: left out as too much for the simulator: {', '.join(proof.left_out)}; --all runs them"
         )
     print_line(_summary(proof))
+
+
+def _more(group: Sequence[Check]) -> str:
+    """` and 5 more checks (captures 2, laws 4)`, of all by section; empty for one."""
+    if len(group) == 1:
+        return ""
+    counts = Counter(str(check.section) for check in group)
+    by_section = ", ".join(f"{section} {count}" for section, count in counts.items())
+    return f", and {len(group) - 1} more ({by_section})"
 
 
 def print_refusals(proof: Proof) -> None:

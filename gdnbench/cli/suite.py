@@ -99,7 +99,15 @@ def _told(bar: Callable[[int, int], None], entries: int) -> Callable[[Entry, int
 
 
 def _print(result: SuiteResult) -> None:
-    from gdnbench.suite.markdown import baseline_text, headline, lineage_lines, outcomes_text, sections
+    from gdnbench.suite.markdown import (
+        baseline_text,
+        failing_alike,
+        headline,
+        lineage_lines,
+        outcomes_text,
+        sections,
+        which_records,
+    )
 
     rows = [
         (one.entry.name, len(one.verdicts), outcomes_text(one), baseline_text(one), f"{one.seconds:.1f}")
@@ -119,9 +127,10 @@ def _print(result: SuiteResult) -> None:
             print()
             print_line(f"{one.entry.name}: {one.error}")
             print_line(f"  {result.command(one.entry)}")
-        for verdict in one.failing:
+        for group in failing_alike(one):
+            verdict = group[0]
             print()
-            print_line(f"{one.entry.name} record {verdict.record.label}: {verdict.outcome}")
+            print_line(f"{one.entry.name} {which_records(group)}: {verdict.outcome}")
             for failure in verdict.failures:
                 print_line(f"  {failure.text}")
             for known in verdict.expired:

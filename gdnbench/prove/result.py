@@ -9,6 +9,7 @@ from enum import StrEnum
 from gdnbench.errors import Exit
 from gdnbench.judge.result import Side
 from gdnbench.report.outcome import Outcome, worst_exit_code
+from gdnbench.report.repeats import but_for_numbers, groups_by
 from gdnbench.report.report import RecordResult
 
 
@@ -94,6 +95,18 @@ class Proof:
         return tuple(
             check for check in self.checks if check.outcome not in (Outcome.PASS, Outcome.UNSUPPORTED)
         )
+
+    @property
+    def failing_alike(self) -> list[list[Check]]:
+        """Failing checks; in one group those in which the kernel raised the same, or ended, but for
+        numbers."""
+
+        def key(check: Check) -> object:
+            if check.outcome in (Outcome.MISMATCH, Outcome.CHECK):
+                return id(check)
+            return check.outcome, tuple(map(but_for_numbers, check.reasons))
+
+        return groups_by(self.failing, key)
 
     @property
     def runs(self) -> int:

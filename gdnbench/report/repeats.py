@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from gdnbench.record_numbers import numbers_text
 from gdnbench.report.report import RecordResult
+
+T = TypeVar("T")
 
 
 def grouped(records: Iterable[RecordResult]) -> list[list[RecordResult]]:
     """Records with the same outcome and reason, numbers aside, in the order of the first of each. A record
     with judged tensors or faults is alone."""
-    groups: dict[object, list[RecordResult]] = {}
-    for record in records:
+
+    def key(record: RecordResult) -> object:
+        if record.tensors or record.faults or record.findings:
+            return record.number
         frame = None if record.error is None else record.error.frame
         said = record.reason if record.error is None else record.error.text
-        key: object = (record.outcome, re.sub(r"\d+", "#", said), frame, record.imported)
-        if record.tensors or record.faults or record.findings:
-            key = record.number
-        groups.setdefault(key, []).append(record)
+        return record.outcome, but_for_numbers(said), frame, record.imported
+
+    return groups_by(records, key)
+
+
+def groups_by(items: Iterable[T], key: Callable[[T], object]) -> list[list[T]]:
+    """Items of the same key, in the order of the first of each."""
+    groups: dict[object, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return list(groups.values())
+
+
+def but_for_numbers(text: str) -> str:
+    """`text` without its numbers, which are sizes and addresses of one record."""
+    return re.sub(r"\d+", "#", text)
+
+
+def records_text(numbers: Iterable[int]) -> str:
+    """[0, 1, 2] -> "records 0-2 (3)"."""
+    ordered = sorted(numbers)
+    return f"records {numbers_text(ordered)} ({len(ordered)})"
 
 
 def headline(group: Sequence[RecordResult]) -> str:
@@ -28,9 +50,8 @@ def headline(group: Sequence[RecordResult]) -> str:
     first = group[0]
     if len(group) == 1:
         return f"{first.outcome}: record {first.label}"
-    numbers = numbers_text(sorted(record.number for record in group))
     operations = ", ".join(dict.fromkeys(record.op for record in group))
-    return f"{first.outcome}: records {numbers} ({len(group)}): {operations}"
+    return f"{first.outcome}: {records_text(record.number for record in group)}: {operations}"
 
 
 def reason_lines(group: Sequence[RecordResult], tb: str = "short") -> Iterator[str]:

@@ -4,11 +4,13 @@ each."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gdnbench.errors import Exit
 from gdnbench.printable import printable
+from gdnbench.report.repeats import but_for_numbers, groups_by, records_text
 from gdnbench.suite.result import EntryResult, SuiteResult
+from gdnbench.suite.verdict import Verdict
 from gdnbench.units import counted
 
 MOST = 50
@@ -68,7 +70,7 @@ def _lines(result: SuiteResult, finished: bool) -> Iterator[str]:
 
 
 def _failures(result: SuiteResult) -> Iterator[str]:
-    found = [(one, verdict) for one in result.entries for verdict in one.failing]
+    found = [(one, group) for one in result.entries for group in failing_alike(one)]
     stopped = [one for one in result.entries if one.error]
     if not found and not stopped:
         return
@@ -76,9 +78,9 @@ def _failures(result: SuiteResult) -> Iterator[str]:
     for one in stopped:
         yield f"**{escape_markdown(one.entry.name)}** {escape_markdown(one.error)}\n"
         yield from _code(result.command(one.entry))
-    for one, verdict in found[:MOST]:
-        label, outcome = escape_markdown(verdict.record.label), escape_markdown(verdict.outcome)
-        yield f"**{escape_markdown(one.entry.name)}** record {label}: {outcome}\n"
+    for one, group in found[:MOST]:
+        verdict, outcome = group[0], escape_markdown(group[0].outcome)
+        yield f"**{escape_markdown(one.entry.name)}** {escape_markdown(which_records(group))}: {outcome}\n"
         yield from (f"- {escape_markdown(failure.text)}" for failure in verdict.failures)
         yield from (
             f"- known until {known.until}, which is over: {escape_markdown(known.reason)}"
@@ -88,6 +90,26 @@ def _failures(result: SuiteResult) -> Iterator[str]:
         yield from _code(result.command(one.entry, verdict.record.number))
     if len(found) > MOST:
         yield f"and {len(found) - MOST} more; summary.json has them all\n"
+
+
+def failing_alike(one: EntryResult) -> list[list[Verdict]]:
+    """An entry's failures; in one group those records on which the kernel raised the same, or ended, but for
+    numbers."""
+
+    def key(verdict: Verdict) -> object:
+        alone = verdict.record.tensors or verdict.expired or verdict.excused or len(verdict.failures) != 1
+        return (
+            verdict.record.number if alone else (verdict.outcome, but_for_numbers(verdict.failures[0].text))
+        )
+
+    return groups_by(one.failing, key)
+
+
+def which_records(group: Sequence[Verdict]) -> str:
+    """`record 3 gdn_prefill model.layers.0 step 0`, or `records 0-53 (54)`."""
+    if len(group) == 1:
+        return f"record {group[0].record.label}"
+    return records_text(verdict.record.number for verdict in group)
 
 
 def _broken_chains(result: SuiteResult) -> Iterator[str]:

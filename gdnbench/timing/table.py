@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from gdnbench.report.outcome import Outcome
+from gdnbench.report.repeats import but_for_numbers, groups_by, records_text
 from gdnbench.report.report import RecordResult
 from gdnbench.sim.predict import PredictedCall, Prediction
 from gdnbench.timing.counting import CountsReport, RecordCounts
@@ -62,7 +63,7 @@ def times_text(records: Sequence[RecordTiming], table: Table) -> str:
     """The same without the summary."""
     rows = [row for record in records for row in _rows(record)]
     lines = [table((*TIMES, *RATES), rows, RIGHT), ""] if rows else []
-    lines += [line for record in records for line in _troubles(record)]
+    lines += _troubles(records)
     lines += _programs(records)
     lines += [f"warning: {warning}" for warning in _warnings(records)]
     lines += [f"note: {note}" for note in _notes(records)]
@@ -158,14 +159,22 @@ def _compared(pair: PairTiming | None) -> str:
     return f"{pair.interval.ratio:.3f} of {pair.first}, {_verdict(pair)}"
 
 
-def _troubles(record: RecordTiming) -> Iterator[str]:
-    for kernel in record.kernels:
-        if kernel.outcome is not Outcome.PASS:
-            how = "timed all the same" if kernel.timed else "not timed"
-            yield f"{kernel.outcome}: {kernel.name} on record {record.label}, {how}"
-            yield f"  {kernel.reason}"
-    if record.control is not None and record.control.holds is False:
-        yield f"NOT {record.mode.cache}: record {record.label}: {record.control.reason}"
+def _troubles(records: Sequence[RecordTiming]) -> Iterator[str]:
+    """Kernels that failed, those of several records alike once, and caches that were not as asked."""
+    failed = [
+        (record, one) for record in records for one in record.kernels if one.outcome is not Outcome.PASS
+    ]
+    for group in groups_by(
+        failed, lambda pair: (pair[1].name, pair[1].outcome, pair[1].timed, but_for_numbers(pair[1].reason))
+    ):
+        record, kernel = group[0]
+        how = "timed all the same" if kernel.timed else "not timed"
+        which = f"record {record.label}" if len(group) == 1 else records_text(one.number for one, _ in group)
+        yield f"{kernel.outcome}: {kernel.name} on {which}, {how}"
+        yield f"  {kernel.reason}"
+    for record in records:
+        if record.control is not None and record.control.holds is False:
+            yield f"NOT {record.mode.cache}: record {record.label}: {record.control.reason}"
 
 
 def _warnings(records: Sequence[RecordTiming]) -> Iterator[str]:

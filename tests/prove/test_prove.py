@@ -132,6 +132,7 @@ def test_a_crash_fails_every_section_with_its_reason(made: Path, captures: Path)
     for check in proof.failing:
         assert check.outcome is Outcome.CRASH
         assert "an index out of range" in check.reasons[0]
+    assert [len(group) for group in proof.failing_alike] == [len(proof.failing)]
 
 
 @pytest.mark.slow

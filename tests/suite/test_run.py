@@ -323,17 +323,19 @@ def test_a_scheduler_that_does_not_answer_is_asked_once(
     assert len(asked) == 1
 
 
-def test_what_a_kernel_says_does_nothing_to_the_terminal(
+def test_what_a_kernel_says_is_told_once_and_does_nothing_to_the_terminal(
     suite_file: Write, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from gdnbench.cli.suite import suite as command
 
     (folder / "rude.py").write_text('def decode(**call):\n    raise ValueError("\\x1b[2J" + chr(0))\n')
-    path = suite_file('[[replay]]\ncaptures = "decode.zarr"\nkernels = "rude.py:decode"\nisolate = false\n')
+    path = suite_file('[[replay]]\ncaptures = "both.zarr"\nkernels = "rude.py:decode"\nisolate = false\n')
     with pytest.raises(typer.Exit):
         command(path, folder / "results")
     shown = capsys.readouterr().out
-    assert "ValueError: \\x1b[2J\\x00" in shown
+    assert "both.rude-py-decode.cpu records 0-1 (2): crash\n  ValueError: \\x00 (" in shown
+    assert shown.count(": crash\n") == 1  # both records ended alike
+    assert (folder / "results" / "summary.md").read_text().count(": crash\n") == 1
     assert not {"\x1b", "\0"} & set(shown)
 
 

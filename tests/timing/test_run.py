@@ -226,6 +226,10 @@ def test_nothing_left_to_time(store: Store) -> None:
         "timing.trouble", outcome="crash", kernel="torch", record="0 gdn_decode synth step 0", how="not timed"
     )
     assert re.search(trouble + "\n  it broke", timing_text(report, table))
+    both = run(store, "torch", timer=FakeTimer(failing=["torch"]))
+    assert timing_text(both, table).startswith(
+        "crash: torch on records 0-1 (2), not timed\n  it broke\n2 records"
+    )
 
 
 @pytest.mark.parametrize(
