@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import pdb
 import sys
+from typing import TYPE_CHECKING
 
 from gdnbench.cli.console import print_note
-from gdnbench.error_frames import Frame, frame_of_error, post_mortem_depth
 from gdnbench.errors import BadInputError
+
+if TYPE_CHECKING:
+    from gdnbench.error_frames import Frame
 
 TB = "Traceback of a kernel that fails: short (its own line), long (every line) or none."
 PDB = "Debug a kernel that raises: in this process, at its own line. Needs a terminal."
@@ -42,6 +44,10 @@ class Debugger:
         self._seen: set[tuple[type[BaseException], Frame]] = set()
 
     def __call__(self, error: BaseException) -> None:
+        import pdb
+
+        from gdnbench.error_frames import frame_of_error, post_mortem_depth
+
         frame = frame_of_error(error)
         if frame is None or frame.is_harness or not frame.function:
             return  # such as a syntax error: nothing of the kernel ran

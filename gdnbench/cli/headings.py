@@ -15,7 +15,7 @@ BY_HEADING = {
     KERNEL: "kernel against on kernel-env op layer records",
     VERDICT: "k tol bitwise rule stages same-kind same-tensor symptom tensor baseline carry",
     SIMULATOR: "machine sms check schedule",
-    MEASURING: "cache form clock seconds precision time-wrong busy",
+    MEASURING: "cache form clock seconds precision time-wrong strict",
     PROCESSES: "isolate timeout workers scheduler budget",
     OUTPUT: "json csv save compare timeline junit out script state fresh verbose",
 }
@@ -65,6 +65,7 @@ PLACEHOLDERS = {
     "--select": "CONDITIONS",
     "--step": "STEPS",
     "--table": "FILE",
+    "--tb": "LENGTH",
     "--timeout": "SECONDS",
     "--tol": "ABS[,REL]",
     "--when": "EXPRESSION",

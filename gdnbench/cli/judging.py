@@ -14,10 +14,7 @@ from gdnbench.cli.console import encodable, print_json_text, print_lines, print_
 from gdnbench.cli.terminal import has_colours, painted
 from gdnbench.errors import BadInputError
 
-HEATMAP = (
-    "Draw errors by chunk and head, on a log scale from the limit up: of failing tensors or, if none fails,"
-    " where errors are largest."
-)
+HEATMAP = "Draw errors by chunk and head on a log scale: of failing tensors, else the largest errors."
 
 if TYPE_CHECKING:
     from gdnbench.report.report import DiffReport, ReplayReport
