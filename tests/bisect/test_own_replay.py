@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gdnbench.bisect.commit.revision_cli import RevisionReplay
+from gdnbench.bisect.commit.revision_cli import RevisionReplay, verdict_of_output
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State
 from gdnbench.bisect.workers import Place
@@ -52,6 +52,12 @@ def test_a_process_that_ends_while_the_kernel_is_imported_says_nothing(
     assert (found.state, left) == (state, [])
     if state is State.BAD:
         assert found.kind == ("crash" if isinstance(first, FinishedProcess) else "hang")
+
+
+def test_a_kernel_that_does_not_compile_is_skipped() -> None:
+    """Although the command's exit status is that of a failure: another commit may compile."""
+    for outcome, state in (("compile failure", State.SKIP), ("crash", State.BAD), ("refused", State.SKIP)):
+        assert verdict_of_output(1, told(outcome, imported=True).out, "", 0.0).state is state
 
 
 @pytest.mark.slow  # processes that import torch

@@ -154,7 +154,9 @@ def test_a_crash_fails(pytester: pytest.Pytester, run: Run, keep: Keep) -> None:
     pytester.makepyfile(CHECKED.format("'a.zarr', kernel='kernels.py:falls', isolate=False"))
     result = run()
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*crash: ZeroDivisionError: of mine (kernels.py:11 in falls: raise ZeroDivisionError(*))"])
+    result.stdout.fnmatch_lines(
+        ["*crash: ZeroDivisionError: of mine (kernels.py:11 in falls: raise ZeroDivisionError(*))"]
+    )
 
 
 def test_the_test_s_own_function_is_judged(pytester: pytest.Pytester, run: Run, keep: Keep) -> None:

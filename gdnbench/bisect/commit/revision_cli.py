@@ -21,6 +21,7 @@ from gdnbench.bisect import cache_key
 from gdnbench.bisect.symptom import Observed
 from gdnbench.bisect.trial import (
     IMPORT_FAILURE,
+    STATES,
     Trial,
     chosen_by,
     decided_by,
@@ -199,7 +200,5 @@ def _observed(record: Mapping[str, Any]) -> Observed:
 
 
 def _state(record: Mapping[str, Any]) -> State:
-    code = Outcome(record["outcome"]).exit_code
-    if code is Exit.PASS:
-        return State.GOOD
-    return State.BAD if code is Exit.MISMATCH and record.get("imported", True) else State.SKIP
+    found = STATES.get(Outcome(record["outcome"]), State.SKIP)
+    return found if found is not State.BAD or record.get("imported", True) else State.SKIP
