@@ -16,7 +16,7 @@ from gdnbench.sim.errors import (
 
 class Exit(IntEnum):
     PASS = 0
-    MISMATCH = 1  # numeric mismatch, regression; the kernel crashes, hangs or does not compile; nothing captured
+    MISMATCH = 1  # numeric mismatch, regression, nothing captured; a kernel crashes, hangs, does not compile
     BAD_INPUT = 2  # usage or bad input
     CANNOT_RUN = 3  # missing hardware, package or compiler, unsupported
 

@@ -88,9 +88,9 @@ TABLE = {part: set(names.split()) for part, _, names in ROWS}
 MODULES = {
     "__init__": "gdnbench",
     "kernels": "gdnbench_kernels",
-    "base": """bits digest_kernel digests error_frames errors export_format handlers missing near_names options
-        phases poison pools printable provenance record record_numbers shipped tables
-        toml_tables units value_range version whole_file""",
+    "base": """bits digest_kernel digests error_frames errors export_format handlers missing near_names
+        options phases poison pools printable provenance record record_numbers shipped tables toml_tables
+        units value_range version whole_file""",
     "sim.base": "sim.deadline sim.demangle sim.errors sim.floating_environment sim.lazy sim.special_function",
     "sim.tensorcore.formats": "sim.tensorcore.formats sim.tensorcore.product sim.tensorcore.scaled",
     "sim.run": "sim.run sim.watch",

@@ -169,8 +169,11 @@ def _troubles(records: Sequence[RecordTiming]) -> Iterator[str]:
     ):
         record, kernel = group[0]
         how = "timed all the same" if kernel.timed else "not timed"
-        which = f"record {record.label}" if len(group) == 1 else records_text(one.number for one, _ in group)
-        yield f"{kernel.outcome}: {kernel.name} on {which}, {how}"
+        if len(group) == 1:
+            yield f"{kernel.outcome}: {kernel.name} on record {record.label}, {how}"
+        else:
+            numbers = records_text(one.number for one, _ in group)
+            yield f"{kernel.outcome}: {kernel.name} on {numbers}, {how}"
         yield f"  {kernel.reason}"
     for record in records:
         if record.control is not None and record.control.holds is False:
