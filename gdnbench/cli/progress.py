@@ -206,6 +206,12 @@ def waiting(what: str) -> Iterator[None]:
         yield
 
 
+def hide() -> None:
+    """Ends the line: another program has the terminal from now on. A later `progress` has a line again."""
+    if _line is not None:
+        _line.close()
+
+
 @contextmanager
 def progress(what: str, *, shown: bool = True) -> Iterator[Bar]:
     """A Bar, which is a line of stderr if that is a terminal and it is to be `shown`; nothing elsewhere."""

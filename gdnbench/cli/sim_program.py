@@ -13,6 +13,7 @@ import typer
 from gdnbench.cli.checking import print_unused, write_template
 from gdnbench.cli.console import print_json, print_lines, print_note, progress, table
 from gdnbench.cli.exploring import refuse_with, typed
+from gdnbench.cli.progress import hide
 from gdnbench.cli.sim_sms import SmsRuns, run_with_sms, wanted_sms_and_engines
 from gdnbench.cli.tracing import trace_to
 from gdnbench.errors import BadInputError, Exit
@@ -132,6 +133,7 @@ def run_command(
 
             absolute = replace(tracing, path=str(Path(tracing.path).absolute()))
             request = replace(request, attach={MODULE: absolute.as_json()})
+        hide()
         done = run_program(options.command, request)
     others = None
     if counts:

@@ -17,7 +17,7 @@ import pytest
 from gdnbench.cli import terminal
 from gdnbench.cli.console import print_line, print_lines, table
 from gdnbench.cli.main import console_main
-from gdnbench.cli.progress import CLEAR, Bar, progress
+from gdnbench.cli.progress import CLEAR, REDRAWN_EVERY, Bar, hide, progress, waiting
 from gdnbench.phases import State, begin, enter
 from gdnbench.tables import Style, cell_width
 from tests.subset import quick
@@ -179,6 +179,22 @@ def test_what_is_printed_meanwhile_clears_the_line(monkeypatch: pytest.MonkeyPat
         assert before.endswith(f"\r{CLEAR}")
     assert not screen.getvalue().endswith("record 0\r")
     assert sys.stderr is screen
+
+
+def test_a_program_that_has_the_terminal_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("gdnbench.cli.progress.SHOWN_AFTER", 0.0)
+    with waiting("sim"):
+        _wait_until(lambda: "sim, 0:0" in screen.getvalue())
+        hide()
+        before = screen.getvalue()
+        assert before.endswith(CLEAR)
+        time.sleep(2 * REDRAWN_EVERY)
+        assert screen.getvalue() == before
+        with progress("other numbers of SMs"):
+            _wait_until(lambda: "other numbers" in screen.getvalue())
 
 
 def _wait_until(done: Callable[[], bool]) -> None:
