@@ -243,6 +243,9 @@ def test_a_worker_that_runs_at_the_deadline_says_nothing(monkeypatch: pytest.Mon
             clock.now += timeout
             raise TimeoutError
 
+        def python_stacks(self, *, hangs: bool = False) -> str:
+            return ""
+
         def kill(self) -> None: ...
 
     monkeypatch.setattr("gdnbench.bisect.workers.time", clock)
