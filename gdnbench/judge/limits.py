@@ -117,10 +117,11 @@ class ExactLines:
     typical: float
 
 
-def exact_lines(torchs: Tensor, exact: Tensor, partition: Partition) -> ExactLines:
-    """The lines of torch's result against `exact` (fp64; NaN where an element does not count)."""
+def exact_lines(torchs: Tensor, exact: Tensor, partition: Partition, dtype: torch.dtype) -> ExactLines:
+    """The lines of torch's result against `exact` (fp64; NaN where an element does not count), and the errors
+    of rounding `exact` to `dtype`."""
     grid = line_grid(exact, partition)
-    errors, rounded = (line_errors(one, exact, partition, grid) for one in (torchs, exact.to(torchs.dtype)))
+    errors, rounded = (line_errors(one, exact, partition, grid) for one in (torchs, exact.to(dtype)))
     _, owner = np.unique(grid.sequences, return_inverse=True)
     number = int(owner.max()) + 1 if owner.size else 0
     squares, exact_squares = _sums(errors.dd, owner, number), _sums(grid.yy, owner, number)

@@ -326,7 +326,7 @@ def _judge_output(
         )
 
     if key not in last.yardsticks and name not in operation.tolerances:
-        last.yardsticks[key] = yardstick_of(subject, exact, torchs)
+        last.yardsticks[key] = yardstick_of(subject, exact, torchs, torchs.dtype)
     result = judged(exact, torchs, last.yardsticks.get(key))
     if result.passed or result.errors is None:
         return result

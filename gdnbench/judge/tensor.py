@@ -117,7 +117,8 @@ def judge(
     """Judge `tensor` by `bound`: its error against `oracle` (fp64) compared with that of `yardstick` (torch's
     kernel), see `gdnbench.judge.limits`.
 
-    All three are on the CPU; `tensor` must have the contract's shape and dtype, which `yardstick` has.
+    All three are on the CPU; `tensor` must have the contract's shape and dtype. `yardstick` has them too, or
+    is in fp64 if it was moved with `oracle`.
     Without a bound the errors are only measured, and only the rules for non-finite elements apply. `added`:
     an allowed error relative to the exact value, in addition to the dtype's rounding. `by_line` False: lines
     and gains are not judged, as of stages, whose rows may be parts of chunks. `known`: the result of
@@ -125,7 +126,9 @@ def judge(
     """
     if (unmatched := shape_mismatch(subject, Memory(tensor), Memory(yardstick))) is not None:
         return unmatched
-    by = yardstick_of(subject, oracle, yardstick, by_line=by_line) if known is None else known
+    by = known
+    if by is None:
+        by = yardstick_of(subject, oracle, yardstick, tensor.dtype, by_line=by_line)
     screened = _screen(subject, tensor, oracle, yardstick, by)
     own = subject.compare(Memory(screened.tensor), Memory(by.oracle))
     found = measured_result(subject, Memory(tensor), own, screened.reasons)
@@ -153,9 +156,11 @@ def _limits(
     return Limits(tensor.dtype, k, largest, added, lines, cut, factors)
 
 
-def yardstick_of(subject: Subject, oracle: Tensor, torchs: Tensor, *, by_line: bool = True) -> Yardstick:
-    """What results like `torchs` are judged by; `oracle` and `torchs` are on the CPU."""
-    return measure_yardstick(oracle, torchs, subject.partition, subject.axes, by_line=by_line)
+def yardstick_of(
+    subject: Subject, oracle: Tensor, torchs: Tensor, dtype: torch.dtype, *, by_line: bool = True
+) -> Yardstick:
+    """What results of `dtype` are judged by; `oracle` and `torchs` are on the CPU."""
+    return measure_yardstick(oracle, torchs, subject.partition, subject.axes, dtype, by_line=by_line)
 
 
 def _held_to(
@@ -202,7 +207,7 @@ def judge_briefly(
         return None
     largest = quick_check.largest_magnitude(oracle, subject.partition)
     named = replace(own, worst=own.worst and subject.named(own.worst))
-    exact = exact_lines(yardstick, oracle, subject.partition)
+    exact = exact_lines(yardstick, oracle, subject.partition, tensor.dtype)
     lines = lines_of(tensor, oracle, subject.partition, exact)
     limits = _limits(subject, tensor, bound, largest, 0.0, lines)
     ratios = limits.by_chunk(named, torchs)

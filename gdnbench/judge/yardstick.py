@@ -17,7 +17,7 @@ from gdnbench_kernels.contract import Partition
 @dataclass(frozen=True, slots=True)
 class Yardstick:
     """- oracle, torchs: the exact result (fp64) and torch's, NaN where an element is not `usable`
-    - rounded: the exact result rounded to torch's dtype, fp64
+    - rounded: the exact result rounded to the dtype of the results, fp64
     - usable: bool, whether the rounded and torch's element are finite; counts: whether the element belongs to
       a sequence, broadcastable to `usable`
     - largest: max |oracle| over the elements that are usable and count
@@ -35,18 +35,25 @@ class Yardstick:
 
 
 def measure_yardstick(
-    oracle: Tensor, torchs: Tensor, partition: Partition, axes: tuple[str, ...], *, by_line: bool
+    oracle: Tensor,
+    torchs: Tensor,
+    partition: Partition,
+    axes: tuple[str, ...],
+    dtype: torch.dtype,
+    *,
+    by_line: bool,
 ) -> Yardstick:
-    """The yardstick of results of the dtype of `torchs`, on the CPU."""
+    """The yardstick of results of `dtype`, on the CPU. `torchs` has that dtype, or is in fp64 if it was moved
+    with the exact result."""
     counts = _owned(partition, oracle)
-    rounded = oracle.to(torchs.dtype).double()  # double: fp8 lacks isnan
+    rounded = oracle.to(dtype).double()  # double: fp8 lacks isnan
     usable = torch.isfinite(rounded) & torch.isfinite(torchs.double())
     largest = float(oracle.abs().where(usable & counts, 0.0).max()) if oracle.numel() else 0.0
     if not bool(usable.all()):
         oracle = oracle.where(usable, torch.nan)
         torchs = torchs.where(usable, torch.nan) if torchs.is_floating_point() else torchs
     errors = compare(Memory(torchs), Memory(oracle), partition, axes)
-    lines = exact_lines(torchs, oracle, partition) if by_line and torchs.is_floating_point() else None
+    lines = exact_lines(torchs, oracle, partition, dtype) if by_line and dtype.is_floating_point else None
     return Yardstick(oracle, torchs, rounded, usable, counts, largest, errors, lines)
 
 

@@ -82,6 +82,9 @@ def test_a_correctly_rounded_result_passes_even_against_a_perfect_yardstick(dtyp
     assert judge(subject(), rounded, oracle, rounded, perfect).passed
     two_off = (oracle * (1 + 2 * torch.finfo(dtype).eps)).to(dtype)
     assert not judge(subject(), two_off, oracle, rounded, perfect).passed
+    # A yardstick in fp64, as one that was moved with the exact result by a leeway, takes no rounding away.
+    assert judge(subject(), rounded, oracle, oracle, perfect).passed
+    assert not judge(subject(), two_off, oracle, oracle, perfect).passed
 
 
 def test_subnormals_have_a_floor() -> None:
