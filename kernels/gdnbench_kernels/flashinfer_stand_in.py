@@ -23,6 +23,9 @@ NVCC = (
 )
 
 
+ARCHITECTURES = ("90a", "100a", "100f", "103a", "110a", "120a", "120f", "121a")
+
+
 class _JitSpec:
     """The build of a CUDA C++ module, which modules name in annotations."""
 
@@ -32,7 +35,7 @@ def _refuse_nvcc(*args: object, **kwargs: object) -> _JitSpec:
 
 
 def _jit_core() -> dict[str, Any]:
-    flags: dict[str, list[str]] = {f"sm{arch}_nvcc_flags": [] for arch in ("100a", "100f", "103a")}
+    flags: dict[str, list[str]] = {f"sm{arch}_nvcc_flags": [] for arch in ARCHITECTURES}
     return {"logger": _Logger(PACKAGE), "JitSpec": _JitSpec, "gen_jit_spec": _refuse_nvcc, **flags}
 
 
