@@ -172,7 +172,8 @@ def install(package: str, keep: Sequence[str], folder: Path) -> Path:
             if ran.returncode:
                 reason = (ran.stderr.strip().splitlines() or ["pip said nothing"])[-1]
                 raise CannotRunError(f"pip {command[0]} {package}: {reason}")
-        made.rename(target)
+        if not target.exists():  # another process may have made it meanwhile
+            made.rename(target)
     return target
 
 
@@ -214,7 +215,8 @@ def run_side(bug: Bug, which: str, folder: Path, again: bool, verbose: bool) -> 
     an equal side with an equal command, or `again`."""
     side = bug.sides[SIDES.index(which)]
     kept = folder / "outputs" / f"{bug.name}-{which}-{_key(bug, side)}.json"
-    if again or not kept.exists():
+    ran = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() and not again else None
+    if ran is None or ran["status"] == Exit.CANNOT_RUN:
         before = _processor_seconds()
         print(f"{bug.name}: {which} side", file=sys.stderr, flush=True)
         try:
@@ -222,9 +224,8 @@ def run_side(bug: Bug, which: str, folder: Path, again: bool, verbose: bool) -> 
         except CannotRunError as error:
             return Outcome(Exit.CANNOT_RUN, (), "", 0, str(error))
         kept.parent.mkdir(exist_ok=True)
-        made = {"status": status, "seconds": _processor_seconds() - before, "lines": text.splitlines()}
-        kept.write_text(json.dumps(made, indent=1), encoding="utf-8")
-    ran = json.loads(kept.read_text(encoding="utf-8"))
+        ran = {"status": status, "seconds": _processor_seconds() - before, "lines": text.splitlines()}
+        kept.write_text(json.dumps(ran, indent=1), encoding="utf-8")
     if verbose:
         print("\n".join(ran["lines"]), file=sys.stderr)
     return judge(side, ran["status"], ran["lines"], bug.sides[0].finds, ran["seconds"])
