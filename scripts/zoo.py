@@ -200,6 +200,10 @@ def prepare(bug: Bug, which: str, folder: Path) -> Path:
             raise BadInputError(
                 f"{bug.name}: {edit.file} has {text.count(edit.search)} of {edit.search!r}, not one"
             )
+        if edit.search.count("\n") != edit.replace.count("\n"):
+            raise BadInputError(
+                f"{bug.name}: an edit of {edit.file} moves the lines below, which findings name"
+            )
         path.unlink()  # a link to the file of the package
         path.write_text(text.replace(edit.search, edit.replace), encoding="utf-8")
     return root
