@@ -48,6 +48,7 @@ from gdnbench.errors import BadInputError, Exit
 ROOT = Path(__file__).resolve().parents[1]
 ZOO = ROOT / "zoo"
 RESULTS = ZOO / "results.json"
+CLASSES = ZOO / "classes.toml"
 PAGE = ROOT / "docs/zoo.md"
 HEADERS = ("bug", "bad side", "good side", "CPU seconds")
 SIDES = ("bad", "good")
@@ -144,7 +145,7 @@ def _side(
 
 
 def read_bugs(folder: Path = ZOO) -> list[Bug]:
-    return [read_bug(path) for path in sorted(folder.glob("*.toml"))]
+    return [read_bug(path) for path in sorted(folder.glob("*.toml")) if path.name != CLASSES.name]
 
 
 def install(package: str, keep: Sequence[str], folder: Path) -> Path:
@@ -218,7 +219,7 @@ def run_side(bug: Bug, which: str, folder: Path, again: bool, verbose: bool) -> 
     """What the command of a side prints, compared with what the side expects. It runs if nothing is kept of
     an equal side with an equal command, or `again`."""
     side = bug.sides[SIDES.index(which)]
-    kept = folder / "outputs" / f"{bug.name}-{which}-{_key(bug, side)}.json"
+    kept = folder / "outputs" / f"{_key(bug, side)}.json"
     ran = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() and not again else None
     if ran is None or ran["status"] == Exit.CANNOT_RUN:
         before = _processor_seconds()
@@ -228,7 +229,13 @@ def run_side(bug: Bug, which: str, folder: Path, again: bool, verbose: bool) -> 
         except CannotRunError as error:
             return Outcome(Exit.CANNOT_RUN, (), "", 0, str(error))
         kept.parent.mkdir(exist_ok=True)
-        ran = {"status": status, "seconds": _processor_seconds() - before, "lines": text.splitlines()}
+        ran = {
+            "bug": bug.name,
+            "side": which,
+            "status": status,
+            "seconds": _processor_seconds() - before,
+            "lines": text.splitlines(),
+        }
         kept.write_text(json.dumps(ran, indent=1), encoding="utf-8")
     if verbose:
         print("\n".join(ran["lines"]), file=sys.stderr)
@@ -357,14 +364,30 @@ def page_table(bugs: Sequence[Bug], results: Mapping[str, Mapping[str, Any]]) ->
     return "\n".join(lines)
 
 
-MARKS = ("<!-- made by scripts/zoo.py --page -->\n", "\n<!-- end -->")
+def class_table(classes: Sequence[Mapping[str, str]]) -> str:
+    """The table of classes of docs/zoo.md."""
+    lines = ["| class | seen in | test |", "|---|---|---|"]
+    for one in classes:
+        file, _, name = one["test"].partition("::")
+        lines.append(f"| {one['name']} | {one['seen']} | [{name}](../{file}) |")
+    return "\n".join(lines)
 
 
-def write_page(bugs: Sequence[Bug]) -> None:
-    results = {one["name"]: one for one in json.loads(RESULTS.read_text(encoding="utf-8"))}
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    PAGE.write_text(before + MARKS[0] + page_table(bugs, results) + MARKS[1] + after, encoding="utf-8")
+def read_classes() -> list[dict[str, str]]:
+    classes: list[dict[str, str]] = tomllib.loads(CLASSES.read_text(encoding="utf-8"))["class"]
+    return classes
+
+
+def made_page(page: str, bugs: Sequence[Bug], results: Sequence[Mapping[str, Any]]) -> str:
+    """`page` with both tables made anew."""
+    by_name = {one["name"]: one for one in results}
+    for begin, end, made in (
+        ("<!-- made by scripts/zoo.py --page -->\n", "<!-- end -->", page_table(bugs, by_name)),
+        ("<!-- classes -->\n", "<!-- end of classes -->", class_table(read_classes())),
+    ):
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}{made}\n{end}{rest.partition(end)[2]}"
+    return page
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -382,7 +405,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         bugs = read_bugs()
         if options.page:
-            write_page(bugs)
+            results = json.loads(RESULTS.read_text(encoding="utf-8"))
+            PAGE.write_text(made_page(PAGE.read_text(encoding="utf-8"), bugs, results), encoding="utf-8")
             return Exit.PASS
         names = options.names
         bugs = [bug for bug in bugs if not names or any(fnmatchcase(bug.name, one) for one in names)]
