@@ -42,7 +42,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gdnbench.cli.console import INTERRUPTED, table
+from gdnbench.cli.console import table
+from gdnbench.cli.statuses import INTERRUPTED
 from gdnbench.errors import BadInputError, Exit
 
 ROOT = Path(__file__).resolve().parents[1]
