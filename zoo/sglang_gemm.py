@@ -35,7 +35,7 @@ def load(file):
 torch.manual_seed(0)
 which = sys.argv[1]
 module = load(FILES[which])
-x, weight = (torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16) for rows in (8, 128))
+x, weight = (torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16) for rows in (16, 128))
 if which == "tgv":
     out = module._run_tgv(x, weight.t(), None, torch.empty_like(x[:, :128]), pdl=True, tactic=18)
 else:
