@@ -1,4 +1,4 @@
-"""A CuTe DSL GEMM of SGLang's, `tgv` or `fused_a`, compared with fp32. Its module is loaded without SGLang's
+"""SGLang's CuTe DSL GEMM for the fused A projection, compared with fp32. Its module is loaded without SGLang's
 engine, of which it asks for a decorator, a registry and the compute capability."""
 
 import importlib.util
@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-FILES = {"tgv": "cutedsl_bf16_gemm.py", "fused_a": "cutedsl_dsv3_fused_a_gemm.py"}
+FILE = "sglang/kernels/ops/gemm/cutedsl_dsv3_fused_a_gemm.py"
 
 
 def stand_in(name, **members):
@@ -17,15 +17,14 @@ def stand_in(name, **members):
     sys.modules[name] = module
 
 
-def load(file):
+def load():
     (folder,) = (Path(path) for path in sys.path if (Path(path) / "sglang").is_dir())
     for name in ("sglang", "sglang.srt", "sglang.kernels"):
         stand_in(name)
-    stand_in("sglang.kernel_api_logging", debug_kernel_api=lambda function: function)
     stand_in("sglang.kernels.kernel_api_logging", debug_kernel_api=lambda function: function)
-    stand_in("sglang.srt.utils", get_device_sm=lambda: 100, is_sm100_supported=lambda: True)
+    stand_in("sglang.srt.utils", get_device_sm=lambda: 100)
     stand_in("sglang.srt.utils.common", direct_register_custom_op=lambda **options: None)
-    spec = importlib.util.spec_from_file_location("gemm", folder / "sglang/kernels/ops/gemm" / file)
+    spec = importlib.util.spec_from_file_location("gemm", folder / FILE)
     module = importlib.util.module_from_spec(spec)
     sys.modules["gemm"] = module
     spec.loader.exec_module(module)
@@ -33,13 +32,8 @@ def load(file):
 
 
 torch.manual_seed(0)
-which = sys.argv[1]
-module = load(FILES[which])
 x, weight = (torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16) for rows in (16, 128))
-if which == "tgv":
-    out = module._run_tgv(x, weight.t(), None, torch.empty_like(x[:, :128]), pdl=True, tactic=18)
-else:
-    out = module._dsv3_fused_a_gemm_run(x, weight.t())
+out = load()._dsv3_fused_a_gemm_run(x, weight.t())
 exact = x.float() @ weight.float().t()
 error = (out.float() - exact).abs().max().item()
 # Half a unit in the last place of bf16, of the largest element; the sums are in fp32.
