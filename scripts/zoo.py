@@ -53,6 +53,7 @@ CLASSES = ZOO / "classes.toml"
 PAGE = ROOT / "docs/zoo.md"
 HEADERS = ("bug", "bad side", "good side", "CPU seconds")
 SIDES = ("bad", "good")
+CELL = 160  # characters of a line that a command printed, in the page
 LIMIT = 1800  # seconds of a command
 SIDE_FOLDERS = re.compile(r"[^\s:'\"]*/sides/[^/\s]+/")
 
@@ -254,8 +255,8 @@ def _key(bug: Bug, side: Side) -> str:
 def judge(side: Side, status: int, output: Sequence[str], bug_finds: Sequence[str], seconds: int) -> Outcome:
     """What the lines that a side's command prints say; `bug_finds` are what the bad side must say."""
     lines = [SIDE_FOLDERS.sub("", line.strip()) for line in output]
-    found = tuple(line for one in bug_finds for line in lines if re.search(one, line))
-    first = tuple(dict.fromkeys(found))[: len(bug_finds)]
+    matches = [next((line for line in lines if re.search(one, line)), "") for one in bug_finds]
+    first = tuple(dict.fromkeys(filter(None, matches)))
     wrong = [f"nothing says {one!r}" for one in side.finds if not any(re.search(one, at) for at in lines)]
     wrong += [f"{one!r} is said" for one in side.not_finds if any(re.search(one, at) for at in lines)]
     if status == Exit.CANNOT_RUN and side.status != Exit.CANNOT_RUN:
@@ -357,12 +358,16 @@ def page_table(bugs: Sequence[Bug], results: Mapping[str, Mapping[str, Any]]) ->
         if result is None:
             continue
         _, bad, good, seconds = row(result)
-        named = [", ".join(one for one in side.packages) or "" for side in bug.sides]
-        named[1] += " with the fix" if bug.sides[1].edits else ""
-        said = "<br>".join(f"`{line}`" for line in result["bad"]["found"]).replace("|", "\\|")
+        named = [side.packages[0] for side in bug.sides]
+        named[1] += " with the fix" * (named[0] == named[1])
+        said = "<br>".join(f"`{_shortened(line)}`" for line in result["bad"]["found"])
         note = f"<br>{bug.note}" if bug.note else ""
         lines.append(f"| {title} | {named[0]}: {bad} | {named[1]}: {good} | {said}{note} | {seconds} |")
     return "\n".join(lines)
+
+
+def _shortened(line: str) -> str:
+    return (line if len(line) <= CELL else f"{line[:CELL]}...").replace("`", "'").replace("|", "\\|")
 
 
 def class_table(classes: Sequence[Mapping[str, str]]) -> str:

@@ -3,6 +3,7 @@ packages are made here; what comes from the package index runs in `scripts/zoo`.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from gdnbench.errors import BadInputError, Exit
 from scripts import zoo
-from scripts.zoo import Bug, Outcome, Side, judge, page_table, read_bug, read_bugs, read_classes
+from scripts.zoo import Bug, Outcome, Side, judge, made_page, page_table, read_bug, read_bugs, read_classes
 
 ROOT = zoo.ROOT
 
@@ -34,6 +35,15 @@ def test_every_file_describes_a_bug() -> None:
 def test_programs_are_short() -> None:
     for program in zoo.ZOO.glob("*.py"):
         assert len(program.read_text(encoding="utf-8").splitlines()) <= 60, program.name
+
+
+def test_the_page_has_the_results_and_the_classes() -> None:
+    page = zoo.PAGE.read_text(encoding="utf-8")
+    results = json.loads(zoo.RESULTS.read_text(encoding="utf-8"))
+    bugs = read_bugs()
+    assert page == made_page(page, bugs, results)
+    assert {bug.name for bug in bugs} == {one["name"] for one in results}
+    assert zoo.exit_status(results) == Exit.PASS
 
 
 def test_each_class_has_a_test() -> None:
