@@ -33,7 +33,8 @@ sim.checker: sim.base sim.ptx sim.machine sim.profile
 sim.interpreter: sim.base sim.ptx sim.tensorcore.formats sim.machine sim.value_trace
 sim.run: sim.base sim.ptx sim.tensorcore.formats sim.machine sim.tensorcore sim.compiler sim.host sim.profile
     sim.value_trace sim.checker sim.interpreter
-sim: sim.base sim.ptx sim.machine sim.host sim.profile sim.checker sim.run
+sim.fp64: sim.base sim.ptx sim.machine sim.host sim.value_trace sim.interpreter sim.run
+sim: sim.base sim.ptx sim.machine sim.host sim.profile sim.checker sim.run sim.fp64
 sim.virtual: sim.base sim.ptx sim.machine sim.host sim.cuda_source sim.checker sim.run sim
 sim.mutants: sim.base sim.ptx sim.machine sim.host sim.checker sim.run
 sim.predict: artifact_cache sim.base sim.ptx sim.machine sim.compiler sim.host sim.profile sim.run

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from gdnbench.sim.finding import Finding, Severity
     from gdnbench.sim.finding_groups import group_findings, lines_by_cause, text_of_groups
+    from gdnbench.sim.fp64.session import Fp64Shadows, LostShadows
     from gdnbench.sim.host.device import Questions
     from gdnbench.sim.machine.async_queue import Schedule
     from gdnbench.sim.machine.cta import Launch
@@ -52,11 +53,13 @@ __all__ = [
     "ExportError",
     "FaultKind",
     "Finding",
+    "Fp64Shadows",
     "GlobalMemory",
     "KernelFault",
     "Launch",
     "LaunchError",
     "LaunchReport",
+    "LostShadows",
     "Observed",
     "PtxSyntaxError",
     "Questions",
@@ -101,6 +104,7 @@ __getattr__ = lazy_names(
         "gdnbench.sim.machine.engine_interface": "Dim3",
         "gdnbench.sim.machine.memory": "GlobalMemory",
         "gdnbench.sim.finding": "Finding Severity",
+        "gdnbench.sim.fp64.session": "Fp64Shadows LostShadows",
         "gdnbench.sim.finding_groups": "group_findings lines_by_cause text_of_groups",
         "gdnbench.sim.report": "AFTER_A_FAULT LaunchReport Report",
         "gdnbench.sim.run": "ENGINES run_ptx",

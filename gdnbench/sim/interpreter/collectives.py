@@ -93,7 +93,7 @@ def shfl(ins: Instruction) -> Step:
 
     def step(thread: Thread, lanes: Lanes) -> None:
         require(thread, used, lanes)
-        lane_from, valid = _source_lane(mode, get_b(thread), get_c(thread))
+        lane_from, valid = source_lanes(mode, get_b(thread), get_c(thread))
         taking_part = np.zeros(LANES, np.bool_)
         for together in sets(thread, lanes, mask):
             taking_part |= together & together[lane_from]
@@ -111,7 +111,7 @@ def shfl(ins: Instruction) -> Step:
     return step
 
 
-def _source_lane(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
+def source_lanes(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
     """(lane to copy from, whether it lies in the segment) as 9.7.9.6 computes them."""
     offset, clamp, segment = (
         value.astype(np.int64)

@@ -79,7 +79,7 @@ def _funnel(ins: Instruction) -> Operation:
 
 
 # Which of the eight source bytes goes to result bytes 0..3, by the two low bits of the selector.
-_PERMUTE_MODES = {
+PERMUTE_MODES = {
     "f4e": ((0, 1, 2, 3), (1, 2, 3, 4), (2, 3, 4, 5), (3, 4, 5, 6)),
     "b4e": ((0, 7, 6, 5), (1, 0, 7, 6), (2, 1, 0, 7), (3, 2, 1, 0)),
     "rc8": ((0, 0, 0, 0), (1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3)),
@@ -89,10 +89,10 @@ _PERMUTE_MODES = {
 }
 
 
-def _selection(mode: str, control: Array) -> tuple[Array, Array]:
+def selected_bytes(mode: str, control: Array) -> tuple[Array, Array]:
     """(source byte, replicate its sign) for each lane and result byte."""
     if mode:
-        index = np.array(_PERMUTE_MODES[mode])[(control & _U32(3)).astype(np.intp)]
+        index = np.array(PERMUTE_MODES[mode])[(control & _U32(3)).astype(np.intp)]
         return index, np.zeros(index.shape, np.bool_)
     nibbles = control[:, None] >> np.array([0, 4, 8, 12], _U32)
     return (nibbles & _U32(7)).astype(np.intp), (nibbles & _U32(8)).astype(np.bool_)
@@ -106,7 +106,7 @@ def _octets(a: Array, b: Array) -> Array:
 def prmt(ins: Instruction) -> Step:
     """Bytes are moved, so those that were never written stay so: compilers build vectors of bytes with it,
     one byte at a time, on a register that holds nothing yet."""
-    mode = ins.choice(*_PERMUTE_MODES)
+    mode = ins.choice(*PERMUTE_MODES)
     get_a, get_b, get_control = (fetch(ins, source, "u32") for source in ins.sources)
     moved, control_used = ins.sources[:2], read_registers(ins.sources[2:])
     dest = next(ins.written())
@@ -121,7 +121,7 @@ def prmt(ins: Instruction) -> Step:
 
     def step(thread: Thread, lanes: Lanes) -> None:
         undefined = find_undefined(thread, control_used, lanes)
-        index, sign = _selection(mode, get_control(thread))
+        index, sign = selected_bytes(mode, get_control(thread))
         octets = _octets(get_a(thread), get_b(thread))
         picked = np.take_along_axis(octets, index, axis=1)
         result = np.where(sign, np.where(picked & 0x80, np.uint8(0xFF), np.uint8(0)), picked)

@@ -45,7 +45,7 @@ def operand_parts(operand: object) -> tuple[object, ...]:
     return operand.elements if isinstance(operand, Vector) else (operand,)
 
 
-def _shape(ins: Instruction) -> tuple[int, bool, str]:
+def matrix_shape(ins: Instruction) -> tuple[int, bool, str]:
     """(matrices, transposed, state space) of ldmatrix and stmatrix: 8x8 matrices of 16-bit elements."""
     return int(ins.choice("x1", "x2", "x4")[1:]), ins.has("trans"), space_of(ins)
 
@@ -65,7 +65,7 @@ def _to_matrices(registers: Array, transposed: bool) -> Array:
 
 def ldmatrix(ins: Instruction) -> Step:
     """Lane i gives the address of row i % 8 of matrix i / 8."""
-    matrices, transposed, space = _shape(ins)
+    matrices, transposed, space = matrix_shape(ins)
     address = address_of(ins)
     locate, used = fetch_address(ins, address), read_registers(ins.sources)
     puts = tuple(write(ins, dest, "u32") for dest in ins.written())
@@ -90,7 +90,7 @@ def ldmatrix(ins: Instruction) -> Step:
 
 
 def stmatrix(ins: Instruction) -> Step:
-    matrices, transposed, space = _shape(ins)
+    matrices, transposed, space = matrix_shape(ins)
     address, parts = address_of(ins), operand_parts(ins.sources[1])
     if len(parts) != matrices:
         refuse(ins)

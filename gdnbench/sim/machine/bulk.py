@@ -16,6 +16,7 @@ import numpy as np
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import mbarrier
 from gdnbench.sim.machine.async_queue import AsyncOperation
+from gdnbench.sim.machine.copied_shadows import CopiedBytes
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Values, Wait, Warp
 from gdnbench.sim.machine.footprint import Span
@@ -185,14 +186,21 @@ def _operation(
     data = np.empty(size, np.uint8)
     shared = shared_window(cta, target[0])
 
+    shadows = CopiedBytes(cta, ins, source, target, size, data) if cta.launch.shadowed else None
+
     def read() -> None:
         data[:] = memory_view(cta, *source, size)
+        if shadows is not None:
+            shadows.read()
 
     def land() -> None:
         if target[0] in SHARED_SPACES:
             shared.check(target[1], size)
             shared.written(target[1], size)
+        before = to.copy() if shadows is not None else to
         to[:] = reduce(ins, ins.types[0], to, data) if ins.form.reduces else data
+        if shadows is not None:
+            shadows.land(before, to)
         for address in barrier:
             mbarrier.complete_tx(shared, address, size)
 

@@ -12,6 +12,7 @@ from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine import mbarrier
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.bulk import with_place
+from gdnbench.sim.machine.copied_shadows import CopiedLanes
 from gdnbench.sim.machine.copy_state import CopyInFlight
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import LANES, Argument, Lanes, Results, Values, Wait, Warp
@@ -58,17 +59,25 @@ def _cp_async(
     for lane in short:
         cta.memory.check(int(source[lane]), int(sizes[lane]))
     data = np.zeros((LANES, width), np.uint8)
+    shadows = CopiedLanes(cta, source, target, mask, sizes) if cta.launch.shadowed else None
 
     def read() -> None:
         data[:] = cta.memory.load(source, whole, width)
         for lane in short:
             size = int(sizes[lane])
             data[lane, :size] = cta.memory.view(int(source[lane]), size)
+        if shadows is not None:
+            shadows.read(width)
+
+    def land() -> None:
+        cta.shared.store(target, mask, data)
+        if shadows is not None:
+            shadows.land()
 
     watched = active_lanes(mask) if cta.queue.checker is not None else ()
     operation = AsyncOperation(
         ins.name,
-        land=lambda: cta.shared.store(target, mask, data),
+        land=land,
         read=read,
         reads=tuple(Span("global", int(source[lane]), int(sizes[lane])) for lane in watched),
         writes=tuple(Span("shared", int(target[lane]), width) for lane in watched),

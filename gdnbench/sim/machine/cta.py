@@ -119,6 +119,8 @@ class Launch:
     tile_steps: tuple[tuple[int, ...], ...] = ()  # pcs of `ring_reuse.tile_steps`, which are counted
     clusters: ClusterGrid | None = None  # None: no CTA shares anything with another
     launch_control: bool = False  # whether clusters may cancel others
+    shadowed: bool = False  # all memories have `shadow_cells`
+    lost_shadows: Counter[int] = field(default_factory=Counter)  # elements, by the pc that lost them
     grants: LaunchGrants | None = None  # with launch control, once the launch runs
     _wgmma: Forms | None = None
     _cta_groups: frozenset[str] | None = None
@@ -220,10 +222,14 @@ class Cta:
         self.shared = SharedMemory(
             launch.shared_size, track=launch.config.track, skip=skip, cluster=arrays, rank=rank
         )
+        if launch.shadowed:
+            self.shared.add_shadows()
         # What accesses to shared::cluster reach: the shared memory of every CTA of the cluster.
         self.cluster_shared = self.shared if arrays is None else ClusterMemory(self.shared, arrays)
         self._executed: tuple[Place, str] | None = None
-        self.local = tuple(LocalMemory(launch.kernel.local_size) for _ in range(launch.warps))
+        self.local = tuple(
+            LocalMemory(launch.kernel.local_size, shadowed=launch.shadowed) for _ in range(launch.warps)
+        )
         self._tmem: TensorMemory | None = None
         self._warpgroups: Warpgroups | None = None
         self.queue = AsyncQueue(launch.config.schedule, index)
@@ -248,7 +254,7 @@ class Cta:
         """Tensor memory, created at first use."""
         if self._tmem is None:
             skip = self.skip if self.config.keep_going else None
-            self._tmem = TensorMemory(track=self.config.track, skip=skip)
+            self._tmem = TensorMemory(track=self.config.track, skip=skip, shadowed=self.launch.shadowed)
         return self._tmem
 
     @property

@@ -134,6 +134,18 @@ class RegisterAccess(Protocol):
         ...
 
 
+class ShadowedRegisters(Protocol):
+    """The shadows of one warp's registers (`shadow_cells`), where an engine has them."""
+
+    def moved(self, operand: object) -> npt.NDArray[np.complex128]:
+        """A copy of a register's cells, [32, 8]."""
+        ...
+
+    def put_f32(self, register: Register, words: Words, values: npt.NDArray[np.float64]) -> None:
+        """Write the shadows of an f32 in the lanes in which the register holds these words."""
+        ...
+
+
 @dataclass(slots=True)
 class Warp:
     """A warp's place in its CTA. `exists` marks the lanes that are threads of the block and have not exited;
@@ -143,6 +155,7 @@ class Warp:
     index: int
     exists: Lanes
     registers: RegisterAccess | None = None
+    shadows: ShadowedRegisters | None = None
     rank: int = 0
     number: int = -1
 

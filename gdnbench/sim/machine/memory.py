@@ -27,6 +27,7 @@ from gdnbench.sim.machine.engine_interface import (
     Lanes,
     Values,
 )
+from gdnbench.sim.machine.shadow_cells import Cells, GlobalCells
 
 Bytes = npt.NDArray[np.uint8]
 Shadow = npt.NDArray[np.bool_]
@@ -119,6 +120,7 @@ class GlobalMemory:
         self._stops: list[int] = []
         self._origin = 0
         self._bytes: Bytes = np.empty(0, np.uint8)
+        self.shadows: GlobalCells | None = None
 
     def add(self, base: int, size: int, name: str, keeper: object) -> None:
         """Let kernels access `size` bytes at the host address `base`, which `keeper` owns."""
@@ -148,6 +150,11 @@ class GlobalMemory:
         self.symbols[name] = base
         self.add(base, size, name, room)
         return base
+
+    def add_shadows(self, shadows: GlobalCells) -> None:
+        """Have cells for all allocations in `shadows`, which may have had some before."""
+        shadows.cover(zip(self._starts, self._stops, strict=True))
+        self.shadows = shadows
 
     def _index(self) -> None:
         joined: list[list[int]] = []
@@ -255,9 +262,10 @@ class LocalMemory:
     """The local memory of one warp's threads: `bytes[lane, offset]`. Each lane has `size` bytes of its own,
     from address 0."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, shadowed: bool = False) -> None:
         self.size = size
         self.bytes: Bytes = np.full((LANES, size), POISON, np.uint8)
+        self.shadows: Cells | None = np.zeros((LANES, size), np.complex128) if shadowed else None
 
     def _locate(self, addresses: Values, lanes: Lanes, width: int) -> npt.NDArray[np.intp]:
         has = f"a thread has {self.size} bytes"

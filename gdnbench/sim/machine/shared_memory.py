@@ -14,6 +14,7 @@ import numpy.typing as npt
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.engine_interface import CLUSTER_STRIDE, LANES, SHARED_BASE, Lanes, Values
 from gdnbench.sim.machine.memory import POISON, Bytes, Shadow, Skip, check_aligned, raise_fault
+from gdnbench.sim.machine.shadow_cells import Cells
 
 
 def lazy_zeros(size: int) -> Bytes:
@@ -32,6 +33,7 @@ class ClusterArrays:
         self.bytes = lazy_zeros(ctas * CLUSTER_STRIDE)
         self.valid: Shadow = lazy_zeros(ctas * CLUSTER_STRIDE).view(np.bool_)
         self.phase: npt.NDArray[np.int64] = lazy_zeros(ctas * CLUSTER_STRIDE).view(np.int64)
+        self.shadows: Cells | None = None
         self.alive: npt.NDArray[np.uint64] = np.array([(1 << ctas) - 1], np.uint64)
         self._alive_cell = self.alive.data.cast("B").cast("Q")
 
@@ -83,6 +85,18 @@ class SharedMemory:
         # The same cells as a memoryview, which is several times as fast to read one by one.
         self.word_cells = self.bytes.data.cast("Q")
         self.phase_cells = self.phase.data.cast("B").cast("q")
+        self.shadows: Cells | None = None
+        self._cluster = cluster
+
+    def add_shadows(self) -> None:
+        """Have a cell for each of `bytes`, which the CTAs of a cluster share too."""
+        cluster = self._cluster
+        if cluster is None:
+            self.shadows = np.zeros(len(self.bytes), np.complex128)
+            return
+        if cluster.shadows is None:
+            cluster.shadows = lazy_zeros(16 * len(self.bytes)).view(np.complex128)
+        self.shadows = cluster.shadows
 
     def check(self, address: int, size: int) -> None:
         """Raises KernelFault unless [address, address + size) is inside the CTA's shared memory."""

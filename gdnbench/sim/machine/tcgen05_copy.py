@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
-from gdnbench.sim.machine import tcgen05_operand
+from gdnbench.sim.machine import tcgen05_operand, tcgen05_shadows
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.footprint import TmemBlock
@@ -41,7 +41,7 @@ from gdnbench.sim.machine.tcgen05_issue import (
     submit,
 )
 from gdnbench.sim.machine.tcgen05_operand import CHUNK, Gather
-from gdnbench.sim.machine.tmem import LANES, Writer, column_of, lane_of
+from gdnbench.sim.machine.tmem import LANES, SHADOW_TYPE, Writer, column_of, lane_of
 from gdnbench.sim.ptx.ir import Instruction
 
 _SHAPES = ("128x256b", "4x256b", "128x128b", "64x128b", "32x128b")
@@ -116,6 +116,10 @@ class _Copy:
             where = slice(self.column, self.column + self.columns)
             tmem.cells[self.lanes, where] = data.view(np.uint32)
             tmem.valid[self.lanes, where] = True
+            if tmem.shadows is not None:
+                cells = tcgen05_shadows.chunk_cells(cta, self.gather)
+                empty = np.zeros_like(cells) if self.bits else cells
+                tmem.shadows[self.lanes, where] = empty.view(SHADOW_TYPE)
 
 
 def _issue(

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
-from gdnbench.sim.machine import tcgen05_operand, tcgen05_scaled
+from gdnbench.sim.machine import tcgen05_operand, tcgen05_scaled, tcgen05_shadows
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.footprint import TmemBlock
@@ -91,7 +91,10 @@ class _Mma:
         if work.zeros is not None:
             b = np.where(work.zeros[:, None], b.dtype.type(0), b)
         for cta, enabled in zip(self.group, self.enabled, strict=True):
+            shadow = tcgen05_shadows.product(self, cta) if cta.launch.shadowed else None
             self._multiply(cta, b, enabled)
+            if shadow is not None:
+                tcgen05_shadows.write(self, cta, enabled, shadow)
 
     def _multiply(self, cta: Cta, b: Codes, enabled: Enabled | None) -> None:
         """The rows of one CTA."""

@@ -38,6 +38,7 @@ from gdnbench.sim.machine.bulk import (
     submit_bulk,
     with_place,
 )
+from gdnbench.sim.machine.copied_shadows import CopiedBoxes
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.footprint import Chunks, Strided
@@ -343,8 +344,11 @@ def _load(
     units, order = memory.units, _units(tensor, shared, len(boxes))
     sources = [_in_memory(cta, box) for box in boxes]
     data = np.empty((len(boxes), *boxes[0].shape), np.uint8)
+    shadows = CopiedBoxes(cta, ins, tensor, boxes, order, memory) if cta.launch.shadowed else None
 
     def read() -> None:
+        if shadows is not None:
+            shadows.load()
         if placed.size < data.size:
             fill_outside(data, tensor)
         for into, box, source in zip(data, boxes, sources, strict=True):
@@ -354,6 +358,8 @@ def _load(
     def land() -> None:
         memory.check(shared, size)
         units[order] = spread_elements(data, tensor).reshape(len(boxes), -1).view(units.dtype)
+        if shadows is not None:
+            shadows.to_shared()
         if memory.track:
             defined = defined_bytes(tensor)
             memory.valid.reshape(-1, UNIT)[order] = True if defined is None else defined
@@ -396,8 +402,11 @@ def _store(
     parts = tuple(_in_shared(tensor, box, units) for box, units in zip(boxes, order, strict=True))
     data = np.empty((len(boxes), *boxes[0].shape), np.uint8)
     reducing = ins.form.reduces
+    shadows = CopiedBoxes(cta, ins, tensor, boxes, order, cta.shared) if cta.launch.shadowed else None
 
     def read() -> None:
+        if shadows is not None:
+            shadows.from_shared()
         whole = pack_elements(cta.shared.units[order].view(np.uint8), tensor)
         data.reshape(len(boxes), -1)[:] = whole.reshape(len(boxes), -1)
         if cta.shared.track:
@@ -409,7 +418,10 @@ def _store(
             if target is None:
                 continue
             part = rows[box.inside]
+            before = target.copy() if shadows is not None else target
             target[...] = reduce(ins, tensor.dtype, target, part) if reducing else part
+            if shadows is not None:
+                shadows.store(box, before, part, target)
             for where_in_box, memory in past:
                 more = rows[where_in_box]
                 memory[...] = reduce(ins, tensor.dtype, memory, more) if reducing else more

@@ -22,6 +22,9 @@ GRANULE = 32
 
 Cells = npt.NDArray[np.uint32]
 
+# Four `shadow_cells`, which are moved together.
+SHADOW_TYPE = np.dtype("V64")
+
 # NaN in f32, f16, bf16 and the fp8 formats.
 POISON = 0xFFFF_FFFF
 
@@ -49,13 +52,15 @@ class TensorMemory:
     tcgen05.st that no tcgen05.wait::st has waited for: flat cell numbers and values. `ending` are, by first
     column, the allocations that a warp waits to free, with the instructions that used them since."""
 
-    def __init__(self, *, track: bool = False, skip: Skip | None = None) -> None:
+    def __init__(self, *, track: bool = False, skip: Skip | None = None, shadowed: bool = False) -> None:
         self.track = track
         self.keeps = skip is not None
         self.skip = raise_fault if skip is None else skip
         self.stores: dict[int, list[tuple[npt.NDArray[np.intp], Cells]]] = {}
         self.cells = np.full((LANES, COLUMNS), POISON, np.uint32)
         self.flat = self.cells.reshape(-1)
+        # The `shadow_cells` of the four bytes of each cell.
+        self.shadows = np.zeros((LANES, COLUMNS), SHADOW_TYPE) if shadowed else None
         self.valid = np.zeros((LANES, COLUMNS), bool)
         self.allocated = np.zeros(COLUMNS, bool)
         self.allocations: dict[int, int] = {}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault
-from gdnbench.sim.machine import tcgen05_operand
+from gdnbench.sim.machine import tcgen05_operand, wgmma_shadows
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import (
@@ -112,6 +112,9 @@ def _share(cta: Cta, warp: Warp, ins: Instruction, form: Form, state: WarpState,
     if form.a is not None:
         a = registers.read_words(form.a)
         _fenced(cta, state, form.a, a, ins)
+    shadowed = cta.launch.shadowed
+    a_cells = wgmma_shadows.cells_of(warp, form.a) if shadowed and form.a is not None else None
+    c_cells = wgmma_shadows.cells_of(warp, form.d) if shadowed and accumulate else None
     held = registers.read_words(form.d)
     flight = state.live.get(int(held[0, 0]))
     if flight is not None and flight.holds(held):
@@ -119,7 +122,7 @@ def _share(cta: Cta, warp: Warp, ins: Instruction, form: Form, state: WarpState,
         if flight.homes[-1] is not form.d:
             flight.homes.append(form.d)
             registers.mark_in_flight(form.d, flight, ins)
-        return Share(warp, flight, a, None)
+        return Share(warp, flight, a, None, a_cells)
     if groups.in_flight(state, held):
         raise KernelFault(
             FaultKind.WGMMA,
@@ -139,7 +142,7 @@ def _share(cta: Cta, warp: Warp, ins: Instruction, form: Form, state: WarpState,
     state.latest[form.d] = flight
     registers.write_words(form.d, flight.image)
     registers.mark_in_flight(form.d, flight, ins)
-    return Share(warp, flight, a, held if accumulate else None)
+    return Share(warp, flight, a, held if accumulate else None, a_cells, c_cells)
 
 
 def _same_shape(ins: Instruction, form: Form, flight: Flight) -> None:
@@ -207,11 +210,16 @@ def _land(cta: Cta, product: GroupProduct) -> None:
     assert multiply is not None
     d = multiply(kind, cta.config.mma, a, b, _input(product, shares))
     cta.counters.mma_macs += M * form.n * kind.k
+    if cta.launch.shadowed:
+        wgmma_shadows.multiply(cta, product, shares)
     for index, share in enumerate(shares):
         share.flight.rows = d[ROWS * index : ROWS * (index + 1)]
         share.flight.under_way -= 1
         if not share.flight.under_way:
             groups.write_results(share)
+            if cta.launch.shadowed:
+                copies = groups.copies(share.flight)
+                wgmma_shadows.write_results(share.warp, share.flight, copies)
 
 
 def _input(product: GroupProduct, shares: list[Share]) -> Codes | None:

@@ -8,6 +8,7 @@ accumulators pass the sum on without accessing the registers; the last one to la
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,10 +17,11 @@ import numpy as np
 from gdnbench.sim.errors import FaultKind, KernelFault, Place
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.engine_interface import LANES, RegisterList, Warp, Words
+from gdnbench.sim.machine.shadow_cells import Cells, Doubles
 from gdnbench.sim.machine.tcgen05_operand import Gather
 from gdnbench.sim.machine.wgmma_form import Form, Forms
 from gdnbench.sim.machine.wgmma_fragment import WARPS, Codes, d_words
-from gdnbench.sim.ptx.ir import Instruction
+from gdnbench.sim.ptx.ir import Instruction, Register
 
 # A token is a NaN in f32 and in both halves: 0xFF80 | 1..126 above 0xFC00 | 1..895. No value is both a lower
 # and an upper half, and 126 consecutive tokens differ in either half.
@@ -42,6 +44,7 @@ class Flight:
     under_way: int = 0
     waits: int = 0
     rows: Codes | None = None
+    doubles: Doubles | None = None  # `rows` in double precision, with `shadow_cells`
     words: Words | None = None
     superseded: bool = False
 
@@ -59,6 +62,8 @@ class Share:
     flight: Flight
     a: Words | None
     c: Words | None
+    a_cells: Cells | None = None  # the `shadow_cells` of a and c
+    c_cells: Cells | None = None
 
 
 class Operands(NamedTuple):
@@ -209,6 +214,13 @@ class Warpgroups:
                 for copy in forms.moved_to.get(register.index, ()):
                     halves = copy.bits == 16 or copy.index in of_halves
                     registers.replace_token(copy, int(flight.tokens[row]), words[row], halves)
+
+    def copies(self, flight: Flight) -> Iterator[tuple[int, Register]]:
+        """(number of a register of D, a register that a move may have copied it to)."""
+        for home in flight.homes:
+            for row, register in enumerate(home.registers):
+                for copy in self.forms.moved_to.get(register.index, ()):
+                    yield row, copy
 
     def in_flight(self, state: WarpState, held: Words) -> bool:
         """Whether registers contain a token of a flight."""

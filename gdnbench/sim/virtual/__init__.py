@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         program_log,
         run_program,
     )
-    from gdnbench.sim.virtual.torch_backend import cuda_alias
+    from gdnbench.sim.virtual.torch_backend import cpu_alias, cuda_alias
 
 __all__ = [
     "MACHINES",
@@ -52,6 +52,7 @@ __all__ = [
     "ProgramRun",
     "Request",
     "VirtualGpu",
+    "cpu_alias",
     "cuda_alias",
     "current_gpu",
     "explored_summary",
@@ -81,6 +82,6 @@ __getattr__ = lazy_names(
         "gdnbench.sim.virtual.process": "REQUEST_VARIABLE Request",
         "gdnbench.sim.virtual.program": "KernelRow ProgramLog ProgramRun findings_text kernel_rows"
         " program_log run_program",
-        "gdnbench.sim.virtual.torch_backend": "cuda_alias",
+        "gdnbench.sim.virtual.torch_backend": "cpu_alias cuda_alias",
     },
 )
