@@ -50,6 +50,7 @@ from gdnbench.cli.record_options import (
     TolOption,
     check_on_simulator,
 )
+from gdnbench.cli.replay_precision import PRECISION_HELP, check_precision, run_precision
 from gdnbench.cli.replay_repeat import SCHEDULE_HELP, SHAPE_HELP, check_repeated, repeated
 from gdnbench.cli.rules import RULE, tensor_rules
 from gdnbench.cli.stores import open_store
@@ -111,6 +112,9 @@ def replay(
     shape: Annotated[
         int | None, typer.Option(metavar="SEED", help=SHAPE_HELP, rich_help_panel=SIM_PANEL)
     ] = None,
+    precision: Annotated[
+        str | None, typer.Option(metavar="fp64", help=PRECISION_HELP, rich_help_panel=SIM_PANEL)
+    ] = None,
     isolate: IsolateOption = None,
     timeout: TimeoutOption = None,
     workers: Annotated[
@@ -168,12 +172,29 @@ def replay(
 
     Exit status: 0 all pass; 1 a mismatch, crash, hang or check error; 3 something could not run here.
     """
+    others = {
+        "--against": against != "reference",
+        "--k, --tol, --bitwise, --rule": k or tol or bitwise or rule,
+        "--check": check,
+        "--schedule, --shape": schedule or shape,
+        "--isolate, --timeout": isolate or timeout,
+        "--workers, --scheduler": workers is not None or scheduler,
+        "--time": time,
+        "--save": save,
+        "--heatmap": heatmap,
+        "--junit": junit,
+        "--git-bisect": git_bisect,
+        "--pdb": pdb,
+    }
+    check_precision(precision, on, others)
     accepted = read_accepted(accept, write_accept, new_baseline, check=check)
     _check(on, time, cache or form or clock or strict or seconds is not None)
     check_on_simulator(on, machine, sms)
     check_traceback(tb)
     if pdb:
         check_debugged(isolate=isolate, json=json, timeout=timeout, workers=workers, scheduler=scheduler)
+    if precision is not None:
+        run_precision(store, records, op, kernel, stages=stages, keep_going=keep_going, json=json)
     predict = time and on == "sim"
     check_repeated(on, schedule, shape, isolate)
     # What `replay` in Python takes, and decides about each record.

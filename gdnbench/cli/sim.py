@@ -26,6 +26,7 @@ from gdnbench.cli.console import print_json, print_lines, print_note, progress, 
 from gdnbench.cli.exploring import EXPLORE, conclude, refuse_with, varied
 from gdnbench.cli.record_options import OUTPUT_PANEL, sms_numbers
 from gdnbench.cli.sim_file import BLOCK, CLUSTER, DEFINE, GRID, INCLUDE, SHARED, STD
+from gdnbench.cli.sim_precision import SIM_PRECISION, as_json, describe, shadows_of
 from gdnbench.cli.sim_program import (
     LAUNCH,
     MACHINE,
@@ -184,6 +185,9 @@ def sim(
     trace: Annotated[Path | None, typer.Option(help=TRACE, rich_help_panel=OBSERVE_PANEL)] = None,
     select: Annotated[str | None, typer.Option(help=SELECT, rich_help_panel=OBSERVE_PANEL)] = None,
     trace_limit: Annotated[int | None, typer.Option(min=1, help=LIMIT, rich_help_panel=OBSERVE_PANEL)] = None,
+    precision: Annotated[
+        str | None, typer.Option(metavar="fp64", help=SIM_PRECISION, rich_help_panel=OBSERVE_PANEL)
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help=CHECK, rich_help_panel=CHECK_PANEL)] = False,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help=KEEP_GOING, rich_help_panel=CHECK_PANEL)
@@ -265,7 +269,13 @@ def sim(
     if is_program(function):
         check_options(None, options, arch)
         refuse_for_program(
-            arch=arch, seed=seed or None, timeline=timeline, time=time, save=save, args=args or None
+            arch=arch,
+            seed=seed or None,
+            timeline=timeline,
+            time=time,
+            precision=precision,
+            save=save,
+            args=args or None,
         )
         run_command(
             ProgramOptions(
@@ -313,6 +323,7 @@ def sim(
             time=time,
             save=save,
             profile=profile,
+            precision=precision,
         )
         given = {
             "--arch": arch,
@@ -342,6 +353,15 @@ def sim(
         )
         found = _explore(exploring, numbers)
         conclude(found, accepted, write_accept, json=json, verbose=verbose)
+    shadows = shadows_of(
+        precision,
+        trace=trace,
+        timeline=timeline,
+        time=time,
+        profile=profile,
+        check=check,
+        keep_going=keep_going,
+    )
     check_timeline(timeline)
     predictor = predictor_for(machine, drawn=timeline is not None) if time else None
     profiled = profile or (timeline is not None and not time)
@@ -351,7 +371,7 @@ def sim(
         contextlib.redirect_stdout(sys.stderr),
         trace_to(trace, select, trace_limit, advance.say) as tracing,
     ):
-        watch = None if tracing is None else tracing.watch()
+        watch = shadows if tracing is None else tracing.watch()
         settings = Settings(
             *(mma, engine, schedule, profiled, threads, advance, watch, check),
             before=predictor,
@@ -389,6 +409,7 @@ def sim(
                 "tensors": _summaries(tensors),
                 "unused": [] if accepted is None else accepted.unused(),
                 **({} if predictor is None else {"predicted": to_plain(predictor.launches)}),
+                **({} if shadows is None else {"precision": as_json(shadows, tensors)}),
             }
         )
     else:
@@ -396,6 +417,8 @@ def sim(
             print_lines(report.text(verbose=verbose))
         if tensors:
             print(table(HEADERS, [*map(_row, _summaries(tensors))], right=("min", "max", "nonfinite")))
+        if shadows is not None:
+            print_lines("\n".join(describe(shadows, tensors)))
         if predictor is not None and predictor.launches:
             from gdnbench.timing.table import predicted_text
 

@@ -158,7 +158,20 @@ def _on_cpu(returned: Any) -> Any:
         return {name: _on_cpu(value) for name, value in returned.items()}
     if isinstance(returned, tuple | list):
         return [_on_cpu(value) for value in returned]
-    return returned.cpu() if isinstance(returned, Tensor) else returned
+    return _copy_on_cpu(returned) if isinstance(returned, Tensor) else returned
+
+
+def _copy_on_cpu(tensor: Tensor) -> Tensor:
+    """A tensor of the virtual GPU on the CPU, with its fp64 shadows if launches have any."""
+    from gdnbench.sim import Fp64Shadows
+    from gdnbench.sim.virtual import cpu_alias
+
+    copied = tensor.cpu()
+    session = _session.get()
+    watch = None if session is None else session.settings.watch
+    if isinstance(watch, Fp64Shadows) and tensor.is_cuda:
+        watch.copy(cpu_alias(tensor), copied)
+    return copied
 
 
 @contextmanager
