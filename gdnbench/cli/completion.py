@@ -1,7 +1,8 @@
 """What a shell completes: commands, kernels, operations, devices, stores and their records.
 
 An argument or option is completed by its name, as it means the same in every command that has it. Nothing is
-printed, and nothing is written: a store that cannot be read has no records to complete.
+printed, and nothing is written: a store that cannot be read has no records to complete. Names of files and
+texts of stores come from others: what a shell would run, or insert as something else, is escaped or left out.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ MOST_FILES = 2000  # entries of a folder that are looked at
 DEVICES = (("cpu", ""), ("cuda", "a GPU of this machine"), ("sim", "a simulated GPU"))
 MACHINES = (("b200", "148 SMs"), ("b300", "148 SMs"), ("h200", "132 SMs"), ("h100", "132 SMs"))
 RECORDED = ("recorded", "the outputs that the record holds")
+COMPLETING = "_GDNBENCH_COMPLETE"
+"""The variable by which a shell asks for the completion of a line: `complete_zsh`."""
+_PLAIN = re.compile(r"[\w@%+=:,./~-]*")  # what no shell gives a meaning
+_GLOB = re.compile(r"[*?\[]")  # bash expands the words that it is given
+_QUOTES = re.compile(r"""['"\\]""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +46,37 @@ class Item:
 
 
 def items(found: Words, incomplete: str) -> list[Item]:
-    """The words that begin as what was typed."""
-    return [Item(word, text or None) for word, text in found if word.startswith(incomplete)]
+    """The words that begin as what was typed, as the shell that asks inserts them."""
+    shell = os.environ.get(COMPLETING, "").removeprefix("complete_")
+    begun = ((word, text) for word, text in found if word.startswith(incomplete))
+    shown = ((_insertable(word, shell), text) for word, text in begun)
+    return [Item(word, _told_to(shell, text) or None) for word, text in shown if word is not None]
+
+
+def _insertable(word: str, shell: str) -> str | None:
+    """`word` as `shell` is to insert it; None if it would insert another word, or run a part of it.
+
+    fish quotes words itself. zsh does too, after it has evaluated typer's answer, in which typer escapes `$`
+    and backquotes but neither a backslash ahead of them nor quotes. bash inserts words as they are, behind
+    the quote if one is open.
+    """
+    if not word.isprintable():
+        return None
+    if shell == "fish" or _PLAIN.fullmatch(word):
+        return word
+    if shell == "zsh":
+        return None if _QUOTES.search(word) or "  " in word else word
+    if shell != "bash" or _GLOB.search(word):
+        return None
+    typed = os.environ.get("COMP_WORDS", "").rpartition("\n")[2]
+    if typed.startswith(("'", '"')):
+        return None if re.search(r"""['"\\$`!]""", word) else word
+    return re.sub(r"([^\w@%+=:,./-])", r"\\\1", word)
+
+
+def _told_to(shell: str, text: str) -> str:
+    """What zsh is told of a word is evaluated as the word is."""
+    return text.replace("\\", "/") if shell == "zsh" else text
 
 
 def complete_parameters(parameters: Iterable[Any]) -> None:
@@ -88,7 +123,7 @@ def _stores(line: Mapping[str, Any], incomplete: str) -> Iterator[tuple[str, str
     """Stores beside what was typed, and those in the folders beside it. Without one the shell completes
     files and folders as it always does."""
     typed, slash, start = incomplete.rpartition("/")
-    folder = Path(f"{typed}{slash}" or ".").expanduser()
+    folder = Path(os.path.expanduser(f"{typed}{slash}" or "."))
     for name in _names(folder, start):
         if _is_store(folder / name):
             yield f"{typed}{slash}{name}", ""

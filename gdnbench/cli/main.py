@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NoReturn
 
 import typer
 
+from gdnbench.cli.completion import COMPLETING as COMPLETING
 from gdnbench.cli.groups import HELP_NAMES, CommandGroup
 from gdnbench.cli.pipes import leave_stdout
 from gdnbench.cli.registry import COMMANDS
@@ -26,9 +27,6 @@ from gdnbench.version import __version__
 
 # Of click, which some releases of typer bring along under a name of their own.
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
-
-COMPLETING = "_GDNBENCH_COMPLETE"
-"""The variable by which a shell asks for the completion of a line."""
 
 
 class Commands(CommandGroup):

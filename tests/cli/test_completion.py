@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gdnbench.cli import completion
 from gdnbench.cli.completion import MACHINES, MOST
 from gdnbench.cli.main import COMPLETING
 from gdnbench.kernel_names import kernel_names, operation_names
@@ -30,7 +31,7 @@ def complete(gdnbench: Invoke, monkeypatch: pytest.MonkeyPatch) -> Complete:
     def ask(line: str, shell: str = "bash") -> list[str]:
         monkeypatch.setitem(sys.modules, "rich", sys.modules.get("rich"))  # which completing leaves out
         monkeypatch.setenv(COMPLETING, f"complete_{shell}")
-        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_WORDS", line.replace(" ", "\n"))
         monkeypatch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
         monkeypatch.setenv("_TYPER_COMPLETE_ARGS", line)
         monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
@@ -123,6 +124,27 @@ def test_a_store_of_many_records_completes_as_many_as_a_terminal_shows(
     monkeypatch.setattr(batches, "list_batches", lambda *arguments: iter([many]))
     assert len(complete(f"gdnbench show {prefills} ")) == MOST
     assert complete(f"gdnbench show {prefills} 2999") == ["2999"]
+
+
+def test_no_name_or_text_of_others_is_run_by_a_shell(
+    complete: Complete, tmp_path: Path, prefills: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """zsh evaluates its answer, where a backslash ahead of `$` would undo typer's escape of it; bash inserts
+    words as they are, and runs them with the line."""
+    run = r"\$(touch run)"
+    folder = tmp_path / "names"
+    folder.mkdir()
+    for name in ("a b.zip", f"{run}.zip", "it's.zip", "*.zip", "line\nend.zip", "\x1b[31mred.zip"):
+        (folder / name).touch()
+    monkeypatch.chdir(folder)
+    assert complete("gdnbench ls ") == [r"\\\$\(touch\ run\).zip", r"a\ b.zip", r"it\'s.zip"]
+    assert complete("gdnbench ls 'a") == ["a b.zip"]
+    assert complete("gdnbench ls '\\") == []
+    assert complete("gdnbench ls ", "zsh") == ["""_arguments '*: :(("*.zip\"""", '"a b.zip"))\'']
+    assert complete("gdnbench ls ~nobody-of-this-name/") == []
+    monkeypatch.setattr(completion, "_told", lambda entry: f"layer {run}")
+    (answer,) = complete(f"gdnbench show {prefills} 1", "zsh")
+    assert answer == r"""_arguments '*: :(("1":"layer /\$(touch run)"))'"""
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
