@@ -68,7 +68,8 @@ def main(arguments: list[str]) -> int:
     if missing:
         print(f"no file {missing[0]} in {ROOT}: name files from the top of the checkout", file=sys.stderr)
         return 2
-    print(*affected(arguments or changed_files()), sep="\n")
+    for test in affected(arguments or changed_files()):
+        print(test)
     return 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.affected import ROOT, affected, changed_files
+from tests.affected import ROOT, affected, changed_files, main
 
 
 def test_the_same_stem_comes_first_then_what_imports_it() -> None:
@@ -52,6 +52,12 @@ def test_changed_files_are_changed_staged_and_new(tmp_path: Path) -> None:
     (tmp_path / "new" / "c d.py").write_text("")
     git("add", "b.py")
     assert sorted(changed_files(tmp_path)) == ["a.py", "b.py", "new/c d.py"]
+
+
+def test_no_test_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """`scripts/test --changed` counts lines: an empty one would be all of the tests to pytest."""
+    assert main(["LICENSE"]) == 0
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.slow

@@ -28,7 +28,6 @@ class Changes(CommandGroup):
 app = typer.Typer(
     cls=Changes,
     help="Show and change the errors that a suite accepts.",
-    no_args_is_help=True,
     rich_markup_mode=None,
     add_completion=False,
 )

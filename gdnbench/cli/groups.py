@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -15,6 +16,7 @@ from gdnbench.cli.completion import complete_parameters, items
 from gdnbench.cli.help_page import HELP_ALL, command_page, group_page
 from gdnbench.cli.pipes import reader_may_leave
 from gdnbench.cli.registry import Entry
+from gdnbench.errors import Exit
 
 HELP_NAMES = ["-h", "--help", "--help-all"]
 DECIMAL = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -54,6 +56,13 @@ class CommandGroup(Parsing, TyperGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.commands = LazyCommands(self.headings)  # type: ignore[assignment]  # nothing changes it
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Without a command: the help, on stderr, which typer would make an error of."""
+        if not args and not ctx.resilient_parsing:
+            print(ctx.get_help().rstrip("\n"), file=sys.stderr)
+            ctx.exit(Exit.BAD_INPUT)
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)

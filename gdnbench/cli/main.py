@@ -39,7 +39,6 @@ app = typer.Typer(
     cls=Commands,
     help="Capture, replay and diff Gated DeltaNet and DeepSeek-V4 attention kernels.",
     epilog="Exit status: 0 pass, 1 mismatch or regression, 2 bad input, 3 cannot run here.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": HELP_NAMES, "max_content_width": 100},
@@ -112,14 +111,14 @@ MOVED = {
 
 
 def _usage(error: Exception) -> str:
-    """What is wrong with the command line, and the help to read; empty where the help was printed."""
-    message = error.format_message()  # type: ignore[attr-defined]  # see UsageError
+    """What is wrong with the command line, and the help to read. typer lists choices one a line."""
+    message = " ".join(error.format_message().split())  # type: ignore[attr-defined]  # see UsageError
     context = getattr(error, "ctx", None)
     moved = MOVED.get((getattr(context, "info_name", ""), getattr(error, "option_name", "")))
     if moved is not None:
         return f"{error.option_name} has moved: {moved}"  # type: ignore[attr-defined]  # of NoSuchOption
-    if not message or context is None:
-        return str(message)
+    if context is None:
+        return message
     return f"{message.rstrip('.')}; see {context.command_path} --help"
 
 

@@ -132,3 +132,15 @@ def test_help_all_after_two_dashes_is_the_programs(every: dict[str, Any]) -> Non
     made = context.command.make_context("capture", words, parent=context.parent)
     assert list(made.params["command"]) == ["python", "serve.py", "--help-all"]
     assert made.meta[HELP_ALL] is False
+
+
+def test_without_a_command_the_help_is_printed_as_it_is(gdnbench: Invoke) -> None:
+    for words in ((), ("bisect",), ("baseline",)):
+        asked, bare = gdnbench(*words, "--help"), gdnbench(*words)
+        assert (bare.code, bare.out, bare.err) == (2, "", asked.out)
+
+
+def test_a_missing_option_lists_its_choices_in_one_sentence(gdnbench: Invoke) -> None:
+    answer = gdnbench("export", "run.zarr", "0")
+    said = "Missing option '--to'. Choose from: safetensors, npz, pt; see gdnbench export --help"
+    assert (answer.code, answer.err) == (2, f"gdnbench: {said}\n")

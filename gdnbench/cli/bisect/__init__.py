@@ -27,7 +27,6 @@ app = typer.Typer(
     help="Find where a regression comes from: one axis a command.",
     epilog="Exit status: 0 nothing is wrong, 1 a cause was found, or an endpoint is flaky, 2 bad input,"
     " 3 cannot run here.",
-    no_args_is_help=True,
     rich_markup_mode=None,
     add_completion=False,
 )
