@@ -136,7 +136,15 @@ def _write_npz(file: IO[bytes], handles: Mapping[str, TensorHandle], described: 
 def _write_pt(file: IO[bytes], handles: Mapping[str, TensorHandle], described: Mapping[str, Any]) -> None:
     import torch
 
-    torch.save({**{name: handle.read() for name, handle in handles.items()}, DESCRIPTION: described}, file)
+    tensors = {name: handle.read() for name, handle in handles.items()}
+    try:
+        torch.save({**tensors, DESCRIPTION: described}, file)
+    except (
+        RuntimeError
+    ) as error:  # of torch's writer at its end, after what the file said, such as a full disk
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def _little_endian(bits: Bits) -> Bits:

@@ -41,7 +41,7 @@ def copy_whole(source: Path, path: Path) -> None:
 @contextmanager
 def _in_place_of(path: Path) -> Iterator[Path]:
     """The path of a file beside `path`, which takes the place of `path` if the block raises nothing."""
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    unfinished = _beside(path)
     try:
         yield unfinished
         unfinished.replace(path)
@@ -57,15 +57,34 @@ def new_file(path: Path, *, replace: bool = False) -> Iterator[IO[bytes]]:
     OSErrors as `open`. A link to a file stays one.
     """
     path = Path(os.path.realpath(path))
-    if path.exists() and not path.is_file():
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    if not replace:
-        path.open("xb").close()  # the name is ours from now on, whoever else asks for it
-    done = False
+    if path.exists() and not (replace and path.is_file()):
+        raise _exists(path)
+    unfinished = _beside(path)
     try:
-        with _in_place_of(path) as unfinished, unfinished.open("xb") as file:
+        with unfinished.open("xb") as file:
             yield file
-        done = True
+        if replace:
+            unfinished.replace(path)
+        else:
+            _name_new(unfinished, path)
     finally:
-        if not done and not replace:
-            path.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
+
+
+def _name_new(unfinished: Path, path: Path) -> None:
+    """Give the file the name `path`, which no file has: one of the same name may have appeared meanwhile."""
+    try:
+        path.hardlink_to(unfinished)
+    except FileExistsError:
+        raise _exists(path) from None
+    except OSError:  # a file system without links
+        path.open("xb").close()
+        unfinished.replace(path)
+
+
+def _exists(path: Path) -> FileExistsError:
+    return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")

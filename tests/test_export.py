@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import torch
 from safetensors import safe_open
 
 from gdnbench.bits import DTYPES, logical, to_bits
+from gdnbench.errors import BadInputError
 from gdnbench.export import export_record
 from gdnbench.export_format import Format
 from gdnbench.store.reader import Store
@@ -106,6 +110,25 @@ def test_the_command_replaces_nothing_without_force(
     assert Path("record-0.npz").read_text() == "mine"
     assert gdnbench("export", "run.zarr", 0, "--to", "npz", "--force").code == 0
     assert np.load("record-0.npz")["before.int8"].shape == (2, 128)
+
+
+@pytest.mark.parametrize("to", list(Format))
+def test_a_full_disk_is_one_line_and_leaves_no_file(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: Format
+) -> None:
+    """torch's writer ends with an error of its own, which does not name the disk."""
+
+    class Full(io.FileIO):
+        def write(self, data: Any) -> int:
+            if self.tell() > 1000:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(data)
+
+    monkeypatch.setattr(Path, "open", lambda path, mode: Full(path, mode))
+    with Store.open(exported / "run.zarr") as store, pytest.raises(BadInputError) as refused:
+        export_record(store.records[0], tmp_path / "t", to)
+    assert str(refused.value) == f"{tmp_path / 't'} cannot be written: No space left on device"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_tensor_leaves_no_file(tmp_path: Path, gdnbench: Invoke) -> None:  # noqa: F811

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from gdnbench.whole_file import replace_text
+from gdnbench.whole_file import new_file, replace_text
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -57,3 +58,24 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
 def test_a_folder_without_a_name_is_refused_as_one(folder: str) -> None:
     with pytest.raises(IsADirectoryError):
         replace_text(Path(folder), "text")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_new_file_has_its_name_when_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    """Until then no file has: a process that is killed leaves none of that name."""
+
+    def unlinkable(self: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))  # as FAT has no links
+
+    if not links:
+        monkeypatch.setattr(Path, "hardlink_to", unlinkable)
+    with new_file(tmp_path / "file") as file:
+        file.write(b"new")
+        assert not (tmp_path / "file").exists()
+    assert (tmp_path / "file").read_bytes() == b"new"
+    with pytest.raises(FileExistsError), new_file(tmp_path / "late") as file:
+        (tmp_path / "late").write_bytes(b"another's")
+    assert (tmp_path / "late").read_bytes() == b"another's"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "late"]
