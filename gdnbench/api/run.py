@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from numbers import Real
 from operator import index
 from os import PathLike
 from pathlib import Path
@@ -76,6 +77,8 @@ def replay(
         opened = stack.enter_context(_opened(store))
         name = kernel
         if not isinstance(kernel, str):
+            if not callable(kernel):
+                raise BadInputError(f"kernel {kernel!r} is neither a name nor a function; give one of them")
             from gdnbench.replay.kernels import function_given
 
             name, importable = stack.enter_context(function_given(kernel))
@@ -272,11 +275,20 @@ def _number(store: reader.Store, record: SupportsIndex | Record) -> int:
 
 
 def _factors(k: float | Mapping[str, float] | None) -> tuple[float | None, dict[str, float]]:
+    given: Mapping[str, object] = k if isinstance(k, Mapping) else {} if k is None else {"": k}
+    for factor in given.values():
+        if not isinstance(factor, Real):
+            raise BadInputError(f"k {factor!r} is no number; give one, or one for each tensor")
     return (None, dict(k)) if isinstance(k, Mapping) else (k, {})
 
 
 def _tolerance(tol: float | tuple[float, float] | None) -> tuple[float, float] | None:
-    return tol if tol is None or isinstance(tol, tuple) else (tol, 0.0)
+    if tol is None:
+        return None
+    given: tuple[Any, ...] = tuple(tol) if isinstance(tol, tuple | list) else (tol, 0.0)
+    if len(given) != 2 or not all(isinstance(one, Real) for one in given):
+        raise BadInputError(f"tol {tol!r} is no tolerance; give a number, or (absolute, relative)")
+    return given[0], given[1]
 
 
 def _rules(rules: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Rule] | None:
@@ -284,10 +296,13 @@ def _rules(rules: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Rule] | N
         return None
     from gdnbench.judge.rule import make_rule
 
+    if not isinstance(rules, Mapping):
+        raise BadInputError(f"rule {rules!r} is no mapping; write it like {{'o': {{'bitwise': True}}}}")
     made: dict[str, Rule] = {}
     for name, options in rules.items():
-        if len(options) != 1 or not options.keys() <= {"k", "tol", "bitwise"}:
-            raise BadInputError(f"rule of {name} is {dict(options)}; give one of k, tol and bitwise")
+        known = isinstance(options, Mapping) and options.keys() <= {"k", "tol", "bitwise"}
+        if not known or len(options) != 1:
+            raise BadInputError(f"rule of {name} is {options!r}; give one of k, tol and bitwise")
         made[name] = make_rule(
             **{**options, **({"tol": _tolerance(options["tol"])} if "tol" in options else {})}
         )

@@ -11,6 +11,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,6 +101,24 @@ def test_a_record_of_another_store(store: gdnbench.Store) -> None:
         gdnbench.replay(store, other[3])
     assert store[3] in store
     assert store.index(store[3]) == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"kernel": 3}, "kernel 3 is neither a name nor a function"),
+        ({"kernel": None}, "kernel None is neither"),
+        ({"k": "3"}, "k '3' is no number"),
+        ({"k": {"o": "3"}}, "k '3' is no number"),
+        ({"tol": "1e-3"}, "tol '1e-3' is no tolerance"),
+        ({"tol": (1, 2, 3)}, r"tol \(1, 2, 3\) is no tolerance"),
+        ({"rule": "o"}, "rule 'o' is no mapping"),
+        ({"rule": {"o": 3}}, "rule of o is 3; give one of k, tol and bitwise"),
+    ],
+)
+def test_values_of_other_types(store: gdnbench.Store, wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(gdnbench.BadInputError, match=f"^{said}"):
+        gdnbench.replay(store, 3, **wrong)
 
 
 def test_which_functions_another_process_imports() -> None:
