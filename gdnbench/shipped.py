@@ -33,7 +33,7 @@ def copy_samples(folder: Path, source: Path = CAPTURES) -> list[tuple[Path, bool
     copied.
 
     A file that is there with the same bytes is left as it is. BadInputError, and nothing is copied, if one
-    is there with other bytes, or if `folder` is a file.
+    is there with other bytes, or if `folder` is a file; BadInputError, too, for what cannot be written.
     """
     if folder.exists() and not folder.is_dir():
         raise BadInputError(
@@ -41,10 +41,17 @@ def copy_samples(folder: Path, source: Path = CAPTURES) -> list[tuple[Path, bool
         )
     files = sample_files(source)
     kept = {file for file in files if _is_there(folder / file.name, file)}
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in files:
-        if file not in kept:
-            copy_whole(file, folder / file.name)
+    place = folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            place = folder / file.name
+            if file not in kept:
+                copy_whole(file, place)
+    except OSError as error:  # which may name the sample instead
+        raise BadInputError(
+            f"{place} cannot be written: {error.strerror}; name a folder elsewhere for the samples"
+        ) from None
     return [(folder / file.name, file not in kept) for file in files]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -44,6 +46,23 @@ def test_a_file_of_the_user_stays_and_nothing_is_copied(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["wrong_kernel.py"]
     with pytest.raises(BadInputError, match=wording("shipped.folder")):
         shipped.copy_samples(tmp_path / "wrong_kernel.py")
+
+
+def test_a_full_disk_is_said_of_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of a copy names the file that is read."""
+
+    def full(source: Path, path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source))
+
+    monkeypatch.setattr(shipped, "copy_whole", full)
+    for folder, place, error in (
+        (tmp_path, tmp_path / "README.md", "No space left on device"),
+        (tmp_path / "file" / "in", tmp_path / "file" / "in", "Not a directory"),
+    ):
+        (tmp_path / "file").touch()
+        with pytest.raises(BadInputError) as refused:
+            shipped.copy_samples(folder)
+        assert re.fullmatch(wording("shipped.unwritable", place=str(place), error=error), str(refused.value))
 
 
 def test_an_installation_without_captures_says_so(tmp_path: Path) -> None:
