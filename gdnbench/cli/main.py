@@ -17,7 +17,7 @@ import typer
 
 from gdnbench.cli.completion import COMPLETING as COMPLETING
 from gdnbench.cli.groups import HELP_NAMES, CommandGroup
-from gdnbench.cli.pipes import leave_stdout
+from gdnbench.cli.pipes import leave_stdout, open_closed_streams
 from gdnbench.cli.registry import COMMANDS
 from gdnbench.cli.statuses import INTERRUPTED, NO_VERDICT
 from gdnbench.errors import EXPECTED_ERRORS, Exit, exit_code_of
@@ -68,6 +68,7 @@ def _command_tree() -> Callable[..., Any]:
 
 def console_main() -> None:
     """The console script: turns the errors a user can meet into one line and an exit status."""
+    open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a path may hold bytes that its encoding has not
             stream.reconfigure(errors="backslashreplace")

@@ -30,6 +30,14 @@ def reader_may_leave(command: Callable[P, None]) -> Callable[P, None]:
     return guarded
 
 
+def open_closed_streams() -> None:
+    """A stream that was closed ahead of the program (`gdnbench ls run.zarr >&-`) is /dev/null from here on:
+    with its number free, the next file that is opened would be the stream."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (until the program ends)
+
+
 def leave_stdout() -> None:
     """What is still buffered goes nowhere, quietly: whatever stdout is, it may not take it."""
     with contextlib.suppress(OSError, ValueError):

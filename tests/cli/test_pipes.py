@@ -31,3 +31,11 @@ def test_a_reader_may_leave(prefills: Path, tmp_path: Path, arguments: tuple[str
         assert process.wait() == 0, errors
     assert "Traceback" not in errors
     assert "Broken pipe" not in errors
+
+
+def test_streams_may_be_closed_ahead_of_the_program(prefills: Path) -> None:
+    """As `>&- 2>&-` does; what would be printed goes nowhere."""
+    started = "import sys; sys.argv[1:] = ['ls', sys.argv[1]]; sys.stdin = sys.stdout = sys.stderr = None\n"
+    program = f"{started}from gdnbench.cli.main import console_main; console_main()"
+    ran = subprocess.run([sys.executable, "-c", program, prefills], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
