@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 from gdnbench.api.html import report_html, sim_html
 from gdnbench.api.tables import data_frame
 from gdnbench.judge.result import Side
+from gdnbench.printable import printable
 from gdnbench.report.export import to_json, to_junit
 from gdnbench.report.render import render_text, summary_line
 from gdnbench.report.report import DiffReport, RecordResult, ReplayReport, Report
@@ -96,7 +97,7 @@ class _Records(Report):
         return render_text(self)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {summary_line(self)}>"
+        return printable(f"<{type(self).__name__} {summary_line(self)}>")
 
     def _repr_html_(self) -> str:
         return report_html(self, summary_line(self))

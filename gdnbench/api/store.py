@@ -16,6 +16,7 @@ from gdnbench.api.errors import one_line_errors
 from gdnbench.api.html import MOST_ROWS, record_html, store_html
 from gdnbench.api.tables import data_frame
 from gdnbench.errors import NoRecordError, NoTensorError
+from gdnbench.printable import printable
 from gdnbench.store import reader
 from gdnbench.store.address import Address
 from gdnbench.store.index import Listed
@@ -89,7 +90,7 @@ class StoredTensor:
         return np.asarray(self.numpy(), dtype=dtype)
 
     def __repr__(self) -> str:
-        return f"<StoredTensor {self.name} {self.dtype}{list(self.shape)}>"
+        return printable(f"<StoredTensor {self.name} {self.dtype}{list(self.shape)}>")
 
 
 class Tensors(Mapping[str, StoredTensor]):
@@ -112,7 +113,7 @@ class Tensors(Mapping[str, StoredTensor]):
         return len(self._handles)
 
     def __repr__(self) -> str:
-        return f"<Tensors {', '.join(self._handles)}>"
+        return printable(f"<Tensors {', '.join(self._handles)}>")
 
 
 class Record:
@@ -172,7 +173,7 @@ class Record:
         return hash(self.key)
 
     def __repr__(self) -> str:
-        return f"<Record {self.number} {self.op} {self.layer} step {self.step}>"
+        return printable(f"<Record {self.number} {self.op} {self.layer} step {self.step}>")
 
     def _repr_html_(self) -> str:
         return record_html(self._stored)
@@ -236,7 +237,7 @@ class Store(Sequence[Record]):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Store {self.path}: {counted(len(self), 'record')}, {self.kind}>"
+        return printable(f"<Store {self.path}: {counted(len(self), 'record')}, {self.kind}>")
 
     def _repr_html_(self) -> str:
         first = itertools.islice(self.opened.listed(), MOST_ROWS)

@@ -10,6 +10,7 @@ import numpy as np
 from gdnbench.judge.grid import Grid
 from gdnbench.judge.location import NO_SEQUENCE
 from gdnbench.judge.metrics import Comparison, Errors, NonFinite, Worst
+from gdnbench.printable import printable
 from gdnbench.record import When
 
 WORST_GROUPS = 5
@@ -99,7 +100,7 @@ class TensorResult:
 
     def __repr__(self) -> str:
         verdict = "shown" if not self.judged else "pass" if self.passed else self.reasons[0]
-        return f"<TensorResult {self.tensor} {self.side}: {verdict}>"
+        return printable(f"<TensorResult {self.tensor} {self.side}: {verdict}>")
 
 
 def worst_groups(

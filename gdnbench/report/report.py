@@ -11,6 +11,7 @@ from gdnbench.error_frames import KernelError
 from gdnbench.errors import Exit
 from gdnbench.judge.error_attribution import StageShare
 from gdnbench.judge.result import TensorResult
+from gdnbench.printable import printable
 from gdnbench.report.outcome import Outcome, exit_code
 from gdnbench.store.reader import StoredRecord
 from gdnbench.units import counted
@@ -62,7 +63,8 @@ class RecordResult:
         )
 
     def __repr__(self) -> str:
-        return f"<RecordResult {self.label}: {self.outcome}, {counted(len(self.tensors), 'tensor')}>"
+        count = counted(len(self.tensors), "tensor")
+        return printable(f"<RecordResult {self.label}: {self.outcome}, {count}>")
 
     @property
     def label(self) -> str:

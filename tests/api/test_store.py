@@ -153,4 +153,7 @@ def test_hostile_text_is_escaped(tmp_path: Path) -> None:
         assert not refused.ok
         for found in (result, refused):
             check_html(found._repr_html_())
+        for printed in (store[0], store[0].before, store[0].before[HOSTILE], result[0]):
+            assert repr(printed).isprintable()
+            assert r"\x1b[31m\u202e" in repr(printed)
         assert "&lt;script&gt;" in refused._repr_html_()
