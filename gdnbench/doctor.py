@@ -59,7 +59,8 @@ def examine() -> Iterator[Finding]:
 def _packages() -> Iterator[Finding]:
     """Every requirement of this distribution that applies here: installed, and in range?
 
-    An extra of which nothing is installed has one line.
+    An extra of which nothing is installed has one line. A package of several extras has a second line only
+    for a range that its release is not in.
     """
     try:
         requirements = [Requirement(text) for text in metadata.requires("gdnbench") or []]
@@ -80,8 +81,9 @@ def _packages() -> Iterator[Finding]:
             yield Finding(f"extra {extra}", False, f"needs {names}", f"pip install 'gdnbench[{extra}]'")
             continue
         for requirement in wanted:
-            if requirement.specifier != getattr(told.get(requirement.name), "specifier", None):
-                yield _package(requirement, _pip(requirement, extra))
+            finding, known = _package(requirement, _pip(requirement, extra)), told.get(requirement.name)
+            if known is None or (requirement.specifier != known.specifier and not finding.works):
+                yield finding
             told[requirement.name] = requirement
 
 

@@ -176,7 +176,7 @@ def sim(
     keep_going: bool = False,
     accept: str | PathLike[str] | None = None,
 ) -> SimResult:
-    """Run a kernel on the simulated SM100, as `gdnbench sim` does.
+    """Run a kernel on a simulated GPU, as `gdnbench sim` does.
 
     `function`: "FILE.py:function", "package.module:function", "FILE.ptx:entry", "FILE.cu:kernel", a
     `@cute.jit` function, or a Python function that returns (compiled, args).

@@ -33,7 +33,12 @@ def compile(
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option("-o", "--out", help="Write object, C header, cubin and PTX of each kernel to DIR."),
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FOLDER",
+            help="Write object, C header, cubin and PTX of each kernel into this folder.",
+        ),
     ] = None,
     budget: Annotated[
         Path | None,

@@ -37,7 +37,7 @@ OF_COMMAND = {"gdnbench capture": _CAPTURE, "gdnbench prune": _PRUNE}
 FEW = 8  # options that need no headings
 
 PLACEHOLDERS = {
-    "-o": "FOLDER",
+    "-o": "FILE",
     "--accept": "FILE",
     "--against": "KERNEL",
     "--also": "PATH",

@@ -38,7 +38,7 @@ REASONS = 3
 def prove(
     kernel: Annotated[str, typer.Argument(help=f"Kernel to prove: {KERNELS}")],
     op: Annotated[str, typer.Option(help="Operation that it computes, e.g. gdn_prefill.")],
-    on: Annotated[str, typer.Option(help="Device: cpu, cuda, or sim, a simulated SM100.")] = "cpu",
+    on: Annotated[str, typer.Option(help="Device: cpu, cuda, or sim, a simulated GPU.")] = "cpu",
     kernel_env: KernelEnvOptionWithoutPanel = None,
     machine: MachineOptionWithoutPanel = None,
     sms: SmsOptionWithoutPanel = None,

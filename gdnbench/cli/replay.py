@@ -82,7 +82,7 @@ def replay(
     against: AgainstOption = "reference",
     on: Annotated[
         str,
-        typer.Option(help="Device: cpu, cuda, or sim, a simulated SM100.", rich_help_panel=KERNEL_PANEL),
+        typer.Option(help="Device: cpu, cuda, or sim, a simulated GPU.", rich_help_panel=KERNEL_PANEL),
     ] = "cpu",
     kernel_env: KernelEnvOption = None,
     op: OpOption = None,

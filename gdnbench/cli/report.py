@@ -19,7 +19,9 @@ def report(
             help="Runs to show: stores of `replay --save`, or files of `replay --json` or `diff --json`."
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write an HTML file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="HTML file to write, e.g. report.html.")
+    ] = None,
     png: Annotated[
         Path | None,
         typer.Option(
@@ -28,13 +30,13 @@ def report(
     ] = None,
     title: Annotated[
         str | None,
-        typer.Option(help="Title of the HTML page.  [default: the names of the kernels]"),
+        typer.Option(help="Title of the HTML page. Default: the names of the kernels."),
     ] = None,
     lineage: Annotated[
         str | None,
         typer.Option(
             metavar="STORE",
-            help="Instead of runs: the timeline of a capture's slots, and where chains break.",
+            help="Instead of runs: show the slots of this capture over time, and where chains break.",
         ),
     ] = None,
 ) -> None:

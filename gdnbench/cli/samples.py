@@ -19,9 +19,6 @@ def samples(
 ) -> None:
     """Copy the sample captures of real models, and a wrong kernel to try, into a folder.
 
-    gdnbench samples
-    gdnbench replay captures/prefill.zarr.zip --kernel torch
-
     A file that is there with the same content is left as it is.
     """
     from gdnbench.shipped import copy_samples

@@ -27,7 +27,9 @@ def share(
     ] = None,
     hide: Annotated[
         str,
-        typer.Option(help="Way to hide activations: rotation, permutation or synthetic; nothing keeps them."),
+        typer.Option(
+            help="Hide activations by rotation, permutation or synthetic values; `nothing` keeps them."
+        ),
     ] = "nothing",
     kernel: Annotated[
         str | None,
@@ -39,7 +41,7 @@ def share(
             help="Compare with reference (fp64), recorded (the outputs in the store) or another kernel."
         ),
     ] = "reference",
-    on: Annotated[str, typer.Option(help="Run on cpu, cuda, or sim: a simulated GPU.")] = "cpu",
+    on: Annotated[str, typer.Option(help="Device: cpu, cuda, or sim, a simulated GPU.")] = "cpu",
     k: Annotated[
         list[str] | None,
         typer.Option(

@@ -218,7 +218,7 @@ def sim(
         typer.Option("--json", help="Print one JSON object instead of text.", rich_help_panel=OUTPUT_PANEL),
     ] = False,
 ) -> None:
-    """Run a kernel on the simulated SM100: of CuTe DSL, PTX or CUDA C++; or a program with a virtual GPU.
+    """Run a CuTe DSL, PTX or CUDA C++ kernel on a simulated GPU, or a program on a virtual GPU.
 
     FUNCTION is a @cute.jit host function or a Python function. A @cute.jit function is compiled for ARGS;
     leave its stream argument out. A Python function is called with ARGS and returns (compiled, args): what

@@ -34,6 +34,7 @@ def suite(
         typer.Option(
             "--output",
             "-o",
+            metavar="FOLDER",
             help="Folder for results. Default: SUITE's name with .results, in the current folder.",
         ),
     ] = None,

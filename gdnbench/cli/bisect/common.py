@@ -31,7 +31,7 @@ STATE_HELP = "Folder that keeps bisections and cached verdicts. Default: .gdnben
 KernelOption = Annotated[
     str, typer.Option(help="A listed kernel, package.module:function or FILE.py:function.")
 ]
-OnOption = Annotated[str, typer.Option(help="Run on cpu, cuda, or sim: a simulated GPU.")]
+OnOption = Annotated[str, typer.Option(help="Device: cpu, cuda, or sim, a simulated GPU.")]
 FactorOption = Annotated[
     float | None, typer.Option("--k", help="Accept errors up to K times torch's error. Default: 2.")
 ]

@@ -49,7 +49,7 @@ def stage(
         str | None,
         typer.Option(
             metavar=NUMBERS,
-            help="With numbers, a record is bad by wrong numbers only, not by a fault that can be skipped.",
+            help="`numbers`: only wrong numbers make a record bad, not a fault that can be skipped.",
         ),
     ] = None,
     schedule: ScheduleOption = None,
