@@ -11,9 +11,12 @@ of its sums. So e' of a right formula stays below
 
     bound = max(2^-19 e, 2^-44 max |y|)
 
-An e' above that is not rounding. Below e / 16, or below 2^-24 max |y|, the unit of f32, the kernel has an
-approximation that is smaller than its roundings: a polynomial in place of a function, for instance. What is
-larger is an error of the formula.
+If e is above max |y| / 2 all the same, the formula is right and unstable: fp8, the coarsest format, rounds by
+2^-4, and the roundings were amplified until no digit was right.
+
+An e' above the bound is not rounding. Below e / 16, or below 2^-24 max |y|, the unit of f32, the kernel has
+an approximation that is smaller than its roundings: a polynomial in place of a function, for instance. What
+is larger is an error of the formula.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from torch import Tensor
 ROUNDING = 2.0**-19
 FLOOR = 2.0**-44
 APPROXIMATION = 1 / 16
+UNSTABLE = 0.5
 UNIT = 2.0**-24
 
 
@@ -37,6 +41,7 @@ class Cause(StrEnum):
 
     EXACT = "exact"
     ROUNDING = "rounding"
+    UNSTABLE = "rounding, amplified"
     APPROXIMATION = "rounding, and an approximation"
     FORMULA = "formula"
     UNKNOWN = "unknown: no shadow"
@@ -66,7 +71,7 @@ class Precision:
         if self.error == 0 and self.fp64_error <= self.bound:
             return Cause.EXACT
         if self.fp64_error <= self.bound:
-            return Cause.ROUNDING
+            return Cause.ROUNDING if self.error <= UNSTABLE * self.size else Cause.UNSTABLE
         if self.unshadowed_error >= self.fp64_error:
             return Cause.UNKNOWN
         if self.fp64_error <= max(APPROXIMATION * self.error, UNIT * self.size):

@@ -56,12 +56,12 @@ class PrecisionResult:
 
     @property
     def exit_code(self) -> Exit:
-        """1 if an error is the formula's, or the kernel failed; 3 if it could not run, or an error is of
-        elements without a shadow."""
+        """1 if an error is the formula's or amplified rounding, or the kernel failed; 3 if it could not run, or
+        an error is of elements without a shadow."""
         if self.failure is not None:
             return self.failure.outcome.exit_code
         causes = {one.cause for one in self.tensors}
-        if self.faults or Cause.FORMULA in causes:
+        if self.faults or causes & {Cause.FORMULA, Cause.UNSTABLE}:
             return Exit.MISMATCH
         return Exit.CANNOT_RUN if Cause.UNKNOWN in causes else Exit.PASS
 

@@ -19,6 +19,8 @@ def test_bounds() -> None:
     assert cause(2.0**-24, 2.0**-24) is Cause.APPROXIMATION
     assert cause(2.0**-23, 2.0**-23) is Cause.FORMULA
     assert cause(0.0, 0.0) is Cause.EXACT
+    assert cause(0.5, 2.0**-40) is Cause.ROUNDING
+    assert cause(0.75, 2.0**-40) is Cause.UNSTABLE
 
 
 def test_the_size_of_the_tensor_counts() -> None:
@@ -46,7 +48,7 @@ def test_a_nan_where_a_number_is_due_is_an_infinite_error() -> None:
     number, nan = torch.ones(1, dtype=torch.float64), torch.full((1,), torch.nan, dtype=torch.float64)
     found = precision_of("o", False, nan, number, torch.tensor([True]), number)
     assert (found.error, found.fp64_error) == (torch.inf, 0.0)
-    assert found.cause is Cause.ROUNDING
+    assert found.cause is Cause.UNSTABLE
 
 
 def test_stages_come_first_and_only_what_the_reference_has() -> None:
