@@ -56,8 +56,8 @@ class PrecisionResult:
 
     @property
     def exit_code(self) -> Exit:
-        """1 if an error is the formula's or amplified rounding, or the kernel failed; 3 if it could not run, or
-        an error is of elements without a shadow."""
+        """1 if an error is the formula's or amplified rounding, or the kernel failed; 3 if it could not run,
+        or an error is of elements without a shadow."""
         if self.failure is not None:
             return self.failure.outcome.exit_code
         causes = {one.cause for one in self.tensors}
