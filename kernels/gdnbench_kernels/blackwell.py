@@ -292,13 +292,19 @@ def accumulator(
 
 
 def mma(
-    tiled_mma: cute.TiledMma, t_acc: cute.Tensor, r_a: cute.Tensor, r_b: cute.Tensor, add: Any = False
+    tiled_mma: cute.TiledMma,
+    t_acc: cute.Tensor,
+    r_a: cute.Tensor,
+    r_b: cute.Tensor,
+    add: Any = False,
+    half: int | None = None,
 ) -> None:
     """t_acc = A B over all of K, or t_acc += A B with `add`. One warp issues it; the operands are fragments
-    (MMA, M or N, K) of one stage."""
+    (MMA, M or N, K) of one stage. With `half` 0 or 1 only this half of the sum over K."""
     # Set the flag on a copy: set on the caller's object inside a loop, it would escape the loop's scope.
     tiled_mma = tiled_mma.__new_from_mlir_values__(tiled_mma.__extract_mlir_values__())
-    for block in range(cute.size(r_a, mode=[2])):
+    blocks = cute.size(r_a, mode=[2])
+    for block in range(blocks) if half is None else range(blocks // 2 * half, blocks // 2 * (half + 1)):
         tiled_mma.set(tcgen05.Field.ACCUMULATE, True if block else add)
         cute.gemm(tiled_mma, t_acc, r_a[None, None, block], r_b[None, None, block], t_acc)
 

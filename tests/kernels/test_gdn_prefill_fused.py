@@ -349,9 +349,13 @@ def test_what_threads_and_the_async_proxy_share_is_fenced() -> None:
     _, state, invert, others = program(fused_source(1, 2, "float32", "float32", 1.0)).ptx.split("setmaxnreg")
     load, store, fence, arrive = "ldmatrix", "stmatrix", "fence.proxy.async", "mbarrier.arrive.shared"
     handed = [fence, arrive]
-    h, o, v, x, vs, v_new = ([how, *handed] for how in (store, store, load, store, store, store))
-    # The arrivals for what is read from tensor memory or for gates stand behind others.
-    assert steps(state, load, store, fence, arrive) == [*h, *o, *v, *x, *vs, *v_new, *o]
+    h, o, v, x, vs = ([how, *handed] for how in (store, store, load, store, store))
+    # The two halves of h: the first of a work; behind its fence and arrival there is also V_new, of the chunk
+    # before. Of o's parts the first is stored before Vs; one fence and arrival are for both.
+    halves = [*h, *h]
+    # The arrivals for what is read from tensor memory or for gates stand behind others, but for the last o's.
+    last = [store, arrive, *o]
+    assert steps(state, load, store, fence, arrive) == [*halves, *v, *x, *vs, *o, *halves, *last]
     # P, then Ai beta behind the inverse: one fence for both, behind which squares are full.
     squares = steps(invert, load, store, fence, arrive)
     assert squares[:2] == [arrive, store]

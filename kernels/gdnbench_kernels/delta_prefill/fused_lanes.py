@@ -54,10 +54,10 @@ class Lanes:
         for pair in range(PAIRS):
             self._store(r_values, pair, s_tile, self.by_row[pair] + HEAD_DIM * ROW * part, False)
 
-    def store_by_token(self, r_values: cute.Tensor, s_tile: cute.Tensor) -> None:
-        """Store values of (row, token) to a tile of (token, row)."""
-        for pair in range(PAIRS):
-            self._store(r_values, pair, s_tile, self.by_token + PAIR * ROW * pair, True)
+    def store_by_token(self, r_values: cute.Tensor, s_tile: cute.Tensor, first: int = 0) -> None:
+        """Store values of (row, token), from token `first` on, to a tile of (token, row)."""
+        for pair in range(cute.size(r_values) // blackwell.VECTOR):
+            self._store(r_values, pair, s_tile, self.by_token + ROW * (first + PAIR * pair), True)
 
     def load_by_token(self, s_tile: cute.Tensor, r_values: cute.Tensor) -> None:
         """The inverse of `store_by_token`."""

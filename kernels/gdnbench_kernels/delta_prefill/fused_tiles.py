@@ -77,15 +77,17 @@ class TileMma:
             tiled_mma, base, part, *blackwell.operands(tiled_mma, s_left, s_right, (*part.shape, depth))
         )
 
-    def issue(self, left: Any, right: Any, stage: Any = 0, add: bool = False) -> None:
+    def issue(
+        self, left: Any, right: Any, stage: Any = 0, add: bool = False, half: int | None = None
+    ) -> None:
         """Issue the MMAs of the two operands' stages into a stage of the accumulator, or with `add` add to
-        what it holds."""
+        what it holds. With `half` only those of one half of the columns that both have."""
         t_part = blackwell.accumulator(self.tiled_mma, self.base, self.part, stage)
         r_left, r_right = (
             self.r_left[None, None, None, left.index],
             self.r_right[None, None, None, right.index],
         )
-        blackwell.mma(self.tiled_mma, t_part, r_left, r_right, add)
+        blackwell.mma(self.tiled_mma, t_part, r_left, r_right, add, half)
 
 
 def rows_of_half(tile: cute.Tensor, half: Any) -> cute.Tensor:
@@ -106,13 +108,13 @@ class Half:
     tmem_copy: blackwell.TmemCopy
 
     @staticmethod
-    def create(base: cute.Pointer, thread: cutlass.Int32) -> Half:
-        """For the calling thread, number `thread` of its warpgroup."""
+    def create(base: cute.Pointer, thread: cutlass.Int32, columns: int = CHUNK) -> Half:
+        """For the calling thread, number `thread` of its warpgroup, and so many columns at once."""
         index = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // GROUP_WARPS
         apart = HALF_LANES * blackwell.LANE
         lanes = base + cute.assume(index * apart, divby=apart)
-        tiled_mma = blackwell.make_tiled_mma(OperandMajorMode.K, HALF, CHUNK)
-        return Half(index, blackwell.TmemCopy.create(tiled_mma, (HALF, CHUNK), lanes, thread))
+        tiled_mma = blackwell.make_tiled_mma(OperandMajorMode.K, HALF, columns)
+        return Half(index, blackwell.TmemCopy.create(tiled_mma, (HALF, columns), lanes, thread))
 
     def registers(self, dtype: Any = cutlass.Float32) -> cute.Tensor:
         return cute.make_rmem_tensor(self.tmem_copy.coords.shape, dtype)

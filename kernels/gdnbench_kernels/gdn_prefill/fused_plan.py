@@ -9,6 +9,7 @@ from typing import Any
 import cutlass.cute as cute
 
 from gdnbench_kernels import blackwell
+from gdnbench_kernels.delta_prefill.fused_tiles import PARTS
 from gdnbench_kernels.gdn_prefill import inverse
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.plan import Accumulator, Buffer, KernelPlan, Pipeline, Sync
@@ -16,13 +17,14 @@ from gdnbench_kernels.plan import Accumulator, Buffer, KernelPlan, Pipeline, Syn
 
 class Role(IntEnum):
     """First warp of each role. STATE is two warpgroups, INVERT one, the others one: setmaxnreg applies to
-    warpgroups, and a warp reads the tensor memory of its index within a warpgroup."""
+    warpgroups, and a warp reads the tensor memory of its index within a warpgroup. GATE, whose instructions
+    are the most of the last four, shares a sub-partition with the warp of INVERT that has the least to do."""
 
     STATE = 0
     INVERT = 8
-    LOAD = 12
+    GATE = 12
     MMA = 13
-    GATE = 14
+    LOAD = 14
     STORE = 15
 
 
@@ -48,7 +50,7 @@ UPDATE = (HEAD_DIM, CHUNK)
 SQUARE = (CHUNK, CHUNK)
 TILE_BYTES = 2 * CHUNK * HEAD_DIM
 AHEAD = 2
-"""Stages of the tiles that are computed one chunk ahead of the state."""
+"""Stages of the tiles that are computed ahead of the state."""
 KEYS = 3
 """Stages of K, which is used from the first product, issued ahead, to the last one of its chunk."""
 GATES = 4
@@ -76,7 +78,7 @@ def planned(split: bool) -> KernelPlan:
     return KernelPlan(
         name="chunk_fused",
         roles=Role,
-        warps={"STATE": 8, "INVERT": 4, "LOAD": 1, "MMA": 1, "GATE": 1, "STORE": 1},
+        warps={"STATE": 8, "INVERT": 4, "GATE": 1, "MMA": 1, "LOAD": 1, "STORE": 1},
         does={
             "STATE": "carries S in registers, 64 rows each four warps; h, X, V_new and o",
             "INVERT": "KKT and QK from TMEM; A and Ai in registers; Ai beta and P into SMEM",
@@ -105,15 +107,13 @@ def planned(split: bool) -> KernelPlan:
             Pipeline("v", 1, "LOAD", 1, "STATE warp", 8, TILE_BYTES),
             Pipeline("tail", 2, "LOAD", 1, NOBODY, 1, TILE_BYTES),
             Pipeline("gate", GATES, "GATE", 1, "INVERT, STATE warp", 12),
-            Pipeline("scores", AHEAD, "MMA commit", 1, "INVERT warp", 4),
+            Pipeline("scores", AHEAD, "MMA commit", 1, NOBODY, 1),
             Pipeline("squares", AHEAD, "INVERT warp", 4, "MMA commit", 1),
-            Pipeline("h", 1, "STATE warp", 8, NOBODY, 1),
+            Pipeline("h", PARTS, "STATE warp", 8, NOBODY, 1),
             Pipeline("ks", 1, "MMA commit", 1, NOBODY, 1),
             Pipeline("left", 1, "STATE warp", 8, NOBODY, 1),
             Pipeline("update", 1, "MMA commit", 1, NOBODY, 1),
-            Pipeline("v_new", 1, "STATE warp", 8, NOBODY, 1),
             Pipeline("added", 1, "MMA commit", 1, NOBODY, 1),
-            Pipeline("out", 1, "MMA commit", 1, NOBODY, 1),
             Pipeline("o", 1, "STATE warp", 8, "STORE", 1),
         ),
         syncs=SYNCS,
@@ -123,7 +123,12 @@ def planned(split: bool) -> KernelPlan:
 def planned_transfer(split: bool) -> KernelPlan:
     """The plan of kernel_sm100_transfer.py: the kernel's own without Q, P and o."""
     plan = planned(split)
-    outputs = ("q", "v_new", "p", "o", "out")
+    outputs = ("q", "v_new", "p", "o")
+    # KKT, which INVERT waits for, is issued after the product that reads the last squares of the stage.
+    changes: dict[str, dict[str, Any]] = {
+        "k": {"stages": KEYS},
+        "squares": {"empty_by": NOBODY},
+    }
     return replace(
         plan,
         name="chunk_transfer",
@@ -142,9 +147,7 @@ def planned_transfer(split: bool) -> KernelPlan:
         ),
         tmem=tuple(part for part in plan.tmem if part not in (T_QK, T_QS, T_PV)),
         pipelines=tuple(
-            replace(pipe, stages=KEYS) if pipe.name == "k" else pipe
-            for pipe in plan.pipelines
-            if pipe.name not in outputs
+            replace(pipe, **changes.get(pipe.name, {})) for pipe in plan.pipelines if pipe.name not in outputs
         ),
         syncs=TRANSFER_SYNCS,
     )
@@ -197,9 +200,7 @@ class Pipelines(blackwell.Pipelines):
     ks: blackwell.Pipeline
     left: blackwell.Pipeline
     update: blackwell.Pipeline
-    v_new: blackwell.Pipeline = OF_OUTPUTS
     added: blackwell.Pipeline
-    out: blackwell.Pipeline = OF_OUTPUTS
     o: blackwell.Pipeline = OF_OUTPUTS
 
     @classmethod

@@ -39,6 +39,9 @@ from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.plan import WARP
 
 BF16 = cutlass.BFloat16
+O_PARTS = 2
+"""Parts of the tokens of a chunk, in which its o is formed."""
+O_TOKENS = CHUNK // O_PARTS
 State = list[cute.Tensor]
 """A thread's elements of each part."""
 
@@ -54,10 +57,12 @@ def recurrence(
     scale: cutlass.Float32,
 ) -> None:
     """Compute the states of each work of the CTA from the initial to the final one, which `states` loads and
-    stores. A chunk's o is formed after the state is passed to the next chunk, while the next chunk's products
-    run; in a kernel without `outputs` not at all."""
+    stores. A chunk's o is formed while the next chunk's products run, a part of the tokens during each; in a
+    kernel without `outputs` not at all."""
     thread = cute.arch.thread_idx()[0] % (GROUP_WARPS * WARP)
     half = Half.create(base, thread)
+    of_o = Half.create(base, thread, O_TOKENS)
+    lanes = Lanes.create(half.index, thread)
     r_s = [half.registers() for _ in range(PARTS)]
     done = cutlass.Int32(0)  # chunks of the CTA so far
     for number in cutlass.range(
@@ -65,31 +70,44 @@ def recurrence(
     ):
         work = kernel.work(cuts, number)
         states.load(half, work, r_s)
+        if work.chunks > 0:
+            # The last work left an h that nobody reads.
+            cute.arch.sync_warp()
+            for part in cutlass.range_constexpr(PARTS):
+                store_h(half, lanes, shared, r_s[part], part)
+                pipelines.h.producer_commit(blackwell.Turn(part, done % 2))
         for i in cutlass.range(work.chunks, unroll=1):
             turn = done + i
-            # Recompute addresses in each turn: hoisted out of the loop they would not fit in registers.
-            own, lanes = Half.create(base, blackwell.opaque(thread)), Lanes.create(half.index, thread)
             chunk, gate = blackwell.Turn.consumer(turn), blackwell.Turn.consumer(turn, GATES)
-            store_h(own, lanes, r_s, shared.h[None, None, 0])
-            pipelines.h.producer_commit(chunk)
+            pipelines.gate.consumer_wait(gate)
+            form_x(half, lanes, work, pipelines, shared, (gate, chunk))
+            pipelines.left.producer_commit(chunk)
+            # Loaded this early, because in `form_v_new` all warps would load at the same time.
+            r_rest = by_token(shared.gate[Row.REST, None, gate.index])
             if cutlass.const_expr(kernel.outputs):  # noqa: SIM102 - the other condition is one of run time
                 if turn > 0:
-                    store_o(own, lanes, pipelines, shared, turn - 1, scale)
-
-            pipelines.gate.consumer_wait(gate)
-            form_x(own, lanes, work, pipelines, shared, (gate, chunk))
-            pipelines.left.producer_commit(chunk)
-            form_v_new(own, lanes, pipelines, shared, (gate, chunk), kernel.outputs)
-
+                    form_o(of_o, lanes, pipelines, shared, turn - 1, scale, 0)
+            r_v_new = form_v_new(half, lanes, pipelines, shared, chunk, r_rest)
+            if cutlass.const_expr(kernel.outputs):
+                if turn > 0:
+                    form_o(of_o, lanes, pipelines, shared, turn - 1, scale, 1)
+                # Handed over with the next h.
+                lanes.store(r_v_new, shared.v_new[None, None, 0])
             # Past the end of a sequence the sums are its last token's.
-            update_state(own, pipelines, chunk, shared.gate[Row.DECAY, CHUNK - 1, gate.index], r_s)
+            factor = shared.gate[Row.DECAY, CHUNK - 1, gate.index]
+            update_state(half, lanes, pipelines, shared, turn, factor, r_s, i + 1 < work.chunks)
             if cutlass.const_expr(not kernel.outputs):
                 pipelines.gate.consumer_release(gate)
         done = done + work.chunks
         states.store(half, work, r_s)
     if cutlass.const_expr(kernel.outputs):
         if done > 0:
-            store_o(half, Lanes.create(half.index, thread), pipelines, shared, done - 1, scale)
+            # Hands over the last V_new; the wait is for its product.
+            pipelines.h.producer_commit(blackwell.Turn(0, done % 2))
+            pipelines.ks.consumer_wait(blackwell.Turn.consumer(done))
+            blackwell.after_thread_sync()
+            for part in cutlass.range_constexpr(O_PARTS):
+                form_o(of_o, lanes, pipelines, shared, done - 1, scale, part)
         pipelines.o.producer_tail_after(done)
 
 
@@ -115,12 +133,12 @@ class States:
 
 
 @cute.jit
-def store_h(half: Half, lanes: Lanes, r_s: State, s_h: cute.Tensor) -> None:
-    """Write h, the rounded S, to s_h."""
-    for part in cutlass.range_constexpr(PARTS):
-        r_h = half.registers(BF16)
-        r_h.store(r_s[part].load().to(BF16))
-        lanes.store(r_h, s_h, part)
+def store_h(half: Half, lanes: Lanes, shared: Shared, r_s: cute.Tensor, part: cutlass.Constexpr) -> None:
+    """Write a part of the columns of h, the rounded S, to s_h."""
+    r_h = half.registers(BF16)
+    r_h.store(r_s.load().to(BF16))
+    lanes.store(r_h, shared.h[None, None, 0], part)
+    # Orders V_new of the last chunk, too.
     cute.arch.fence_proxy("async.shared", space="cta")
 
 
@@ -169,15 +187,13 @@ def form_v_new(
     lanes: Lanes,
     pipelines: Pipelines,
     shared: Shared,
-    states: tuple[Any, Any],
-    outputs: cutlass.Constexpr,
-) -> None:
-    """Write V_new^T, decayed to the chunk's end, to s_left, and for `outputs` as it is to s_v_new; both are
-    rounded from the same product."""
-    gate, update = states
+    chunk: Any,
+    r_rest: cute.Tensor,
+) -> cute.Tensor:
+    """Hand over V_new^T, decayed to the chunk's end, in s_left; returns it as it is. Both are rounded from
+    the same product."""
     r_update, r_vs, r_v_new = half.registers(), half.registers(BF16), half.registers(BF16)
-    r_rest = by_token(shared.gate[Row.REST, None, gate.index])
-    half.tmem_copy.wait_and_load(pipelines.update, update, T_V_NEW, r_update)
+    half.tmem_copy.wait_and_load(pipelines.update, chunk, T_V_NEW, r_update)
     r_decayed = half.registers()
     r_from, r_to = flat(r_update), flat(r_decayed)
     for at, token in pairs():
@@ -187,19 +203,26 @@ def form_v_new(
     r_vs.store(r_decayed.load().to(BF16))
     lanes.store(r_vs, shared.left[None, None, 0])
     cute.arch.fence_proxy("async.shared", space="cta")
-    pipelines.left.producer_commit(update)
-    if cutlass.const_expr(outputs):
-        r_v_new.store(r_update.load().to(BF16))
-        lanes.store(r_v_new, shared.v_new[None, None, 0])
-        cute.arch.fence_proxy("async.shared", space="cta")
-        pipelines.v_new.producer_commit(update)
+    pipelines.left.producer_commit(chunk)
+    r_v_new.store(r_update.load().to(BF16))
+    return r_v_new
 
 
 @cute.jit
-def update_state(half: Half, pipelines: Pipelines, added: Any, factor: cutlass.Float32, r_s: State) -> None:
-    """S = exp(g_last) S + D2, one part of the columns at a time, because both in full exceed the
-    registers."""
-    pipelines.added.consumer_wait(added)
+def update_state(
+    half: Half,
+    lanes: Lanes,
+    pipelines: Pipelines,
+    shared: Shared,
+    turn: Any,
+    factor: cutlass.Float32,
+    r_s: State,
+    goes_on: cutlass.Boolean,
+) -> None:
+    """S = exp(g_last) S + D2 behind chunk `turn`, and h, one part of the columns at a time, because both in
+    full exceed the registers. h is handed over if the work `goes_on`; it is written in any case, which costs
+    less than a branch around it."""
+    pipelines.added.consumer_wait(blackwell.Turn.consumer(turn))
     blackwell.after_thread_sync()
     for part in cutlass.range_constexpr(PARTS):
         r_added = half.registers()
@@ -207,50 +230,59 @@ def update_state(half: Half, pipelines: Pipelines, added: Any, factor: cutlass.F
         cute.arch.fence_view_async_tmem_load()
         for at, _ in pairs():
             fma_pair(r_s[part], at, r_s[part], (factor, factor), r_added)
+        store_h(half, lanes, shared, r_s[part], part)
+        if goes_on:
+            pipelines.h.producer_commit(blackwell.Turn(part, (turn + 1) % 2))
+    # Before the next arrival that MMA waits for before it adds again.
     blackwell.before_thread_sync()
 
 
 @cute.jit
-def store_o(
+def form_o(
     half: Half,
     lanes: Lanes,
     pipelines: Pipelines,
     shared: Shared,
     turn: Any,
     scale: cutlass.Float32,
+    part: cutlass.Constexpr,
 ) -> None:
-    """o^T = scale (exp(g_cu) (Q S^T)^T + (P V_new)^T), for chunk `turn`."""
-    gate, out = blackwell.Turn.consumer(turn, GATES), blackwell.Turn.consumer(turn)
-    o = blackwell.Turn.producer(turn)
+    """o^T = scale (exp(g_cu) (Q S^T)^T + (P V_new)^T), for a part of the tokens of chunk `turn`, whose
+    products are complete: K h^T of the next chunk, which came after them, was waited for."""
+    gate, o = blackwell.Turn.consumer(turn, GATES), blackwell.Turn.producer(turn)
     r_qs, r_pv, r_o = half.registers(), half.registers(), half.registers(BF16)
-    pipelines.out.consumer_wait(out)
-    blackwell.after_thread_sync()
-    r_decay = by_token(shared.gate[Row.DECAY, None, gate.index])
-    pipelines.gate.consumer_release(gate)
-    half.tmem_copy.load(T_QS, turn % AHEAD, 0, r_qs)
-    half.tmem_copy.load(T_PV, 0, 0, r_pv)
+    r_decay = by_token(shared.gate[Row.DECAY, None, gate.index], O_TOKENS, part)
+    last = cutlass.const_expr(part == O_PARTS - 1)
+    if cutlass.const_expr(last):
+        pipelines.gate.consumer_release(gate)
+    half.tmem_copy.load(T_QS, turn % AHEAD, O_TOKENS * part, r_qs)
+    half.tmem_copy.load(T_PV, 0, O_TOKENS * part, r_pv)
     cute.arch.fence_view_async_tmem_load()
     blackwell.before_thread_sync()
-    for at, token in pairs():
+    for at, token in pairs(O_TOKENS):
         fma_pair(r_qs, at, r_qs, (r_decay[token], r_decay[token + 1]), r_pv)
     r_o.store((scale * r_qs.load()).to(BF16))
-    pipelines.o.producer_acquire(o)
-    lanes.store_by_token(r_o, shared.o[None, None, 0])
-    cute.arch.fence_proxy("async.shared", space="cta")
-    pipelines.o.producer_commit(o)
+    if cutlass.const_expr(part == 0):
+        pipelines.o.producer_acquire(o)
+    lanes.store_by_token(r_o, shared.o[None, None, 0], O_TOKENS * part)
+    if cutlass.const_expr(last):
+        cute.arch.fence_proxy("async.shared", space="cta")
+        pipelines.o.producer_commit(o)
 
 
-def pairs() -> list[tuple[int, int]]:
-    """For each pair of a thread's 32 values of 64 tokens: its place, and that of its tokens in `by_token`."""
-    return [(4 * n + 2 * row, 2 * n) for n in range(CHUNK // 8) for row in range(2)]
+def pairs(columns: int = CHUNK) -> list[tuple[int, int]]:
+    """For each pair of a thread's values of 64 or fewer tokens: its place, and that of its tokens in
+    `by_token`."""
+    return [(4 * n + 2 * row, 2 * n) for n in range(columns // 8) for row in range(2)]
 
 
-def by_token(s_vector: cute.Tensor) -> cute.Tensor:
-    """A per-token number for each of a thread's 16 tokens: 8 n + 2 (lane % 4) and + 1."""
-    r_values = cute.make_rmem_tensor(CHUNK // 4, cutlass.Float32)
+def by_token(s_vector: cute.Tensor, columns: int = CHUNK, part: int = 0) -> cute.Tensor:
+    """A per-token number for each of a thread's tokens, 8 n + 2 (lane % 4) and + 1, in a part of the
+    columns."""
+    r_values = cute.make_rmem_tensor(columns // 4, cutlass.Float32)
     lane = cute.arch.lane_idx()
-    for n in range(CHUNK // 8):
-        s_pair = cute.local_tile(s_vector, (2,), (4 * n + lane % 4,))
+    for n in range(columns // 8):
+        s_pair = cute.local_tile(s_vector, (2,), (columns // 2 * part + 4 * n + lane % 4,))
         cute.autovec_copy(s_pair, cute.local_tile(r_values, (2,), (n,)))
     return r_values
 

@@ -13,8 +13,8 @@ head hv, with key head hv // (Hv / H) and K = V = 128, S the state before the ch
     S     = exp(g_last) S + (V_new exp(g_last - g_cu))^T K
 
 U and W of chunk_uw.py (V_new = U - W h^T) are not computed: Ai beta_j is a common factor of both. The chunk's
-products in order, except that 1 and 2 are those of the chunk after next and issued after 7; with `split`
-those of the next chunk, after 4:
+products in order, except that 1 and 2 are those of the chunk after next, and issued after 5 and after 6; with
+`split` those of the next chunk, after 4. 7 is issued within 3 of the next chunk:
 
     product              M    N    K    left operand            right operand      accumulator
     1. KKT               64   64   128  s_k, K-major            s_k, K-major       t_kkt
@@ -56,9 +56,9 @@ so they are computed ahead of the recurrence.
     role    warps  does
     STATE   0..7   carries S in registers, 64 rows each four warps; h, X, V_new and o
     INVERT  8..11  KKT and QK from TMEM; A and Ai in registers; Ai beta and P into SMEM
-    LOAD    12     TMA of K, Q and V; zeros past the end of the sequence
+    GATE    12     scans g; g_cu, beta, exp(g_cu) and exp(g_last - g_cu) into SMEM
     MMA     13     allocates TMEM; all products, KKT and QK ahead
-    GATE    14     scans g; g_cu, beta, exp(g_cu) and exp(g_last - g_cu) into SMEM
+    LOAD    14     TMA of K, Q and V; zeros past the end of the sequence
     STORE   15     o to global memory
 
     pipeline  stages  full: arrivals        empty: arrivals
@@ -67,15 +67,13 @@ so they are computed ahead of the recurrence.
     v         1       1 LOAD + 16384 bytes  8 STATE warp
     tail      2       1 LOAD + 16384 bytes  1 nobody
     gate      4       1 GATE                12 INVERT, STATE warp
-    scores    2       1 MMA commit          4 INVERT warp
+    scores    2       1 MMA commit          1 nobody
     squares   2       4 INVERT warp         1 MMA commit
-    h         1       8 STATE warp          1 nobody
+    h         2       8 STATE warp          1 nobody
     ks        1       1 MMA commit          1 nobody
     left      1       8 STATE warp          1 nobody
     update    1       1 MMA commit          1 nobody
-    v_new     1       8 STATE warp          1 nobody
     added     1       1 MMA commit          1 nobody
-    out       1       1 MMA commit          1 nobody
     o         1       8 STATE warp          1 STORE
 
     sync                               who                 orders
@@ -94,15 +92,17 @@ so they are computed ahead of the recurrence.
     producer_tail                      each producer       no arrival after the CTA ends
     barrier of the CTA                 all                 tensor memory read before it is freed
 
-512 threads, 230788 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
+512 threads, 230772 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
 
-fused_plan.py makes these tables. With `split` there are 2 stages of s_k and 2 of s_blocks, 222580 bytes.
+fused_plan.py makes these tables. With `split` there are 2 stages of s_k and 2 of s_blocks, 222564 bytes.
 
 Stages that nobody releases are free when they are written again, because the accesses before are ordered by
 the barriers of other pipelines: STATE writes h, X, Vs and V_new after it has waited for a product that is
-issued after those that read them (added; update; out); MMA overwrites an accumulator after it has waited for
-something that STATE wrote after reading it (h, X, Vs, V_new). t_qs has two stages, because o of a chunk is
-formed while QS of the next one runs.
+issued after those that read them (added; update; ks of the next chunk); MMA overwrites an accumulator after it
+has waited for something that STATE wrote after reading it (h, X, Vs), or INVERT (squares). The stages of h are
+the halves of its columns: product 3 begins with the first. Its hand-over comes after V_new of the
+last chunk, so it is also V_new's; behind the last chunk of all, h is handed over without another one, and ks
+once more. t_qs has two stages, because o of a chunk is formed while QS of the next one runs.
 
 A last chunk of fewer than 64 tokens: past its end LOAD sets rows of K and V to zero, g and beta are 0, and
 the gate is the last token's. So A, X and V_new are 0 there, unless h is not finite. Q continues with the next
@@ -254,7 +254,7 @@ class ChunkFused:
         if warp < Role.INVERT:
             cute.arch.setmaxregister_increase(self.registers[0])
             fused_state.recurrence(self, cuts, pipelines, shared, blackwell.base_of(tmem), states, scale)
-        elif warp < Role.LOAD:
+        elif warp < Role.GATE:
             cute.arch.setmaxregister_increase(self.registers[1])
             self.invert(cuts, pipelines, shared, scratch, blackwell.base_of(tmem))
         else:
@@ -441,25 +441,32 @@ class ChunkFused:
             read_q = TileMma.create(base, T_QS, shared.h, shared.q)
             read_p = TileMma.create(base, T_PV, shared.v_new, shared.p)
             q_ahead, q = pipelines.q.consumer_state(), pipelines.q.consumer_state()
-        keys = pipelines.k.spec.stages
-        ahead = cutlass.const_expr(keys - 1)
+        ahead = cutlass.const_expr(pipelines.k.spec.stages - 1)
         chunks = self.chunks(cuts)
         for turn in cutlass.range(chunks + ahead, unroll=1):
-            # The chunk whose state is read; the one ahead.
+            # The chunk whose state is read, as a stage of one and of two; the chunk before it.
             chunk = blackwell.Turn.consumer(turn + ahead)
             squares = blackwell.Turn.consumer(turn + (4 - ahead), AHEAD)
-            scores = blackwell.Turn.producer(turn, AHEAD)
+            before = blackwell.Turn.consumer(turn + (3 - ahead), AHEAD)
             if turn >= ahead:
-                pipelines.h.consumer_wait(chunk)
+                pipelines.h.consumer_wait(blackwell.Turn(0, chunk.phase))
                 blackwell.after_thread_sync()
-                read_k.issue(FIRST, k)
+                read_k.issue(FIRST, k, half=0)
+                if cutlass.const_expr(self.outputs):  # noqa: SIM102 - the other condition is one of run time
+                    if turn > ahead:
+                        read_p.issue(FIRST, before)
+                        pipelines.squares.umma_release(before)
+                pipelines.h.consumer_wait(blackwell.Turn(1, chunk.phase))
+                blackwell.after_thread_sync()
+                read_k.issue(FIRST, k, half=1)
                 pipelines.ks.umma_commit(chunk)
                 if cutlass.const_expr(self.outputs):
                     read_q.issue(FIRST, q, (turn + ahead) % AHEAD)
                     pipelines.q.umma_release(q)
                     q.advance()
             if (ahead == 1) & (turn < chunks):
-                self.issue_ahead(pipelines, scores, (kkt, k_ahead), (qk, q_ahead))
+                self.issue_kkt(pipelines, turn, kkt, k_ahead)
+                self.issue_qk(pipelines, turn, qk, q_ahead, k_ahead)
                 k_ahead.advance()
                 if cutlass.const_expr(self.outputs):
                     q_ahead.advance()
@@ -469,39 +476,41 @@ class ChunkFused:
                 blackwell.after_thread_sync()
                 update.issue(FIRST, squares)
                 pipelines.update.umma_commit(chunk)
+            if (ahead > 1) & (turn < chunks):
+                self.issue_kkt(pipelines, turn, kkt, k_ahead)
+            if turn >= ahead:
                 pipelines.left.consumer_wait(DECAYED)
                 blackwell.after_thread_sync()
                 add.issue(FIRST, k)
                 pipelines.added.umma_commit(chunk)
                 pipelines.k.umma_release(k)
                 k.advance()
-                if cutlass.const_expr(self.outputs):
-                    pipelines.v_new.consumer_wait(chunk)
-                    blackwell.after_thread_sync()
-                    read_p.issue(FIRST, squares)
-                    pipelines.out.umma_commit(chunk)
-                pipelines.squares.umma_release(squares)
             if (ahead > 1) & (turn < chunks):
-                self.issue_ahead(pipelines, scores, (kkt, k_ahead), (qk, q_ahead))
+                self.issue_qk(pipelines, turn, qk, q_ahead, k_ahead)
                 k_ahead.advance()
                 if cutlass.const_expr(self.outputs):
                     q_ahead.advance()
-        pipelines.scores.producer_tail_after(chunks)
+        if cutlass.const_expr(self.outputs):  # noqa: SIM102 - the other condition is one of run time
+            if chunks > 0:
+                pipelines.h.consumer_wait(blackwell.Turn(0, chunks % 2))
+                blackwell.after_thread_sync()
+                last = blackwell.Turn.consumer(chunks + (AHEAD - 1), AHEAD)
+                read_p.issue(FIRST, last)
+                pipelines.squares.umma_release(last)
+                pipelines.ks.umma_commit(blackwell.Turn.consumer(chunks))
 
-    def issue_ahead(
-        self, pipelines: Pipelines, scores: Any, keys: tuple[TileMma, Any], queries: tuple[TileMma, Any]
-    ) -> None:
-        """Issue KKT and QK of a chunk: each with the state of K's or Q's pipeline."""
-        (kkt, k), (qk, q) = keys, queries
+    def issue_kkt(self, pipelines: Pipelines, chunk: Any, kkt: TileMma, k: Any) -> None:
+        """Issue KKT of a chunk, whose stage of K is `k`. INVERT has read the accumulator's last values: MMA
+        has waited for the squares that came from them."""
         pipelines.k.consumer_wait(k)
+        kkt.issue(k, k, chunk % AHEAD)
+
+    def issue_qk(self, pipelines: Pipelines, chunk: Any, qk: TileMma, q: Any, k: Any) -> None:
+        """Issue QK of a chunk in a build with outputs; hand over both."""
         if cutlass.const_expr(self.outputs):
             pipelines.q.consumer_wait(q)
-        pipelines.scores.producer_acquire(scores)
-        blackwell.after_thread_sync()
-        kkt.issue(k, k, scores.index)
-        if cutlass.const_expr(self.outputs):
-            qk.issue(q, k, scores.index)
-        pipelines.scores.umma_commit(scores)
+            qk.issue(q, k, chunk % AHEAD)
+        pipelines.scores.umma_commit(blackwell.Turn.consumer(chunk, AHEAD))
 
     @cute.jit
     def invert(
@@ -538,8 +547,8 @@ class ChunkFused:
             cute.arch.fence_view_async_tmem_load()
             if cutlass.const_expr(both or not self.outputs):
                 blackwell.before_thread_sync()
-                pipelines.scores.consumer_release(scores)
-            pipelines.squares.producer_acquire(squares)
+            if cutlass.const_expr(self.outputs):
+                pipelines.squares.producer_acquire(squares)
             # Recompute the lane: otherwise ptxas keeps addresses live from turn to turn.
             lane = blackwell.lane_of_turn(turn)
             triangle.form_squares(r_a, r_p, s_gate, warp, lane)
@@ -555,14 +564,14 @@ class ChunkFused:
                 tmem_copy.load(T_QK, scores.index, 0, r_qk)
                 cute.arch.fence_view_async_tmem_load()
                 blackwell.before_thread_sync()
-                pipelines.scores.consumer_release(scores)
                 r_kkt.fill(0.0)
                 triangle.form_squares(r_a, r_p, s_gate, warp, lane)
                 triangle.write_rows(r_p, s_p, warp, lane)
             cute.arch.fence_proxy("async.shared", space="cta")
             pipelines.squares.producer_commit(squares)
             pipelines.gate.consumer_release(gate)
-        pipelines.squares.producer_tail_after(chunks)
+        if cutlass.const_expr(self.outputs):
+            pipelines.squares.producer_tail_after(chunks)
 
 
 def is_tail(length: cutlass.Int32) -> cutlass.Int32:

@@ -11,7 +11,7 @@ give both, chunk after chunk, without P and o:
 
 B is S after the segment if S is 0 before it, M is S if S is the identity before it and V is 0. B of a
 sequence's first segment begins with its initial state: so it is the state before the second segment, and that
-M is not needed. The last segment needs neither. The products in order, KKT of the next chunk after 4:
+M is not needed. The last segment needs neither. The products in order, KKT of the chunk after next after 3:
 
     product              M    N    K    left operand            right operand      accumulator
     1. KKT               64   64   128  s_k, K-major            s_k, K-major       t_kkt
@@ -41,9 +41,9 @@ without work ends before its first chunk.
     role    warps  does
     STATE   0..7   carries rows of B or M in registers, 64 rows each four warps; h, X and V_new
     INVERT  8..11  KKT from TMEM; A and Ai in registers; Ai beta into SMEM
-    LOAD    12     TMA of K, of B's CTAs also V; zeros past the end of the sequence
+    GATE    12     scans g; g_cu, beta, exp(g_cu) and exp(g_last - g_cu) into SMEM
     MMA     13     allocates TMEM; all products, KKT ahead
-    GATE    14     scans g; g_cu, beta, exp(g_cu) and exp(g_last - g_cu) into SMEM
+    LOAD    14     TMA of K, of B's CTAs also V; zeros past the end of the sequence
     STORE   15     nothing: setmaxnreg needs a fourth warp
 
     pipeline  stages  full: arrivals        empty: arrivals
@@ -51,9 +51,9 @@ without work ends before its first chunk.
     v         1       1 LOAD + 16384 bytes  8 STATE warp
     tail      2       1 LOAD + 16384 bytes  1 nobody
     gate      4       1 GATE                12 INVERT, STATE warp
-    scores    2       1 MMA commit          4 INVERT warp
-    squares   2       4 INVERT warp         1 MMA commit
-    h         1       8 STATE warp          1 nobody
+    scores    2       1 MMA commit          1 nobody
+    squares   2       4 INVERT warp         1 nobody
+    h         2       8 STATE warp          1 nobody
     ks        1       1 MMA commit          1 nobody
     left      1       8 STATE warp          1 nobody
     update    1       1 MMA commit          1 nobody
@@ -73,9 +73,9 @@ without work ends before its first chunk.
     producer_tail                      each producer       no arrival after the CTA ends
     barrier of the CTA                 all                 tensor memory read before it is freed
 
-512 threads, 148788 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
+512 threads, 148804 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
 
-fused_plan.py makes these tables. With `split` there are 2 stages of s_blocks, 156980 bytes.
+fused_plan.py makes these tables. With `split` there are 2 stages of s_blocks, 156996 bytes.
 
 Limits: those of kernel_sm100_fused.py, and UB Hv V K < 2^31. firsts and maps are f32; rows of them that no
 segment needs are not written. NaN in a segment stays in its B and M. Their bits depend only on the segment,
