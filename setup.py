@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Puts `gdnbench_capture.pth` beside the packages, and captures into a wheel; the rest is in pyproject.toml.
 
 Python runs a .pth line at start-up. Ours looks at one environment variable, so that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A GDN decode kernel with one bug: value head hv reads key head hv % H; the model means hv // (Hv // H).
 
 It is what a user hands to `gdnbench replay --kernel FILE:FUNCTION`: the contract's tensors by name, `o` to be

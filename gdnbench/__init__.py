@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A workbench for Gated DeltaNet and DeepSeek-V4 attention kernels: capture, replay, diff, bisect.
 
     with gdnbench.open("run.zarr") as store:

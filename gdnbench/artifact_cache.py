@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A folder of artifacts that can be made again: compiled kernels, object files, pieces of remote stores.
 
     cache = ArtifactCache("programs", b"gdnbench-program-1\\n")

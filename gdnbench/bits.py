@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logical dtypes as plain bit views: what Zarr and numpy have no name for is kept as unsigned integers.
 
 Nothing here converts a value. A tensor's bits go to numpy and come back as they are, so NaN payloads

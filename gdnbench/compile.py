@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles all kernels that an operation's implementation consists of, with options of its own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Triton kernels of `gdnbench.digests`: rows of one pool, or jobs of any number in one launch.
 
 Grid (blocks of a row, groups of rows). A program computes the weights K of its block once, then reads

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """128-bit digests of a tensor's rows: equal for equal bytes, and computed where the tensor is.
 
 A row's bytes in row-major order are little-endian words w[j] of 32 bits, the last one padded with zeros:

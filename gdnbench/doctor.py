@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What can run on this machine, and why the rest cannot."""
 
 from __future__ import annotations

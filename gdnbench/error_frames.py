@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a kernel failed: the innermost line of its own code, by an exception or by faulthandler's text."""
 
 from __future__ import annotations

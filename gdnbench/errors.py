@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors a user can meet, each with the exit code of the command. In one line: what, where, what to do."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the tensors of one record to a file of another program's format: safetensors, npz or pt.
 
 A file holds the tensors before the call as `before.NAME` and those after it as `after.NAME`, contiguous, in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors that a signal handler of the program raised, which Python runs wherever the main thread just is."""
 
 from __future__ import annotations

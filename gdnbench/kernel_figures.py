@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a compiled kernel takes of the hardware, known without a GPU, and how it compares with a budget.
 
 Registers and stack are what the cubin's own attributes say; spills are the loads and stores of local memory

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels of PTX and CUDA C++ files, with the launch that `gdnbench sim` takes as text."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operations and their listed kernels by name, read from the contracts' source.
 
 `gdnbench.ops` imports the contracts, and with them torch; completing a name in a shell cannot wait for that.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which extra brings a package that is not installed."""
 
 from __future__ import annotations

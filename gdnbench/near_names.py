@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The names that there are, for the message about one that there is not."""
 
 from __future__ import annotations

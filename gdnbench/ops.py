@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the operations: every folder of `gdnbench_kernels` with a `contract` module."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of functions from text, by their annotations."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a long command is doing now: compile, simulate or judge, and which record.
 
 A command that shows its progress listens; everything that takes long says what begins:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bit patterns that memory is filled with so that what was never written, or wrongly read, shows."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """State pools: the rows that a call can touch, and a checksum over those that it must not."""
 
 from __future__ import annotations

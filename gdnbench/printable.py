@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text from elsewhere, a store or a repository, as it may reach a terminal."""
 
 from __future__ import annotations

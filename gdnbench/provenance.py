@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a record comes from: the caller's code, the packages, the machine. Collected once a process."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A recorded call: what the store keeps besides the elements, and how a draft of one is handed to it."""
 
 from __future__ import annotations

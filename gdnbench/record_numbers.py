@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Record numbers as they are written: `0,3-5`."""
 
 from __future__ import annotations

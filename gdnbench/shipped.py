@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files that gdnbench brings along: captures, the list of made records, and a wrong kernel.
 
 A checkout has them at its top, in `captures/` and `suites/`. A wheel has copies below `gdnbench/_shipped/`,

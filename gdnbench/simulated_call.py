@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The call that `gdnbench sim` simulates: a function, or its name, and arguments as values or as text."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Made records: inputs of any operation by its own options, outputs by its same-dtype torch kernel."""
 
 from __future__ import annotations

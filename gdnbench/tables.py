@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of text, made as narrow as a terminal and coloured where the caller says so.
 
     print(text_table(("#", "layer", "sizes"), rows, right=("#",), fit=Fit(wrap=("sizes",)), width=80))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads TOML files of this project, each key checked against what it may hold; an invalid value gives a
 one-line error that says what is allowed."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The least and the greatest value of a tensor from its bits, without torch, whose import takes seconds.
 
 Bits of the formats that NumPy has no name for are decoded as OCP's "8-bit Floating Point Specification"

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Runs the kernels of this project, and other people's, under the simulator's checker: on every shipped
 capture and every made call that they are proven on.
 

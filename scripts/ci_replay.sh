@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Replays captures on the CPU and the simulator and holds their errors against accepted ones.
 #   scripts/ci_replay.sh [SUITE.toml | FOLDER] [options of `gdnbench suite`]
 #   SUITE.toml  default: suites/captures.toml, the captures of this repository

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Holds the simulator's checker against SentryWard, a static checker of PTX that shares nothing with it.
 
     python scripts/compare_sentryward.py --list                    the kernels

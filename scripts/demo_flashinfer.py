@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashInfer's Blackwell GDN prefill kernel as a kernel for `gdnbench replay`, on the simulated SM100:
 
     pip install --no-deps flashinfer-python==0.7.2.post1

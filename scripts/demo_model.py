@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program as users have them: plain transformers, a Qwen3-Next model, one prompt, a few generated tokens.
 
 Random weights, since none ship with the library; the captures under captures/ come from a trained model.

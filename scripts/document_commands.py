@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Writes docs/commands.md, the reference of all commands, from the command line itself.
 
     python scripts/document_commands.py             write it

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """How the error of a gdn_decode kernel grows over 256 tokens of a trained model, going on from its own state.
 
     python scripts/drift_gdn_decode.py                        simulated; 256 launches a line

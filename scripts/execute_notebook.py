@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Executes docs/notebook.ipynb in a new kernel, in its folder, and writes its outputs into it.
 
     python scripts/execute_notebook.py            execute and write

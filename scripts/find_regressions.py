@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Finds the regressions of `make_regressions.py` with `gdnbench bisect`, from end to end, with a clock.
 
     python scripts/find_regressions.py                          all of them, in a folder that is removed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """flash-linear-attention's forward and backward, compared with autograd of the recurrence in fp64.
 
     pip install --no-deps --target peers flash-linear-attention==0.6.0 fla-core==0.6.0 triton==3.7.1 einops

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashAttention-4's forward and backward, compared with its own reference by the rule of its own tests.
 
     pip install --no-deps --target peers flash-attn-4 quack-kernels torch-c-dlpack-ext einops triton

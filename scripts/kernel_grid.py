@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Replays a kernel of an operation on calls that kernels have gone wrong on and on shipped captures.
 
     python scripts/kernel_grid.py gdn_decode                       simulated, under three schedules

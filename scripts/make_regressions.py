@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Makes a git repository of a kernel package with regressions in its history, for `gdnbench bisect`.
 
     python scripts/make_regressions.py FOLDER

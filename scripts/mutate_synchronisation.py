@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Measures the simulator's checker: every instruction of a kernel that synchronises is changed, and something
 has to find the change.
 

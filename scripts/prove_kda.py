@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Replays every made and shipped record of kda_prefill and kda_decode through every kernel of theirs.
 
     python scripts/prove_kda.py                       in the simulator, or on the CPU what runs only there

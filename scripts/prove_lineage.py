@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Proves `gdnbench lineage` with the serving loop of tests/lineage/serving: random schedules without a bug
 must not be accused, and of every planted bug the checker must name the class and the calls.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Runs kernels that other projects publish, with their own host code and references, on the simulator.
 
     git clone https://github.com/NVIDIA/cutlass

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Runs a page of docs/: writes its files, runs its commands, holds what they print to what the page says.
 
     python scripts/run_page.py docs/tutorial.md                 everything, in a folder that is removed

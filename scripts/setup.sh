@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Sourced by the other scripts: makes .venv with everything the project needs, once per change of pyproject.toml.
 # GDNBENCH_PYTHON picks the interpreter (3.11 or newer), GDNBENCH_TORCH the torch requirement.
 set -euo pipefail

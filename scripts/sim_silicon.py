@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Records on a Hopper GPU what the micro-kernels of tests/sim/silicon answer, for CI to replay.
 
     python scripts/sim_silicon.py --list

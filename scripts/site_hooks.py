@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `mkdocs build` does beside its own: pages that lie outside docs/, and links to files of the
 repository.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Sourced by scripts/test and scripts/bench: other people's kernels, which run on the simulator, in folders of
 # their own; the files of requirements say why.
 export GDNBENCH_THIRD_PARTY=$PWD/.third-party

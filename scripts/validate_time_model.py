@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Holds the time model to measured times: predicts the rows of results/ and prints how far off it is.
 
     python scripts/validate_time_model.py                          every row; some 15 minutes on two cores

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Confirms or refutes on a Blackwell GPU (B200, sm_100) what the simulator assumes about it.
 
     python scripts/verify_on_blackwell.py               run all, compare every bit with the stored answers

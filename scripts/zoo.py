@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Runs known bugs of other people's kernels: the release that has the bug and the one that does not.
 
     scripts/zoo                                  every bug of zoo/*.toml

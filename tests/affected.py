@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which tests to run first after an edit: `python tests/affected.py [FILE...]` prints files of tests, the
 nearest first.
 

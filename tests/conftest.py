@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seeds and caches of the tests; and what tests of bisection use: git repositories with commits at fixed
 times, wheels, and a worker process that runs in the test's own."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seeds of tests: the same in every default run, new ones with `pytest --fresh-seeds`.
 
     @pytest.mark.parametrize("seed", [0, fresh(drawn("rotation"))])

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A quick subset of a test's parameters for default runs; `scripts/test --full` runs all of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tests that `scripts/test --changed` picks, and its limit of seconds."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What captures, installed beside a server's packages: none of them changes, and the tests of capture pass.
 
 The server's packages are stand-ins: wheels with the name and the version that the server pins. That of torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bit views against numpy's and ml_dtypes' own idea of the same bits."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The captures that come with the project: whole, and replayed against what a GPU's kernels computed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Digests of rows: NumPy, torch on the CPU, torch's operations in blocks and the Triton kernel give the bits
 of the formula, worked out in Python's integers."""
 

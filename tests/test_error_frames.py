@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which line of a kernel a message names, where libraries lie between it and the error."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench export`: each format's own reader finds every bit, and no file is replaced without a word."""
 
 from __future__ import annotations

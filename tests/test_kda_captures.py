@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shipped captures of Kimi Delta Attention: that one head remembers and the other forgets at once, and
 that faults of gates, states, slots and accepted tokens change their exact result."""
 

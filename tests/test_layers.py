@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which part of the tree imports which: an allow-list, which docs/design.md draws."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is installed, under which names, and what importing it needs."""
 
 from __future__ import annotations
@@ -209,3 +210,19 @@ def test_type_checkers_read_the_packages() -> None:
     for name, folder in (("gdnbench", "gdnbench"), ("gdnbench_kernels", "kernels/gdnbench_kernels")):
         assert (root / folder / "py.typed").is_file()
         assert "py.typed" in found["tool"]["setuptools"]["package-data"][name]
+
+
+def test_each_source_names_its_licence() -> None:
+    """In the first line, below `#!`, or where the text at its top ends: kernels, whose lines others cite."""
+    root = Path(__file__).parent.parent
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True)
+    missing = []
+    for name in listed.stdout.split("\0")[:-1]:
+        file = root / name
+        if file.suffix not in (".py", ".js", ".css", ".sh") or not file.is_file():
+            continue
+        text = file.read_text(encoding="utf-8")
+        top = text.split('"""')[2].partition("\n")[0] if text.startswith('"""') else text[:120]
+        if text.strip() and "SPDX-License-Identifier: Apache-2.0" not in top:
+            missing.append(name)
+    assert not missing

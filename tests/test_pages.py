@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What docs/ shows is what happens: the files and commands of its pages, and the reader of pages itself."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What listeners of phases hear, here and from a worker process."""
 
 from __future__ import annotations

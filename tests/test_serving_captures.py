@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shipped captures of batches over pools: that their heads remember, and that faults of states, slots and
 stale entries change their exact result."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The documentation as a site: `mkdocs build --strict`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shipped captures of sliding-window attention: what they hold, and that kernels replay them."""
 
 from __future__ import annotations

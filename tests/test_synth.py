@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Made calls and records: deterministic, as their options say, and recorded as a capture would."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of text: in their own width, and made to fit one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests that scripts/test leaves out stand on no more than their digest covers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shipped captures of DeepSeek-V4's compressor, indexer and decode attention: that they are one step of a
 trained model, that their indices are those of the requests, and that faults change their exact result."""
 

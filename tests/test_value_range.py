@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranges from bits against ml_dtypes' values of the same codes, and NumPy's of its own dtypes."""
 
 from __future__ import annotations

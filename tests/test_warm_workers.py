@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forked workers (tests/warm_workers.py) are what started ones are: surroundings, endings and refusals."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A file that is replaced is the new one or the old one, with nothing left beside it."""
 
 from __future__ import annotations

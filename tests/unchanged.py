@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which groups of tests need not run again: those whose files, and all that they stand on, passed before.
 
     python tests/unchanged.py digests           prints the digest of each group as it is now

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Worker processes that start in a hundredth of the time: a process that has imported torch forks them.
 
 A worker of `gdnbench.workers.process` imports torch, which takes 1.8 s of processor time; most tests start

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gradients of attention of [1, 128, 2, 64] behind a Triton kernel, whose output is their `dout`. The
 kernel lets dependent launches start early."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """QuACK's layer norm of rows of 760 elements whose mean is 3, compared with PyTorch's in fp64."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SGLang's CuTe DSL GEMM for the fused A projection, compared with fp32. Its module is loaded without
 SGLang's engine, of which it asks for a decorator, a registry and the compute capability."""
 

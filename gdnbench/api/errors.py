@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors at the border of the Python interface: each is an `Error` with the line that the command prints."""
 
 from __future__ import annotations

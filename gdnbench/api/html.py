@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a notebook shows of stores and results: HTML without script, style sheet or link, from escaped text.
 
 Styles stand in the elements, and images are in the page as PNG: what viewers of notebooks leave of a page.

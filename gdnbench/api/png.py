@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Heatmaps of errors as PNG images, in the colours of the HTML report."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The results of `gdnbench.replay`, `diff` and `sim`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench.replay`, `gdnbench.diff` and `gdnbench.sim`: what the commands of these names do."""
 
 from __future__ import annotations

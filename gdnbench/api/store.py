@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A store, its records and their tensors, for Python programs."""
 
 from __future__ import annotations

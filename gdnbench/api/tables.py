@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of results as pandas DataFrames."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds where a numerical regression comes from: the stage, record, commit, package, input or instruction.
 
 Each axis sends probes and narrows by their verdicts. `trial` is the probe that replays, `verdict` its result,

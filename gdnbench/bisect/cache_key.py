@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cache key of a verdict: digests of records and of a kernel's code."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Delta debugging (Zeller and Hildebrandt, 2002): the fewest units that still fail."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replays the endpoints of a bisection: their verdicts, and whether repeated runs agree."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describes how a record fails, as facts of a verdict: which tensors, in which way, by how much."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Detects flaky endpoints: runs the same trial several times in one process and in several processes.
 
 A flaky endpoint, whose verdict or bits change between runs, would make the bisection meaningless. On the

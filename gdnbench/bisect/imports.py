@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads from the text of a Python file what it imports: by statements, and by calls with literal arguments.
 
 The calls are `importlib.import_module`, `__import__`, `runpy.run_module`, `runpy.run_path`,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an interpreter is and has: the version, its folders of packages, and their versions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The predicted time of a trial, which `bisect commit --time` compares."""
 
 from __future__ import annotations

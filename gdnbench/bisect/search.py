@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Narrows a line of candidates, good ones before bad ones, with as few probes as possible."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A bisection on disk: its arguments, every verdict so far, and finally its result.
 
 A state folder has `probes.jsonl`, the cached verdicts of all its bisections, and one folder for each

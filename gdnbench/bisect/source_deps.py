@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the files that hold a kernel's code: its own, and those that they import.
 
 Imports are read from the text, see `imports`, so no code runs; an import by a computed name is not seen.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The symptom of a bisection: which kind of failure counts as bad, so that no other ends it.
 
 - `numbers`: bad if a tensor of the kernel fails, or the named one. What the checker found, faults after which

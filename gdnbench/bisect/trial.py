@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trial: replays records of a store through one kernel on one device and judges them by one rule.
 
 On the simulator a trial may name several schedules. It is bad if it is bad under any of them, and also if

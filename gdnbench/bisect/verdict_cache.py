@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stores verdicts on disk, so that no probe runs twice, in this bisection or a later one.
 
 The cache is an append-only file of JSON lines, one for each verdict, flushed to the device before the verdict

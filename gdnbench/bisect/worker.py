@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The worker process that runs trials and probes.
 
 `python -m gdnbench.bisect.worker REQUESTS REPLIES`, with the file descriptors of the two pipes. A request is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs trials and probes in a worker process: a crash or a hang of the kernel is a verdict, and the next one
 runs in a new process.
 

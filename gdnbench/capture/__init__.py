@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Capture records the inputs and outputs of a program's kernels without changing what the program does.
 
 `capturing` and `record` are the Python interface; `gdnbench.capture.launch` runs the command `gdnbench

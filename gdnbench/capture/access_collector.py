@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collects the rows of calls that are kept as digests, and writes them to the journal in pieces."""
 
 from __future__ import annotations

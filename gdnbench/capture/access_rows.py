@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of the access log, made of calls that are kept as digests.
 
 The layers of a step share index tensors and claims, so everything but layer, call and digests is worked out

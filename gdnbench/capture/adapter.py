@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapter protocol: which functions of a framework are captured, and how a call maps to a contract.
 
 An adapter is one small file in `gdnbench.capture.adapters`, or an `Adapter` object named by an entry point of

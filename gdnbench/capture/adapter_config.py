@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapters from a TOML or JSON file: tables of callers of paged attention.
 
     [[paged]]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts capture at interpreter start when `GDNBENCH_CAPTURE` is set, without a change to the program.
 
 `gdnbench_capture.pth` imports this module. The import installs the import hook and nothing else: no torch, no

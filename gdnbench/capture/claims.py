@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an engine says about the sequences of a call: request, position, padding.
 
 A record has it in `dispatch["lineage"]`, and the access log in its columns.

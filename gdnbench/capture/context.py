@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Capture from Python, within a `with` block."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Switches recording on and off while the program runs, by a control file or a signal.
 
 Calls only read an attribute. A thread polls the file. The signal handler takes no lock, because it may have

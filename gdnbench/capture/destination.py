@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where capture writes on this machine: the store itself, or a local spool of a store in an object store."""
 
 from __future__ import annotations

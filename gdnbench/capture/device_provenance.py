@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which GPU a record comes from: the virtual one of this process, or else the real ones."""
 
 from __future__ import annotations

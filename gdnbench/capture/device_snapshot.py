@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Snapshots of a call's tensors at one moment: CPU tensors are copied; device tensors are copied on the
 device first.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collects the digests of many calls in device memory, so that one copy to the host moves them all.
 
 A call takes a slice of the open chunk of its stream, its kernels write there, and an event is recorded behind

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls that are kept as digests: index tensors, and digests of the rows that the call reads and writes.
 
 An observation is reduced to integer tensors and states before anything is copied. A state's rows are replaced

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--when`: a side-effect-free filter expression over a call's scalars and shapes.
 
 Names are `op`, `layer`, `layer_index`, `step`, `call`, `rank`, scalars, conventions, axis sizes (`T`, `Hv`),

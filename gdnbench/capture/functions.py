@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Captures the user's own functions: the decorator `record` and its adapter."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Digests of all calls of a CUDA graph at once: a kernel before a replay and one after it, which write into
 the block of memory that `gdnbench.capture.digest_buffer` sends to the host now and then.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records replays of CUDA graphs that contain captured calls.
 
 A replay runs no Python and reuses the memory of intermediates. So capture adds copy nodes to the graph: a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deduplication of repeated key heads: finds runs of heads with equal bits and keeps one head of each run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The import hook: wraps named functions of modules when the program imports those modules.
 
 Uses only cheap parts of the standard library, because it runs at the start of every captured Python process.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A record in the making: inputs copied before the call, outputs after it, then one record of both."""
 
 from __future__ import annotations

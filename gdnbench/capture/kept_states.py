@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The states that a call keeps outside its pool, of which capture takes digests.
 
 For example, a verification of 3 drafts of each of 2 requests leaves the pool as it is and fills rows 0 and 1

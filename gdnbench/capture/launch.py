@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs `gdnbench capture STORE -- CMD`: starts the command captured and prints the result on stderr."""
 
 from __future__ import annotations

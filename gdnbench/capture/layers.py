@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the layer of the model that a call belongs to: its index and its name, such as
 model.layers.0.linear_attn."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trigger `--on-lineage`: keeps calls that read another state than the one their request last wrote.
 
 Digests of a call's states are computed from capture's own copies, on the device if they are there, and sent

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Detects NaN and infinity in the inputs, outputs and states of a call.
 
 The first test is the minimum and maximum of each tensor: both are NaN if any element is. On a device this

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The options of `gdnbench capture`, and their JSON form in the environment.
 
 Standard library only: every Python process below a captured command reads them at start-up.

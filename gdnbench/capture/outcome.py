@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The result of a captured command: its exit status and the summary on stderr."""
 
 from __future__ import annotations

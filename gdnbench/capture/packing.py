@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packs tensors of a device into one block of memory, so that a single copy moves them all to the host."""
 
 from __future__ import annotations

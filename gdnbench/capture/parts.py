@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which sequences of the step around it a call has."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replaces functions in modules and classes by wrappers, and restores them.
 
 Functions that adapters record are named exactly. Functions that are only counted are found by globs among

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pre-trigger buffer: holds copies of the last few calls of each layer until a trigger decides about
 them.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The progress line that a capture prints on stderr."""
 
 from __future__ import annotations

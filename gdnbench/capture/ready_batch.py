@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The digests of a graph's next replay, prepared while the device is busy with the latest.
 
 The device is often idle until a replay is queued, and the digests of the pools before it are queued first. A

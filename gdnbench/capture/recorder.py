@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the records of one process into its journal, and counts them."""
 
 from __future__ import annotations

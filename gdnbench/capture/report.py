@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Captured processes report events to the launcher, as JSON lines in one file that the launcher reads at the
 end.
 

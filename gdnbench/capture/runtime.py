@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The captures that are running in this process, and how each is started."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seals the journals of captured processes: in a low-priority thread while they run, and completely once they
 end."""
 

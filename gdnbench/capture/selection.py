@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The selection filters: which calls are kept."""
 
 from __future__ import annotations

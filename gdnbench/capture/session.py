@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hot path: what runs around each call of a captured function.
 
 Nothing here may change what the program computes, prints or returns, or how it ends. If capture itself fails,

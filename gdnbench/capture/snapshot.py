@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies of a call's tensors that later writes cannot change, with their metadata."""
 
 from __future__ import annotations

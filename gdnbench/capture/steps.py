@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who the sequences of a call are: request, position, padding, as the engine's step around the call knows it.
 
 An adapter may have, beside the methods of `gdnbench.capture.adapter.Adapter`:

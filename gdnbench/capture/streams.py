@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Device operations that capture needs: a side stream for device-to-host copies, and CUDA graphs.
 
 Capture never waits for the caller's stream or the device. On the caller's stream it queues copies into device

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A background thread waits for the device-to-host copies of records, so that the program does not."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Triggers decide which of the selected calls are kept, and record why.
 
 A call is kept if any trigger holds for it: `--when`, evaluated before the call, `--on-nonfinite`, evaluated

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench baseline`: the errors that a suite accepts, who accepted them and why."""
 
 from __future__ import annotations

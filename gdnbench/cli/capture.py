@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench capture`: run a program with its kernel calls recorded."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `sim` and `replay` share of `--check`: what is accepted, and what the file for it holds in vain."""
 
 from __future__ import annotations

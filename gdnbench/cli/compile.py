@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench compile`: an operation's kernels compiled ahead of time, and what they take of the hardware."""
 
 from __future__ import annotations

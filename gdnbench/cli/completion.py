@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a shell completes: commands, kernels, operations, devices, stores and their records.
 
 An argument or option is completed by its name, as it means the same in every command that has it. Nothing is

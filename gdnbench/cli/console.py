@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Printing: aligned tables, plain in a pipe and as wide as a terminal."""
 
 from __future__ import annotations

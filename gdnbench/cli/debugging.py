@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--pdb` and `--tb`: what becomes of an exception of a user's kernel."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench diff`: where and by how much two stores differ."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--workers` and `--scheduler`: records over processes of this machine, or of many."""
 
 from __future__ import annotations

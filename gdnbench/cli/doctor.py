@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench doctor`: what can run here."""
 
 from __future__ import annotations

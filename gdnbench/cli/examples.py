@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Examples of each command, its everyday options, and the page of docs/ that says more.
 
 `--help` and docs/commands.md show the examples; tests hold them to the options there are.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench explore`: simulate recorded calls under many schedules and compare the bits of their outputs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `explore` and `sim --explore` share: the command that repeats a run, and the table of runs."""
 
 from __future__ import annotations

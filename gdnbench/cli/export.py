@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench export`: one record as a file of safetensors, NumPy or torch."""
 
 from __future__ import annotations

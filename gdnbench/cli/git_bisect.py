@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exit statuses that `git bisect run` understands: 0 good, 1 to 124 bad, 125 neither."""
 
 from __future__ import annotations

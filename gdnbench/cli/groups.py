@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands and groups of commands: built when they are looked up, with the help of this package."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where an option stands in a command's help, and what stands for its value, by the option's name.
 
 An option means the same in every command that has it, so that one table serves all of them. A declaration

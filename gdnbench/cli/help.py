@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench help`: the help of a command, by its words."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The help of a command as text: usage, one sentence, examples, arguments, then options under headings.
 
 A page that `--help` prints has at most 40 lines of 80 columns. Where a command has more options than fit,

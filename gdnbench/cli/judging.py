@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `replay` and `diff` share: how close is close enough, and how the verdict is printed."""
 
 from __future__ import annotations

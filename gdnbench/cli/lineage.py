@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench lineage`: is every state that a request reads the one that it last wrote?"""
 
 from __future__ import annotations

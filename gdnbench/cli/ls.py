@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench ls`: one line a record."""
 
 from __future__ import annotations

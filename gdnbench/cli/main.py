@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line: one thin file a command. stdout is the result, stderr everything else.
 
 A command's module is imported when the command is used, see `registry`; what needs torch is imported when the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench merge`: several stores into one."""
 
 from __future__ import annotations

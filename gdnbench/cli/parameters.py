@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The arguments and options of a command as data: what its help and the page of all commands are made of.
 
 Types, defaults and help texts are those of the function's signature, which do not depend on the release of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stdout that somebody else closes."""
 
 from __future__ import annotations

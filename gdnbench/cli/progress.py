@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The progress line of a long command: how many of how many, the time, the phase and the record.
 
     replay: 3 of 12, 0:14, about 0:42 left: record 3, simulate 12 of 148 CTAs

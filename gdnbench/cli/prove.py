@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench prove`: captures, made records, laws and repetitions, in one verdict on a kernel."""
 
 from __future__ import annotations

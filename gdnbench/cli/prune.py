@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench prune`: take records out of a store."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments and options that commands on recorded calls share, and the panels of `--help`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands of `gdnbench` by name: where each is, under which heading, and what it does in one line.
 
 A command's module is imported when the command is called, completed or explained, and not before: all of them

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench replay`: run recorded calls again, through any kernel, and judge what comes out."""
 
 from __future__ import annotations

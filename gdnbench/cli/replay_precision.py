@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench replay --precision fp64`: which errors of a kernel are rounding."""
 
 from __future__ import annotations

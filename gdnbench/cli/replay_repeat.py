@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench replay --schedule --shape`: one run of `gdnbench explore` again."""
 
 from __future__ import annotations

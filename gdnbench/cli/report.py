@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench report`: one file for people, of one or several runs."""
 
 from __future__ import annotations

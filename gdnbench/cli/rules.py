@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules of single tensors, read from the text of `--rule`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench samples`: the captures that gdnbench brings along."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench share`: a copy of a store that can be given away."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench sim`: run a compiled SM100 kernel, host code and PTX, on this CPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The options of `gdnbench sim FILE.ptx:entry` and `FILE.cu:kernel`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench sim FILE.py:function --precision fp64`: how much of each tensor is rounding."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench sim -- PROGRAM`: an unmodified program on a machine with one virtual GPU."""
 
 from __future__ import annotations

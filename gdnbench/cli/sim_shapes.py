@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shapes of `gdnbench sim --explore`: arguments with values put in, and what runs them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench sim --explore N --vary sms=1,2,4 -- PROGRAM`: the whole program again with other numbers of SMs.
 
 A program sizes its grids by the number of SMs. So launches cannot be compared one by one: what is compared is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exit statuses of the command line beside those of `gdnbench.errors.Exit`."""
 
 from __future__ import annotations

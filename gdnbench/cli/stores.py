@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Opening stores. What reads them is imported when one is opened, not to explain or complete a command."""
 
 from __future__ import annotations

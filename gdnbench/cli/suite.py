@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench suite`: replay what a file asks for, and hold it against accepted errors and known failures."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench synth`: made records. Its options are the keyword arguments of the operation's own `synth`."""
 
 from __future__ import annotations

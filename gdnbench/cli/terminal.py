@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What stdout is: a terminal of some width, with colours or without, or a pipe.
 
 A pipe or file gets whole lines without colours. A terminal gets tables and sentences that fit its width, and

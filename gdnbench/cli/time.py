@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench time`: kernels timed on recorded calls, against the first of them."""
 
 from __future__ import annotations

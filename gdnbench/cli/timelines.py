@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Timelines for Perfetto that commands write with `--timeline`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench trace`: replay recorded calls on the simulator and write what its instructions compute."""
 
 from __future__ import annotations

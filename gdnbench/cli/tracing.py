@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `gdnbench trace` and `gdnbench sim --trace` share: a value trace of simulated launches."""
 
 from __future__ import annotations

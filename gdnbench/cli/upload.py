@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench upload`: bring a store of this machine into an object store."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench verify`: are the records and tensors of a store what they were when they were written?"""
 
 from __future__ import annotations

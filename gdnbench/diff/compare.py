@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares two stores record by record, tensor by tensor, in memory that does not grow with them.
 
 By default two tensors pass only when their bits are equal: two stores have no reference between them that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matches the records of two stores."""
 
 from __future__ import annotations

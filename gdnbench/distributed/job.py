@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The work that Dask workers are sent: records of a store, to be replayed and judged as `replay` does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replays a store on many workers; the report is the same as that of `gdnbench.replay.replay.replay`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs in a Dask worker: replays one record after another of a job and keeps its store and kernels open.
 
 Only the same version of gdnbench can read a job, so `run_task` first compares the version of the sender.

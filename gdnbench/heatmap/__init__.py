@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Heatmaps of errors as text, for a terminal or a pipe."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cells of an error heatmap: one number for each head and chunk, and its meaning."""
 
 from __future__ import annotations

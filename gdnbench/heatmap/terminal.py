@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Heatmaps of errors by chunk and head as text, for a terminal or a pipe.
 
 The scale is logarithmic from the limit up, so that wrong heads stand out from imprecise ones. A terminal gets

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Statistics of each line of a pair of blocks that fit in cache: the arithmetic of a comparison.
 
 A line is a run of elements of one row and one head. With d = x - y, a line yields sum d^2, sum y^2, sum d*y,

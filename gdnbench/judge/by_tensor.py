@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules for single tensors."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reconstructs the call of a record on the stored slots, for oracles and comparison.
 
 The pools of such a call contain only the stored slots, and its indices are renumbered to match: the same

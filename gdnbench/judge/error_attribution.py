@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Separates the error that each stage of a kernel adds from the error that it inherits from earlier stages.
 
 For a stage s, let x be the kernel's result, y the exact one (all in fp64), and e the exact step applied to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The errors of one tensor by (sequence, chunk) and head, with the worst element of each: the data of a
 heatmap.
 

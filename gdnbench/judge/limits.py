@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The limits of a bound: how large the error of a tensor, of its parts and of its gain may be.
 
 With T torch's error, R the error of rounding the exact result y, u the unit roundoff of the dtype, and k the

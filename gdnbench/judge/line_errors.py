@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums of errors over each line of a tensor. A line is a vector: one row, one head and the last axis, such as
 the output of one token, or one of the V rows of a state.
 

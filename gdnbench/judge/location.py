@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The location of an element: its index, and what the index means (sequence, chunk, token, head)."""
 
 from __future__ import annotations

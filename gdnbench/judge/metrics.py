@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics of one tensor against another: in total, and for each (sequence, head, chunk).
 
 x is the tensor under test, y its reference. Rows in no region of the partition are padding and never count.

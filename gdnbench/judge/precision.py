@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tells an error that is rounding from one of the formula, by the same kernel's result in fp64 arithmetic.
 
 Let x be a kernel's result, s its result in fp64 (`gdnbench.sim.Fp64Shadows`), y the exact one, all elements

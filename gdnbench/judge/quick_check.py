@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks whether a tensor is within the bound on the device where it lies; computes nothing else.
 
 The limits are those of `gdnbench.judge.tensor`. A full comparison computes every element's ULP distance on

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Judges a kernel's results on one record: every output and mutated tensor, under the given rule.
 
 A kernel that takes other conventions than the recorded call is handed converted values: replay normalises q

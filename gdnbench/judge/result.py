@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The result of comparing one tensor, small enough to keep for every tensor of every record."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Row access to tensors in memory and in a store, so that the same code compares both."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rules by which a tensor can be judged: bound, tolerance, bitwise."""
 
 from __future__ import annotations

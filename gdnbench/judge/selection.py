@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Judges an output whose rows are sets of indices: the largest of a row's candidates, as a top-k returns
 them.
 

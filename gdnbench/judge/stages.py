@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Judges the intermediate tensors (stages) of a kernel, to find the first stage that is wrong.
 
 Each stage is judged by the rule for outputs (see `tensor`), with the staged fp64 form as oracle and torch's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decides when a tensor passes.
 
 A tensor passes when its error against the fp64 oracle keeps to the limits of `gdnbench.judge.limits`: k times

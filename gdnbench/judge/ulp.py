@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Distance in units in the last place: the number of representable values between two elements.
 
 Bit patterns of sign-magnitude floats have the order of their values, so the distance is a difference of

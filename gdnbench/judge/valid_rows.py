@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Selects what counts of a kernel's tensors: padding rows and stale elements may differ between two runs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a tensor is judged by: the exact result and torch's, without the elements that do not count, and
 torch's errors. It is the same for every kernel on a record."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Breaks that show within one call: two of its sequences write one slot."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the rows of one call from what the call accesses and what the engine claims about its sequences.
 
 `from_records` makes rows of stored calls this way, and capture makes those of an access log. For example, a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks stores: the chains of each process that recorded accesses or calls."""
 
 from __future__ import annotations

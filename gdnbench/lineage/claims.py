@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the engine claims about the sequences of a recorded call: `dispatch["lineage"]` of its record."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks a chain of compressed rows: a row must stay as it is while its request runs.
 
 A row is made of several tokens, and nobody records who writes it. A query reads all rows there are, in order,

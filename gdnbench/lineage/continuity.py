@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which calls of a layer are recorded without a gap."""
 
 from __future__ import annotations

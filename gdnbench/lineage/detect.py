@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks a whole chain: in arrays all reads that are plainly right or unknown, by `judge` the few others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The chain of one request, access by access."""
 
 from __future__ import annotations

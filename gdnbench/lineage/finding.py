@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a check of accesses finds: a break of a chain, or why nothing can be known."""
 
 from __future__ import annotations

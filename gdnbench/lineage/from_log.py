@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes access tables of access logs."""
 
 from __future__ import annotations

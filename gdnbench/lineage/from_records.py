@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes access tables of ordinary records: index tensors, claims, and digests of the stored rows."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The check of chains while a program runs: call by call, with dictionaries.
 
     lineage = OnlineLineage()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The law of a chain, and which break of it a wrong read is.
 
 A read by a request at a position must find what the request last wrote at that position; at position 0,

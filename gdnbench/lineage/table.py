@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The accesses of one process, in memory."""
 
 from __future__ import annotations

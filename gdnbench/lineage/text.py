@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints what a check found: a line for each break, a chain as a table, and the sums."""
 
 from __future__ import annotations

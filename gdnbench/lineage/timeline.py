@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who holds which slot from when to when, and where chains break."""
 
 from __future__ import annotations

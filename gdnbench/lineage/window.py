@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks a chain of windows: a token's row must stay as it is while its request runs.
 
 Nobody records who writes these rows. So a read is compared with earlier reads, in two ways:

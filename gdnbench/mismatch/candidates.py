@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Judges waiting records: copies those that fail into the store, and drops the others."""
 
 from __future__ import annotations

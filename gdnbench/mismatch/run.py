@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs `gdnbench capture STORE --on-mismatch K -- CMD`: the command, and the judging process beside it."""
 
 from __future__ import annotations

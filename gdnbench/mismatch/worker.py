@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The judging process of `gdnbench capture --on-mismatch`.
 
 `python -m gdnbench.mismatch.worker REQUESTS REPLIES CANDIDATES STORE K`: a thread judges the calls that wait

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Renders runs as one HTML file that needs no network and no other file.
 
 `document` turns runs into plain values, using `provenance` and `repeat`; `embed` puts the values into the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the page as one file, with its own script and style inline and a policy that blocks everything
 else."""
 

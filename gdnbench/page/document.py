@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Turns runs into the page's data: an index of all records, read at once, and packed blocks of record
 details.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Embeds values in an HTML page as text, so that nothing from a store can execute.
 
 JSON goes into `<script type="application/json">`, which browsers treat as data. Only `</script` and `<!--`

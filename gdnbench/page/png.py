@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws runs as PNG files: the page's own charts, by its script and style, without a browser.
 
 The script's module `png.js` makes SVG in an embedded JavaScript engine, and resvg rasterises it with the font

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares the provenance of runs, and of the captures that they replayed, side by side."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shell command that runs one record of a run again."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page of `gdnbench report --lineage`: timelines of slots, without a script."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests whether the laws of an operation hold between a kernel's results on related calls.
 
 A law says that two calls have the same exact result in some rows, whatever that result is, such as: later

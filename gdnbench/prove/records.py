@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Made records: calls along the hard axes of each operation, described in `suites/made.toml`.
 
     for name, call in made_records("gdn_prefill"): ...

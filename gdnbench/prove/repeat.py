@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests whether a kernel gives the same bits each time that it is called.
 
 All records run in order, then in reverse order, in one process. So every record is run twice with other

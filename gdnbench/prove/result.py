@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The result of `gdnbench prove`: a check for each record, law and repetition."""
 
 from __future__ import annotations

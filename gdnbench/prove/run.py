@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs everything that says whether a kernel is right: captures, made records, laws, repetitions."""
 
 from __future__ import annotations

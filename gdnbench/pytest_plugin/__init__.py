@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pytest plugin: recorded calls as parametrised tests, and stores as arguments of pytest; see
 docs/pytest.md.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stores as arguments of pytest: each record is a test with the kernel of the command line."""
 
 from __future__ import annotations

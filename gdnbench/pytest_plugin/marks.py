@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The records and options that a mark or the command line requests."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """State kept between tests: the open store, the kernel's process, the judge and its oracle."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Selects the records that become tests, and names the tests.
 
 Nothing here depends on the process or the time, because all processes of pytest-xdist must find the same

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The name of the plugin's mark, the stores that a session keeps open between tests, and its virtual GPU."""
 
 from __future__ import annotations

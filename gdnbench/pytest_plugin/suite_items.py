@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Suites as arguments of pytest: each record of each entry is a test."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`pytest --gdnbench-virtual MACHINE`: a test session with a virtual GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a record to the call that a kernel gets: exactly what the caller passed.
 
 Pools have all their slots at their own indices, tensors the caller's strides. `gdnbench.judge.calls` makes

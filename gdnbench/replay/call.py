@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls a kernel as the contract says: by name, in conventions it takes, with buffers to fill."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs one kernel on one record and sees what it did: outputs, and everything it should have left alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records run on the simulator under many schedules and with several numbers of SMs, and smaller calls made
 of them; see `gdnbench.sim.explore`."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kernel that left nothing to compare: which outcome that is, and why."""
 
 from __future__ import annotations

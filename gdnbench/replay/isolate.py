@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a kernel in a worker process, so that its crash or hang is the outcome of one record.
 
 One process runs all records of a kernel. It is replaced after a crash, a hang, or an error of the device,

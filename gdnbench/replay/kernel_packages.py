@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels of packages in a folder of their own: `pip install --no-deps --target FOLDER ...`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels by name: those that an operation lists, and a user's own functions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A large pool of which a few rows were stored: it has all slots, and memory for the stored rows only.
 
 On the CPU the pool is anonymous memory, which the system allocates page by page at the first write. A GPU has

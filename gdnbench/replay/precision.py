@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replays records on the simulator with the kernel's own arithmetic in fp64: which errors are rounding.
 
 The kernel runs in this process on the interpreter, with every float shadowed in double. Its results, and the

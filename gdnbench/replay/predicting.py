@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Predicts the time of calls that the simulator executes, on a GPU that has a time model
 (docs/time_model.md)."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The judged result of one record: findings and times are added, and the result is saved in a run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replays the records of a store through a kernel and judges what comes out."""
 
 from __future__ import annotations

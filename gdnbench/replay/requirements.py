@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prepares the tensors of a call as a kernel's attribute `requires` says, and says what was prepared.
 
     kernel.requires = {"*": "contiguous", "g": "float32", "initial_state": "present"}

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a kernel on records in this process; `isolate` runs it in a worker process."""
 
 from __future__ import annotations

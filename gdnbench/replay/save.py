@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saves what a kernel computed, and its results, as a run store: for `diff` to compare with a run from
 another machine, and for `report` to show.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks what a kernel must not change: its inputs, and every pool slot that the call does not own."""
 
 from __future__ import annotations

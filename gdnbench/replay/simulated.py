@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs kernels on the simulated SM100: they get CPU tensors, and every compiled kernel that they call is
 simulated.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gives a recorded tensor the strides and storage offset that the caller's had, for a kernel to see."""
 
 from __future__ import annotations

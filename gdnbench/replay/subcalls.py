@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes smaller calls of a recorded one by removing random parts of it: other legal shapes, with recorded
 values.
 """

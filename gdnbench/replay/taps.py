@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shows stages of a kernel whose host code hands them from one function to the next.
 
     kernel.taps = (tap("their.package.module", "launch_uw", U=2, W=3),)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The worker process that runs one kernel on one record after another.
 
 `python -m gdnbench.replay.worker REQUESTS REPLIES KERNEL ON STORE RESULTS STAGES CHECK TRACE KEEP_GOING

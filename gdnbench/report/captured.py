@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranges of the captured calls' inputs, by operation, over all records of runs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exports a replay or diff as JSON (schema in docs/replay.md) and JUnit XML."""
 
 from __future__ import annotations

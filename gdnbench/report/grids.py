@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the grids of a saved run: the inverse of `export.grid_json`."""
 
 from __future__ import annotations

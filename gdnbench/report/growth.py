@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors over decode steps, by layer and step, for every output of every run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs of one kernel in the order of time: when and of what each was, and its errors beside their limits."""
 
 from __future__ import annotations

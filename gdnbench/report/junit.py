@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes JUnit XML for CI systems: suites of test cases, each with its counts."""
 
 from __future__ import annotations

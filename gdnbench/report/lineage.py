@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The result of `gdnbench lineage` as JUnit XML."""
 
 from __future__ import annotations

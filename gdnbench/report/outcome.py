@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The outcome of a replayed record, and the exit code of a command over many records."""
 
 from __future__ import annotations

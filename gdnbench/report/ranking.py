@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks the records of runs for inspection: failures first, then those closest to their limit."""
 
 from __future__ import annotations

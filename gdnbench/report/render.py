@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Renders a replay or a diff as a table for a terminal."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records that ended alike, such as by the same exception, as one message of several lines."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The results of a replay or diff, record by record."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the results of a replay or diff: a run store (`replay --save`), or a file of `--json`.
 
 Both are untrusted input: an invalid run raises an error with its place, and nothing in it is executed.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Anonymises the tensors of a record by expressing them in another basis; see `transforms`."""
 
 from __future__ import annotations

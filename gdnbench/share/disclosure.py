@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """States in plain sentences what a copy hides, and what can still be inferred from it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Allow-lists for the metadata of a shared record: anything not listed is left out.
 
 A name is kept if the contract or a released package defines it, or if it is a number. Names that a caller may

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes an anonymised copy of a store, and verifies that it still shows what the source shows."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replaces inputs by synthetic ones that keep what makes a gated delta rule hard: gates, step sizes, key
 similarity.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Orthogonal transforms under which attention computes the same result in another basis.
 
 Per value head the gated delta rule is S' = exp(g) S, u = beta (v - S' k), S'' = S' + u k^T, o = scale S'' q.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Verifies a copy: replays the same records from source and copy, and compares the results."""
 
 from __future__ import annotations

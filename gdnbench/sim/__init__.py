@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Executes compiled SM100 kernels, host code and PTX, on a CPU: `report = sim.launch(compiled, *args)`.
 
 The simulator's interface is this package and its public modules: `argspec`, `cuda_source`, `errors`,

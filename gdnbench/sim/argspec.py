@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments of a kernel as text, such as `bf16[128,64]`, `f32[?300,8]:zeros`, `x=@x.npy` or `3.5`.
 
 [NAME=]VALUE

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles kernels so that the simulator can run them: keeps PTX, source lines and argument types."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles CUDA C++ to PTX with NVRTC, for the simulator: `compile_cuda(source, name="gemm<float, 64>")`.
 
 NVRTC is a library of its own, in the wheel `nvidia-cuda-nvrtc`; it needs neither a GPU nor a driver. It is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The time limit of a launch while its PTX is read and compiled; while it runs, `machine.bounds` has it."""
 
 from __future__ import annotations

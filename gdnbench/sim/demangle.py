@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Demangles the C++ names of kernels: `_Z4gemmIfLi64EEvPT_` is `void gemm<float, 64>(float*)`."""
 
 from __future__ import annotations

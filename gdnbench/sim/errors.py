@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The errors of a simulated launch. Faults name the PTX line and the Python source line."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a kernel under many schedules, on several inputs and on GPUs of several numbers of SMs. Reports
 whether its output bits depend on when asynchronous effects land or on the number of SMs, and what the race
 checker finds in any run.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A finding of a simulated call: a fault, or what the checker found."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Findings as a person mends them: one group for each cause at a pair of source lines.
 
 A loop that is unrolled 32 times has 32 pairs of instructions with one mistake, and each launch of the kernel

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sets the CPU's floating-point mode to IEEE 754 defaults while a kernel is simulated.
 
 `torch.set_flush_denormal(True)` and libraries built with fast-math make a thread treat subnormals as zero,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The launch directly in front of the next one of a stream, for the race checker."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packages whose names are imported when first used (PEP 562)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report of a simulated call, as text and as JSON."""
 
 from __future__ import annotations

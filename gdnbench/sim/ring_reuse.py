@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Says of a checked launch when no CTA of a persistent kernel took a second tile.
 
 A persistent kernel has one CTA for each multiprocessor, and each CTA takes one tile of the work after

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run a kernel from its PTX: `run_ptx(text, entry, grid, block, params, smem)`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Simulates a call of a compiled kernel: runs its host code, then every launch that the host code
 requests."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interpolation tables of the special-function unit (MUFU), measured on an NVIDIA H200, for both engines.
 
 The unit interpolates a function by a parabola on each of 51 to 128 intervals (Oberman and Siu, "A High-

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Value traces: which executions are selected, how a trace describes instructions, and the recorder protocol.
 
     class Printer:                                              # a `Recorder`; a `Watch` passes it on

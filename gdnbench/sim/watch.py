@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Protocols for observing launches: a `Watch` is called for each launch and may have its values recorded."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The access log: who read and wrote which slot in which call, with digests in place of tensors.
 
 A row is one access: a sequence of a call reads or writes one row of a pool. `gdnbench lineage` reads such

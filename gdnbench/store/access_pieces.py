@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a store holds an access log: pieces of rows, each a record of the pseudo-operation `access_log`.
 
 Capture writes a piece each second, or when it has enough rows. The journal, `merge`, `prune`,

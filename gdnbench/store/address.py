@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Addresses of stores: a path on this machine, or the URL of an object store."""
 
 from __future__ import annotations

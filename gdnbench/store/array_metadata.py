@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks the zarr.json of a stored array field by field.
 
 Decoding an array looks at a part of its zarr.json only: a changed fill value, compression level or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the arrays of a batch through zarr-python."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decides where each tensor of a batch is stored: reuse of stored elements, a row of a shared array, or its
 own array."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The segments and batches of a store, from their metadata alone: how many records it has, and its indexes.
 
 NumPy is not imported, so that a shell completes the numbers of records at once.

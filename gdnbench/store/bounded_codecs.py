@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Zarr codecs that read how large a compressed chunk claims to be before they decompress it.
 
 Both formats say in their first bytes how much they hold, and the decompressor allocates that much. A chunk

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Codecs, chunks and shards of stored arrays."""
 
 from __future__ import annotations

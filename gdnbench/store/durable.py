@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """File operations that survive a power failure, and that two processes may do at the same time."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exclusive lock of a store, for pruning and merging."""
 
 from __future__ import annotations

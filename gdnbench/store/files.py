@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read access to the files of an untrusted store: no file outside the store is read, whatever its names
 say."""
 

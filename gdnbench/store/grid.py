@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Regular grids of blocks over an array, such as Zarr's chunks and shards."""
 
 from __future__ import annotations

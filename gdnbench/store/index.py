@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The index of a batch: what a listing shows of each record, so that a listing need not parse the records.
 
 The index is an attribute of the batch's group, written and committed with the batch:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names, paths and versions of the store's layout, and its JSON helpers."""
 
 from __future__ import annotations

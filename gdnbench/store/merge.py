@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Merges several stores into one: of the nodes of one run, or of several runs.
 
 A segment belongs to one process and its name is unique, so merging puts the segments side by side unchanged.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files of a store in an object store, read with few requests and a bounded cache on this machine."""
 
 from __future__ import annotations

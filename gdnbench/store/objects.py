@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objects below a URL: s3://, gs://, az:// and whatever else obstore supports.
 
 Requests that the network or the server fails are repeated: by obstore where that is safe, and here if an

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A bounded cache folder for data read from object stores, shared by all processes of a user.
 
 It lies in `GDNBENCH_CACHE_DIR` (default: the user's cache). `GDNBENCH_CACHE_BYTES` limits its size (default 1

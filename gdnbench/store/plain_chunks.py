@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Moves chunk files of uncompressed arrays between memory and disk without copies.
 
 zarr-python copies chunks to build a shard, and copies file and shard to read one, which on two cores left a

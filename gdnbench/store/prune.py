@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Removes records from a store. Kept records keep their keys and bits, and stay readable throughout.
 
 A segment without kept records is removed whole. In other segments, a batch that loses records is replaced:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits the disk space of a segment that is being recorded: deletes its oldest batches to make room for new
 ones."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rank of the process that recorded a segment, among the processes that serve one model."""
 
 from __future__ import annotations

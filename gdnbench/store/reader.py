@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads a store (a folder, a .zip or a URL) without writing to it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A record as one line of JSON, and back. Parsing checks every field, since the text is untrusted."""
 
 from __future__ import annotations

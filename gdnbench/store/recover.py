@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Opens a store for a user; first seals what dead processes left in its journal."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decides which records a pruning drops: filters select records, limits bound how many of them go, oldest
 first."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Moves journals into the store: batches of finished records, each committed atomically.
 
 The store itself records the progress: a batch is named by the number of its first record and states its

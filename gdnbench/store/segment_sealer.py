@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seals one segment: turns its journal into batches, each committed atomically."""
 
 from __future__ import annotations

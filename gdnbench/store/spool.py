@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The spool: the local folder in which a capture into an object store waits for upload.
 
     <spools>/<unix milliseconds>-<pid>-<random>/   named like segments

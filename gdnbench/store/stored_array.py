@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads arrays of a store through zarr-python, after checking that their metadata is plausible."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The end of a segment: what its journal said when its last records were sealed."""
 
 from __future__ import annotations

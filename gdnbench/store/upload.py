@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Uploads a local store into an object store, batch by batch.
 
 Objects are written atomically, and a batch's zarr.json is written last: readers ignore a batch without one.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks a store against its digests and checksums, and names what is damaged.
 
 Covered: the elements of every tensor and the text of every record; of arrays also the zarr.json, which the

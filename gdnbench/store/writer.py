@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes batches of records into a store; each batch is committed atomically."""
 
 from __future__ import annotations

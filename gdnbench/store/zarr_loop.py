@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ends zarr's thread at the end of a process.
 
 zarr runs its input and output in a thread with an event loop. At exit it waits 0.2 s for this thread, then

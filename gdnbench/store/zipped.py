@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads a store in a .zip in place. Every claim of the archive's directory is checked."""
 
 from __future__ import annotations

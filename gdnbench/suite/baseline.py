@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The baseline: accepted errors and their history, in one JSON file that is replaced as a whole and with a
 reason.
 

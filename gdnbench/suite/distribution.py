@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shares one worker pool among all entries of a suite that run on one device."""
 
 from __future__ import annotations

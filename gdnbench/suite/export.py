@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exports a suite's result as summary.json; the schema is in docs/ci.md."""
 
 from __future__ import annotations

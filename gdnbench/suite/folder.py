@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Treats a folder of captures as a suite."""
 
 from __future__ import annotations

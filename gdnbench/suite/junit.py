@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a suite's results as JUnit XML: a test suite for each entry, a test case for each record."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the lineage checks of a suite."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a suite's result as Markdown for a CI job's summary: failures first, with the command that replays
 each."""
 

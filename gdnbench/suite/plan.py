@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A suite as plain values: what is replayed, by which rules, and which failures are known."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares a run's errors with the accepted ones: which are worse by more than a factor, and which are
 better.
 

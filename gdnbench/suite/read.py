@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads a suite from a TOML file, and finds the captures that it names."""
 
 from __future__ import annotations

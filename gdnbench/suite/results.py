@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The results folder of a suite: run stores, summary.json, junit.xml and summary.md."""
 
 from __future__ import annotations

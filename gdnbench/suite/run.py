@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a suite entry by entry, and keeps finished results however it ends."""
 
 from __future__ import annotations

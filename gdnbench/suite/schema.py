@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The keys of a suite's tables and their allowed values; an invalid value gives a one-line error that says
 what is allowed."""
 

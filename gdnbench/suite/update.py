@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Accepts the errors that a suite measured into its baseline."""
 
 from __future__ import annotations

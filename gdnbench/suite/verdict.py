@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The suite's verdict on a replayed record: known failures excused, errors compared with the baseline."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A timing beside an earlier one of the same record, mode and machine: what became slower than noise.
 
 The two ran in different processes, at different times, on other addresses, so nothing cancels between them:

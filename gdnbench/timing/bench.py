@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a record's call and kernels to what is compared: subjects on the same memory, with the same clock.
 
 The call is the compact one of `gdnbench.judge.calls`: pools have the slots that were stored and no others, so

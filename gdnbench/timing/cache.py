@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the last level of cache cold, and checks that it is.
 
 A "cold" time that was warm is off by a third and looks like a good kernel, so cold is not assumed. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How fast this machine moves bytes here and now: what bandwidths are a percentage of.
 
 A ceiling is the best of several ways to read half of some bytes and write the other half, timed as kernels

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What times the launches of a round. `gdnbench.timing.cuda_clocks` has those for GPUs."""
 
 from __future__ import annotations

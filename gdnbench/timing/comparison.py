@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels timed in turn, block by block, until their ratios are known well enough.
 
 A run is a few blocks on one placement that take every order of the kernels equally often, shuffled; a pass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Watches the machine while kernels are timed, and decides when a block was disturbed.
 
 On a GPU, NVML (through nvidia-ml-py) reports clocks, temperature, power, reasons for throttling, and the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records x kernels -> counts of what kernels execute on the simulator, and their predicted times on a GPU
 that has a time model."""
 

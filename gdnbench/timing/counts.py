@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts of what a kernel executed on the simulator, which has no clock: instructions and bytes.
 
 The counts are exact and say nothing about time: the simulator runs warps in an order of its own and models no

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times launches on a GPU with CUDA events, in one CUDA graph or one after another from the host."""
 
 from __future__ import annotations

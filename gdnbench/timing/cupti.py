@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times launches on a GPU by CUPTI's activity records: when each kernel began and ended on the device.
 
 A launch's seconds are from the begin of its first kernel to the end of its last one. What lies between

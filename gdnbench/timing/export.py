@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times for machines: JSON, CSV, and reading back what a run store or a JSON file holds."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Judges and times kernels in a worker process, so that a kernel that crashes ends no run.
 
 One process judges and times all kernels on all records, and is replaced when a kernel crashed it: starting

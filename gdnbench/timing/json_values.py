@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Frozen dataclasses to plain JSON values and back, by their type hints, with every mismatch refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Judges and times kernels on one record, in this process: buffers, clock, comparison and verdicts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times each program of a kernel that launches several, in rounds of its own.
 
 The whole call runs first, so every program finds the data that the one before left. A program of a cold round

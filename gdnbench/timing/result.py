@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Everything that timing kernels on one record found, small enough to keep, with its form in JSON.
 
 Times are seconds a launch. A kernel's samples and the record's blocks run side by side: sample i of every

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sets of buffers that launches take in turn, each at an address of its own.
 
 Where buffers lie moves identical kernels by 6 %, so every set and every placement lies at random offsets of

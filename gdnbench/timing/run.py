@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records x kernels -> results: outputs judged as a replay does, then those kernels timed that pass."""
 
 from __future__ import annotations

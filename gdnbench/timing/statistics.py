@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Medians, the interval of a ratio of times, and what it says.
 
 Two kernels are compared by the logarithm of their times' ratio in each block, where what the block has in

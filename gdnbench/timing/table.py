@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times, and the simulator's counts, as text for people."""
 
 from __future__ import annotations

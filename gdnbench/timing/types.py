@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The types that the parts of timing exchange: requests for rounds, and the conditions of the machine.
 
 A *launch* is one call of a kernel on one set of buffers. A *round* is many launches timed as one, on one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The worker process that judges and times kernels on one record after another.
 
 `python -m gdnbench.timing.worker REQUESTS REPLIES STORE ON MARK OPTIONS`. REQUESTS and REPLIES are file

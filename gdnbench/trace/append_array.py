@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Zarr array to which rows are appended, chunk by chunk."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names and versions in the store of a value trace; docs/trace.md shows the layout."""
 
 from __future__ import annotations

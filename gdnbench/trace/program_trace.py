@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traces the launches of a program on a virtual GPU into one trace, which all its processes share.
 
 A process of the program imports this module and calls `attach_to`, see `gdnbench.sim.virtual.Request`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads value traces: launches, and their events from any event on. Every claim of the store is checked
 before use."""
 

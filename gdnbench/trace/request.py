@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A request for a trace as plain values, so that this process or a worker process can write it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The watch that makes the simulator record the values of launches in a trace."""
 
 from __future__ import annotations

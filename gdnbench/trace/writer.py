@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes value traces: one store, with a group for every launch, which grows while the launch runs.
 
 The group's attribute `events` is the number of committed events; it is written after the chunks that hold

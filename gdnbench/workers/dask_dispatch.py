@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hands tasks to the workers of a pool and yields the answers in the order of the tasks.
 
 Each worker has few tasks at a time. A task whose worker died is handed out again.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pools of Dask workers: processes that are started on this machine, or the workers of a scheduler."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records Ctrl-C, so that it is not lost.
 
 Python raises KeyboardInterrupt at the instruction that happens to run. In a finaliser or in a callback of the

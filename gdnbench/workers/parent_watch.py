@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kills this process when its parent is gone, however the parent ended.
 
 This module needs the standard library alone: `python_code` also runs its source in interpreters that have no

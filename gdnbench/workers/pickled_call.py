@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls one function in a worker process: arguments and result are pickled, tensors among them.
 
 `python -P -m gdnbench.workers.pickled_call REQUESTS REPLIES`. REQUESTS and REPLIES are file descriptors of

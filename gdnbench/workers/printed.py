@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What worker processes print: passed on to stderr at once, and its beginning and end kept."""
 
 from __future__ import annotations

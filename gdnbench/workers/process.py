@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker process and the JSON lines that it and its parent exchange over two pipes."""
 
 from __future__ import annotations

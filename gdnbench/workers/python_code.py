@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs Python code in a process of any interpreter, with a time limit, killed together with its parent."""
 
 from __future__ import annotations

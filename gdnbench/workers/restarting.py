@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One worker process that is started when it is needed and replaced after a crash or a hang."""
 
 from __future__ import annotations

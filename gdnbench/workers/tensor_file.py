@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors that a worker hands to its parent: raw bytes in a file, described by a few words of JSON."""
 
 from __future__ import annotations

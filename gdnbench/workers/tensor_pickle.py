@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pickles of values that hold tensors, for workers of Dask, which copies the bytes and does not read them."""
 
 from __future__ import annotations

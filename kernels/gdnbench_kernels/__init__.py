@@ -2,4 +2,4 @@
 
 Importing this package needs neither CUDA, nor nvidia-cutlass-dsl, nor a GPU.
 PYTEST_DONT_REWRITE: see gdnbench/__init__.py.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors in the form that compiled kernels take, contiguous and aligned."""
 
 from __future__ import annotations

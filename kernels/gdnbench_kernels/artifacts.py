@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The results of compiling a kernel: its code, and the parameters of its host function."""
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 The `producer_` and `consumer_` methods are those of CUTLASS's pipelines, with one arrival per warp. CUTLASS's
 `PipelineTmaUmma` and `PipelineUmmaAsync` hide arrive_and_expect_tx, umma_commit and umma_release inside them.
 `plan.Pipeline` has the arrival counts. A state is a `cutlass.pipeline.PipelineState`: stage and phase.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

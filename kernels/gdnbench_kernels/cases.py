@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A synthetic call on which a kernel is verified."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cuts packed sequences into chunks, and gathers tokens by chunk."""
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ what runs it; the default is CUDA, on torch's current device and stream.
     program(source)(q, k, ...)
 
 Importing this module needs neither CuTe DSL nor a GPU. Compiling needs CuTe DSL and no GPU.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 An operation is one folder of this package and exposes `OPERATION` in `<folder>/contract.py`. The workbench
 reads everything that it must know from that object: what to capture, convert, validate, poison and compare,
 and where a coordinate is. So a new operation changes nothing outside its folder.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
 The W-1 inputs before a sequence's first token come from its *window*, a row [D, W-1] of the pool
 `conv_state` whose last column is the latest input. Shapes use the contract's symbols: T tokens of all
 sequences, N sequences, D channels, W taps, L columns of a row of the pool.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synthetic inputs of the convolution's operations. All values depend only on the seed of a CPU generator."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared by the laws of both operations of the convolution: other values for tokens and windows."""
 
 from __future__ import annotations

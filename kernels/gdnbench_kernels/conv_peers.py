@@ -3,7 +3,7 @@
 A launch is a call of the package's function on the pool in place. vLLM takes slot 0 for no slot: where a call
 has a window in slot 0, the slots that it names are gathered before the launch into a pool whose slot 0 is
 empty, and scattered back after it.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

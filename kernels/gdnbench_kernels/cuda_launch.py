@@ -3,7 +3,7 @@
 CuTe DSL's own loader loads the host object, whose code calls the CUDA runtime. This module packs the
 arguments by their lowered types. A tensor is the struct of the exported header: data pointer, dynamic
 extents, dynamic strides.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ Public interfaces: `cute.compile` with the options --gpu-arch, --keep-ptx, --kee
                                 .enable_tvm_ffi, .dryrun
     cutlass._mlir.ir            parses the kept IR for the types of the host function's parameters
     compiled.execution_args     .signature: names of the host function's parameters
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

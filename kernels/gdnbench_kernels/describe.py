@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints an operation's tables in Markdown: `python -m gdnbench_kernels.describe NAME`."""
 
 from __future__ import annotations

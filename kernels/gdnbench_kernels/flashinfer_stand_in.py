@@ -4,7 +4,7 @@ The package's own `__init__` imports some hundred modules and loads CUDA librari
 kernels stores machine code, which the simulator cannot run. The host functions and kernels of Gated DeltaNet
 are CuTe DSL and need none of that. Everything they import is FlashInfer's own file except what is listed
 here. The device is torch's: on the simulator the virtual GPU.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ out. Arguments and results are fp64, errors are absolute or relative as their fu
 
 The logarithm is the large one where gates are slow: near 1 it errs by 2^-22, however small the result is.
 An H200's errs there by up to 2^-22.6, mostly to one side.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

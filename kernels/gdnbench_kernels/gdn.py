@@ -1,7 +1,7 @@
 """Shared by the two Gated DeltaNet operations: conventions, their conversion, ranges, and the recurrence.
 
 Shapes use the contract's symbols: H key heads, Hv value heads, K and V head dims. A state is [..., Hv, V, K].
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

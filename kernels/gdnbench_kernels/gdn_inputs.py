@@ -3,7 +3,7 @@ of a given range.
 
 Random keys hide most regressions of a chunked kernel: near-parallel keys make the triangular inverse ill-
 conditioned, and wide gates make its exponents large. All values depend only on the seed of a CPU generator.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

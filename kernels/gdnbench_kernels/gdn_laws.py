@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared by the laws of Gated DeltaNet and Kimi Delta Attention: other values for tokens, other scales."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Ranges that determine the numerical difficulty of a gated delta rule: sums of gates over a chunk, and
-cosines between keys of a chunk."""
+cosines between keys of a chunk."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The GPU that a call is made for: that of its tensors, or another one where the tensors are on no GPU.
 
 Kernels are compiled for its compute capability, and persistent kernels have one CTA for each of its SMs.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

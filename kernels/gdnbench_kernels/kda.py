@@ -16,7 +16,7 @@ where x and b, the outputs of the model's projections, stand in the tensors g an
 and is then 0; with gate bounded A_log may be absent and is then 0.
 
 Shapes use the contract's symbols: H key heads, Hv value heads, K and V head dims.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

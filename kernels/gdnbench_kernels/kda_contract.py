@@ -1,5 +1,5 @@
 """What the contracts of kda_prefill and kda_decode share: tensors and scalars of the gates, their checks, and
-conversions of a call."""
+conversions of a call."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synthetic gates of the Kimi Delta Attention operations."""
 
 from __future__ import annotations

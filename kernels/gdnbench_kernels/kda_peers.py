@@ -1,5 +1,5 @@
 """Shared by the wrappers of other packages' kernels for Kimi Delta Attention: arguments of gates, and the
-calls that serving engines' functions take."""
+calls that serving engines' functions take."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention over gathered latent rows, which are keys and values at once, with a sink in the denominator: the
 arithmetic that the oracles and the torch kernels of swa_decode and v4_decode share."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synthetic pools of latent rows, for the calls that swa_decode and v4_decode make."""
 
 from __future__ import annotations

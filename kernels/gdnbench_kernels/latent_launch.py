@@ -2,7 +2,7 @@
 
 The checks read shapes, dtypes and addresses, never values. The errors name the argument: NotImplementedError
 for what another kernel could take, ValueError for what no kernel could. The cache is never copied.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

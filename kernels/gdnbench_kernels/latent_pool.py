@@ -3,7 +3,7 @@ name its rows are renumbered when only some of its pages are stored.
 
 A pool is `cache` [blocks, block_size, ...] in one of the layouts of `swa_decode.layouts`, perhaps with
 `inv_scale` [slots], and a table whose entries are slots, block * block_size + offset, or whole pages.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

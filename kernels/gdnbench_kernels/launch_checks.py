@@ -3,7 +3,7 @@ device.
 
 The errors name the argument: NotImplementedError for what another kernel could take, ValueError and TypeError
 for what no kernel could.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ of its bound of the one kind and the rest of the other, so that the larger of wh
   sqrt(sum (b_i d_i)^2 / 3). The sum is that of b_i with random signs. It is measured by `DRAWS` draws of
   signs and as an average over the V values of a head, which have the same gates, queries and keys;
   `DEVIATIONS` of it are allowed, which a normal error exceeds with a probability of 6e-5.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

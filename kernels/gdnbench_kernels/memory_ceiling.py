@@ -12,7 +12,7 @@ is used. The last tile is processed vector by vector. With `no_allocate` loads a
 L1. words is a multiple of 4 and less than 2^31.
 
 `gdnbench.timing.ceiling` makes the sources, whose target is `build`.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

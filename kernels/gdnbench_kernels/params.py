@@ -2,7 +2,7 @@
 
 `<operation>/params.py` has a dataclass with a field for each argument of a call. A kernel is written as a
 function of it; `takes_params` gives the function the interface of `contract.Kernel`.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@
 
 A wrapper calls the function that the package's users call. Conversions that its launch does not include, such
 as another layout or gathered states, run before and after it; the wrapper's module lists them.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A kernel derives its addresses and arrival counts from its plan. Its header quotes the plan's tables, and a
 test compares the two. Nothing here imports CuTe DSL.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

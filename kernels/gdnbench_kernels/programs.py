@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the program of a call: the target of its GPU, and the cached program."""
 
 from __future__ import annotations

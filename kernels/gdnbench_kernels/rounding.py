@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The precision in which a kernel computes, and the one to which it rounds stored values."""
 
 from __future__ import annotations

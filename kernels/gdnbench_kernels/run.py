@@ -1,5 +1,5 @@
 """Runs this package's own kernels, which return outputs by name. Does not poison buffers or isolate the
-process."""
+process."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 SGLang's packages import its server, its registry of kernels and dozens of other packages. The kernels'
 modules ask for the platform and for torch's version, which this module answers; everything else that they
 import are SGLang's own files. The device is torch's: a GPU, or on the simulator the virtual one.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

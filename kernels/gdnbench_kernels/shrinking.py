@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared by operations: how to make a call smaller."""
 
 from __future__ import annotations

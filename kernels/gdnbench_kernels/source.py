@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels to compile: a function that builds one, its options, and the files that it comes from."""
 
 from __future__ import annotations

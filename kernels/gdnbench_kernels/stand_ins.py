@@ -4,7 +4,7 @@ A serving engine's `__init__` modules load compiled CUDA libraries, query a devi
 packages, but its kernels and their host functions need a few small modules. `StandIns` replaces the parents
 by empty packages with the real paths, and other modules by ones that the caller made. The replacements are in
 `sys.modules` only inside `StandIns.in_place`, so the real package can be imported too.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

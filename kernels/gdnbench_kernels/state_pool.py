@@ -3,7 +3,7 @@ and accesses.
 
 The tensors have these names: state_indices [B, S], num_accepted [B] or read_indices [B], and the pool `state`
 [slots, Hv, ...]; see `state_slots`.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

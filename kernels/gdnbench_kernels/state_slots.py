@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The slots of the state pool that a decode call reads and writes."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Finds transformers' own torch implementations of the delta rules and of the convolution before them;
-imported on demand."""
+imported on demand."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 vectorised.
 
 Every error is a `ContractError` of one line, `<operation>: <tensor>[<position>] ...`, with the value found.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 vLLM's own packages import its engine, its distributed runtime and the compiled `vllm._C`. The kernels'
 modules need a logger, the platform and a few helpers, which this module provides; everything else that they
 import are vLLM's own files. The device is torch's: a GPU, or on the simulator the virtual one.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operations of one lane on a value, shared by kernels. CuTe DSL, sm_90 and later."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decode loops that call what each adapter captures, layer by layer; used by bench_capture_adapters.py."""
 
 from __future__ import annotations

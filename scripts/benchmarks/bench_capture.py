@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """What capturing costs a decode loop: every call, and every 16th step.
 
     python scripts/benchmarks/bench_capture.py [--seconds 20] [--threads 2]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """What capturing costs through each adapter: every call, every 16th, and looking without keeping.
 
     python scripts/benchmarks/bench_capture_adapters.py [ADAPTER ...] [--seconds 20] [--layers 4]

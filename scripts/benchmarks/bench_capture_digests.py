@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """What `gdnbench capture --digests` costs a decode step, and whether a device's digests are the CPU's.
 
     python scripts/benchmarks/bench_capture_digests.py                  # on a GPU with triton

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A decode step of the gated delta rule in Triton, which reads and writes each state once; used by
 bench_capture_digests.py."""
 

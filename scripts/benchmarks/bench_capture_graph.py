@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A decode loop of gated delta rule layers in a CUDA graph, as an engine has it; used by bench_capture.py.
 
 A step of a served model takes 8 to 10 ms, of which the layers here are a part: the rest of it is in the graph

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of one loop in short segments with capture on and off in turn; used by bench_capture.py.
 
 What a machine does beside (clocks, other programs, a cache that grows) drifts over seconds, and by more than

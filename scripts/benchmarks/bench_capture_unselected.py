@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """What a call costs that capture does not keep, by adapter, in microseconds of the calling thread's CPU time.
 
     python scripts/benchmarks/bench_capture_unselected.py [ADAPTER ...] [--rounds 60] [--json FILE]

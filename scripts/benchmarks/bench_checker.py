@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the simulator's checker costs on this machine.
 
     python scripts/benchmarks/bench_checker.py [--repeats 3] [--limit 10] [--memory] [KERNEL ...]

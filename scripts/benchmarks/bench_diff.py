@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a full diff costs, beside passes of `np.abs(a - b).max()` in fp32 over the same elements.
 
     python scripts/benchmarks/bench_diff.py [--megabytes 256] [--repeats 7] [--threads 1]

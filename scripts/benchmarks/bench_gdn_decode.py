@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Times the decode kernels of gated delta nets beside one another and makes a folder of results.
 
     python scripts/benchmarks/bench_gdn_decode.py                       everything; some 15 minutes on an H200

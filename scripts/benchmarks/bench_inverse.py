@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Methods to invert I + A, 64 x 64: how wrong they are and what they cost.
 
     python scripts/benchmarks/bench_inverse.py [--chunks 96] [--seed 0] [--search 20000] [--markdown]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Times the decode kernels of Kimi Delta Attention beside one another and makes a folder of results.
 
     python scripts/benchmarks/bench_kda_decode.py                       everything

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Errors of A and P of a chunk of Kimi Delta Attention, by how the decays of pairs of tokens are factored.
 
     python scripts/benchmarks/bench_kda_levels.py                a table in markdown

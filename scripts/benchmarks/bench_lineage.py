@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Time and peak memory of `gdnbench lineage` on an access log of consecutive decode steps.
 
     python scripts/benchmarks/bench_lineage.py [--steps 100000] [--layers 48] [--folder DIR]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """How long a predicted time takes, beside the simulation of the same launches.
 
     python scripts/benchmarks/bench_predict.py                 every shipped capture, and two larger calls

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long the compiled engine takes to prepare a kernel: to read its PTX, translate it and compile it.
 
     python scripts/benchmarks/bench_prepare.py KERNEL.ptx ... [--against CHECKOUT] [--cores 1,2] [--repeats 3]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How fast the page of `gdnbench report` opens: headless Chromium, a file of synthetic records.
 
     python scripts/benchmarks/bench_report.py [--records 10000] [--failures 500] [--repeats 5]

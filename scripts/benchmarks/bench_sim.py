@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How fast the simulator's compiled engine is on this machine.
 
     python scripts/benchmarks/bench_sim.py [--lines 2000] [--seconds 2] [--repeats 3]

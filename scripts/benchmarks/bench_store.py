@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Store against raw files, torch.save and safetensors, side by side; and the cost of 10,000 decode records.
 
     python scripts/benchmarks/bench_store.py [--gib 1] [--repeats 3] [--records 10000] [--folder DIR]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """How fast a kernel of swa_decode is on this machine's GPU, cold, against bytes and against compiled torch.
 
     python scripts/benchmarks/bench_swa_decode.py [--kernel portable] [--batches 1 64 256] [--heads 64 128]

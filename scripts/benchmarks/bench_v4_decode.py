@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """How fast a kernel of v4_decode is on this machine's GPU, cold, against bytes and against torch.
 
     python scripts/benchmarks/bench_v4_decode.py [--kernel wgmma] [--batches 1 16 64 256] [--heads 64 128]

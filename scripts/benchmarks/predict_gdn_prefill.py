@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Predicts kernels of gdn_prefill side by side on a GPU that is not there.
 
     python scripts/benchmarks/predict_gdn_prefill.py                              every row and kernel

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Holds the time model to calls that had never been measured when it predicted them.
 
     python scripts/benchmarks/predicted_then_measured.py --predict FILE              here, on the simulator

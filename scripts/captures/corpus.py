@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ordinary English text that every CPython carries: the language reference and the library's docstrings.
 
 Nothing is downloaded, and the same Python release gives the same bytes.

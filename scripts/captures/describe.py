@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints what captures hold, as Markdown: a table of the Gated DeltaNet ones (gate spans, beta, how alike the
 keys of a chunk are), one of their heads (how long each remembers), one of the Kimi Delta Attention ones (how
 far apart the gates of a head's channels are), one of the sliding-window ones (windows, scores, sinks,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loss of DeepSeek-V4's indexers, as DeepSeek-V3.2's report defines it (arXiv 2512.02556, 2.1).
 
 An indexer's scores only select, so no gradient of the language model's loss reaches them. Its own loss is the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the trained model as a user's program would: plain transformers, nothing of gdnbench.
 
 python scripts/captures/infer.py MODEL_DIR prefill|packed|resumed|decode

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The small models whose activations the shipped captures hold."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packs a store into one file, which every command reads as it reads the folder.
 
     python scripts/captures/pack.py STORE.zarr STORE.zarr.zip

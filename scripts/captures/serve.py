@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records what a server calls: batches of several requests over one pool of states or pages.
 
     python scripts/captures/serve.py MODEL_DIR STORE.zarr SCENARIO

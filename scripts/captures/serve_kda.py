@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records what a server calls of Kimi Delta Attention: batches of requests over a pool of bfloat16 states.
 
     python scripts/captures/serve_kda.py MODELS_DIR STORE.zarr kda_prefill|kda_decode

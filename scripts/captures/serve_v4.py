@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records what a server calls of DeepSeek-V4: its compressors, its indexer and its decode attention.
 
     python scripts/captures/serve_v4.py MODEL_DIR STORE.zarr SCENARIO

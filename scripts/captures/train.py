@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains one of the small models whose activations the shipped captures hold.
 
     python scripts/captures/train.py MODEL MODEL_DIR [--steps 2000]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records a few decode steps of the trained DeepSeek-V4 model, far apart: what lies between is run only.
 
 python scripts/captures/windows.py MODEL_DIR STORE.zarr per_token_scale|fp8_ds_mla|bfloat16

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """A program on flash-linear-attention that knows nothing of gdnbench: two layers, one prompt, eight tokens.
 
     gdnbench capture run.zarr -- python scripts/examples/capture_fla.py

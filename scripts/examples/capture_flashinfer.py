@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """A program on FlashInfer that knows nothing of gdnbench: two layers, three prompts, eight tokens of each.
 
     gdnbench capture run.zarr -- python scripts/examples/capture_flashinfer.py

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """A program on vLLM's Gated DeltaNet functions that knows nothing of gdnbench: two layers, each with a pool
 of states, three prompts, eight tokens of each, and a padding request in every step.
 

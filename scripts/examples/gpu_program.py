@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the examples of capture share: what they need, and what to run with them."""
 
 from __future__ import annotations

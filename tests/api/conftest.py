@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line, for tests that compare functions with it."""
 
 from tests.cli.conftest import gdnbench as command

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/python.md and docs/notebook.ipynb print what they show, and the page has every name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results in Python are those of the commands, with images and tables that say the same."""
 
 from __future__ import annotations

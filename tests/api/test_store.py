@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stores from Python: tensors bit for bit, errors in one line, no printing, and closed at the end."""
 
 from __future__ import annotations

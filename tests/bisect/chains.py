@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chains of decode calls, each on the state that the one before it left, and kernels that spoil them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tests of this folder, which is no package, have of the modules in it that are no tests."""
 
 from __future__ import annotations

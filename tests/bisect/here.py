@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stand-ins for the processes that probes run in: they run here."""
 
 from __future__ import annotations

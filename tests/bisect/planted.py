@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A package of kernels of its own: sm100 with an inverse that stops too early."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stand-in for a serving engine's kernel: a kernel for the simulator with the races of `scheduled`, in the
 file of a repository, of which each revision is a text.
 

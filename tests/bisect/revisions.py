@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bisections of histories whose guilty commit is known; what comes of a replay stands in a file."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels for the simulator that lack something: a wait, so that results depend on when a copy lands, or a
 fence, which no result shows.
 

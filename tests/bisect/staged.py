@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels made of torch's steps, with faults whose place is known: head 1 of the chunk whose first value is
 marked."""
 

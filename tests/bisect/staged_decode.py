@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decode kernels made of torch's steps, with a fault in a known one."""
 
 from __future__ import annotations

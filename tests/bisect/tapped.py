@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A host function of an engine, with taps: it hands its stages from one function to the next, as vLLM's does.
 
 Blocks of 16 x 16 on the diagonal are inverted by Newton-Schulz rounds with operands in fp16. Three rounds

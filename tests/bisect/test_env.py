@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The axis `env` over wheels whose faults are known, in real environments, where an import is the replay."""
 
 from __future__ import annotations

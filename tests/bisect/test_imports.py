@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a file imports, read from its text: statements are in `test_commit`, here are calls."""
 
 from __future__ import annotations

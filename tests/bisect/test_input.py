@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`bisect input` on kernels with planted faults, the smallest call that shows each being known."""
 
 from __future__ import annotations

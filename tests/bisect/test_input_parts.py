@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of `bisect input`: the search on an axis, what counts as the same failure, layouts, values, and
 the text of a script."""
 

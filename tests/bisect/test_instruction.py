@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two versions of a small CuTe DSL kernel, traced and compared: what was planted is what is found."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the instruction axis is made of: formats, ULPs and bounds, statements, what launches leave."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Looking at an endpoint and shrinking a record within a time limit, by a clock of the tests."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the replay that a revision brings along came to, where the process ended and said nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a process that probes says, and what its parent makes of that or of its silence."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The record axis: chains of decode calls with faults at a known call, or in all of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`bisect record` beyond decode on the CPU: states followed on the simulator under every schedule, calls that
 leave no state, and calls whose verdict is not their own."""
 

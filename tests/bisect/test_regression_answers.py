@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the questions about the regressions take an answer for."""
 
 from __future__ import annotations

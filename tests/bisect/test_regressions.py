@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The repository with regressions in its history: they show where they are meant to, and nowhere else.
 
 `scripts/find_regressions.py` looks for all of them; so does the slow test here.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The axis `commit` in repositories of every shape, and after a process that was killed in one."""
 
 from __future__ import annotations

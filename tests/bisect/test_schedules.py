@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels that lack a barrier: whether it shows depends on when asynchronous copies land, and is said to."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Narrowing a line of candidates: the right one, with as few questions as there can be."""
 
 from __future__ import annotations

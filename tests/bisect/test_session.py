@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bisections on disk: asked once, gone on with, and no change to the repository that they are made in."""
 
 from __future__ import annotations

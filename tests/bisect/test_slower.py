@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The axis `commit` by predicted times. In histories whose slow commit is known, what a revision takes stands
 in a file; in trials a kernel is simulated."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a kernel's verdict depends on beside its own file: what that imports, and no other file."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stage axis: kernels with faults of known stages and places, on the CPU and on the simulated SM100."""
 
 from __future__ import annotations

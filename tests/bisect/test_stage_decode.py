@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stage axis of gdn_decode: faults in a known step, in one call and in what many calls add up to."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A store that is replaced while it is bisected: no verdict on the new one is kept as one on the old."""
 
 from __future__ import annotations

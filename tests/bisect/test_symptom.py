@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kind of failure that a bisection looks for: a fault that both ends have does not end it."""
 
 from __future__ import annotations

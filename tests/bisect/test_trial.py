@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trials: verdicts of replays, in this process and in one of their own, and whether an end is steady."""
 
 from __future__ import annotations

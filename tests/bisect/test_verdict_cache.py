@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Verdicts on disk: kept by content, through kills, torn lines and writers at once."""
 
 from __future__ import annotations

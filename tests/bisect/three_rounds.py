@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kernel whose inverse of 16 x 16 blocks has three Newton-Schulz rounds in bf16 instead of four.
 
 Without rounding three are enough: X <- 2 X - X M X with M = I + A, from X = I - A on, squares the residual

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A toy framework with an entry-point adapter, and Python processes that use it, captured or not."""
 
 from __future__ import annotations

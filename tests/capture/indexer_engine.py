@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scores and top-k of an indexer as engines have them, written from the facts of their layouts.
 
 It shares no code with the project.

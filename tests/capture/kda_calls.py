@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tests of the adapters of Kimi Delta Attention share: inputs, and the replay of what they recorded."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records of other packages' kernels on a GPU, judged by replay against what was recorded."""
 
 from __future__ import annotations

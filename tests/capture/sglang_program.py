@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program on SGLang's own Python, to be captured: its linear attention layer, the backend of attention that
 the layer asks, the dispatcher and the wrappers of Triton's kernels run as they are, on a CPU. In the place of
 kernels stand references below their grids, and the identity for the causal convolution, which is not recorded

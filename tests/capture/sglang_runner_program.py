@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program on SGLang's own runner of models, to be captured: ForwardBatch.init_new, ModelRunner.forward, the
 metadata of its linear attention and one layer run as they are, on a CPU. The runner is made without a model
 and a configuration: below `forward` stands the layer over references of its kernels. Its scheduler is what

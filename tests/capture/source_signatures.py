@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Signatures as packages' own source has them, read without importing it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A CPU in the place of a GPU: streams whose copies to the host come as late as they may, and graphs.
 
 A `StandInGraph` logs the operators of a region and, on replay, runs them again into the same memory. As on a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small serving engine: paged caches of latent rows and its own attention over them, for the table adapter.
 
 The attention is written here from the facts of the layouts, row by row, and shares no code with the project.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files with tables of paged callers: what they may hold, and what is said of others."""
 
 from __future__ import annotations

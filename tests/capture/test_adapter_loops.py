@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loops of the benchmark of adapters: each adapter takes what its loop calls, and nothing stays behind."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The transformers adapter on calls as other releases make them, and decorated functions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmark of capturing: what its segments see of a loop whose cost is known, and its interval."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose sequences a call has: what the engine's step knows is in the record of each call below it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Targets inside torch.compile: operators of the program's own, broken graphs, and what is left alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Capture switched on and off while a program runs: by a control file, by a signal, in several processes."""
 
 from __future__ import annotations

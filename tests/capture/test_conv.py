@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The convolution before a Gated DeltaNet layer: transformers' own, and functions with the signatures of
 flash-linear-attention, vLLM and SGLang that compute the definition."""
 

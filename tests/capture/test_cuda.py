@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """On a GPU: copies leave on a side stream, and no one waits for them but a thread of ours."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DeepSeek-V4 of transformers, tiny and random: its sliding layers recorded as rows of swa_decode.
 
 What a row attends to is checked against the model's own rule for it, computed here from the prompt's lengths

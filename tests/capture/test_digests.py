@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls that are kept as digests: what the access log says is what a spy saw."""
 
 from __future__ import annotations

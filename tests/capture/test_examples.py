@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The example programs where they cannot run: status 3 and what they need, in one line."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--when`: what an expression may be, and what it says of a call."""
 
 from __future__ import annotations

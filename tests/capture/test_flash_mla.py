@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapter of FlashMLA called directly, on a function that attends by its documentation."""
 
 from __future__ import annotations

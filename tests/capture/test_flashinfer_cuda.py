@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashInfer's own kernels on a GPU, captured and replayed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapter of FlashInfer's Kimi Delta Attention, on functions with its signatures that compute the
 definition."""
 

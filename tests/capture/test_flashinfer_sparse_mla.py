@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapter of FlashInfer's sparse attention of DeepSeek-V4, on a function that does what it documents."""
 
 from __future__ import annotations

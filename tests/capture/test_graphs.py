@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replays of graphs, and calls behind which copies come late; on a stand-in for a device, against a spy."""
 
 from __future__ import annotations

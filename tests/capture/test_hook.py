@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The import hook and the patcher on made-up modules: every way in which a function can be reached."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs that do to a capture what programs do: their result must stand, and what we say must be true."""
 
 from __future__ import annotations

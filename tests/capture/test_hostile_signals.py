@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Signals that the program handles in the midst of capture: what its handlers raise is the program's."""
 
 from __future__ import annotations

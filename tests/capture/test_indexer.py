@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapters of indexers: DeepGEMM called directly, vLLM's layer and SGLang's step, on functions that score
 and select by definition."""
 

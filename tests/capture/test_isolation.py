@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whatever fails on our side, the program prints, computes and exits as it would without us."""
 
 from __future__ import annotations

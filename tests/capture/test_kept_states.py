@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """States that SGLang's verification keeps outside its pool: their digests, of a device and in CUDA graphs.
 
 The expected digests are of clones of the buffer after each verification.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """On a GPU: digests of the states that SGLang's verification keeps outside its pool."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The captured command: its own output and status, what is recorded, and what is said when nothing was."""
 
 from __future__ import annotations

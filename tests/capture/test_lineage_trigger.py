@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--on-lineage` keeps the calls around a broken chain, and no others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Paged callers by table: a small engine with every layout, captured, and replayed at its own slots."""
 
 from __future__ import annotations

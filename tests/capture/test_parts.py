@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Selection, layer names, repeated heads, pool checksums, options: each rule by itself."""
 
 from __future__ import annotations

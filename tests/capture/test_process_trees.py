@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trees of processes as engines make them: ranks, workers, servers that fork, what outlives the command."""
 
 from __future__ import annotations

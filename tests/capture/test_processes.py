@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several processes, forks and threads; calls that take their process with them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a record comes from."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replays whose digests were prepared after the replay before them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What capture knows of serving packages, held to the sources of their wheels, which are not imported.
 
 Tests do not install the packages: each variable below names a folder that has one, as `pip install --no-deps

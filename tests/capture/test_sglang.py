@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapter of SGLang's Gated DeltaNet, on classes with its signatures that compute the definition."""
 
 from __future__ import annotations

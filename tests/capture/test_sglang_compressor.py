@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapter of SGLang's compressors in decoding, on a function that follows a plan by definition."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapter of SGLang's DeepSeek-V4 decoding, on a backend that attends by the definition."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is known of SGLang's signatures held to its source, and its own Python under capture with its kernels
 replaced by references. Where SGLang is not installed these are skipped, as its requirements take gigabytes;
 its Python alone goes beside what it imports into an environment that has this package, a wheel of 39 MB:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapter of SGLang's Kimi Delta Attention, on classes with its signatures, computed by definition."""
 
 from __future__ import annotations

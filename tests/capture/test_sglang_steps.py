@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose the calls of SGLang's layers are: a few steps of two requests through a runner of models of its name.
 What is expected is written from the steps, not from what capture reads."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What adapters know of functions, held to the packages' own source; what comes of functions that differ."""
 
 from __future__ import annotations

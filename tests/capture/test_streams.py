@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The order in which a copy to the host is queued on CUDA, and what the waiting thread leaves alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs that call captured functions on several threads."""
 
 from __future__ import annotations

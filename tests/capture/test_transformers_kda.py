@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny transformers models with Kimi Delta Attention: what is in the store is, bit for bit, what a plain spy
 below the hook saw, and replays."""
 

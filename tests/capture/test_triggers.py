@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls that a trigger keeps, and those around them: on the CPU, a stand-in for a device, in its graphs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """On a GPU: a trigger is asked of the device by the call's own stream, and no one waits for the answer but a
 thread of ours; what it does not hold for never leaves the device."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of attention and state functions that no adapter records: counted, named and in the store."""
 
 from __future__ import annotations

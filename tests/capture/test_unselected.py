@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls that are not selected: nothing is asked of them, and the same are kept as if it had been."""
 
 from __future__ import annotations

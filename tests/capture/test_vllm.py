@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapter of vLLM's Gated DeltaNet, on functions with its signatures that compute the definition."""
 
 from __future__ import annotations

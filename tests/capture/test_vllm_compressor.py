@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapter of vLLM's compressors, on one that saves states by definition."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapter of vLLM's DeepSeek-V4 decoding, on a layer that attends by the definition."""
 
 from __future__ import annotations

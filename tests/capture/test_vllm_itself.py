@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's own Python under capture, its kernels replaced by references, and what is known of its signatures
 held to its source. Where vLLM is not installed these are skipped, as its requirements take gigabytes; its
 Python alone goes beside what it imports into an environment that has this package:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapter of vLLM's Kimi Delta Attention, on stand-ins with its signatures, computed by definition."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose the calls of vLLM's layers are: a few steps of two requests in each of its runners of models, which
 here stand under their own names. What is expected is written from the steps, not from what capture reads."""
 

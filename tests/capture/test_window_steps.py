@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose the rows of windowed attention are in steps of vLLM and SGLang: each row is a token of the step."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program on vLLM's own Python, to be captured: its layers, custom ops, metadata, forward context and the
 wrappers of its kernels run as they are, on a CPU. In the place of kernels stand references: the Triton
 kernels below their grids, the compiled op below its schema, FlashInfer's, CuTe DSL's and FlashMLA's

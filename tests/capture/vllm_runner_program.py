@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program on vLLM's own runner of models, to be captured: `execute_model`, the state of its batch, the
 preparation of its inputs, the builder of its layers' metadata and one layer run as they are, on a CPU. The
 runner is made without a model and a configuration. In the place of its model stands the layer over references

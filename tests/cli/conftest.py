@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the command line in this process, as the console script does."""
 
 from __future__ import annotations

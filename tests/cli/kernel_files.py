@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels in PTX and in CUDA C++, written for `gdnbench sim FILE.ptx:entry` and `FILE.cu:kernel`."""
 
 ADD = """.version 8.8

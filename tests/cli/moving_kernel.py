@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kernel of gdn_decode as a file of a user's: torch computes, and a kernel in PTX moves the output into
 place after so many rounds of an FMA that needs the one before."""
 

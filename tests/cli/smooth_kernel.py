@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small kernel as a file of a user's, and versions of it: for `bisect instruction` and value traces."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What commands say of a store that `gdnbench capture --digests` wrote."""
 
 from __future__ import annotations

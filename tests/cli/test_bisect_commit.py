@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench bisect commit` and `gdnbench replay --git-bisect` on repositories of a kernel, which is run."""
 
 from __future__ import annotations

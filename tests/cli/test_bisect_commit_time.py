@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench bisect commit --time` on repositories of a kernel, which is simulated and its time predicted."""
 
 from __future__ import annotations

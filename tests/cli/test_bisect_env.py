@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench bisect env` over wheels made here, from which no index is asked; its kernel is run."""
 
 from __future__ import annotations

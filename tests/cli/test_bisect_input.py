@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench bisect input` from the command line, and the file it writes, run without this project."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench bisect instruction` on versions of kernels with a planted fault, whose line is known."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `gdnbench bisect` refuses: one line on stderr, exit status 2, nothing on stdout."""
 
 from __future__ import annotations

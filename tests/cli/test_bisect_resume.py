@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench bisect --resume`: what is gone on with, what a damaged state and a failure to print come to."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench bisect commit` on copies of vLLM's and SGLang's GDN kernels with a planted fault, their own races
 left in.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench bisect stage` as a command: table, answer, JSON, exit codes; probes in a process of their own."""
 
 from __future__ import annotations

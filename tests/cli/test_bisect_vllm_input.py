@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench bisect input` on a copy of vLLM's GDN kernels whose inverse has three rounds instead of four.
 
 Tests do not install vLLM: GDNBENCH_VLLM names a folder that has it, see tests/replay/test_vllm_simulated.py.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench capture` from the outside: a real child process and what it leaves."""
 
 from __future__ import annotations

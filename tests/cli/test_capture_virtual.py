@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench capture --virtual`: calls of programs that need a GPU, on a machine without one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--check` of `gdnbench sim` and `gdnbench replay`: what is printed and refused, and the exit status."""
 
 from __future__ import annotations

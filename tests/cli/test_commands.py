@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The main commands: what they print, to the letter where no machine can differ, and exit codes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/commands.md is printed from the command line, which says what each option is; its examples parse."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Completion through the protocol of a shell: it asks by environment variables and reads stdout."""
 
 from __future__ import annotations

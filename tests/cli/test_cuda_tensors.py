@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands with a kernel that takes tensors on CUDA, on the simulator: they are those of a virtual GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A store that a stranger made is the current folder, with Python files in it: none of them is imported."""
 
 from __future__ import annotations

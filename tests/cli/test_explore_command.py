@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench explore` and `gdnbench sim --explore`: what is tried, what is printed, and that the commands
 which repeat a run do."""
 

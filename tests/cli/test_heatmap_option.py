@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--heatmap` of replay and diff: behind the table, whatever it is printed to."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Help pages: 40 lines of 80 columns, everything on --help-all, and `gdnbench help` by a command's words."""
 
 from __future__ import annotations

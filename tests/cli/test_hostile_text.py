@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One store whose texts and path would take over a terminal: every command prints them as escapes, or not at
 all, and half of a surrogate pair is no traceback."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A user's kernel that fails: what the terminal, JSON, JUnit and a run store say of it."""
 
 from __future__ import annotations

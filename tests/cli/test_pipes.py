@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A reader that has gone, as in `gdnbench ls | head`, is no failure of the command."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench report --png`: what it says, and what it takes."""
 
 from __future__ import annotations

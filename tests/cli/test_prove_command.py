@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench prove`: what it prints, its exit status, and how it ends."""
 
 from __future__ import annotations

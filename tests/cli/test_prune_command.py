@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench prune`: says what would go, and does it when told to."""
 
 from __future__ import annotations

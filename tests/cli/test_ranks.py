@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What several ranks recorded, listed side by side and merged."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench replay --machine --sms`: refusals, before anything is replayed."""
 
 from __future__ import annotations

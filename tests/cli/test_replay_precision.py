@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench replay` and `sim` with `--precision fp64`: refusals, right and wrong kernels, a sum in PTX."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench replay --time --on sim`: predicted times beside the verdict."""
 
 from __future__ import annotations

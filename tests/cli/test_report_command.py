@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench report` from a replay to the file, without a browser."""
 
 from __future__ import annotations

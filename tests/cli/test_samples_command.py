@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench samples`, and the files that a wheel brings for it."""
 
 from __future__ import annotations

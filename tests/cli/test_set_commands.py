@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands on records whose output is a set of indices, and on one with stale columns."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench share`: a copy to give away, and what it says of it."""
 
 from __future__ import annotations

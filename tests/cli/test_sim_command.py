@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench sim`: kernels from the command line, what is printed, saved and refused."""
 
 from __future__ import annotations

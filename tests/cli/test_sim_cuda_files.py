@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench sim FILE.cu:kernel`: CUDA C++ through NVRTC, run against NumPy, and what is refused.
 
 NVRTC is a wheel of tests/sim/third_party/requirements.txt; where GDNBENCH_THIRD_PARTY names the folder of

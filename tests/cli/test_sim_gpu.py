@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench sim --machine --sms` of a function or a file: the GPU that its kernel sees."""
 
 from __future__ import annotations

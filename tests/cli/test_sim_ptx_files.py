@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench sim FILE.ptx:entry`: launch shape, arguments by declared type, and what is refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench sim FILE.py:function --time`: predicted times of a kernel of one's own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a command imports before it runs. Imports are most of a short command's time, and can be asserted."""
 
 from __future__ import annotations

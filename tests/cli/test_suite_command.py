@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench suite` and `gdnbench baseline` as commands: what they print, and their exit status."""
 
 from __future__ import annotations

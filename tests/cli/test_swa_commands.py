@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands on records of swa_decode, in every cache layout."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a terminal gets: lines that fit, colours, and progress; and what a pipe gets."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench time` and `replay --time`: a real table from this CPU, refusals, and counts on the simulator."""
 
 from __future__ import annotations

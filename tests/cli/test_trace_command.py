@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench trace`, `gdnbench sim --trace` and `gdnbench diff` of what they wrote."""
 
 from __future__ import annotations

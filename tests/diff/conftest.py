@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stores of made records to be compared."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two stores compared: what belongs together, what is unmatched, and by which rule."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The memory of a diff does not grow with the stores, nor with a tensor in them."""
 
 from __future__ import annotations

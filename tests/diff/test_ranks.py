@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs of several ranks: the same rank's records are compared, in whatever order the processes came."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stores with sets of indices: equal in any order, and where they select equal values."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small stores, and workers that the tests of a module share: each imports torch when it starts."""
 
 from __future__ import annotations

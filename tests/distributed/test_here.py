@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records over processes of this machine: the report of a serial replay, whatever becomes of the workers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ctrl-C where Python drops it ends a command all the same."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records over the workers of a scheduler that somebody else started."""
 
 from __future__ import annotations

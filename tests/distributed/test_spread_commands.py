@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench replay --workers` and `--scheduler`: what is refused, what is missing, and Ctrl-C."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands of `gdnbench` as data, in the order of its help: what docs/commands.md is made of.
 
 Help as it is printed depends on the width of the terminal; this does not.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cells of docs/notebook.ipynb: executed without Jupyter, and their outputs compared."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page of all commands, in Markdown."""
 
 from __future__ import annotations

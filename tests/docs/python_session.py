@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Python sessions of a page: what a reader types behind `>>> `, and what it prints."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sessions that a page shows, run as a reader runs them and held to what the page says they print."""
 
 from __future__ import annotations

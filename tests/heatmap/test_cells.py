@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The numbers of a heatmap's cells, by hand."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Heatmaps as text: which tensors, which characters, how wide."""
 
 from __future__ import annotations

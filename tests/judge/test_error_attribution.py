@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a stage adds to an error and what it inherits, against the formulas of a chunk in NumPy, by hand."""
 
 from __future__ import annotations

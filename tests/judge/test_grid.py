@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors by chunk and head, and the element that is furthest off in each, on tensors made by hand."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The limits of a bound, on tensors whose errors are known by construction: what each sees, and that a kernel
 which rounds as torch's does, with other draws, keeps to them."""
 

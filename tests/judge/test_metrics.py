@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics against plain numpy in fp64, on random and on adversarial tensors."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The causes of errors, at their bounds; the bounds are those that the module derives."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Judging briefly says what judging fully says, of kernels that pass and of wrong ones."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The judge of sets of indices, against a count in NumPy, and each verdict."""
 
 from __future__ import annotations

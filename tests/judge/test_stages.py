@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stages of a prefill, one by one: what passes, what does not, and where the worst element is said to lie."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pass rule, on tensors whose errors are known by construction."""
 
 from __future__ import annotations

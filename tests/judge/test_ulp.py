@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ULP distance against counting representable values; ml_dtypes and numpy define the formats."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What of a kernel's tensors counts, as the contract's regions have it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions of float32 as Triton compiles them, of approximate instructions.
 
 `H200` has the special-function unit of an H200, bit for bit, as tests/sim/silicon verifies it. `WORST` has

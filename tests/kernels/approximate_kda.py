@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """kda_decode and kda_prefill in float32 with approximate functions, token by token, from the equations in
 `gdnbench_kernels.kda`; and faults of them."""
 

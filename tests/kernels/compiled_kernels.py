@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small kernels for the tests of compiled programs: one with every kind of argument, one that spills."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The recurrence written out row by row in numpy fp64, which judges the oracles, what judges stages, and the
 script that proves kernels."""
 

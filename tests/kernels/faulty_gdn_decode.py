@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels of gdn_decode, each with one fault that has been met in practice; `correct` has none."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels of kda_decode, each with one fault of its gates; `correct` has none. faulty_gdn_decode.py has those
 of slots, heads and scale, which the two operations share."""
 

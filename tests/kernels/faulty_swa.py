@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels of swa_decode that each make one mistake that attention kernels have made."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels of v4_decode that each make one mistake that attention kernels make, or take another form of
 calls."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs flash-linear-attention as a kernel on the CPU: `fla_interpreted.py IN OUT`, in a process of its own.
 
 IN is a list of [operation, tensors, scalars, conventions] of calls in conventions that the kernel takes, OUT

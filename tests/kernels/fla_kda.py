@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads flash-linear-attention's recurrence of Kimi Delta Attention in plain torch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gate_scan.rounded_decay` as a kernel of its own: y[i] = exp(x[i]), x not positive."""
 
 from __future__ import annotations

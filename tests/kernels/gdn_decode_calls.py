@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of gdn_decode for the tests of its compiled kernel, which runs in the simulator and is judged."""
 
 from __future__ import annotations

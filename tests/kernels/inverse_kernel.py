@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`inverse.invert` as a kernel of its own: matrices from global memory, their inverses to global memory.
 
     x[n] = (I + a[n])^-1            a, x: [matrices, 64, 64] f32, a strictly lower

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions of other packages for Kimi Delta Attention, as they document their arguments, in fp64 on the CPU,
 as far as the wrappers in `gdnbench_kernels` call them. Tests put them in modules of the packages' names."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Latent rows read from the bytes of their pages, in numpy: what the oracles of swa_decode and v4_decode are
 compared with."""
 

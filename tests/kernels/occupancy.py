@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many CTAs of a compiled kernel an SM of sm_90 holds, by the figures of its program."""
 
 from __future__ import annotations

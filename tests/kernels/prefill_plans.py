@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """gdn_prefill's context-parallel kernel with segments so short that small calls are cut, as kernels of a
 user's."""
 

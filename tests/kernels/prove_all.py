@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replays the made and shipped records of operations through all of their kernels."""
 
 from __future__ import annotations

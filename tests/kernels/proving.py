@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replays a kernel on the made calls of its operation's grid and on the shipped captures.
 
 A case passes when its record does. A call outside what the compiled kernels are written for passes when it is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions with the documented arguments of SGLang's, computed token by token in fp64: a stand-in for its
 package on a CPU. States are [HV, V, K]; a slot below 0 is no slot."""
 

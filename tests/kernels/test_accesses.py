@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which rows a call reads and writes, against loops over the words of docs/operations.md."""
 
 from __future__ import annotations

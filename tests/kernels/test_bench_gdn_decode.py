@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The script that times decode kernels: what it asks for, what it makes of times, what it keeps. Times
 themselves are the business of tests/timing."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The chunk tables written on the device, against those counted out on the host."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """chunk_state alone, in the simulator: its inputs are the fp64 oracle's stages, rounded once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """g_cu, U and W on simulated SM100, against the fp64 oracle and torch's staged bf16 kernel.
 
 Outputs are filled with NaN beforehand, and so are rows around them that nobody may write.

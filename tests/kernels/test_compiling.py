@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiled programs: what they are kept under, that they are kept whole, and how they are called."""
 
 from __future__ import annotations

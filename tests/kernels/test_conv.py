@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """conv_prefill and conv_decode: the definition by torch's conv1d, refusals, windows, and kernels that are
 wrong."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM and SGLang as kernels of the convolution: functions of their signatures stand in for the packages.
 docs/compatibility.md has runs of the packages themselves."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What compiled programs hand to CUDA, without a GPU: a mock runtime records it; and what they refuse."""
 
 from __future__ import annotations

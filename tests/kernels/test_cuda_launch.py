@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiled programs on a real GPU: the launcher, torch's stream, CUDA graphs, what other GPUs are told."""
 
 from __future__ import annotations

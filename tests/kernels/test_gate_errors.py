@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The leeway of approximate instructions: its bounds hold for an H200's functions and for the worst that the
 PTX ISA allows and are not far above; right kernels of Kimi Delta Attention that use them pass, and faults of
 those kernels fail."""

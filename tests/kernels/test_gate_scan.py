@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """exp of gates as the SM100 kernels carry it from chunk to chunk, in the simulator, against fp64."""
 
 from __future__ import annotations

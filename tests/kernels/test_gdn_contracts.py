@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the two operations promise and refuse: tables, validation, conversions, partitions."""
 
 from __future__ import annotations

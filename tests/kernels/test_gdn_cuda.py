@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The references and same-dtype kernels on a GPU: the same results as on the CPU, within their roundings."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numerics of gdn_decode: the oracle against plain numpy, other kernels against the oracle, the slots."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`cute` of gdn_decode on a GPU: the bits of the simulator, in a CUDA graph, and a sequence the same whatever
 is beside it.
 

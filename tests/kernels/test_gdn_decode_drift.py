@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors over many tokens: what they are measured on, what the rule calls growth, and which kernels fail."""
 
 from __future__ import annotations

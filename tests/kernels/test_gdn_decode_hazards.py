@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is easily got wrong around gdn_decode's compiled kernel: the order of what is asynchronous, and where
 the tensors of a call may lie."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """gdn_decode's compiled kernel in the simulator: against the oracle, and against itself."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stages of gdn_decode: the oracle's and torch's against plain fp64 numpy, and what they are judged by."""
 
 from __future__ import annotations

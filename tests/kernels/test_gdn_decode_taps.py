@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds of gdn_decode's compiled kernel that show its stages: they leave its bits and show what it makes."""
 
 from __future__ import annotations

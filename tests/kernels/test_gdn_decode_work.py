@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a call of gdn_decode costs: sums done by hand."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chunk plans, slot plans and races, for any lengths and any indices, against counting them out."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numerics of gdn_prefill: oracles against plain numpy, other kernels against the oracle."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """gdn_prefill by segments, in the simulator: against the oracles, the fused kernel and itself."""
 
 from __future__ import annotations

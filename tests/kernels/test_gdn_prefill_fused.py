@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """gdn_prefill in one kernel, in the simulator: against the oracles, and against itself."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """gdn_prefill on SM100, all four kernels, in the simulator: against the oracles, and against itself."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stages of gdn_prefill: formulas and roundings of the same-dtype kernel, chunk by chunk against numpy."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The GPU of a call whose tensors are on the CPU: what kernels are compiled for, and how many CTAs they
 have."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every compiled kernel on every case of its grid and on every captured call, in the simulator."""
 
 from __future__ import annotations

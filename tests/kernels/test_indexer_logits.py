@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """indexer_logits: the oracle against a loop over bytes and transformers' module, wrong kernels, refusals."""
 
 from __future__ import annotations

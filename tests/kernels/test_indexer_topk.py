@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """indexer_topk: the oracle and torch against NumPy, refusals, laws and smaller calls."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The 64x64 inverse of the SM100 kernels, in the simulator, against substitution in fp64."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numerics and refusals of kda_decode: the oracle against a plain loop, flash-linear-attention's and that of
 gdn_decode; other kernels against the oracle; conversions."""
 

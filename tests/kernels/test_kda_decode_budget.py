@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled kernel of kda_decode stays within its budget, and takes what its plans say.
 
 What it takes now is recorded, in this folder, by

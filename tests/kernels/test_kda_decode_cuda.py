@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`cute` of kda_decode on a GPU: the bits of the simulator, in a CUDA graph, and of every plan.
 
 Most of the time is compiling: tests share plans and forms of calls.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The grid that a kernel of kda_decode is proven on: what is in it, and what the proof finds."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """kda_decode's compiled kernel in the simulator: against the oracle, itself, and gdn_decode's oracle."""
 
 from __future__ import annotations

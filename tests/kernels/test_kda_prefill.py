@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numerics of kda_prefill: oracles against a plain loop, flash-linear-attention's and gdn_prefill, other
 kernels against the oracle."""
 

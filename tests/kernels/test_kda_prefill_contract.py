@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What kda_prefill promises and refuses: tables, validation, conversions, synthetic inputs. The checks that
 it shares with gdn_prefill are tested on both."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """kda_prefill in one kernel, in the simulator: against the oracle, and against itself."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The grid that a KDA prefill kernel is proven on: what is in it, and what it finds."""
 
 from __future__ import annotations

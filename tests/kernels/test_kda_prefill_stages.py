@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stages of kda_prefill: formulas and roundings of the same-dtype kernel, chunk by chunk against numpy, and
 the limits of the inverse."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What kernels take of the hardware: against the words of the assembler itself, and against a budget."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors of more than 2^31 elements: a kernel does at their end what it does at the start of small ones.
 
 Only the pages that are touched exist. Counters and offsets of 32 bits would wrap to other places, or to none.

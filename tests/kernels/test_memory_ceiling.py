@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernels that only move bytes: every word arrives, in both engines and on a GPU."""
 
 from __future__ import annotations

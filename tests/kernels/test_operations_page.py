@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/operations.md shows the tables that the operations print."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels written as functions of one object: they are called by name, as `contract.Kernel` says."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """flash-linear-attention and FlashInfer on a GPU: right as kernels, and as launches in a CUDA graph."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """flash-linear-attention as a kernel of both operations: a function of its documented arguments stands in for
 it, and the package itself runs in Triton's interpreter where both are installed."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashInfer as a kernel of both operations: its own host functions and kernels, on a virtual GPU."""
 
 from __future__ import annotations

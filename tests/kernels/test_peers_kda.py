@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Other packages' kernels of Kimi Delta Attention: functions of their documented arguments stand in for them,
 in fp64. tests/replay/test_kda_simulated.py runs the packages themselves."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Releases of other packages before the newest: arguments that they lack, and calls that they do not take."""
 
 from __future__ import annotations

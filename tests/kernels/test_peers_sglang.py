@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SGLang as a kernel of both operations: functions of its documented arguments stand in for its package, in
 the modules of two releases. tests/replay/test_sglang_simulated.py runs the package itself."""
 

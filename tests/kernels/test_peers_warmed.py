@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launches of other people's kernels are compiled and tuned once for calls that are alike to a compiler."""
 
 from __future__ import annotations

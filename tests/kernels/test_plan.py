@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans of kernels: what they refuse, what they print, and that headers and launches are as they say."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The SM100 kernels of gdn_prefill stay within their budgets, and take what their plans say.
 
 What they take now is recorded by

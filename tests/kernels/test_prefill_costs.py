@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FLOP and bytes of the prefill kernels: by hand, from the plans, and in docs/prefill.md."""
 
 from __future__ import annotations

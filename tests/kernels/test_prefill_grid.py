@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The grid that a prefill kernel is proven on: what is in it, what it finds, and its quick cases."""
 
 from __future__ import annotations

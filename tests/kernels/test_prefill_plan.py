@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plans of gdn_prefill: what they choose from shapes, and that `sm100_auto` does what was chosen."""
 
 from __future__ import annotations

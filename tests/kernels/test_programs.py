@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which target a device takes: compute capabilities are those of CUDA's table for Hopper and Blackwell."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scripts/prove_kda.py: which kernels it names, what its table counts, and that it goes on from a file."""
 
 from __future__ import annotations

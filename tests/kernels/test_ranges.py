@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranges of calls, against NumPy over every element and pair of keys."""
 
 from __future__ import annotations

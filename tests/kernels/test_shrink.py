@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls made smaller are valid calls, and compute what the parts that are left computed before."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The references that stand-alone reproductions carry are the oracles, in torch alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the compiled kernels of swa_decode refuse before anything is launched, what they take as it lies, and
 what they are compiled for. Shapes and addresses alone are looked at, so most of it compiles nothing."""
 

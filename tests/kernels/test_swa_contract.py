@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What swa_decode promises and refuses: validation, pages touched, renumbering, conversions, outputs."""
 
 from __future__ import annotations

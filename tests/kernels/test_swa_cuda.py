@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`portable` on a GPU: the bits of the simulator, in a CUDA graph, and the same row whatever is beside it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """swa_decode: the oracle against attention written out here and torch's SDPA in fp64, torch's kernel against
 the oracle, and what the contract refuses."""
 

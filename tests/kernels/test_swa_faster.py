@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`portable` with `kernel="faster"`: what it launches, and that its rule is what was measured."""
 
 from __future__ import annotations

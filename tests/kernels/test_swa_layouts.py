@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cache layouts of swa_decode, byte by byte, against encoders and addresses written out here.
 
 The formats are those of the OCP 8-bit (e4m3: bias 7, no infinity, 0x7F NaN) and MX (ue8m0: bias 127, 0xFF

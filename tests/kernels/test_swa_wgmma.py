@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """swa_decode by wgmma in the simulator: against the oracle, against itself; its plan, its machine code.
 
     gdnbench compile --json --op swa_decode --kernel wgmma --arch sm_90a > swa_wgmma_budget.json

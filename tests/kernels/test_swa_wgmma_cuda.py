@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`wgmma` on a GPU: against the oracle, the bits of the simulator, in a CUDA graph, the same row whatever is
 beside it and whatever its tuning."""
 

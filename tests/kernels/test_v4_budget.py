@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled kernels of v4_decode stay within their budgets, and take what their plans say.
 
 What they take now is recorded, in this folder, by

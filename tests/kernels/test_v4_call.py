@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the compiled kernels of v4_decode refuse before anything is launched, and what they take as it lies.
 Shapes and addresses alone are looked at, so nothing is compiled."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """v4_compress: the oracle against transformers' modules call by call and a NumPy loop, wrong kernels,
 refusals."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What v4_decode promises and refuses: validation, pages touched, renumbering, conversions, costs, reads."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """v4_decode: the oracle against loops over the words of docs/operations.md in numpy, torch's kernel against
 the oracle, swa_decode as a special case, and the forms of lse."""
 

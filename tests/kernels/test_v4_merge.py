@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The merge of split attention in the simulator, against fp64 and the bound in its header."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`portable` of v4_decode on a GPU: the bits of the simulator, with and without splits, in a CUDA graph, and
 the same row whatever is beside it."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Splits of a query's entries: how many, and which tiles each has."""
 
 from __future__ import annotations

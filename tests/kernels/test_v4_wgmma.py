@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """v4_decode by wgmma in the simulator: against the oracle, against itself; its plan, its machine code.
 
     gdnbench compile --json --op v4_decode --kernel wgmma --arch sm_90a --cache-layout fp8_ds_mla \

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of v4_decode for the tests of its compiled kernels, which run in the simulator and are judged."""
 
 from __future__ import annotations

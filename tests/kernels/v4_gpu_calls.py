@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of v4_decode on a GPU, and what each of its compiled kernels has to do with them there."""
 
 from __future__ import annotations

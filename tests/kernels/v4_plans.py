@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """v4_decode's kernels with numbers of splits that they do not choose for small calls, as kernels of a
 user's."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls for the tests of v4_decode's kernel `wgmma`, simulated and on a GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny engine of compressed rows that logs what each call reads, right or with one wrong row."""
 
 from __future__ import annotations

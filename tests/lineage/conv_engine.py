@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serves the convolution of one layer: requests have a slot each, which keeps the windows after all tokens of
 a step with drafts."""
 

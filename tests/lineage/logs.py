@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny serving engine whose states are contents without elements: it logs accesses, right or with one bug.
 
 Every state that is computed has a content of its own, as another batch rounds otherwise. The engine has

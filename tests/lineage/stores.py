@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the log of the tiny engine as a store of decode and prefill records, whose states have elements."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Feeds the calls of a table to the online check."""
 
 from __future__ import annotations

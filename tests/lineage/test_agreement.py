@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The check call by call finds what the check in arrays finds, also in logs that are damaged in any way."""
 
 from __future__ import annotations

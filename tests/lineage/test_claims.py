@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """StoredClaims of a record, which a store may hold in any shape."""
 
 from __future__ import annotations

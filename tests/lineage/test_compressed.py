@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chains of compressed rows: no false accusation, and wrong rows are found."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Windows of the convolution: right chains are right, from the prompt over drafts that are rejected; planted
 breaks are found; equal windows of other requests accuse nobody; calls of the states prove nothing."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Access logs in a store."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of engines that are odd and right: nothing in them may be called wrong."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Captures that begin late or have a gap: what no record has may explain a read, which is unknown then."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prefix-cache hits between the chunks of a prompt: no read is accused."""
 
 from __future__ import annotations

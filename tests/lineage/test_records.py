@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stores of ordinary records."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The serving loop proves `gdnbench lineage`: no right schedule is accused, and every planted bug is found.
 
 `scripts/prove_lineage.py` runs the same on more schedules, also with the Qwen3-Next model and through stores.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chains of states in logs of the tiny engine: no false accusation, and bugs are found where they struck."""
 
 from __future__ import annotations

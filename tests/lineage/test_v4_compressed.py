@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records of decode loops over fp8_ds_mla pages: compressed rows of v4_decode, as slots or as pages in order,
 and windows of swa_decode. No right loop is accused; a row that changes is found."""
 

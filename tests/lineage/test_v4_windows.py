@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Windows of v4_decode: a decode loop with drafts over fp8_ds_mla pages, whose stores have no break; and rows
 that change under a running request, in any part of a page."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chains of windows: no false accusation, and stale rows are found."""
 
 from __future__ import annotations

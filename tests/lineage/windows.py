@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny engine of paged windows that logs what each call reads, right or with one stale row."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sentences of gdnbench that tests assert, each under a code, in one file: `messages.toml`.
 
     with pytest.raises(StoreError, match=wording("store.batch-exists", segment="seg", batch=0)):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The golden file, the tests and the sources hold the same sentences."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--on-mismatch`: what is judged beside a program that runs, and what is kept of it."""
 
 from __future__ import annotations

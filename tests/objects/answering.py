@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server that answers every request alike, as an S3 does that refuses."""
 
 from __future__ import annotations

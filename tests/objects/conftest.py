@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A local S3 server, a bucket of each test's own, and a proxy in between that drops connections."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A TCP relay in front of a server, which drops connections when it is told to and counts requests."""
 
 from __future__ import annotations

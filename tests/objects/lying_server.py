@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An S3 server of the files of a folder, which answers some requests wrongly."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A store with rows, blobs of several shards and two segments, and the same as objects."""
 
 from __future__ import annotations

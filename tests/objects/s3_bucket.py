@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tests know of the bucket that they are given."""
 
 from __future__ import annotations

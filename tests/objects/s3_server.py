@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A local S3 server in a process of its own: prints its port, and ends with standard input."""
 
 from __future__ import annotations

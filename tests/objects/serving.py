@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HTTP servers on this machine for tests: a handler that is quiet, and one way to start and stop."""
 
 from __future__ import annotations

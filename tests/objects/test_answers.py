@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Servers that refuse, in the statuses and codes that S3's reference names: one line each, and what to do."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every command that takes a store takes the URL of one, and finds in it what it finds in a folder."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An object store that lies: no answer is a traceback, a hang or an element that nobody wrote. A batch that
 is left out of a listing cannot be told from one that was never there; docs/store.md says so."""
 

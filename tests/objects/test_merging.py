@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stores below a URL merged with one in a folder."""
 
 from __future__ import annotations

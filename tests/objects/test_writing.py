@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Captures into, and uploads to, a real S3 server, through a proxy that loses connections."""
 
 from __future__ import annotations

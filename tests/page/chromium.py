@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Headless Chromium by its DevTools protocol over a pipe, with nothing but Python's own modules.
 
     with Chromium.start(executable) as browser:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs that look like what replays leave, made by NumPy, and the page of each in headless Chromium."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs that nobody replayed, for the tests and the benchmark of the report: plausible ones, of any size.
 
 Values are drawn with NumPy and compared with NumPy; none of the judge's code is here.

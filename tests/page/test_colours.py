@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Colours of the page, held to WCAG 2.1 and to simulated colour blindness."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plain values of a page: order, what is left out for size, and what is refused."""
 
 from __future__ import annotations

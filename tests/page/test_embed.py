@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values inside the page: what would end a script element cannot, and nothing is lost."""
 
 from __future__ import annotations

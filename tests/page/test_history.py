@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs of one kernel over time: their order, what is known of each, and the lines that the page draws."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page as a person meets it, in headless Chromium."""
 
 from __future__ import annotations

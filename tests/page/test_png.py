@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PNG files of runs: which there are, that a cell has the colour of its number, and that equal runs give
 equal bytes."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command of a record, read by a shell and by the command line itself."""
 
 from __future__ import annotations

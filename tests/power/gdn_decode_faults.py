@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong kernels of gdn_decode: heads, gates, slots and states."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """gdn_decode in torch, token by token, every step of which a variant or a fault replaces.
 
     alpha = exp(g)                        raw: g = -exp(A_log) softplus(a + dt_bias)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong kernels of gdn_decode: norms, exponentials, rounding, and errors of a given size."""
 
 from __future__ import annotations

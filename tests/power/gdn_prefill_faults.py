@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong kernels of gdn_prefill: a wrong index, order, border or state."""
 
 from __future__ import annotations

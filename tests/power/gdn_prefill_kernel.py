@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """gdn_prefill in torch, chunk by chunk, every step of which a variant or a fault replaces.
 
     g_cu      = cumsum(g) inside the chunk

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Right kernels of gdn_prefill: the arithmetic and the orders of served kernels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong kernels of indexer_logits: ReLU, weights, scales, pages and columns."""
 
 from __future__ import annotations

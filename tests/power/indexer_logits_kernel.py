@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """indexer_logits in torch, a query at a time, every step of which a variant or a fault replaces.
 
     s[h, j]   = relu(q[t, h] . k[j])

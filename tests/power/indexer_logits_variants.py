@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Right kernels of indexer_logits: orders of heads and features, and where factors are applied."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong kernels of indexer_topk: the boundary, ties, columns and padding."""
 
 from __future__ import annotations

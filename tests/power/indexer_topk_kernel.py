@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """indexer_topk in torch, a row at a time, every step of which a variant or a fault replaces.
 
     indices[r] = the indices, from row_starts[r], of the min(lens[r], K) largest of logits[r, start : start +

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Right kernels of indexer_topk: orders of the indices, choices between ties, radix selection."""
 
 from __future__ import annotations

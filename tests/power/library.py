@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Right kernels and wrong ones of every operation, by which the judge's power is measured.
 
     for one in faults("gdn_decode"):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Number formats and exponentials of kernels, emulated on wider floats."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matrix products in the orders of summation that kernels have."""
 
 from __future__ import annotations

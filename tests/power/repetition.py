@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What makes a kernel's bits differ from call to call, for the kernels of any operation."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The judge's power in tables: what `scripts/judge_power` prints."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs specimens on records and judges them as `gdnbench replay` does.
 
     places = [*captured("gdn_decode"), *made("gdn_decode", folder)]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a fault does to a tensor whose axis 1 is heads: gains, noise, and parts set to zero or NaN."""
 
 from __future__ import annotations

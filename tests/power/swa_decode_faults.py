@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong kernels of swa_decode: windows, pages, scales, sinks and lse."""
 
 from __future__ import annotations

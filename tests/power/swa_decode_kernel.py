@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """swa_decode in torch, every step of which a variant or a fault replaces.
 
     row[j]  = the slot's codes times its scale, rounded to bf16

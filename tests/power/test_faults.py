@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong kernels are caught: at least 95 % of those that the contract does not allow."""
 
 from __future__ import annotations

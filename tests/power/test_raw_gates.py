@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Raw gates: the softplus that engines serve passes, and one whose sum is 16 times as coarse does not."""
 
 from __future__ import annotations

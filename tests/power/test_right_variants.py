@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Right kernels pass: an expert would call each of them right, whatever its rounding and order of sums."""
 
 from __future__ import annotations

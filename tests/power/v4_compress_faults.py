@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong kernels of v4_compress: windows, scores, norm, rotation and states."""
 
 from __future__ import annotations

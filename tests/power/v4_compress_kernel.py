@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """v4_compress in torch, a window at a time, every step of which a variant or a fault replaces.
 
     slots    = the tokens at p - ratio + 1 .. p of a closed window, before them with overlap those of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Right kernels of v4_compress: orders of summation, forms of the softmax and of the norm."""
 
 from __future__ import annotations

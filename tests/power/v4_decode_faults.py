@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong kernels of v4_decode: the extra segment, its lengths, scales and pages, splits, sinks and lse."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """v4_decode in torch, every step of which a variant or a fault replaces.
 
     rows[r]  = the rows of the window's entries that count, then those of the extra segment's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Right kernels of v4_decode: those of swa_decode over both segments, splits and their merge."""
 
 from __future__ import annotations

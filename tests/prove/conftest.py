@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small records for tests of `prove`."""
 
 from __future__ import annotations

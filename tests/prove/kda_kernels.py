@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels of Kimi Delta Attention that are right on the records of `test_kda_laws.py`. `prefill` and `decode`
 keep all laws of `gdnbench prove`; each of the others has one fault that breaks a law.
 

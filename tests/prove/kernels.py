@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A right kernel of each kind and kernels with one mistake each, for `gdnbench prove`.
 
 The prefill kernels are the gated delta rule token by token in fp32, written apart from gdnbench's own.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Few and small made records in place of suites/made.toml, and a capture of small calls."""
 
 from __future__ import annotations

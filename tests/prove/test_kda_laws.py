@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each law of Kimi Delta Attention finds a kernel that breaks it and that passes against the oracle."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Laws hold for the fp64 oracles, whose errors are nothing; and a difference is held to its limit."""
 
 from __future__ import annotations

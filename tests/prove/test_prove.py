@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Right kernels pass all sections; each wrong one fails, and the section and law say what is wrong."""
 
 from __future__ import annotations

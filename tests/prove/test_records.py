@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Made records: the shipped file, and the ways to get one wrong."""
 
 from __future__ import annotations

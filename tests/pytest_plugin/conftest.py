@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stores and pytest runs for tests of the plugin."""
 
 from __future__ import annotations

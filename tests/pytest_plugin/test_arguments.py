@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stores as arguments of pytest, without a test file."""
 
 from __future__ import annotations

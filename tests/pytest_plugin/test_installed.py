@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plugin as pytest finds it in an environment: by its entry point, at no cost to who does not use it."""
 
 from __future__ import annotations

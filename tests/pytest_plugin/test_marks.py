@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests of a user, with the mark `gdnbench`, run by a pytest of their own."""
 
 from __future__ import annotations

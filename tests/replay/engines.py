@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs kernels of an engine on the simulator with a folder of its packages, which tests do not install."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels that each make one mistake that users have met, or end in one of the ways a kernel can end."""
 
 from __future__ import annotations

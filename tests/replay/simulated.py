@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """User kernels for test_simulated.py: torch computes, and a CuTe DSL kernel moves the output into place."""
 
 from __future__ import annotations

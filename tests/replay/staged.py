@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels that show their stages, rightly or not."""
 
 from __future__ import annotations

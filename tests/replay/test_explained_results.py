@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a saved run says beyond errors: ranges of the captured inputs, and what each stage added."""
 
 from __future__ import annotations

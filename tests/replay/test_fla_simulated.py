@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench replay --kernel fla --on sim`: flash-linear-attention's own functions and Triton kernels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kernel is judged on the values that it was handed. Whatever conventions a call was recorded in and a
 kernel takes, an exact kernel passes and one that is off does not."""
 

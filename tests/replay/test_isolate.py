@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels that end their process, or never end: each an outcome, after which the next record goes on."""
 
 from __future__ import annotations

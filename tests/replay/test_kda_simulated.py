@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Other packages' kernels of Kimi Delta Attention on the simulator: the packages' own functions.
 
 flash-linear-attention and FlashInfer are in the folder GDNBENCH_THIRD_PARTY; GDNBENCH_SGLANG and

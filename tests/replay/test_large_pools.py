@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pools too large to poison and to copy: bound in memory that is not there, and watched all the same."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which outcome an exception is, and the one exit code that many outcomes come to."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A call in a process of its own: what it raises, and that it ends. What it returns is seen in
 tests/cli/test_sim_gpu.py."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What worker processes print: passed on as it is, and kept as plain text of bounded length."""
 
 from __future__ import annotations

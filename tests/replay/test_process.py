@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workers and their parents: however one of them ends, the other knows, and nothing stays behind."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replay end to end: right kernels pass, each wrong one fails for what it does wrong."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a user's function requires of its inputs, which replay prepares and says; taps; stand-ins."""
 
 from __future__ import annotations

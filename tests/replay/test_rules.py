@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules of single tensors: each has the results that a replay under its rule alone has of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run store says of itself, read back: results, grids, and where both sides come from."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench replay --kernel sglang --on sim`: SGLang's own functions, without its engine.
 
 Tests do not install the packages, about 700 MB: GDNBENCH_SGLANG names a folder that has them.

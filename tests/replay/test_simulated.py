@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--on sim`: recorded calls through kernels that run on the simulated SM100."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--kernel flashinfer --on sim`: FlashInfer's own host functions and kernels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replay with stages: judged ahead of outputs, brought out of a worker, kept and diffed."""
 
 from __future__ import annotations

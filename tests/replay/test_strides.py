@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tensor gets back the strides, the offset and the surroundings that the caller's had."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls made of others by leaving out parts at random: legal, no larger, and the same for the same seed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records of swa_decode that no capture writes: refused or unequal in one line, whatever was edited."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replay and diff of swa_decode: pools kept by pages, pages that were not stored, an output of its own
 tolerance."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replay of v4_decode: both pools kept by pages, wrong kernels, kernels in other forms, and kernels that
 gather before they mask."""
 

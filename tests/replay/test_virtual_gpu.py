@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--on sim` of kernels that take tensors on CUDA: they get those of a virtual GPU."""
 
 from __future__ import annotations

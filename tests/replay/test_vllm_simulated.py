@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench replay --kernel vllm --on sim`: vLLM's own functions, without its compiled extensions.
 
 Tests do not install the packages, about 600 MB: GDNBENCH_VLLM names a folder that has them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small captures to be shared, and kernels that fail on them in one way each."""
 
 from __future__ import annotations

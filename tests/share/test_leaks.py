@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A copy holds nothing of the activations that it hides: no element and no digest, in tensors or in texts."""
 
 from __future__ import annotations

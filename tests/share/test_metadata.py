@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a copy says beside its elements, looked for in all its bytes."""
 
 from __future__ import annotations

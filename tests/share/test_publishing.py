@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A copy is at its path whole or not at all."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Other bases, against the fp64 oracles, which know nothing of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A copy is made exactly where it fails as its source does."""
 
 from __future__ import annotations

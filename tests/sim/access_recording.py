@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A checker that keeps what engines tell it."""
 
 from __future__ import annotations

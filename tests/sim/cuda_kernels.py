@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small kernels in CUDA C++, compiled with NVRTC and run on CPU tensors.
 
 NVRTC is a wheel of tests/sim/third_party/requirements.txt; where GDNBENCH_THIRD_PARTY names the folder of

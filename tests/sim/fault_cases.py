@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small PTX kernels in pairs: one commits a fault, its twin differs in one line and does not.
 
 `@@` in a text stands for that line. Every kernel runs as one CTA and has one parameter, the address

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small kernels that are right with all of their lines and wrong without a marked one, and the findings that
 the checker must have in them."""
 

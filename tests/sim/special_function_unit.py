@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The special-function unit of an H200, as the simulator has it, on torch's tensors."""
 
 from __future__ import annotations

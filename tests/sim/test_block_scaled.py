@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A whole kernel with a block-scaled product, from global memory and back, against fp64."""
 
 from __future__ import annotations

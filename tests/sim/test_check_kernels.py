@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`scripts/check_kernels.py`: a small case of each operation is clean, what is wrong is told, and what is
 kept is not run again. All cases: the script."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench sim` on CuTe DSL kernels with TMA, tcgen05 and a persistent grid, from shapes to files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs under many schedules: which bits differ, what is merged, and what an interruption leaves. The runs are
 made up: no kernel."""
 

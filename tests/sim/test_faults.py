@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every illegal act stops the launch and says what, where in the PTX and where in Python; its twin runs."""
 
 from __future__ import annotations

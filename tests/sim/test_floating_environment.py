@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process's floating-point settings change nothing in a simulation, and come back after it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A few changes of synchronisation in kda_prefill's fused kernel, each of which the checker or a fault finds.
 `scripts/mutate_synchronisation.py kda_prefill_fused` judges all of them, on longer sequences."""
 

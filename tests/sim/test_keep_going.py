@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`keep_going`: faults that can be skipped are reported and the launch goes on; all others end it as before.
 
 What follows a fault is read off docs: README of `gdnbench.sim`, "Going on after a fault"."""

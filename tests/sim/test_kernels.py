@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CuTe DSL kernels through `sim.launch`, in both engines and all schedules, against float64.
 
 A kernel whose synchronisation is right gives the same bits whatever the schedule; both engines give the same

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`scripts/public_kernels.py`: its rows, how it reads a run, and a run of a small program."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Value traces: what the simulated warps computed, against the same sums made by torch."""
 
 from __future__ import annotations

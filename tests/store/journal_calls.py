@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deterministic calls: call `n` can be made and checked bit for bit without the code under test.
 
 Their sizes differ, one payload is empty and some have odd lengths; the bits are random, so every NaN payload

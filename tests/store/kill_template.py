@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process that forks writers and sealers and kills them, as a test asks on standard input.
 
 It has everything imported and no threads, so that a fork is safe and takes milliseconds where a fresh

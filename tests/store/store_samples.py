@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records for the tests of the store."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clocks that step, and processes of the same host name and pid, as those of containers are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/store.md against the store: its examples run as they stand, and its names are those on disk."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What was written is read back bit for bit: by us, by plain zarr-python and by tensorstore."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stores that a stranger made: refused in one line that names what, with nothing outside them read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The index of a batch: what `ls` shows without parsing a record, and never more than that."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The journal: what was appended comes back, in order, bit for bit, or the loss is counted."""
 
 from __future__ import annotations

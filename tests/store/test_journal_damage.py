@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A journal cut anywhere, or with bytes not those written: never a wrong record, never a silent loss."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Journals of other hosts, on file systems whose locks end at the host: they are left to that host."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SIGKILL at random instants: what was acknowledged is in the store, once and bit for bit, whoever died when.
 
 Every trial has a writer and a sealer at work on one store; the writer, the sealer or both are killed. Then

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading takes a small buffer, not the store's size."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several stores merged into one."""
 
 from __future__ import annotations

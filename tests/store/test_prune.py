@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pruning: what is kept keeps key and bits, what is dropped frees its bytes, whenever it is killed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`keep_bytes`: a segment stays within it, what it holds are its latest records, and they are whole."""
 
 from __future__ import annotations

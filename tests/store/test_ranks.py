@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks as segments tell them, whoever wrote the segment."""
 
 from __future__ import annotations

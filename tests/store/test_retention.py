@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which records a pruning drops."""
 
 from __future__ import annotations

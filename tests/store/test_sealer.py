@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sealer: what a journal holds is in the store afterwards, once, and what it does not hold is said."""
 
 from __future__ import annotations

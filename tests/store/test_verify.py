@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Damage of every kind is found, and named by record, tensor and chunk."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches: visible whole or not at all, contents stored once, other people's folders left alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The end of zarr's thread: it may be of the lowest priority on a busy machine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Suites of small made captures, results of records made by hand, and baselines."""
 
 from __future__ import annotations

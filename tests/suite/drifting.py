@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Torch's decode kernel, with an error of its own in `o`: the hundredths that the file `hundredths` says."""
 
 from __future__ import annotations

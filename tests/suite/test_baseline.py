@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The file of accepted errors: its history, what it refuses, and that no update is lost or half made."""
 
 from __future__ import annotations

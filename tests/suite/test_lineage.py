@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lineage checks in a suite."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Suites that are right, and the ways to get one wrong: one line that names file, table and key."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Suites that run: small captures through torch's kernel and one of a user's, and what is left on disk."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Known failures and accepted errors, on results made by hand: what is excused, and until when."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stands in for torch.cuda where there is no GPU: writes down what is asked of it, in order."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A GPU that there is not: tensors for it lie on the CPU, its clock is a fake one, its kernels do nothing.
 
 What the host does for a GPU then runs on any machine: which tensors, streams, events and graphs are asked

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stands in for nvidia-ml-py: answers as NVIDIA's documentation of NVML says."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels whose prepared launches are not what their functions are."""
 
 from __future__ import annotations

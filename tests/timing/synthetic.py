@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels of known speed on machines of known noise, for the statistics."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two runs of known speed: regressions are found, noise is not, and other machines are refused."""
 
 from __future__ import annotations

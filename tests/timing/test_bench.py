@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Subjects of a bench: what a launch finds in its buffers, and what happens outside the time."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cache made cold, and the control that says whether it is: on a model of a cache with a known answer."""
 
 from __future__ import annotations

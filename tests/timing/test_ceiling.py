@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The memory's ceiling: which ways are tried, how the best is found, and what a CPU measures."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clocks: what is timed and what is not, on the CPU and, with CUDA's calls written down, on a GPU."""
 
 from __future__ import annotations

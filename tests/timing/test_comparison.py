@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loop over blocks: orders, placements, disturbances, and every way it ends."""
 
 from __future__ import annotations

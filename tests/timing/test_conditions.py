@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The watches, on a fake NVML that answers as NVIDIA's documentation says, and on /proc/stat by hand."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times from CUPTI's records, handed over by a module that stands in for cupti-python."""
 
 from __future__ import annotations

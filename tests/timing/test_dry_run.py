@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole way of a timing on a GPU, without one: so that no typo costs a minute on a machine that has one.
 
 Left out: what only a device answers, which is whether launches can be captured, how long anything takes,

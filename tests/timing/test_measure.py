@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is timed is what was judged."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Predicted times of calls: what is refused, what is summed, and what people read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs of a kernel that launches several: which there are, on what data, and what each takes."""
 
 from __future__ import annotations

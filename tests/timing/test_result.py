@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A result's JSON: all of it comes back, and nothing else is taken for one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sets of buffers: where they lie, what is in them, and how many pass before one is used again."""
 
 from __future__ import annotations

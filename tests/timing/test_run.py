@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records x kernels: who is timed, what becomes of the others, and what is kept. The timer is a fake."""
 
 from __future__ import annotations

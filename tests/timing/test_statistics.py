@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interval and the verdict, against tables, by hand, and on noise whose truth is known."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes and FLOP of the operations, against figures worked out by hand."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Timing in a process of its own: what ends it is one kernel's outcome, and the others have their times."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels that pass when they are judged, and each end in its own way once they are timed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traces of a kernel of a few lines of PTX, whose values anybody can tell: no compiler, no tensor core."""
 
 from __future__ import annotations

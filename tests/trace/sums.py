@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kernel of a few lines of PTX, whose values anybody can tell, and the Python that it may be of."""
 
 # Adds x[lane] to a sum, `rounds` times, the step i of it being i * x, and stores the sum. Lines are those of

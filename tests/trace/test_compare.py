@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two traces compared: what was planted is what is named, and what is the same is not."""
 
 from __future__ import annotations

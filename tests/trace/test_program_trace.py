@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traces of launches on a virtual GPU, which several processes write into one store."""
 
 from __future__ import annotations

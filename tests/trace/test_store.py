@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Value traces as stores: what is read is what ran, from any event on, and what became of a trace is said."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the commit of a git repository that made a kernel wrong, or slower by its predicted time.
 
 `repository` reads from git, `relevant` computes which trees a kernel's verdict depends on, `worktree` checks

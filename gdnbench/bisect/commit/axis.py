@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The axis `commit`: finds the commit between a good and a bad revision that made a kernel wrong or
 slower."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs trials at revisions: checks a revision out, builds it, and replays in a process that imports its
 packages.
 """

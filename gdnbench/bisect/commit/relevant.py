@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Computes which trees of a revision a kernel's verdict depends on, without checking it out.
 
 They are the kernel's package, the packages, modules and files of the repository that it imports, and those

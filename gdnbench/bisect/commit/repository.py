@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads from a git repository and never changes it.
 
 The repository is the user's own, which `--repo` names: its code is built and run, and git runs the filters of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs trials by the `gdnbench replay` command of a revision.
 
 Kernels, contracts and oracles of a repository with its own gdnbench belong together, so this gdnbench could

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Narrows a graph of commits as `git bisect` does: git chooses the commit that halves the candidates best."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the commit that made a kernel slower, by its predicted time at each revision.
 
 The endpoints have two times. A commit is slow if its time is nearer to the bad one than to the good one in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What bisections of commits share: the endpoints are checked, merge bases and then commits between them are
 probed, and the answer is described."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks out one revision after another in one folder and never touches the user's own checkout."""
 
 from __future__ import annotations

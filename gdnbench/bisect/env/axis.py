@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The axis `env`: finds the package, and its first bad version, between package versions under which a kernel
 is right and versions under which it is wrong.
 """

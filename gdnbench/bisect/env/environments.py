@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Virtual environments in the user's cache directory, named by their contents and layered over an
 interpreter.
 

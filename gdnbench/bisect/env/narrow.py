@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Delta debugging: reduces a set of changes that together are bad to a smallest set that still is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requirements that pin versions, as pip writes them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decides whether a smaller record fails in the same way as the original."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors laid out as a caller's was: the same order of axes and the same gaps, whatever their sizes."""
 
 from __future__ import annotations

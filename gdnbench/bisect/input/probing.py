@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Candidates, and whether one still fails: a store of one record, replayed in a worker process."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a kernel on a stored record and holds it to a reference. With torch, numpy and zarr alone: its text
 becomes part of the files that `script` writes, which run without this project."""
 

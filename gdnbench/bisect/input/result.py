@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the shrunk record: as a store, as a Python file, and as lines for people."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Python file that reproduces a failure with torch, numpy and zarr alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`bisect input` from end to end: checks that the failure is steady, shrinks, and returns the result."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes a failing call smaller and simpler as long as it fails in the same way."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Simpler values: what a tensor may be filled with, and which of its rows then keep their own."""
 
 from __future__ import annotations

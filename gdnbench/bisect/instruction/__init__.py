@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The instruction axis: runs two versions of a CuTe DSL kernel on the simulator and finds the first value
 that differs beyond rounding.
 

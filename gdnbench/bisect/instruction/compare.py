@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The first value of the good version that the bad one has not, beyond rounding.
 
 Instructions are exact functions of their operands, so that two executions of one instruction can differ by

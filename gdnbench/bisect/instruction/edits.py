@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds what was edited between two versions of a kernel, from their source files alone.
 
 A line table names the innermost function: code that a helper emits has the helper's line, not the caller's,

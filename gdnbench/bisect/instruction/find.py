@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the first instruction whose value differs beyond rounding, between two versions of a kernel."""
 
 from __future__ import annotations

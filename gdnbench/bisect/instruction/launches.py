@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the first launch whose results differ between the two versions, and its worst element."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints the finding as plain JSON and as lines."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One version of a kernel in a worker process, which compiles the kernel once and runs it many times."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Observes the launches of one version while they are simulated."""
 
 from __future__ import annotations

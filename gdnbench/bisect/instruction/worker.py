@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The worker process that runs one version of a kernel on the simulator.
 
 `python -m gdnbench.bisect.instruction.worker REQUESTS REPLIES`, with the file descriptors of the two pipes. A

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the error of carried states is too large: the rule that `gdnbench_kernels.gdn_decode.drift` has.
 
 The relative error of the states of a lane, as the root mean square over every 16 of its calls, may be k

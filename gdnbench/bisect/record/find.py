@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Asks the questions of the record axis, in order, and draws the conclusion.
 
 Bad calls need not come after one another: a call that is bad by itself says nothing of the next. So calls are

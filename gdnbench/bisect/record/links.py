@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which earlier call left the state that a call gets: by slot where it lies in a pool, by content elsewhere.
 
 A link stands only where the bits are those that were left. A state that something else wrote meanwhile, a

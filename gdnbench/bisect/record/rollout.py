@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs calls one after another, each on the states that the same kernel left before: the kernel under test,
 the fp64 oracle, and torch's kernel each on their own states.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints the answer of the record axis."""
 
 from __future__ import annotations

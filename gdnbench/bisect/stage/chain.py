@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a kernel's steps on one call: all of them in order, or some of them on given stages."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which stage explains that the outputs are wrong, from the stages and outputs of one run.
 
 Let x be the kernel's result for a stage, and O_s the outputs that exact steps compute from the kernel's own

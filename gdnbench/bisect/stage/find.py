@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the probes of the stage axis, in order, and draws the conclusion."""
 
 from __future__ import annotations

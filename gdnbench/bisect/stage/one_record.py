@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One record under one kernel: its call, its exact stages, and the judgement of stages and outputs."""
 
 from __future__ import annotations

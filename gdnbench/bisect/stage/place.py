@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a stage is off, and by how much of what it may: plain JSON of a tensor that was judged."""
 
 from __future__ import annotations

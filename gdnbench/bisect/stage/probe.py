@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Probes of one record; the facts of their verdicts are plain JSON.
 
 `inspect_kernel` lists what the kernel can show. `chained` judges the kernel's own stages and outputs. `alone`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Probes of one record on the stage axis, each answered from the stored verdicts if it can be."""
 
 from __future__ import annotations

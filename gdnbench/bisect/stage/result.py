@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The result of the stage axis: a row for each stage and output, and the outputs with exact stages."""
 
 from __future__ import annotations

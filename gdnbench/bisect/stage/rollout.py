@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The calls that a record's states come from, each on what the one before it left, with some stages exact in
 each: whether a stage that adds little to one call is what many of them add up to."""
 

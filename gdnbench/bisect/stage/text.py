@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints the answer of the stage axis: rows of a table, notes, and the answer."""
 
 from __future__ import annotations

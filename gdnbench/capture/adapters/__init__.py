@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the adapters: those of this package, of entry points of the group `gdnbench.adapters`, and `--table`
 files."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks shapes, strides and dtypes of a call against its operation's contract, without reading an element.
 
 Reading one would wait for the GPU.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared by the adapters of the causal convolution: maps a call to the tensors of conv_prefill and
 conv_decode."""
 

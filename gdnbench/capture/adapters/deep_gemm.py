@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapter for DeepGEMM's scores of an indexer (`*_mqa_logits`), recorded as indexer_logits; vLLM and SGLang
 call them for DeepSeek-V3.2 and V4.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapter for Hugging Face transformers: sliding-window layers of DeepSeek-V4, recorded as swa_decode.
 
 The model has an eager implementation only: its layers look up `eager_attention_forward` in their module at

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapter for flash-linear-attention: the chunk and recurrent functions of the gated delta rule, and those of
 Kimi Delta Attention and of the convolution, see fla_kda and fla_conv.
 

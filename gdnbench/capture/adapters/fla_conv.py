@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The short convolution of flash-linear-attention, for `fla.FlaAdapter`.
 
     causal_conv1d            x [B, T, D], states [N, D, W] in and out     conv_prefill

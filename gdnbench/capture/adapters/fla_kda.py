@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kimi Delta Attention of flash-linear-attention, for `fla.FlaAdapter`.
 
     chunk_kda                any tokens per sequence                               kda_prefill

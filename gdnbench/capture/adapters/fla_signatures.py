@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Signatures of flash-linear-attention's gated delta rule, Kimi Delta Attention and short convolution, as
 adapters/fla.py expects them."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapter for FlashMLA called directly: `flash_mla_with_kvcache` over the pages of DeepSeek-V4, recorded as
 v4_decode with an extra cache and as swa_decode without one (see serving_flash_mla.py).
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapter for FlashInfer: prefill and decode of the gated delta rule, and of Kimi Delta Attention, see
 flashinfer_kda.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of FlashInfer's HCA kernel (CuTe DSL, SM100), recorded as v4_decode.
 
     function                              window                         compressed positions, all of them

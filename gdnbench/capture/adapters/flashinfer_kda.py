@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kimi Delta Attention of FlashInfer, for `flashinfer.FlashinferAdapter`.
 
     recurrent_kda, one token of each sequence            kda_decode

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Signatures of FlashInfer's gated delta rule, of its Kimi Delta Attention and of its sparse attention of
 DeepSeek-V4, as adapters/flashinfer.py, flashinfer_kda.py and flashinfer_sparse_mla.py expect them."""
 

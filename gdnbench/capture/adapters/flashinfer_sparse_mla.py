@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapter for FlashInfer's sparse attention of DeepSeek-V4: calls that attend to the window alone are
 recorded as swa_decode, those that attend to compressed keys too as v4_decode.
 

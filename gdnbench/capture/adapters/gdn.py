@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared by the Gated DeltaNet adapters: maps a batch [B, T, ...] to the tensors of the two operations."""
 
 from __future__ import annotations

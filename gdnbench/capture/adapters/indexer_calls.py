@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared by adapters of sparse attention's indexers: calls recorded as indexer_logits and indexer_topk.
 
 An engine's logits have room for its longest context: columns of no key are stale. A record has them all,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared by the adapters of Kimi Delta Attention: how a call gives its gates, as the operations name it."""
 
 from __future__ import annotations

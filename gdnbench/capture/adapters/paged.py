@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapter for any caller of sliding-window decode attention over a paged cache, described by a small table.
 
 The table names a function and where its arguments hold each tensor of swa_decode:

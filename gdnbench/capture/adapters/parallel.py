@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads a process's ranks in the parallel groups of a serving engine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The causal convolution of serving engines, whose sequences own slots of a pool of windows: shared by the
 adapters of vLLM and SGLang.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared by adapters of serving engines whose sequences own slots of a state pool.
 
 An engine decodes a batch of packed tokens [T, ...]: sequence n has rows query_start_loc[n] up to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared by adapters of FlashMLA's `flash_mla_with_kvcache` over the pages of DeepSeek-V4.
 
 A call whose layer attends to the window alone is recorded as swa_decode, one with `extra_k_cache` as

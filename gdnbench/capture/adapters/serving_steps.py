@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Claims of calls below a step of a serving engine, made of what the step knows of its whole batch.
 
 An adapter says in `Observation.part` which sequences of the batch a call has. A number past the end of the

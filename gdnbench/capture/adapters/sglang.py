@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapter for SGLang: Gated DeltaNet and Kimi Delta Attention (see sglang_kda) in every kernel backend of
 prefill, decode and speculative verification.
 

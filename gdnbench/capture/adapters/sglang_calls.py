@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared by SGLang's Gated DeltaNet and Kimi Delta Attention: where a call has its pool, slots and offsets.
 
 SGLang's class of kernels is one for both. Its methods and the functions below them use different names.

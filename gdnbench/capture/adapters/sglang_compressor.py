@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapter for SGLang: the compressors of DeepSeek-V4 in decoding, of the attention and of its indexer,
 recorded as v4_compress.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapter for SGLang: layers of DeepSeek-V4 over fp8_ds_mla pages, those of the window alone recorded as
 swa_decode, those with compressed keys as v4_decode.
 

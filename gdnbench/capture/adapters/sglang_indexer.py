@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapter for SGLang: the top-k of DeepSeek-V4's indexer, recorded as indexer_topk.
 
     topk_transform_paged, topk_transform_paged_v2              SGLang's kernels

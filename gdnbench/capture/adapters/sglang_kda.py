@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kimi Delta Attention of SGLang, for `sglang.SglangAdapter`. Its class of kernels is one for this and for
 Gated DeltaNet.
 

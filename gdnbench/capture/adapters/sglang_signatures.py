@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Signatures of SGLang's gated delta rule, Kimi Delta Attention and sparse attention, as adapters/sglang.py,
 sglang_kda.py and sglang_deepseek_v4.py expect."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose the sequences of a call are in SGLang, from the batch that its runner of models is given.
 
 A step is `ModelRunner.forward` with a ForwardBatch: `rids` (req_pool_indices are used again) in the batch's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares the functions of the installed framework with the signatures that the adapter was written for.
 
 A function is not captured if it lacks a parameter that the adapter needs, or requires one that the adapter

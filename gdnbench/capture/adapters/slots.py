@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Converts a call's pool slots to those of the Gated DeltaNet operations."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapter for Hugging Face transformers: its layers of Gated DeltaNet and of Kimi Delta Attention, the chunk
 and recurrent paths and the convolution before them.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The causal convolution of transformers' Gated DeltaNet layers, for `transformers.TransformersAdapter`.
 
 x and y are [B, D, T], the state [B, D, L] with L >= W - 1, of which the last W - 1 columns count. A prefill

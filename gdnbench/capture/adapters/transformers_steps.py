@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The requests of transformers' calls: one for each row of each cache object, counted from what the cache
 has seen.
 

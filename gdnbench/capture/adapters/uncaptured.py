@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention and state functions of the serving packages that no adapter records, and why.
 
 Capture counts their calls and names them at the end, so that a capture which lacks a layer's calls says so.

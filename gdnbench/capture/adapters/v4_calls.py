@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared by adapters of DeepSeek-V4's whole decode attention: calls recorded as v4_decode.
 
 Tensors are the caller's own, or views of them. A table of slots may be wider than the operation's 2,048

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapter for vLLM: Gated DeltaNet and Kimi Delta Attention (see vllm_kda) in every backend of prefill,
 recurrent decode and speculative decode.
 

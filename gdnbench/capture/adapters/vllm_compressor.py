@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapter for vLLM: the compressors of DeepSeek-V4, of the attention and of its indexer, recorded as
 v4_compress.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapter for vLLM: decoding of DeepSeek-V4 over fp8_ds_mla pages, layers of the window alone as swa_decode
 and layers with compressed keys as v4_decode.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapter for vLLM: the top-k kernels of sparse attention's indexer, recorded as indexer_topk.
 
     SparseIndexerTopk.forward     decoding, whichever kernel it chooses

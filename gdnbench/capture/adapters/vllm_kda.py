@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kimi Delta Attention of vLLM, for `vllm.VllmAdapter`.
 
     chunk_kda_with_fused_gate, chunk_kda                   kda_prefill

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Signatures of vLLM's gated delta rule, Kimi Delta Attention and sparse attention, as adapters/vllm.py,
 vllm_kda.py and vllm_deepseek_v4.py expect them."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose the sequences of a call are in vLLM, from its runners' own state of a step.
 
 A step is `execute_model` of a runner. What its batch is, is known once the runner has prepared its inputs:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench bisect`: where does a numerical regression come from? One file an axis."""
 
 from __future__ import annotations

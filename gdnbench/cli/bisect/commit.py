@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench bisect commit`: which commit made a kernel wrong, or slower?"""
 
 from __future__ import annotations

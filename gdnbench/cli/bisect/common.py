@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the axes' commands share: options, the session, and how what was found is printed.
 
 A command's parameters are what its session keeps: plain JSON but for paths, so that `--resume` calls the

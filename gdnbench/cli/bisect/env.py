@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench bisect env`: which package, and which of its versions, made a kernel wrong?"""
 
 from __future__ import annotations

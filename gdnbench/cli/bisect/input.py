@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench bisect input`: the smallest record that still fails."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench bisect instruction`: which value of a kernel first differs between two versions?"""
 
 from __future__ import annotations

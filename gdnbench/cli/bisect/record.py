@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench bisect record`: which captured call is the first bad one?"""
 
 from __future__ import annotations

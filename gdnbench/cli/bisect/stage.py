@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench bisect stage`: which stage of a kernel first goes wrong?"""
 
 from __future__ import annotations

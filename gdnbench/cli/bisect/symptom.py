@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The options of an axis that say which kind of failure is looked for, and under which schedules."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares two value traces.
 
 `alignment` matches the executions of one trace with those of the other: by Python statement (`statements`),

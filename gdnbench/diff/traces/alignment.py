@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two value traces side by side: which execution of one is which of the other.
 
 Executions of one PTX are matched by warp, instruction and occurrence. PTX lines and registers change with any

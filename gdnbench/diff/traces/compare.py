@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares two value traces: the first execution whose values differ, and how many differ after it.
 
 Launches are paired by the record that they are of and their order, the executions of each as `alignment`

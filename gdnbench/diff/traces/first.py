@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A difference as plain JSON: where it is, both values, and what its instruction had to work with."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When two values of a register are no longer the same: other bits, or numbers further apart than a bound."""
 
 from __future__ import annotations

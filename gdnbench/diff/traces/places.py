@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where an execution stands: its Python line, its PTX line, as plain JSON and in words."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A comparison of two traces, for people and for machines."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far two values may be apart by rounding alone.
 
 The standard model has fl(x op y) = (x op y)(1 + d), |d| <= u, half an ULP of the format. Two versions that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python statements of two versions of a kernel, and which of them correspond.
 
 A `.loc` line belongs to the innermost statement around it. A statement is known by what it says without

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The checker: a happens-before race detector with vector clocks, for the PTX of one kernel launch.
 
 It reports two accesses to the same bytes if at least one writes and no synchronisation orders them, whichever

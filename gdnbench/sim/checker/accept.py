@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Accept files: findings of the checker that a person has accepted, each with a reason, in TOML.
 
     [[accept]]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Asynchronous operations in the race detector of a CTA: from the issue to the signal of their mbarriers.
 
 The detector checks and records an operation's accesses at the issue, under two tokens: one for its reads, one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The asynchronous operations that a warp's threads have issued, and which wait completes them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Uses of another CTA's shared memory in a cluster: that CTA must have started, and must not exit before.
 
 The CUDA programming guide ("Distributed Shared Memory") asks for both. A CTA is known to have started once

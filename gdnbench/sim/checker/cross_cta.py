@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Races between CTAs in global memory: the shadow memory that they share, and the rule that orders them.
 
 Each CTA has its own vector clocks. A warp keeps, beside its own CTA's, one `RemoteClock` for each other CTA

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The race detector of one CTA: it keeps the warps' vector clocks and the shadow memories up to date.
 
 The CTAs of a cluster have one detector, which numbers their warps consecutively. A shared address says which

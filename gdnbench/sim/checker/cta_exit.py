@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks at the end of a CTA, and when it hangs: operations still in flight, mbarrier phases with some of
 their arrivals, and transaction counts (bytes that no expect_tx announced, or that never arrived).
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state of one CTA's race detector, as a Protocol for the modules that handle instructions, tensor memory
 and the CTA's end."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The launches that may still run when a dependent launch starts, and what orders accesses after theirs.
 
 CUDA calls the launch in front the primary kernel and the dependent one the secondary kernel ("Programmatic

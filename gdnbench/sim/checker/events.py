@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Events: the accesses that the checker remembers, each with its epoch (warp and clock, or token), its
 instruction, its kind and its proxy. Shadow memory refers to events by number.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Findings as a user sees them: both accesses, where they met, and the synchronisation that is missing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Findings: pairs of accesses that nothing orders, grouped by cause and by the pair of instructions."""
 
 from __future__ import annotations

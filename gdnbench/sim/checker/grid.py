@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The checker of one launch: a race detector for each CTA or cluster, and one between them for global
 memory."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The happens-before rule: whether one access is ordered after an earlier one, and what is missing if not.
 
 PTX ISA: "Memory Consistency Model" (causality order), "Proxies", 9.7.16.6 (tcgen05). The later access is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shadow memory that also records which lane accessed a cell; the checker uses it for shared memory.
 
 Its two arrays hold codes of 32 bits: the number of an event or of a set of readers, and a lane. So it costs

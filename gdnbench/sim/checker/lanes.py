@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lanes of a warp: how the checker numbers one lane, several lanes, and an unknown lane."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shadow of global memory, which all CTAs of a launch share: for each cell the last write and the reads
 since, of whichever CTA.
 

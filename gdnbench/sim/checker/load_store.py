@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads, stores and atomics: which cells an instruction accesses and how (read, write, strong, acquire,
 release), from its opcode, its suffixes and its lanes' addresses.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """mbarriers: the vector clocks that the arrivals of each phase release to those that wait for it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Named barriers: an arrival in one round must be ordered after all arrivals in the round before.
 
 A barrier counts arriving warps without telling them apart. It begins its next round once enough have

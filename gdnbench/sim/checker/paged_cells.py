@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A sparse array of 32-bit numbers, one for each cell of memory, in pages allocated on first access."""
 
 from __future__ import annotations

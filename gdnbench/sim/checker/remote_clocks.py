@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Vector clocks of other CTAs, for global memory and for earlier launches.
 
 Each CTA has clocks of its own, so a warp keeps one `RemoteClock` for each CTA that it has synchronised with.

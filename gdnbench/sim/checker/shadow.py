@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shadow memory: for each cell, the last write and the reads since then.
 
 A cell is 1, 2 or 4 bytes of memory (`KernelAccesses.cell_bytes`), or a 32-bit cell of tensor memory. Two

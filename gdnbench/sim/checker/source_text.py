@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The text of the source line of an access, by which a finding is known again when its line has moved."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What stores left in shared memory, to tell whether two stores that nothing orders wrote the same bits.
 
 A reduction of Triton stores each partial result by all lanes and warps that have it, and its conversion of a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synchronisation variables: words of shared and global memory that strong loads, stores and atomics use.
 
 Each word that a warp released to has vector clocks, as a lock or an atomic has in FastTrack and

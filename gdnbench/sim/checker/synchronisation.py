@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synchronisation: what each instruction of the machine does to the vector clocks.
 
     instruction                                      effect

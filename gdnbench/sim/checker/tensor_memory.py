@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shadow of one CTA's tensor memory, and the order between tcgen05.alloc, accesses and
 tcgen05.dealloc."""
 

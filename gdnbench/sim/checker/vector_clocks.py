@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Vector clocks: which accesses a warp, barrier round or mbarrier phase is ordered after.
 
 As in FastTrack and ThreadSanitizer (cited in the package's docstring), every actor (there: a thread) has a

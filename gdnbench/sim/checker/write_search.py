@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the instructions that write one byte of global memory in a launch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The log of loads and stores that a compiled kernel writes for the checker. Python reads the log whenever
 compiled code returns.
 

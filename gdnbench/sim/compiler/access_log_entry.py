@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The contents and memory layout of an entry of the access log."""
 
 from __future__ import annotations

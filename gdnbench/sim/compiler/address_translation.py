@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Address translation: native functions that turn 32 addresses of a state space into host addresses.
 
 The functions are LLVM IR as text. Each writes the host addresses to `out` and returns the lanes of `mask`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`.approx` functions and fast divisions, and the IEEE forms of rcp and sqrt.
 
 ptxas adds instructions around the special-function unit (mufu.py), and so does this module. The unit flushes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """atom and red: a helper function executes the active lanes one by one, in ascending order. CTAs of kernels
 that use atomics on global memory run in one thread (machine/grid.py)."""
 

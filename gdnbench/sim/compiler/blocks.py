@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cuts a kernel into blocks, the units that are compiled and dispatched, and computes which registers live
 across blocks.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """setp, set, slct: comparison of integers and floating-point numbers (PTX ISA, "Comparison and
 Selection")."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interface of a compiled warp, for the modules that execute what compiled code does not."""
 
 from __future__ import annotations

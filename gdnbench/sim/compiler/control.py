@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Control flow: bra, brx, call, ret, exit, trap."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cvt: between integers, floating-point formats and packed small floats (PTX ISA, "cvt")."""
 
 from __future__ import annotations

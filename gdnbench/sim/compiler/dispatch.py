@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dispatcher: the native loop that picks a group of lanes and runs its blocks.
 
 It is LLVM IR as text. `run` executes blocks until the quantum is used up or no lane can continue. Lanes at

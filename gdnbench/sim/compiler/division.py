@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Helper functions for integer operations that CPUs do not have 32 wide: division, and the n-th set bit.
 
 32-bit and narrower quotients are computed in fp64. |a / b| < 2^32 and b has at most 32 bits, so a non-integer

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes LLVM IR as text: function bodies with numbered values, and the declarations that they need.
 
 Values are typed names. Lane values are vectors of 32: `<32 x i32>`, `<32 x float>`, and `<32 x i1>` for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fast engine: a kernel as native code, and a warp that runs it until it waits or exits or its turn ends.
 
 Compiled code returns to Python for runtime calls, faults and the end of a turn. It runs without a lock: CTAs

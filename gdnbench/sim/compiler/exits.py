@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How compiled code returns: what a block returns besides the next block, and the kinds of faults."""
 
 from __future__ import annotations

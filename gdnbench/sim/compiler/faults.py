@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Raises the KernelFault of an illegal access in compiled code, the same fault as the interpreter's.
 
 Compiled code only detects that an access is illegal. This module repeats the access on the machine's

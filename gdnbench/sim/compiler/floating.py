@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Floating-point arithmetic: f32, f64, the halves, packed pairs, and sums of a half and f32.
 
 NaN results are the canonical NaN of the format (PTX ISA, "Floating Point Instructions").

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Floating-point formats in LLVM: converts register bits to f32 or f64 vectors, and back with one rounding.
 
 Halves are computed in f32. If rounding the f32 result a second time could give a wrong half, the operation

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Executes tcgen05.ld, tcgen05.st and mma.sync directly on a warp's state.
 
 The generic path moves 64-bit values register by register. Here one indexed copy moves the 32-bit words of all

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Integer arithmetic (PTX ISA, "Integer Arithmetic Instructions" and "Extended-Precision")."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles a kernel from IR to loaded machine code: translates every block, then compiles it or takes it from
 the cache."""
 

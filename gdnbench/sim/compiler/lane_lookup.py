@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Per-lane lookup in small tables of 32-bit constants, in several tables by one index.
 
 With AVX-512 a table is in registers: one instruction looks up 32 words for 16 lanes. On other CPUs it is in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Moves lanes' bytes between memory and vectors: one helper function per element size and vector length.
 
 `fetch_E_N(hosts, mask, out)` reads N elements of E bytes for each lane into `out`, N rows of 32.

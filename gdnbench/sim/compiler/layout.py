@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layout of a warp's state, the one block of memory that compiled code and Python share.
 
 It has a header (each lane's block, pointers to the CTA's memories, special registers), a cache line of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logic, shifts, byte permutation, moves and selection."""
 
 from __future__ import annotations

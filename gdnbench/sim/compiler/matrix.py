@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ldmatrix, stmatrix, movmatrix: 8x8 matrices of 16-bit elements between shared memory and the warp. mma of
 f64.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ld, st, cvta, isspacep: translates and checks addresses, then moves the lanes' bytes."""
 
 from __future__ import annotations

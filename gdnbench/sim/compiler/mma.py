@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """mma.sync: converts a warp's fragments to matrices, multiplies them with the tensor core's model, and back.
 
 A fragment's lane is 4 * group + t (PTX ISA, "Matrix Fragments for mma"). Index tables, one per shape, map

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The special-function unit (MUFU) in LLVM: f32 bits in, f32 bits out, as an H200's.
 
 special_function.py has the tables and defines the results. If the first bit of q has a fixed position, 32-bit

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles LLVM IR to machine code for this CPU and caches it on disk.
 
 An entry of `CACHE` is the object files and the translator's record. Its key is a digest of everything that

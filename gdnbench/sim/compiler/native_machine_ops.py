@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Machine instructions that compiled code executes itself, when nothing observes the launch.
 
 An instruction without effect goes through the machine the first time, which refuses unknown ones, and is then

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replaces the code of a running kernel by better code, once that is worth the time of the compiler.
 
 A kernel that is not in the cache is compiled at `Level.BASELINE`, so that it starts early. Once a launch has

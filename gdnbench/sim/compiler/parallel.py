@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Computes the parts of a kernel at the same time, in forked processes: llvmlite holds one lock for all
 threads of a process, and so does Python."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reconvergence: groups of lanes that have reached a collective and wait for other lanes of their warp."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reports to a CTA's checker which registers a warp's compiled code used before they had their value.
 
 Compiled code notes such uses in its records (`shadow_registers`). For instructions that Python executes this

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The native runtime, as LLVM IR: dispatcher, address translation, exits and faults. It is the same for every
 kernel."""
 

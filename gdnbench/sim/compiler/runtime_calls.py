@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runtime calls: instructions that Python executes for the compiled engine, that is machine instructions and
 `mma`.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shadow registers: compiled code of a checked launch records in them which registers have no value yet.
 
 A register that may be used too early (`uninitialized_analysis`) has a shadow of its own width per reason. For

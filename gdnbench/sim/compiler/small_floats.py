@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cvt of pairs of 8-, 6- and 4-bit floats (OCP OFP8 and Microscaling formats)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Special registers in compiled code (PTX ISA, "Special Registers")."""
 
 from __future__ import annotations

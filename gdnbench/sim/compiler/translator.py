@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Translates the instructions of one block into the body of one LLVM function.
 
 The function is `i32 block(ptr state, i32 active)`. Registers are SSA values inside it: it loads them from the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds where a kernel may use a register without a value: never written, computed from such a register, or
 still in flight from a tcgen05.ld or a wgmma.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Warp collectives: shfl, vote, match, redux, elect, activemask, bar.warp.sync.
 
 Each begins a block and first waits, by `Exit.JOIN`, until the lanes of its member mask have arrived. Lanes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """wgmma's access to the compiled engine's registers, which are words of a warp's state.
 
 A warp's state is in memory whenever Python runs, and a register has a fixed offset there (`layout`). Without

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`wmma.load`, `wmma.store` and `wmma.mma`. A fragment consists of those of `mma.sync` (`ptx.wmma`): blocks
 of 16 or 8 rows of the left operand, of 8 columns of the right one. In a block lane 4 * group + t has row (or
 column) `group`. Loads and stores are code, an access for each run of elements; products are Python."""

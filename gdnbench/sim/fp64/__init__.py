@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kernel's own arithmetic in fp64: every float of a launch with a shadow in double precision.
 
 The interpreter runs the kernel as it is. Beside each register, and each byte of shared, global, local and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Float instructions in double: arithmetic, approximate functions, conversions between float formats.
 
 The rounding of an instruction is left out, and so are flushing to zero and the rounding of operands. `.sat`,

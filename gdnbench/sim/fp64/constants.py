@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Constants of a kernel that are f32 because they were rounded: the numbers that are meant.
 
 A kernel computes e^x as ex2(x * 0f3FB8AA3B). That constant is log2(e) to 25 bits, and with it no arithmetic

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interpreter with shadows: each step also writes those of its results."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What becomes of shadows in arithmetic on bits: `and`, `or`, `xor`, `lop3`, `add`, `bfi`, `min`, ...
 
 The bits of the result are compared with those of each operand that has a shadow:

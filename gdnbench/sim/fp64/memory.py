@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads, stores, atomics and matrix accesses: cells between registers and memories."""
 
 from __future__ import annotations

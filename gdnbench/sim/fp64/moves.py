@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Instructions that move bytes between registers: their cells move with them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shadows of one warp's registers, and how operands are read and results written."""
 
 from __future__ import annotations

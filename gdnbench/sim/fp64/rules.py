@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which rule an instruction has, and the count of shadows that its results lost."""
 
 from __future__ import annotations

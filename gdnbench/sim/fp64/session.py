@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launches with shadows, and the numbers of tensors that they wrote.
 
 shadows = Fp64Shadows()

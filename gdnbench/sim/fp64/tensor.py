@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Warp-level products, and fragments between registers and tensor memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the host code of a compiled kernel with a mock CUDA runtime and returns its launches with their
 parameters."""
 

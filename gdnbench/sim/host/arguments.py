@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Converts torch CPU tensors to the arguments of a host function and to the memory that its kernels may
 access."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory that kernels reach by an address the program asked for: a pointer argument, or a number in a
 tensor.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a compiled kernel's own host code on CPU tensors and returns the launches that it requests."""
 
 from __future__ import annotations

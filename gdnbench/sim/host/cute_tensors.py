@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors of CuTe's own runtime, which `from_dlpack` makes: their type, their bytes, the device they claim.
 
 `cutlass.cute.runtime._Tensor`: `mlir_type` is the type that a function compiled for it gets; `_dlpack_data`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The uses of CuTe DSL's private interfaces to compile and to export; for nvidia-cutlass-dsl 4.5 to 4.8.
 
 CuTeDSL._get_dsl().envar        the settings that CUTE_DSL_* variables give, read once at import; the

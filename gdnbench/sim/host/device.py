@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulated device: the attributes that host code can query from the CUDA runtime."""
 
 from __future__ import annotations

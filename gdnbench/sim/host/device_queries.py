@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Answers what CuTe DSL asks of the GPU while a kernel is compiled, from the simulated device.
 
 cutlass.base_dsl.runtime.cuda.get_device_attribute   asked for launches with `min_blocks_per_mp` above 1

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sends every way to call a CuTe DSL function to a handler instead of the driver.
 
     compiled(x)                                              what `cute.compile` returned

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads ELF objects as far as the simulator needs: symbols of host objects, kernel attributes of cubins.
 
 The layout is the System V ABI's ("Object Files": ELF64 header, section header, symbol table). NVIDIA does not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuTensorMapEncodeTiled, for host code that calls the driver instead of encoding a TMA descriptor inline.
 
 The CUDA driver API, "Tensor Map Object Management", has the arguments and their limits;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiled kernels that were exported with their PTX and types; running them needs no compiler."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packages that keep their compiled CuTe DSL kernels as object files, and what switches that off.
 
 Such a file has machine code and no PTX, so that a kernel loaded from it cannot be simulated.

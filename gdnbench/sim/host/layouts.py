@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the types of a host function's tensor arguments from the IR that was kept beside its PTX.
 
 A CuTe tensor argument is a struct: the data pointer, then the dynamic extents, then the dynamic strides. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads a kernel's host object into this process and links it to the simulator's runtime instead of CUDA's.
 
 LLVM's linker ends the process when a symbol is missing, so the object's own symbol table is read first.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The machines that a program can be shown: limits, names and figures that it may query."""
 
 from __future__ import annotations

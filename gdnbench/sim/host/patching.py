@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replaces attributes of classes and modules for the time of a block."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kernel of a PTX text with its launch shape, which `gdnbench.sim.launch(kernel, *args)` runs. There is no
 host code: the arguments are packed by the types that the PTX declares for the kernel's parameters."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One launch that a kernel's host code requests from the driver."""
 
 from __future__ import annotations

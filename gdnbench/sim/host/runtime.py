@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A mock CUDA runtime for one host object: answers its queries and records its launches.
 
 CuTe DSL's host code calls these symbols (`_cuda...` wrappers of the runtime API, declared in its LLVM dialect

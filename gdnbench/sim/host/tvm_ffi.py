@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls the entry of a kernel compiled with --enable-tvm-ffi. The entry itself unpacks and checks the
 arguments."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Approximate functions (`.approx`, `div.full`; PTX ISA 9.7.3 and 9.7.4), as the special-function unit of
 sm_90 and the instructions that ptxas puts around it compute them; sm_100 is taken to do the same.
 

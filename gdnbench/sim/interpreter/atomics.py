@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Atomic operations (PTX ISA 9.7.13.5, 9.7.13.6). Lanes with the same address take turns in ascending
 order."""
 

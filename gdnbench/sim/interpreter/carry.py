@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Extended-precision integer arithmetic (PTX ISA 9.7.2): sums that keep a carry in CC.CF, one bit a lane.
 
 The ISA says that a subtraction writes its borrow to CC.CF. An H100 writes the complement, which is the carry

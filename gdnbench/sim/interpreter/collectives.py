@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the lanes of a warp do together: `shfl`, `vote`, `match`, `redux`, `elect`, `activemask`,
 `bar.warp.sync` (PTX ISA 9.7.9.6 and 9.7.13).
 

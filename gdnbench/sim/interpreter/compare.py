@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Comparison and selection (PTX ISA 9.7.6, 9.7.7): `setp`, `set`, `selp`, `slct`."""
 
 from __future__ import annotations

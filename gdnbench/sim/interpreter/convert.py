@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversions (`cvt`, PTX ISA 9.7.9.21) between integers, floating-point formats and packed small floats."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """f64 arithmetic. Rounding to nearest is the host's own; the other directions and the fused product are
 computed on integers of any size, lane by lane: slow, exact, and rare in kernels."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plain engine: the readable definition of every instruction, in NumPy, 32 lanes wide."""
 
 from __future__ import annotations

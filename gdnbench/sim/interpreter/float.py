@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Floating-point arithmetic (PTX ISA 9.7.3, 9.7.4, 9.7.5) but the approximations: f32, f64, f16, bf16, their
 packed pairs, and sums that mix a half with f32.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Integer arithmetic (PTX ISA 9.7.1), on 32 lanes of two's complement that wraps."""
 
 from __future__ import annotations

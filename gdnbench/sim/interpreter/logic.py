@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logic and shifts (PTX ISA 9.7.8), and byte permutation (`prmt`)."""
 
 from __future__ import annotations

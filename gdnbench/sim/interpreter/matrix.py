@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matrix fragments (PTX ISA 9.7.14.5): `ldmatrix`, `stmatrix`, `movmatrix`, `mma.sync`.
 
 Every fragment is spread over the warp alike: lane = 4 * group + t. A register that holds e elements of a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads and stores (PTX ISA 9.7.9.8 to 9.7.9.11) in every state space and in the generic one.
 
 Order, scope and cache operators change nothing here: a warp's accesses happen at once and in program order.

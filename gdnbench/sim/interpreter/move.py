@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Movement of values: `mov` with packing and unpacking, `cvta`, `isspacep`."""
 
 from __future__ import annotations

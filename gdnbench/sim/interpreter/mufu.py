@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The special-function unit (MUFU): f32 in, f32 out, bit for bit that of sm_90; sm_100's is taken to be the
 same.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an instruction computes, separate from where its operands are, and how the two are joined.
 
 An `Operation` defines an instruction: the types of its sources and results, and a function on arrays of 32

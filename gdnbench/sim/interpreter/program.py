@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kernel as the interpreter runs it: one entry per instruction, made once.
 
 Instructions that always continue with the next one are steps. The other entries say what the warp has to do.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Binary floating point done exactly: sums and products in fp64 with a sticky bit, then one rounding.
 
 A sum of two doubles is rounded to odd: if it is inexact its last bit is set. Rounding that to a format of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pairs of 8-, 6- and 4-bit floats: e4m3, e5m2 (OCP OFP8), e2m3, e3m2, e2m1, ue8m0 (OCP Microscaling), as
 `cvt` packs and unpacks them."""
 

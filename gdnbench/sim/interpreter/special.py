@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Special registers (PTX ISA chapter 10) of the threads of a warp."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interpreter with value recording: its warps report every result, for the CTAs that are selected.
 
 Other CTAs run on the engine that they would run on anyway. Steps are wrapped once for a kernel, and only if

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One warp: groups of lanes, each with its own pc, and the order in which they run.
 
 A divergent branch splits a group. The group at the lowest pc runs first, and groups that reach the same pc

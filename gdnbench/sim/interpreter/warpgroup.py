@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """wgmma's access to the registers of the interpreter, with marks for registers in flight."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`wmma.load`, `wmma.store` and `wmma.mma`: matrices of a warp whose place in registers the PTX ISA leaves
 open. It is that of `mma.sync` (`ptx.wmma`)."""
 

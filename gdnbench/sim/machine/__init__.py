@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The machine: everything of an SM except registers, that is memories, barriers, copy engines, tensor cores
 and the scheduler. By subject:
 

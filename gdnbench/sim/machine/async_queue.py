@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Asynchronous operations of a CTA, and the schedules that decide when they land.
 
 The PTX ISA says what must have happened after a wait, not when it happens. Three schedules cover the range:

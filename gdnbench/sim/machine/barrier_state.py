@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state of a CTA's named barriers, 0 to 15, and the register pool of setmaxnreg.
 
 A barrier counts warps, not threads: a warp arrives once all its threads that have not exited have arrived

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bar and barrier instructions, those of barrier.cluster, and setmaxnreg."""
 
 from __future__ import annotations

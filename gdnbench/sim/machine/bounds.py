@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bounds of a launch: warp instructions, seconds and CTAs. A kernel that never ends becomes a fault.
 The seconds begin with the launch: those in which its PTX is read and compiled count (`sim.deadline`).
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks a launch against the limits of compute capability 10.0 (CUDA Programming Guide, "Technical
 Specifications").
 """

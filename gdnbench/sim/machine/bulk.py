@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bulk copies: cp.async.bulk and cp.reduce.async.bulk of contiguous bytes, their groups, st.async and
 red.async.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bulk async-groups: the bulk stores and reductions that each thread has grouped and not yet waited for.
 
 PTX ISA, "cp.async.bulk.commit_group", "cp.async.bulk.wait_group": groups belong to the executing thread. A

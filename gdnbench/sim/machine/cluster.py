@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clusters: how a grid is divided into them, and what the CTAs of one share.
 
 The CTAs of a cluster run side by side (`scheduler.ClusterScheduler`), access each other's shared memory, and

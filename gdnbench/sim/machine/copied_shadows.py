@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shadows that copies carry: cp.async, bulk copies, boxes of tensors; reductions of floats update them."""
 
 from __future__ import annotations

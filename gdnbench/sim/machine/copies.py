@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cp.async: per-thread copies of 4, 8 or 16 bytes, their groups and their mbarrier arrivals.
 
 A warp's instruction is one operation in flight. When some of its lanes wait, all of it lands; for the other

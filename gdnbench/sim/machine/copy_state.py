@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state of a CTA's asynchronous copies: those in flight, by warp, and their groups."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The counters of a launch, from which `--profile` is computed."""
 
 from __future__ import annotations

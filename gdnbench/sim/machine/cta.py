@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One CTA's machine: its memories, barriers and asynchronous operations, and the dispatch of machine
 instructions."""
 

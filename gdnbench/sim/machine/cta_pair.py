@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pair of CTAs: two of a cluster whose ranks differ in the last bit alone (PTX ISA 9.7.16.5.1).
 
 tcgen05.alloc and tcgen05.dealloc with .cta_group::2 are executed by a warp of each CTA of the pair together

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The functions of the CUDA driver that kernels call: `vprintf`, which is printf, and `__assertfail`, which a
 failed assert calls (CUDA C++ Programming Guide, "Formatted Output", "Assertion").
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interface between an engine (registers and control flow) and the machine (everything else).
 
 An engine itself executes arithmetic, control flow, loads, stores and warp collectives. It hands every other

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fences, cache policies, prefetches, griddepcontrol and nanosleep, which change no value here, and
 `discard`, which does.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exact bytes that an operation accesses, for the checker; computed on demand.
 
 `cells()` returns byte addresses in shared and global memory, and in tensor memory the numbers of 32-bit

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the CTAs of a grid: in parallel if they are independent, in turns if they synchronise.
 
 CTAs without global atomics and ordered accesses to global memory cannot wait for one another. Each runs to

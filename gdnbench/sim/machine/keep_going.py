@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Faults after which a launch can go on (`keep_going`): which, how, and the record of them.
 
 What follows such a fault is what the hardware most likely does. It is not what a correct kernel does, and not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """clusterlaunchcontrol: requests that cancel pending clusters, and their responses.
 
 PTX ISA 9.0, "clusterlaunchcontrol.try_cancel" and "clusterlaunchcontrol.query_cancel"; CUDA Programming Guide

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cluster launch control (work stealing), the grid's side: which running cluster cancels which pending one.
 
 A cluster whose CTAs execute clusterlaunchcontrol.try_cancel may cancel a cluster of its own grid that has not

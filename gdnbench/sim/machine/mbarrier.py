@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """mbarriers: 64-bit objects in shared memory that count arrivals and bytes, phase by phase.
 
 The bits of the object (opaque to kernels; PTX ISA, "Contents of the mbarrier object", gives the ranges):

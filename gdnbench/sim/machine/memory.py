@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Global, local and parameter memory as bytes with bounds checks. Global memory is the tensors' own bytes.
 `shared_memory` is the memory of a CTA and of a cluster.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The observer protocol: how the machine and the engines report a CTA's events to the race checker.
 
 A checker changes nothing. It receives what each warp hands to the machine, before and after the machine

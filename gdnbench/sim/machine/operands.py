@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Access to the operands that an engine passes to the machine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs independent CTAs in forked processes. Each has a copy of global memory and returns the changed bytes.
 
 The machine is Python, which threads of one process cannot run in parallel. A forked process inherits the

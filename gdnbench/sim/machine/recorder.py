@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interface through which the scheduler reports a CTA's execution to `--profile`.
 
 The simulator has no clock. It measures time in *steps*. The warps of one round of the scheduler run side by

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The arithmetic of bulk reductions: element by element, memory = memory OP source.
 
 PTX ISA, "cp.reduce.async.bulk": the operations are those of `red`. Sums round to nearest even and keep

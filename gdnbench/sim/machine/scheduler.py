@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scheduler of one CTA, and of the CTAs of a cluster: gives warps turns and detects deadlock.
 
 A turn is a quantum of instructions of one warp. The warps of a round run in ascending order, under `random`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shadows: beside each byte of a memory a cell that may say which number in double precision its element
 stands for.
 

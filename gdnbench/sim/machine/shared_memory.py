@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared memory of a CTA, and of the CTAs of a cluster, as bytes with bounds checks.
 
 The shared memories of a cluster are parts of one array: the CTA of rank r has the addresses from

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of tcgen05 instructions; commit and fences.
 
 PTX ISA 9.7.16. The docstring of the package lists the modules of the other instructions.

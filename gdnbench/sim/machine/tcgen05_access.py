@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tcgen05.ld, tcgen05.ld.red, tcgen05.st and tcgen05.wait: fragments between registers and TMEM (PTX ISA
 9.7.16.8).
 

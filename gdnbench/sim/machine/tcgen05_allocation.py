@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tcgen05.alloc, tcgen05.dealloc and tcgen05.relinquish_alloc_permit (PTX ISA 9.7.16.7.1).
 
 With .cta_group::2 a warp of each CTA of the pair executes alloc and dealloc together (table 46): the first of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tcgen05.cp: a matrix in shared memory into TMEM (PTX ISA 9.7.16.9.2).
 
 The source descriptor is that of a K-major operand: row r, 16-byte chunk c. A row of 128 or 256 bits fills

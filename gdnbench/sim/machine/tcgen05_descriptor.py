@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The 64-bit shared-memory matrix descriptor and the 32-bit instruction descriptor of tcgen05, bit by bit.
 
 PTX ISA 9.7.16.4 (tables 40 to 42); the names are those of CUTLASS's `mma_sm100_desc.hpp`. A value that the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The elements of multiplicands of tcgen05.mma: codes, one in each item of an array, from bytes of shared
 memory or of TMEM."""
 

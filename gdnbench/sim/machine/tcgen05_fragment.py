@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which TMEM cell each register of each thread holds in `tcgen05.ld` and `tcgen05.st`.
 
 PTX ISA 9.7.16.2.3.1 draws the fragments and 9.7.16.8.2 the packing; CUTLASS's `copy_traits_sm100.hpp` has the

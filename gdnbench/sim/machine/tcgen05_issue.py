@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks shared by all tcgen05 instructions: the CTAs they work on, the issuing lane, addresses in tensor
 memory."""
 

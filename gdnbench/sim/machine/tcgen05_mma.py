@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tcgen05.mma: D[M,N] (+)= A[M,K] B[K,N] with A in shared memory or TMEM, B in shared memory, D in TMEM.
 
 PTX ISA 9.7.16.10. The product is asynchronous: it reads its operands and D when it lands, in the order of

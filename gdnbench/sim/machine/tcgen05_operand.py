@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matrices of the tensor core in shared memory: which 16-byte chunk has which elements.
 
 PTX ISA 9.7.16.3.3 defines the canonical layouts, 9.7.16.10.6 the swizzle atoms. In every layout 16 aligned

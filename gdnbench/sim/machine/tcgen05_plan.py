@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The memory that one tcgen05.mma reads and writes, computed from its descriptors and addresses.
 
 PTX ISA 9.7.16.10. Layout D (M = 128): lane = row. Layout F (M = 64): lane = 32 (row/16) + row%16, plus 16 if

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scales of a block-scaled tcgen05.mma in TMEM.
 
 PTX ISA 9.0, 9.7.16.10.7: the scales of a row are in one 32-bit cell, from the byte that the instruction

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Block-scaled tcgen05.mma: D[M,N] (+)= (A scale_A) (B scale_B), with the scales in TMEM.
 
 PTX ISA 9.0, 9.7.16.10.7. The places of the matrices are those of other products of one CTA or a pair

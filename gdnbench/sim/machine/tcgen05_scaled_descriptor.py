@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The instruction descriptor and the scale vectors of block-scaled tcgen05.mma.
 
 PTX ISA 9.0, tables 39, 43, 44, 54 and 55; CUTLASS `mma_sm100_desc.hpp`, `InstrDescriptorBlockScaled`. A value

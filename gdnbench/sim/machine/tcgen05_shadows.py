@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Products of tcgen05.mma in double precision, from the shadows of their operands (`shadow_cells`).
 
 An operand without a shadow is the number that its bits are: of tf32 the whole f32, since the tensor core's

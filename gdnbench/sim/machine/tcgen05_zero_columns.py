@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The zero-column mask descriptor of tcgen05.mma.ws: which columns of B count as zero, and where B begins.
 
 PTX ISA 9.7.16.4.3 (table 45). The columns of D are in 128/M banks, and each bank has its own start. A bank's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a bulk tensor copy changes elements: the fill outside the tensor, f32 rounded to tf32, and the padding
 of elements of less than a byte.
 

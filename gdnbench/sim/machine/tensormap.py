@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TMA descriptors (CUtensorMap): the 128 opaque bytes that describe the tensor of a bulk tensor copy.
 
 NVIDIA does not publish the encoding. It was derived from the encoder that CuTe DSL compiles into its host

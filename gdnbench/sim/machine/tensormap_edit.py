@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels that edit tensor maps: tensormap.replace, tensormap.cp_fenceproxy and their proxy fence.
 
 A kernel for sequences of any length copies a tensor map to global memory and replaces its extents and strides

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bulk tensor copies (TMA): boxes of a tensor of rank 1 to 5 between global and shared memory.
 
 Shared memory stores the box row by row, dimension 0 fastest. A row that is shorter than the swizzle's span is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor memory of a CTA: 128 lanes by 512 columns of 32-bit cells, its allocations, and writes in flight.
 
 PTX ISA 9.7.16.1 (addresses), 9.7.16.7 (allocation). `writers` has the destinations of products and copies in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Maps each machine instruction to the unit that executes it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """wgmma: products of a warpgroup, D[64, n] (+)= A[64, k] B[n, k]^T, with D in registers (PTX ISA 9.7.15).
 
 A and B are in shared memory, or A in registers. A product reads A's registers when it is issued and shared

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decodes the wgmma instructions of a kernel and finds the moves of their registers.
 
 PTX ISA 9.7.15.5.2, "wgmma.mma_async". Operands: d, a-desc or {a}, b-desc, scale-d, imm-scale-a, imm-scale-b,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """wgmma's fragments: which register and lane hold which element of A and D, and A and B in shared memory.
 
 PTX ISA 9.7.15.5.1. Warp w of a warpgroup has rows 16 w to 16 w + 15. In a warp, lane = 4 * group + t. A

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Products of wgmma in double precision, from the shadows of their operands (`shadow_cells`).
 
 A's registers and the sum's are read with their shadows when a product is issued, shared memory when it lands.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The wgmma state of a CTA's warpgroups: products in flight, their accumulators, their groups.
 
 A product belongs to a warpgroup: it is in flight once all four warps have issued it, and lands as a whole.

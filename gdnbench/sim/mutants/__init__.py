@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mutants of a kernel's synchronisation, generated from its PTX, and the judge that finds what detects
 them."""
 

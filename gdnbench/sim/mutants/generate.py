@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generates mutants of every synchronising instruction of a kernel, from its PTX alone.
 
     removed        the instruction; for a wait by predicate, the predicate is set to true

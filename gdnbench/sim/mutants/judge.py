@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Judges mutants: whether the checker, different outputs, a fault or a hang detects a mutant, or nothing
 does."""
 

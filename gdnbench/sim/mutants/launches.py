@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stores launches with the memory before them, so that they can run again."""
 
 from __future__ import annotations

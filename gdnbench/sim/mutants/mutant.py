@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A mutant: one change of one synchronising instruction."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the position to which a mutant moves a wait, fence or barrier: behind the next instruction it orders.
 
     moved                         behind the next

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The text ranges of a kernel's instructions, and edits that keep every line's number."""
 
 from __future__ import annotations

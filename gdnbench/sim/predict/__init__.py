@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Predicts the time of a launch on a GPU that is not there: what warps did on the simulator is replayed
 against a table of the GPU's latencies and rates."""
 

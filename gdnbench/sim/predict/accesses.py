@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a load or store costs the memories: cycles of shared memory with bank conflicts, sectors of
 global memory."""
 

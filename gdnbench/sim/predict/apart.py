@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Predicts a launch in a forked process: the CTAs that it runs change a copy of the memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The predicted time of a call: that of its launches, one after the other."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The machine code of a kernel by regions of its PTX, and what an instruction of it keeps busy."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The predicted time of a launch: some of its CTAs run on the simulator, one SM is replayed with them, and
 the rest of the grid follows from that."""
 

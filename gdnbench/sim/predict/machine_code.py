@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The machine code that ptxas makes of a kernel, in its order, each instruction with the PTX instruction it
 is for, and with what the compiler tells the hardware in its control bits.
 

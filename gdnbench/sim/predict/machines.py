@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The GPUs whose time is predicted: every latency and rate with its source."""
 
 from __future__ import annotations

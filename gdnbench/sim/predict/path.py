@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The critical path of a replayed SM: what the cycles from its start to its end were spent on.
 
 Each point in time that something may wait for is a node: its cycle, and its *cause*, the node that it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long the tensor core takes for one asynchronous product: the cycles until the next may begin, and until
 its end is seen, by the shape of D and the place of A. A row of A has 32 bytes, whatever the format."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records the trace of one CTA while the simulator runs it; an observer in place of the race checker."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The least time of a launch: its bytes at the memory's rate, or its products at the tensor core's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A unit of an SM that serves one request after the other."""
 
 from __future__ import annotations

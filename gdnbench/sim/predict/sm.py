@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replays the traces of the CTAs of one SM against a clock.
 
 Each warp has a clock of its own. The warp with the earliest clock takes its next step: a block, an access, an

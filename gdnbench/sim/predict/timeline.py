@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The replay of an SM as a trace for Perfetto, in predicted microseconds."""
 
 from __future__ import annotations

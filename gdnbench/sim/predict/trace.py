@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the warps of a CTA did, in order, with what each waited for: all that the replay against a clock
 needs.
 

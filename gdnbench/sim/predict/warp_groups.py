@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names for the warps of a CTA: their role, and which warps have it on the same path."""
 
 from __future__ import annotations

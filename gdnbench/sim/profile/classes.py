@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Instruction classes by which a profile sums its counts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records the turns, waits and asynchronous operations of a launch's CTAs, in simulated steps."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The role of a warp (MMA, TMA load, epilogue, ...), derived from the instructions that it issues: PTX has no
 names for warp roles."""
 

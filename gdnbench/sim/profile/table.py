@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A launch's profile as text: instructions by class, bytes by path, tensor-core work, waits by warp role."""
 
 from __future__ import annotations

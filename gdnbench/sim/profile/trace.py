@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a launch's timeline in the Trace Event Format, which Perfetto and chrome://tracing open.
 
 Each warp is a row, named by its role. Waits are slices of their own and name the line that waits. Operations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parses PTX text to typed IR."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of functions: the body of the function takes the place of the call (`functions`)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a PTX text declares outside of its kernels' bodies, and how variables and parameters are declared."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows of the instructions that the engines execute, grouped by their properties; `forms` explains the
 notation."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernels of a PTX text, found without parsing it: a file may hold kernels that the simulator refuses
 beside the one that is wanted."""
 

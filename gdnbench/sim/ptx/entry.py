@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An entry of a PTX text -> `Kernel`: its parameters, its directives and its body."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Control flow of a kernel: the registers of an operand, the successors of an instruction, dominators and
 postdominators."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the rows of the instruction table, and matches the suffixes and types of an instruction to them.
 
 A row has three columns, opcode, suffixes and operands, each in the notation of the PTX ISA.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions and calls: the headers of `.func` and the operands of `call` (PTX ISA, "Function Declarations and
 Definitions", "call").
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The instructions: a row for each form, in the syntax of the PTX ISA (9.2, chapter 9) as `forms` explains.
 
 The parser refuses an instruction without a row by name. The parser, the engines, the profile, the checker and

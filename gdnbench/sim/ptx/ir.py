@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The typed IR that both engines execute: one `Instruction` per PTX instruction, operands resolved.
 
 A register is an index into the kernel's register table; labels are resolved to the index of the instruction

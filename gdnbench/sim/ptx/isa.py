@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Looks up an opcode in the instruction table: its base, its suffixes and its form."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The code of one kernel while it is parsed, with the functions that it calls."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PTX text as tokens, each with its line (PTX ISA, chapter 4, Syntax)."""
 
 from __future__ import annotations

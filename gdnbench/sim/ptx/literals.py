@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numeric literals as bits, in the width of their operand (PTX ISA 4.5, Constants)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows of the instructions that the machine executes, grouped by their properties; `forms` explains the
 notation. If the machine has no handler for an opcode, it refuses the instruction by name when a warp executes
 it."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parses the operands of one instruction: which are written, and what each token means."""
 
 from __future__ import annotations

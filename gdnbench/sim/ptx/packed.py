@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Instructions that compute each element of a packed result alone, so that an element without a value leaves
 the others theirs.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PTX text -> `Module`: the declarations outside of the kernels.
 
 `entry` parses a kernel and `calls` the calls in it, `declarations` has variables, `registers` registers,

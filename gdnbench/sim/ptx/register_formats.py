@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Infers the number format of each register of a kernel. PTX declares only a register's width.
 
 A typed opcode determines the formats of its operands. An untyped move, selection or shuffle relates two

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The registers that a kernel declares."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parser's position in the tokens, and the names of a scope."""
 
 from __future__ import annotations

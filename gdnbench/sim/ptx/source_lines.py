@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lines of a PTX text, for the places that errors and findings name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Statements as the text has them, and the instructions that they are once all labels are known."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operands of `wmma` (PTX ISA, "wmma.load", "wmma.store", "wmma.mma"): their extents, their registers,
 and which of their elements lie together in memory.
 

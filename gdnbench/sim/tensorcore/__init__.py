@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models of tensor-core arithmetic, by name."""
 
 from __future__ import annotations

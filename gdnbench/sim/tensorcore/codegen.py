@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LLVM IR for one product under one model: a function over whole matrices.
 
     void product(i64 m, i64 n, i64 c_step, i64 d_step, const A *a, const B *b, const C *c, D *d)

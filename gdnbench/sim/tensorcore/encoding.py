@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decodes codes to significands and encodes sums as codes, 16 lanes of LLVM IR at a time.
 
 Floats are containers: significands of 24 bits, powers of two, and products of two 11-bit significands are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The element formats of tensor-core operands: the exact value of each code.
 
 A code is the format's bits in the low end of an unsigned integer of `storage` type. Formats of six and four

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sum of a block-scaled product with K = 64, in vector operations: the bits of `reference` at GMAC/s.
 
 Floats hold the exact dot products of groups of elements, doubles the exact sum of a few of them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Helpers for sixteen lanes of LLVM IR, used by `codegen`: vector types, constants and small functions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The arithmetic models compiled for this CPU: the same bits as `reference`, at GMAC/s.
 
 A product is compiled at first use and stays loaded until the process ends. Calls release the GIL.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The products that tensor-core instructions compute, and models of the hardware's arithmetic.
 
 `Multiply` is the interface: a matrix product over the K of one instruction, on codes. `reference.multiply`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The arithmetic models in NumPy, written for readability. `product` defines them and names their sources.
 
 The `hardware` model uses only integers: significands, nominal exponents and one fixed-point sum.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Block-scaled products: D = (A scale_A) (B scale_B)^T + C over the K of one `tcgen05.mma` of the kinds
 `mxf8f6f4`, `mxf4` and `mxf4nvf4` (PTX ISA 9.0, section 9.7.16.10.7).
 

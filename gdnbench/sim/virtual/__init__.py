@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A virtual GPU: programs that need CUDA run unmodified on a machine without one, their kernels simulated.
 
 with virtual_gpu("b200", sms=4) as gpu:

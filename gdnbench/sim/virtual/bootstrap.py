@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gives a Python process its virtual GPU when `GDNBENCH_VIRTUAL` is set, without a change to the program.
 
 `gdnbench_capture.pth` imports this module when Python starts. It only adds an import hook and a libcuda: the

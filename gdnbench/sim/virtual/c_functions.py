@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions of C that lead to Python: the callbacks behind the virtual GPU's CUDA libraries.
 
 Each returns a CUresult or a cudaError_t, which have the same numbers. C gets no more than that number for an

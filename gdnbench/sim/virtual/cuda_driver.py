@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`cuda.bindings.driver` on the virtual GPU: its functions are replaced by those of `driver_api.py`, in
 cuda-python's conventions. A function without one is refused by name. Errors are Python's exceptions.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CUDA graphs: what is captured is recorded and runs once for its shapes; a replay runs it again.
 
 On hardware a capture runs nothing. So the memory that was there before is put back at the end of the capture,

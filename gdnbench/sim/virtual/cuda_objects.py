@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The objects behind handles of the CUDA APIs, which share them: modules, kernels, memory, events.
 
 Kernels come from PTX text alone: a cubin has machine code, which is not simulated.

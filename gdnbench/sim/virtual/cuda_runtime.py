@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`cuda.bindings.runtime` on the virtual GPU: its functions are replaced one by one, the others refused by
 name."""
 

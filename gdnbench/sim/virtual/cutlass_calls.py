@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of compiled CuTe DSL kernels go to the virtual GPU, which also answers the DSL's device queries."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The attributes of the virtual GPU that a program can ask for by number."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The virtual GPU's memory: CPU memory of which every live allocation is known."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the functions of the CUDA driver API do on the virtual GPU.
 
 `driver_functions(gpu)["cuMemAlloc"]` takes the parameters of the function that go in, in C's order, without

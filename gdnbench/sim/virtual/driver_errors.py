@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results of the CUDA driver API: the numbers and names of its errors."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The functions of the CUDA driver API that allocate, describe, copy and fill memory, see `driver_api`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The functions of the CUDA driver API (CUDA Driver API reference, version 13.0), as C calls them.
 
 A row of `SERVED` has the symbols of one function of libcuda, then its parameters in C's order:

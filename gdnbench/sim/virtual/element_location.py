@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Says which element of which tensor differs between two runs, with both values."""
 
 from __future__ import annotations

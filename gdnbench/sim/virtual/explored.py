@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What running a launch under several schedules and in several engines showed; as JSON, it travels in the log
 of a process."""
 

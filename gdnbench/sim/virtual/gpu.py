@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One virtual GPU in this process: its memory, its modules and its launches, which are simulated at once."""
 
 from __future__ import annotations

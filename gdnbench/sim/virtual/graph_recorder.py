@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What records the operations of a CUDA graph while it is captured."""
 
 from __future__ import annotations

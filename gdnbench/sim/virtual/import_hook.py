@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls a function once a named module has been imported.
 
 Uses only cheap parts of the standard library, because it is installed when Python starts.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shows the virtual GPU to the libraries that a program uses, now or when it imports them."""
 
 from __future__ import annotations

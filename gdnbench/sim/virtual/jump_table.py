@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A shared library whose functions jump to addresses that this process fills in, made without a compiler.
 
     table = JumpTable("libcuda.so.1", ("cuInit", "cuDeviceGet"), otherwise=4)

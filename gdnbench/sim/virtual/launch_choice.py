@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which launches of a program are looked at: by their numbers in their process, or by kernels' names."""
 
 from __future__ import annotations

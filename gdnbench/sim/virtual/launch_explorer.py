@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a launch of a program under several schedules and in several engines, each from the same memory, and
 compares what the runs left.
 

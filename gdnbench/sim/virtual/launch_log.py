@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The log of what a program launches on its virtual GPU. Each process appends lines of JSON to a file of its
 own in one folder, which the command reads.
 """

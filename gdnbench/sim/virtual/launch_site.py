@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the line of the program that a launch comes from."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """libcuda.so.1 for the virtual GPU: what callers of the CUDA driver from C find, such as cuda.core, or a
 program that loads the library with ctypes.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NVRTC for callers that ask it for a cubin, such as cuda.core: they are given the PTX instead, which the
 virtual GPU can load.
 

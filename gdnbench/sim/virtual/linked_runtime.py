@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CUDA runtime that is linked into an extension module, as CuPy's `runtime` has it, on the virtual GPU.
 
     replace_runtime(path)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bytes of all memory that a launch may access, to be put back and to be compared with what it left."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replaces attributes of the program's modules and puts them back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The virtual GPU of a process that `gdnbench sim -- PROGRAM` started. The request travels in the environment
 as JSON, so that child processes have a GPU too.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a program with a virtual GPU in each of its Python processes, and sums up what they launched."""
 
 from __future__ import annotations

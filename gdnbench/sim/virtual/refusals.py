@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a program asked for and was refused: kept beside the exception, which the program may catch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Products that only torch's CUDA build has: `_scaled_mm` with scales of blocks, MXFP8 and NVFP4; `mm` and
 others with a result of another dtype.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A CUDA backend for torch whose tensors are in CPU memory.
 
 Tensors are torch's own, with the device and the dispatch key of CUDA, so that all of torch (device checks,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`torch.cuda` and what goes with it, as a program sees it on the virtual GPU.
 
 Streams run what they are given at once, so that waiting does nothing. Times are the host's.

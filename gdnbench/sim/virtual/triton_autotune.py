@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The configurations of Triton's autotuned kernels on a virtual GPU, where no kernel is timed.
 
 The first configuration that the GPU can launch is taken. The environment variable GDNBENCH_TRITON_CONFIG

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes Triton launch its kernels on a virtual GPU: `with triton_sees(gpu): ...`.
 
 Triton compiles as for that GPU, down to PTX; its last stage, ptxas, is left out. Tried with Triton 3.4 to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The launcher of Triton's kernels on a virtual GPU, and how it packs their arguments."""
 
 from __future__ import annotations

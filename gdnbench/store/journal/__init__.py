@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The journal's writer: stores a captured call while the program waits.
 
 `append` is one `os.writev` of a header and the tensors' own memory. Entries for which it has returned survive

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Avoids copying and writing a state twice when it leaves one step of a layer and enters the next."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Encodes a journal's headers and payloads, records as JSON and bytes, cheaply enough for the hot path."""
 
 from __future__ import annotations

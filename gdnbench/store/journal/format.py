@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes of a journal: the append-only log between a captured call and the store.
 
 A segment's journal is the folder `<store>/.journal/<segment>/` with files `<8 digits>.log`, each a row of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which host writes a journal. Locks tell live writers from dead ones only on the writer's own host.
 
 File systems mounted by many hosts may keep `flock` local to each (Lustre with `localflock`, NFS with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A journal's files on the writer's side: creates them, appends entries, and switches to the next file."""
 
 from __future__ import annotations

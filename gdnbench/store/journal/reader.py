@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads a journal that is growing or was left by its writer: every finished record once, in order."""
 
 from __future__ import annotations

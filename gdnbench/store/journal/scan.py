@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the complete entries of one journal file, and describes what follows them."""
 
 from __future__ import annotations

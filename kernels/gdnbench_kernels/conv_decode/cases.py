@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synthetic calls that a kernel of conv_decode must compute correctly; the options are those of `synth`."""
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ or if there were none. If read_indices is given, sequence n reads slot read_indi
 that would read slot -1 is padding: it reads and writes nothing, and its rows of y are undefined, as are rows
 past the last sequence. A window of another sequence whose slot is -1 is not written. A sequence without
 tokens accesses nothing. Columns of a slot that no window covers stay.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernel named `hf` of conv_decode: transformers' causal_conv1d_update on gathered windows."""
 
 from __future__ import annotations

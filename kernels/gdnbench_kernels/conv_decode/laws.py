@@ -1,5 +1,5 @@
 """The laws of conv_decode: causality over draft tokens, independence and order of sequences, slots that are
-not named, and a call in two parts."""
+not named, and a call in two parts."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

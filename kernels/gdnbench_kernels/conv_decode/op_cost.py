@@ -5,7 +5,7 @@ read once; y of active sequences and the columns that they leave in their slots 
 one slot share columns where the slot keeps one for every token.
 
 FLOP: as conv_prefill, 2 W per token and channel.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
     the windows of all drafts             vLLM: packed [T, D] with query_start_loc; SGLang: [N, D, S]
 
 A launch is that call, on the pool in place; see `conv_peers` for slot 0 of vLLM.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Makes calls of conv_decode smaller: sequences, channels, tokens of each sequence, unused slots, optional
-tensors."""
+tensors."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

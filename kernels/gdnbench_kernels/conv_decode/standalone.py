@@ -1,7 +1,7 @@
 """conv_decode in fp64 with torch alone, token by token: the reference of a stand-alone reproduction.
 
 a_t = bias + sum_j weight[j] x_{t - (W-1) + j};   y_t = a_t / (1 + exp(-a_t))
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The kernel named `torch` of conv_decode: sums in fp32 on the recorded operands, tap after tap, and y
-rounded to x's dtype once."""
+rounded to x's dtype once."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ sequence n starts from the window in slot state_indices[n] if has_initial_state[
 leaves there the window after its last token. A sequence whose slot is -1 is padding: it reads and writes
 nothing, and its rows of y are undefined, as are rows past the last sequence. A sequence without tokens
 accesses nothing. Without a pool every sequence starts from zeros.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """conv_prefill in a given arithmetic, sequence by sequence."""
 
 from __future__ import annotations

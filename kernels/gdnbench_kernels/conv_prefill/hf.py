@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernel named `hf` of conv_prefill: transformers' causal_conv1d_fn, sequence by sequence."""
 
 from __future__ import annotations

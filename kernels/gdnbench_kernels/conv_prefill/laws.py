@@ -1,5 +1,5 @@
 """The laws of conv_prefill: causality, independence and order of sequences, slots that the call does not
-read, and a call in two parts."""
+read, and a call in two parts."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

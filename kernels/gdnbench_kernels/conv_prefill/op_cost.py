@@ -5,7 +5,7 @@ active sequences and their windows written once.
 
 FLOP: 2 W per token and channel, those of the sum. Bias and SiLU, four more, are left out: kernels differ in
 how they compute exp.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

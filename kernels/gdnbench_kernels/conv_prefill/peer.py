@@ -2,7 +2,7 @@
 
 A launch is that call, on the pool in place; see `conv_peers` for slot 0 of vLLM. Without a pool the call has
 one of zeros. vLLM's table of programs is made before the launch, as its step metadata is.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranges of a call of conv_prefill: inputs and taps."""
 
 from __future__ import annotations

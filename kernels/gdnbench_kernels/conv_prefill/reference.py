@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fp64 oracle of conv_prefill."""
 
 from __future__ import annotations

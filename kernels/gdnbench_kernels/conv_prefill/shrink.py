@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes calls of conv_prefill smaller: sequences, channels, tokens, unused slots, optional tensors."""
 
 from __future__ import annotations

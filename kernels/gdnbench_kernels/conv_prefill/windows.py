@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The windows that a call of conv_prefill reads and writes."""
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ that a kernel has made.
 
 The options are those of both `synth`. Each case runs with states of both dtypes unless it concerns only one.
 Cases in which the number of heads does not matter have few: all heads are computed alike.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The steps of the kernels named `cute` of gdn_decode and kda_decode, by builds with taps."""
 
 from __future__ import annotations

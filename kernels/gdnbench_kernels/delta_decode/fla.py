@@ -8,7 +8,7 @@ call on states gathered before it, in the pool's dtype. Not part of a launch, he
 
 A serving engine that uses such a function also pays for both, unless its own kernel avoids them. Padding
 sequences do not reach the launch. The functions allocate states and outputs in the launch.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs one of transformers' recurrent functions on the slots of a decode call."""
 
 from __future__ import annotations

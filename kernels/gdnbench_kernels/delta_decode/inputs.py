@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synthetic inputs that the decode operations of the delta rule share: tokens, states and slots."""
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ and the calls of a program.
 The checks read shapes, dtypes and addresses, never values, so nothing waits for the device. The errors name
 the argument: NotImplementedError for what another kernel could take, ValueError for what no kernel could. The
 pool is never copied; q, k and v are copied unless their rows are contiguous and aligned to 16 bytes.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

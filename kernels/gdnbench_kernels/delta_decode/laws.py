@@ -1,5 +1,5 @@
 """The laws of gdn_decode and kda_decode: causality over draft tokens, independence and order of sequences,
-padding, scale, slots that are not named, and a call in two parts."""
+padding, scale, slots that are not named, and a call in two parts."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

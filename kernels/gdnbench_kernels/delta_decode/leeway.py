@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far errors of a kernel's gates, step sizes, queries and keys move the results of a decode call."""
 
 from __future__ import annotations

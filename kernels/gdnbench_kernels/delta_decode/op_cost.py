@@ -7,7 +7,7 @@ Index tensors and shared tensors (A_log, dt_bias) are read completely.
 
 FLOP: those of the recurrence, per token and value head: V K for the decay, 2 V K each for S' k and S q, 2 V K
 for the update. Gates and norms, below 1 %, are left out.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranges of a call of gdn_decode or kda_decode, given its gates."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decode in a given arithmetic: every active sequence processes S tokens from the state of its slot."""
 
 from __future__ import annotations

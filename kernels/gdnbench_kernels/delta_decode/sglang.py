@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The slots of a decode call as SGLang's functions take them."""
 
 from __future__ import annotations

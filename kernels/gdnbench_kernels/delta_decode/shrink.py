@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes calls of gdn_decode and kda_decode smaller: sequences, heads, tokens of a sequence, unused slots."""
 
 from __future__ import annotations

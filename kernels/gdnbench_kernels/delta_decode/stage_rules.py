@@ -11,7 +11,7 @@ delta_t has the error of beta_t in every element, where torch may have none, so 
 addition to the ratio. With |k_t| <= 1 a token multiplies the state's error by a matrix of norm <= 1 (beta_max
 <= 2, alpha_t <= 1, of every channel). So the error of token t is at most beta_max times the sum of the errors
 of the tokens up to it, and over S tokens in norm at most beta_max S times the relative error of one.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

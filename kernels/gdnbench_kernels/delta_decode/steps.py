@@ -7,7 +7,7 @@
 
 `update` passes the state from token to token: from the second token on, delta_t depends on the earlier
 tokens' updates.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tensors, scalars and stages that the decode operations of the delta rule share."""
 
 from __future__ import annotations

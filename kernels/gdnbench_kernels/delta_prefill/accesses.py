@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The states that the sequences of a prefill call start from and leave, for `gdnbench lineage`."""
 
 from __future__ import annotations

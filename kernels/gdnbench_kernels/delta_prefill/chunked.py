@@ -10,7 +10,7 @@ alone.
 
 Shapes: c chunks of C tokens; q, k [c, H, C, K], v [c, Hv, C, V], g_cu [c, Hv, C] or [c, Hv, C, K], beta
 [c, Hv, C], states [.., Hv, V, K].
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A warp has 16 rows of each tile of 128 rows: those of its lanes of tensor memory
 four matrices at once, 16 rows by 16 columns of them; each lane passes the address of one row of one matrix.
 In a row of 128 bytes the swizzle exchanges chunks of 16 bytes: chunk c of row r is at c ^ (r % 8). So a
 lane's addresses in all tiles follow from one offset, by XOR with a constant, or by adding one.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

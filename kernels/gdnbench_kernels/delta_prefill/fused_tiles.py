@@ -4,7 +4,7 @@ CuTe DSL.
 The STATE role of these kernels is two warpgroups. A warpgroup has the rows of its tensor-memory lanes in
 every tile or accumulator of 128 rows (`rows_of_half`). A thread has the same elements of every 64 columns of
 an accumulator, in the order that tcgen05.ld 16x256b, stmatrix and ldmatrix share.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

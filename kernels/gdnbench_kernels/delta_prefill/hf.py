@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs one of transformers' chunked functions, sequence by sequence."""
 
 from __future__ import annotations

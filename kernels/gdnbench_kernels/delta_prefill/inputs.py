@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synthetic inputs that gdn_prefill and kda_prefill share."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The laws of gdn_prefill and kda_prefill: causality, independence and order of sequences, padding, scale,
-and a call in two parts."""
+and a call in two parts."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

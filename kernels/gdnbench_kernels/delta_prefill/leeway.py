@@ -10,7 +10,7 @@ relative to the exact term:
     beta     beta_form logit    `sigmoid_error`
     q, k     qk raw             `norm_error`
              always             2^-22: a chunked kernel multiplies them by exponentials of sums of gates
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ bytes in kda_prefill, whose chunks have 16. These figures do not have exponentia
 elements. In gdn_prefill they are below 1 %. In kda_prefill they are about 2.3 %: 1,024 products per token for
 the decay of the state, K V every 16 tokens, 9 K for the factors of K and Q and their exponentials, and 4 K
 others.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

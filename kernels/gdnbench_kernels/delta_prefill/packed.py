@@ -3,7 +3,7 @@ after.
 
 Axes: T tokens of all sequences, N sequences, Hv value heads, K and V head dims, C the chunk size, UB the
 upper bound of the number of chunks.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

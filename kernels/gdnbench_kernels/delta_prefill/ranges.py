@@ -1,5 +1,5 @@
 """Ranges of a call of gdn_prefill or kda_prefill, given its gates: gates, their sums over chunks, beta, keys,
-and initial states."""
+and initial states."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

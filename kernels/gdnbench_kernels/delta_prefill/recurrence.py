@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The recurrence of gdn_prefill and kda_prefill over packed sequences in fp64, token by token."""
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ tokens.
 Chunks can be removed in two ways. Either the rest starts from the sequence's own initial state, or the state
 is carried: if the first chunks of a sequence are removed, its initial state becomes the exact state after
 them.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits of stages that gdn_prefill and kda_prefill share: sums of gates, and subnormal numbers."""
 
 from __future__ import annotations

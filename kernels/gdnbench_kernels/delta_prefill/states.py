@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launches of prefill functions that overwrite the initial states with the final ones."""
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
     read_out   g_cu, h, V_new, P      o
 
 `scan` passes the state from chunk to chunk. `cut_of` makes chunks independent: see `Cut`.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

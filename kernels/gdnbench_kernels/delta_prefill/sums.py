@@ -16,7 +16,7 @@ and torch's own error may be 0 by luck: P of a single token is one number.
 The bound of the state before does not enter V_new: |W| |K|^T would multiply it in every chunk, and soon
 excuse any error. torch's error has that part too. g_cu has a limit, see `stage_rules`; those of A and Ai are
 larger than any rounding of a sum.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

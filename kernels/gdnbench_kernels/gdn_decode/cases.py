@@ -1,5 +1,5 @@
 """Synthetic calls that a kernel of gdn_decode must compute correctly: those of `delta_decode.cases`, and its
-gates."""
+gates."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ pool. Sequence i reads slot state_indices[i, num_accepted[i] - 1], or read_indic
 after its token t writes slot state_indices[i, t]; with S = 1 this is plain decode. A sequence whose slot to
 read is -1 is padding: it reads and writes nothing, and its rows of o are undefined. In other sequences a
 token whose slot is -1 writes no state. Several sequences may read a slot that none writes.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

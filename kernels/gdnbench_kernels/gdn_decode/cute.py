@@ -4,7 +4,7 @@ The host reads nothing back from the device and no shape depends on values, so a
 CUDA graph; with the caller's output it allocates nothing. The kernel is compiled per number of tokens, value
 heads per key head, dtypes, conventions of the gate, q and k, and plan; the first such call compiles it or
 finds it in the cache.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A CTA has `cta_rows` of the 128 rows (value dims) of one state, `tile_rows` of them in each pass. A group of 8
 lanes has `rows` rows of a pass, and a lane 16 of each row's 128 elements. Every plan assigns the same
 elements to a lane and sums in the same order, so a plan does not change the result.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

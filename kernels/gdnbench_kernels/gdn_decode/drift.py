@@ -7,7 +7,7 @@ is the relative error of the state after each token, over all heads and per head
     e(t) = |S(t) - S64(t)| / |S64(t)|             Frobenius norms
 
 A single call from a recorded state does not show such errors: small in one step, but repeated in each.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Examples of the arguments of a decode kernel, which have only types: what CuTe DSL compiles for."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The kernel named `fla` of gdn_decode: flash-linear-attention's fused_recurrent_gated_delta_rule, on
-gathered states: see `delta_decode.fla`."""
+gathered states: see `delta_decode.fla`."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ A launch is that call. Before the launch this module makes separate tensors of t
 and copies inputs that are not contiguous. FlashInfer computes gates from a, b, A_log and dt_bias and takes no
 others. Its kernels treat a slot of -1 differently; calls in which a kernel would access a slot that the call
 does not name are refused.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ later.
 `ex2.approx` and `lg2.approx` are not accurate enough: a decay's error of two ulps repeats in every element
 and every step, and the logarithm of a number near 1 has few correct bits. The series end where the next term
 is below 2^-27 of the sum: |r| <= ln 2 / 2 gives r^8 / 8! < 6e-9, s^2 <= 1 / 9 gives s^16 / 17 < 2e-9.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ If the convention gate is raw, g contains a and beta contains b, the outputs of 
     beta = beta_max sigmoid(b)
 
 as Gated DeltaNet defines them (arXiv 2412.06464; transformers' qwen3_next, with beta_max 1).
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernel named `hf` of gdn_decode: transformers' torch_recurrent_gated_delta_rule on gathered slots."""
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ A row's bits depend only on its sequence, head and row, not on B, the plan, the 
 CTAs. A NaN in a sequence reaches only its own rows. Limits: 8 tokens, B <= 65,535, slots inside the pool.
 The products S k and S q are formed with q and k as given and must not overflow fp32. Raw q and k, whose norms
 may exceed 1, reach that limit earlier than normalised ones.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ has its own buffer, so the next pass is loaded before the current one is compute
 A bulk store starts after all lanes have written their words (warp barrier) and made them visible to the async
 proxy (proxy fence). It has read its source before a lane writes there again and before the CTA exits. A store
 to a slot that an earlier token wrote starts after the earlier store has completed.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@
 
 delta_t is u. The first warp of a head writes the gates, also those of padding sequences; all warps of a
 sequence that is not padding write delta_t.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

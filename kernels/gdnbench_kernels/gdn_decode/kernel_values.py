@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the functions of the decode kernel (kernel_sm90.py) pass to one another. CuTe DSL."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks the arguments of a call of gdn_decode's compiled kernel, and makes those of its launch.
 
 `delta_decode.launch` has the checks that it shares with kda_decode. g and beta may have any strides.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ right kernel's terms may be off. Errors are relative to the exact term:
 The decode kernels of vLLM and SGLang compute softplus(x) as log(1 + exp(x)), and as x above 20, and
 flash-linear-attention's as ln2 lg2.approx(1 + ex2.approx(x log2 e)). With x below -17 the sum is 1, and the
 kernel has no decay at all; the exact one is exp(A_log) 2^-24 or less.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ rounding. CuTe DSL, sm_90 and later.
 Addresses are integers, 64 bits for global and 32 bits for shared memory; `offset` is in bytes. A product and
 a sum are either one `fma` or two instructions with `.rn`, which ptxas does not contract. So the bits are
 those of the simulator.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes that the compiled kernel of gdn_decode supports."""
 
 HEAD_DIM = 128

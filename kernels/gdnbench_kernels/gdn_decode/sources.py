@@ -5,7 +5,7 @@ beta_max, as in `launch_args.Arguments`, and with a tap alpha_t, beta_t and delt
 sequences, heads and slots, and the strides are run-time values. The number of tokens, value heads per key
 head, dtypes, conventions, the presence of optional tensors, and the plan are compiled in. `build` imports
 CuTe DSL when the kernel is compiled.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits of gdn_decode's stages besides the ratio to torch's error, from `delta_decode.stage_rules`."""
 
 from __future__ import annotations

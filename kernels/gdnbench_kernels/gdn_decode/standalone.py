@@ -4,7 +4,7 @@
 
 for each of S tokens of a sequence, whose state is read from one slot of the pool and written to one per
 token.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

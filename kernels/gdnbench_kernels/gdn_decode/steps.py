@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The steps of gdn_decode, in torch's arithmetic, in the oracle's, and those of `cute`."""
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ A launch is that call, on the pool in place. For vLLM slot 0 is no slot: a seque
 Where a call has a state in slot 0, the states that it names are gathered before the launch into a pool whose
 slot 0 is empty, and scattered back after it. Before the launch this module also makes padding slot 0, and
 concatenates q, k and v for the first function, which takes them as the convolution leaves them.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

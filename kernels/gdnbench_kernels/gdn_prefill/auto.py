@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernel named `sm100_auto` of gdn_prefill: that of `sm100`, `sm100_fused` and `sm100_fused_cp` which
 `prefill_plan.py` expects to be fastest for the shapes of the call, with its segments."""
 

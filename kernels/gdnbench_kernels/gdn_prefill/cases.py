@@ -2,7 +2,7 @@
 
 The options are those of `synth`. Head counts are small and have every ratio of the served models. More groups
 add nothing: a head enters the kernel only as an index.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Shared by the wrappers of vLLM's CuTe DSL prefill and of SGLang's copy of it: the calls that the kernels
-take, and their inputs."""
+take, and their inputs."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Limits: N < 2^31 - 1024 sequences, including zero-length ones and N = 0; cu_seql
 chunk_indices has at least total_chunks rows; rows past that are not written. Invalid offsets, with more
 chunks than rows, are truncated there in all three tables. The sums are integers, so the result does not
 depend on the order of threads.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

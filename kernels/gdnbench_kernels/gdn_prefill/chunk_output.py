@@ -77,7 +77,7 @@ Limits: K = V = 128, bf16 except g_cu in f32, which is finite or NaN and does no
 a multiple of H; T Hv, UB Hv < 2^31; tensors contiguous, aligned to 16 bytes. Rows of v_new and h past
 total_chunks are not read. NaN in a token may reach all outputs of its sequence in its chunk, and no other
 sequence. An item's bits depend only on its chunk and head; sums have a fixed order.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

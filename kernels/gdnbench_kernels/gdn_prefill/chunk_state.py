@@ -87,7 +87,7 @@ that no exponent is positive. Initial and final states are f32, bf16 or absent; 
 Hv a multiple of H; N >= 1; T Hv, N Hv V K < 2^31; tensors contiguous, aligned to 16 bytes. Rows of u and w
 past the last chunk are not read, those of h and v_new not written. NaN in a sequence stays in its own h,
 V_new and final state. A sequence's bits depend only on its own data; sums have a fixed order.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

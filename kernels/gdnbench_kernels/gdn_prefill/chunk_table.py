@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Looks up a chunk on the device in the tables that `chunk_metadata` writes. CuTe DSL."""
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ are fp16 (inverse.py). g is at most 0. The sums never increase, even where fp64 
 positive. g = -inf is replaced by -128, a finite g below -2^14 by -2^14, +inf by NaN. A NaN reaches only its
 own chunk. A and Ai are f32 in registers and reach memory only in the builds that `Tap` names. An item's bits
 depend only on its own inputs, not on ctas or on other items of the batch.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

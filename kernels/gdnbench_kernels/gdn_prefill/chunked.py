@@ -17,7 +17,7 @@ is not rounded between chunks. The inverse is a triangular solve in fp64 of the 
 error of a kernel's inversion is compared with the error of storage alone.
 
 Shapes: c chunks of C tokens; q, k [c, H, C, K], v [c, Hv, C, V], gates [c, Hv, C], states [.., Hv, V, K].
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Axes: T tokens of all sequences, N sequences, H key heads, Hv value heads, K and V head dims, C the chunk
 size, UB the upper bound of the number of chunks.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ count on the host and caches by the tensor's identity; equal calls therefore sha
 0.6 count them in the launch, and releases before 0.5 take as many heads of q and k as of v: they are repeated
 before the launch. After the launch it converts final states from fp32 to another dtype. The function
 allocates outputs and intermediates in the launch.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ The function selects Hopper's or Blackwell's kernels by the device. A launch is 
 others normalises q and k if they are raw. Before the launch this module widens g and beta to fp32, reads the
 length of the longest sequence from cu_seqlens and copies inputs that are not contiguous. The function
 allocates its workspaces in the launch.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

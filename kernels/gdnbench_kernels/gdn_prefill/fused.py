@@ -2,7 +2,7 @@
 
 `kernel_sm100_fused.py` needs no chunk tables and no workspace: every CTA processes one sequence. As in
 `sm100`, the host reads nothing back from the device and no shape depends on values.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
 So one long sequence with few heads occupies all SMs, for three times the work. The host reads nothing back
 from the device and no shape depends on values. A sequence is cut at multiples of the segment's tokens, so its
 bits depend neither on its batch nor on the device. A sequence of one segment has the bits of `sm100_fused`.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ A sequence is cut into segments of L tokens, the last one shorter; a sequence wi
 `kernel_sm100_transfer.py` writes B of segment s to slot s + 1 of firsts, and a sequence's initial state to
 its first slot. B of the first segment begins with the initial state, so it is the second segment's first
 state; `kernel_sm100_scan.py` adds S M to the others.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

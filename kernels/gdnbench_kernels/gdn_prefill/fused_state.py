@@ -3,7 +3,7 @@
 A warpgroup has the rows of its tensor-memory lanes in every tile or accumulator of 128 rows (`rows_of_half`).
 A thread has the same elements of K S^T, Q S^T, X, V_new and o, each transposed, and of every 64 columns of S,
 in the order that tcgen05.ld 16x256b, stmatrix and ldmatrix share. So threads exchange no data.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

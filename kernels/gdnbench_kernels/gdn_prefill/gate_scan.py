@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums the gates of a chunk in one warp. CuTe DSL."""
 
 from __future__ import annotations

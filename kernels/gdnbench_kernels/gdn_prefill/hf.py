@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernel named `hf` of gdn_prefill: transformers' torch_chunk_gated_delta_rule, sequence by sequence."""
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ the bound below, with norms of 6 fp16 overflowed. Relative error of X in the Fro
 of 16x16 blocks: below 3e-3 for beta <= 1; for beta <= 2 up to 1e-1 was measured, with `split` up to 4e-5
 (docs/inverse.md has both and the reasons for this method). A NaN or Inf in A makes rows of X NaN: those of
 its block and below, none above.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ A product of M x N over K is 2 M N K FLOP, masked parts included. Bytes are coun
 traffic, where q and k are read once for all `group` = Hv / H value heads of a key head, and as the requests
 of all CTAs. All chunks are full. Initial and final states, chunk tables and barriers do not grow with the
 number of tokens and are left out.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

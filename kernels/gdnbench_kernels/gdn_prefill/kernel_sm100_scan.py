@@ -37,7 +37,7 @@ shared memory for 16 FFMA2 in a warp. So a step takes at least 1536 cycles for p
 Limits: UB Hv V K < 2^31; N Hv < 2^27, so that the CTAs, 16 for each state, are fewer than 2^31. maps and
 firsts are contiguous, aligned to 16 bytes. NaN in S stays in its row, NaN in M reaches all rows of its
 sequence and value head.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

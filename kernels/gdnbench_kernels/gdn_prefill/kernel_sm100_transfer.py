@@ -80,7 +80,7 @@ fused_plan.py makes these tables. With `split` there are 2 stages of s_blocks, 1
 Limits: those of kernel_sm100_fused.py, and UB Hv V K < 2^31. firsts and maps are f32; rows of them that no
 segment needs are not written. NaN in a segment stays in its B and M. Their bits depend only on the segment,
 and B's of a first one on the initial state.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

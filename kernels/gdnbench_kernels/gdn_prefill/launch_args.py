@@ -2,7 +2,7 @@
 
 The errors name the argument: NotImplementedError for what another kernel could take, ValueError for what no
 kernel could. Inputs and outputs whose memory layout the kernels cannot use are copied.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What approximate instructions may cost a kernel of gdn_prefill: see `delta_prefill.leeway`."""
 
 from __future__ import annotations

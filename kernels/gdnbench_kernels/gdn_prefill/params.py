@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The arguments of a call of gdn_prefill."""
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Nothing here has been measured. The costs are those that `gdnbench time --on sim
 (docs/prefill.md), fitted by hand to calls of 2,048 to 16,384 tokens with 8 and 32 value heads. A plan depends
 on shapes alone: T tokens, N sequences, Hv value heads and the number of SMs. Lengths are values, so sequences
 are taken to be equally long.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

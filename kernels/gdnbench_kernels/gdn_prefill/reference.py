@@ -1,7 +1,7 @@
 """The fp64 oracles of gdn_prefill: token by token, and the chunked form with every stage.
 
 They accept every convention, so no conversion changes the caller's inputs first.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The tokens of a segment are compiled into the table alone. Like sources.py, this imports CuTe DSL only when a
 kernel is compiled.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

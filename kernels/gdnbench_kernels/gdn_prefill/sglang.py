@@ -8,7 +8,7 @@ states to a second tensor, and the call on that tensor. Before the launch this m
 of the CuTe DSL kernels by SGLang's own kernel, widens g and beta to fp32, copies inputs that are not
 contiguous, and makes the zero states that the functions require. The functions allocate outputs and
 intermediates in the launch.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

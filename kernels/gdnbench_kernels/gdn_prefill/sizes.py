@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sizes that the SM100 kernels support. Does not import CuTe DSL."""
 
 CHUNK = 64

@@ -8,7 +8,7 @@
 The intermediates are a `Workspace`. The host reads nothing back from the device and no shape depends on
 values, so a call can be captured into a CUDA graph; with the caller's workspace and outputs it allocates
 nothing. Rows of the intermediates past the last chunk are not written.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

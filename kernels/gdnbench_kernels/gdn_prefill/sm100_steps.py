@@ -3,7 +3,7 @@ taps.
 
 `form_a` launches chunk_uw and returns g_cu and A; `invert` passes it an A and returns its Ai; `form_uw`
 passes it an Ai and returns U and W. g_cu has no tap: chunk_uw sums the gates in each step.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The numbers of tokens, sequences and chunks are run-time values; heads, feature dims and dtypes are compiled
 in. The `build_` function of a source imports CuTe DSL when the kernel is compiled.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ by at most u = 2^-24 of it, and no partial sum is larger than the last. So a sum
 changes the exponent g_cu[i] - g_cu[j] of every later stage by up to an ULP of g_cu: 2^-7 if a chunk's gates
 sum to -1e5. A stage is compared with the exact result for the actual g_cu, so the exact stages use the
 rounded sums.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

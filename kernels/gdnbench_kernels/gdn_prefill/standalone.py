@@ -1,7 +1,7 @@
 """gdn_prefill in fp64 with torch alone, token by token: the reference of a stand-alone reproduction.
 
 S' = alpha S;   u = beta (v - S' k);   S = S' + u k^T;   o = scale S q
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

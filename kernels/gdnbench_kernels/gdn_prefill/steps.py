@@ -1,5 +1,5 @@
 """The steps of gdn_prefill: those of the chunked form, in torch's arithmetic and in the oracle's, and those
-of `sm100`."""
+of `sm100`."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

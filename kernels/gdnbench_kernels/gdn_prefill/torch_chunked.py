@@ -4,7 +4,7 @@ It emulates the published three-kernel design (see `chunked`): operands in q's d
 sums, and every intermediate that the design stores rounded to that dtype. With fp32 inputs everything is at
 least fp32. Within one chunk a NaN reaches earlier tokens too, as in any kernel that multiplies a masked tile
 by dense values (0 * NaN); it never leaves its sequence.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A thread has 32 values, in the order of tcgen05.ld 16x256b and of mma.sync accumulators: value 4n + 2 half + j
 is row 16 warp + lane/4 + 8 half, column 8n + 2 (lane % 4) + j.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ A launch is that call. Before the launch this module computes the chunk tables, 
 layers, by vLLM's own kernel or function; widens g and beta to fp32; copies inputs that are not contiguous;
 and makes the zero states that vLLM's functions require. The functions allocate outputs and intermediates in
 the launch.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ packed keys. A query scores lens[t] keys: the first of its request's pages, or t
 row_starts[t]. Column j of logits is the query's j-th key, or row j of k. Other columns are stale, or -inf
 with clean_logits. Keys in pages are e4m3 with an fp32 scale each, as DeepGEMM's `fp8_paged_mqa_logits`, vLLM
 and SGLang hold them; packed keys are those of `fp8_mqa_logits`, or not quantised, as in transformers.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

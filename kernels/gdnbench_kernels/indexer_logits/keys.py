@@ -2,7 +2,7 @@
 
 A page is not rows of D + 4 bytes: first come the codes of its tokens, block_size * D bytes, then their
 scales, block_size fp32. That is DeepGEMM's layout for `fp8_paged_mqa_logits`, which vLLM and SGLang write.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The laws of indexer_logits: requests are independent, weights are linear, the order of heads does not
-matter, and keys that no query scores are not read."""
+matter, and keys that no query scores are not read."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 
 s is the key of column j: the j-th of the query's pages, or row j of k. Scales are not negative, so that they
 may be applied before or after the ReLU.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes calls of indexer_logits smaller: requests, queries of packed keys, heads, keys."""
 
 from __future__ import annotations

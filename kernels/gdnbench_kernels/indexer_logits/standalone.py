@@ -1,7 +1,7 @@
 """indexer_logits in fp64 with torch alone: the reference of a stand-alone reproduction.
 
 logits_j = sum_h weights_h relu(q_h . k_j) scale_j
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

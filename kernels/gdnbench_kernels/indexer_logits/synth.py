@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synthetic inputs for indexer_logits."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernel named `torch` of indexer_logits: keys dequantised to fp32, products and sums in fp32."""
 
 from __future__ import annotations

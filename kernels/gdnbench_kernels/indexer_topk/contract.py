@@ -6,7 +6,7 @@ Its entries are the indices, from that column, of the min(lens[r], K) largest ca
 indices is a set: their order is free, and so is the choice between equal logits. NaN logits may be selected
 or not. The other columns are stale: they may have any value. SGLang's and vLLM's kernels, and FlashInfer's
 ragged one, have this contract.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The laws of indexer_topk: rows are independent, columns outside a row's candidates are not read, and a
-factor of 2 changes no order."""
+factor of 2 changes no order."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

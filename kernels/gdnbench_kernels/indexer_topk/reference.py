@@ -4,7 +4,7 @@
 
 Equal logits are in order of their indices, NaNs after all numbers. The result is one of the right ones:
 order, and the choice between equal logits, are free.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes calls of indexer_topk smaller: rows, columns, K."""
 
 from __future__ import annotations

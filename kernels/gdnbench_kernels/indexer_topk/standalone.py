@@ -1,5 +1,5 @@
 """indexer_topk with torch alone: the reference of a stand-alone reproduction. Equal logits are in order of
-their indices, NaNs last."""
+their indices, NaNs last."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernel named `torch` of indexer_topk: torch.topk of rows whose other columns are -inf."""
 
 from __future__ import annotations

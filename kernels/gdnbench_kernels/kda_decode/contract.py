@@ -7,7 +7,7 @@ read is -1 is padding: it reads and writes nothing, and its rows of o are undefi
 token whose slot is -1 writes no state. Several sequences may read a slot that none writes.
 
 It is gdn_decode with a gate for each key channel; see `kda` for the equations.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

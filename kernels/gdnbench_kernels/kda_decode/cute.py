@@ -3,7 +3,7 @@
 As with gdn_decode's, a call can be captured into a CUDA graph, and with the caller's output and rows of q, k,
 v and g that are contiguous and aligned it allocates nothing. The kernel is compiled per number of tokens,
 value heads per key head, dtypes, conventions, presence of A_log and dt_bias, and plan.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The steps of `cute`, each runnable alone; see `delta_decode.cute_steps`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans of kda_decode's kernel: those of gdn_decode, with shared memory for a gate per channel."""
 
 from __future__ import annotations

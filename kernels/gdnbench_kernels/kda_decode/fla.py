@@ -5,7 +5,7 @@
               drafted tokens and the number accepted, as vLLM's copy of it is called
 
 A launch is that call. Padding sequences are left out of it. The functions allocate outputs in the launch.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
 A launch is that call. Before the launch this module makes int32 tensors of the slots to read and to write,
 zeros for a rate A_log that is absent, and copies of inputs that are not contiguous. Calls in which a kernel
 would skip a token or access a slot that the call does not name are refused.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernel named `hf` of kda_decode: transformers' recurrent_kimi_delta_attention on gathered slots."""
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ element still costs four operations:
 alpha is computed once per warp, whatever the number of rows, passes and tokens. A gate of 0, from g = -inf or
 far below, clears its column. The taps of kernel_sm90_taps.py are options of this class: alpha_t is
 [B, S, Hv, 128].
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

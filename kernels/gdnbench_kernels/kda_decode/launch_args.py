@@ -2,7 +2,7 @@
 
 `delta_decode.launch` has the checks that it shares with gdn_decode. g is copied unless its rows are
 contiguous and aligned to 4 elements; beta may have any strides.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

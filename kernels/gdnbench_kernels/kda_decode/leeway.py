@@ -9,7 +9,7 @@ right kernel's terms may be off. Errors are relative to the exact term:
               gate bounded       and that of g: `bounded_gate_error`
     beta_t    beta_form logit    `sigmoid_error`
     q_t, k_t  qk raw             `norm_error`
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

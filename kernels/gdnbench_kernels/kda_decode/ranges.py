@@ -1,5 +1,5 @@
 """Ranges of a call of kda_decode: gates and beta of active sequences, keys if a call has several tokens per
-sequence, and the states that are read."""
+sequence, and the states that are read."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The fp64 oracle of kda_decode. It accepts every convention, so no conversion changes the caller's inputs
-first."""
+first."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

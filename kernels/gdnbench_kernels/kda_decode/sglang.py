@@ -14,7 +14,7 @@ unchanged and stores the state after each token in a buffer [B, S, Hv, V, K]; th
 their slots after the launch. States that are too far apart for the function are gathered into another pool
 before the launch, and scattered after it. q, k and v are concatenated for the packed function before the
 launch.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ It takes q, k, v, g, beta, A_log, dt_bias, state, state_indices, num_accepted, r
 beta_t, delta_t, scale, beta_max, lower_bound; alpha_t, beta_t and delta_t are None without a tap. What is
 compiled in and what is a run-time value are as in gdn_decode. `build` imports CuTe DSL when the kernel is
 compiled.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

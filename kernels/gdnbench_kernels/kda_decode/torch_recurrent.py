@@ -4,7 +4,7 @@ The arithmetic is fp32 on the recorded operands. The state is loaded from its dt
 tokens of a call, and is rounded to its dtype on each store; o is rounded to v's dtype. Raw q and k are
 normalised in fp32 and not rounded. Gates and beta that are inputs are used in their recorded precision; those
 that the kernel computes are computed in fp32 and not rounded.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A launch is that call, on the pool in place, the sequences one after another with cu_seqlens. For vLLM slot 0
 is no slot: see `PoolWithoutSlot0`. Before the launch this module also makes padding slot 0. On devices of
 compute capability 10.x vLLM serves one token a sequence by a kernel in CUDA C++, which is none of these.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 made.
 
 The options are those of `synth`. Head counts are small: a head enters a kernel only as an index.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

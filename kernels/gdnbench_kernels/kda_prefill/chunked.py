@@ -21,7 +21,7 @@ g_cu[i] - r and r - g_cu[j] for some r, and one of them overflows where the gate
 
 Shapes: c chunks of C tokens; q, k [c, H, C, K], v [c, Hv, C, V], g_cu [c, Hv, C, K], beta [c, Hv, C], states
 [.., Hv, V, K].
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Axes: T tokens of all sequences, N sequences, H key heads, Hv value heads, K and
 size, UB the upper bound of the number of chunks.
 
 It is gdn_prefill with a gate for each key channel; see `kda` for the equations.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

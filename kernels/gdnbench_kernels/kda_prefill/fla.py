@@ -10,7 +10,7 @@ first for normalised q and k if they are raw and for beta if it is a logit. The 
 function caches the chunks of cu_seqlens by the tensor's identity, so equal calls share one tensor. Before the
 launch this module converts initial states to fp32, after it final states from fp32. The function allocates
 outputs and intermediates in the launch.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

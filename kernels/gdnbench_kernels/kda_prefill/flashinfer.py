@@ -12,7 +12,7 @@ function overwrites the initial states with the final ones, so a launch is a cop
 second tensor, zeros if there are none, and the call on that tensor. Before the launch this module makes zeros
 for A_log or dt_bias if it is absent, and copies inputs that are not contiguous. chunk_size changes the stages
 of a call alone. The function allocates its workspaces in the launch.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

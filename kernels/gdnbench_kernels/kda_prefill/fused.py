@@ -2,7 +2,7 @@
 
 The host reads nothing back from the device and no shape depends on values, so a call can be captured in a
 CUDA graph after a first call has loaded the program.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ A warp has 16 rows of the chunk. Of A and P it needs, from the products of each 
     level 32           the first 32 columns: warps 2 and 3
 
 and the diagonal of P from the product of Q and K themselves.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

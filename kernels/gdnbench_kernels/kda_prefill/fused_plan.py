@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan of kernel_sm100_fused.py: its allocations and roles, and the data of its roles. CuTe DSL."""
 
 from __future__ import annotations

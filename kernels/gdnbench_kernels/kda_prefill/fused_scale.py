@@ -6,7 +6,7 @@ chunk's decay the sum of gates over each half. A warp writes 128 contiguous byte
 
 A factor of token i is a product of decays of consecutive tokens: of an upper half's start up to i (`up`), or
 from the one after i to a lower half's end (`down`). Every decay is at most 1, so is every product.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 S is in tensor memory, in f32. A warpgroup rounds it to h, then decays it in place; the product of V_new and
 Ke is added to it there. A thread has the same elements of every accumulator (delta_prefill/fused_tiles.py).
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernel named `hf` of kda_prefill: transformers' chunk_kimi_delta_attention, sequence by sequence."""
 
 from __future__ import annotations

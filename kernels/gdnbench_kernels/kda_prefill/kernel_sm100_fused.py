@@ -135,7 +135,7 @@ absent; an absent initial state is 0. beta at most 1, with `split` 2; N >= 1; N 
 states also N Hv V K; tensors contiguous, aligned to 16 bytes. g is at most 0, of any size: exp of -inf is 0,
 +inf becomes NaN. NaN in a sequence stays in its own o and final state. A sequence's bits depend only on its
 own data; sums have a fixed order. The grid has one CTA per sequence and value head.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

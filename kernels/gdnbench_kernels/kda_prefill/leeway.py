@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What approximate instructions may cost a kernel of kda_prefill: see `delta_prefill.leeway`. A gate that the
 kernel computes adds its error (`KdaGates.decay_error`), and so does a beta."""
 

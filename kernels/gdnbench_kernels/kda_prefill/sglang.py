@@ -9,7 +9,7 @@ the launch this module copies inputs that are not contiguous, makes the zero sta
 require, and for `sglang_cutedsl` widens beta to fp32. The chunks are of 64 tokens; chunk_size changes the
 stages of a call alone. The functions make the chunk tables in the launch, or find those of the same
 cu_seqlens, and allocate intermediates.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

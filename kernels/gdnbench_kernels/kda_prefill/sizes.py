@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The default size of a chunk of kda_prefill."""
 
 CHUNK = 16

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The source of kda_prefill's SM100 kernel: the host object and the types of its arguments."""
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ computes them by approximate functions (`gate_errors`), whose errors have one di
 and add up along a chunk. g_cu is float32 whatever the dtype of v, and its
 rounding changes the exponents of every later stage. A stage is compared with the exact result for the actual
 g_cu, so the exact stages use the rounded sums.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

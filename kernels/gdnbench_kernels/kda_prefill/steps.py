@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The steps of kda_prefill: those of the chunked form, in torch's arithmetic and in the oracle's."""
 
 from __future__ import annotations

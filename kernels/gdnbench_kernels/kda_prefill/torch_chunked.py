@@ -3,7 +3,7 @@
 Operands are in q's dtype, products exact, sums in fp32, and stored intermediates are rounded to q's dtype:
 see `chunked`. With fp32 inputs everything is at least fp32. Within one chunk a NaN reaches earlier tokens
 too, as in any kernel that multiplies a masked tile by dense values (0 * NaN); it never leaves its sequence.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

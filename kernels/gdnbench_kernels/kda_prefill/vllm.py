@@ -8,7 +8,7 @@ A launch is that call. Before the launch this module copies inputs that are not 
 states, which the first function requires. `chunk_kda` writes o over v, so its launch includes a copy of v.
 The chunks are of 64 tokens; chunk_size changes the stages of a call alone. The functions make the chunk table
 in the launch, or find that of the same cu_seqlens, and allocate intermediates.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The latent rows that the requests of a call attend to, for `gdnbench lineage`."""
 
 from __future__ import annotations

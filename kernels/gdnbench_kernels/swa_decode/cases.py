@@ -3,7 +3,7 @@ made.
 
 The options are those of `synth`. Each case runs in both FP8 layouts unless it concerns only one. Cases in
 which the number of heads does not matter have 8: a tile is padded to more, and all heads of it are equal.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Axes: T requests (one query token each), H heads, W entries of a window, `blocks
 tokens. Keys and values are the same 512-wide rows, shared by all heads. Request t attends to the slots
 swa_indices[t, j] for j < swa_lens[t], except those that are -1. Entries past its length are stale: they may
 have any value and must not be dereferenced. A request that attends to nothing has o = 0 and lse = -inf.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

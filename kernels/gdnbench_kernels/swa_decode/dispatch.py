@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The number of requests from which `wgmma` is the faster kernel of swa_decode on sm_90."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The left operands of the portable kernel in shared memory: queries, then weights. CuTe DSL."""
 
 from __future__ import annotations

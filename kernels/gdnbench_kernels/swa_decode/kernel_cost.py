@@ -5,7 +5,7 @@
 The counts are those of a kernel that reads everything once: for each token its window of latent rows, its
 queries and its outputs. A product of M x N over K is 2 M N K FLOP. Rows that two tokens share are counted
 twice, because each token's CTAs read them. Indices, lengths and sinks, below 1 % together, are left out.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

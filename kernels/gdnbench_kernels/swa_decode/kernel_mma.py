@@ -97,7 +97,7 @@ row, not on T, `rows`, the architecture or the order of CTAs.
 Limits: 1 <= H <= 128; T ceil(H / rows) < 2^31; pages aligned to 16 bytes. Values below 2^-11 of the largest
 value of their row (fp8_ds_mla) or of their head's query may lose bits, and those below 2^-24 may become 0; if
 rope is as large as the codes these limits are 2^-27 and 2^-40.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ without entries that count also has l = 0; its m distinguishes it.
 Limits: head_dim 512, bf16 q and o, H <= 128, W <= 128, pages of 2^block_shift tokens; slots and T H < 2^31;
 parts 1, 2 or 4. A row's bits depend only on its own data, not on T, parts or workers; sums have a fixed
 order. A short window takes as long as a full one.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

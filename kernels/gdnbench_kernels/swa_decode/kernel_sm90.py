@@ -71,7 +71,7 @@ row, not on T, `rows`, `workers`, the rest of `Tuning` or the order of CTAs.
 
 Limits: 1 <= H <= 128; T ceil(H / rows) < 2^31; pages aligned to 16 bytes; sm_90a only. Values far below the
 largest of their row or of their head's query lose bits as in kernel_mma.py.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

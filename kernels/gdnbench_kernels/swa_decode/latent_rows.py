@@ -15,7 +15,7 @@ An entry that does not count is a row of zeros; nothing is read for it.
 Keys, for products over 16 features: lane l has features 4 (l % 4) .. + 3 of entries l / 4 and l / 4 + 8, so
 position 2 t of such a product is feature 4 t, and position 8 + 2 t is feature 4 t + 2. Rope is stored so that
 `ldmatrix` gives it in that order too.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The checks read shapes, dtypes and addresses, never values, so nothing waits for the device. The errors name
 the argument: NotImplementedError for what another kernel could take, ValueError for what no kernel could. The
 cache is never copied; other tensors whose memory layout a kernel cannot use are.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

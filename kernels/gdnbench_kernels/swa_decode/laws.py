@@ -1,5 +1,5 @@
 """The laws of swa_decode: independence and order of requests, order of pages, and slots that no request
-attends to."""
+attends to."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@
     bfloat16          cache [blocks, block_size, 512] bfloat16: not quantised, as in transformers
 
 Slot = block * block_size + offset. All functions run on the device of their tensors.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

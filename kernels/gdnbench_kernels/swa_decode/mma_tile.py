@@ -2,7 +2,7 @@
 
 `kernel_mma` describes them; its kernel attends to one tile, that of `v4_decode.kernel_mma` to the tiles of
 two segments.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

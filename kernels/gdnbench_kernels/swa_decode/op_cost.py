@@ -5,7 +5,7 @@ rest of its page is not. Queries are read for requests that attend to something,
 request's length, swa_lens and attn_sink completely. o and lse are written for every request.
 
 FLOP: scores and weighted sum, 2 H 512 each for every entry attended to; 2 H 128 1024 for a full window.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

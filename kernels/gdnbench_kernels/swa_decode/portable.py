@@ -7,7 +7,7 @@ cache.
 
 The kernel named `wgmma` rounds differently. A call uses it only on request: otherwise a row's bits would
 depend on the number of requests.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan of a CTA of the portable kernel, for a cache layout and a number of heads."""
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ convention). A row that attends to nothing has o = 0 and lse = -inf, whatever th
 
 A kernel may round the dequantised rows to bf16 before the products, as serving engines do. That moves a score
 of 100 by some 0.1, and so `lse`, which has a tolerance of 1e-3. `leeway` is how far it moves each element.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Makes calls of swa_decode smaller: requests, heads, columns of the window, entries of a request, unused
-pages. Pages keep their size."""
+pages. Pages keep their size."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes shared by all files of swa_decode."""
 
 HEAD_DIM = 512

@@ -4,7 +4,7 @@ The host reads nothing back from the device and no shape depends on values, so a
 CUDA graph; with the caller's outputs it allocates nothing. The kernel is compiled per number of heads,
 layout, dtype of scales, and presence of a sink and lse; the first such call compiles it or finds it in the
 cache.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ one of them odd, so the swizzle distributes their 16-byte parts over different b
 Three quarters of an item's loads are issued before the wait for the first stage, so they are in flight while
 the previous item is multiplied. The last quarter is issued when the first is stored and its registers are
 free. A token that does not count is not dereferenced; its row is zeros.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

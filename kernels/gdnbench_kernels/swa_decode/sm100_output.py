@@ -1,4 +1,4 @@
-"""The EPILOGUE role of kernel_sm100.py: outputs from tensor memory to memory. CuTe DSL."""
+"""EPILOGUE of kernel_sm100.py: outputs from TMEM to memory."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ computed with the former ones is multiplied by
 
 A tile's weights are rounded relative to g of the tiles so far, which only grows: a row with most of the
 weight has weight 1 or -1 there too.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

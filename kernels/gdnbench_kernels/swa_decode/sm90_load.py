@@ -11,7 +11,7 @@ An item's turn begins when MULTIPLY has read the previous item's queries:
 
 The first item's queries are loaded before its length is known. The second item's window is loaded after the
 first one's, for which all CTAs wait at the same time.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ A product is D += A B, 64 x N x 16, f16 with f32 sums. Thread t of a warpgroup (
 has the same rows of A and, as pairs, columns 2 (t % 4), + 1 and + 8: the first row's first pair, the second
 row's, then their second pairs (PTX ISA, wgmma.mma_async, register fragments). B is in shared memory: N rows
 of 16 adjacent values, 8 rows of 128 bytes per 1 KiB, 16-byte chunk ^= row % 8.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

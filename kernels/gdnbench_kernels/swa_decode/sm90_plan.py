@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan of a CTA of the wgmma kernel, and its tuning parameters."""
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ DSL.
 A warp converts four heads at a time, 8 lanes each: two lanes for a block of 64 features and the block 256
 features later. Of every 16 features of codes, position p < 8 is feature 4 (p / 2) + p % 2 and position 8 + p
 is 2 more; of rope, position p < 8 is feature 2 p and position 8 + p the next.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The source of the kernel named `wgmma`; see `sources`."""
 
 from __future__ import annotations

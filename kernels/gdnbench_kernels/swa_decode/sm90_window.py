@@ -8,7 +8,7 @@ entries each. Operands:
 
 Rope is stored apart from the codes, the even ones of every 16 features first. So its values have the same
 order, and position p < 8 of its keys is feature 2 p, position 8 + p the next.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Every kernel takes q, pages, inv_scale, indices, lens, attn_sink, o, lse, scale,
 `launch_args.Arguments`. The numbers of tokens, entries and blocks, block size and page stride are run-time
 values; heads, layout, the scales' dtype and the presence of a sink and lse are compiled in. The `build_`
 function of a source imports CuTe DSL when the kernel is compiled.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A serving engine without a fused kernel computes this; its error is the yardstick of other kernels. lse is
 computed in fp32 from the rows before that rounding.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Addresses are integers: 32 bits for shared memory, 64 for global memory. From a matrix of 8 rows of 16 bytes
 `ldmatrix` loads 4 bytes of row l / 4 to lane l; transposed, it loads 2 bytes, number l / 4, of each of rows
 2 (l % 4) and + 1.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

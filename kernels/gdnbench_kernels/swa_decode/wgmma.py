@@ -2,7 +2,7 @@
 
 As in `portable`, the host reads nothing back, a call can be captured into a CUDA graph, and the kernel is
 compiled per number of heads, layout, dtype of scales, presence of a sink and lse, and `Tuning`.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

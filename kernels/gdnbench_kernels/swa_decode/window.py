@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The slots that a row of queries attends to."""
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
     entry[-R:]         = pairs rotated by the angle of the window's first position  with rope
 
 A token's x and z without the selection of columns are its state.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ two windows) or D (HCA: ratio 128), pages of `block_size` states. The token that
 position p with (p + 1) % ratio = 0, makes an entry in its row of `entries`; other rows are not written.
 Tokens of earlier calls come from `state`, where each call leaves its own: a partial window. `compress` has
 the formulas, which are those of transformers' modules and of vLLM's compressor, before an entry is quantised.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

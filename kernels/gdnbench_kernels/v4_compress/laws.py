@@ -1,5 +1,5 @@
 """The laws of v4_compress: causality, independence and order of sequences, pages that the call does not use,
-and a call in two parts."""
+and a call in two parts."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

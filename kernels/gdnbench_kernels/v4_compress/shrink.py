@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes calls of v4_compress smaller: sequences, the last tokens of sequences, optional parts."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """v4_compress in fp64 with torch alone: the reference of a stand-alone reproduction.
 
 entry = sum_s softmax_s(score + ape) kv over the tokens of a window, normalised and rotated
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

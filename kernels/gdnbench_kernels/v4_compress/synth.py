@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synthetic inputs for v4_compress."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernel named `torch` of v4_compress: everything in fp32, entries rounded at the end."""
 
 from __future__ import annotations

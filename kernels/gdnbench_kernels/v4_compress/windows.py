@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which tokens an entry is made of, and where they are: in the call, or in the state of earlier calls."""
 
 from __future__ import annotations

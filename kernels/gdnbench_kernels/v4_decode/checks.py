@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What v4_decode checks of a call beyond the tables of its contract."""
 
 from __future__ import annotations

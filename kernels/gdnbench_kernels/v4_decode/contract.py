@@ -7,7 +7,7 @@ values are the same 512-wide rows, shared by all heads. A query attends to the e
 their lengths, except those that are -1; a slot that occurs twice counts twice. Entries past a length are
 stale and must not be followed, except where a kernel needs legal ones (`masked_indices`). swa_decode is the
 case of no extra segment and S = 1.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

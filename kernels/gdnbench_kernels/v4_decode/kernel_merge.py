@@ -27,7 +27,7 @@ product 1. So
 
 where 2^-8 is the rounding to bfloat16; with 32 splits the rest is below 2^-17 A for |s| < 30. Parts weighing
 less than 2^-126 of the largest, or of the sink, are 0. NaN in lse_part makes its row NaN.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ a row's bits depend only on that row.
 
 Limits: 1 <= H <= 128; R ceil(H / 16) < 2^31; slots < 2^31; pages aligned to 16 bytes. Of small values the
 limits of `swa_decode.kernel_mma` hold, relative to the largest value of any tile so far.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ item's divisor.
 What counts is as in swa_decode's kernel. All scores of a row -inf: lse is -inf and o NaN or, with a sink or
 splits, 0. Limits: as there; slots < 2^31; at most 32 splits. A row's bits depend on its own data and on
 `splits`, not on B, S, `parts` or `workers`.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

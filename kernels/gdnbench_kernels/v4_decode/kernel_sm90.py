@@ -70,7 +70,7 @@ if the number of splits stays.
 
 Limits: both pools in one layout; 1 <= H <= 128; T n ceil(H / rows) < 2^31; pages aligned to 16 bytes; sm_90a
 only.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ The checks read shapes, dtypes and addresses, never values, so nothing waits for
 the argument: NotImplementedError for what another kernel could take, ValueError for what no kernel could. The
 caches are never copied; other tensors whose memory layout a kernel cannot use are. With one length for all
 queries of a request the lengths are repeated, on the device.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The laws of v4_decode: independence and order of queries, order of both caches' pages, slots that no query
-attends to, and an extra segment of which nothing counts."""
+attends to, and an extra segment of which nothing counts."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@
 | FlashInfer, HCA | 2 | with | the sink; -inf without one |
 
 An lse that includes the sink is, over nothing, the sink itself.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """lse in the form that a call asks for, computed by one lane. CuTe DSL, sm_90 and later."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a thread of `kernel_mma` works with: buffers of its CTA, the pool of a segment, its running sums."""
 
 from __future__ import annotations

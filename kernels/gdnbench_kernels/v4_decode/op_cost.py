@@ -5,7 +5,7 @@ share it; the rest of its page is not. Queries are read for rows that attend to 
 row's length, lengths and attn_sink completely. o and lse are written for every row.
 
 FLOP: scores and weighted sum, 2 H 512 each for every entry attended to.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The arguments of a call of v4_decode."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The partial outputs of a call whose queries are split, and their merge."""
 
 from __future__ import annotations

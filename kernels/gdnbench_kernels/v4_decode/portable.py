@@ -5,7 +5,7 @@ The host reads nothing back from the device and no shape depends on values, so a
 CUDA graph. With the caller's outputs, of splits alone it allocates: their partial outputs, for each call.
 Kernels are compiled per number of heads, layouts, dtypes of scales, form of lse, and
 presence of an extra segment, a sink and lse; the first such call compiles them or finds them in the cache.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan of a CTA of v4_decode's portable kernel, for the cache layouts of its segments."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Ranges of a call of v4_decode: lengths of both segments, scores, sinks, and the scales of the rows attended
-to."""
+to."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ This is FlashMLA's definition (`flash_mla_with_kvcache` with `extra_k_cache`): o
 A row that attends to nothing has o = 0, whatever the sink; `lse_forms` says what its lse is.
 
 A kernel may round the dequantised rows to bf16 before the products; `leeway` is how far that moves each lse.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

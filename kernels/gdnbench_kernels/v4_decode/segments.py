@@ -3,7 +3,7 @@
 A query row r = b * S + s is query s of request b. The window's table has slots. The extra segment's has
 slots (`indices`, a top-k), or pages in order of position (`block_table`: all compressed positions below the
 length count).
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Makes calls of v4_decode smaller: requests, queries, heads, columns and entries of both tables, unused
-pages of both caches, the extra segment. Pages keep their size."""
+pages of both caches, the extra segment. Pages keep their size."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

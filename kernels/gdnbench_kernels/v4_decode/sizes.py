@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes of v4_decode beside those of swa_decode."""
 
 MAX_QUERIES = 8

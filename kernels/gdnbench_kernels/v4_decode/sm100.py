@@ -5,7 +5,7 @@ The host reads nothing back from the device and no shape depends on values, so a
 CUDA graph; with the caller's outputs it allocates only partial outputs, if queries are split. The kernel is
 compiled per number of heads, layouts, dtypes of scales, form of lse, and presence of an extra segment, a sink
 and lse; the first such call compiles it or finds it in the cache.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

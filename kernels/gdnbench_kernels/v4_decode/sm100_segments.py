@@ -1,5 +1,5 @@
 """What kernel_sm100.py adds to the roles of swa_decode's kernel: two segments, splits, and the forms of lse.
-CuTe DSL."""
+CuTe DSL."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The sources of v4_decode's kernel named `sm100`: the host objects and the types of their arguments, which
-are those of `sources`, then parts, workers."""
+are those of `sources`, then parts, workers."""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The tiles of a CTA's items follow one another; a turn is one of them. Its rows are copied while MULTIPLY has
 the previous turn, its entries are loaded two turns earlier, and the lengths that decide which tiles an item
 has one turn before that. Queries are loaded with an item's first tile, outputs stored after its last one.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan of a CTA of the wgmma kernel of v4_decode: that of swa_decode's, with other registers."""
 
 from __future__ import annotations

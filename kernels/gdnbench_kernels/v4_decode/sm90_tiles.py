@@ -4,7 +4,7 @@ An item is `rows` heads of a query row and one of its splits. Items of a row are
 too, so all but the first read its rows of the caches from L2. A tile is up to 128 entries of one segment; the
 tiles of a row are those of the window, then those of the extra segment, up to the row's lengths. Both roles
 compute an item's tiles from the lengths themselves. An item without tiles has one turn, which copies zeros.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

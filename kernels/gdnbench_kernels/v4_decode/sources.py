@@ -6,7 +6,7 @@ An attention kernel takes q, the window's pages, inv_scale, indices, lens, the s
 numbers of requests, queries, entries, pages and splits are run-time values; heads, layouts, dtypes of scales,
 the form of lse, and the presence of an extra segment, a sink, lse and splits are compiled in. The `build_`
 function of a source imports CuTe DSL when the kernel is compiled.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ With one split the attention kernel writes o and lse. With n > 1 it writes, for 
     lse_part [n, R]      float32    log2 of the split's sum; -inf where it attends to nothing
 
 and `kernel_merge` adds them up. Where lse_part is -inf, o_part need not be written.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     s_j = scale q . row_j over the rows that a query attends to in both caches;   o = softmax(s) rows
 
 with the sink as one more logit of the denominator.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The host reads nothing back and no shape depends on values, so a call can be captured into a CUDA graph. The
 kernel is compiled per number of heads, layout, dtype of scales, presence of a sink, form of lse, and
 `Tuning`. Caches of two layouts, or two dtypes of scales, are attended to by a launch each.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

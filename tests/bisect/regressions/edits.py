@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a commit does to the files of a repository."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The regressions, each looked for by the command line, and what the answers are to say.
 
 Where a regression lies is known from the tags of the repository and from how the captures were made, and from

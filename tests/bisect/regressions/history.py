@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commits of the repository, in order: the regressions that are to be found, and plausible others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commits of the inverse: its diagonal blocks by Newton-Schulz on tensor cores instead of by substitution.
 
 Four rounds with fp16 operands are as good as the merges around them; three are as good for random keys alone

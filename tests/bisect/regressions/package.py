@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernel package whose history is made: this checkout's SM100 prefill kernels under another name.
 
 Modules that other kernels share, `gdnbench_kernels.blackwell` among them, are imported and not copied. What

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The git repository: the package, and a commit for each edit, always by the same hashes."""
 
 from __future__ import annotations

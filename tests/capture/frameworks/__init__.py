@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packages that stand in for frameworks: the modules, names and signatures of theirs, computed by definition.
 
 They are not imported as parts of this one: `framework` puts this folder on the path.

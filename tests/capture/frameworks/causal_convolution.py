@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The causal convolution by torch's conv1d, which the packages of this folder call."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gated delta rule as it is defined, token by token in fp64, in the place of a framework's kernels.
 
 S' = alpha S;   u = beta (v - S' k);   S = S' + u k^T;   o = scale S q

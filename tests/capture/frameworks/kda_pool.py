@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kimi Delta Attention over a pool of states as the frameworks' kernels do it; rows of o that they leave
 unwritten are NaN here."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kimi Delta Attention of packed sequences, each with a state of its own."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the accesses of the serving loop as `gdnbench lineage` reads them."""
 
 from __future__ import annotations

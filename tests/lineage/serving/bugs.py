@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bugs of serving engines, planted in the loop: each a subclass of `Engine` that takes one wrong decision.
 
 `thread` is the public thread that the bug is modelled on, `fixed` what a schedule needs for the bug to have a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The recurrence of the serving loop: two functions that take a pool, or gathered states, as vLLM's do.
 
 Both are recorded by `gdnbench.capture` if a capture is running. Their arithmetic is written here from the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a schedule with or without a planted bug, and holds what `gdnbench lineage` finds to the truth."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The serving loop: a scheduler over a pool of slots, as serving engines have them, around any `Model`.
 
 Each step of `Engine.run` admits, preempts and resumes requests, then makes at most one prefill call and one

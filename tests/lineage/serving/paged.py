@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A loop over the pages of a sliding window, as engines have them for swa_decode: pages leave a request when
 the window has passed them, whole pages of a shared prefix are shared, preempted requests are swapped out or
 computed again."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """States after whole blocks of tokens, kept in slots of the pool, the least recently used replaced."""
 
 from __future__ import annotations

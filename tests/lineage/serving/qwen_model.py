@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Qwen3-Next model of transformers with random weights in the serving loop: its own projections, norms and
 feed-forward layers; convolution, recurrence and attention over the loop's pools and caches."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A seeded schedule of the serving loop: its requests, and how the engine is set up."""
 
 from __future__ import annotations

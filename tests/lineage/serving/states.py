@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The states of the layers in pools of slots, and what each slot holds.
 
 `States` calls the recorded functions for one layer's call of a batch. It knows of every row which request's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serves schedules while capture records, and checks the stores as `gdnbench lineage` does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stand-in for a model: two layers of the recurrence with 4 x 4 states, whose inputs come from tables."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which reads of a run of the loop are wrong, from what `States` knows of every slot, without digests."""
 
 from __future__ import annotations

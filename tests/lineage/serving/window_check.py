@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the paged loop, and says which of its calls read a row that a checker can know to be stale."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulator's answers to the micro-kernels, as stored for a GPU to be compared with.
 
 An answer that is TMEM is stored as its XOR with what TMEM was filled with: most cells keep that.

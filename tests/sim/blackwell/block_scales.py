@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the simulator assumes of block-scaled products, as micro-kernels: name, claim and kernels of each
 assumption.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The assumptions, one or several micro-kernels each. An assumption is what no test without a Blackwell GPU
 can show.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The frame of all tcgen05 micro-kernels: 128 threads, shared memory and TMEM filled, one body, TMEM read
 back.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stored answers are the simulator's, on every engine and schedule; the script says what it compares."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Accept files: which findings an entry accepts, and which entries are refused."""
 
 from __future__ import annotations

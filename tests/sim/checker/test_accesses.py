@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loads and stores that engines report to a checker, compared with lists worked out by hand."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scale vectors of a block-scaled product are read until the product's tcgen05.commit completes.
 
 PTX ISA 9.0, 9.7.16.6: tcgen05.mma is asynchronous; tcgen05.cp and tcgen05.mma of one thread run in order,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Races between CTAs, in kernels whose CTAs synchronise: each kernel is right as it is, and wrong with one
 thing changed.
 

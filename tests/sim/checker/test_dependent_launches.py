@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The checker over launches with programmatic stream serialisation: what may still run when a launch starts,
 and what orders accesses after it.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Both engines report the same to a checker, for kernels that CuTe DSL compiles; the checker changes no
 result."""
 

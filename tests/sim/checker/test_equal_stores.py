@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stores of several warps to one shared address that nothing orders: for review if they leave the same bits,
 an error otherwise.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Findings in groups: one for each cause and pair of source lines."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The happens-before rule on small kernels: each is right with all of its lines, and wrong without a marked
 one.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mistakes in synchronisation by kind: each has the right cause, and the right kernel beside it has no
 finding.
 

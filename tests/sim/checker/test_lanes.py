@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Races between the lanes of one warp.
 
 Expectations are the PTX ISA's: "bar.warp.sync" orders memory among the lanes that take part. Of "shfl.sync"

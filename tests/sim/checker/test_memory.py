@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The size of the shadow of global memory: at most 8 bytes for each byte that a launch touches."""
 
 from __future__ import annotations

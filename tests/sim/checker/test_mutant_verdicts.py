@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How verdicts on mutants are stored, explained and counted."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mutants of hand-written PTX, whose texts are written out here, and the outcome of each; a sample of mutants
 of real kernels."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CTAs that are checked in several processes give the findings of one process."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Registers that are used before they have a value: findings of the checker, the same in both engines.
 
 PTX ISA: a register has no value before its first write; 9.7.16.6.4.5 for tcgen05.ld, 9.7.15.7 for wgmma. Each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The checker's findings as a user sees them: in a report, as text and as JSON.
 
 The kernels are right as they are. Each test removes one line of PTX, so that the two accesses of the finding

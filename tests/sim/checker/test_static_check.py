@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `scripts/compare_sentryward.py` passes to SentryWard, and how it reads the answer.
 
 Expected inputs and answers are written by hand after SentryWard's documentation of both (sentryward 0.1.1,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Changed synchronisation of v4_decode's kernels is found: a few mutants of each, which the checker sees at
 once. scripts/mutate_synchronisation.py judges all of them, under all schedules."""
 

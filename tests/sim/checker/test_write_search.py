@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which instructions write a byte of global memory: stores by their lanes' addresses, and bulk copies."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PTX of small kernels for clusters, and how to run them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PTX of kernels that cancel pending clusters, and how to run them.
 
 Each CTA writes 3 x[tile] and its own number for its tile. It then does the tiles of the clusters that the

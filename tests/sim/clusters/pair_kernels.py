@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PTX of a GEMM of two CTAs, and how to run it.
 
     C[256, 32] = A[256, K] B[32, K]^T           A and B in bf16, C in f32, K = 64 TILES

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Faults of kernels in clusters, each beside a twin that is right and differs in one line (`@@`)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The checker over the CTAs of a cluster: kernels that are right as they are, and wrong with one thing
 changed.
 

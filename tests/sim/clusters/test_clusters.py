@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels whose CTAs form clusters: registers, shared memory of other CTAs, barriers, copies. Expectations
 are the PTX ISA's definitions ("%clusterid" and others, "mapa", "barrier.cluster", "st.async",
 "cp.async.bulk"), computed with NumPy."""

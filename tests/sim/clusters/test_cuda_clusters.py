@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clusters from CUDA C++ with cooperative groups, compiled by NVRTC."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cluster launch control: who does which tile, and what a kernel must not do.
 
 Expectations are the PTX ISA's ("clusterlaunchcontrol.try_cancel", "clusterlaunchcontrol.query_cancel"), and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A GEMM of two CTAs (`pair_kernels`): right as it is, and wrong with one thing changed.
 
 The faults are those that people report of such kernels: FlashAttention's notes on two-CTA kernels

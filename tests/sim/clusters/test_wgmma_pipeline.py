@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pipeline of multicast copies and wgmma over two CTAs of sm_90a, as CUTLASS's GEMMs for Hopper have it.
 
 CTA r multiplies rows 64 r to 64 r + 63 of A by all of B. For each tile of 64 columns it copies its rows of A

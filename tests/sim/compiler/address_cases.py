@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Accesses at every kind of address, run by both engines. Run as a program, it prints what each one did:
 
     python -m tests.sim.compiler.address_cases SEED ADDRESSES

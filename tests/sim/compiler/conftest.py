@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each test of the compiler has a compile cache of its own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels of which some words are exchanged, run by both engines, checked and unchecked. Run as a program, it
 prints the errors that are none of the simulator's. The compiled engine runs every EVERYth kernel:
 

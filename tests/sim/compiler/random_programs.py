@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random PTX programs whose whole register state is stored at the end, for comparing two engines bit for bit.
 
 Registers begin as random bits in which floating-point corner cases are frequent. Programs are structured: ifs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Instructions with operands that they do not have, given to the parser and to both engines. Run as a
 program, it prints the errors that are none of the simulator's. It compiles and runs every EVERYth statement:
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No address that a kernel computes, and no constant one, reaches memory of the host: both engines report
 the same fault.
 

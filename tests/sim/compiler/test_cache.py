@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiled kernels on disk: taken again, replaced when damaged, apart for different texts."""
 
 from __future__ import annotations

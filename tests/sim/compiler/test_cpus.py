@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiled programs give the same bits on other CPUs than this one, or are refused."""
 
 from __future__ import annotations

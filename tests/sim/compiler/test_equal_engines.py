@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled engine and the interpreter leave the same bits: random programs, straight and structured."""
 
 from __future__ import annotations

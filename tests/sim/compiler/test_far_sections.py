@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kernel's machine code reaches its constants wherever they are mapped."""
 
 from __future__ import annotations

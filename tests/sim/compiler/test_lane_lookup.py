@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Constants chosen by lanes: the way of CPUs without AVX-512 gives the same as that of those with it."""
 
 from __future__ import annotations

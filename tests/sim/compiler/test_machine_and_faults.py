@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled engine at the machine's seam: what it executes by itself, suspended warps, faults.
 
 What the machine does with an instruction is the expectation for compiled code that does it alone: a profiled

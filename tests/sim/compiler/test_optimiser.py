@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A launch that runs for long continues with better code, and later launches begin with it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No text escapes as anything else than an error of the simulator: nobody meets a traceback, and LLVM
 compiles nothing that is no program.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a PTX body of one warp with fp64 shadows."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cells beside bytes: what counts as the shadow of an element, and those of global memory by address."""
 
 from __future__ import annotations

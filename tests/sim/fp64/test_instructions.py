@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shadows of single instructions, against NumPy in double or a formula computed by hand.
 
 f32 inputs are exact in double. Each expectation is what the chain of instructions computes if nothing is

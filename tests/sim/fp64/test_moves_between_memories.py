@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shadows through copies, matrix fragments and `mma.sync`.
 
 Each kernel makes products a * b in f32, moves them, and computes with what arrives. The expectation is the

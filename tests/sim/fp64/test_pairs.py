@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A product of a pair of CTAs, loaded by TMA: its shadow is the product in double of the bf16 operands.
 
 64-bit sums of K = 128 products of numbers below 4: 128 * 16 * 128 * 2^-53 < 1e-10 apart. The f32 sums of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors of right kernels fall to those of double arithmetic, errors of wrong formulas stay.
 
 Each kernel is CUDA C++ with a right form and a wrong one of a bug that others had. The reference is NumPy in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Products of tcgen05.mma in double: operands whose bits are the rounded numbers and whose shadows are not.
 
 Operands are random doubles, K up to 128. The expected product is NumPy's of the doubles. Both sum at most 128

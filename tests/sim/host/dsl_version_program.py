@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles and calls small kernels in each way that there is, with whatever CuTe DSL is first on the path.
 Prints a line for each."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small kernels whose host code does one thing each."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments of `gdnbench sim` as text."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory that a kernel reaches by an address the program asked for: while the program keeps it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The launches that a kernel's own host code asks for: sizes, parameters and refusals, in every exported
 form."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What CUDA C++ compiles to: typical kernels against torch and NumPy, and what is refused by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors of CuTe's own runtime are held to the types that a kernel was compiled for, as torch's are."""
 
 from __future__ import annotations

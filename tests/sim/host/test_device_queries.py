@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What kernels ask of the GPU while they are compiled and launched: the simulated device answers."""
 
 from __future__ import annotations

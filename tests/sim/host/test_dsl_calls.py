@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every way to call a CuTe DSL function inside `sim.active()` is simulated, also functions with host code
 alone."""
 

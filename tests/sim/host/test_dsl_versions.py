@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulator takes what other releases of CuTe DSL compile: 4.5 to 4.8.1.
 
 GDNBENCH_CUTE_DSLS names a folder with a folder for each release, which `pip install --no-deps --target`

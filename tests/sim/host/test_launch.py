@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sim.launch` from end to end: host code, launches, report. What kernels compute is tested elsewhere."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels of PTX texts in Python: names of C++, and arguments that a command line cannot write."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The note of a checked launch in which no CTA of a persistent kernel took a second tile, or none came to use
 a pipeline stage again."""
 

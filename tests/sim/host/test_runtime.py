@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CUDA runtime that host objects are linked against: what it answers, records and refuses."""
 
 from __future__ import annotations

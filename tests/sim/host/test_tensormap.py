@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TMA descriptors: what CuTe DSL's compiled host code encodes from random tensors is what `decode` reads."""
 
 from __future__ import annotations

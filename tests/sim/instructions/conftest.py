@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every instruction test runs on each engine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An independent model of rounding: exact fractions, one definition of every mode, any binary format.
 
 Results follow IEEE 754 with the NaN that PTX names canonical: 0x7FFFFFFF for f32, 0x7FFF for f16 and bf16.

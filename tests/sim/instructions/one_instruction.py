@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs PTX on arrays: one element a thread, operands loaded from global memory, results stored there.
 
 `apply(engine, "add.s32 %d0, %s0, %s1;", [a, b], [np.int32])` gives `[a + b]` as the engine computes it.

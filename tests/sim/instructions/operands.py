@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operand values: every corner of a format crossed with itself, then random bits."""
 
 from __future__ import annotations

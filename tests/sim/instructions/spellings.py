@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every way to spell an arithmetic instruction: the rows of the instruction table, spelled out.
 
 A spelling with its operands' widths is a `Case`. Engines are asked one by one whether they take a case,

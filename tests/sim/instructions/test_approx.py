@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Approximate functions: special values exactly, some answers of an H200 exactly (tests/sim/silicon has many
 more), all others within the bound that the PTX ISA states, against fp64; and the engines against each other.
 

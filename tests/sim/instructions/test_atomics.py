@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Atomic operations: lanes of one address take turns, so that what they leave and see is a sum over all.
 
 Where lanes meet, the order is the simulator's choice; the tests ask for what holds in any order, or give

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions, and what the CUDA driver gives kernels: printf and assert. The expectations are those of the PTX
 ISA ("call", "Function Declarations and Definitions") and of C's printf, which Python has too."""
 

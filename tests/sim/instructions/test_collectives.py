@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Warp collectives (PTX ISA 9.7.9.6, 9.7.13) on full warps, on sets of lanes and in divergent code."""
 
 from __future__ import annotations

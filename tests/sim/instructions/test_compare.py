@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Comparisons and selections, by PTX ISA 9.3.1, 9.7.6 and 9.7.7."""
 
 from __future__ import annotations

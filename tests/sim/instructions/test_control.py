@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Branches, loops and exits of lanes that disagree, guards, traps and registers that nobody wrote."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversions against Python integers, exact fractions and ml_dtypes, by PTX ISA 9.7.9.21."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Floating-point arithmetic against exact fractions rounded once (`exact`), by PTX ISA 9.7.3 to 9.7.5."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Both engines on random straight-line programs: all registers equal bit for bit at the end.
 
 `--fresh-seeds` makes new programs; a failure names the GDNBENCH_FUZZ_SEED that repeats it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Integer arithmetic against Python integers, by the definitions of PTX ISA 9.7.1 and 9.7.2."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logic, shifts and byte permutation against Python integers, by the definitions of PTX ISA 9.7.8 and
 9.7.9.7."""
 

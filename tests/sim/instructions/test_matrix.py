@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matrix fragments. Expectations are the layout formulas of PTX ISA 9.7.14.5, applied one thread and one
 register at a time; products of small integers are exact whatever the tensor core's arithmetic is."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads and stores of every space, width and vector length; what reaches outside or is misaligned faults."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Movement and addresses: `mov`, packing, `cvta`, `isspacep`, special registers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows of the instruction table against ptxas 13.0 (PTX ISA 9.0), which knows nothing of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Both engines execute each row of the instruction table alike, and refuse the rows that the table marks as
 not executed. Every suffix of an executed row changes a result."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Registers of 128 bits: mov packs and unpacks them, ld and st move them (PTX ISA, "mov", "ld", "st")."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """gdn_decode and kda_decode with plans that they do not choose for small calls, and gdn_decode step by step,
 as kernels of a user's."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Other people's kernels, each called on small inputs that take every path: what is run under the checker
 beside the records that some of them take.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the checker found in each case, a line of JSON each, and the table of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernels that are run under the checker: those of this project on the calls that prove them, and other
 people's."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A block-scaled product as PTX: scales from shared memory to TMEM by tcgen05.cp, then one product of bytes.
 
 One CTA of 128 threads, from the frame of the Blackwell micro-kernels: D and the scales start as that frame

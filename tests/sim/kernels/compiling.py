@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles the test kernels for sm_100a from fake tensors."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two CuTe DSL kernels of one call: `early`, the second may start before the first has ended; `waits`, it
 waits for that end before it reads what the first writes."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels that commit one fault each if told to, at the line marked `# here`, and are right otherwise."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A GEMM of the older kind: cp.async into a swizzled ring, ldmatrix, mma.sync.
 
     C[m, n] = sum over k of A[m, k] B[n, k]            A, B of one 16-bit type, sums and C in float32

@@ -14,7 +14,7 @@
 
 Tile t of CTA b is number b + t x CTAs, rows first. The ring's state runs on from tile to tile, so phases of
 all pipelines differ between tiles whenever K / TILE_K is not a multiple of STAGES.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels of ordinary threads: an elementwise function of strided tensors, and sums and counts.
 
     scaled_sum      z = alpha x + y, any strides, one thread an element

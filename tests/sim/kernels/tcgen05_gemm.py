@@ -18,7 +18,7 @@
 
 Tails: a load fills with zeros outside A and B, which add nothing; the epilogue compares each coordinate with
 the shape of C. K = 0 is not allowed (the accumulator would never be written).
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ multiples of the tile: a load fills with zeros, a store clips.
     barrier     arrivals            who waits
     full        1 + box bytes       every thread that reads sIn
     empty       one a reading warp  the loading warp (TmaStream)
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

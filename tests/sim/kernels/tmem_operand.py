@@ -8,7 +8,7 @@
     sB      SMEM                canonical, K-major, 128-byte swizzle; one TMA box
 
 Thread m carries row m of A from global memory to tA and row m of D back. Warp 0 loads B and multiplies.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

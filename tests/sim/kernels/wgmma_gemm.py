@@ -10,7 +10,7 @@
 
 Each warpgroup has 64 rows of A. Threads write shared memory element by element, so that the layout alone
 says where an element lies; fence.proxy.async makes it visible to wgmma.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

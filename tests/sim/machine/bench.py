@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A CTA on the bench: instructions are issued one by one, or as scripts of several warps under the
 scheduler."""
 

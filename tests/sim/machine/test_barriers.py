@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Named barriers, setmaxnreg and the instructions without effect (PTX ISA, "bar, barrier", "setmaxnreg")."""
 
 from __future__ import annotations

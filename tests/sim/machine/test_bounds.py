@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A launch is stopped at its bounds: warp instructions, seconds and CTAs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cp.async with its groups and barriers, bulk copies with theirs, st.async, reductions."""
 
 from __future__ import annotations

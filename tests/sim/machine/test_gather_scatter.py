@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`.tile::gather4` and `.tile::scatter4`: four rows of a tensor as one box of four rows (PTX ISA 5.5.3.4).
 
 Each row is walked by the byte model of a box (tma_model.py). What rows and columns outside the tensor do is

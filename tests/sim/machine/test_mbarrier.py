@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """mbarriers. Expectations are the phase rules of the PTX ISA, chapter "mbarrier"."""
 
 from __future__ import annotations

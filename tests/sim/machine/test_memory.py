@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memories: bounds, alignment, windows and the uninitialised shadow."""
 
 from __future__ import annotations

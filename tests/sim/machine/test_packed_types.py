@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor maps of elements of 4 and 6 bits against PTX ISA 5.5.1.1: in global memory sixteen elements have 8
 or 12 bytes, in shared memory 8 or 16, and the padding is undefined. Limits are those of "Restriction on
 Tensor Copy instructions" and of the CUDA driver API; the bytes that an mbarrier counts those of CUTLASS."""

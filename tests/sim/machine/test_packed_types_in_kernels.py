@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TMA copies of elements of 4 and 6 bits as PTX programs in both engines, by PTX ISA 5.5.1.1: sixteen
 elements have 8 or 12 bytes in global memory and the first 8 or 12 of 16 in shared memory; a store of elements
 of 6 bits takes the low six bits of each byte."""

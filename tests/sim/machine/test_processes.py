@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CTAs over processes give what one process gives, and what goes wrong there arrives."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launches of real PTX: parameters, budgets, independent and communicating CTAs, faults with their place."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scheduler: turns, landing of effects, peeks, and deadlocks with who waits for what."""
 
 from __future__ import annotations

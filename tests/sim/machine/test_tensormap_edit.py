@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor maps that kernels edit: what TMA makes of them, against the map that has the new values throughout.
 
 The expected maps are encoded by `tma_model.Map`, which knows nothing of replacing.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bulk tensor copies against a byte-by-byte model (tma_model.py)."""
 
 from __future__ import annotations

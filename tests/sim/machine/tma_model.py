@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TMA told a second time, one byte after the other: what a box copy does, straight from its description.
 
 The box is walked element by element, dimension 0 fastest. The swizzles are told as the PTX ISA draws them

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Judges the mutants of one kernel, in this process and its children."""
 
 from __future__ import annotations

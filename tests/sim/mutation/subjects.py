@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernels whose mutants are judged, each called on small inputs that take every path.
 
 A call runs in a process of its own, with the environment that the packages of other people's kernels need.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a process that calls a subject finds around it: other people's packages change CuTe DSL for all of a
 process, and are told the architecture by its environment."""
 

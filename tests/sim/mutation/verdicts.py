@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What became of each mutant, a line of JSON each, and the reasons why some are equivalent."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Code that is made up, and its replay on an SM, for expectations that are worked out by hand."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The forked process that predicts: whatever happens in it, the program goes on once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The published microbenchmarks of a B200 through the simulator's own instruction streams: small kernels that
 do what those did (SemiAnalysisAI/microbench-blackwell, Apache-2.0; bf16, one CTA)."""
 

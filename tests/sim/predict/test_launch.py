@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launches whose CTAs only store or load, so that the time of their bytes is a lower bound."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Machine code with its control bits, and which PTX instruction it is for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The critical path of an SM, with expectations worked out by hand from the parameters."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traces of small kernels. What each warp does is read off the PTX by hand."""
 
 from __future__ import annotations

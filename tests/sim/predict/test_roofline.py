@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The least time of a launch, from instructions whose products are counted by hand."""
 
 from __future__ import annotations

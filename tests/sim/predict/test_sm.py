@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The replay of one SM on code that is made up, with expectations worked out by hand from the parameters."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trace of a predicted launch for Perfetto."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The programs that predicted times need, for tests: on PATH, of NVIDIA's packages, or those that Triton
 brings."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts, waits and timelines of a launch whose instructions were counted by hand."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The flow of a kernel, held against what its paths say one by one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Texts that are made to take long: what takes more than linear time or memory is bounded, and the time limit
 of a launch covers reading and compiling its PTX."""
 

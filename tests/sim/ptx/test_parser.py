@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PTX text to IR. Expectations are read off the PTX ISA, chapters 4, 5 (syntax) and 11 (directives)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The special-function unit in fp32: ex2, lg2, rcp, rsqrt, sqrt, sin, cos, tanh and the quick divisions.
 
 The stored vectors reach every exponent; sweeps.py has all mantissas of chosen octaves.

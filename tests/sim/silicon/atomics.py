@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Atomics on an address per thread, as the order of floating-point sums is undefined; integers on one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stored answers: one npz per family under `vectors/`, with what ran them.
 
 A row of an answer is stored as its XOR with the row before (roundings of one operation differ in few

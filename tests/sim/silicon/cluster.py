@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clusters: shared memory of other CTAs, arrivals at their mbarriers, copies to several, and faults.
 
 The kernels are those of tests/sim/clusters, for sm_90. None depends on the order in which CTAs run.

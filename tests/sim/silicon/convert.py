@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`cvt` of every family that sm_90 has: narrowing, widening, rounding to integers, integers, fp8, tf32."""
 
 from __future__ import annotations

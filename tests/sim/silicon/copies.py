@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """mbarriers, cp.async and bulk copies: counts and phases, zero fill, and every reduction of a bulk copy."""
 
 from __future__ import annotations

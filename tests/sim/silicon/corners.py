@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """mma.sync sums that random operands do not reach: a tile of 16 x 16 whose diagonal asks questions.
 
 Question i is element (i, i); the rest of the tile is whatever comes of it. They settle what zeros do to the

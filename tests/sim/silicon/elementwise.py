@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many instructions over the same inputs: a thread loads operands, runs each instruction, stores each result.
 
 An `Operation` is PTX text with placeholders:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor maps to be encoded by the driver, one thing varied at a time and many things drawn at random.
 
 The recording keeps, for each, the driver's return code and the 128 bytes; the address is a fixed number, as

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fp32 arithmetic: every rounding mode, flush to zero, saturation, comparison and the NaN rules."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which lane of a warp holds which element of A, B and C of mma.m16n8k*, by the figures of the PTX ISA
 ("Matrix Fragments for mma.m16n8k8" and its siblings). Written apart from the simulator's own table.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """f16 and bf16 arithmetic, scalar and packed, with the NaN rules of each."""
 
 from __future__ import annotations

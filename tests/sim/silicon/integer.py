@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Integer arithmetic, logic, shifts, bit fields and byte permutation."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ldmatrix, stmatrix and movmatrix: which lane gets which element, plain and transposed.
 
 Every warp owns 512 bytes of shared memory; its rows are given to the lanes in a shuffled order, so that a

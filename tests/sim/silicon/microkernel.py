@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a micro-kernel is: PTX text, its parameters in order, and which buffers hold its answer.
 
 One description serves the recording on a GPU (`scripts/sim_silicon.py --record`) and the replay in the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """mma.sync of every type that sm_90 has, over operands of narrow and wide ranges.
 
 Operands are drawn as sign, exponent and mantissa: `spread` binades lie between the largest and the smallest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs that reach every class of a format, made by integer arithmetic alone: the same bits everywhere.
 
 Names: `specials` are hand-picked bit patterns, `spread` draws over all exponents, `near` draws second

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All micro-kernels by name. Building one makes its inputs, so a family is built when it is asked for."""
 
 from __future__ import annotations

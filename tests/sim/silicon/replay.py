@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a micro-kernel in the simulator and says where its answer is not the GPU's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All 2^23 mantissas of an octave through one function: too many answers to store, so a digest of them is.
 
 The H200 of the other recordings gave these. The tables of gdnbench/sim/special_function.py were derived from

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameters of `cuTensorMapEncodeTiled`, by the names of the CUDA driver API, with its enums' numbers."""
 
 from __future__ import annotations

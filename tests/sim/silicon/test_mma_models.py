@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stored products of the GPU admit the `hardware` model and no other near it.
 
 A model that keeps a bit fewer or more of each term, or sums in other groups, is the same code with another

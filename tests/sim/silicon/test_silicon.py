@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every micro-kernel gives, in both engines, the bits that a real sm_90 GPU gave."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The special-function unit on all mantissas of whole octaves, by digest."""
 
 from __future__ import annotations

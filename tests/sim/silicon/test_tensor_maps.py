@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulator reads out of a tensor map what the driver's own encoder was told."""
 
 from __future__ import annotations

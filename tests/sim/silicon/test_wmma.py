@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`wmma` in both engines against an H100: which elements a register has, which the PTX ISA leaves open, and
 the bits of products. `vectors/wmma.npz` has what the GPU answered to the same instructions."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor copies of the TMA unit: boxes inside, across and outside a tensor, swizzles, fills, element strides.
 
 A load kernel copies one box per CTA, at that CTA's coordinates, into shared memory filled with 0xA5, and

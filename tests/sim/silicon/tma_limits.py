@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor copies that may be illegal: coordinates and addresses off their alignment, stores below zero.
 
 The recording keeps the driver's error of each that faults; the simulator must refuse the same ones.

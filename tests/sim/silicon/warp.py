@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Instructions in which lanes meet: shuffles, votes, match, redux, elect, also by part of a warp."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """wgmma: one warpgroup, one product, D as it lies in the registers of 128 threads.
 
 The image of shared memory, A's fragments and C come from global memory. Operands are drawn as for mma.sync:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The questions of `corners.py` asked of wgmma: the tile is the first 16 rows of A and D."""
 
 from __future__ import annotations

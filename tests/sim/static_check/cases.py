@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernels that both checkers look at: those whose mutants are judged, on inputs that SentryWard takes in
 time. It follows each thread for itself, so the operations of this project get little to do."""
 

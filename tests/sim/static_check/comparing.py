@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Both checkers on the same PTX and launch: a kernel as it is, then mutants of it."""
 
 from __future__ import annotations

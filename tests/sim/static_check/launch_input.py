@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kept launch as the input of SentryWard: its JSON and its PTX.
 
 SentryWard takes the values of scalars, but of pointers only which storage they are in, so tensors are named.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SentryWard as a program beside ours, and what it says in one word."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What CuTe says on the host: layouts of shared memory, TMEM and fragments, as NumPy arrays of addresses.
 
 Only layouts are taken from CuTe, as shapes and strides; `evaluate` is the textbook rule of a CuTe layout.

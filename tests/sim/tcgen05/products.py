@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A whole product on the machine: operands laid out by CuTe, issued K by K, read back lane by lane."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One CTA, or a pair, without an engine: instructions are written as PTX, operands given by register name."""
 
 from __future__ import annotations

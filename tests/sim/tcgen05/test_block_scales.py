@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Block-scaled tcgen05.mma: types, layouts, scale vectors and faults, against exact products in fp64.
 
 Elements are small numbers and scales powers of two, or numbers of few bits, so that every sum is exact.

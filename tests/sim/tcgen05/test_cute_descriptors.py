@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matrix descriptors as the CuTe DSL makes them: a kernel writes them out, the simulator runs it.
 
 The strides that this folder's tests derive from a layout are those that CuTe encodes, and the decoder finds

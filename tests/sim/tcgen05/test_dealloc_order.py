@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tcgen05.dealloc that nothing orders after another warp's last use of the columns."""
 
 from __future__ import annotations

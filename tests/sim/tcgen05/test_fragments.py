@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tcgen05.ld and tcgen05.st against CuTe's copy atoms, and against each other."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tcgen05.mma.kind::i8: exact sums of products of 8-bit integers wrap or saturate (PTX ISA, table 42)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tcgen05.mma.kind::i8 and .ws as PTX programs in both engines; the sums are NumPy's, of integers.
 
 The frame is that of the micro-kernels for a Blackwell GPU: bytes of shared memory and words of TMEM before,

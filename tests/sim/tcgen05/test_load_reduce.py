@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tcgen05.ld.red (PTX ISA 9.7.16.8.3): the registers of tcgen05.ld, and the extreme of each thread's."""
 
 from __future__ import annotations

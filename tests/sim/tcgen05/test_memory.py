@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor memory itself: allocation, its faults, and the faults of loads, stores and copies."""
 
 from __future__ import annotations

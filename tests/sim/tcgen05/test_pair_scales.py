@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Block-scaled products of a pair of CTAs: scales of each CTA's own rows of A, and of all columns of B.
 
 Values are those of `test_block_scales`, whose sums are exact. The layouts are CuTe's: tiles of 128 scales, of

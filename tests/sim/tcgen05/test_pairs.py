@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tcgen05 with .cta_group::2: products, copies, allocation and commits of a pair of CTAs.
 
 Operands are small integers as in `test_products`. Which rows and columns each CTA has, and where D and A are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numbers that go in by one path and come out by another: TMA -> shared memory -> tcgen05.mma -> TMEM ->
 tcgen05.ld of a 16-lane shape -> shared memory -> TMA store, as PTX on both engines.
 

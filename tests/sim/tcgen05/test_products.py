@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tcgen05.mma: every kind, shape, major, swizzle and operand source against exact integer products.
 
 Operands are small integers, so that the product is exact in every type and every model and each element

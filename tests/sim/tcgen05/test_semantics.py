@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tcgen05.mma does beside the product: accumulation, negation, masks, f16 results, and when."""
 
 from __future__ import annotations

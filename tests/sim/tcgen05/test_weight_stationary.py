@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tcgen05.mma.ws: layouts E and G of D (PTX ISA 9.7.16.10.5; CUTLASS, `tmem_frg_ws`), A of each bank, and the
 zero-column mask with the examples of PTX ISA 9.7.16.4.3."""
 

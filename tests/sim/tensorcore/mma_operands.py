@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operands for the tests: stratified by binades, every code, and the special values."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor-core sums one dot product at a time, in exact rationals: the expectation of the tests.
 
 Written from the published rule (MMA-Sim, arXiv 2511.10909), on values instead of bits: codes become numbers

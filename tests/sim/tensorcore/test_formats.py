@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every code of every format means what ml_dtypes says it means."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled models give the bits of the NumPy ones."""
 
 from __future__ import annotations

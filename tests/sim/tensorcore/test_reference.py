@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The NumPy models against exact rational arithmetic, and the numbers of the rule against wrong ones."""
 
 from __future__ import annotations

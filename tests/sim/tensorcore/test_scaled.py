@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Block-scaled products: both implementations against exact rationals, one dot product at a time.
 
 The expectation is written from MMA-Sim's published rule on numbers that ml_dtypes decodes, with every number

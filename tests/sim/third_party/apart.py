@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs other people's kernels in processes of their own: importing them changes CuTe DSL for a whole process.
 
 A case is a function of `quack_cases` or `flashinfer_cases` that compiles a kernel of an installed package and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process in which cases run: `python -m tests.sim.third_party.child MODULE`, started in the checkout.
 Each line of standard input is JSON: `[case, given, left]`."""
 

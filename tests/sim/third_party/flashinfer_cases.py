@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashInfer's kernels for Gated DeltaNet and Kimi Delta Attention, compiled for sm_100a from fake tensors
 and run on the simulator.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashInfer's prefill kernel through the demo's adapter: on records, and once in each engine."""
 
 from __future__ import annotations

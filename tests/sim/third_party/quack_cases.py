@@ -2,7 +2,7 @@
 
 QuACK's tuner, which nothing here uses, derives a class from one of triton's. An empty one stands in for it
 while QuACK is imported: triton has a gigabyte.
-"""
+"""  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashInfer's Gated DeltaNet decode, its tcgen05 (tf32) commit of speculated tokens, and its Kimi Delta
 Attention prefill, against float64."""
 

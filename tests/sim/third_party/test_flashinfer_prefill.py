@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashInfer's chunked Gated DeltaNet prefill for Blackwell, the kernel that is served, as a user replays it.
 
 12 warps of six roles, two of which issue tcgen05 products, and TMA descriptors that the kernel edits for each

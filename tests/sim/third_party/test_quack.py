@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """QuACK's softmax, RMSNorm and tcgen05 GEMM, as its wheel ships them, against float64."""
 
 from __future__ import annotations

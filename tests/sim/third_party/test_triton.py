@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Triton kernels on a virtual GPU: what Triton's own launcher passes arrives, on SM100 and on SM90."""
 
 from __future__ import annotations

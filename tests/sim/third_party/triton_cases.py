@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small kernels in Triton, each launched as its users do on a virtual GPU.
 
 A case takes the name of a machine and CPU tensors, and writes some of them. It returns text for the test.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A virtual GPU in the test's own process, and programs that `gdnbench sim -- python ...` runs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kernel in PTX for tests of the driver's interfaces."""
 
 # x[i] += a for i < n; counts the threads that did so.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuda-python's driver and runtime APIs on the virtual GPU, with a kernel from PTX; NumPy has the results."""
 
 from __future__ import annotations

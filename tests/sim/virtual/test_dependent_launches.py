@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which launches on the virtual GPU depend on others: by attribute, stream, and what runs in between."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The virtual GPU's memory: alignment, gaps, and what is live."""
 
 from __future__ import annotations

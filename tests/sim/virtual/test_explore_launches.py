@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launches under several schedules: kernels of a few lines of PTX whose results the PTX ISA fixes or leaves
 open.
 

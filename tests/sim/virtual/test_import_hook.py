@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hook that shows the virtual GPU to a library once it is imported."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The virtual GPU's libcuda, called through ctypes with the prototypes of CUDA's reference; NumPy has the
 results. The kernel is that of the tests of cuda-python."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NVRTC's cubin is its PTX while there is a virtual GPU; in a process of its own, which has no NVRTC yet."""
 
 from __future__ import annotations

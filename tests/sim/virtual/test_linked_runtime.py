@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CUDA runtime that is linked into a module: a small one of our own, compiled here, and CuPy's."""
 
 from __future__ import annotations

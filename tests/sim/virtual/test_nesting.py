@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A virtual GPU beside the simulator's other blocks, and what each thread sees of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`gdnbench sim -- python program.py`: unmodified programs, what is printed, and the exit status."""
 
 from __future__ import annotations

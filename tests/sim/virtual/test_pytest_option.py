@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`pytest --gdnbench-virtual MACHINE`: a project's own tests with a virtual GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch's `_scaled_mm` with scales of blocks on a virtual GPU, against NumPy.
 
 Scales lie as cuBLAS documents ("1D Block Scaling Factors Layout"): row r and column c of a tile of 128 x 4 at

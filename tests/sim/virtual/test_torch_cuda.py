@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What torch.cuda says of the virtual GPU, and its streams, events, generators and graphs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch's tensors on the virtual GPU behave as those on CUDA; values are compared with torch's on the CPU."""
 
 from __future__ import annotations

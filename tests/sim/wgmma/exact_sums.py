@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """wgmma's sums of one entry of D in exact fractions, by MMA-Sim's rule and without the simulator's code.
 
 MMA-Sim: Xie et al., arXiv 2511.10909, `nv_ptx.wgmma` and `arithmetic.nv_fused_dot_add`. In one thing the rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A random kernel of wgmma as PTX, and its registers as the launch's buffers (`random_kernels`)."""
 
 from __future__ import annotations

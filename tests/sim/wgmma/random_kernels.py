@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random legal kernels of wgmma, and what they must give, from the documents alone.
 
 A kernel has one or two warpgroups. Each has one to three accumulators of its own types and width, with A in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """D of a micro-kernel of wgmma by the reference model of the sums."""
 
 from __future__ import annotations

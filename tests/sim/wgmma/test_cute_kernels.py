@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels that CuTe DSL compiles for sm_90a: its layouts, descriptors and fragments, in both engines.
 
 Threads write shared memory through CuTe's layouts and read fragments through its partitions, so that the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The micro-kernels of wgmma in both engines on other operands and in more shapes than a GPU recorded.
 
 tests/sim/silicon replays the recorded ones; `test_recorded_sums.py` says what rule their bits admit.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random legal kernels of wgmma: both engines under every schedule agree, and with exact fractions."""
 
 from __future__ import annotations

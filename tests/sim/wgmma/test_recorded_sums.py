@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The products that an H200 gave admit the rule of wgmma's sums and none near it.
 
 A rule near it is the same code with another `Rule`, or with another step of it; every one must miss bits that

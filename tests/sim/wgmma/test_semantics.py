@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Groups, fences and waits of wgmma: what each mistake shows as, and that its correct twin passes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels in the form of bugs that are in no release of the package index, or that a quick test should have
 too: each commits the bug, and its twin, which differs in a line, does not. zoo/classes.toml names the bug
 that each stands for, and the tests elsewhere that stand for other classes.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The two pipelines of FlashAttention's note `AI/RACECHECK_TMA_HAZARD.md`, which differ in the copy alone:
 of `cp.async.bulk` compute-sanitizer's racecheck reports a race that is none, of `cp.async.bulk.tensor` it
 reports nothing, whatever the pipeline. Both are right here; each of them without one of its waits is wrong.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`scripts/zoo.py`: its files, its page, and how it installs, edits, runs and judges the sides of a bug. The
 packages are made here; what comes from the package index runs in `scripts/zoo`."""
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // Anchors of records: `#OPERATION/LAYER/STEP`, and where a run has several such records `/KEY`, the captured record's
 // key. On a page of several runs `@RUN` follows, the run's path. None of it depends on the order of records, so that a
 // link opens the same record in the report of a later run.

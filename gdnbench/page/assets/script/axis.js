@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // Axes of charts: where ticks go, and how values become pixels.
 import { svg } from "./dom.js";
 import { number } from "./text.js";

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // A heatmap's pixels. Columns are chunks in the order of the sequences, rows are heads.
 import { css, NO_ERROR, on, shade, WRONG } from "./colour.js";
 import { NOT_FINITE } from "./quantities.js";

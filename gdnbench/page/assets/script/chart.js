@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // A picture is {label, draw, headers, rows}: `draw(width)` gives [height, shapes], and `rows()` the same numbers for a
 // table. Without `draw` its label says why. `chart` shows a picture on the page, png.js in a file.
 import { el, folded, svg, table } from "./dom.js";

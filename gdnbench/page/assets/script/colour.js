@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // Colours of errors: dark blue to yellow, lighter with every step, which no kind of colour blindness confuses.
 // tests/page/test_colours.py holds these stops to that. What a colour says stands beside it as a number or mark.
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // The report's data: an index that is read at once, and packed blocks of records that are unpacked when looked at.
 
 export const index = JSON.parse(document.getElementById("index").textContent);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // Elements made without markup: what a store holds is only ever text.
 import { visible } from "./text.js";
 

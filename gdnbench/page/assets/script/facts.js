@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // Ranges of what was captured: gates, keys and whatever else the operation says matters.
 import { table } from "./dom.js";
 import { number } from "./text.js";

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // Which records the list shows, and in which order.
 import { columns, index, string, total } from "./data.js";
 import { el, select } from "./dom.js";

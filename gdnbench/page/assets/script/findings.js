@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // What the simulator and its checker found: both accesses with their PTX and source lines.
 import { el } from "./dom.js";
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // How errors grow: along the chunks of a sequence, and by layer over decode steps.
 import { columns, index } from "./data.js";
 import { el, part } from "./dom.js";

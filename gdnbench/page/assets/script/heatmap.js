@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // Errors by chunk and head, a cell each, on a canvas: a grid may have 65,536 of them. Arrow keys and the pointer
 // move over cells; below stands what the cell holds, and all of it is in a table too.
 import { el, folded, select, table } from "./dom.js";

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // How far outputs were from their limits, over the runs of one kernel: a line for each tensor. A point is a link to the
 // record of that run that was closest to its limit or furthest over it.
 import { anchorOf } from "./anchor.js";

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // The list of records: only the rows in view are elements, so that 10,000 cost no more than 20.
 import { columns, index, string } from "./data.js";
 import { el } from "./dom.js";

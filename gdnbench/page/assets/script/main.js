@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // Puts the page together.
 import { anchored, anchorOf } from "./anchor.js";
 import { index, total } from "./data.js";

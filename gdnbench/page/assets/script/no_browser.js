@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // What the charts need of a browser, where there is none: elements that become the text of an SVG, and the part of a
 // canvas's context that cells.js uses. `gdnbench/page/png.py` runs it, with the page's data in `indexText`.
 import { svg } from "./dom.js";

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // What all runs came to, before any record is looked at.
 import { index } from "./data.js";
 import { el, folded, svg } from "./dom.js";

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // The page's charts as SVG files, made where there is no browser: gdnbench/page/png.py runs this and rasterises them.
 // It sets `pixelDensity`, and what no_browser.js needs.
 import { svgContext } from "./no_browser.js";

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // On paper the list is a table, and every failure is there with its pictures, up to a number that is said.
 import { columns, index, string, total } from "./data.js";
 import { el, table } from "./dom.js";

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // Who captured and who replayed, side by side, with what differs between them first.
 import { index } from "./data.js";
 import { el, folded, part, table } from "./dom.js";

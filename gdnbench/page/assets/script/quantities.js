@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // What a grid's cells hold: errors by several measures, which cells stand out, and their names.
 import { parsed } from "./text.js";
 

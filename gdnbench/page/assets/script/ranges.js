@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // Ranges of the captured inputs over all records: a mark for each number of each record.
 import { above, below, extent, horizontal, linear, ticks, whole } from "./axis.js";
 import { chart, POINTS } from "./chart.js";

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // Everything about one record.
 import { anchorOf } from "./anchor.js";
 import { columns, details, index, string, total, unpackedGrid } from "./data.js";

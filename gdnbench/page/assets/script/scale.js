@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // The colour scale with its numbers, and what marks on cells mean.
 import { css, shade } from "./colour.js";
 import { el, svg } from "./dom.js";

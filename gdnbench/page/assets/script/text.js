@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // Text and numbers as people read them.
 
 // What does not print, or turns the direction of writing: shown as an escape, so that no name of a store looks

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // Times of kernels on a record: every sample, quartiles, and the interval of each ratio.
 import { el, svg, table } from "./dom.js";
 import { chart } from "./chart.js";

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // How many units in the last place elements are off: a bar for each power of two.
 import { svg } from "./dom.js";
 import { above, below, horizontal, linear } from "./axis.js";

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // Outcomes as a mark, a word and a colour: never a colour alone.
 import { el, svg } from "./dom.js";
 import { number } from "./text.js";

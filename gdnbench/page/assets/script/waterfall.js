@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // Stage after stage: what each adds to the error, beside what the stages before it hand on.
 import { svg } from "./dom.js";
 import { below, decades, logarithmic } from "./axis.js";

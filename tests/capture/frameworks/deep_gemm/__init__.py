@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scores of an indexer: the first two functions of sgl-deep-gemm 0.2.3.post2, the others of 0.2.5."""
 
 from tests.capture.indexer_engine import packed_scores, paged_scores

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What both functions compute; outputs have v's dtype, final states are fp32, as the package's are."""
 
 from itertools import pairwise

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashMLA's function over pages of rows of 584 bytes, with the signature of sgl-flash-mla 1.0.0."""
 
 from tests.capture.swa_engine import flash_mla

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Signatures are those of 0.7.2.post1."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The signature is that of 0.7.2.post1. States are updated in place whether or not they are returned."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernel of DeepSeek-V4, where SGLang had it before 0.5.23."""
 
 from tests.capture.swa_engine import flash_mla

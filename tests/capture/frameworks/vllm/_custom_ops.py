@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from vllm.third_party.flash_linear_attention.ops.pool import over_pool_raw, split
 
 from tests.capture.indexer_engine import select

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the running step is, as layers ask for it."""
 
 from contextlib import contextmanager

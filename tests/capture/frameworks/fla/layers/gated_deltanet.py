@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A layer without its projections and convolutions."""
 
 from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A layer without its projections and convolutions."""
 
 from fla.ops.kda import chunk_kda, fused_recurrent_kda

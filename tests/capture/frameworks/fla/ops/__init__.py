@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from .gated_delta_rule import (
     chunk_gated_delta_rule,
     chunk_gdn,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparse attention of DeepSeek-V4 by its documentation, row by row. Signatures are those of 0.7.2.post1."""
 
 from types import SimpleNamespace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's functions above DeepGEMM's."""
 
 import deep_gemm

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The short convolution; a state is [N, D, W], whose first column is never read."""
 
 import torch

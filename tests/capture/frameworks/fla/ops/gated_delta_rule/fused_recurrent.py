@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The signature is that of 0.6.0."""
 
 from fla.rule import batch

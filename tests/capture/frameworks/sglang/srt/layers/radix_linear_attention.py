@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A layer that asks the backend of the running step, here a function of the layer's own."""
 
 from torch import nn

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which backend the running step has, as layers ask for it."""
 
 from contextlib import contextmanager

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The runner of models, whose model is what the batch of a test says."""
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A layer that calls the backend of the running step, and the backend."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An indexer over its own cache: scores, then top-k, for decoding or for a prefill."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A compressor's step: states of single tokens, then entries of the windows that close."""
 
 from types import SimpleNamespace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The first runner of models: what it holds of a step, under its own names, taken from a plan of the test."""
 
 from types import SimpleNamespace

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 from .batch_hca import cute_dsl_hca_decode as cute_dsl_hca_decode

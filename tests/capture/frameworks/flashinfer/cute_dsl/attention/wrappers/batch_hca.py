@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decode attention over a window and all compressed positions, as documented. Signature of 0.7.2.post1."""
 
 import torch

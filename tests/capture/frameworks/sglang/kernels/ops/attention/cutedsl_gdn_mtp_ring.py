@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Verification of drafts [B, T, heads, dim] that keeps its inputs: what it writes of them does not matter."""
 
 import torch

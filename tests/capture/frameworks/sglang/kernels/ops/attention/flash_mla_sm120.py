@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashMLA's function on SM120, over pages of rows of 584 bytes."""
 
 from tests.capture.swa_engine import flash_mla

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A layer over pages of rows of 584 bytes, and the kernel that its decoding calls."""
 
 from types import SimpleNamespace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A layer whose kernel rotates queries and outputs. What it computes does not matter."""
 
 from torch import nn

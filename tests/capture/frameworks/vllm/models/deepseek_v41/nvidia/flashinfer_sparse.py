@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A layer that calls FlashInfer over plain pages, as vLLM does on SM100."""
 
 from flashinfer.decode import trtllm_batch_decode_sparse_mla_dsv4

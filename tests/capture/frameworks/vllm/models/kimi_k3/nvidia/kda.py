@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A layer without its projections and convolutions, and the backends that its file has."""
 
 from kda_states import prefill

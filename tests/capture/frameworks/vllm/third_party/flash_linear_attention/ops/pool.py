@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decode over a pool, slot 0 standing for none, as the Triton kernels do it; what they leave of o unwritten
 is NaN here."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The second runner of models: it makes an InputBatch of each step, here from a plan of the test."""
 
 from types import SimpleNamespace

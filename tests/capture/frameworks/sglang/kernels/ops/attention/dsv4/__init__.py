@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels of DeepSeek-V4."""
 
 from .compress import compress_forward as compress_forward

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A compressor's step by a plan: the token of each request is kept, and its window made an entry."""
 
 from typing import NamedTuple

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Top-k of an indexer that gives slots of pages."""
 
 from tests.capture.indexer_engine import select, slots_of

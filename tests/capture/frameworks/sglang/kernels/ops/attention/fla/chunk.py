@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from sglang.kernels.ops.attention.fla.pool import over_pool
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sequences of packed tokens over a pool, slots below 0 standing for none, as the Triton kernels do it."""
 
 import torch

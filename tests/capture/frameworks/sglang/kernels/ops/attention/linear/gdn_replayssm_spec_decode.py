@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Verification from a checkpoint and a ring of inputs. What it computes does not matter."""
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Accepted drafts of a ring into states. What it computes does not matter."""
 
 

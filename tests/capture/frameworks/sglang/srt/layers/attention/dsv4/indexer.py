@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SGLang's own scores and top-k in PyTorch, and the step of its indexer."""
 
 from sglang.kernels.ops.attention.dsv4 import topk_transform_paged, topk_transform_paged_v2

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A layer that reads the running step, and the op that its prefill goes through."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The convolution on a pool of windows; slot 0 is null."""
 
 import causal_convolution

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Its methods call FlashInfer's functions, the states of a prefill gathered and put back."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from sglang.kernels.ops.attention.fla.chunk import chunk_gated_delta_rule
 from sglang.kernels.ops.attention.fla.fused_recurrent import fused_recurrent_gated_delta_rule_packed_decode
 from sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent import (

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from flashinfer.kda_decode import recurrent_kda
 from kda_pool import over_pool
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from flashinfer.kda import recurrent_kda
 
 

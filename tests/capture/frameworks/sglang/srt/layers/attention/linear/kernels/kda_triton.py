@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import torch
 from kda_pool import over_pool, split
 from sglang.kernels.ops.attention.fla.kda import chunk_kda
