@@ -99,7 +99,7 @@ fused_plan.py makes these tables. With `split` there are 2 stages of s_k and 2 o
 Stages that nobody releases are free when they are written again, because the accesses before are ordered by
 the barriers of other pipelines: STATE writes h, X, Vs and V_new after it has waited for a product that is
 issued after those that read them (added; update; update of the next chunk); MMA overwrites an accumulator
-after it has waited for something that STATE wrote after reading it (h, X, Vs), or INVERT (squares). Stages
+after it has waited for what STATE wrote after reading it (h, X, Vs), or INVERT (squares). The stages
 of h are the halves of its columns: product 3 begins with the first. Its hand-over comes after V_new of the
 last chunk, so it is also V_new's; behind the last chunk of all, h is handed over without another one, and ks
 once more. t_qs has two stages, because o of a chunk is formed while QS of the next one runs.
