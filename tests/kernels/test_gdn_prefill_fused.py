@@ -359,7 +359,7 @@ def test_what_threads_and_the_async_proxy_share_is_fenced() -> None:
     assert steps(state, load, store, fence, arrive) == [*halves, *v, *x, *vs, *o, *halves, *last]
     # P, then Ai beta behind the inverse: one fence for both, behind which squares are full.
     squares = steps(invert, load, store, fence, arrive)
-    assert squares[:2] == [arrive, store]
+    assert squares[0] == store
     assert squares[-4:] == [load, store, *handed]
     assert squares.count(fence) == 1
     zeros = "st.shared.v4"  # of K and of V
