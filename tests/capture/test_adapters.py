@@ -187,7 +187,7 @@ def test_a_decorated_function_with_names_of_its_own(tmp_path: Path) -> None:
 
 def test_a_decorator_for_no_operation_is_refused() -> None:
     with pytest.raises(
-        BadInputError, match=wording("ops.operation-unknown", name="swa", known="conv_decode, conv_prefill")
+        BadInputError, match=wording("ops.operation-unknown", name="swa", known="swa_decode, conv_decode")
     ):
         record("swa")
 
