@@ -306,10 +306,12 @@ _FUSED_PREFILL: tuple[dict[str, Any], ...] = (
     _PREFILL[1],
 )
 # Four segments, so that the scan has two steps and its ring goes round; a sequence without tokens. Then
-# segments of six chunks and of one, so that a CTA comes back to each stage of its rings, for B and for M.
+# segments of six chunks, so that a CTA comes back to each stage of its rings, for B and for M. Then a second
+# sequence whose last chunk is whole, behind the last chunk of another.
 _CUT_PREFILL: tuple[dict[str, Any], ...] = (
     {"seqlens": (193, 0, 1), "heads": (1, 1), "initial_state": True, "segment": 64},
     {"seqlens": (769,), "heads": (1, 1), "initial_state": True, "segment": 384},
+    {"seqlens": (1, 832), "heads": (1, 1), "initial_state": True, "segment": 320},
 )
 # The state of a sequence without tokens goes through tensor memory, which only the CTA's barrier keeps.
 _KDA_PREFILL = (_PREFILL[0], {**_PREFILL[1], "seqlens": (64, 0)})
