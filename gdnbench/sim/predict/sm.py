@@ -516,9 +516,18 @@ def sectors_lacking(traces: Sequence[CtaTrace], together: bool = False) -> list[
     for number, own in enumerate(needed):
         for sector in own:
             by_sector[sector].append(number)
+    lines: dict[tuple[int, ...], set[int]] = defaultdict(set)
+    for sector, numbers in by_sector.items():
+        lines[tuple(numbers)].add(sector // SECTORS_OF_LINE)
+    # In turn in the order of the lines that the same CTAs need, wherever these lie: by the address of a line,
+    # a CTA of four could fetch half of a tile's lines or none, since the rows of a tile lie far apart.
+    turns = {
+        numbers: {line: numbers[turn % len(numbers)] for turn, line in enumerate(sorted(same))}
+        for numbers, same in lines.items()
+    }
     fetched: list[set[int]] = [set() for _ in traces]
     for sector, numbers in by_sector.items():
-        fetched[numbers[sector // SECTORS_OF_LINE % len(numbers)]].add(sector)
+        fetched[turns[tuple(numbers)][sector // SECTORS_OF_LINE]].add(sector)
     return [frozenset(sectors) for sectors in fetched]
 
 

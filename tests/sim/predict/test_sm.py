@@ -102,6 +102,15 @@ def test_ctas_that_run_together_share_what_they_fetch() -> None:
     assert sectors_lacking(traces, together=True) == [even | {100}, (set(range(16)) - even) | {101}]
 
 
+@pytest.mark.parametrize("first", range(4))
+def test_shares_do_not_depend_on_where_lines_lie(first: int) -> None:
+    """Four CTAs need two lines of each of four rows, which are 32 lines apart: each fetches two lines."""
+    lines = [first + 32 * row + column for row in range(4) for column in range(2)]
+    sectors = tuple(line * 4 + sector for line in lines for sector in range(4))
+    traces = [CtaTrace(n, [[Accessed(0, Space.GLOBAL, 1, sectors)]], ["compute"], [], []) for n in range(4)]
+    assert [len(own) for own in sectors_lacking(traces, together=True)] == [8, 8, 8, 8]
+
+
 def test_one_request_at_a_time_takes_the_latency() -> None:
     """Nothing is queued: 100 loads of a sector, each after the one before."""
     machine = PLAIN.with_values(memory_latency=500, memory_burst=SECTOR, clock=2.0, l2_rate=SECTOR)
