@@ -174,6 +174,7 @@ KNOWN = {
     "cli/baseline.py: f'and {len(changes) - SHOWN} more; `gdnbench ": "a number",
     "cli/console.py: shown_line(": "escapes, but for the colours of this package on a terminal",
     "cli/console.py: text.replace('\\x7f', '\\\\u007f')": "JSON, in ASCII",
+    "cli/groups.py: ctx.get_help()": "docstrings and options of this package",
     "cli/help.py: explained.get_help()": "docstrings and options of this package",
     "cli/lineage.py: f'... and {len(lines) - MOST_LINES} more; --json": "a number",
     "cli/main.py: f\"gdnbench: {'; '.join(filter(None, lines))}\"": "the lines are printable",

@@ -170,6 +170,7 @@ def test_no_tokens() -> None:
     assert same(run(call)["final_state"], call.tensors["initial_state"])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("schedule", quick(["late", "early", "random:1", "random:2"], 1, 2))
 def test_bits_are_those_of_any_schedule(usual: Outputs, schedule: str) -> None:
     """The default, "late", a second time: a run does not differ from the next."""
@@ -212,6 +213,7 @@ def test_what_a_neighbour_holds_is_nobody_elses(usual: Outputs, value: float) ->
             assert same(spoilt["final_state"][m], usual["final_state"][m])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", quick(["q", "k", "v", "g", "beta"], 1, 3))
 def test_a_token_that_is_not_a_number_stays_behind_those_of_other_chunks(usual: Outputs, name: str) -> None:
     """Token 70 of the last sequence, in its second chunk of three: what is not after it is as before."""

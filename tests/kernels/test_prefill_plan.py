@@ -17,6 +17,7 @@ from gdnbench_kernels.gdn_prefill.fused_cp import sm100_fused_cp
 from gdnbench_kernels.gdn_prefill.prefill_plan import FUSED, SPLIT, PrefillPlan, plan_of, plans
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.gdn_prefill.synth import synth
+from tests.subset import quick
 
 SMS = 148
 
@@ -55,7 +56,7 @@ def test_a_sequence_with_an_sm_for_each_segment_takes_less_time_split() -> None:
     assert one.us < 0.5 * next(plan for plan in plans(32768, 1, 1, SMS) if plan.kernel == FUSED).us
 
 
-@pytest.mark.parametrize("segment", [None, 64])
+@pytest.mark.parametrize("segment", quick([None, 64], 0))
 def test_a_call_has_the_bits_of_the_chosen_kernel(
     monkeypatch: pytest.MonkeyPatch, segment: int | None
 ) -> None:

@@ -49,6 +49,7 @@ def run(call: Call, parts: int | None = None, workers: int | None = None, **sett
 
 
 @pytest.mark.every(2)
+@pytest.mark.every(2)
 @pytest.mark.parametrize("layout", quick(LAYOUTS, 1))
 @pytest.mark.parametrize("name", quick(CALLS, *range(0, len(CALLS), 3)))
 def test_accurate(name: str, layout: str) -> None:
@@ -103,6 +104,7 @@ def test_bits_are_those_of_the_interpreter(mixed: Mixed, schedule: str) -> None:
     assert same_outputs(found, {name: tensor[:3] for name, tensor in outputs.items()})
 
 
+@pytest.mark.every(2)
 @pytest.mark.every(2)
 @pytest.mark.parametrize("parts", PART_COUNTS)
 @pytest.mark.parametrize("workers", quick([1, 3, 20], 1))

@@ -64,6 +64,7 @@ def run(call: Call, options: dict[str, Any] | None = None, **settings: Any) -> O
 
 
 @pytest.mark.every(2)
+@pytest.mark.every(2)
 @pytest.mark.parametrize("layout", quick(LAYOUTS, 1))
 @pytest.mark.parametrize("name", quick(CALLS, *range(0, len(CALLS), 3)))
 def test_accurate(name: str, layout: str) -> None:
