@@ -33,8 +33,9 @@ def copy_samples(folder: Path, source: Path = CAPTURES) -> list[tuple[Path, bool
     """Copy the samples into `folder`, which is made if missing: each file's new path, and whether it was
     copied.
 
-    A file that is there with the same bytes is left as it is. BadInputError, and nothing is copied, if one
-    is there with other bytes, or if `folder` is a file; BadInputError, too, for what cannot be written.
+    A file that `folder` already has with the same bytes is not written. BadInputError, and nothing is
+    copied, if it has one with other bytes, or if `folder` is a file; BadInputError, too, if a copy cannot be
+    written.
     """
     if folder.exists() and not folder.is_dir():
         raise BadInputError(

@@ -20,7 +20,7 @@ def samples(
 ) -> None:
     """Copy the sample captures of real models, and a wrong kernel to try, into a folder.
 
-    A file that is there with the same content is left as it is.
+    The command does not write a file that FOLDER already has with the same content.
     """
     from gdnbench.shipped import copy_samples
 

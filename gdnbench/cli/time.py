@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 CACHE = "State of the cache at each launch: cold or warm."
 FORM = "Launch many times in a CUDA graph (graph), or one by one (plain). Default: graph on cuda."
 CLOCK = (
-    "Clock on cuda: events, which include what lies between launches, or cupti, which does not. auto: cupti"
-    " if installed."
+    "Clock on cuda: events also count the gaps between launches, cupti counts the kernels alone. auto:"
+    " cupti if installed."
 )
 STRICT = "Refuse times that other processes or clock changes disturbed. Default: give them with a warning."
 SECONDS = "Seconds to spend on each record; no new block starts after that."
