@@ -13,6 +13,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import NamedTuple
 
 from gdnbench.sim.errors import UnsupportedError
@@ -516,18 +517,17 @@ def sectors_lacking(traces: Sequence[CtaTrace], together: bool = False) -> list[
     for number, own in enumerate(needed):
         for sector in own:
             by_sector[sector].append(number)
-    lines: dict[tuple[int, ...], set[int]] = defaultdict(set)
+    shared: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for sector, numbers in by_sector.items():
-        lines[tuple(numbers)].add(sector // SECTORS_OF_LINE)
-    # In turn in the order of the lines that the same CTAs need, wherever these lie: by the address of a line,
-    # a CTA of four could fetch half of a tile's lines or none, since the rows of a tile lie far apart.
-    turns = {
-        numbers: {line: numbers[turn % len(numbers)] for turn, line in enumerate(sorted(same))}
-        for numbers, same in lines.items()
-    }
+        shared[tuple(numbers)].append(sector)
     fetched: list[set[int]] = [set() for _ in traces]
-    for sector, numbers in by_sector.items():
-        fetched[turns[tuple(numbers)][sector // SECTORS_OF_LINE]].add(sector)
+    for sharers, sectors in shared.items():
+        # In turn in the order of their lines, wherever these lie: by the address of a line, a CTA of four
+        # could fetch half of a tile's lines or none, since the rows of a tile lie far apart.
+        lines = sorted({sector // SECTORS_OF_LINE for sector in sectors})
+        turn = dict(zip(lines, cycle(sharers), strict=False))
+        for sector in sectors:
+            fetched[turn[sector // SECTORS_OF_LINE]].add(sector)
     return [frozenset(sectors) for sectors in fetched]
 
 
