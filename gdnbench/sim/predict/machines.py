@@ -55,11 +55,12 @@ class Machine:
     conversions between number formats; mma.sync of m16n8k16. `tensor_rate`: at most, of 16-bit elements.
     `variable_latency`: other instructions that use a scoreboard. `operands_read`: until an instruction
     has read its operands. `phase_latency`: from the end of a phase of a barrier to the next instruction
-    of a warp that waits. `memory_latency`: of a load from HBM, from the SM and back. `memory_burst`: see
-    `sm.Memory`. `copy_latency`: what a bulk or tensor copy takes longer than a load; `copy_cycles`: the
-    copy engine, for each. `launch`: from the end of a launch to the first CTA of the next in a CUDA
-    graph; a programmatic one begins `programmatic_saving` earlier. `cta_start`: until the first
-    instruction of a CTA; `cta_interval`: between the starts of two CTAs of an SM.
+    of a warp that waits. `memory_latency`: of a load from HBM, from the SM and back. `memory_burst`,
+    `memory_scatter`, `memory_credit`: see `sm.Memory`. `copy_latency`: what a bulk or tensor copy takes
+    longer than a load; `copy_cycles`: the copy engine, for each. `launch`: from the end of a launch to the
+    first CTA of the next in a CUDA graph; a programmatic one begins `programmatic_saving` earlier.
+    `cta_start`: until the first instruction of a CTA; `cta_interval`: between the starts of two CTAs of an
+    SM.
     `products`: of wgmma or tcgen05.mma.
     """
 
@@ -82,6 +83,8 @@ class Machine:
     memory_latency: Parameter
     memory_rate: Parameter
     memory_burst: Parameter
+    memory_scatter: Parameter
+    memory_credit: Parameter
     l2_latency: Parameter
     l2_rate: Parameter
     l1_latency: Parameter
@@ -127,14 +130,16 @@ H200 = Machine(
     mma_cycles=assumed(9, 4, 9, "cycles", _FITTED, "rate"),
     mma_latency=assumed(36, 28, 36, "cycles", _ASSUMED, "latency"),
     tensor_rate=published(2048, "MAC/cycle", "NVIDIA H100 data sheet: 989 TFLOP/s of dense bf16"),
-    memory_latency=assumed(350, 250, 520, "ns", _FITTED, "memory latency"),
-    memory_rate=assumed(4125, 4000, 4500, "GB/s", _FITTED, "memory rate"),
-    memory_burst=assumed(1024, 256, 16384, "bytes", _FITTED, "memory rate"),
+    memory_latency=assumed(370, 250, 520, "ns", _FITTED, "memory latency"),
+    memory_rate=assumed(4000, 4000, 4500, "GB/s", _FITTED, "memory rate"),
+    memory_burst=assumed(256, 256, 16384, "bytes", _FITTED, "memory rate"),
+    memory_scatter=assumed(7.5, 0, 120, "cycles", _FITTED, "memory latency"),
+    memory_credit=assumed(0, 0, 65536, "bytes", _FITTED, "memory rate"),
     l2_latency=assumed(243, 200, 320, "cycles", _FITTED, "memory latency"),
-    l2_rate=assumed(52, 32, 64, "bytes/cycle", _FITTED, "memory rate"),
+    l2_rate=assumed(57, 32, 64, "bytes/cycle", _FITTED, "memory rate"),
     l1_latency=assumed(32.375, 30, 40, "cycles", _ASSUMED, "latency"),
-    copy_latency=assumed(201, 0, 500, "cycles", _FITTED, "memory latency"),
-    copy_cycles=assumed(26.5, 2, 60, "cycles", _FITTED, "rate"),
+    copy_latency=assumed(209, 0, 500, "cycles", _FITTED, "memory latency"),
+    copy_cycles=assumed(25.7, 2, 60, "cycles", _FITTED, "rate"),
     launch=assumed(1.5, 0.7, 2.2, "us", _FITTED, "launch"),
     programmatic_saving=assumed(0.3, 0.3, 0.9, "us", _FITTED, "launch"),
     cta_start=assumed(200, 100, 1200, "cycles", _FITTED, "launch"),
@@ -144,18 +149,18 @@ H200 = Machine(
 
 _MICROBENCH = "SemiAnalysisAI/microbench-blackwell (docs/time_model.md)"
 _LIKE_H200 = "as on an H200"
+_CURVE = "fitted to the published rates of tensor copies by bytes in flight"
 B200 = replace(
     H200,
     name="b200",
     multiprocessors=published(148, "", _MICROBENCH),
     clock=published(1.965, "GHz", _MICROBENCH),
-    memory_latency=assumed(
-        327, 250, 450, "ns", "443 ns of a tensor copy, less what copies take longer", "memory latency"
-    ),
+    memory_latency=assumed(212, 150, 450, "ns", _CURVE, "memory latency"),
     memory_rate=published(7250, "GB/s", _MICROBENCH),
-    memory_burst=assumed(
-        16384, 8192, 16384, "bytes", "fitted to the rates by bytes in flight", "memory rate"
-    ),
+    memory_burst=assumed(12288, 8192, 16384, "bytes", _CURVE, "memory rate"),
+    memory_scatter=assumed(65, 0, 120, "cycles", _CURVE, "memory latency"),
+    memory_credit=assumed(36864, 16384, 65536, "bytes", _CURVE, "memory rate"),
+    l2_rate=assumed(64, 32, 64, "bytes/cycle", _CURVE, "memory rate"),
     tensor_rate=published(4096, "MAC/cycle", _MICROBENCH),
     phase_latency=assumed(PHASE_LATENCY, 10, 100, "cycles", _LIKE_H200, "latency"),
     products=tcgen05,

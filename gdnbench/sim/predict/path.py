@@ -258,7 +258,7 @@ class _Recorded(Server):
         queued = at < self.free
         cause = self.node if queued else path.cause
         done = super().serve(at, cycles)
-        self.node = path.add(done, self.what, cause, queued) if cycles else cause
+        self.node = path.add(done, self.what, cause, queued) if done > path.time(cause) else cause
         path.cause = self.node
         return done
 

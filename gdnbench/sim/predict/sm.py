@@ -9,6 +9,7 @@ ends when its last contribution has come; the warps that wait for it then go on.
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,9 +48,12 @@ _STORES = ("st", "red", "stmatrix", "wmma.store")
 
 @dataclass(slots=True)
 class Memory:
-    """L2 and HBM as one SM sees them: its share of the rates. Requests to HBM are served in bursts whose
-    lengths scatter (`Machine.memory_burst`), so that the rate falls off smoothly where few bytes are in
-    flight."""
+    """L2 and HBM as one SM sees them. Bytes come at the rate of L2's port, while HBM reads those that L2
+    lacks at the SM's share of its rate; an SM that asked for less before gets `Machine.memory_credit` bytes
+    at once. The lengths of HBM's services scatter like those of bursts of `memory_burst` bytes. Each line
+    comes late by an exponentially distributed time of `memory_scatter` cycles in the mean, and a request is
+    over with its last line. So large requests take longer, and the rate falls off smoothly where few bytes
+    are in flight."""
 
     machine: Machine
     share: float  # bytes a cycle
@@ -60,22 +64,38 @@ class Memory:
 
     def __post_init__(self) -> None:
         self.hbm, self.l2 = server(self.path, What.HBM), server(self.path, What.L2)
+        self.hbm.credit = self.machine.memory_credit.value / self.share
 
     def request(self, at: float, size: int, missing: int) -> float:
         """When `size` bytes are back in the SM, of which L2 lacks `missing`."""
+        asked = ROOT if self.path is None else self.path.cause
         done = self.l2.serve(at, size / self.machine.l2_rate.value)
-        if not missing:
-            done += self.machine.l2_latency.value
+        latency, what = self.machine.l2_latency.value, What.L2_LATENCY
+        if missing:
+            ported = ROOT if self.path is None else self.path.cause
             if self.path is not None:
-                self.path.later(done, What.L2_LATENCY)
-            return done
-        burst = self.machine.memory_burst.value
-        cycles = self.random.gammavariate(missing / burst, burst / self.share)
-        wait = self.machine.memory_latency.value * self.machine.clock.value
-        done = self.hbm.serve(done, cycles) + wait
+                self.path.cause = asked
+            read = self.hbm.serve(at, self._cycles(missing))
+            if read > done:
+                done = read
+            elif self.path is not None:
+                self.path.cause = ported
+            latency, what = self._latency(missing), What.MEMORY_LATENCY
+        done += latency
         if self.path is not None:
-            self.path.later(done, What.MEMORY_LATENCY)
+            self.path.later(done, what)
         return done
+
+    def _cycles(self, missing: int) -> float:
+        burst = self.machine.memory_burst.value
+        return self.random.gammavariate(missing / burst, burst / self.share)
+
+    def _latency(self, missing: int) -> float:
+        """Of the last of the lines: the largest of so many exponentially distributed times."""
+        lines = -(-missing // (SECTOR * SECTORS_OF_LINE))
+        last = self.random.random() ** (1 / lines)
+        late = -self.machine.memory_scatter.value * math.log1p(-last)
+        return self.machine.memory_latency.value * self.machine.clock.value + late
 
 
 def server(path: Path | None, what: What) -> Server:
