@@ -7,11 +7,11 @@ address in the kernel. It knows a kernel by a checksum of its name and machine c
 in `src/cutracer.cu`).
 
 The two accesses of a race are both delayed: CUTracer draws how long, up to the delay, for each thread and
-execution, so that both orders occur. Where the right order is known, one access alone is late. Tensor memory is
-allocated before all uses and freed after them: there the allocation is delayed, and of a pair with
-tcgen05.dealloc the other access. Where only a fence or a wait is missing, the first access is delayed, so that
-the second one follows it as soon as the synchronisation lets it. Delays of errors are on; those of findings for
-review are written, but off.
+execution, so that both orders occur. Where the right order is known, one access alone is late. Tensor
+memory is allocated before all uses and freed after them: there the allocation is delayed, and of a pair with
+tcgen05.dealloc the other access. Where only a fence or a wait is missing, the first access is delayed, so
+that the second one follows it as soon as the synchronisation lets it. Delays of errors are on; those of
+findings for review are written, but off.
 """
 
 from __future__ import annotations
