@@ -39,6 +39,7 @@ sim: sim.base sim.ptx sim.machine sim.host sim.profile sim.checker sim.run sim.f
 sim.virtual: sim.base sim.ptx sim.machine sim.host sim.cuda_source sim.checker sim.run sim
 sim.mutants: sim.base sim.ptx sim.machine sim.host sim.checker sim.run
 sim.predict: artifact_cache sim.base sim.ptx sim.machine sim.compiler sim.host sim.profile sim.run
+sim.delays: sim.base sim.checker sim.ptx sim.machine sim.host sim sim.predict
 kernels: artifact_cache
 report.outcome: base
 store: artifact_cache base
@@ -75,7 +76,7 @@ simulated_call: base sim.base sim.host sim sim.virtual replay
 kernel_file: base sim.base sim.ptx sim.host sim.cuda_source sim simulated_call
 api: base sim.base sim store judge report diff heatmap replay simulated_call kernel_file
 __init__: base sim.base api
-cli: base sim.base sim.ptx sim.host sim.value_trace sim sim.virtual sim.predict kernels store
+cli: base sim.base sim.ptx sim.host sim.value_trace sim sim.virtual sim.predict sim.delays kernels store
     ops export timing.result lineage capture compile doctor judge synth kernel_figures report trace diff
     diff.traces heatmap page replay bisect mismatch share timing distributed prove suite
     simulated_call kernel_file
@@ -141,6 +142,7 @@ PUBLIC = {
     "",
     ".argspec",
     ".cuda_source",
+    ".delays",
     ".errors",
     ".explore",
     ".host",

@@ -85,8 +85,7 @@ def check_delays(path: Path | None, dump: Path | None, *, check: bool, time: boo
         raise BadInputError("--delays is about what the checker finds: give --check too")
     if time:
         raise BadInputError("--delays does not go with --time: run twice")
-    from gdnbench.sim.delays import Launched, read_dump
-    from gdnbench.sim.predict.addresses import need_tools
+    from gdnbench.sim.delays import Launched, need_tools, read_dump
 
     need_tools()
     if dump is not None:

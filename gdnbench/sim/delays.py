@@ -30,9 +30,11 @@ from gdnbench.sim.errors import InputError
 from gdnbench.sim.finding import Finding, Severity
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.memory import GlobalMemory
-from gdnbench.sim.predict.addresses import Placed, addresses
+from gdnbench.sim.predict.addresses import Placed, addresses, need_tools
 from gdnbench.sim.predict.machine_code import arch_of
 from gdnbench.sim.ptx.ir import Kernel, Module
+
+__all__ = ["Launched", "configuration", "delays_for", "need_tools", "patterns", "read_dump"]
 
 VERSION = "1.0"
 DELAY = 10_000
