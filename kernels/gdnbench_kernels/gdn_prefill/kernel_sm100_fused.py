@@ -399,32 +399,42 @@ class ChunkFused:
         self, cuts: Any, pipelines: Pipelines, shared: Shared, g: cute.Tensor, beta: cute.Tensor
     ) -> None:
         """Lane l has tokens 2l and 2l + 1. Past the end of the sequence g and beta are 0. exp(g_cu) also
-        multiplies the state, so it uses `rounded_decay`."""
+        multiplies the state, so it uses `rounded_decay`. A chunk's g and beta are loaded before those of the
+        last one are used: behind the tiles of all SMs a load may take most of a chunk's time."""
         lane = cute.arch.lane_idx()
-        r_g, r_beta, r_sum = (cute.make_rmem_tensor((2,), cutlass.Float32) for _ in range(3))
-        done = cutlass.Int32(0)
-        first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
-        for number in cutlass.range(first, self.works(cuts), step, unroll=1):
+        r_g, r_beta, r_sum, r_next_g, r_next_beta = (
+            cute.make_rmem_tensor((2,), cutlass.Float32) for _ in range(5)
+        )
+        chunks = self.chunks(cuts)
+        number = self.nonempty(cuts, cute.arch.block_idx()[0])
+        token, stop, head = cutlass.Int32(0), cutlass.Int32(0), cutlass.Int32(0)
+        if chunks > 0:
             work = self.work(cuts, number)
-            for i in cutlass.range(work.chunks, unroll=1):
-                gate = blackwell.Turn.producer(done + i, GATES)
-                token = work.start + CHUNK * i + 2 * lane
-                r_g.fill(0.0)
-                r_beta.fill(0.0)
-                for j in cutlass.range_constexpr(2):
-                    if token + j < work.stop:
-                        r_g[j] = g[token + j, work.head]
-                        r_beta[j] = beta[token + j, work.head]
-                scan(r_g, r_sum, lane)
-                g_last = cute.arch.shuffle_sync(r_sum[1], WARP - 1)
-                pipelines.gate.producer_acquire(gate)
-                for j in cutlass.range_constexpr(2):
-                    s_rows = shared.gate[None, 2 * lane + j, gate.index]
-                    s_rows[Row.G_CU], s_rows[Row.BETA] = r_sum[j], r_beta[j]
-                    s_rows[Row.DECAY], s_rows[Row.REST] = rounded_decay(r_sum[j]), decay(g_last - r_sum[j])
-                pipelines.gate.producer_commit(gate)
-            done = done + work.chunks
-        pipelines.gate.producer_tail_after(done)
+            token, stop, head = work.start + 2 * lane, work.stop, work.head
+            read_gates(token, stop, head, (g, beta), (r_next_g, r_next_beta))
+        for turn in cutlass.range(chunks, unroll=1):
+            gate = blackwell.Turn.producer(turn, GATES)
+            for j in cutlass.range_constexpr(2):
+                inside = token + j < stop
+                r_g[j] = cutlass.select_(inside, r_next_g[j], cutlass.Float32(0.0))
+                r_beta[j] = cutlass.select_(inside, r_next_beta[j], cutlass.Float32(0.0))
+            if turn + 1 < chunks:
+                token = token + CHUNK
+                if token - 2 * lane >= stop:
+                    number = self.nonempty(cuts, number + cute.arch.grid_dim()[0])
+                    work = self.work(cuts, number)
+                    token, stop, head = work.start + 2 * lane, work.stop, work.head
+            # Behind the last chunk once more, which costs less than a branch around the loads.
+            read_gates(token, stop, head, (g, beta), (r_next_g, r_next_beta))
+            scan(r_g, r_sum, lane)
+            g_last = cute.arch.shuffle_sync(r_sum[1], WARP - 1)
+            pipelines.gate.producer_acquire(gate)
+            for j in cutlass.range_constexpr(2):
+                s_rows = shared.gate[None, 2 * lane + j, gate.index]
+                s_rows[Row.G_CU], s_rows[Row.BETA] = r_sum[j], r_beta[j]
+                s_rows[Row.DECAY], s_rows[Row.REST] = rounded_decay(r_sum[j]), decay(g_last - r_sum[j])
+            pipelines.gate.producer_commit(gate)
+        pipelines.gate.producer_tail_after(chunks)
 
     @cute.jit
     def mma(self, cuts: Any, pipelines: Pipelines, shared: Shared, base: cute.Pointer) -> None:
@@ -572,6 +582,21 @@ class ChunkFused:
             pipelines.gate.consumer_release(gate)
         if cutlass.const_expr(self.outputs):
             pipelines.squares.producer_tail_after(chunks)
+
+
+@cute.jit
+def read_gates(
+    token: cutlass.Int32,
+    stop: cutlass.Int32,
+    head: cutlass.Int32,
+    gates: tuple[cute.Tensor, cute.Tensor],
+    r_gates: tuple[cute.Tensor, cute.Tensor],
+) -> None:
+    """Load g and beta of tokens `token` and the next, in place of tokens from `stop` on the last one's."""
+    for g_values, r_values in zip(gates, r_gates, strict=True):
+        for j in cutlass.range_constexpr(2):
+            at = cutlass.select_(token + j < stop, token + j, stop - 1)
+            r_values[j] = g_values[at, head]
 
 
 def is_tail(length: cutlass.Int32) -> cutlass.Int32:
