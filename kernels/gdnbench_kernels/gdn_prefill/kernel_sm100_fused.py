@@ -273,7 +273,7 @@ class ChunkFused:
 
     outputs = True
     """Whether the build computes o."""
-    registers = (160, 136, 56)
+    registers = (160, 144, 48)
     """Per thread of STATE, INVERT and the others after setmaxnreg; 128 at launch."""
 
     @property
