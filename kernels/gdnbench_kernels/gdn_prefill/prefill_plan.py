@@ -67,7 +67,7 @@ def _split_us(segments: int, length: int, sequences: int, value_heads: int, sms:
 
 def _chunk_us(works: int, sms: int) -> float:
     """A chunk of the fused kernel, which shares HBM with those of the other SMs."""
-    return 1.6 + 0.43 * min(1.0, works / sms)
+    return 1.6 + 0.3 * min(1.0, works / sms)
 
 
 def _ceil(count: int, step: int) -> int:
